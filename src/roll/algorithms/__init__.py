@@ -1,0 +1,1 @@
+"""Advantages, losses and filters: pure functions of tensors."""

@@ -1,0 +1,5 @@
+"""Typed configuration: strict, frozen after loading, and the only place where a number is asked for."""
+
+from roll.config.run import RLVRConfig
+
+__all__ = ["RLVRConfig"]

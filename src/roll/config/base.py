@@ -1,0 +1,26 @@
+"""What every configuration section shares: strict, frozen, documented fields."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field
+
+__all__ = ["Section", "option"]
+
+
+class Section(BaseModel):
+    """A part of the configuration: unknown keys are refused, values cannot change after loading."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True, protected_namespaces=())
+
+
+def option(default: Any, meaning: str, *, unit: str | None = None, **limits: Any) -> Any:
+    """A field with its default, its meaning (shown by `roll config explain`) and, where it has one, its unit.
+
+    `default=...` makes the field required; a `list` or `dict` instance is copied for every configuration.
+    """
+    extra = {"unit": unit} if unit else None
+    if isinstance(default, list | dict):
+        return Field(default_factory=type(default)(default).copy, description=meaning, json_schema_extra=extra, **limits)
+    return Field(default, description=meaning, json_schema_extra=extra, **limits)

@@ -1,0 +1,56 @@
+"""Where roles run."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import field_validator
+
+from roll.config.base import Section, option
+
+__all__ = ["ClusterConfig", "DeviceMapping", "parse_devices"]
+
+
+def parse_devices(value: Any) -> list[int]:
+    """`"0-3,6"`, `2` or `[0, 1]` as a sorted list of device numbers."""
+    if isinstance(value, int) and not isinstance(value, bool):
+        value = [value]
+    if isinstance(value, str):
+        devices: list[int] = []
+        for part in value.replace(" ", "").split(","):
+            first, dash, last = part.partition("-")
+            if not first.isdigit() or (dash and not last.isdigit()):
+                raise ValueError(f"'{value}' is not a list of devices: write '0-3', '0,2' or [0, 1]")
+            devices += range(int(first), int(last or first) + 1)
+        value = devices
+    if not isinstance(value, list) or not value or any(not isinstance(d, int) or d < 0 for d in value):
+        raise ValueError(f"{value!r} is not a list of devices: write '0-3', '0,2' or [0, 1]")
+    if len(set(value)) != len(value):
+        raise ValueError(f"{value} names a device twice")
+    return sorted(value)
+
+
+class DeviceMapping(Section):
+    """Devices of each role over the whole cluster. Shared devices: colocated; separate ones: disaggregated.
+
+    A device is one accelerator, or one CPU worker slot where there is none. The number of trainer ranks and of engines
+    follows from it.
+    """
+
+    actor_train: list[int] = option([0], "Devices of the trainer: one rank each.")
+    actor_infer: list[int] = option([0], "Devices of the engines: `inference.tensor_parallel` each.")
+
+    @field_validator("actor_train", "actor_infer", mode="before")
+    @classmethod
+    def _devices(cls, value: Any) -> Any:
+        return parse_devices(value)
+
+
+class ClusterConfig(Section):
+    """`local` runs in this process; `ray` runs one actor per rank and engine, on one machine or many."""
+
+    type: Literal["local", "ray"] = option("local", "Where work runs.")
+    address: str | None = option(None, "Ray cluster to join; by default a private one on this machine.")
+    num_nodes: int = option(1, "Machines.", ge=1)
+    devices_per_node: int | None = option(None, "Devices of each machine; by default what is found (CPU: one per core).", ge=1)
+    device_mapping: DeviceMapping = option(DeviceMapping(), "Devices of each role.")

@@ -1,0 +1,108 @@
+"""Prompt sources and how they mix."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Discriminator, Tag, field_validator, model_validator
+
+from roll.config.base import Section, option
+from roll.config.rewards import RewardList, as_reward_list
+
+__all__ = ["ArithmeticData", "DataConfig", "FileData", "HuggingFaceData", "ReasoningGymData"]
+
+
+class _Source(Section):
+    domain: str = option("", "Name under which metrics and quotas are kept; the source's own name if empty.")
+    reward: RewardList = option(..., "How answers are scored: a reward's type, its settings, or a weighted list.")
+    weight: float = option(1.0, "Share of each step's prompts, relative to the other sources.", gt=0)
+    system_prompt: str | None = option(None, "System message put before every prompt.")
+    prompt_template: str = option(
+        "{prompt}", "How the user message is built; `{prompt}` stands for the source's own text."
+    )
+    held_out: float = option(
+        0.1, "Share of the source kept for evaluation alone (unless a separate `split` or file is given).", ge=0, lt=1
+    )
+
+    @field_validator("reward", mode="before")
+    @classmethod
+    def _reward(cls, value: Any) -> Any:
+        return as_reward_list(value)
+
+    @field_validator("prompt_template")
+    @classmethod
+    def _template(cls, value: str) -> str:
+        if "{prompt}" not in value:
+            raise ValueError(f"{value!r} does not contain '{{prompt}}': the prompt's text would be lost")
+        return value
+
+
+class ArithmeticData(_Source):
+    """Seeded sums such as `3 + 4`; training and held-out operand pairs are disjoint."""
+
+    source: Literal["arithmetic"] = option(..., "Name of the source.")
+    operations: list[Literal["+", "-", "*"]] = option(["+"], "Operations to draw from.", min_length=1)
+    min_operand: int = option(1, "Smallest operand.")
+    max_operand: int = option(9, "Largest operand.")
+    held_out: float = option(0.3, "Share of the operand pairs kept for evaluation.", ge=0, lt=1)
+
+    @model_validator(mode="after")
+    def _range(self) -> ArithmeticData:
+        if self.max_operand < self.min_operand:
+            raise ValueError(f"max_operand {self.max_operand} is below min_operand {self.min_operand}")
+        return self
+
+
+class _Columns(_Source):
+    prompt_key: str = option("prompt", "Column with the prompt: text, or a list of chat messages.")
+    answer_key: str | None = option("answer", "Column with the reference answer; `null` where rewards need none.")
+    answer_pattern: str | None = option(
+        None, "Regular expression whose first group is the reference answer inside that column (GSM8K: `#### (.+)`)."
+    )
+    limit: int | None = option(None, "Use only the first so many rows.", ge=1)
+
+
+class FileData(_Columns):
+    """A JSONL or Parquet file."""
+
+    source: Literal["file"] = option(..., "Name of the source.")
+    path: str = option(..., "The file, `.jsonl` or `.parquet`.", min_length=1)
+    held_out_path: str | None = option(None, "Another file for evaluation; then nothing is held out of `path`.")
+
+
+class HuggingFaceData(_Columns):
+    """A Hugging Face dataset: a directory or a hub id, through `datasets`."""
+
+    source: Literal["huggingface"] = option(..., "Name of the source.")
+    path: str = option(..., "A directory (of `save_to_disk`, or data files) or a hub id.", min_length=1)
+    name: str | None = option(None, "Configuration of the dataset, where it has several.")
+    split: str = option("train", "Split for training.")
+    held_out_split: str | None = option(None, "Split for evaluation; then nothing is held out of `split`.")
+
+
+class ReasoningGymData(_Source):
+    """A generator of the `reasoning-gym` package, with its own scorer: `source: reasoning_gym:chain_sum`."""
+
+    source: str = option(..., "`reasoning_gym:` and the task's name.", pattern=r"^reasoning_gym:[a-z0-9_]+$")
+    size: int = option(1000, "How many tasks to generate.", ge=2)
+    options: dict[str, Any] = option({}, "The task's own settings, as reasoning-gym names them.")
+    reward: RewardList = option("reasoning_gym", "How answers are scored; by default the task's own scorer.")
+
+    @property
+    def task(self) -> str:
+        """The generator's name in reasoning-gym."""
+        return self.source.partition(":")[2]
+
+
+def _kind(value: Any) -> str:
+    source = value.get("source") if isinstance(value, dict) else getattr(value, "source", None)
+    return str(source).partition(":")[0]
+
+
+DataConfig = Annotated[
+    Annotated[ArithmeticData, Tag("arithmetic")]
+    | Annotated[FileData, Tag("file")]
+    | Annotated[HuggingFaceData, Tag("huggingface")]
+    | Annotated[ReasoningGymData, Tag("reasoning_gym")],
+    Discriminator(_kind),
+]

@@ -1,0 +1,45 @@
+"""Checkpoints, weight sync, and where a run is written to."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from roll.config.base import Section, option
+
+__all__ = ["CheckpointConfig", "TrackingConfig", "WeightSyncConfig"]
+
+
+class CheckpointConfig(Section):
+    """Saving, so that nothing is lost."""
+
+    every_num_steps: int = option(0, "Save after every so many steps; 0 means only at the end and on a signal.", ge=0)
+    keep_last: int = option(1, "Newest checkpoints to keep.", ge=1)
+    keep_best: bool = option(False, "Also keep the one with the best evaluation accuracy.")
+    at_end: bool = option(True, "Save after the last step.")
+
+
+class WeightSyncConfig(Section):
+    """Bringing the trainer's weights to the engines, and proving that they arrived."""
+
+    transport: Literal["auto", "in_process", "shared_memory", "broadcast"] = option(
+        "auto", "How tensors travel; `auto` takes the fastest that reaches every engine."
+    )
+    bucket_bytes: int = option(256 * 2**20, "Tensors are sent in buckets of this size.", unit="bytes", ge=1)
+    probe_every_num_steps: int = option(
+        1, "Compare the engines' log-probs with the trainer's after every so many syncs; 0 means never.", ge=0
+    )
+    probe_tolerance: float | None = option(
+        None, "Largest mean absolute difference of log-probs; by default three times that of the first sync.", gt=0
+    )
+
+
+class TrackingConfig(Section):
+    """What is recorded besides `metrics.jsonl`."""
+
+    tensorboard: bool = option(True, "Write TensorBoard event files.")
+    wandb: str | None = option(None, "Weights & Biases project to log to.")
+    swanlab: str | None = option(None, "SwanLab project to log to.")
+    rollouts: bool = option(True, "Write every rollout to Parquet.")
+    console: Literal["auto", "live", "plain", "quiet"] = option(
+        "auto", "Live display, one line per step, or nothing; `auto` is live on a terminal."
+    )

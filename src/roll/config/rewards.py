@@ -1,0 +1,88 @@
+"""How answers are scored."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal, TypeAlias
+
+from pydantic import Field, field_validator
+
+from roll.config.base import Section, option
+
+__all__ = [
+    "ExactReward",
+    "MathReward",
+    "PythonReward",
+    "ReasoningGymReward",
+    "RegexReward",
+    "RewardConfig",
+    "RewardList",
+    "as_reward_list",
+]
+
+
+class _Reward(Section):
+    name: str = option("", "Name of this component in metrics; its type if empty.")
+    weight: float = option(1.0, "Factor of this component in the sum.")
+    time_limit_s: float = option(5.0, "Longest time for one answer; beyond it the answer counts as wrong.", unit="s", gt=0)
+    require_finished: bool = option(True, "Score 0 where the answer was cut off before the model ended it.")
+
+
+class MathReward(_Reward):
+    """1 where the final answer is mathematically equal to the reference (through math-verify), else 0."""
+
+    type: Literal["math"] = option(..., "Kind of reward.")
+    extract: Literal["auto", "boxed", "last_number"] = option(
+        "auto", "Which answer counts: `boxed`, the last number, or boxed/LaTeX first and the last number otherwise."
+    )
+
+
+class ExactReward(_Reward):
+    """1 where the answer's text equals the reference."""
+
+    type: Literal["exact"] = option(..., "Kind of reward.")
+    ignore_case: bool = option(True, "Compare without regard to upper and lower case.")
+    strip: bool = option(True, "Ignore white space around both.")
+
+
+class RegexReward(_Reward):
+    """1 where a regular expression is found in the answer; `{answer}` in it stands for the reference, escaped."""
+
+    type: Literal["regex"] = option(..., "Kind of reward.")
+    pattern: str = option(..., "The regular expression (Python's syntax).", min_length=1)
+
+    @field_validator("pattern")
+    @classmethod
+    def _compiles(cls, value: str) -> str:
+        import re
+
+        try:
+            re.compile(value.replace("{answer}", "x"))
+        except re.error as error:
+            raise ValueError(f"{value!r} is not a regular expression: {error}") from None
+        return value
+
+
+class PythonReward(_Reward):
+    """A function of yours: `def reward(text, answer, metadata) -> float`."""
+
+    type: Literal["python"] = option(..., "Kind of reward.")
+    function: str = option(..., "Import path, `package.module:function`.", pattern=r"^[\w.]+:[\w.]+$")
+    options: dict[str, Any] = option({}, "Further keyword arguments for the function.")
+
+
+class ReasoningGymReward(_Reward):
+    """The scorer that a reasoning-gym task brings along."""
+
+    type: Literal["reasoning_gym"] = option(..., "Kind of reward.")
+
+
+RewardConfig = Annotated[
+    MathReward | ExactReward | RegexReward | PythonReward | ReasoningGymReward, Field(discriminator="type")
+]
+RewardList: TypeAlias = list[RewardConfig]
+
+
+def as_reward_list(value: Any) -> Any:
+    """`math` and `{type: math}` are short for `[{type: math}]`."""
+    entries = value if isinstance(value, list) else [value]
+    return [{"type": entry} if isinstance(entry, str) else entry for entry in entries]

@@ -1,0 +1,94 @@
+"""The configuration of a run, and everything that is derived from it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+from pydantic import field_validator, model_validator
+
+from roll.config.algorithm import AlgorithmConfig
+from roll.config.base import Section, option
+from roll.config.cluster import ClusterConfig
+from roll.config.data import DataConfig
+from roll.config.inference import InferenceConfig
+from roll.config.model import ModelConfig
+from roll.config.operations import CheckpointConfig, TrackingConfig, WeightSyncConfig
+from roll.config.rollout import EvaluationConfig, RolloutConfig
+from roll.config.training import TrainingConfig
+
+__all__ = ["RLVRConfig"]
+
+
+class RLVRConfig(Section):
+    """Reinforcement learning with verifiable rewards."""
+
+    pipeline: Literal["rlvr"] = option("rlvr", "Which pipeline runs.")
+    name: str = option(..., "Name of the run and of its directory.", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
+    output_dir: str = option("runs", "Directory that holds the run directories.", min_length=1)
+    seed: int = option(0, "Seed of everything random.", ge=0)
+    model: ModelConfig = option(..., "The model to train.")
+    algorithm: AlgorithmConfig = option(AlgorithmConfig(), "How rewards become updates.")
+    data: list[DataConfig] = option(..., "Prompt sources; several mix by weight within every step.", min_length=1)
+    rollout: RolloutConfig = option(RolloutConfig(), "What each step generates.")
+    inference: InferenceConfig = option(InferenceConfig(), "The engines that generate.")
+    training: TrainingConfig = option(..., "How the model is updated.")
+    evaluation: EvaluationConfig = option(EvaluationConfig(), "Measuring on held-out prompts.")
+    weight_sync: WeightSyncConfig = option(WeightSyncConfig(), "Bringing weights to the engines.")
+    checkpoint: CheckpointConfig = option(CheckpointConfig(), "Saving and keeping.")
+    cluster: ClusterConfig = option(ClusterConfig(), "Where roles run.")
+    tracking: TrackingConfig = option(TrackingConfig(), "What is recorded.")
+
+    @field_validator("data")
+    @classmethod
+    def _domains(cls, value: list[DataConfig]) -> list[DataConfig]:
+        names = [entry.domain or entry.source for entry in value]
+        twice = sorted({name for name in names if names.count(name) > 1})
+        if twice:
+            raise ValueError(f"several sources are called {twice}: give each its own `domain`")
+        return value
+
+    @model_validator(mode="after")
+    def _consistent(self) -> RLVRConfig:
+        size = self.rollout.group_size
+        if size == 1 and "group" in (self.algorithm.advantage_mean, self.algorithm.advantage_std):
+            raise ValueError(
+                "algorithm: group normalisation needs rollout.group_size >= 2, got 1 "
+                "(a group of one equals its own mean); raise it, or set advantage_mean and advantage_std to batch or none"
+            )
+        if self.training.warmup_steps > self.training.num_steps:
+            raise ValueError(
+                f"training.warmup_steps {self.training.warmup_steps} exceeds training.num_steps {self.training.num_steps}"
+            )
+        mapping = self.cluster.device_mapping
+        if len(mapping.actor_infer) % self.inference.tensor_parallel:
+            raise ValueError(
+                f"cluster.device_mapping.actor_infer has {len(mapping.actor_infer)} devices, which "
+                f"inference.tensor_parallel {self.inference.tensor_parallel} does not divide"
+            )
+        if self.cluster.type == "local" and (self.num_ranks, self.num_engines) != (1, 1):
+            raise ValueError(
+                f"cluster.device_mapping asks for {self.num_ranks} trainer ranks and {self.num_engines} engines, but "
+                "cluster.type local runs one of each: set cluster.type=ray"
+            )
+        return self
+
+    @property
+    def num_ranks(self) -> int:
+        """Trainer ranks."""
+        return len(self.cluster.device_mapping.actor_train)
+
+    @property
+    def num_engines(self) -> int:
+        """Inference engines."""
+        return len(self.cluster.device_mapping.actor_infer) // self.inference.tensor_parallel
+
+    @property
+    def rollouts_per_step(self) -> int:
+        """Rollouts generated for each step."""
+        return self.rollout.prompts_per_step * self.rollout.group_size
+
+    @property
+    def run_dir(self) -> Path:
+        """Directory that this run writes to."""
+        return Path(self.output_dir) / self.name

@@ -1,0 +1,109 @@
+"""One tree of errors.
+
+Every error that a run can meet derives from `RollError`. Each class also inherits the built-in exception it refines,
+so code outside ROLL may catch either. A message says what failed, the value seen, and what to change.
+
+    RollError
+    ├── UserError (ValueError)          the user can fix it: the command prints the message alone and exits with 2
+    │   ├── ConfigError                 a configuration file, an override, or a combination of values
+    │   ├── DataError                   a prompt source: missing, malformed (with its line), empty
+    │   ├── ModelError                  a model that cannot be found, loaded, or used here
+    │   ├── PlacementError              a device mapping that this cluster cannot serve
+    │   └── RunDirectoryError           a run directory that exists, is missing, or cannot be written
+    ├── UnsupportedError (NotImplementedError)   the chosen engine or back-end has no such ability
+    ├── InfraError (RuntimeError)       work that *we* failed; re-issued within its budget, never a reward of 0
+    │   ├── EngineDiedError             an inference engine is gone
+    │   ├── RewardInfraError            a verifier crashed or ran out of its time (not: judged the answer wrong)
+    │   └── WorkerDiedError             a trainer rank or a pool worker is gone
+    ├── WeightSyncError (RuntimeError)  weights did not arrive as sent, or were not applied; names the tensor
+    ├── CheckpointError (RuntimeError)  a checkpoint is incomplete or does not belong to this run
+    └── TrainingDivergedError (ArithmeticError)  non-finite loss or gradients, repeatedly
+"""
+
+from __future__ import annotations
+
+__all__ = [
+    "CheckpointError",
+    "ConfigError",
+    "DataError",
+    "EngineDiedError",
+    "InfraError",
+    "ModelError",
+    "PlacementError",
+    "RewardInfraError",
+    "RollError",
+    "RunDirectoryError",
+    "TrainingDivergedError",
+    "UnsupportedError",
+    "UserError",
+    "WeightSyncError",
+    "WorkerDiedError",
+]
+
+
+class RollError(Exception):
+    """Base of all errors that ROLL raises on purpose."""
+
+
+class UserError(RollError, ValueError):
+    """Something the user can mend; shown without a traceback, exit code 2."""
+
+
+class ConfigError(UserError):
+    """A configuration that cannot be used."""
+
+
+class DataError(UserError):
+    """A prompt source that cannot be used."""
+
+
+class ModelError(UserError):
+    """A model that cannot be found, loaded, or used with these settings."""
+
+
+class PlacementError(UserError):
+    """Roles and devices that do not fit together."""
+
+
+class RunDirectoryError(UserError):
+    """A run directory that exists already, is missing, or cannot be written."""
+
+
+class UnsupportedError(RollError, NotImplementedError):
+    """The chosen engine or back-end does not have this ability."""
+
+
+class InfraError(RollError, RuntimeError):
+    """Work that the infrastructure failed, as opposed to the model."""
+
+
+class EngineDiedError(InfraError):
+    """An inference engine is gone; its requests must be issued again elsewhere."""
+
+    def __init__(self, engine_id: str, cause: str) -> None:
+        super().__init__(engine_id, cause)
+        self.engine_id = engine_id
+        self.cause = cause
+
+    def __str__(self) -> str:
+        return f"inference engine {self.engine_id} died: {self.cause}"
+
+
+class RewardInfraError(InfraError):
+    """A verifier could not judge: it crashed or exceeded its time."""
+
+
+class WorkerDiedError(InfraError):
+    """A trainer rank or a pool worker is gone."""
+
+
+class WeightSyncError(RollError, RuntimeError):
+    """The engines do not hold the trainer's weights."""
+
+
+class CheckpointError(RollError, RuntimeError):
+    """A checkpoint cannot be read, is incomplete, or belongs to another run."""
+
+
+class TrainingDivergedError(RollError, ArithmeticError):
+    """Loss or gradients were not finite for too many steps in a row."""

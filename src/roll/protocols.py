@@ -1,0 +1,225 @@
+"""The seams: what one room asks of another, and nothing more."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias, runtime_checkable
+
+from roll.types import (
+    EngineLoad,
+    FloatArray,
+    Generation,
+    GenerationRequest,
+    IntArray,
+    Prompt,
+    RewardResult,
+    Rollout,
+    StepResult,
+    TrainingBatch,
+    WeightReceipt,
+    WeightUpdate,
+)
+
+if TYPE_CHECKING:
+    import torch
+
+    from roll.algorithms.inputs import LossInputs, LossOutputs
+
+PauseMode: TypeAlias = Literal["keep", "abort", "drain"]
+StateKind: TypeAlias = Literal["parameters", "gradients", "optimizer"]
+LossFn: TypeAlias = "Callable[[LossInputs], LossOutputs]"
+
+
+@runtime_checkable
+class InferenceEngine(Protocol):
+    """Tokens in, tokens out; never tokenises. One asyncio loop drives it."""
+
+    engine_id: str
+
+    async def start(self) -> None:
+        """Load the model. Other methods may be called only after this has returned."""
+        ...
+
+    async def generate(self, request: GenerationRequest) -> Generation:
+        """Run one request to its end; an aborted one returns its partial tokens, `finish_reason="abort"`.
+
+        Raises:
+            EngineDiedError: the engine is gone; the request may be issued again elsewhere.
+        """
+        ...
+
+    async def logprobs(self, sequences: Sequence[IntArray]) -> list[FloatArray]:
+        """Per sequence [L]: log-prob of each token given those before it, temperature 1; entry 0 is 0."""
+        ...
+
+    async def abort(self, request_ids: Collection[str]) -> None:
+        """End these requests now; unknown ids are ignored."""
+        ...
+
+    async def pause(self, mode: PauseMode) -> None:
+        """Stop decoding: `keep` freezes running requests, `abort` ends them, `drain` lets them finish."""
+        ...
+
+    async def resume(self) -> None:
+        """Decode again; kept requests continue where they were."""
+        ...
+
+    async def update_weights(self, update: WeightUpdate) -> WeightReceipt:
+        """Fetch and apply new weights, and confirm what arrived; later tokens carry the new policy version.
+
+        Raises:
+            WeightSyncError: a tensor is missing, unknown, or of another shape; names it.
+        """
+        ...
+
+    async def sleep(self) -> None:
+        """Give the device's memory back.
+
+        Raises:
+            UnsupportedError: the engine cannot do it here.
+        """
+        ...
+
+    async def wake(self) -> None:
+        """Take the memory again; weights must be synced before the next request."""
+        ...
+
+    def load(self) -> EngineLoad:
+        """How busy it is right now."""
+        ...
+
+    async def close(self) -> None:
+        """End it and every process it started; may be called twice."""
+        ...
+
+
+@runtime_checkable
+class WeightSource(Protocol):
+    """Re-iterable stream of weights in the HF checkpoint's names; one tensor in memory at a time.
+
+    With several ranks, iterating is collective: every rank iterates, rank 0 gets the full tensors, the others `None`s.
+    """
+
+    def __iter__(self) -> Iterator[tuple[str, torch.Tensor]]: ...
+
+    def names(self) -> Sequence[str]:
+        """All names, in the order of iteration. Tied weights appear once."""
+        ...
+
+
+@runtime_checkable
+class TrainBackend(Protocol):
+    """One rank of a trainer. With several ranks, every method is collective and every rank gets the whole batch."""
+
+    def train_step(self, batch: TrainingBatch, loss: LossFn) -> StepResult:
+        """All micro-batches and one optimiser step."""
+        ...
+
+    def logprobs(self, batch: TrainingBatch) -> list[FloatArray]:
+        """Per sample [L], under the batch's temperature, of the current weights; entry 0 is 0."""
+        ...
+
+    def weights(self) -> WeightSource:
+        """What the engines must hold: LoRA merged, engine's dtype, HF names."""
+        ...
+
+    def save(self, path: Path) -> None:
+        """Write everything needed to go on (weights, optimiser, schedule, this rank's RNG) below `path`."""
+        ...
+
+    def load(self, path: Path) -> None:
+        """Read what `save` wrote, also under another number of ranks."""
+        ...
+
+    def export(self, path: Path) -> None:
+        """Write an HF safetensors model directory that `transformers` loads."""
+        ...
+
+    def offload(self, states: Collection[StateKind]) -> None:
+        """Move states to host memory."""
+        ...
+
+    def reload(self, states: Collection[StateKind]) -> None:
+        """Move states back to the device."""
+        ...
+
+
+@runtime_checkable
+class TrainerGroup(Protocol):
+    """All ranks of a trainer, seen from the controller. `cluster/` has an in-process one and a Ray one."""
+
+    @property
+    def num_ranks(self) -> int: ...
+
+    async def train_step(self, batch: TrainingBatch, loss: LossFn) -> StepResult: ...
+
+    async def logprobs(self, batch: TrainingBatch) -> list[FloatArray]: ...
+
+    async def send_weights(
+        self, policy_version: int, transport: str, deliver: Callable[[WeightUpdate], Awaitable[None]]
+    ) -> Mapping[str, int]:
+        """Offer the weights through `deliver`, send while it runs, let go of them when it returns.
+
+        Returns:
+            By tensor name, the 64-bit checksum of the bytes that were sent.
+        """
+        ...
+
+    async def save(self, path: Path) -> None: ...
+
+    async def load(self, path: Path) -> None: ...
+
+    async def export(self, path: Path) -> None: ...
+
+    async def close(self) -> None: ...
+
+
+@runtime_checkable
+class EngineGroup(Protocol):
+    """All inference engines of a run, seen from the controller."""
+
+    @property
+    def engines(self) -> Sequence[InferenceEngine]: ...
+
+    async def replace(self, engine_id: str) -> InferenceEngine:
+        """End what is left of an engine and start a fresh one in its place, with the same id and initial weights."""
+        ...
+
+    async def close(self) -> None: ...
+
+
+@runtime_checkable
+class Reward(Protocol):
+    """Scores a rollout. A wrong answer gets a low value; an exception means that *we* failed."""
+
+    async def __call__(self, rollout: Rollout) -> RewardResult: ...
+
+
+@runtime_checkable
+class WorkerPool(Protocol):
+    """Processes that run plain functions away from the controller; `cluster/` has the Ray one."""
+
+    async def submit(self, function: Callable[..., Any], *args: Any, time_limit_s: float) -> Any:
+        """Run `function(*args)` in a worker.
+
+        Raises:
+            TimeoutError: it took longer than `time_limit_s`; the worker was ended and replaced.
+            WorkerDiedError: the worker died.
+        """
+        ...
+
+    def health(self) -> dict[str, int]:
+        """Counts: `workers`, `busy`, `restarts`, `timeouts`."""
+        ...
+
+    async def close(self) -> None: ...
+
+
+@runtime_checkable
+class PromptSource(Protocol):
+    """A finite, ordered, indexable set of prompts; order and content depend on its settings alone."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, index: int) -> Prompt: ...

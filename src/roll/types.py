@@ -1,0 +1,292 @@
+"""The nouns of ROLL: every record that crosses a room or a process.
+
+Records are frozen and keyword-only. Arrays are NumPy, one entry per token, aligned with `token_ids`; shapes use
+
+    P  prompt tokens          T  generated tokens of one rollout        L = P + T  tokens of a training sample
+
+A prompt is *drawn* (`PromptDraw`, with an id that the data ledger follows), attempted `group_size` times (`Rollout`s of
+one `Group`), and each scored rollout becomes a `TrainingSample`. Control never rides in data.
+
+Multimodal inputs have their place beside `token_ids` (`Prompt.attachments`); text-only code does not look at them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any, Literal, TypeAlias, TypedDict
+
+import numpy as np
+from numpy.typing import NDArray
+
+IntArray: TypeAlias = NDArray[np.int32]
+FloatArray: TypeAlias = NDArray[np.float32]
+BoolArray: TypeAlias = NDArray[np.bool_]
+FinishReason: TypeAlias = Literal["stop", "length", "abort"]
+
+
+class Message(TypedDict):
+    """One chat message."""
+
+    role: Literal["system", "user", "assistant", "tool"]
+    content: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Prompt:
+    """A task, as its source states it."""
+
+    uid: str
+    """Stable across runs and machines: `<source>/<key>`."""
+    domain: str
+    """Metrics and sampling quotas are kept per domain."""
+    messages: tuple[Message, ...]
+    answer: str = ""
+    """What the verifier compares with; empty where a reward needs none."""
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+    """Anything else a reward wants; plain data only."""
+    attachments: tuple[Any, ...] = ()
+    """Multimodal inputs (pixel values with their grid, …); empty for text."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PromptDraw:
+    """A prompt taken from the data for one use. The ledger records what became of it."""
+
+    draw_id: int
+    """0, 1, 2, … in draw order over the whole run."""
+    prompt: Prompt
+    token_ids: IntArray
+    """[P] the prompt rendered through the model's chat template, generation prompt included."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SamplingParams:
+    """How an engine samples. `logprobs` it returns are under this distribution."""
+
+    max_new_tokens: int
+    temperature: float = 1.0
+    """0 means greedy; log-probs are then those of temperature 1."""
+    top_p: float = 1.0
+    top_k: int = 0
+    """0 means all tokens."""
+    stop_token_ids: tuple[int, ...] = ()
+    seed: int | None = None
+    """Of this request alone, so a re-issued request does not depend on its neighbours' randomness."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GenerationRequest:
+    """One call of the model: tokens in, tokens out."""
+
+    request_id: str
+    token_ids: IntArray
+    """[P]"""
+    sampling: SamplingParams
+    priority: int = 0
+    """Lower runs first where an engine must choose."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Generation:
+    """What an engine made of a request; partial when `finish_reason` is `abort`."""
+
+    request_id: str
+    token_ids: IntArray
+    """[T] includes the stop token that ended it."""
+    logprobs: FloatArray
+    """[T] of the sampled tokens, under the sampling distribution."""
+    policy_versions: IntArray
+    """[T] the policy version that made each token."""
+    finish_reason: FinishReason
+    engine_id: str = ""
+
+
+class RolloutStatus(StrEnum):
+    """How an attempt ended."""
+
+    COMPLETED = "completed"
+    """Generated and scored; the score may be 0."""
+    INFRA_ERROR = "infra_error"
+    """We failed it: never a reward of 0, never in a baseline, always counted."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RewardResult:
+    """A verifier's judgement of one rollout."""
+
+    value: float
+    components: Mapping[str, float] = field(default_factory=dict)
+    """Each part's own value before weighting, by name; every one becomes a metric."""
+    verdict: str = ""
+    """In a word, for people: `correct`, `wrong`, `unfinished`, `no answer`."""
+    correct: bool | None = None
+    """Whether the task was solved, for accuracy; `None` where that has no meaning."""
+    duration_s: float = 0.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Rollout:
+    """One attempt at a prompt."""
+
+    draw_id: int
+    index: int
+    """0 … group_size - 1 within its group."""
+    prompt: Prompt
+    prompt_token_ids: IntArray
+    """[P]"""
+    token_ids: IntArray
+    """[T]"""
+    logprobs: FloatArray
+    """[T] `rollout_logprobs`: the engine's, under the sampling distribution."""
+    policy_versions: IntArray
+    """[T]"""
+    finish_reason: FinishReason
+    text: str
+    """`token_ids` decoded without special tokens; for verifiers and people, never for training."""
+    status: RolloutStatus = RolloutStatus.COMPLETED
+    cause: str = ""
+    """Of an `infra_error`."""
+    reward: RewardResult | None = None
+    engine_id: str = ""
+
+    @property
+    def rollout_id(self) -> str:
+        """Unique in the run: `<draw_id>.<index>`."""
+        return f"{self.draw_id}.{self.index}"
+
+    @property
+    def finished(self) -> bool:
+        """Whether the model ended its answer itself."""
+        return self.finish_reason == "stop"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Group:
+    """All attempts at one drawn prompt."""
+
+    draw: PromptDraw
+    rollouts: tuple[Rollout, ...]
+
+    @property
+    def scored(self) -> tuple[Rollout, ...]:
+        """The rollouts that have a reward; what infrastructure failed is left out."""
+        return tuple(r for r in self.rollouts if r.status is RolloutStatus.COMPLETED and r.reward is not None)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TrainingSample:
+    """One flat token sequence for the trainer. All arrays are [L], aligned with `token_ids`.
+
+    Entry i of a log-prob array belongs to token i, given tokens 0 … i-1. Entry 0 is never trained on.
+    """
+
+    sample_id: str
+    group_id: int
+    """Samples of one group share their first `prefix_length` tokens, computed once by the trainer."""
+    prefix_length: int
+    token_ids: IntArray
+    loss_mask: BoolArray
+    """True where the policy sampled the token and the loss counts it."""
+    advantages: FloatArray
+    rollout_logprobs: FloatArray
+    """The engine's; 0 outside `loss_mask`."""
+    old_logprobs: FloatArray | None = None
+    """The trainer's before the update; `None` means: equal to the current ones at the first update."""
+    ref_logprobs: FloatArray | None = None
+    policy_versions: IntArray | None = None
+
+    def __len__(self) -> int:
+        return len(self.token_ids)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TrainingBatch:
+    """All samples of one optimiser step, over all ranks, with the counts that normalise the loss."""
+
+    samples: tuple[TrainingSample, ...]
+    temperature: float = 1.0
+    """Log-probs are taken of `logits / temperature`, so that they are those of the sampling distribution."""
+    max_length: int = 1
+    """Longest possible answer in tokens, for constant-length aggregation."""
+
+    @property
+    def num_loss_tokens(self) -> int:
+        """Tokens that the loss counts, in the whole batch."""
+        return int(sum(int(s.loss_mask.sum()) for s in self.samples))
+
+    @property
+    def num_sequences(self) -> int:
+        """Samples with at least one token that the loss counts, in the whole batch."""
+        return sum(bool(s.loss_mask.any()) for s in self.samples)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StepResult:
+    """What an optimiser step did."""
+
+    loss: float
+    grad_norm: float
+    """Before clipping."""
+    learning_rate: float
+    num_tokens: int
+    """Tokens that went through the network (shared prefixes once)."""
+    num_loss_tokens: int
+    stepped: bool
+    """False where gradients were not finite: weights, optimiser and schedule stayed as they were."""
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    logprobs: tuple[FloatArray, ...] = ()
+    """Per sample [L], taken in the forward pass before the update; empty for a back-end that does not return them."""
+    timings_s: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TensorSpec:
+    """One tensor of a weight sync, in the names of the HF checkpoint."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    """`bfloat16`, `float32`, … as torch spells it."""
+
+    @property
+    def num_elements(self) -> int:
+        """Product of the shape."""
+        return int(np.prod(self.shape, dtype=np.int64))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WeightUpdate:
+    """An offer of weights to an engine: what will come, and how to fetch it."""
+
+    policy_version: int
+    manifest: tuple[TensorSpec, ...]
+    transport: str
+    """Name of the transport that the engine opens with `handle`."""
+    handle: Any
+    """Transport's own plain data (a shared-memory name, a process group's address, …)."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WeightReceipt:
+    """An engine's confirmation of an update."""
+
+    engine_id: str
+    policy_version: int
+    checksums: Mapping[str, int]
+    """By tensor name, 64 bits, of the bytes that the engine received and applied; the controller compares them with
+    the sender's."""
+    duration_s: float = 0.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EngineLoad:
+    """How busy an engine is."""
+
+    num_running: int
+    num_waiting: int
+    kv_used: float
+    """Share of the KV cache in use, 0 … 1."""
+    capacity: int
+    """Requests it can run at once."""
