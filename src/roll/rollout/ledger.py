@@ -1,0 +1,108 @@
+"""The data ledger: every prompt draw has an id and one fate.
+
+    open ──► in flight ──► trained | filtered | failed       (final: a fate is settled once)
+
+Invariants, checked on every call:
+    - draw ids are opened in order, without gaps: 0, 1, 2, …
+    - a draw that is not in flight cannot be settled; so none is trained twice, and none is skipped unseen.
+
+The ledger is part of every checkpoint, as one JSON line per draw.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass
+from enum import StrEnum
+
+from roll.errors import CheckpointError
+from roll.types import PromptDraw
+
+__all__ = ["DataLedger", "Fate", "LedgerEntry"]
+
+
+class Fate(StrEnum):
+    """What became of a draw."""
+
+    IN_FLIGHT = "in_flight"
+    TRAINED = "trained"
+    FILTERED = "filtered"
+    FAILED = "failed"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LedgerEntry:
+    """One draw's record."""
+
+    draw_id: int
+    uid: str
+    fate: Fate
+    step: int
+    """At which it was drawn or, once settled, settled."""
+    why: str = ""
+    """For a filtered or failed draw."""
+
+
+class DataLedger:
+    """Records draws and their fates."""
+
+    def __init__(self) -> None:
+        self._entries: list[LedgerEntry] = []
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def __iter__(self) -> Iterator[LedgerEntry]:
+        return iter(self._entries)
+
+    def __getitem__(self, draw_id: int) -> LedgerEntry:
+        return self._entries[draw_id]
+
+    def open(self, draws: Iterable[PromptDraw], step: int) -> None:
+        """Record fresh draws as in flight."""
+        for draw in draws:
+            assert draw.draw_id == len(self._entries), f"draw {draw.draw_id} opened after {len(self._entries)} draws"
+            self._entries.append(
+                LedgerEntry(draw_id=draw.draw_id, uid=draw.prompt.uid, fate=Fate.IN_FLIGHT, step=step)
+            )
+
+    def settle(self, draw_id: int, fate: Fate, step: int, why: str = "") -> None:
+        """Give a draw its final fate."""
+        entry = self._entries[draw_id]
+        assert fate is not Fate.IN_FLIGHT, "in_flight is not a final fate"
+        assert entry.fate is Fate.IN_FLIGHT, f"draw {draw_id} is already {entry.fate} (step {entry.step})"
+        self._entries[draw_id] = LedgerEntry(draw_id=draw_id, uid=entry.uid, fate=fate, step=step, why=why)
+
+    def counts(self) -> dict[str, int]:
+        """Number of draws by fate; every fate is present."""
+        found = Counter(entry.fate.value for entry in self._entries)
+        return {fate.value: found[fate.value] for fate in Fate}
+
+    def in_flight(self) -> list[int]:
+        """Draws without a final fate."""
+        return [entry.draw_id for entry in self._entries if entry.fate is Fate.IN_FLIGHT]
+
+    def dumps(self) -> str:
+        """All entries as JSON lines."""
+        return "".join(json.dumps(asdict(entry), separators=(",", ":")) + "\n" for entry in self._entries)
+
+    @classmethod
+    def loads(cls, text: str) -> DataLedger:
+        """Read what `dumps` wrote.
+
+        Raises:
+            CheckpointError: a line is malformed or ids have a gap.
+        """
+        ledger = cls()
+        for number, line in enumerate(text.splitlines()):
+            try:
+                fields = json.loads(line)
+                entry = LedgerEntry(**{**fields, "fate": Fate(fields["fate"])})
+            except (ValueError, TypeError, KeyError) as error:
+                raise CheckpointError(f"data ledger, line {number + 1} is malformed: {error}") from None
+            if entry.draw_id != number:
+                raise CheckpointError(f"data ledger, line {number + 1}: draw {entry.draw_id} where {number} was due")
+            ledger._entries.append(entry)
+        return ledger

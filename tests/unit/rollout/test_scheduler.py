@@ -1,0 +1,197 @@
+"""The scheduler against engines that die, rewards that fail, and orders that vary."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Collection, Sequence
+
+import numpy as np
+import pytest
+
+from roll.errors import EngineDiedError, RewardInfraError
+from roll.rollout import LLMProxy, RolloutScheduler, SamplingPlan
+from roll.rollout.scheduler import request_seed
+from roll.types import (
+    EngineLoad,
+    Generation,
+    GenerationRequest,
+    IntArray,
+    Prompt,
+    PromptDraw,
+    RewardResult,
+    Rollout,
+    RolloutStatus,
+    SamplingParams,
+)
+
+PLAN = SamplingPlan(purpose="train", group_size=3, sampling=SamplingParams(max_new_tokens=4))
+
+
+def draws(count: int) -> list[PromptDraw]:
+    return [
+        PromptDraw(
+            draw_id=i,
+            prompt=Prompt(uid=f"d/{i}", domain="d", messages=({"role": "user", "content": str(i)},)),
+            token_ids=np.array([i, i + 1], np.int32),
+        )
+        for i in range(count)
+    ]
+
+
+class CountingEngine:
+    """Answers with the seed's last digits; dies at the n-th request if told to."""
+
+    def __init__(self, engine_id: str, dies_at: int | None = None) -> None:
+        self.engine_id = engine_id
+        self.dies_at = dies_at
+        self.served: list[GenerationRequest] = []
+        self.aborted: list[str] = []
+        self.hold: asyncio.Event | None = None
+
+    async def generate(self, request: GenerationRequest) -> Generation:
+        self.served.append(request)
+        await asyncio.sleep(0)
+        if self.dies_at is not None and len(self.served) >= self.dies_at:
+            raise EngineDiedError(self.engine_id, "killed")
+        if self.hold is not None:
+            await self.hold.wait()
+        seed = request.sampling.seed or 0
+        return Generation(
+            request_id=request.request_id,
+            token_ids=np.array([seed % 97, seed % 89], np.int32),
+            logprobs=np.zeros(2, np.float32),
+            policy_versions=np.zeros(2, np.int32),
+            finish_reason="stop",
+            engine_id=self.engine_id,
+        )
+
+    async def abort(self, request_ids: Collection[str]) -> None:
+        self.aborted += request_ids
+
+    def load(self) -> EngineLoad:
+        return EngineLoad(num_running=0, num_waiting=0, kv_used=0.0, capacity=1)
+
+
+class Engines:
+    def __init__(self, *engines: CountingEngine) -> None:
+        self._engines = list(engines)
+        self.num_replaced = 0
+
+    @property
+    def engines(self) -> Sequence[CountingEngine]:
+        return self._engines
+
+    async def replace(self, engine_id: str) -> CountingEngine:
+        await asyncio.sleep(0)
+        self.num_replaced += 1
+        index = next(i for i, e in enumerate(self._engines) if e.engine_id == engine_id)
+        self._engines[index] = CountingEngine(engine_id)
+        return self._engines[index]
+
+
+def decode(tokens: IntArray) -> str:
+    return " ".join(map(str, tokens))
+
+
+async def right(rollout: Rollout) -> RewardResult:
+    return RewardResult(value=1.0)
+
+
+def build(engines: Engines, reward=right, prepared: list[str] | None = None) -> RolloutScheduler:
+    async def prepare(engine: CountingEngine) -> None:
+        if prepared is not None:
+            prepared.append(engine.engine_id)
+
+    return RolloutScheduler(LLMProxy(engines, prepare), {"d": reward}, decode, seed=7)
+
+
+async def test_groups_come_back_in_draw_order_with_all_their_rollouts() -> None:
+    groups = await build(Engines(CountingEngine("a"))).collect(draws(4), PLAN)
+    assert [g.draw.draw_id for g in groups] == [0, 1, 2, 3]
+    assert [[r.index for r in g.rollouts] for g in groups] == [[0, 1, 2]] * 4
+    assert all(r.reward is not None and r.reward.value == 1.0 for g in groups for r in g.rollouts)
+
+
+async def test_tokens_do_not_depend_on_the_number_of_engines() -> None:
+    one = await build(Engines(CountingEngine("a"))).collect(draws(5), PLAN)
+    three = await build(Engines(*(CountingEngine(n) for n in "abc"))).collect(draws(5), PLAN)
+    assert [r.token_ids.tolist() for g in one for r in g.rollouts] == [
+        r.token_ids.tolist() for g in three for r in g.rollouts
+    ]
+
+
+async def test_requests_spread_evenly_over_engines() -> None:
+    engines = [CountingEngine(n) for n in "abc"]
+    await build(Engines(*engines)).collect(draws(4), PLAN)
+    assert [len(e.served) for e in engines] == [4, 4, 4]
+
+
+async def test_a_dead_engine_is_replaced_once_synced_and_its_requests_are_issued_again() -> None:
+    dying, living = CountingEngine("a", dies_at=2), CountingEngine("b")
+    engines, prepared = Engines(dying, living), []
+    groups = await build(engines, prepared=prepared).collect(draws(4), PLAN)
+    assert engines.num_replaced == 1
+    assert prepared == ["a"]
+    assert all(r.status is RolloutStatus.COMPLETED for g in groups for r in g.rollouts)
+    undisturbed = await build(Engines(CountingEngine("a"))).collect(draws(4), PLAN)
+    assert [r.token_ids.tolist() for g in groups for r in g.rollouts] == [
+        r.token_ids.tolist() for g in undisturbed for r in g.rollouts
+    ]
+
+
+async def test_a_verifier_that_fails_once_is_asked_again_without_generating_again() -> None:
+    calls: dict[str, int] = {}
+
+    async def flaky(rollout: Rollout) -> RewardResult:
+        calls[rollout.rollout_id] = calls.get(rollout.rollout_id, 0) + 1
+        if calls[rollout.rollout_id] == 1:
+            raise RewardInfraError("verifier crashed")
+        return RewardResult(value=0.5)
+
+    engine = CountingEngine("a")
+    groups = await build(Engines(engine), flaky).collect(draws(2), PLAN)
+    assert len(engine.served) == 6
+    assert all(r.reward and r.reward.value == 0.5 for g in groups for r in g.rollouts)
+
+
+async def test_what_infrastructure_failed_is_marked_and_has_no_reward() -> None:
+    async def broken(rollout: Rollout) -> RewardResult:
+        if rollout.index == 1:
+            raise RewardInfraError("no verifier here")
+        return RewardResult(value=1.0)
+
+    (group,) = await build(Engines(CountingEngine("a")), broken).collect(draws(1), PLAN)
+    failed = group.rollouts[1]
+    assert failed.status is RolloutStatus.INFRA_ERROR
+    assert failed.reward is None
+    assert "no verifier here" in failed.cause
+    assert [r.index for r in group.scored] == [0, 2]
+
+
+async def test_a_bug_in_a_reward_ends_the_collection_and_aborts_the_rest() -> None:
+    async def buggy(rollout: Rollout) -> RewardResult:
+        raise ZeroDivisionError("bug")
+
+    engine = CountingEngine("a")
+    with pytest.raises(ZeroDivisionError):
+        await build(Engines(engine), buggy).collect(draws(1), PLAN)
+    assert set(engine.aborted) == {"train-0.0", "train-0.1", "train-0.2"}
+
+
+async def test_cancelling_aborts_requests_at_the_engine() -> None:
+    engine = CountingEngine("a")
+    engine.hold = asyncio.Event()
+    task = asyncio.create_task(build(Engines(engine)).collect(draws(1), PLAN))
+    while len(engine.served) < 3:
+        await asyncio.sleep(0)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert set(engine.aborted) == {"train-0.0", "train-0.1", "train-0.2"}
+
+
+def test_seeds_differ_between_requests_and_are_stable() -> None:
+    seeds = {request_seed(0, p, d, i) for p in ("train", "eval") for d in range(50) for i in range(8)}
+    assert len(seeds) == 800
+    assert all(0 <= seed < 2**31 for seed in seeds)
+    assert request_seed(3, "train", 1, 2) == request_seed(3, "train", 1, 2)
