@@ -1,1 +1,40 @@
-"""ROLL: reinforcement-learning post-training of language models, from a laptop to a cluster."""
+"""ROLL: reinforcement-learning post-training of language models, from a laptop to a cluster.
+
+    import roll
+
+    config = roll.load_config("examples/quickstart.yaml", ["training.num_steps=20"])
+    summary = roll.train(config)
+
+Importing `roll` imports nothing else; each name is fetched on its first use.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from roll.api import load_config, resume, train
+    from roll.version import __version__
+
+__all__ = ["__version__", "load_config", "resume", "train"]
+
+_HOMES = {
+    "__version__": "roll.version",
+    "load_config": "roll.api",
+    "resume": "roll.api",
+    "train": "roll.api",
+}
+
+
+def __getattr__(name: str) -> Any:
+    try:
+        home = _HOMES[name]
+    except KeyError:
+        raise AttributeError(f"module 'roll' has no attribute '{name}'") from None
+    import importlib
+
+    return getattr(importlib.import_module(home), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_HOMES})

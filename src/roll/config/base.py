@@ -10,9 +10,14 @@ __all__ = ["Section", "option"]
 
 
 class Section(BaseModel):
-    """A part of the configuration: unknown keys are refused, values cannot change after loading."""
+    """A part of the configuration: unknown keys are refused, values cannot change after loading.
 
-    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True, protected_namespaces=())
+    Types are strict: `true` is no number, `"8"` is text, `8.0` is no whole number. A whole number is taken for a float.
+    """
+
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, strict=True, validate_default=True, allow_inf_nan=False, protected_namespaces=()
+    )
 
 
 def option(default: Any, meaning: str, *, unit: str | None = None, **limits: Any) -> Any:

@@ -1,0 +1,54 @@
+"""What the commands do, for scripts and notebooks: `roll.train(config)`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from roll.cli.environment import prepare_environment
+from roll.config.load import ConfigSource, Overrides, as_override_list, load_config
+
+if TYPE_CHECKING:
+    from roll.pipelines import Summary
+
+__all__ = ["load_config", "resume", "train"]
+
+
+def train(config: ConfigSource, overrides: Overrides = ()) -> Summary:
+    """Run a configuration from its first step to its last.
+
+    Args:
+        config: a loaded configuration, a YAML file, or a dictionary of the same form.
+        overrides: as for `load_config`.
+
+    Returns:
+        The figures that `summary.json` holds.
+
+    Raises:
+        UserError: something in the configuration, the data, or this machine must be changed first.
+    """
+    loaded = load_config(config, overrides)
+    prepare_environment(loaded)
+    from roll import pipelines
+
+    return pipelines.train(loaded)
+
+
+def resume(run: str | Path, overrides: Overrides = ()) -> Summary:
+    """Continue an interrupted run from its newest checkpoint.
+
+    Args:
+        run: the run directory.
+        overrides: changes to its configuration, such as `training.num_steps=80`.
+
+    Raises:
+        RunDirectoryError: there is no run in that directory.
+    """
+    from roll.tracking.run_directory import RunDirectory
+
+    changes = as_override_list(overrides)
+    directory = RunDirectory.open(run)
+    prepare_environment(load_config(directory.config_path, changes))
+    from roll import pipelines
+
+    return pipelines.resume(directory.path, changes)

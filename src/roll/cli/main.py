@@ -1,0 +1,103 @@
+"""Run a command and turn every way it can end into a message and an exit code.
+
+| exit code | meaning |
+|---|---|
+| 0 | done |
+| 1 | the run failed: a message, and the file with the details |
+| 2 | something that the user can mend: one message, nothing was overwritten |
+| 130 | interrupted (Ctrl-C); the run saved its state first |
+"""
+
+from __future__ import annotations
+
+import errno
+import tempfile
+import traceback
+from collections.abc import Iterator, Sequence
+from datetime import datetime
+from pathlib import Path
+
+import click
+
+from roll.cli.commands import Session, roll
+from roll.errors import RollError, UserError
+
+__all__ = ["run"]
+
+_DISK = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM}
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Run the command line `arguments`.
+
+    Returns:
+        The exit code.
+    """
+    session = Session()
+    try:
+        result = roll.main(args=list(arguments), prog_name="roll", standalone_mode=False, obj=session)
+        return result if isinstance(result, int) else 0
+    except click.exceptions.Exit as end:
+        return end.exit_code
+    except click.ClickException as error:
+        error.show()
+        return error.exit_code
+    except (click.Abort, KeyboardInterrupt):
+        click.echo(_interrupted(session), err=True)
+        return 130
+    except Exception as error:  # noqa: BLE001  (the last place: nothing above reports it)
+        return _failed(error, session)
+
+
+def _interrupted(session: Session) -> str:
+    if session.run_dir is not None and (session.run_dir / "checkpoints").is_dir():
+        return f"Interrupted. Continue with: roll resume {session.run_dir}"
+    return "Interrupted."
+
+
+def _failed(error: Exception, session: Session) -> int:
+    user = next((leaf for leaf in _leaves(error) if isinstance(leaf, UserError)), None)
+    if user is not None:
+        click.echo(f"Error: {user}", err=True)
+        return 2
+    disk = next((leaf for leaf in _leaves(error) if isinstance(leaf, OSError) and leaf.errno in _DISK), None)
+    if disk is not None:
+        place = f" '{disk.filename}'" if disk.filename else ""
+        click.echo(f"Error: cannot use{place}: {disk.strerror}. Free space or check permissions.", err=True)
+        return 2
+    known = next((leaf for leaf in _leaves(error) if isinstance(leaf, RollError)), None)
+    report = _report(error, session)
+    what = str(known) if known is not None else f"unexpected {type(error).__name__}: {_first_line(error)}"
+    click.echo(f"Error: {what}", err=True)
+    click.echo(f"Details: {report}" if report else traceback.format_exc(), err=True)
+    return 1
+
+
+def _leaves(error: BaseException) -> Iterator[BaseException]:
+    """The error itself, or those inside a group of them."""
+    if isinstance(error, BaseExceptionGroup):
+        for inner in error.exceptions:
+            yield from _leaves(inner)
+    else:
+        yield error
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip().splitlines() or [""])[0][:300]
+
+
+def _report(error: Exception, session: Session) -> Path | None:
+    """Write the traceback into the run's logs, or a temporary directory before there are any."""
+    logs = session.run_dir / "logs" if session.run_dir is not None else None
+    name = f"error-{datetime.now():%Y%m%d-%H%M%S}.log"
+    text = "".join(traceback.format_exception(error))
+    for directory in (logs, Path(tempfile.gettempdir())):
+        if directory is None or not directory.is_dir():
+            continue
+        try:
+            path = directory / (name if directory == logs else f"roll-{name}")
+            path.write_text(text, encoding="utf-8")
+        except OSError:
+            continue
+        return path
+    return None

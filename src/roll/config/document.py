@@ -1,0 +1,257 @@
+"""Configuration text as plain data that remembers where each part of it was written.
+
+The format is YAML 1.2's core schema, read with PyYAML: `1e-5` is a number, `yes`, `on`, `010` and `2026-01-01` are not
+what YAML 1.1 makes of them. Refused, with the line: a key written twice, keys that are not text, tags, endless aliases.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import yaml
+
+from roll.errors import ConfigError
+
+__all__ = ["Document", "KeyPath", "dotted", "dump", "parse", "read"]
+
+KeyPath: TypeAlias = tuple[str | int, ...]
+
+_TAG = "tag:yaml.org,2002:"
+_MAX_NODES = 100_000
+"""Far beyond any configuration; aliases of aliases would otherwise fill the memory from a few lines."""
+
+_INT = re.compile(r"[-+]?[0-9]+(?:_[0-9]+)*|0o[0-7]+|0x[0-9a-fA-F]+")
+_FLOAT = re.compile(
+    r"[-+]?(?:\.[0-9]+|[0-9]+(?:_[0-9]+)*(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?|[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN)"
+)
+_RESOLVERS: tuple[tuple[str, str, str], ...] = (
+    ("null", r"~|null|Null|NULL|", "~nN"),
+    ("bool", r"true|True|TRUE|false|False|FALSE", "tTfF"),
+    ("int", _INT.pattern, "-+0123456789"),
+    ("float", _FLOAT.pattern, "-+.0123456789"),
+    ("merge", r"<<", "<"),
+)
+
+
+class _Loader(yaml.SafeLoader):
+    """Only composes nodes; values are made here, so nothing but plain data can come out."""
+
+    yaml_implicit_resolvers: dict[str, list[Any]] = {}  # noqa: RUF012  (PyYAML's own protocol)
+
+
+class _Dumper(yaml.SafeDumper):
+    """Quotes whatever YAML 1.1 or 1.2 would take for something other than text."""
+
+
+for _name, _pattern, _first in _RESOLVERS:
+    for _class in (_Loader, _Dumper):
+        _chars = [*_first, ""] if _name == "null" else list(_first)
+        _class.add_implicit_resolver(_TAG + _name, re.compile(rf"^(?:{_pattern})$"), _chars)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Document:
+    """A configuration as it was written."""
+
+    name: str
+    """The file as the user called it; empty for a dictionary from Python."""
+    tree: dict[str, Any]
+    origins: dict[KeyPath, str] = field(default_factory=dict)
+    """Where a key was written: `quickstart.yaml:9`, or `override 'training.num_steps=4'`."""
+
+    def origin(self, path: KeyPath) -> str:
+        """Where `path`, or the nearest part around it that was written anywhere, stands; may be empty."""
+        for length in range(len(path), 0, -1):
+            if path[:length] in self.origins:
+                return self.origins[path[:length]]
+        return self.name
+
+
+def dotted(path: KeyPath) -> str:
+    """`("data", 0, "source")` as `data.0.source`."""
+    return ".".join(str(part) for part in path)
+
+
+def read(path: str | Path) -> Document:
+    """Read a configuration file.
+
+    Raises:
+        ConfigError: it is missing, unreadable, not text, not YAML, or not a mapping.
+    """
+    name = str(path)
+    try:
+        data = Path(path).read_bytes()
+    except FileNotFoundError:
+        raise ConfigError(f"configuration file '{name}' does not exist.{_similar_file(Path(path))}") from None
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise ConfigError(f"configuration file '{name}' cannot be read: {reason}.") from None
+    try:
+        text = data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = data.count(b"\n", 0, error.start) + 1
+        raise ConfigError(f"{name}:{line}: this is not a text file (invalid UTF-8); expected YAML.") from None
+    tree, origins = parse(text, name)
+    if tree is None:
+        raise ConfigError(f"configuration file '{name}' is empty.")
+    if not isinstance(tree, dict):
+        raise ConfigError(f"{name}:1: expected keys and values such as 'name: my-run', found {_kind(tree)}.")
+    return Document(name=name, tree=tree, origins=origins)
+
+
+def _similar_file(path: Path) -> str:
+    from roll.registry import nearest
+
+    try:
+        names = [entry.name for entry in path.parent.iterdir() if entry.suffix in {".yaml", ".yml"}]
+    except OSError:
+        return f" There is no directory '{path.parent}'."
+    return nearest(path.name, names)
+
+
+def _kind(value: object) -> str:
+    return "a list" if isinstance(value, list) else f"only the value {str(value)[:40]!r}"
+
+
+def parse(text: str, name: str) -> tuple[Any, dict[KeyPath, str]]:
+    """Parse one YAML document.
+
+    Returns:
+        Plain data (dict, list, str, int, float, bool, None), and `name:line` of each key in it.
+
+    Raises:
+        ConfigError: the text is not one YAML document of plain data; the message has the line.
+    """
+    loader = None
+    try:
+        loader = _Loader(text)  # reads ahead, so it may refuse control characters already
+        node = loader.get_single_node()
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        where = f"{name}:{mark.line + 1}" if mark else name
+        problem = " ".join(filter(None, (error.context, error.problem)))
+        raise ConfigError(f"{where}: not valid YAML: {problem}.{_yaml_hint(error)}") from None
+    except yaml.YAMLError as error:
+        reason = str(error).splitlines()[0]
+        raise ConfigError(f"{name}: not valid YAML: {reason}.") from None
+    except RecursionError:
+        raise ConfigError(f"{name}: not valid YAML: nested too deeply.") from None
+    finally:
+        if loader is not None:
+            loader.dispose()
+    builder = _Builder(name)
+    return (None if node is None else builder.build(node, ())), builder.origins
+
+
+def _yaml_hint(error: yaml.MarkedYAMLError) -> str:
+    problem = error.problem or ""
+    if "\\t" in problem:
+        return " Indent with spaces, not tabs."
+    if "mapping values are not allowed" in problem:
+        return " Check the indentation, and quote text that contains ': '."
+    if "expected a single document" in (error.context or ""):
+        return " A configuration is one document: remove the '---' line."
+    return ""
+
+
+class _Builder:
+    """Nodes to plain data."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.origins: dict[KeyPath, str] = {}
+        self._open: set[int] = set()
+        self._count = 0
+
+    def build(self, node: yaml.Node, path: KeyPath) -> Any:
+        self._count += 1
+        if self._count > _MAX_NODES:
+            raise ConfigError(f"{self.name}: more than {_MAX_NODES} values: this is not a configuration.")
+        if isinstance(node, yaml.ScalarNode):
+            return self._scalar(node)
+        if id(node) in self._open:
+            raise ConfigError(f"{self._at(node)}: an alias (*) refers to the part that contains it.")
+        self._open.add(id(node))
+        try:
+            if isinstance(node, yaml.SequenceNode):
+                self._expect_tag(node, "seq")
+                items = []
+                for index, item in enumerate(node.value):
+                    self.origins.setdefault((*path, index), self._at(item))
+                    items.append(self.build(item, (*path, index)))
+                return items
+            self._expect_tag(node, "map")
+            return self._mapping(node, path)
+        finally:
+            self._open.discard(id(node))
+
+    def _mapping(self, node: yaml.MappingNode, path: KeyPath) -> dict[str, Any]:
+        result: dict[str, Any] = {}
+        lines: dict[str, str] = {}
+        merged: dict[str, Any] = {}
+        for key_node, value_node in node.value:
+            if key_node.tag == _TAG + "merge":
+                merged = {**self._merge(value_node, path), **merged}
+                continue
+            key = self._key(key_node)
+            if key in lines:
+                raise ConfigError(
+                    f"{self._at(key_node)}: the key '{dotted((*path, key))}' is written twice, "
+                    f"first at {lines[key]}. Remove one."
+                )
+            lines[key] = self._at(key_node)
+            self.origins[(*path, key)] = lines[key]
+            result[key] = self.build(value_node, (*path, key))
+        return {**merged, **result}
+
+    def _merge(self, node: yaml.Node, path: KeyPath) -> dict[str, Any]:
+        parts = node.value if isinstance(node, yaml.SequenceNode) else [node]
+        merged: dict[str, Any] = {}
+        for part in reversed(parts):
+            value = self.build(part, path)
+            if not isinstance(value, dict):
+                raise ConfigError(f"{self._at(node)}: '<<' needs a mapping (an alias such as *defaults).")
+            merged |= value
+        return merged
+
+    def _key(self, node: yaml.Node) -> str:
+        key = self.build(node, ()) if isinstance(node, yaml.ScalarNode) else None
+        if not isinstance(key, str):
+            shown = node.value if isinstance(node, yaml.ScalarNode) else "a list or mapping"
+            raise ConfigError(f"{self._at(node)}: keys are text, found {str(shown)[:40]!r}; put it in quotes.")
+        return key
+
+    def _scalar(self, node: yaml.ScalarNode) -> Any:
+        kind, text = node.tag.removeprefix(_TAG), node.value
+        try:
+            match kind:
+                case "str" | "merge":
+                    return text
+                case "null" if text in {"", "~", "null", "Null", "NULL"}:
+                    return None
+                case "bool" if text.lower() in {"true", "false"}:
+                    return text.lower() == "true"
+                case "int" if _INT.fullmatch(text):
+                    return int(text, {"0o": 8, "0x": 16}.get(text[:2], 10))
+                case "float" if _FLOAT.fullmatch(text):
+                    return float(text.lower().replace(".inf", "inf").replace(".nan", "nan"))
+        except ValueError:  # thousands of digits
+            raise ConfigError(f"{self._at(node)}: the number {text[:20]}… is too long.") from None
+        raise ConfigError(f"{self._at(node)}: {text[:40]!r} with the tag '{kind[:40]}' is not supported: write plain values.")
+
+    def _expect_tag(self, node: yaml.Node, kind: str) -> None:
+        if node.tag != _TAG + kind:
+            tag = node.tag.removeprefix(_TAG)
+            raise ConfigError(f"{self._at(node)}: the tag '{tag[:60]}' is not supported: write plain values.")
+
+    def _at(self, node: yaml.Node) -> str:
+        return f"{self.name}:{node.start_mark.line + 1}"
+
+
+def dump(data: Mapping[str, Any], *, flow: bool = False) -> str:
+    """Plain data as YAML that `parse` reads back unchanged, keys in their given order."""
+    return yaml.dump(dict(data), Dumper=_Dumper, sort_keys=False, allow_unicode=True, default_flow_style=flow, width=110)

@@ -1,0 +1,107 @@
+"""From a file or a dictionary, and overrides, to a validated configuration.
+
+    file ──► Document (plain data + line numbers) ──► overrides ──► pydantic ──► RLVRConfig
+                                     every problem of every stage ──► one ConfigError
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from pydantic import ValidationError
+
+from roll.config.base import Section
+from roll.config.document import Document, dump, read
+from roll.config.overrides import apply_overrides
+from roll.config.problems import at, describe, message, show
+from roll.config.run import RLVRConfig
+from roll.errors import ConfigError
+from roll.registry import Registry, nearest
+
+__all__ = ["ConfigSource", "Overrides", "as_override_list", "dump_yaml", "load_config", "resolved"]
+
+ConfigSource: TypeAlias = "str | Path | Mapping[str, Any] | RLVRConfig"
+Overrides: TypeAlias = "Sequence[str] | Mapping[str, Any]"
+
+PIPELINES: Registry[type[RLVRConfig]] = Registry("pipeline", {"rlvr": "roll.config.run:RLVRConfig"})
+
+
+def load_config(source: ConfigSource, overrides: Overrides = ()) -> RLVRConfig:
+    """Load and validate a configuration.
+
+    Args:
+        source: a YAML file, a dictionary of the same form, or a configuration to change.
+        overrides: `"training.learning_rate=2e-5"` strings, values written as in YAML, or a dictionary from dotted keys to
+            values. Positions in lists are numbers: `data.0.max_operand=20`.
+
+    Raises:
+        ConfigError: the file cannot be read, or is not a valid configuration; one line for each problem.
+    """
+    document = _document(source)
+    if isinstance(overrides, str):
+        raise ConfigError(f"overrides are a list of 'key=value', got the text {show(overrides)}: put it in a list.")
+    model = _pipeline(document, overrides)
+    document, lines = apply_overrides(document, overrides, model)
+    try:
+        config = model.model_validate(document.tree)
+    except ValidationError as error:
+        raise ConfigError(message([*lines, *describe(error, document, model)])) from None
+    except RecursionError:
+        raise ConfigError(f"{document.name or 'the configuration'}: nested too deeply.") from None
+    if lines:
+        raise ConfigError(message(lines))
+    return config
+
+
+def _document(source: ConfigSource) -> Document:
+    if isinstance(source, str | Path):
+        return read(source)
+    if isinstance(source, Section):
+        return Document(name="", tree=resolved(source))
+    if isinstance(source, Mapping):
+        return Document(name="", tree=_plain(source))
+    raise ConfigError(f"a configuration is a file or a dictionary, got {type(source).__name__}.")
+
+
+def _plain(value: Any) -> Any:
+    """Mappings and tuples from Python as the dictionaries and lists that YAML would give."""
+    if isinstance(value, Section):
+        return value.model_dump(mode="json")
+    if isinstance(value, Mapping):
+        return {str(key): _plain(entry) for key, entry in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(entry) for entry in value]
+    return str(value) if isinstance(value, Path) else value
+
+
+def _pipeline(document: Document, overrides: Overrides) -> type[RLVRConfig]:
+    """The class that the key `pipeline` chooses."""
+    name, origin = document.tree.get("pipeline", "rlvr"), at(document, ("pipeline",))
+    for text in as_override_list(overrides):
+        key, _, value = text.partition("=")
+        if key.strip() == "pipeline":
+            name, origin = value.strip().strip("\"'"), f" (override {show(text)})"
+    if isinstance(name, str) and name in PIPELINES:
+        return PIPELINES.get(name)
+    hint = nearest(str(name), list(PIPELINES))
+    raise ConfigError(f"'pipeline'{origin}: {show(name)} is not known.{hint} Known: {', '.join(PIPELINES)}.")
+
+
+def resolved(config: Section) -> dict[str, Any]:
+    """Every key with its value, as plain data; `load_config` makes the same configuration of it."""
+    return config.model_dump(mode="json")
+
+
+def dump_yaml(config: Section) -> str:
+    """`resolved` as the text of a configuration file."""
+    return dump(resolved(config))
+
+
+def as_override_list(overrides: Overrides) -> list[str]:
+    """Overrides from a dictionary as `key=value` text."""
+    if not isinstance(overrides, Mapping):
+        return list(overrides)
+    return [f"{key}={json.dumps(_plain(value), ensure_ascii=False)}" for key, value in overrides.items()]

@@ -1,0 +1,130 @@
+"""`key=value` changes to a configuration before it is validated."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from roll.config.base import Section
+from roll.config.document import Document, KeyPath, dotted, parse
+from roll.config.keys import Shape, child, shape_of
+from roll.config.problems import show, unknown_key
+from roll.config.rewards import as_reward_list
+from roll.errors import ConfigError
+
+__all__ = ["apply_overrides"]
+
+_SHORTHANDS = {
+    ("model",): lambda value: {"path": value} if isinstance(value, str) else value,
+    ("data", "N", "reward"): as_reward_list,
+}
+"""Keys that may be written in short, and how to write them out, so that an override can reach inside."""
+
+
+def apply_overrides(
+    document: Document, overrides: Sequence[str] | Mapping[str, Any], model: type[Section]
+) -> tuple[Document, list[str]]:
+    """The document with the overrides in place, and a line for each one that cannot be."""
+    result = replace(document, tree=copy.deepcopy(document.tree), origins=dict(document.origins))
+    lines: list[str] = []
+    pairs = overrides.items() if isinstance(overrides, Mapping) else [(None, text) for text in overrides]
+    for key, value in pairs:
+        try:
+            _apply(result, model, key, value)
+        except ConfigError as error:
+            lines.append(str(error))
+    return result, lines
+
+
+def _apply(document: Document, model: type[Section], key: str | None, value: Any) -> None:
+    origin = f"override '{key}'"
+    text = None
+    if key is None:
+        key, equals, text = str(value).partition("=")
+        origin = f"override {show(str(value))}"
+        if not equals:
+            raise ConfigError(f"{origin} has no '=': write key=value, such as training.num_steps=40.")
+    key = key.strip()
+    path: KeyPath = tuple(int(part) if part.isdecimal() and len(part) < 6 else part for part in key.split("."))
+    if not key or "" in path:
+        raise ConfigError(f"{origin} has no valid key: write key=value, such as training.num_steps=40.")
+    document.origins[path] = origin
+    container, shape = _descend(document, model, path, origin)
+    found = child(shape, path[-1], container)
+    if not found and not shape.is_dict:
+        raise ConfigError(unknown_key(path, document, model))
+    if text is not None:
+        value = _read(text, shape_of(found[0][1]) if found else Shape(), origin)
+    _put(container, path, value, origin)
+
+
+def _descend(document: Document, model: type[Section], path: KeyPath, origin: str) -> tuple[Any, Shape]:
+    """The container that holds the last part of `path`, made where it is not written yet, and its shape."""
+    value: Any = document.tree
+    shape = Shape(section=model)
+    for depth, part in enumerate(path[:-1]):
+        found = child(shape, part, value)
+        if not found and not shape.is_dict:
+            raise ConfigError(unknown_key(path[: depth + 1], replace_origin(document, path[: depth + 1], origin), model))
+        shape = shape_of(found[0][1]) if found else shape
+        here = path[: depth + 1]
+        if not (found and (shape.section or shape.variants or shape.is_list)) and not shape.is_dict:
+            raise ConfigError(f"{origin}: '{dotted(here)}' is a single value, it has no '{path[depth + 1]}' inside.")
+        inner = _get(value, here, origin)
+        expand = _SHORTHANDS.get(tuple("N" if isinstance(p, int) else p for p in here))
+        if expand is not None and inner is not None:
+            inner = expand(inner)
+        if inner is None:
+            inner = [] if shape.is_list else {}
+        if not isinstance(inner, list if shape.is_list else dict):
+            raise ConfigError(f"{origin}: '{dotted(here)}' is {show(inner)}, it has no '{path[depth + 1]}' inside.")
+        _put(value, here, inner, origin)
+        value = inner
+    return value, shape
+
+
+def replace_origin(document: Document, path: KeyPath, origin: str) -> Document:
+    """The document with `path` said to be written at `origin`."""
+    return replace(document, origins={**document.origins, path: origin})
+
+
+def _get(container: Any, path: KeyPath, origin: str) -> Any:
+    part = path[-1]
+    if isinstance(container, list):
+        _check_index(container, path, origin)
+        assert isinstance(part, int)
+        return container[part] if part < len(container) else None
+    return container.get(part)
+
+
+def _put(container: Any, path: KeyPath, value: Any, origin: str) -> None:
+    part = path[-1]
+    if isinstance(container, list):
+        _check_index(container, path, origin)
+        if part == len(container):
+            container.append(value)
+            return
+    container[part] = value
+
+
+def _check_index(container: list[Any], path: KeyPath, origin: str) -> None:
+    part = path[-1]
+    if not isinstance(part, int) or part > len(container):
+        raise ConfigError(
+            f"{origin}: '{dotted(path[:-1])}' is a list of {len(container)}; write a position from 0 to {len(container)}."
+        )
+
+
+def _read(text: str, shape: Shape, origin: str) -> Any:
+    """The value as YAML; where only text is allowed, anything that is not quoted is taken as it is."""
+    try:
+        value, _ = parse(text, origin)
+    except ConfigError:
+        if shape.scalar is str:
+            return text
+        raise
+    if shape.scalar is str and not isinstance(value, str) and not (value is None and shape.nullable):
+        return text
+    return value

@@ -1,0 +1,220 @@
+"""What is wrong with a configuration, one line per problem, in the words of the file that was written."""
+
+from __future__ import annotations
+
+import difflib
+import json
+import re
+from collections.abc import Iterable
+from typing import Any, get_args, get_origin
+
+from pydantic import ValidationError
+from pydantic.fields import FieldInfo
+from pydantic_core import ErrorDetails
+
+from roll.config.base import Section
+from roll.config.document import Document, KeyPath, dotted
+from roll.config.keys import Shape, all_keys, child, shape_of, tag_key, type_words
+from roll.registry import nearest
+
+__all__ = ["describe", "message", "show", "unknown_key"]
+
+NAMES_ELSEWHERE = {
+    "adv_estimator": "algorithm.type",
+    "async_generation_ratio": "algorithm.type",
+    "domain_batch_size": "data.N.weight",
+    "exp_name": "name",
+    "gradient_accumulation_steps": "training.max_tokens_per_micro_batch",
+    "init_kl_coef": "algorithm.kl.coefficient",
+    "kl_coef": "algorithm.kl.coefficient",
+    "logging_dir": "output_dir",
+    "lr": "training.learning_rate",
+    "lr_scheduler_type": "training.schedule",
+    "max_completion_length": "rollout.max_new_tokens",
+    "max_response_length": "rollout.max_new_tokens",
+    "max_steps": "training.num_steps",
+    "max_tokens": "rollout.max_new_tokens",
+    "micro_batch_size": "training.max_tokens_per_micro_batch",
+    "model_name_or_path": "model.path",
+    "num_generations": "rollout.group_size",
+    "num_return_sequences_in_group": "rollout.group_size",
+    "per_device_train_batch_size": "training.max_tokens_per_micro_batch",
+    "pretrain": "model.path",
+    "rollout_batch_size": "rollout.prompts_per_step",
+    "save_steps": "checkpoint.every_num_steps",
+    "track_with": "tracking.wandb",
+    "train_batch_size": "rollout.prompts_per_step",
+}
+"""Names that people bring from elsewhere, and the key here that does it."""
+
+_DOTTED = re.compile(r"[a-z_]+(?:\.[a-z0-9_]+)+")
+
+
+def message(lines: Iterable[str]) -> str:
+    """One message out of the lines: a single line alone, or a heading and a list."""
+    unique = list(dict.fromkeys(lines))
+    if len(unique) == 1:
+        return unique[0]
+    return "\n".join([f"{len(unique)} problems in the configuration:", *(f"  {line}" for line in unique)])
+
+
+def describe(error: ValidationError, document: Document, model: type[Section]) -> list[str]:
+    """One line for each problem that validation found."""
+    return [_line(detail, document, model) for detail in error.errors(include_url=False)]
+
+
+def show(value: Any) -> str:
+    """A value as a user would have written it, shortened."""
+    if isinstance(value, str):
+        text = f"'{value}'" if value.isprintable() else repr(value)
+    else:
+        try:
+            text = json.dumps(value, ensure_ascii=False)
+        except (TypeError, ValueError):
+            text = repr(value)
+    return text if len(text) <= 80 else text[:76] + " ..."
+
+
+def at(document: Document, path: KeyPath) -> str:
+    """` (quickstart.yaml:9)`, or nothing for a dictionary from Python."""
+    origin = document.origin(path)
+    return f" ({origin})" if origin else ""
+
+
+def _line(detail: ErrorDetails, document: Document, model: type[Section]) -> str:
+    path, field, shape = _place(detail["loc"], model)
+    where, kind, value = at(document, path), detail["type"], detail["input"]
+    if kind == "extra_forbidden":
+        return unknown_key(path, document, model)
+    if kind == "missing":
+        meaning = f" {field.description}" if field is not None and field.description else ""
+        return f"missing key '{dotted(path)}'{where}.{meaning} Write {type_words(field.annotation, field) if field else 'it'}."
+    if kind == "value_error":
+        return _value_error(str(detail.get("ctx", {}).get("error", detail["msg"])), path, document)
+    if kind in {"union_tag_invalid", "union_tag_not_found"}:
+        return _unknown_tag(path, shape, value, document)
+    expected = type_words(field.annotation, field) if field is not None and _is_whole(detail, field) else _expected(shape)
+    return f"'{dotted(path)}'{where} must be {expected}, got {show(value)}.{_hint(shape, value)}"
+
+
+def _place(loc: tuple[str | int, ...], model: type[Section]) -> tuple[KeyPath, FieldInfo | None, Shape]:
+    """Pydantic's location without its union tags, with the field and the shape that stand there."""
+    path: list[str | int] = []
+    field: FieldInfo | None = None
+    shape = Shape(section=model)
+    for part in loc:
+        if shape.variants and part in dict(shape.variants):
+            shape = Shape(section=dict(shape.variants)[str(part)])
+            continue
+        if shape.alternatives or part == "[key]":
+            break
+        path.append(part)
+        found = child(shape, part)
+        if found:
+            field, shape = found[0][0] or field, shape_of(found[0][1])
+        elif not shape.is_dict:
+            field, shape = None, Shape()
+    return tuple(path), field, shape
+
+
+def _is_whole(detail: ErrorDetails, field: FieldInfo) -> bool:
+    """Whether the problem is with the key's value itself rather than with one entry of a list."""
+    return not (shape_of(field.annotation).is_list and isinstance(detail["loc"][-1], int))
+
+
+def _expected(shape: Shape) -> str:
+    if shape.section or shape.variants:
+        return "a section (keys and values)"
+    return type_words(shape.scalar) if shape.scalar is not None else "something else"
+
+
+def _hint(shape: Shape, value: Any) -> str:
+    choices = [str(choice) for choice in get_args(shape.scalar)] if get_origin(shape.scalar) is not None else []
+    if choices and isinstance(value, str):
+        return nearest(value, choices)
+    if isinstance(value, str) and shape.scalar in (int, float) and _number(value):
+        return f" Write it without quotes: {value}."
+    if isinstance(value, float) and value.is_integer() and shape.scalar is int:
+        return f" Write {int(value)}."
+    if shape.scalar is str and isinstance(value, int | float | bool):
+        return f" Put it in quotes: '{show(value)}'."
+    if shape.scalar is bool and isinstance(value, str) and value.lower() in {"yes", "no", "on", "off"}:
+        return f" Write {'true' if value.lower() in {'yes', 'on'} else 'false'}."
+    return ""
+
+
+def _number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
+
+
+def _value_error(text: str, path: KeyPath, document: Document) -> str:
+    """A validator's own sentence, with the key and where it was written."""
+    if path:
+        return f"'{dotted(path)}'{at(document, path)}: {text}."
+    for name in _DOTTED.findall(text):
+        key = tuple(name.split("."))
+        if key in document.origins:
+            return f"{text} ({document.origins[key]})."
+    return f"{text}{at(document, ())}."
+
+
+def _unknown_tag(path: KeyPath, shape: Shape, value: Any, document: Document) -> str:
+    known = dict(shape.variants)
+    key = tag_key(next(iter(known.values())))
+    where, names = at(document, (*path, key)), ", ".join(known)
+    if not isinstance(value, dict):
+        return f"'{dotted(path)}'{where} must be a section with the key '{key}' (one of {names}), got {show(value)}."
+    if key not in value:
+        hint = "".join(f" There is '{name}'." for name in difflib.get_close_matches(key, list(value), 1, 0.7))
+        return f"missing key '{dotted((*path, key))}'{where}: write one of {names}.{hint}"
+    tag = value[key]
+    return f"'{dotted((*path, key))}'{where}: {show(tag)} is not known.{nearest(str(tag), list(known))} Known: {names}."
+
+
+def unknown_key(path: KeyPath, document: Document, model: type[Section]) -> str:
+    """The line for a key that does not exist, with the one that was probably meant."""
+    siblings, name = _siblings(path, document, model), str(path[-1])
+    elsewhere = sorted({key.dotted for key in all_keys(model) if key.path[-1] == name})
+    parents = sorted({f"'{place.rpartition('.')[0]}'" if "." in place else "the top level" for place in elsewhere})
+    close = difflib.get_close_matches(name, siblings, n=1, cutoff=0.5)
+    very_close = difflib.get_close_matches(name, siblings, n=1, cutoff=0.85)
+    if very_close or (close and not parents):
+        hint = f" Did you mean '{close[0]}'?"
+    elif parents:
+        hint = f" '{name}' belongs under {' or '.join(parents[:3])}."
+    elif name in NAMES_ELSEWHERE:
+        hint = f" Did you mean '{NAMES_ELSEWHERE[name]}'?"
+    else:
+        known = ", ".join(siblings)
+        hint = f" Known here: {known}." if known else ""
+        far = difflib.get_close_matches(name, [key.path[-1] for key in all_keys(model)], n=1, cutoff=0.75)
+        if far:
+            hint = f" Did you mean '{next(key.dotted for key in all_keys(model) if key.path[-1] == far[0])}'?"
+    return f"unknown key '{dotted(path)}'{at(document, path)}.{hint}"
+
+
+def _siblings(path: KeyPath, document: Document, model: type[Section]) -> list[str]:
+    """The keys that exist beside `path`; the tag that was written chooses among those of a union."""
+    shape, value = Shape(section=model), document.tree
+    for part in path[:-1]:
+        found = child(shape, part, value)
+        value = _at_path(value, part)
+        if not found:
+            return []
+        shape = shape_of(found[0][1])
+    sections = [shape.section] if shape.section else [section for _, section in shape.variants]
+    if shape.variants and isinstance(value, dict):
+        tag = str(value.get(tag_key(shape.variants[0][1]))).partition(":")[0]
+        sections = [section for name, section in shape.variants if name == tag] or sections
+    return list(dict.fromkeys(name for section in sections for name in section.model_fields))
+
+
+def _at_path(value: Any, part: str | int) -> Any:
+    try:
+        return value[part]
+    except (KeyError, IndexError, TypeError):
+        return None
