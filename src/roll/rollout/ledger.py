@@ -75,6 +75,14 @@ class DataLedger:
         assert entry.fate is Fate.IN_FLIGHT, f"draw {draw_id} is already {entry.fate} (step {entry.step})"
         self._entries[draw_id] = LedgerEntry(draw_id=draw_id, uid=entry.uid, fate=fate, step=step, why=why)
 
+    def forget_in_flight(self) -> list[int]:
+        """Drop the newest draws, which have no fate yet, so that they are drawn again; returns their ids."""
+        forgotten = self.in_flight()
+        first = len(self._entries) - len(forgotten)
+        assert forgotten == list(range(first, len(self._entries))), "a settled draw is newer than one in flight"
+        del self._entries[first:]
+        return forgotten
+
     def counts(self) -> dict[str, int]:
         """Number of draws by fate; every fate is present."""
         found = Counter(entry.fate.value for entry in self._entries)

@@ -1,0 +1,52 @@
+"""The seam between pipelines and machines: what starts roles, and where."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Protocol
+
+from roll.config.run import RLVRConfig
+from roll.inference import EngineSpec
+from roll.protocols import EngineGroup, TrainerGroup, WorkerPool
+from roll.registry import Registry
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from roll.training import TrainerSpec
+
+__all__ = ["CLUSTERS", "Cluster", "open_cluster"]
+
+
+class Cluster(Protocol):
+    """Starts the roles of a run on its devices."""
+
+    async def start_trainer(self, spec: TrainerSpec) -> TrainerGroup:
+        """Start all ranks of a trainer; `spec` is that of rank 0 of one, and is adapted to the ranks there are."""
+        ...
+
+    async def start_engines(self, specs: Sequence[EngineSpec]) -> EngineGroup:
+        """Start one engine per spec."""
+        ...
+
+    async def start_pool(self, num_workers: int) -> WorkerPool:
+        """Start workers for rewards."""
+        ...
+
+    async def close(self) -> None:
+        """End what this cluster started for itself; groups are closed before."""
+        ...
+
+
+CLUSTERS: Registry[Callable[[RLVRConfig], Cluster]] = Registry(
+    "cluster", {"local": "roll.cluster.local:open_local", "ray": "roll.cluster.ray:open_ray"}
+)
+
+
+def open_cluster(config: RLVRConfig) -> Cluster:
+    """The cluster that the configuration asks for.
+
+    Raises:
+        PlacementError: the device mapping does not fit the devices there are.
+    """
+    return CLUSTERS.get(config.cluster.type)(config)

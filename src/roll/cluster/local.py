@@ -1,0 +1,154 @@
+"""One trainer rank and its engines in this process; no Ray.
+
+The trainer's work runs in one thread of its own, so the controller's loop stays free; calls keep their order.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
+
+from roll.config.run import RLVRConfig
+from roll.inference import EngineSpec, build_engine
+from roll.protocols import InferenceEngine, LossFn, WorkerPool
+from roll.types import FloatArray, StepResult, TrainingBatch, WeightUpdate
+
+if TYPE_CHECKING:
+    from roll.training import TrainerSpec
+    from roll.training.backend import TorchBackend
+
+__all__ = ["LocalCluster", "LocalEngineGroup", "LocalTrainerGroup"]
+
+T = TypeVar("T")
+
+
+class LocalTrainerGroup:
+    """A trainer of one rank; implements `TrainerGroup`."""
+
+    num_ranks = 1
+
+    def __init__(self, backend: TorchBackend, thread: ThreadPoolExecutor) -> None:
+        self._backend = backend
+        self._thread = thread
+
+    @classmethod
+    async def start(cls, spec: TrainerSpec) -> LocalTrainerGroup:
+        """Load the model in the trainer's thread."""
+        thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="trainer")
+
+        def build() -> TorchBackend:
+            from roll.training import TorchBackend
+
+            return TorchBackend(spec)
+
+        try:
+            return cls(await asyncio.get_running_loop().run_in_executor(thread, build), thread)
+        except BaseException:
+            thread.shutdown(wait=False, cancel_futures=True)
+            raise
+
+    async def _call(self, function: Callable[..., T], *args: object) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._thread, lambda: function(*args))
+
+    async def train_step(self, batch: TrainingBatch, loss: LossFn) -> StepResult:
+        """See `TrainBackend.train_step`."""
+        return await self._call(self._backend.train_step, batch, loss)
+
+    async def logprobs(self, batch: TrainingBatch) -> list[FloatArray]:
+        """See `TrainBackend.logprobs`."""
+        return await self._call(self._backend.logprobs, batch)
+
+    async def send_weights(
+        self, policy_version: int, transport: str, deliver: Callable[[WeightUpdate], Awaitable[None]]
+    ) -> Mapping[str, int]:
+        """See `TrainerGroup.send_weights`."""
+        from roll.weights import send_weights
+
+        return await send_weights(self._backend.weights(), policy_version, transport, deliver)
+
+    async def save(self, path: Path) -> None:
+        """See `TrainBackend.save`."""
+        await self._call(self._backend.save, path)
+
+    async def load(self, path: Path) -> None:
+        """See `TrainBackend.load`."""
+        await self._call(self._backend.load, path)
+
+    async def export(self, path: Path) -> None:
+        """See `TrainBackend.export`."""
+        await self._call(self._backend.export, path)
+
+    async def close(self) -> None:
+        """Let the running call end, then free the thread."""
+        await asyncio.to_thread(self._thread.shutdown, True, cancel_futures=True)
+
+
+class LocalEngineGroup:
+    """Engines of this process; implements `EngineGroup`."""
+
+    def __init__(self, specs: Sequence[EngineSpec], engines: list[InferenceEngine]) -> None:
+        self._specs = {spec.engine_id: spec for spec in specs}
+        self._engines = engines
+
+    @classmethod
+    async def start(cls, specs: Sequence[EngineSpec]) -> LocalEngineGroup:
+        """Start one engine per spec."""
+        engines = [build_engine(spec) for spec in specs]
+        group = cls(specs, engines)
+        try:
+            for engine in engines:
+                await engine.start()
+        except BaseException:
+            await group.close()
+            raise
+        return group
+
+    @property
+    def engines(self) -> Sequence[InferenceEngine]:
+        """In the order of their specs."""
+        return tuple(self._engines)
+
+    async def replace(self, engine_id: str) -> InferenceEngine:
+        """See `EngineGroup.replace`."""
+        index = next(i for i, engine in enumerate(self._engines) if engine.engine_id == engine_id)
+        await self._engines[index].close()
+        fresh = build_engine(self._specs[engine_id])
+        await fresh.start()
+        self._engines[index] = fresh
+        return fresh
+
+    async def close(self) -> None:
+        """Close every engine, then raise the first error there was."""
+        results = await asyncio.gather(*(engine.close() for engine in self._engines), return_exceptions=True)
+        for result in results:
+            if isinstance(result, BaseException):
+                raise result
+
+
+class LocalCluster:
+    """This process; implements `Cluster`."""
+
+    async def start_trainer(self, spec: TrainerSpec) -> LocalTrainerGroup:
+        """See `Cluster.start_trainer`."""
+        return await LocalTrainerGroup.start(spec)
+
+    async def start_engines(self, specs: Sequence[EngineSpec]) -> LocalEngineGroup:
+        """See `Cluster.start_engines`."""
+        return await LocalEngineGroup.start(specs)
+
+    async def start_pool(self, num_workers: int) -> WorkerPool:
+        """See `Cluster.start_pool`."""
+        from roll.cluster.pool import LocalWorkerPool
+
+        return LocalWorkerPool(num_workers)
+
+    async def close(self) -> None:
+        """Nothing of its own to end."""
+
+
+def open_local(config: RLVRConfig) -> LocalCluster:
+    """A cluster of this process alone; the configuration was checked to ask for no more."""
+    return LocalCluster()

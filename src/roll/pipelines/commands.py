@@ -1,0 +1,84 @@
+"""What `roll train`, `resume`, `eval` and `export` do; a command line or a script calls these."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import shutil
+from collections.abc import Coroutine, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, TypeVar
+
+from roll.config import RLVRConfig
+from roll.config.load import load_run_config, resolved
+from roll.errors import CheckpointError, ConfigError, RunDirectoryError
+from roll.pipelines import rlvr
+from roll.pipelines.checkpoint import SavedRun, checkpoints, find_checkpoint, read_checkpoint, remove_unfinished
+from roll.pipelines.setup import open_parts
+from roll.pipelines.stop import StopRequest, stop_on_signals
+from roll.tracking import RunDirectory, Summary, Tracker
+
+__all__ = ["evaluate", "export", "resume", "train"]
+
+logger = logging.getLogger(__name__)
+T = TypeVar("T")
+
+
+def train(config: RLVRConfig) -> Summary:
+    """Run a configuration from its first step to its last, in a new run directory."""
+    with RunDirectory.create(config.run_dir, resolved(config)) as run:
+        return _run(_train(config, run, None))
+
+
+def resume(run_path: Path, overrides: Sequence[str] = ()) -> Summary:
+    """Continue a run from its newest checkpoint, or from the beginning where it has none."""
+    config = load_run_config(run_path, overrides)
+    with RunDirectory.open(run_path, lock=True) as run:
+        remove_unfinished(run.checkpoints_dir)
+        path = find_checkpoint(run.checkpoints_dir)
+        saved = read_checkpoint(path) if path else None
+        return _run(_train(config, run, saved))
+
+
+async def _train(config: RLVRConfig, run: RunDirectory, saved: SavedRun | None) -> Summary:
+    step = saved.state.step if saved else 0
+    stop = StopRequest()
+    with Tracker(run, config, resumed_at=step if saved else None) as tracker, stop_on_signals(stop):
+        async with open_parts(config, run, tracker, stop, saved=saved, on_rollout=tracker.on_rollout) as parts:
+            await rlvr.run(parts)
+        return tracker.finish()
+
+
+def export(source: Path, target: Path) -> Path:
+    """Copy the model of a run's newest checkpoint, or of a checkpoint, to `target`, as Hugging Face safetensors.
+
+    Raises:
+        RunDirectoryError: `source` holds no checkpoint, or `target` exists.
+    """
+    directory = source / "checkpoints"
+    checkpoint = find_checkpoint(directory) if directory.is_dir() else source
+    model = checkpoint / "model" if checkpoint else None
+    if model is None or not (model / "config.json").is_file():
+        saved = ", ".join(path.name for path in checkpoints(directory).values())
+        raise RunDirectoryError(
+            f"'{source}' is neither a run with a checkpoint nor a checkpoint. "
+            + (f"Its checkpoints: {saved}." if saved else "Give a run directory or `RUN/checkpoints/step-N`.")
+        )
+    if target.exists():
+        raise RunDirectoryError(f"'{target}' exists already: nothing was written. Choose another directory.")
+    temporary = target.with_name(f".{target.name}.tmp")
+    shutil.rmtree(temporary, ignore_errors=True)
+    shutil.copytree(model, temporary)
+    temporary.rename(target)
+    return target
+
+
+def _run(work: Coroutine[Any, Any, T]) -> T:
+    """Run a coroutine to its end, also where a loop is running already (a notebook): then in a thread of its own."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return asyncio.run(work)
+    with ThreadPoolExecutor(max_workers=1, thread_name_prefix="roll") as thread:
+        return thread.submit(asyncio.run, work).result()

@@ -1,0 +1,43 @@
+"""Everything a pipeline works with, made by `setup.open_parts`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from roll.config import RLVRConfig
+from roll.data import Data
+from roll.pipelines.checkpoint import Checkpointer
+from roll.pipelines.state import RunState
+from roll.pipelines.stop import StopRequest
+from roll.protocols import LossFn, TrainerGroup
+from roll.rollout import DataLedger, LLMProxy, RolloutScheduler, SamplingPlan
+from roll.tracking import Spans, Tracker
+from roll.weights import WeightSync
+
+__all__ = ["Parts"]
+
+
+@dataclass(kw_only=True, slots=True)
+class Parts:
+    """The nouns of the loop."""
+
+    config: RLVRConfig
+    state: RunState
+    data: Data
+    ledger: DataLedger
+    proxy: LLMProxy
+    scheduler: RolloutScheduler
+    train_plan: SamplingPlan
+    eval_plan: SamplingPlan
+    trainer: TrainerGroup
+    reference: TrainerGroup | None
+    """The initial policy, where the KL penalty needs it."""
+    loss: LossFn
+    weights: WeightSync
+    checkpointer: Checkpointer
+    tracker: Tracker
+    spans: Spans
+    stop: StopRequest
+    note: Callable[[str], None] = lambda text: None
+    """Tells the user something in a line."""

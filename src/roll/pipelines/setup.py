@@ -1,0 +1,199 @@
+"""Construction: from a configuration to the parts that the loop works with, and their end in reverse order."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from roll.algorithms.losses import PolicyLoss
+from roll.cluster.base import Cluster, open_cluster
+from roll.config import RLVRConfig
+from roll.data import ChatRenderer, Data, build_data
+from roll.inference import EngineSpec, resolve_engine_kind
+from roll.models import context_length, load_tokenizer, resolve_model, stop_token_ids
+from roll.pipelines.checkpoint import Checkpointer, SavedRun
+from roll.pipelines.parts import Parts
+from roll.pipelines.state import RunState
+from roll.pipelines.stop import StopRequest
+from roll.protocols import EngineGroup, Reward, TrainerGroup, WorkerPool
+from roll.rewards import build_reward
+from roll.rollout import DataLedger, LLMProxy, RolloutScheduler, SamplingPlan
+from roll.tracking import RunDirectory, Spans, Tracker
+from roll.training import TrainerSpec
+from roll.types import Rollout, SamplingParams
+from roll.weights import WeightSync
+
+__all__ = ["Material", "engine_specs", "open_parts", "prepare_material", "sampling_plans"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Material:
+    """What can be prepared without any device: the model's files, its tokenizer, the prompts."""
+
+    model_path: Path
+    renderer: ChatRenderer
+    stop_token_ids: tuple[int, ...]
+    data: Data
+    max_context: int
+    """Longest prompt plus answer that engines must hold, in tokens."""
+
+
+def prepare_material(config: RLVRConfig) -> Material:
+    """Resolve the model and read the data.
+
+    Raises:
+        UserError: the model or a source cannot be used; a prompt is longer than the context.
+    """
+    model_path = resolve_model(config.model.path)
+    tokenizer = load_tokenizer(model_path)
+    answer = config.rollout.max_new_tokens
+    max_context = config.inference.max_context or context_length(model_path)
+    data = build_data(config.data, tokenizer, config.seed, max_context - answer)
+    if config.inference.max_context is None and data.longest_prompt is not None:
+        max_context = min(max_context, data.longest_prompt + answer)
+    return Material(
+        model_path=model_path,
+        renderer=ChatRenderer(tokenizer),
+        stop_token_ids=stop_token_ids(model_path),
+        data=data,
+        max_context=max_context,
+    )
+
+
+def sampling_plans(config: RLVRConfig, stop_ids: tuple[int, ...]) -> tuple[SamplingPlan, SamplingPlan]:
+    """How training and evaluation sample."""
+    rollout, evaluation = config.rollout, config.evaluation
+    sampling = SamplingParams(
+        max_new_tokens=rollout.max_new_tokens,
+        temperature=rollout.temperature,
+        top_p=rollout.top_p,
+        top_k=rollout.top_k,
+        stop_token_ids=stop_ids,
+    )
+    return (
+        SamplingPlan(purpose="train", group_size=rollout.group_size, sampling=sampling),
+        SamplingPlan(
+            purpose="eval",
+            group_size=evaluation.samples_per_prompt,
+            sampling=replace(sampling, temperature=evaluation.temperature),
+        ),
+    )
+
+
+def engine_specs(config: RLVRConfig, material: Material, run: RunDirectory | None) -> list[EngineSpec]:
+    """One spec per engine of the device mapping."""
+    mapping = config.cluster.device_mapping
+    return [
+        EngineSpec(
+            engine_id=f"engine-{index}",
+            kind=resolve_engine_kind(config.inference.engine),
+            model_path=str(material.model_path),
+            dtype=config.model.dtype,
+            max_context=material.max_context,
+            max_num_seqs=config.inference.max_num_seqs,
+            kv_cache_bytes=config.inference.kv_cache_bytes,
+            tensor_parallel=config.inference.tensor_parallel,
+            seed=config.seed,
+            num_threads=config.training.num_threads,
+            colocated=bool(set(mapping.actor_infer) & set(mapping.actor_train)),
+            trust_remote_code=config.model.trust_remote_code,
+            options=config.inference.options,
+            log_path=run.log_path("engine", index) if run else None,
+        )
+        for index in range(config.num_engines)
+    ]
+
+
+def trainer_spec(config: RLVRConfig, material: Material) -> TrainerSpec:
+    """The trainer, seen from its only rank; a cluster adapts it to several."""
+    return TrainerSpec(
+        model_path=str(material.model_path), model=config.model, training=config.training, seed=config.seed
+    )
+
+
+def policy_loss(config: RLVRConfig) -> PolicyLoss:
+    """The loss that the algorithm's settings describe."""
+    return PolicyLoss.from_config(config.algorithm)
+
+
+def build_rewards(config: RLVRConfig, pool: WorkerPool) -> dict[str, Reward]:
+    """By domain."""
+    return {entry.domain or entry.source: build_reward(entry.reward, pool) for entry in config.data}
+
+
+async def _start_roles(
+    cluster: Cluster, config: RLVRConfig, material: Material, run: RunDirectory, stack: AsyncExitStack
+) -> tuple[TrainerGroup, EngineGroup, WorkerPool]:
+    """Start trainer, engines, and reward workers at the same time; whatever started is closed by `stack`."""
+    started = await asyncio.gather(
+        cluster.start_trainer(trainer_spec(config, material)),
+        cluster.start_engines(engine_specs(config, material, run)),
+        cluster.start_pool(config.rollout.num_reward_workers),
+        return_exceptions=True,
+    )
+    for role in started:
+        if not isinstance(role, BaseException):
+            stack.push_async_callback(role.close)
+    for role in started:
+        if isinstance(role, BaseException):
+            raise role
+    trainer, engines, pool = started
+    return trainer, engines, pool  # type: ignore[return-value]  # exceptions were raised above
+
+
+@asynccontextmanager
+async def open_parts(
+    config: RLVRConfig,
+    run: RunDirectory,
+    tracker: Tracker,
+    stop: StopRequest,
+    *,
+    saved: SavedRun | None = None,
+    on_rollout: Callable[[Rollout], None] = lambda rollout: None,
+) -> AsyncIterator[Parts]:
+    """Start every role, restore what a checkpoint holds, and end every role afterwards, also after an error."""
+    material = await asyncio.to_thread(prepare_material, config)
+    state = saved.state if saved else RunState(data=material.data.train.state())
+    material.data.train.restore(state.data)
+    async with AsyncExitStack() as stack:
+        cluster = open_cluster(config)
+        stack.push_async_callback(cluster.close)
+        trainer, engines, pool = await _start_roles(cluster, config, material, run, stack)
+        reference = None
+        if config.algorithm.kl.coefficient > 0:
+            frozen = replace(trainer_spec(config, material), frozen=True)
+            reference = await cluster.start_trainer(frozen)
+            stack.push_async_callback(reference.close)
+        if saved:
+            await trainer.load(saved.trainer_path)
+        weights = WeightSync(trainer, engines, config.weight_sync, probe=material.data.probe)
+        proxy = LLMProxy(engines, weights.push_to, max_attempts=config.rollout.max_attempts)
+        train_plan, eval_plan = sampling_plans(config, material.stop_token_ids)
+        yield Parts(
+            config=config,
+            state=state,
+            data=material.data,
+            ledger=saved.ledger if saved else DataLedger(),
+            proxy=proxy,
+            scheduler=RolloutScheduler(
+                proxy,
+                build_rewards(config, pool),
+                material.renderer.decode,
+                seed=config.seed,
+                max_attempts=config.rollout.max_attempts,
+                on_rollout=on_rollout,
+            ),
+            train_plan=train_plan,
+            eval_plan=eval_plan,
+            trainer=trainer,
+            reference=reference,
+            loss=policy_loss(config),
+            weights=weights,
+            checkpointer=Checkpointer(run, config.checkpoint, trainer),
+            tracker=tracker,
+            spans=tracker.spans,
+            stop=stop,
+        )

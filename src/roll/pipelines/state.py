@@ -1,0 +1,52 @@
+"""What a run must remember between steps, besides weights: the controller's part of a checkpoint."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from roll.errors import CheckpointError
+
+__all__ = ["RunState"]
+
+FORMAT = 1
+
+
+@dataclass(kw_only=True, slots=True)
+class RunState:
+    """Where the run stands at a step's boundary. Everything here is plain data."""
+
+    step: int = 0
+    """Steps completed."""
+    policy_version: int = 0
+    """Optimiser steps made; a step without gradient leaves it."""
+    data: dict[str, Any] = field(default_factory=dict)
+    """Cursor of the prompt stream (`PromptStream.state()`)."""
+    evaluated_at: int = -1
+    """Step after which the policy was last evaluated; -1 for never."""
+    accuracies: dict[str, float] = field(default_factory=dict)
+    """Evaluation accuracy by step."""
+    rewards: list[float] = field(default_factory=list)
+    """Mean reward of each step."""
+    best_step: int | None = None
+    """Step with the best evaluation accuracy (the earliest of equals)."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data with a format number."""
+        return {"format": FORMAT, **asdict(self)}
+
+    @classmethod
+    def from_json(cls, value: dict[str, Any]) -> RunState:
+        """Read what `to_json` wrote.
+
+        Raises:
+            CheckpointError: it was written by an incompatible version.
+        """
+        fields = dict(value)
+        found = fields.pop("format", None)
+        if found != FORMAT:
+            raise CheckpointError(f"state.json has format {found!r}, this version of ROLL reads {FORMAT}")
+        try:
+            return cls(**fields)
+        except TypeError as error:
+            raise CheckpointError(f"state.json does not have the expected fields: {error}") from None

@@ -1,0 +1,88 @@
+"""Stopping on a signal without losing anything: SIGTERM and Ctrl-C ask the loop to stop at a step's boundary."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+import threading
+from collections.abc import Coroutine, Iterator
+from typing import Any, TypeVar
+
+from roll.errors import RollError
+
+__all__ = ["Interrupted", "StopRequest", "stop_on_signals"]
+
+T = TypeVar("T")
+
+
+class Interrupted(RollError):
+    """A signal ended the run at a step's boundary; everything up to there is saved."""
+
+    def __init__(self, signal_name: str) -> None:
+        super().__init__(signal_name)
+        self.signal_name = signal_name
+
+
+class StopRequest:
+    """Set by a signal; work that may be thrown away runs `unless` it is set."""
+
+    def __init__(self) -> None:
+        self._event = asyncio.Event()
+        self.signal_name = ""
+
+    def __bool__(self) -> bool:
+        return self._event.is_set()
+
+    def set(self, signal_name: str) -> None:
+        """Ask for a stop; the first signal's name is kept."""
+        self.signal_name = self.signal_name or signal_name
+        self._event.set()
+
+    async def unless(self, work: Coroutine[Any, Any, T]) -> T:
+        """Run `work`; when a stop is asked for, cancel it.
+
+        Raises:
+            Interrupted: a stop was asked for; `work` has ended.
+        """
+        task = asyncio.create_task(work)
+        stop = asyncio.create_task(self._event.wait())
+        try:
+            await asyncio.wait({task, stop}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            stop.cancel()
+            if not task.done():
+                task.cancel()
+                await asyncio.gather(task, return_exceptions=True)
+        if task.cancelled() or (self._event.is_set() and task.exception() is None):
+            raise Interrupted(self.signal_name)
+        return task.result()
+
+
+@contextlib.contextmanager
+def stop_on_signals(stop: StopRequest) -> Iterator[None]:
+    """Let SIGINT and SIGTERM set `stop`; a second one of them ends the process the usual way.
+
+    Outside the main thread (a notebook's cell that runs in a helper thread) signals stay as they are.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    loop = asyncio.get_running_loop()
+    watched = (signal.SIGINT, signal.SIGTERM)
+    before = {number: signal.getsignal(number) for number in watched}
+
+    def ask(number: signal.Signals) -> None:
+        stop.set(number.name)
+        for other in watched:
+            loop.remove_signal_handler(other)
+            signal.signal(other, signal.default_int_handler if other is signal.SIGINT else signal.SIG_DFL)
+
+    for number in watched:
+        loop.add_signal_handler(number, ask, number)
+    try:
+        yield
+    finally:
+        for number in watched:
+            loop.remove_signal_handler(number)
+            signal.signal(number, before[number])
