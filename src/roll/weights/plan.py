@@ -1,0 +1,82 @@
+"""The plan of a sync: which tensors, in which order, in which buckets. Pure functions.
+
+Names are those of the HF checkpoint, as the `WeightSource` gives them: tied weights once, LoRA merged already.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from roll.errors import WeightSyncError
+from roll.types import TensorSpec
+
+__all__ = ["ALIGNMENT", "Bucket", "Slot", "dtype_of", "num_bytes", "plan_buckets", "spec_of", "total_bytes"]
+
+ALIGNMENT = 64
+"""Every tensor starts at a multiple of this, in bytes: a cache line, and more than any dtype needs."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Slot:
+    """A tensor's place in its bucket."""
+
+    spec: TensorSpec
+    offset: int
+    """Bytes from the bucket's start; a multiple of `ALIGNMENT`."""
+    num_bytes: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Bucket:
+    """Whole tensors that travel together."""
+
+    slots: tuple[Slot, ...]
+    num_bytes: int
+    """Length with the gaps between tensors; a multiple of `ALIGNMENT`."""
+
+
+def spec_of(name: str, tensor: torch.Tensor) -> TensorSpec:
+    """Describe a tensor."""
+    return TensorSpec(name=name, shape=tuple(tensor.shape), dtype=str(tensor.dtype).removeprefix("torch."))
+
+
+def dtype_of(spec: TensorSpec) -> torch.dtype:
+    """The torch dtype that a manifest names.
+
+    Raises:
+        WeightSyncError: torch has no such dtype.
+    """
+    dtype = getattr(torch, spec.dtype, None)
+    if not isinstance(dtype, torch.dtype):
+        raise WeightSyncError(f"tensor '{spec.name}' has dtype '{spec.dtype}', which this torch does not know.")
+    return dtype
+
+
+def num_bytes(spec: TensorSpec) -> int:
+    """Length of the tensor's elements."""
+    return spec.num_elements * dtype_of(spec).itemsize
+
+
+def total_bytes(manifest: Sequence[TensorSpec]) -> int:
+    """Length of all tensors' elements."""
+    return sum(num_bytes(spec) for spec in manifest)
+
+
+def plan_buckets(manifest: Sequence[TensorSpec], bucket_bytes: int) -> tuple[Bucket, ...]:
+    """Fill buckets in manifest order. A tensor is never split; one larger than `bucket_bytes` gets a bucket of its own."""
+    buckets: list[Bucket] = []
+    slots: list[Slot] = []
+    end = 0
+    for spec in manifest:
+        length = num_bytes(spec)
+        if slots and end + length > bucket_bytes:
+            buckets.append(Bucket(slots=tuple(slots), num_bytes=end))
+            slots, end = [], 0
+        slots.append(Slot(spec=spec, offset=end, num_bytes=length))
+        end += -(-length // ALIGNMENT) * ALIGNMENT
+    if slots:
+        buckets.append(Bucket(slots=tuple(slots), num_bytes=end))
+    return tuple(buckets)

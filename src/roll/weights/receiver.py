@@ -1,0 +1,134 @@
+"""The engine's end of a weight sync.
+
+Data flow:  `WeightUpdate` ─ open_update ─► transport's stream ─► name, shape, dtype checked ─► bytes hashed ─► engine
+
+    with open_update(update) as receiver:
+        for name, tensor in receiver:
+            parameters[name].copy_(tensor)
+    receipt = WeightReceipt(..., checksums=receiver.checksums)
+
+Invariants: tensors come in manifest order, each exactly once; a tensor has been hashed before the engine sees it; leaving the
+context without an error means that every tensor was handed out. A yielded tensor lives in the transport's buffer, or is
+the trainer's own: copy it at once, never keep or change it. Blocking; an asyncio engine calls it from a thread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import torch
+
+from roll.errors import WeightSyncError
+from roll.registry import Registry
+from roll.types import WeightUpdate
+from roll.weights.checksum import tensor_checksum
+from roll.weights.plan import num_bytes, spec_of
+
+__all__ = ["RECEIVE_TIMEOUT_S", "TRANSPORTS", "Receiver", "ReceiverPlace", "TensorStream", "open_update"]
+
+RECEIVE_TIMEOUT_S = 120.0
+
+TensorStream: TypeAlias = Iterator[tuple[str, torch.Tensor]]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ReceiverPlace:
+    """Where tensors are received."""
+
+    device: torch.device
+    """Where a transport with buffers of its own puts them; the others leave tensors where they are."""
+    worker: int = 0
+    """0 … num_workers - 1: this process among those of one engine (tensor parallelism)."""
+    num_workers: int = 1
+    timeout_s: float = RECEIVE_TIMEOUT_S
+
+
+TRANSPORTS: Registry[Callable[[WeightUpdate, ReceiverPlace], AbstractContextManager[TensorStream]]] = Registry(
+    "weight transport",
+    {
+        "in_process": "roll.weights.in_process:receive",
+        "shared_memory": "roll.weights.shared_memory:receive",
+        "broadcast": "roll.weights.broadcast:receive",
+    },
+)
+
+
+class Receiver:
+    """Iterates `(name, tensor)` once, in manifest order, and knows the checksums of what came."""
+
+    def __init__(self, update: WeightUpdate, stream: TensorStream) -> None:
+        self.policy_version = update.policy_version
+        self.checksums: dict[str, int] = {}
+        """By name, of the bytes as received; complete after the last tensor."""
+        self.num_bytes = 0
+        self._manifest = update.manifest
+        self._stream = self._checked(stream)
+
+    def __iter__(self) -> Iterator[tuple[str, torch.Tensor]]:
+        return self._stream
+
+    @property
+    def unread(self) -> tuple[str, ...]:
+        """Names in the manifest that were not handed out yet."""
+        return tuple(spec.name for spec in self._manifest[len(self.checksums) :])
+
+    def _checked(self, stream: TensorStream) -> TensorStream:
+        for expected in self._manifest:
+            name, tensor = next(stream, (None, None))
+            if name is None or tensor is None:
+                raise WeightSyncError(f"{self._about(expected.name)} is missing: the stream ended before it.")
+            if name != expected.name:
+                if name in self.unread:
+                    raise WeightSyncError(f"{self._about(expected.name)} is missing: '{name}' came in its place.")
+                again = "for the second time" if name in self.checksums else "and is not in the manifest"
+                raise WeightSyncError(f"{self._about(name)} was unexpected: it came {again}.")
+            found = spec_of(name, tensor)
+            if found.shape != expected.shape:
+                raise WeightSyncError(f"{self._about(name)} has shape {found.shape}, announced was {expected.shape}.")
+            if found.dtype != expected.dtype:
+                raise WeightSyncError(f"{self._about(name)} has dtype {found.dtype}, announced was {expected.dtype}.")
+            self.checksums[name] = tensor_checksum(tensor)
+            self.num_bytes += num_bytes(expected)
+            yield name, tensor
+        surplus = next(stream, None)
+        if surplus is not None:
+            raise WeightSyncError(f"{self._about(surplus[0])} was unexpected: it came after the manifest's last.")
+
+    def _about(self, name: str) -> str:
+        return f"weight sync of policy version {self.policy_version}: tensor '{name}'"
+
+
+@contextmanager
+def open_update(
+    update: WeightUpdate,
+    *,
+    device: torch.device | str = "cpu",
+    worker: int = 0,
+    num_workers: int = 1,
+    timeout_s: float = RECEIVE_TIMEOUT_S,
+) -> Generator[Receiver]:
+    """Fetch the weights that `update` offers, in this process.
+
+    Args:
+        update: the offer, unchanged as the engine got it; plain data, so it may be passed on to another process.
+        device: where `broadcast` puts what it receives.
+        worker, num_workers: this process among the engine's, where several of them receive (tensor parallelism).
+        timeout_s: longest wait for the sender or for the other receivers.
+
+    Raises:
+        WeightSyncError: a tensor is missing, unexpected, of another shape or dtype (names it); the sender is gone, gave up, or is
+            out of reach; or the engine left tensors unread (names them).
+    """
+    place = ReceiverPlace(device=torch.device(device), worker=worker, num_workers=num_workers, timeout_s=timeout_s)
+    with TRANSPORTS.get(update.transport)(update, place) as stream:
+        receiver = Receiver(update, stream)
+        yield receiver
+        if receiver.unread:
+            names = ", ".join(f"'{name}'" for name in receiver.unread[:5])
+            raise WeightSyncError(
+                f"weight sync of policy version {update.policy_version}: the engine left {len(receiver.unread)} of "
+                f"{len(update.manifest)} tensors unread, from {names}."
+            )
