@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from roll.algorithms.advantages import group_advantages
+from roll.algorithms.advantages import group_advantages, has_zero_variance
 from roll.config.algorithm import AlgorithmConfig
 from roll.rollout import DataLedger, Fate
 from roll.types import Group, Rollout
@@ -36,7 +36,7 @@ def select(groups: Sequence[Group], algorithm: AlgorithmConfig) -> Selection:
     A rollout that infrastructure failed is in no baseline; a group in which all failed has fate `failed`.
     """
     scored = [group.scored for group in groups]
-    rewards = [np.array([r.reward.value for r in rollouts if r.reward], np.float64) for rollouts in scored]
+    rewards = [np.array([r.reward.value for r in rollouts if r.reward], np.float32) for rollouts in scored]
     advantages = group_advantages(rewards, mean=algorithm.advantage_mean, std=algorithm.advantage_std)
     fates: dict[int, tuple[Fate, str]] = {}
     chosen: list[Rollout] = []
@@ -46,7 +46,7 @@ def select(groups: Sequence[Group], algorithm: AlgorithmConfig) -> Selection:
         if not trainable:
             causes = sorted({r.cause for r in group.rollouts if r.cause})
             fates[group.draw.draw_id] = (Fate.FAILED, "; ".join(causes) or "no rollout has a token")
-        elif algorithm.skip_zero_variance and np.ptp(values) == 0:
+        elif algorithm.skip_zero_variance and has_zero_variance(values):
             fates[group.draw.draw_id] = (Fate.FILTERED, f"zero variance: every reward is {values[0]:g}")
         else:
             fates[group.draw.draw_id] = (Fate.TRAINED, "")

@@ -116,7 +116,14 @@ def trainer_spec(config: RLVRConfig, material: Material) -> TrainerSpec:
 
 def policy_loss(config: RLVRConfig) -> PolicyLoss:
     """The loss that the algorithm's settings describe."""
-    return PolicyLoss.from_config(config.algorithm)
+    algorithm = config.algorithm
+    return PolicyLoss(
+        clip_low=algorithm.clip_low,
+        clip_high=algorithm.clip_high,
+        aggregation=algorithm.aggregation,
+        kl_coefficient=algorithm.kl.coefficient,
+        kl_estimator=algorithm.kl.estimator,
+    )
 
 
 def build_rewards(config: RLVRConfig, pool: WorkerPool) -> dict[str, Reward]:

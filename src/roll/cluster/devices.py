@@ -1,0 +1,77 @@
+"""The device mapping, resolved: which machine and which of its devices each rank and each engine gets. Pure functions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from roll.config.run import RLVRConfig
+from roll.errors import PlacementError
+
+__all__ = ["Placement", "Seat", "place"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Seat:
+    """Where one rank or engine sits."""
+
+    node: int
+    """0 … num_nodes - 1."""
+    local_devices: tuple[int, ...]
+    """Device numbers on that machine."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Placement:
+    """Seats of every role."""
+
+    num_nodes: int
+    devices_per_node: int
+    trainer: tuple[Seat, ...]
+    """By rank."""
+    engines: tuple[Seat, ...]
+    """By engine."""
+
+    @property
+    def workers_on_first_node(self) -> int:
+        """Ranks and engines of node 0; on a CPU they share its cores."""
+        return sum(seat.node == 0 for seat in (*self.trainer, *self.engines))
+
+
+def place(config: RLVRConfig, devices_per_node: int) -> Placement:
+    """Resolve the device mapping.
+
+    Args:
+        devices_per_node: what each machine has.
+
+    Raises:
+        PlacementError: a device number is beyond the cluster's, or an engine would span machines.
+    """
+    total = config.cluster.num_nodes * devices_per_node
+    mapping = config.cluster.device_mapping
+    for role, devices in (("actor_train", mapping.actor_train), ("actor_infer", mapping.actor_infer)):
+        beyond = [device for device in devices if device >= total]
+        if beyond:
+            raise PlacementError(
+                f"cluster.device_mapping.{role} names device {beyond[0]}, but {config.cluster.num_nodes} x "
+                f"{devices_per_node} devices are numbered 0-{total - 1}: change the mapping, or set "
+                "cluster.num_nodes and cluster.devices_per_node to what there is."
+            )
+    width = config.inference.tensor_parallel
+    engines = [mapping.actor_infer[i : i + width] for i in range(0, len(mapping.actor_infer), width)]
+    return Placement(
+        num_nodes=config.cluster.num_nodes,
+        devices_per_node=devices_per_node,
+        trainer=tuple(_seat([device], devices_per_node, "trainer rank") for device in mapping.actor_train),
+        engines=tuple(_seat(devices, devices_per_node, "engine") for devices in engines),
+    )
+
+
+def _seat(devices: Sequence[int], devices_per_node: int, role: str) -> Seat:
+    nodes = {device // devices_per_node for device in devices}
+    if len(nodes) > 1:
+        raise PlacementError(
+            f"cluster.device_mapping: devices {list(devices)} of one {role} lie on machines {sorted(nodes)}, but one "
+            "engine stays on one machine: lower inference.tensor_parallel, or align the mapping with the machines."
+        )
+    return Seat(node=nodes.pop(), local_devices=tuple(device % devices_per_node for device in devices))

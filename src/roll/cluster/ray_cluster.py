@@ -1,0 +1,145 @@
+"""Roles as Ray actors: one per trainer rank, one per engine, one per reward worker.
+
+One placement-group bundle per machine holds its devices; actors take a sliver of it each, and see their own devices
+through the environment, so that roles may share a device (colocated) or not (disaggregated).
+
+Nothing outlives the run: a cluster started here ends with this process (also when it is killed), and actors end with their
+cluster.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import ray
+from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+from roll.cluster.devices import Placement, Seat, place
+from roll.cluster.pool import LocalWorkerPool
+from roll.cluster.ray_engines import RayEngineGroup
+from roll.cluster.ray_trainer import RayTrainerGroup
+from roll.config.run import RLVRConfig
+from roll.errors import PlacementError
+from roll.inference import EngineSpec
+from roll.protocols import WorkerPool
+from roll.training import TrainerSpec
+
+__all__ = ["RayCluster", "open_ray"]
+
+logger = logging.getLogger(__name__)
+
+PLACEMENT_TIMEOUT_S = 60.0
+SLIVER = 0.001
+"""Of a bundle, per actor: bundles reserve devices, actors only sit in them."""
+
+
+def open_ray(config: RLVRConfig) -> RayCluster:
+    """Join the cluster at `cluster.address`, or start a private one on this machine, and reserve its devices.
+
+    Raises:
+        PlacementError: the device mapping does not fit, or the cluster cannot reserve the devices.
+    """
+    accelerators = _num_accelerators()
+    per_node = config.cluster.devices_per_node or accelerators or os.cpu_count() or 1
+    placement = place(config, per_node)
+    owned = not ray.is_initialized()
+    if owned:
+        _connect(config, per_node)
+    kind = "GPU" if accelerators else "CPU"
+    group = placement_group(
+        [{kind: float(per_node)}] * placement.num_nodes,
+        strategy="STRICT_SPREAD" if placement.num_nodes > 1 else "PACK",
+    )
+    if not group.wait(PLACEMENT_TIMEOUT_S):
+        available = ray.cluster_resources().get(kind, 0)
+        remove_placement_group(group)
+        raise PlacementError(
+            f"the Ray cluster could not reserve {placement.num_nodes} x {per_node} {kind} within "
+            f"{PLACEMENT_TIMEOUT_S:g} s (it has {available:g} in all): lower cluster.num_nodes or "
+            "cluster.devices_per_node, or wait until other jobs end."
+        )
+    return RayCluster(placement, group, accelerated=bool(accelerators), owned=owned)
+
+
+def _num_accelerators() -> int:
+    import torch
+
+    return torch.accelerator.device_count() if torch.accelerator.is_available() else 0
+
+
+def _connect(config: RLVRConfig, per_node: int) -> None:
+    quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR, "configure_logging": False}
+    if config.cluster.address:
+        ray.init(address=config.cluster.address, **quiet)
+    else:
+        os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+        ray.init(num_cpus=max(per_node, os.cpu_count() or 1), include_dashboard=False, **quiet)
+
+
+class RayCluster:
+    """Implements `Cluster` over a placement group."""
+
+    def __init__(self, placement: Placement, group: PlacementGroup, *, accelerated: bool, owned: bool) -> None:
+        self._placement = placement
+        self._group = group
+        self._accelerated = accelerated
+        self._owned = owned
+
+    @property
+    def _threads(self) -> int | None:
+        """CPU threads per actor: the machine's cores, shared between ranks and engines; devices need no limit."""
+        if self._accelerated:
+            return None
+        sharing = max(len(self._placement.trainer), len(self._placement.engines))
+        return max(1, (os.cpu_count() or 1) // min(sharing, self._placement.workers_on_first_node or 1))
+
+    def _options(self, seat: Seat, threads: int | None) -> dict[str, Any]:
+        """Ray options of an actor in this seat."""
+        environment = {name: os.environ[name] for name in _PASSED_ON if name in os.environ}
+        if threads:
+            environment["OMP_NUM_THREADS"] = str(threads)
+        if self._accelerated:
+            environment["RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES"] = "1"
+            environment["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, seat.local_devices))
+        return {
+            "num_cpus": 0 if self._accelerated else SLIVER,
+            "num_gpus": SLIVER if self._accelerated else 0,
+            "scheduling_strategy": PlacementGroupSchedulingStrategy(
+                placement_group=self._group, placement_group_bundle_index=seat.node
+            ),
+            "runtime_env": {"env_vars": environment},
+        }
+
+    async def start_trainer(self, spec: TrainerSpec) -> RayTrainerGroup:
+        """See `Cluster.start_trainer`."""
+        threads = spec.training.num_threads or self._threads
+        training = spec.training.model_copy(update={"num_threads": threads})
+        seats = [self._options(seat, threads) for seat in self._placement.trainer]
+        return await RayTrainerGroup.start(replace(spec, training=training), seats)
+
+    async def start_engines(self, specs: Sequence[EngineSpec]) -> RayEngineGroup:
+        """See `Cluster.start_engines`."""
+        seated = []
+        for spec, seat in zip(specs, self._placement.engines, strict=True):
+            threads = spec.num_threads or self._threads
+            seated.append((replace(spec, num_threads=threads), self._options(seat, threads)))
+        return await RayEngineGroup.start(seated)
+
+    async def start_pool(self, num_workers: int) -> WorkerPool:
+        """See `Cluster.start_pool`: rewards run beside the controller."""
+        return LocalWorkerPool(num_workers)
+
+    async def close(self) -> None:
+        """Free the devices, and end the cluster where it was started here."""
+        await asyncio.to_thread(remove_placement_group, self._group)
+        if self._owned:
+            await asyncio.to_thread(ray.shutdown)
+
+
+_PASSED_ON = ("OMP_WAIT_POLICY", "TOKENIZERS_PARALLELISM", "HF_HUB_OFFLINE", "ROLL_CACHE")

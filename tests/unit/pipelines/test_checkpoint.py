@@ -1,0 +1,108 @@
+"""Checkpoints are whole or absent, pruned after their successor exists, and read back as written."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from roll.config.operations import CheckpointConfig
+from roll.errors import CheckpointError
+from roll.pipelines.checkpoint import Checkpointer, checkpoints, find_checkpoint, read_checkpoint, remove_unfinished
+from roll.pipelines.state import RunState
+from roll.rollout import DataLedger, Fate
+from roll.tracking import RunDirectory
+from roll.types import Prompt, PromptDraw
+
+
+class FileTrainer:
+    """Writes one file where a trainer writes its state; may fail, as a full disk does."""
+
+    def __init__(self) -> None:
+        self.fails = False
+
+    async def save(self, path: Path) -> None:
+        path.mkdir()
+        (path / "weights").write_text("weights")
+
+    async def export(self, path: Path) -> None:
+        if self.fails:
+            raise OSError("disk full")
+        path.mkdir()
+        (path / "config.json").write_text("{}")
+
+
+def ledger_of(count: int) -> DataLedger:
+    ledger = DataLedger()
+    for i in range(count):
+        prompt = Prompt(uid=f"d/{i}", domain="d", messages=())
+        ledger.open([PromptDraw(draw_id=i, prompt=prompt, token_ids=np.zeros(1, np.int32))], step=1)
+        ledger.settle(i, Fate.TRAINED, step=1)
+    return ledger
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunDirectory:
+    return RunDirectory.create(tmp_path / "run", {"name": "run"})
+
+
+async def test_a_checkpoint_reads_back_as_written(run: RunDirectory) -> None:
+    state = RunState(step=4, policy_version=3, data={"cursor": 7}, accuracies={"0": 0.25}, rewards=[0.5], evaluated_at=4)
+    path = await Checkpointer(run, CheckpointConfig(), FileTrainer()).save(state, ledger_of(3))
+    saved = read_checkpoint(path)
+    assert saved.state == state
+    assert list(saved.ledger) == list(ledger_of(3))
+    assert (saved.trainer_path / "weights").read_text() == "weights"
+    assert path == run.checkpoint_path(4)
+
+
+async def test_the_newest_are_kept_and_the_best_where_asked(run: RunDirectory) -> None:
+    checkpointer = Checkpointer(run, CheckpointConfig(keep_last=2, keep_best=True), FileTrainer())
+    for step in range(1, 6):
+        await checkpointer.save(RunState(step=step, best_step=min(step, 2)), ledger_of(0))
+    assert list(checkpoints(run.checkpoints_dir)) == [2, 4, 5]
+
+
+async def test_a_failure_while_saving_leaves_the_previous_one_whole(run: RunDirectory) -> None:
+    trainer = FileTrainer()
+    checkpointer = Checkpointer(run, CheckpointConfig(), trainer)
+    await checkpointer.save(RunState(step=1), ledger_of(1))
+    trainer.fails = True
+    with pytest.raises(OSError, match="disk full"):
+        await checkpointer.save(RunState(step=2), ledger_of(2))
+    found = find_checkpoint(run.checkpoints_dir)
+    assert found is not None and read_checkpoint(found).state.step == 1
+    remove_unfinished(run.checkpoints_dir)
+    assert [p.name for p in run.checkpoints_dir.iterdir()] == ["step-000001"]
+
+
+async def test_saving_the_same_step_twice_writes_once(run: RunDirectory) -> None:
+    checkpointer = Checkpointer(run, CheckpointConfig(), FileTrainer())
+    path = await checkpointer.save(RunState(step=1), ledger_of(0))
+    before = (path / "state.json").stat().st_mtime_ns
+    assert await checkpointer.save(RunState(step=1), ledger_of(0)) == path
+    assert (path / "state.json").stat().st_mtime_ns == before
+
+
+def test_due_by_number_and_by_being_the_best(run: RunDirectory) -> None:
+    by_number = Checkpointer(run, CheckpointConfig(every_num_steps=3), FileTrainer())
+    assert [by_number.due(RunState(step=s)) for s in (1, 3, 4, 6)] == [False, True, False, True]
+    best = Checkpointer(run, CheckpointConfig(keep_best=True), FileTrainer())
+    assert [best.due(RunState(step=s, best_step=2)) for s in (1, 2, 3)] == [False, True, False]
+    assert not best.due(RunState(step=0, best_step=0))
+
+
+async def test_a_checkpoint_of_another_format_is_refused(run: RunDirectory) -> None:
+    path = await Checkpointer(run, CheckpointConfig(), FileTrainer()).save(RunState(step=1), ledger_of(0))
+    (path / "state.json").write_text(json.dumps({"format": 99}))
+    with pytest.raises(CheckpointError, match="format 99"):
+        read_checkpoint(path)
+
+
+async def test_a_checkpoint_with_a_missing_file_is_refused(run: RunDirectory) -> None:
+    path = await Checkpointer(run, CheckpointConfig(), FileTrainer()).save(RunState(step=1), ledger_of(0))
+    (path / "ledger.jsonl").unlink()
+    with pytest.raises(CheckpointError, match=r"ledger\.jsonl"):
+        read_checkpoint(path)

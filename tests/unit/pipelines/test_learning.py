@@ -1,0 +1,77 @@
+"""Which rollouts are trained, with which advantage, and what the ledger says of the others."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from roll.config.algorithm import AlgorithmConfig
+from roll.pipelines.learning import select, settle
+from roll.rollout import DataLedger, Fate
+from roll.types import Group, Prompt, PromptDraw, RewardResult, Rollout, RolloutStatus
+
+GRPO = AlgorithmConfig()
+
+
+def group(draw_id: int, rewards: list[float | None], length: int = 2) -> Group:
+    """A group with these rewards; `None` stands for a rollout that infrastructure failed."""
+    prompt = Prompt(uid=f"d/{draw_id}", domain="d", messages=())
+    draw = PromptDraw(draw_id=draw_id, prompt=prompt, token_ids=np.zeros(3, np.int32))
+    rollouts = [
+        Rollout(
+            draw_id=draw_id,
+            index=i,
+            prompt=prompt,
+            prompt_token_ids=draw.token_ids,
+            token_ids=np.zeros(length, np.int32),
+            logprobs=np.zeros(length, np.float32),
+            policy_versions=np.zeros(length, np.int32),
+            finish_reason="stop",
+            text="",
+            reward=None if value is None else RewardResult(value=value),
+            status=RolloutStatus.INFRA_ERROR if value is None else RolloutStatus.COMPLETED,
+            cause="engine lost" if value is None else "",
+        )
+        for i, value in enumerate(rewards)
+    ]
+    return Group(draw=draw, rollouts=tuple(rollouts))
+
+
+def test_rewards_one_and_zero_get_opposite_advantages() -> None:
+    chosen = select([group(0, [1.0, 0.0])], GRPO)
+    # mean 0.5, unbiased standard deviation 1/sqrt(2): (1 - 0.5) / 0.70711 = 0.70711
+    assert chosen.advantages == pytest.approx({"0.0": 0.70711, "0.1": -0.70711}, abs=1e-4)
+
+
+def test_a_group_of_equal_rewards_is_filtered_and_counted() -> None:
+    chosen = select([group(0, [1.0, 1.0]), group(1, [0.0, 1.0])], GRPO)
+    assert {r.draw_id for r in chosen.rollouts} == {1}
+    assert chosen.fates[0] == (Fate.FILTERED, "zero variance: every reward is 1")
+    assert (chosen.count(Fate.FILTERED), chosen.count(Fate.TRAINED)) == (1, 1)
+
+
+def test_equal_groups_are_trained_where_the_filter_is_off() -> None:
+    chosen = select([group(0, [1.0, 1.0])], GRPO.model_copy(update={"skip_zero_variance": False}))
+    assert chosen.advantages == {"0.0": 0.0, "0.1": 0.0}
+
+
+def test_what_infrastructure_failed_is_in_no_baseline() -> None:
+    with_failure = select([group(0, [1.0, None, 0.0])], GRPO)
+    without = select([group(0, [1.0, 0.0])], GRPO)
+    assert sorted(with_failure.advantages.values()) == sorted(without.advantages.values())
+    assert "0.1" not in with_failure.advantages
+
+
+def test_a_group_in_which_all_failed_has_failed_with_its_cause() -> None:
+    chosen = select([group(0, [None, None])], GRPO)
+    assert chosen.rollouts == ()
+    assert chosen.fates == {0: (Fate.FAILED, "engine lost")}
+
+
+def test_every_draw_gets_a_fate_in_the_ledger() -> None:
+    groups = [group(0, [1.0, 0.0]), group(1, [0.0, 0.0]), group(2, [None])]
+    ledger = DataLedger()
+    ledger.open([g.draw for g in groups], step=1)
+    settle(ledger, select(groups, GRPO), step=1)
+    assert [entry.fate for entry in ledger] == [Fate.TRAINED, Fate.FILTERED, Fate.FAILED]
+    assert ledger.in_flight() == []

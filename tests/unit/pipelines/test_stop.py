@@ -1,0 +1,76 @@
+"""Signals ask; the loop stops at a boundary."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+
+import pytest
+
+from roll.pipelines.stop import Interrupted, StopRequest, stop_on_signals
+
+
+async def test_work_that_ends_first_gives_its_result() -> None:
+    async def work() -> int:
+        return 3
+
+    assert await StopRequest().unless(work()) == 3
+
+
+async def test_a_stop_cancels_work_and_waits_for_its_end() -> None:
+    stop, log = StopRequest(), []
+
+    async def work() -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            await asyncio.sleep(0)
+            log.append("cleaned up")
+
+    asyncio.get_running_loop().call_soon(stop.set, "SIGTERM")
+    with pytest.raises(Interrupted, match="SIGTERM"):
+        await stop.unless(work())
+    assert log == ["cleaned up"]
+
+
+async def test_an_error_of_the_work_is_not_hidden_by_a_stop() -> None:
+    stop = StopRequest()
+
+    async def work() -> None:
+        stop.set("SIGINT")
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        await stop.unless(work())
+
+
+async def test_cancelling_the_waiter_cancels_the_work() -> None:
+    cancelled = asyncio.Event()
+
+    async def work() -> None:
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            cancelled.set()
+            raise
+
+    task = asyncio.create_task(StopRequest().unless(work()))
+    for _ in range(3):
+        await asyncio.sleep(0)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert cancelled.is_set()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+async def test_a_signal_sets_the_request_and_handlers_are_restored(number: signal.Signals) -> None:
+    before = signal.getsignal(number)
+    stop = StopRequest()
+    with stop_on_signals(stop):
+        os.kill(os.getpid(), number)
+        while not stop:
+            await asyncio.sleep(0)
+    assert stop.signal_name == number.name
+    assert signal.getsignal(number) == before
