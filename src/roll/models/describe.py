@@ -1,0 +1,123 @@
+"""What a model is, read from its files' headers: no torch, no weights, milliseconds."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from roll.errors import ModelError
+from roll.models.catalogue import CATALOGUE
+from roll.models.resolve import find_model, read_json, resolve_model, weight_files
+
+__all__ = ["ModelDescription", "context_length", "describe_model", "num_parameters"]
+
+DTYPE_NAMES = {"BF16": "bfloat16", "F16": "float16", "F32": "float32", "F64": "float64", "F8_E4M3": "float8_e4m3fn"}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ModelDescription:
+    """Sizes of a causal language model, for memory estimates and FLOP counts."""
+
+    architecture: str
+    num_parameters: int
+    """Tied weights once."""
+    num_layers: int
+    hidden_size: int
+    intermediate_size: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    vocab_size: int
+    context_length: int
+    """Longest sequence the model was made for, in tokens."""
+    tied_embeddings: bool
+    dtype: str
+    """Of the stored weights."""
+
+    def kv_bytes_per_token(self, element_bytes: int = 2) -> int:
+        """Keys and values of one token over all layers."""
+        return 2 * self.num_layers * self.num_kv_heads * self.head_dim * element_bytes
+
+
+def describe_model(path: str | Path) -> ModelDescription:
+    """Describe a model. A catalogue model need not be prepared for it; a hub model is downloaded.
+
+    Raises:
+        ModelError: there is no such model, or its config.json lacks a size.
+    """
+    entry = CATALOGUE.get(str(path))
+    directory = find_model(path)
+    if directory is None and entry is not None:
+        return _description(entry.config, entry.num_parameters, "bfloat16", entry.name)
+    directory = directory or resolve_model(path)
+    count, dtype = _count(weight_files(directory))
+    return _description(read_json(directory / "config.json"), count, dtype, str(path))
+
+
+def num_parameters(path: str | Path) -> int:
+    """Number of weights, tied ones once."""
+    return describe_model(path).num_parameters
+
+
+def context_length(path: str | Path) -> int:
+    """Longest sequence that the model was made for, in tokens."""
+    return describe_model(path).context_length
+
+
+def _description(config: dict[str, Any], count: int, dtype: str, name: str) -> ModelDescription:
+    text: dict[str, Any] = config.get("text_config") or config
+
+    def size(*keys: str) -> int:
+        for key in keys:
+            if isinstance(text.get(key), int):
+                return int(text[key])
+        raise ModelError(f"model '{name}': its config.json has no '{keys[0]}'; is it a causal language model?")
+
+    hidden, heads = size("hidden_size", "n_embd"), size("num_attention_heads", "n_head")
+    has = {key for key, value in text.items() if value is not None}
+    return ModelDescription(
+        architecture=str((config.get("architectures") or [config.get("model_type", "unknown")])[0]),
+        num_parameters=count,
+        num_layers=size("num_hidden_layers", "n_layer"),
+        hidden_size=hidden,
+        intermediate_size=size("intermediate_size", "n_inner") if has & {"intermediate_size", "n_inner"} else 4 * hidden,
+        num_heads=heads,
+        num_kv_heads=size("num_key_value_heads") if "num_key_value_heads" in has else heads,
+        head_dim=size("head_dim") if "head_dim" in has else hidden // heads,
+        vocab_size=size("vocab_size"),
+        context_length=size("max_position_embeddings", "n_positions"),
+        tied_embeddings=bool(config.get("tie_word_embeddings", text.get("tie_word_embeddings", False))),
+        dtype=dtype,
+    )
+
+
+def _count(files: list[Path]) -> tuple[int, str]:
+    """Elements in safetensors files, and the number format that most of them have."""
+    by_dtype: dict[str, int] = {}
+    for file in files:
+        for name, tensor in _safetensors_header(file).items():
+            if name == "__metadata__":
+                continue
+            elements = 1
+            for extent in tensor["shape"]:
+                elements *= extent
+            by_dtype[tensor["dtype"]] = by_dtype.get(tensor["dtype"], 0) + elements
+    if not by_dtype:
+        raise ModelError(f"'{files[0]}' holds no tensors.")
+    common = max(by_dtype, key=lambda dtype: by_dtype[dtype])
+    return sum(by_dtype.values()), DTYPE_NAMES.get(common, common.lower())
+
+
+def _safetensors_header(file: Path) -> dict[str, Any]:
+    """The JSON header: eight bytes of little-endian length, then as many bytes of text."""
+    try:
+        with file.open("rb") as stream:
+            length = int.from_bytes(stream.read(8), "little")
+            if not 2 <= length <= min(file.stat().st_size, 100_000_000):
+                raise ValueError("its header length is impossible")
+            header = json.loads(stream.read(length))
+    except (OSError, ValueError) as error:
+        raise ModelError(f"weight file '{file}' is damaged or not safetensors: {error}.") from error
+    return header

@@ -1,0 +1,122 @@
+"""Tokenizer, weights and stop tokens of a model, through `transformers`; imported when first used."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from roll.errors import ModelError
+from roll.models.resolve import read_json, resolve_model
+
+if TYPE_CHECKING:
+    import torch
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+__all__ = ["load_causal_lm", "load_tokenizer", "quiet_transformers", "stop_token_ids"]
+
+
+@contextlib.contextmanager
+def quiet_transformers() -> Iterator[None]:
+    """No progress bars and only errors from `transformers` inside the block: they would tear a live display."""
+    from transformers.utils import logging
+
+    verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(verbosity)
+        if bars:
+            logging.enable_progress_bar()
+
+
+def load_tokenizer(path: str | Path, *, trust_remote_code: bool = False) -> PreTrainedTokenizerBase:
+    """Load a model's tokenizer.
+
+    Raises:
+        ModelError: the model cannot be found, or its tokenizer cannot be loaded.
+    """
+    directory = resolve_model(path)
+    from transformers import AutoTokenizer
+
+    try:
+        with quiet_transformers():
+            return AutoTokenizer.from_pretrained(directory, trust_remote_code=trust_remote_code)
+    except (OSError, ValueError, KeyError, ImportError) as error:
+        raise ModelError(f"tokenizer of model '{path}' cannot be loaded: {_brief(error)}") from error
+
+
+def load_causal_lm(
+    path: str | Path,
+    dtype: str | torch.dtype,
+    *,
+    attention: str = "sdpa",
+    trust_remote_code: bool = False,
+) -> PreTrainedModel:
+    """Load a model's weights onto the CPU, in evaluation mode.
+
+    Args:
+        path: anything that `resolve_model` takes.
+        dtype: `bfloat16`, `float32`, … or a torch dtype; weights are cast to it.
+        attention: name of an attention implementation of `transformers`, also of a registered one.
+        trust_remote_code: let the model's repository run its own Python code.
+
+    Raises:
+        ModelError: the model cannot be found or loaded.
+    """
+    directory = resolve_model(path)
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    wanted = getattr(torch, dtype, None) if isinstance(dtype, str) else dtype
+    if not isinstance(wanted, torch.dtype):
+        raise ModelError(f"model '{path}': dtype '{dtype}' is not a number format; write 'bfloat16' or 'float32'.")
+    try:
+        with quiet_transformers():
+            model = AutoModelForCausalLM.from_pretrained(
+                directory, dtype=wanted, attn_implementation=attention, trust_remote_code=trust_remote_code
+            )
+    except (OSError, ValueError, KeyError, ImportError, RuntimeError) as error:
+        raise ModelError(f"model '{path}' cannot be loaded: {_brief(error)}") from error
+    return model.eval()
+
+
+def stop_token_ids(path: str | Path, tokenizer: PreTrainedTokenizerBase | None = None) -> tuple[int, ...]:
+    """Tokens that end an answer, ascending: those that the model's files name, and the one that ends a chat turn.
+
+    The last matters for base models, whose files often name only the end of a document.
+    """
+    directory = resolve_model(path)
+    tokenizer = tokenizer or load_tokenizer(directory)
+    ids: set[int] = set()
+    for name in ("generation_config.json", "config.json"):
+        named = read_json(directory / name).get("eos_token_id") if (directory / name).is_file() else None
+        ids.update(named if isinstance(named, list) else [] if named is None else [named])  # type: ignore[arg-type]
+    ids.update(token for token in (tokenizer.eos_token_id, _turn_end(tokenizer)) if token is not None)
+    return tuple(sorted(int(token) for token in ids))
+
+
+def _turn_end(tokenizer: PreTrainedTokenizerBase) -> int | None:
+    """The special token that the chat template writes after an assistant's words, if it writes one."""
+    if not tokenizer.chat_template:
+        return None
+    marker = "roll-answer"
+    messages: list[dict[str, Any]] = [{"role": "user", "content": "question"}, {"role": "assistant", "content": marker}]
+    try:
+        text = tokenizer.apply_chat_template(messages, tokenize=False)
+    except Exception:  # a template is the model author's program: it may refuse these messages in any way
+        return None
+    after = str(text).rpartition(marker)[2].strip()
+    ids = tokenizer(after, add_special_tokens=False)["input_ids"][:1] if after else []
+    special = set(tokenizer.all_special_ids) | {
+        id for id, token in tokenizer.added_tokens_decoder.items() if token.special
+    }
+    return ids[0] if ids and ids[0] in special else None
+
+
+def _brief(error: Exception) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return " ".join(lines[:2]) or type(error).__name__

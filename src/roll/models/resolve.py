@@ -1,0 +1,140 @@
+"""From what a user calls a model to a Hugging Face directory on this machine. Never imports torch itself."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+from pathlib import Path
+
+from roll.errors import ModelError
+from roll.models.catalogue import CATALOGUE, cached_directory, prepare
+from roll.registry import nearest
+
+__all__ = ["find_model", "read_json", "resolve_model", "weight_files"]
+
+logger = logging.getLogger(__name__)
+
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "tokenizer_config.json", "vocab.json", "spiece.model")
+HUB_FILES = ("*.json", "*.safetensors", "*.model", "*.jinja", "*.txt", "*.py")
+
+
+def resolve_model(path: str | Path) -> Path:
+    """Return the Hugging Face directory of a model.
+
+    Args:
+        path: a catalogue name (prepared once, then cached), a local directory (checked), or a hub id (downloaded once).
+
+    Raises:
+        ModelError: there is no such model, it is incomplete, or it cannot be fetched.
+    """
+    name = str(path)
+    if name in CATALOGUE:
+        return prepare(CATALOGUE[name])
+    found = find_model(path)
+    return found if found is not None else _download(name)
+
+
+def find_model(path: str | Path) -> Path | None:
+    """Like `resolve_model`, but prepares and downloads nothing: `None` for a model that is yet to be fetched.
+
+    Raises:
+        ModelError: a local directory that is missing or incomplete, or a name that can only be a misspelling.
+    """
+    name = str(path)
+    if name in CATALOGUE:
+        directory = cached_directory(CATALOGUE[name])
+        return directory if (directory / "config.json").is_file() else None
+    local = Path(name).expanduser()
+    if local.is_dir():
+        _validate(local)
+        return local.resolve()
+    looks_local = name.startswith((".", "/", "~")) or name.count("/") > 1 or local.exists()
+    if looks_local or "/" not in name:
+        kind = "is a file, not a model directory" if local.is_file() else "is not a directory on this machine"
+        _refuse(name, kind if looks_local else "is neither in the catalogue nor a directory, nor a hub id (owner/name)")
+    return _in_hub_cache(name)
+
+
+def weight_files(directory: Path) -> list[Path]:
+    """The safetensors files of a model directory, as its index lists them.
+
+    Raises:
+        ModelError: there are none, or one that the index lists is missing.
+    """
+    index = directory / "model.safetensors.index.json"
+    if index.is_file():
+        listed = read_json(index).get("weight_map", {})
+        files = [directory / name for name in sorted(set(listed.values()))]
+        missing = [file.name for file in files if not file.is_file()]
+        if missing:
+            raise ModelError(
+                f"model directory '{directory}' lacks {len(missing)} of {len(files)} weight files, first '{missing[0]}': "
+                "copy or download it again."
+            )
+    else:
+        files = sorted(directory.glob("*.safetensors"))
+    if not files:
+        hint = " It has weights in an older format: convert them to safetensors." if any(directory.glob("*.bin")) else ""
+        raise ModelError(f"model directory '{directory}' has no weights: a file 'model.safetensors' is missing.{hint}")
+    return files
+
+
+def read_json(file: Path) -> dict[str, object]:
+    """A JSON object from a model directory.
+
+    Raises:
+        ModelError: it cannot be read or is not an object.
+    """
+    try:
+        value = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ModelError(f"'{file}' cannot be read: {error}.") from error
+    if not isinstance(value, dict):
+        raise ModelError(f"'{file}' must hold a JSON object, found {type(value).__name__}.")
+    return value
+
+
+def _validate(directory: Path) -> None:
+    if not (directory / "config.json").is_file():
+        raise ModelError(f"model directory '{directory}' has no config.json: give the directory that holds it.")
+    weight_files(directory)
+    if not any((directory / name).is_file() for name in TOKENIZER_FILES):
+        raise ModelError(f"model directory '{directory}' has no tokenizer: copy tokenizer.json and tokenizer_config.json.")
+
+
+def _in_hub_cache(name: str) -> Path | None:
+    """The snapshot of a hub model that was downloaded before and is complete."""
+    from huggingface_hub import snapshot_download
+
+    try:
+        directory = Path(snapshot_download(name, local_files_only=True))
+        _validate(directory)
+    except (OSError, ValueError):  # ModelError is a ValueError: an incomplete snapshot is downloaded again
+        return None
+    return directory
+
+
+def _download(name: str) -> Path:
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+
+    logger.info("Downloading model %s from the hub; this happens once.", name)
+    try:
+        directory = Path(snapshot_download(name, allow_patterns=list(HUB_FILES)))
+    except HFValidationError as error:
+        _refuse(name, f"is not a valid hub id: {error}")
+    except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
+        first_line = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+        _refuse(name, f"could not be fetched from the hub ({first_line})")
+    _validate(directory)
+    return directory
+
+
+def _refuse(name: str, why: str) -> None:
+    """Raise the one error for a model that is not there."""
+    hint = nearest(os.path.basename(name.rstrip("/")).lower(), list(CATALOGUE))
+    raise ModelError(
+        f"model '{name}' {why}.{hint} Give a catalogue name ({', '.join(CATALOGUE)}), a local Hugging Face directory, "
+        "or, with network access, a hub id."
+    )

@@ -1,0 +1,26 @@
+"""Models that tests share."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from roll.errors import ModelError
+from roll.models import resolve_model
+from roll.models.tiny import write_tiny_model
+
+
+@pytest.fixture(scope="session")
+def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Directory of a tiny random Llama (float32, tied embeddings) with its own tokenizer. Read-only, please."""
+    return write_tiny_model(tmp_path_factory.mktemp("models") / "tiny")
+
+
+@pytest.fixture(scope="session")
+def default_model() -> Path:
+    """Directory of `smollm2-135m-instruct`, prepared on first use (about 20 s, once per machine)."""
+    try:
+        return resolve_model("smollm2-135m-instruct")
+    except ModelError as error:
+        pytest.skip(f"the default model is not here: {error}")
