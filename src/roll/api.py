@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from roll.cli.environment import prepare_environment
-from roll.config.load import ConfigSource, Overrides, as_override_list, load_config
+from roll.config.load import ConfigSource, Overrides, as_override_list, load_config, load_run_config
 
 if TYPE_CHECKING:
     from roll.pipelines import Summary
@@ -48,7 +48,7 @@ def resume(run: str | Path, overrides: Overrides = ()) -> Summary:
 
     changes = as_override_list(overrides)
     directory = RunDirectory.open(run)
-    prepare_environment(load_config(directory.config_path, changes))
+    prepare_environment(load_run_config(directory.path, changes))
     from roll import pipelines
 
     return pipelines.resume(directory.path, changes)

@@ -7,14 +7,16 @@ from typing import Annotated, Any, Literal
 from pydantic import Discriminator, Tag, field_validator, model_validator
 
 from roll.config.base import Section, option
-from roll.config.rewards import RewardList, as_reward_list
+from roll.config.rewards import RewardConfig, RewardList, as_reward_list
 
 __all__ = ["ArithmeticData", "DataConfig", "FileData", "HuggingFaceData", "ReasoningGymData"]
 
 
 class _Source(Section):
     domain: str = option("", "Name under which metrics and quotas are kept; the source's own name if empty.")
-    reward: RewardList = option(..., "How answers are scored: a reward's type, its settings, or a weighted list.")
+    reward: RewardList = option(
+        ..., "How answers are scored: a reward's type, its settings, or a weighted list.", examples=["math"]
+    )
     weight: float = option(1.0, "Share of each step's prompts, relative to the other sources.", gt=0)
     system_prompt: str | None = option(None, "System message put before every prompt.")
     prompt_template: str = option(
@@ -24,7 +26,7 @@ class _Source(Section):
         0.1, "Share of the source kept for evaluation alone (unless a separate `split` or file is given).", ge=0, lt=1
     )
 
-    @field_validator("reward", mode="before")
+    @field_validator("reward", mode="before", json_schema_input_type=str | RewardConfig | list[str | RewardConfig])
     @classmethod
     def _reward(cls, value: Any) -> Any:
         return as_reward_list(value)
@@ -66,7 +68,7 @@ class FileData(_Columns):
     """A JSONL or Parquet file."""
 
     source: Literal["file"] = option(..., "Name of the source.")
-    path: str = option(..., "The file, `.jsonl` or `.parquet`.", min_length=1)
+    path: str = option(..., "The file, `.jsonl` or `.parquet`.", min_length=1, examples=["data/train.jsonl"])
     held_out_path: str | None = option(None, "Another file for evaluation; then nothing is held out of `path`.")
 
 

@@ -18,7 +18,7 @@ from pydantic_core import PydanticUndefined
 
 from roll.config.base import Section
 
-__all__ = ["Key", "Shape", "all_keys", "child", "shape_of", "template"]
+__all__ = ["Key", "Shape", "all_keys", "child", "shape_of", "tag_key", "template", "type_words"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,8 +46,8 @@ class Key:
     path: tuple[str, ...]
     field: FieldInfo
     owner: type[Section]
-    variant: str = ""
-    """The tag of the union member that has this key, such as `arithmetic`; empty outside unions."""
+    variants: tuple[str, ...] = ()
+    """Tags of the union members that have this key, such as `arithmetic`; empty outside unions."""
 
     @property
     def dotted(self) -> str:
@@ -86,9 +86,10 @@ class Key:
         return type_words(self.field.annotation, self.field)
 
     @property
-    def sections(self) -> tuple[type[Section], ...]:
-        """The section classes below this key, of which a union has several."""
-        return sections_of(self.shape)
+    def members(self) -> tuple[tuple[str, type[Section]], ...]:
+        """The sections below this key, each with the tag that chooses it; the tag of an only one is empty."""
+        shape = shape_of(self.shape.item) if self.shape.is_list else self.shape
+        return (("", shape.section),) if shape.section else shape.variants
 
 
 def shape_of(annotation: Any) -> Shape:
@@ -135,13 +136,6 @@ def _tag(member: Any) -> str:
     return ""
 
 
-def sections_of(shape: Shape) -> tuple[type[Section], ...]:
-    """The section classes of a shape, or of its list entries."""
-    if shape.is_list:
-        return sections_of(shape_of(shape.item))
-    return (shape.section,) if shape.section else tuple(section for _, section in shape.variants)
-
-
 def child(shape: Shape, part: str | int, value: Any = None) -> list[tuple[FieldInfo | None, Any]]:
     """The (field, annotation) pairs that `part` may mean inside `shape`.
 
@@ -160,20 +154,20 @@ def child(shape: Shape, part: str | int, value: Any = None) -> list[tuple[FieldI
 
 def all_keys(model: type[Section]) -> Iterator[Key]:
     """Every key below `model`, in the order of declaration; keys of sections come before those inside them."""
-    yield from _keys(model, (), "")
+    yield from _keys(model, (), ())
 
 
-def _keys(section: type[Section], prefix: tuple[str, ...], variant: str) -> Iterator[Key]:
+def _keys(section: type[Section], prefix: tuple[str, ...], variants: tuple[str, ...]) -> Iterator[Key]:
     for name, field in section.model_fields.items():
         path = (*prefix, name)
-        yield Key(path=path, field=field, owner=section, variant=variant)
+        yield Key(path=path, field=field, owner=section, variants=variants)
         shape = shape_of(field.annotation)
         if shape.is_list:
             shape, path = shape_of(shape.item), (*path, "N")
         if shape.section:
-            yield from _keys(shape.section, path, "")
+            yield from _keys(shape.section, path, ())
         for tag, member in shape.variants:
-            yield from _keys(member, path, tag)
+            yield from _keys(member, path, (tag,))
 
 
 def template(path: tuple[str | int, ...]) -> tuple[str, ...]:

@@ -8,20 +8,21 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, TypeAlias
 
 from pydantic import ValidationError
 
 from roll.config.base import Section
-from roll.config.document import Document, dump, read
+from roll.config.document import Document, KeyPath, dotted, dump, read
 from roll.config.overrides import apply_overrides
 from roll.config.problems import at, describe, message, show
 from roll.config.run import RLVRConfig
-from roll.errors import ConfigError
+from roll.errors import ConfigError, RunDirectoryError
 from roll.registry import Registry, nearest
 
-__all__ = ["ConfigSource", "Overrides", "as_override_list", "dump_yaml", "load_config", "resolved"]
+__all__ = ["ConfigSource", "Overrides", "as_override_list", "dump_yaml", "load_config", "load_run_config", "resolved"]
 
 ConfigSource: TypeAlias = "str | Path | Mapping[str, Any] | RLVRConfig"
 Overrides: TypeAlias = "Sequence[str] | Mapping[str, Any]"
@@ -40,6 +41,8 @@ def load_config(source: ConfigSource, overrides: Overrides = ()) -> RLVRConfig:
     Raises:
         ConfigError: the file cannot be read, or is not a valid configuration; one line for each problem.
     """
+    if isinstance(source, Section) and not overrides:
+        return source
     document = _document(source)
     if isinstance(overrides, str):
         raise ConfigError(f"overrides are a list of 'key=value', got the text {show(overrides)}: put it in a list.")
@@ -66,15 +69,26 @@ def _document(source: ConfigSource) -> Document:
     raise ConfigError(f"a configuration is a file or a dictionary, got {type(source).__name__}.")
 
 
-def _plain(value: Any) -> Any:
-    """Mappings and tuples from Python as the dictionaries and lists that YAML would give."""
-    if isinstance(value, Section):
-        return value.model_dump(mode="json")
-    if isinstance(value, Mapping):
-        return {str(key): _plain(entry) for key, entry in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(entry) for entry in value]
-    return str(value) if isinstance(value, Path) else value
+def _plain(value: Any, path: KeyPath = ()) -> Any:
+    """What Python offers as the plain data that YAML would give."""
+    match value:
+        case Section():
+            return value.model_dump(mode="json")
+        case Mapping():
+            return {_key(key, path): _plain(entry, (*path, key)) for key, entry in value.items()}
+        case list() | tuple():
+            return [_plain(entry, (*path, index)) for index, entry in enumerate(value)]
+        case Path():
+            return str(value)
+        case None | bool() | int() | float() | str():
+            return value
+    raise ConfigError(f"'{dotted(path)}' is a Python {type(value).__name__}: write a plain number, text, list or dictionary.")
+
+
+def _key(key: Any, path: KeyPath) -> str:
+    if isinstance(key, str):
+        return key
+    raise ConfigError(f"'{dotted(path) or 'the configuration'}' has the key {key!r}: keys are text.")
 
 
 def _pipeline(document: Document, overrides: Overrides) -> type[RLVRConfig]:
@@ -105,3 +119,25 @@ def as_override_list(overrides: Overrides) -> list[str]:
     if not isinstance(overrides, Mapping):
         return list(overrides)
     return [f"{key}={json.dumps(_plain(value), ensure_ascii=False)}" for key, value in overrides.items()]
+
+
+_KEPT_ON_RESUME = ("pipeline", "name", "output_dir", "model.path", "seed")
+
+
+def load_run_config(run: str | Path, overrides: Overrides = ()) -> RLVRConfig:
+    """The configuration that a run directory holds, changed for its continuation.
+
+    Raises:
+        RunDirectoryError: there is no run.
+        ConfigError: an override is wrong, or would make another run of it.
+    """
+    path = Path(run) / "config.yaml"
+    if not path.is_file():
+        raise RunDirectoryError(f"'{run}' is not a run: it has no config.yaml.")
+    before = load_config(path)
+    after = load_config(path, overrides)
+    for key in _KEPT_ON_RESUME:
+        old, new = attrgetter(key)(before), attrgetter(key)(after)
+        if old != new:
+            raise ConfigError(f"'{key}' stays {show(old)} while a run is continued, got {show(new)}: start a new run for that.")
+    return after

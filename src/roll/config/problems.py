@@ -13,7 +13,7 @@ from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
 from roll.config.base import Section
-from roll.config.document import Document, KeyPath, dotted
+from roll.config.document import Document, KeyPath, dotted, dump
 from roll.config.keys import Shape, all_keys, child, shape_of, tag_key, type_words
 from roll.registry import nearest
 
@@ -21,7 +21,6 @@ __all__ = ["describe", "message", "show", "unknown_key"]
 
 NAMES_ELSEWHERE = {
     "adv_estimator": "algorithm.type",
-    "async_generation_ratio": "algorithm.type",
     "domain_batch_size": "data.N.weight",
     "exp_name": "name",
     "gradient_accumulation_steps": "training.max_tokens_per_micro_batch",
@@ -87,14 +86,22 @@ def _line(detail: ErrorDetails, document: Document, model: type[Section]) -> str
     if kind == "extra_forbidden":
         return unknown_key(path, document, model)
     if kind == "missing":
-        meaning = f" {field.description}" if field is not None and field.description else ""
-        return f"missing key '{dotted(path)}'{where}.{meaning} Write {type_words(field.annotation, field) if field else 'it'}."
+        return f"missing key '{dotted(path)}'{where}: {_purpose(field, str(path[-1]))}"
     if kind == "value_error":
         return _value_error(str(detail.get("ctx", {}).get("error", detail["msg"])), path, document)
     if kind in {"union_tag_invalid", "union_tag_not_found"}:
         return _unknown_tag(path, shape, value, document)
     expected = type_words(field.annotation, field) if field is not None and _is_whole(detail, field) else _expected(shape)
     return f"'{dotted(path)}'{where} must be {expected}, got {show(value)}.{_hint(shape, value)}"
+
+
+def _purpose(field: FieldInfo | None, name: str) -> str:
+    """What a missing key is for, and how to write it."""
+    if field is None:
+        return "write it."
+    example = dump({name: field.examples[0]}, flow=True).strip()[1:-1] if field.examples else ""
+    how = f"Write, for example, `{example}`" if example else f"Write {type_words(field.annotation, field)}"
+    return f"{field.description or name} {how}."
 
 
 def _place(loc: tuple[str | int, ...], model: type[Section]) -> tuple[KeyPath, FieldInfo | None, Shape]:
@@ -138,6 +145,8 @@ def _hint(shape: Shape, value: Any) -> str:
         return f" Write {int(value)}."
     if shape.scalar is str and isinstance(value, int | float | bool):
         return f" Put it in quotes: '{show(value)}'."
+    if value is None and (shape.section or shape.variants):
+        return " Nothing is written below it: remove the key, or write {}."
     if shape.scalar is bool and isinstance(value, str) and value.lower() in {"yes", "no", "on", "off"}:
         return f" Write {'true' if value.lower() in {'yes', 'on'} else 'false'}."
     return ""
@@ -185,7 +194,7 @@ def unknown_key(path: KeyPath, document: Document, model: type[Section]) -> str:
     if very_close or (close and not parents):
         hint = f" Did you mean '{close[0]}'?"
     elif parents:
-        hint = f" '{name}' belongs under {' or '.join(parents[:3])}."
+        hint = f" '{name}' belongs under {' or '.join(parents[:3])}." if len(parents) < 4 else ""
     elif name in NAMES_ELSEWHERE:
         hint = f" Did you mean '{NAMES_ELSEWHERE[name]}'?"
     else:

@@ -24,15 +24,20 @@ class RLVRConfig(Section):
     """Reinforcement learning with verifiable rewards."""
 
     pipeline: Literal["rlvr"] = option("rlvr", "Which pipeline runs.")
-    name: str = option(..., "Name of the run and of its directory.", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
+    name: str = option(
+        ..., "Name of the run and of its directory.", examples=["my-run"], pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$"
+    )
     output_dir: str = option("runs", "Directory that holds the run directories.", min_length=1)
     seed: int = option(0, "Seed of everything random.", ge=0)
-    model: ModelConfig = option(..., "The model to train.")
+    model: ModelConfig = option(..., "The model to train.", examples=["smollm2-135m-instruct"])
     algorithm: AlgorithmConfig = option(AlgorithmConfig(), "How rewards become updates.")
-    data: list[DataConfig] = option(..., "Prompt sources; several mix by weight within every step.", min_length=1)
+    data: list[DataConfig] = option(
+        ..., "Prompt sources; several mix by weight within every step.", min_length=1,
+        examples=[[{"source": "arithmetic", "reward": "math"}]],
+    )
     rollout: RolloutConfig = option(RolloutConfig(), "What each step generates.")
     inference: InferenceConfig = option(InferenceConfig(), "The engines that generate.")
-    training: TrainingConfig = option(..., "How the model is updated.")
+    training: TrainingConfig = option(..., "How the model is updated.", examples=[{"num_steps": 40}])
     evaluation: EvaluationConfig = option(EvaluationConfig(), "Measuring on held-out prompts.")
     weight_sync: WeightSyncConfig = option(WeightSyncConfig(), "Bringing weights to the engines.")
     checkpoint: CheckpointConfig = option(CheckpointConfig(), "Saving and keeping.")
