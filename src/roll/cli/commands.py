@@ -30,14 +30,17 @@ def _version(context: click.Context, _parameter: click.Parameter, value: bool) -
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
-@click.option("--version", is_flag=True, is_eager=True, expose_value=False, callback=_version, help="Show the version.")
+@click.option(
+    "--version", is_flag=True, is_eager=True, expose_value=False, callback=_version, help="Show the version."
+)
 def roll() -> None:
     """Reinforcement-learning post-training of language models.
 
     \b
-    roll train examples/quickstart.yaml                         train
-    roll train examples/quickstart.yaml training.num_steps=20   with a changed value
     roll check examples/quickstart.yaml                         look before training
+    roll train examples/quickstart.yaml                         train
+    roll train examples/quickstart.yaml training.num_steps=20   train with a changed value
+    roll resume runs/quickstart                                 continue after an interruption
     """
 
 
@@ -46,10 +49,107 @@ def roll() -> None:
 @_overrides
 @click.pass_obj
 def train(session: Session, file: str, overrides: tuple[str, ...]) -> None:
-    """Train the model that FILE configures."""
+    """Train the model that FILE configures.
+
+    Values are changed as KEY=VALUE, such as training.learning_rate=2e-5 or data.0.max_operand=20;
+    `roll config explain` lists the keys.
+    """
     from roll.api import train as start
     from roll.config.load import load_config
 
     config = load_config(file, overrides)
     session.run_dir = config.run_dir
     start(config)
+
+
+@roll.command()
+@click.argument("run", metavar="RUN")
+@_overrides
+@click.pass_obj
+def resume(session: Session, run: str, overrides: tuple[str, ...]) -> None:
+    """Continue the run in the directory RUN from its newest checkpoint.
+
+    The number of steps, of ranks and of engines may change: training.num_steps=80.
+    """
+    from roll.api import resume as start
+
+    session.run_dir = Path(run)
+    start(run, overrides)
+
+
+@roll.command()
+@_file
+@_overrides
+def check(file: str, overrides: tuple[str, ...]) -> None:
+    """Look before training: places, memory, batch arithmetic, files, one prompt, one reward.
+
+    Takes seconds and loads no weights. Exit code 2 where the run could not start.
+    """
+    from roll.cli.check import check as start
+
+    start(file, overrides)
+
+
+@roll.command(name="eval")
+@_file
+@_overrides
+@click.option("--model", metavar="PATH", help="A model, a run, or a checkpoint, instead of FILE's model.")
+def evaluate(file: str, overrides: tuple[str, ...], model: str | None) -> None:
+    """Measure a model on the held-out prompts of FILE; prints one JSON object."""
+    import json
+
+    from roll.cli.environment import prepare_environment
+    from roll.config.load import load_config
+
+    config = load_config(file, overrides)
+    prepare_environment(config)
+    from roll import pipelines
+
+    click.echo(json.dumps(pipelines.evaluate(config, model), indent=2))
+
+
+@roll.command()
+@click.argument("source", metavar="RUN|CHECKPOINT")
+@click.argument("target", metavar="DIR")
+def export(source: str, target: str) -> None:
+    """Write the trained model to DIR, as Hugging Face safetensors that `transformers` loads."""
+    from roll.cli.environment import prepare_environment
+
+    prepare_environment()
+    from roll import pipelines
+
+    click.echo(pipelines.export(Path(source), Path(target)))
+
+
+@roll.group()
+def config() -> None:
+    """Understand and print configurations."""
+
+
+@config.command()
+@_file
+@_overrides
+def show(file: str, overrides: tuple[str, ...]) -> None:
+    """Print the whole configuration that FILE and the overrides make, defaults included."""
+    from roll.config.load import dump_yaml, load_config
+
+    click.echo(dump_yaml(load_config(file, overrides)), nl=False)
+
+
+@config.command(name="explain")
+@click.argument("key", required=False, default="")
+def explain_(key: str) -> None:
+    """Explain KEY: its meaning, form, unit and default. Without KEY, list the sections."""
+    from roll.config.explain import explain
+
+    click.echo(explain(key))
+
+
+@config.command()
+def schema() -> None:
+    """Print the JSON Schema of configuration files, for editors."""
+    import json
+
+    from roll.config.schema import json_schema
+
+    click.echo(json.dumps(json_schema(), indent=2, ensure_ascii=False))

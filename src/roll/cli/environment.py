@@ -1,14 +1,14 @@
 """The process environment that libraries read once, when they are imported.
 
-Call `prepare_environment` before anything imports torch, transformers, datasets, or vLLM. A variable that the user has set
-is left alone. The `VLLM_*` variables are the engine's own: `roll.inference` sets them.
+Call `prepare_environment` before anything imports torch, transformers, datasets, or vLLM. A variable that the user has
+set is left alone. The `VLLM_*` variables are the engine's own: `roll.inference` sets them.
 
-| variable | value | why |
-|---|---|---|
-| `TOKENIZERS_PARALLELISM` | `false` | worker processes are forked; the tokenizer's threads do not survive that, and it warns |
-| `HF_HUB_DISABLE_PROGRESS_BARS`, `HF_DATASETS_DISABLE_PROGRESS_BARS` | `1` | bars would tear the live display |
-| `TRANSFORMERS_NO_ADVISORY_WARNINGS` | `1` | advice for other programs than this one |
-| `OMP_WAIT_POLICY` | `passive` | with Ray, generation and training overlap: threads that spin while waiting halve both. Not set where they alternate: there it costs 7 % |
+    TOKENIZERS_PARALLELISM=false            the tokenizer's threads do not survive a fork, and it warns of that
+    HF_HUB_DISABLE_PROGRESS_BARS=1          bars would tear the live display
+    HF_DATASETS_DISABLE_PROGRESS_BARS=1
+    TRANSFORMERS_NO_ADVISORY_WARNINGS=1     advice for other programs than this one
+    OMP_WAIT_POLICY=passive                 with Ray only, where generation and training overlap: threads that spin
+                                            while they wait halve both. Where they alternate it would cost 7 %.
 """
 
 from __future__ import annotations
@@ -43,5 +43,5 @@ def prepare_environment(config: RLVRConfig | None = None) -> None:
     """Set what is not set yet; inherited by every process that is started later."""
     for name, value in environment(config).items():
         if name == "OMP_WAIT_POLICY" and name not in os.environ and "torch" in sys.modules:
-            logger.warning("OMP_WAIT_POLICY=passive comes too late for this process: torch is already imported")
+            logger.warning("OMP_WAIT_POLICY=passive comes too late for this process: torch is imported")
         os.environ.setdefault(name, value)

@@ -5,7 +5,7 @@
 | 0 | done |
 | 1 | the run failed: a message, and the file with the details |
 | 2 | something that the user can mend: one message, nothing was overwritten |
-| 130 | interrupted (Ctrl-C); the run saved its state first |
+| 130, 143 | interrupted (Ctrl-C, SIGTERM); a run saves its state first |
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def run(arguments: Sequence[str]) -> int:
     except (click.Abort, KeyboardInterrupt):
         click.echo(_interrupted(session), err=True)
         return 130
-    except Exception as error:  # noqa: BLE001  (the last place: nothing above reports it)
+    except Exception as error:
         return _failed(error, session)
 
 
@@ -56,6 +56,10 @@ def _interrupted(session: Session) -> str:
 
 
 def _failed(error: Exception, session: Session) -> int:
+    signal_name = next((leaf.signal_name for leaf in _leaves(error) if hasattr(leaf, "signal_name")), None)
+    if signal_name is not None:
+        click.echo(_interrupted(session), err=True)
+        return 143 if signal_name == "SIGTERM" else 130
     user = next((leaf for leaf in _leaves(error) if isinstance(leaf, UserError)), None)
     if user is not None:
         click.echo(f"Error: {user}", err=True)
