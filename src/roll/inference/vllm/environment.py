@@ -1,0 +1,61 @@
+"""Environment variables that vLLM reads when it is imported and when its processes start.
+
+What the user has set always wins.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
+from importlib import metadata
+
+__all__ = ["is_cpu_build", "prepare_environment", "temporary_environment"]
+
+_EVERYWHERE = {
+    # A fork of a process whose OpenMP or CUDA threads run may hang in the child.
+    "VLLM_WORKER_MULTIPROC_METHOD": "spawn",
+    "VLLM_NO_USAGE_STATS": "1",
+    # The engine asks for one position more than `max_context`, so that `logprobs` can score a sequence of that length.
+    "VLLM_ALLOW_LONG_MAX_MODEL_LEN": "1",
+}
+_ON_CPU = {
+    # Without this vLLM replaces the "uni" executor by one more process, which spins for a second after every message.
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+    # Threads roam: trainer and engine take turns on the same cores.
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+}
+
+
+def is_cpu_build() -> bool:
+    """Whether the installed vLLM computes on the CPU. Does not import it."""
+    for name in ("vllm-cpu", "vllm"):
+        try:
+            return name == "vllm-cpu" or "cpu" in metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return False
+
+
+def prepare_environment() -> None:
+    """Set what vLLM needs, before it is imported; may be called again.
+
+    `OMP_WAIT_POLICY` is not set here: it must be the same for the trainer's process, which is already running.
+    """
+    for name, value in (_EVERYWHERE | (_ON_CPU if is_cpu_build() else {})).items():
+        os.environ.setdefault(name, value)
+
+
+@contextmanager
+def temporary_environment(variables: Mapping[str, str]) -> Generator[None]:
+    """Set variables for processes started inside the block; the values from before come back after it."""
+    before = {name: os.environ.get(name) for name in variables}
+    os.environ.update(variables)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value

@@ -1,0 +1,179 @@
+"""Starting vLLM's processes, and ending them."""
+
+from __future__ import annotations
+
+import os
+import re
+import threading
+from collections.abc import Generator, Iterable
+from contextlib import contextmanager
+from multiprocessing import spawn
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from roll.errors import EngineDiedError, ModelError
+from roll.inference.spec import EngineSpec
+from roll.inference.vllm.arguments import engine_arguments
+from roll.inference.vllm.environment import is_cpu_build, prepare_environment, temporary_environment
+
+__all__ = ["Launch", "Stats", "launch"]
+
+SHUTDOWN_TIMEOUT_S = 5.0
+LOG_STREAM = "ext://roll.inference.vllm.child.LOG_STREAM"
+_ERROR_LINE = re.compile(r"\b(\w*(?:Error|Exception)): (.+)$")
+_starting = threading.Lock()
+"""Environment variables are changed while an engine starts."""
+
+
+class Stats:
+    """Latest figures of vLLM's scheduler; vLLM calls `record` after every step."""
+
+    def __init__(self) -> None:
+        self.num_running = 0
+        self.kv_used = 0.0
+
+    def logger_class(self) -> type:
+        """A vLLM stat logger that writes here."""
+        from vllm.v1.metrics.loggers import StatLoggerBase
+
+        stats = self
+
+        class Recorder(StatLoggerBase):
+            def __init__(self, vllm_config: Any, engine_index: int = 0) -> None:
+                """Nothing to prepare."""
+
+            def record(self, scheduler_stats: Any, *_: Any, **__: Any) -> None:
+                if scheduler_stats is not None:
+                    stats.num_running = scheduler_stats.num_running_reqs
+                    stats.kv_used = scheduler_stats.kv_cache_usage
+
+            def log_engine_initialized(self) -> None:
+                """Nothing to say."""
+
+        return Recorder
+
+
+class Launch:
+    """A vLLM that was started: its client in this process, and its processes."""
+
+    def __init__(self, spec: EngineSpec, llm: Any, *, cpu: bool, stats: Stats) -> None:
+        self.llm = llm
+        self.cpu = cpu
+        self.stats = stats
+        self.vocab_size = int(llm.model_config.get_vocab_size())
+        self._spec = spec
+        self._processes: dict[int, psutil.Process] = {}
+
+    def adopt(self, process_ids: Iterable[int]) -> None:
+        """Remember processes that must be gone after `shutdown`."""
+        for process_id in process_ids:
+            self._processes[process_id] = psutil.Process(process_id)
+
+    def cause_of_death(self) -> str:
+        """What is known of why the processes ended."""
+        gone = [str(process_id) for process_id, process in self._processes.items() if not process.is_running()]
+        which = f"its process {', '.join(gone)} ended" if gone else "vLLM stopped serving"
+        return f"{which}{_log_hint(self._spec.log_path)}"
+
+    def shutdown(self) -> None:
+        """End all processes, by force where they do not end by themselves. Blocking; may be called twice."""
+        try:
+            self.llm.shutdown(timeout=SHUTDOWN_TIMEOUT_S)
+        finally:
+            alive = [process for process in self._processes.values() if process.is_running()]
+            for process in alive:
+                process.kill()
+            psutil.wait_procs(alive, timeout=SHUTDOWN_TIMEOUT_S)
+
+
+def launch(spec: EngineSpec) -> Launch:
+    """Start vLLM's processes and load the model. Blocking: seconds to minutes.
+
+    Raises:
+        ModelError: vLLM refuses the model or the settings.
+        EngineDiedError: its process ended while it loaded.
+    """
+    with _starting:
+        prepare_environment()
+        cpu = is_cpu_build()
+        log_size = spec.log_path.stat().st_size if spec.log_path and spec.log_path.exists() else 0
+        with temporary_environment(_variables(spec)), _children_without_main():
+            from vllm.engine.arg_utils import AsyncEngineArgs
+            from vllm.v1.engine.async_llm import AsyncLLM
+
+            if spec.log_path is not None:
+                from roll.inference.vllm.child import LOG_STREAM as stream
+
+                stream.redirect(spec.log_path)
+            stats = Stats()
+            try:
+                arguments = AsyncEngineArgs(**engine_arguments(spec, cpu=cpu))
+                llm = AsyncLLM.from_engine_args(arguments, stat_loggers=[stats.logger_class()])
+            except (ValueError, TypeError) as error:
+                raise ModelError(f"vLLM refuses {spec.model_path} with these settings: {error}") from error
+            except Exception as error:
+                raise _start_error(spec, log_size, error) from error
+    return Launch(spec, llm, cpu=cpu, stats=stats)
+
+
+def _variables(spec: EngineSpec) -> dict[str, str]:
+    """Environment of the engine's processes alone."""
+    from roll.inference.vllm import child
+
+    variables = {child.OWNER: str(os.getpid())}
+    if spec.num_threads is not None:
+        variables["OMP_NUM_THREADS"] = str(spec.num_threads)
+    if spec.log_path is not None:
+        spec.log_path.parent.mkdir(parents=True, exist_ok=True)
+        variables[child.LOG] = str(spec.log_path.absolute())
+        if not {"VLLM_LOGGING_STREAM", "VLLM_LOGGING_CONFIG_PATH", "VLLM_CONFIGURE_LOGGING"} & os.environ.keys():
+            variables["VLLM_LOGGING_STREAM"] = LOG_STREAM
+    return variables
+
+
+@contextmanager
+def _children_without_main() -> Generator[None]:
+    """Keep processes spawned by this thread from running the user's script again.
+
+    `multiprocessing` imports the parent's main module in every spawned child, so a script without
+    `if __name__ == "__main__"` would start its training anew in each. vLLM's processes need nothing from it. vLLM offers no
+    way to say so; this goes when it does.
+    """
+    original, this_thread = spawn.get_preparation_data, threading.get_ident()
+
+    def without_main(name: str) -> dict[str, Any]:
+        data = original(name)
+        if threading.get_ident() == this_thread:
+            data = {key: value for key, value in data.items() if not key.startswith("init_main_from")}
+        return data
+
+    spawn.get_preparation_data = without_main
+    try:
+        yield
+    finally:
+        spawn.get_preparation_data = original
+
+
+def _start_error(spec: EngineSpec, log_size: int, error: Exception) -> Exception:
+    """A failure of the child, with the cause that it logged."""
+    cause = _last_error(spec.log_path, log_size) or f"{type(error).__name__}: {error}"
+    if cause.startswith(("ValueError", "NotImplementedError", "ValidationError")):
+        return ModelError(f"vLLM cannot serve {spec.model_path} with these settings: {cause}{_log_hint(spec.log_path)}")
+    return EngineDiedError(spec.engine_id, f"it did not start: {cause}{_log_hint(spec.log_path)}")
+
+
+def _last_error(log_path: Path | None, start: int) -> str:
+    """The last line after byte `start` that names an exception, other than vLLM's summary of it."""
+    if log_path is None or not log_path.exists():
+        return ""
+    with log_path.open("rb") as file:
+        file.seek(start)
+        lines = file.read().decode(errors="replace").splitlines()
+    found = [match for line in lines if (match := _ERROR_LINE.search(line)) and "Engine core init" not in line]
+    return f"{found[-1][1]}: {found[-1][2]}" if found else ""
+
+
+def _log_hint(log_path: Path | None) -> str:
+    return f" (see {log_path})" if log_path else ""

@@ -1,0 +1,171 @@
+"""What ROLL adds to vLLM's workers: applying a `WeightUpdate` where the model lives.
+
+Data flow:  engine ─ pickled WeightUpdate ─ collective_rpc ─► every worker: open_update ─► vLLM's reload ─► read back
+            engine ◄─ checksums, or an error and whether weights were touched ───────────┘
+
+Weights go through vLLM's own layer-wise reload, because vLLM fuses projections and repacks weights after loading, so that
+loading into the live model fails. A manifest that differs from the checkpoint is refused before any weight changes.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import pickle
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from roll.errors import WeightSyncError
+from roll.types import TensorSpec, WeightUpdate
+from roll.weights import open_update
+
+__all__ = ["WeightReceiver", "check_manifest", "checkpoint_shapes"]
+
+logger = logging.getLogger("vllm.roll")
+"""Below `vllm`, so that messages go where vLLM's go."""
+
+
+def checkpoint_shapes(model_path: str | Path) -> dict[str, tuple[int, ...]] | None:
+    """Shapes of all tensors in a directory's safetensors files, by name; `None` where there are no such files."""
+    from safetensors import safe_open
+
+    shapes: dict[str, tuple[int, ...]] = {}
+    for file in sorted(Path(model_path).glob("*.safetensors")):
+        with safe_open(file, framework="pt") as tensors:
+            shapes |= {name: tuple(tensors.get_slice(name).get_shape()) for name in tensors.keys()}  # noqa: SIM118
+    return shapes or None
+
+
+def check_manifest(
+    manifest: Sequence[TensorSpec], expected: Mapping[str, tuple[int, ...]], *, tied: bool, policy_version: int
+) -> None:
+    """Compare what will come with the checkpoint that the engine was started from.
+
+    Args:
+        manifest: of the update.
+        expected: shapes by name, of the checkpoint.
+        tied: input and output embeddings are one tensor, so that the output's may be absent.
+
+    Raises:
+        WeightSyncError: a tensor is missing, unknown, or of another shape; names it.
+    """
+    about = f"weight sync of policy version {policy_version}: tensor"
+    announced = {spec.name: spec.shape for spec in manifest}
+    for name, shape in announced.items():
+        if name not in expected:
+            raise WeightSyncError(f"{about} '{name}' is unknown: the engine's checkpoint has no such tensor.")
+        if tuple(shape) != expected[name]:
+            raise WeightSyncError(f"{about} '{name}' has shape {tuple(shape)}, the engine's has {expected[name]}.")
+    for name in expected:
+        derived = name.endswith("rotary_emb.inv_freq") or (tied and name.endswith("lm_head.weight"))
+        if name not in announced and not derived:
+            raise WeightSyncError(f"{about} '{name}' is missing from the update.")
+
+
+class WeightReceiver:
+    """Mixed into vLLM's worker class (`worker_extension_cls`); its methods are called through `collective_rpc`."""
+
+    def roll_process_ids(self) -> list[int]:
+        """This worker's process and the one that started it."""
+        return [os.getpid(), os.getppid()]
+
+    def roll_update_weights(self, payload: bytes) -> dict[str, Any]:
+        """Fetch and apply a pickled `WeightUpdate`.
+
+        Returns:
+            `{"checksums": …}`, or `{"error": …, "intact": …}` where `intact` says that no weight was changed.
+        """
+        progress = {"intact": True}
+        try:
+            return {"checksums": _update(self, pickle.loads(payload), progress)}
+        except WeightSyncError as error:
+            logger.error("%s", error)
+            return {"error": str(error), **progress}
+        except Exception as error:  # vLLM would lose its type and the names; the engine raises it as a WeightSyncError
+            logger.exception("weight update failed")
+            return {"error": f"{type(error).__name__}: {error}", **progress}
+
+
+def _update(worker: Any, update: WeightUpdate, progress: dict[str, bool]) -> dict[str, int]:
+    expected = _expected_shapes(worker)
+    if expected is not None:
+        tied = bool(getattr(worker.model_config.hf_text_config, "tie_word_embeddings", False))
+        check_manifest(update.manifest, expected, tied=tied, policy_version=update.policy_version)
+    model = worker.get_model()
+    plain = _plain_parameters(model, sharded=worker.parallel_config.tensor_parallel_size > 1)
+    copies: dict[str, torch.Tensor] = {}
+    workers = worker.parallel_config.world_size
+    with open_update(update, device=worker.device, worker=worker.rank, num_workers=workers) as receiver:
+
+        def stream() -> Iterator[tuple[str, torch.Tensor]]:
+            for name, tensor in receiver:
+                # The receiver's buffer is reused, while vLLM keeps a layer's tensors until the layer is complete.
+                copy = tensor.to(worker.device, copy=True)
+                if name in plain:
+                    copies[name] = copy
+                progress["intact"] = False
+                yield name, copy
+
+        with _reloading(worker, model):
+            loaded = model.load_weights(stream())
+    _check_applied(model, loaded, plain, copies, update.policy_version)
+    return receiver.checksums
+
+
+def _expected_shapes(worker: Any) -> dict[str, tuple[int, ...]] | None:
+    if not hasattr(worker, "_roll_expected_shapes"):
+        worker._roll_expected_shapes = checkpoint_shapes(worker.model_config.model)
+    return worker._roll_expected_shapes
+
+
+@contextmanager
+def _reloading(worker: Any, model: torch.nn.Module) -> Generator[None]:
+    """vLLM's layer-wise reload (https://docs.vllm.ai/en/latest/training/layerwise/) around `load_weights`."""
+    from vllm.config import set_current_vllm_config
+    from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
+
+    with set_current_vllm_config(worker.vllm_config), torch.no_grad():
+        initialize_layerwise_reload(model)
+        try:
+            yield
+        except BaseException:
+            with suppress(Exception):  # the first error says what went wrong
+                finalize_layerwise_reload(model, worker.model_config)
+            raise
+        finalize_layerwise_reload(model, worker.model_config)
+
+
+def _plain_parameters(model: torch.nn.Module, *, sharded: bool) -> dict[str, torch.nn.Parameter]:
+    """Parameters that vLLM keeps as the checkpoint has them: norms and, on one device, the input embedding."""
+    from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmbedding
+
+    plain = {name: parameter for name, parameter in model.named_parameters() if name.endswith("norm.weight")}
+    if not sharded:
+        embeddings = {f"{name}.weight" for name, module in model.named_modules() if type(module) is VocabParallelEmbedding}
+        plain |= {name: parameter for name, parameter in model.named_parameters() if name in embeddings}
+    return plain
+
+
+def _check_applied(
+    model: torch.nn.Module,
+    loaded: set[str] | None,
+    plain: Mapping[str, torch.nn.Parameter],
+    copies: Mapping[str, torch.Tensor],
+    policy_version: int,
+) -> None:
+    """Every parameter was loaded, and those kept unchanged hold the bytes that were sent."""
+    about = f"weight sync of policy version {policy_version}"
+    names = {name for name, _ in model.named_parameters()}
+    forgotten = sorted(names - loaded) if loaded is not None else []
+    if forgotten:
+        raise WeightSyncError(f"{about}: nothing was loaded into vLLM's '{forgotten[0]}' ({len(forgotten)} in all).")
+    for name, sent in copies.items():
+        held = plain[name].data
+        if held.dim() == sent.dim() and held.shape[1:] == sent.shape[1:] and held.shape[0] >= sent.shape[0]:
+            held = held[: sent.shape[0]]  # vLLM pads the vocabulary
+            if not torch.equal(held, sent.to(held.dtype)):
+                raise WeightSyncError(f"{about}: tensor '{name}' arrived but the engine holds other values.")
