@@ -1,0 +1,36 @@
+"""How per-token losses become one number: each rule is a weight per token, and the loss is their weighted sum.
+
+The counts are those of the global batch, so the shares of all micro-batches and ranks add up to the batch's loss.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, TypeAlias
+
+import torch
+from torch import Tensor
+
+from roll.algorithms.inputs import LossInputs
+
+__all__ = ["Aggregation", "token_weights"]
+
+Aggregation: TypeAlias = Literal["sequence_mean", "token_mean", "constant_length"]
+
+
+def token_weights(inputs: LossInputs, aggregation: Aggregation) -> Tensor:
+    """Weight of every token [N] in the loss of the global batch.
+
+    `sequence_mean`: 1 / (tokens of its sequence x sequences), GRPO, arXiv 2402.03300.
+    `token_mean`: 1 / tokens, DAPO, arXiv 2503.14476.
+    `constant_length`: 1 / (longest possible answer x sequences), Dr. GRPO, arXiv 2503.20783.
+
+    Raises:
+        ValueError: the rule is unknown.
+    """
+    if aggregation == "sequence_mean":
+        return (1.0 / (inputs.sequence_lengths * inputs.num_sequences))[inputs.sequence_ids]
+    if aggregation == "token_mean":
+        return torch.full_like(inputs.advantages, 1.0 / inputs.num_tokens)
+    if aggregation == "constant_length":
+        return torch.full_like(inputs.advantages, 1.0 / (inputs.max_length * inputs.num_sequences))
+    raise ValueError(f"unknown aggregation '{aggregation}': use sequence_mean, token_mean or constant_length")

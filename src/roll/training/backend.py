@@ -1,0 +1,237 @@
+"""The `torch` train back-end: one rank of a trainer.
+
+    samples -> pack (micro-batches of this rank) -> network -> log-probs -> loss -> backward     (gradients add up)
+            -> global gradient norm -> AdamW on the master weights -> network
+
+Invariants: a micro-batch's loss is already its share of the batch's loss, so nothing divides by the number of micro-batches
+or ranks; every rank runs the same number of micro-batches; a step whose gradients are not finite changes nothing.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Collection
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from roll.algorithms.inputs import LossInputs
+from roll.errors import TrainingDivergedError
+from roll.protocols import LossFn, StateKind, WeightSource
+from roll.training.distributed import Ranks, default_num_threads, pick_device, shard
+from roll.training.export import export_model
+from roll.training.layout import PackedLayout, build_layout, idle_layout
+from roll.training.loading import load_model
+from roll.training.lora import find_adapters
+from roll.training.loss_inputs import loss_inputs
+from roll.training.offload import StatePlacement
+from roll.training.optimizer import Optimizer
+from roll.training.packing import pack
+from roll.training.policy import PolicyNetwork
+from roll.training.precision import MasterWeights, Precision
+from roll.training.schedule import learning_rate
+from roll.training.spec import TrainerSpec
+from roll.training.state import load_state, save_state
+from roll.training.weights import TrainerWeights
+from roll.types import FloatArray, StepResult, TrainingBatch
+
+__all__ = ["TorchBackend"]
+
+logger = logging.getLogger(__name__)
+
+
+class TorchBackend:
+    """One rank of a trainer, in this process. See `roll.protocols.TrainBackend`.
+
+    Args:
+        spec: what to build.
+        precision: overrides the model's dtype; for tests in float64.
+
+    Raises:
+        ModelError: the model cannot be loaded, or its architecture cannot be packed.
+    """
+
+    def __init__(self, spec: TrainerSpec, *, precision: Precision | None = None) -> None:
+        self.spec = spec
+        self.precision = precision or Precision.of(spec.model.dtype)
+        torch.set_num_threads(spec.training.num_threads or default_num_threads(spec.node_ranks))
+        torch.manual_seed(spec.seed)  # adapters begin equal on every rank
+        self.device = pick_device(spec)
+        self.ranks = Ranks(spec, self.device)
+        sharded = self.ranks.size > 1
+        dtype = self.precision.master if sharded else self.precision.compute
+        self.model = load_model(spec, dtype).to(self.device)
+        self.network = PolicyNetwork(self.model)
+        if sharded:
+            shard(self.network, self.model, self.ranks, self.precision)
+        trainable = {name: p for name, p in self.model.named_parameters() if p.requires_grad}
+        self.masters = MasterWeights(trainable, self.precision)
+        self.optimizer = Optimizer(self.masters, spec.training, self.ranks)
+        self.placement = StatePlacement(self.network, self.masters, self.optimizer, self.device)
+        torch.manual_seed(spec.seed + spec.rank)
+        self.num_steps = 0
+        """Optimiser steps that moved the weights."""
+        self.num_nonfinite = 0
+        """Steps in a row whose gradients were not finite."""
+
+    def train_step(self, batch: TrainingBatch, loss: LossFn) -> StepResult:
+        """All micro-batches and one optimiser step.
+
+        Raises:
+            ValueError: no token of the batch is in the loss.
+            TrainingDivergedError: gradients were not finite `training.max_nonfinite_steps` times in a row.
+        """
+        if batch.num_loss_tokens == 0:
+            raise ValueError("a training batch needs at least one token that the loss counts")
+        started = time.perf_counter()
+        self.masters.clear_grads()
+        self.network.train()
+        sums: dict[str, Tensor] = {}
+        logprobs: dict[int, FloatArray] = {}
+        num_tokens = 0
+        for layout in self._layouts(batch, every_token=False):
+            predicted = self.network(layout, batch.temperature)
+            if not layout.spans:
+                (0.0 * predicted.sum()).backward()
+                continue
+            inputs = loss_inputs(layout, batch, predicted)
+            outputs = loss(inputs)
+            (outputs.loss * self.ranks.size).backward()
+            _add_metrics(sums, {"loss": outputs.loss.detach(), **outputs.metrics})
+            _collect(logprobs, layout, batch, predicted)
+            num_tokens += layout.num_tokens
+        metrics = self.ranks.reduce_metrics(sums)
+        tokens = self.ranks.gather(num_tokens)
+        everything = self._merge(logprobs)
+        backward_done = time.perf_counter()
+        grad_norm = self.optimizer.grad_norm()
+        rate = learning_rate(self.num_steps, self.spec.training)
+        stepped = bool(np.isfinite(grad_norm)) and bool(np.isfinite(metrics["loss"]))
+        if stepped:
+            self.optimizer.step(rate, grad_norm)
+            self.num_steps += 1
+            self.num_nonfinite = 0
+        else:
+            self._count_nonfinite(metrics["loss"], grad_norm)
+        finished = time.perf_counter()
+        return StepResult(
+            loss=metrics.pop("loss"),
+            grad_norm=grad_norm,
+            learning_rate=rate,
+            num_tokens=sum(tokens),
+            num_loss_tokens=batch.num_loss_tokens,
+            stepped=stepped,
+            metrics=metrics,
+            logprobs=_in_order(everything, batch),
+            timings_s={"forward_backward": backward_done - started, "optimizer": finished - backward_done},
+        )
+
+    @torch.no_grad()
+    def logprobs(self, batch: TrainingBatch) -> list[FloatArray]:
+        """Per sample [L], of every token given those before it, under the batch's temperature; entry 0 is 0."""
+        self.network.eval()
+        found: dict[int, FloatArray] = {}
+        for layout in self._layouts(batch, every_token=True):
+            predicted = self.network(layout, batch.temperature)
+            _collect(found, layout, batch, predicted)
+        return list(_in_order(self._merge(found), batch))
+
+    def weights(self) -> WeightSource:
+        """What the engines must hold: adapters merged, the model's dtype, HF names."""
+        parameters = dict(self.model.named_parameters())
+        return TrainerWeights(
+            names=list(parameters),
+            read=parameters.__getitem__,
+            adapters=find_adapters(self.model) if self.spec.model.lora else {},
+            dtype=self.engine_dtype,
+            is_first=self.ranks.is_first,
+        )
+
+    def save(self, path: Path) -> None:
+        """Write everything needed to go on below `path`, an empty or missing directory; fsynced."""
+        save_state(path, self.masters, self.optimizer, self._counters(), self.ranks)
+
+    def load(self, path: Path) -> None:
+        """Read what `save` wrote, also under another number of ranks.
+
+        Raises:
+            CheckpointError: it is incomplete, damaged, or of another model.
+        """
+        counters = load_state(path, self.masters, self.optimizer, self._counters(), self.ranks, self.spec.seed)
+        self.num_steps, self.num_nonfinite = counters["num_steps"], counters["num_nonfinite"]
+
+    def export(self, path: Path) -> None:
+        """Write an HF safetensors model directory that `transformers` loads."""
+        name = str(self.engine_dtype).removeprefix("torch.")
+        export_model(path, self.weights(), self.model, self.spec.model_path, name, is_first=self.ranks.is_first)
+
+    def offload(self, states: Collection[StateKind]) -> None:
+        """Move states to host memory, between steps. On a CPU they are there already."""
+        self.placement.offload(states)
+
+    def reload(self, states: Collection[StateKind]) -> None:
+        """Move states back to the device."""
+        self.placement.reload(states)
+
+    def close(self) -> None:
+        """Leave the process group; the back-end cannot be used any more."""
+        self.ranks.close()
+
+    @property
+    def engine_dtype(self) -> torch.dtype:
+        """What the engines compute in."""
+        return getattr(torch, self.spec.model.dtype)
+
+    def _counters(self) -> dict[str, int]:
+        return {"num_steps": self.num_steps, "num_nonfinite": self.num_nonfinite}
+
+    def _layouts(self, batch: TrainingBatch, *, every_token: bool) -> list[PackedLayout]:
+        """This rank's micro-batches; as many as every other rank's."""
+        config = self.spec.training
+        share = pack(
+            batch.samples,
+            max_tokens=config.max_tokens_per_micro_batch,
+            share_prefix=config.share_prefix,
+            num_ranks=self.ranks.size,
+            every_token=every_token,
+        )[self.ranks.rank]
+        return [build_layout(blocks, every_token=every_token) if blocks else idle_layout() for blocks in share]
+
+    def _merge(self, found: dict[int, FloatArray]) -> dict[int, FloatArray]:
+        return {index: values for part in self.ranks.gather(found) for index, values in part.items()}
+
+    def _count_nonfinite(self, loss: float, grad_norm: float) -> None:
+        self.num_nonfinite += 1
+        limit = self.spec.training.max_nonfinite_steps
+        logger.warning("step skipped: loss %s, gradient norm %s (%d in a row)", loss, grad_norm, self.num_nonfinite)
+        if self.num_nonfinite >= limit:
+            raise TrainingDivergedError(
+                f"loss {loss} or gradient norm {grad_norm} was not finite in {self.num_nonfinite} steps in a row. "
+                "Lower training.learning_rate, or raise training.max_nonfinite_steps to go on."
+            )
+
+
+def _add_metrics(sums: dict[str, Tensor], new: dict[str, Tensor]) -> None:
+    for name, value in new.items():
+        if name not in sums:
+            sums[name] = value
+        else:
+            sums[name] = torch.maximum(sums[name], value) if name.startswith("max/") else sums[name] + value
+
+
+def _collect(found: dict[int, FloatArray], layout: PackedLayout, batch: TrainingBatch, predicted: Tensor) -> None:
+    values = predicted.detach().float().cpu().numpy()
+    for span in layout.spans:
+        array = np.zeros(len(batch.samples[span.index]), dtype=np.float32)
+        array[span.token_index] = values[span.prediction_index]
+        found[span.index] = array
+
+
+def _in_order(found: dict[int, FloatArray], batch: TrainingBatch) -> tuple[FloatArray, ...]:
+    """Samples in batch order; one that nothing was computed for is all 0."""
+    return tuple(
+        found[i] if i in found else np.zeros(len(sample), dtype=np.float32) for i, sample in enumerate(batch.samples)
+    )

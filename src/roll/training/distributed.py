@@ -1,0 +1,141 @@
+"""The ranks of a trainer: meeting, sharding the network over them, and adding up what they found.
+
+All ranks form one `DeviceMesh` with named dimensions, of size 1 where unused. Today's work is spread over `dp_shard` alone.
+Code that asks `Ranks` works the same with one rank, which needs no process group.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Mapping
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+
+from roll.errors import PlacementError
+from roll.training.precision import Precision
+from roll.training.spec import TrainerSpec
+
+__all__ = ["MESH_DIMS", "Ranks", "default_num_threads", "pick_device", "shard"]
+
+logger = logging.getLogger(__name__)
+
+MESH_DIMS = ("pp", "dp_replicate", "dp_shard", "cp", "tp", "ep")
+
+_TIMEOUT = timedelta(minutes=30)
+
+
+def default_num_threads(ranks_on_node: int) -> int:
+    """Cores this process may use, shared between the ranks of the machine."""
+    return max(len(os.sched_getaffinity(0)) // ranks_on_node, 1)
+
+
+def pick_device(spec: TrainerSpec) -> torch.device:
+    """The device of a rank; ranks that see several devices take one each, in order.
+
+    Raises:
+        PlacementError: more ranks on this machine than devices that they can see.
+    """
+    kind = spec.device
+    if kind is None:
+        accelerator = torch.accelerator.current_accelerator(check_available=True)
+        kind = accelerator.type if accelerator is not None else "cpu"
+    if kind == "cpu":
+        return torch.device("cpu")
+    visible = torch.accelerator.device_count()
+    index = spec.rank % spec.node_ranks if visible > 1 else 0
+    if index >= visible:
+        raise PlacementError(
+            f"trainer rank {spec.rank} finds no {kind} device for itself: {spec.node_ranks} ranks share this machine, "
+            f"which shows {visible} devices. Give the trainer fewer devices in cluster.device_mapping.actor_train."
+        )
+    device = torch.device(kind, index)
+    torch.accelerator.set_device_index(index)
+    return device
+
+
+class Ranks:
+    """This rank among all ranks of its trainer. Every method is collective."""
+
+    def __init__(self, spec: TrainerSpec, device: torch.device) -> None:
+        self.rank = spec.rank
+        self.size = spec.world_size
+        self.device = device
+        self.mesh: DeviceMesh | None = None
+        if self.size == 1:
+            return
+        if not dist.is_initialized():
+            if spec.init_method is None:
+                raise PlacementError(f"a trainer of {self.size} ranks needs an init_method where its ranks can meet")
+            dist.init_process_group(
+                "gloo" if device.type == "cpu" else f"cpu:gloo,{device.type}:{_collectives(device)}",
+                init_method=spec.init_method,
+                rank=spec.rank,
+                world_size=spec.world_size,
+                timeout=_TIMEOUT,
+            )
+        sizes = tuple(self.size if name == "dp_shard" else 1 for name in MESH_DIMS)
+        self.mesh = init_device_mesh(device.type, sizes, mesh_dim_names=MESH_DIMS)
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this is rank 0, which speaks for all."""
+        return self.rank == 0
+
+    def sum(self, value: Tensor) -> float:
+        """Sum of a scalar over all ranks."""
+        if self.size > 1:
+            value = value.detach().clone()
+            dist.all_reduce(value)
+        return float(value)
+
+    def reduce_metrics(self, metrics: Mapping[str, Tensor]) -> dict[str, float]:
+        """Sum over all ranks; the maximum where a name begins with `max/`. A rank without work may lack names."""
+        local = {name: float(value) for name, value in metrics.items()}
+        if self.size == 1:
+            return local
+        result: dict[str, float] = {}
+        for part in self.gather(local):
+            for name, value in part.items():
+                if name not in result:
+                    result[name] = value
+                else:
+                    result[name] = max(result[name], value) if name.startswith("max/") else result[name] + value
+        return result
+
+    def gather(self, value: Any) -> list[Any]:
+        """Every rank's plain value, by rank, on every rank."""
+        if self.size == 1:
+            return [value]
+        values: list[Any] = [None] * self.size
+        dist.all_gather_object(values, value)
+        return values
+
+    def close(self) -> None:
+        """Leave the process group."""
+        if self.size > 1 and dist.is_initialized():
+            dist.destroy_process_group()
+
+
+def _collectives(device: torch.device) -> str:
+    return dist.Backend.default_device_backend_map.get(device.type, "nccl")
+
+
+def shard(network: nn.Module, model: Any, ranks: Ranks, precision: Precision) -> None:
+    """Spread a network's weights over `dp_shard` with FSDP2, in place: each decoder layer by itself, then the rest.
+
+    Weights are gathered in the compute dtype, gradients are reduced in the master dtype. FSDP averages gradients over
+    ranks; its divide factor fails on gloo, so the trainer multiplies the loss by the number of ranks instead.
+    """
+    assert ranks.mesh is not None
+    policy = MixedPrecisionPolicy(param_dtype=precision.compute, reduce_dtype=precision.master)
+    mesh = ranks.mesh["dp_shard"]
+    for layer in model.get_decoder().layers:
+        fully_shard(layer, mesh=mesh, mp_policy=policy)
+    fully_shard(network, mesh=mesh, mp_policy=policy)

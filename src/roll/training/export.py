@@ -1,0 +1,51 @@
+"""Writing a model that `transformers` loads: safetensors in the engine's dtype, configuration, tokenizer."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+from roll.models import load_tokenizer
+from roll.protocols import WeightSource
+
+__all__ = ["export_model"]
+
+
+def export_model(path: Path, weights: WeightSource, model: Any, source: str, dtype: str, *, is_first: bool) -> None:
+    """Write an HF model directory. Collective where `weights` is; only the first rank writes.
+
+    Args:
+        path: a directory, made if missing.
+        weights: the complete model, tied weights once.
+        model: its configuration and generation settings are written.
+        source: the model directory that the tokenizer is taken from.
+        dtype: of `weights`, as the configuration spells it.
+        is_first: whether this rank writes.
+    """
+    tensors = {name: tensor.cpu().contiguous() for name, tensor in weights if tensor is not None}
+    if not is_first:
+        return
+    from huggingface_hub import save_torch_state_dict
+
+    path.mkdir(parents=True, exist_ok=True)
+    save_torch_state_dict(tensors, path, metadata={"format": "pt"})
+    attention, model.config._attn_implementation = model.config._attn_implementation, None
+    config = model.config.to_dict()
+    model.config._attn_implementation = attention
+    config.update(dtype=dtype, architectures=[type(model).__name__])
+    type(model.config).from_dict(config).save_pretrained(path)
+    if model.can_generate():
+        model.generation_config.save_pretrained(path)
+    load_tokenizer(source).save_pretrained(path)
+    for file in path.iterdir():
+        _sync(file)
+    _sync(path)
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,77 @@
+"""Low-rank adapters (arXiv 2106.09685) through peft, injected into the HF model in place."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from roll.config.model import LoRAConfig
+from roll.errors import ModelError
+
+__all__ = ["Adapter", "add_adapters", "checkpoint_name", "find_adapters"]
+
+_NAME = "default"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Adapter:
+    """One adapted weight matrix: W + scale * B A."""
+
+    a: str
+    """Name of the parameter A [rank, inputs]."""
+    b: str
+    """Name of the parameter B [outputs, rank]."""
+    scale: float
+    transposed: bool
+    """Whether the layer keeps its weight as [inputs, outputs]."""
+
+    def merged(self, weight: Tensor, a: Tensor, b: Tensor) -> Tensor:
+        """The full weight, in float32 or better; the inputs stay as they are."""
+        dtype = torch.promote_types(weight.dtype, torch.float32)
+        delta = b.to(dtype) @ a.to(dtype)
+        return weight.to(dtype) + self.scale * (delta.t() if self.transposed else delta)
+
+
+def add_adapters(model: Any, config: LoRAConfig) -> None:
+    """Freeze an HF model's weights and give its linear layers adapters, in the model's dtype.
+
+    Raises:
+        ModelError: `target_modules` names nothing in this model.
+    """
+    from peft import LoraConfig, inject_adapter_in_model
+
+    settings = LoraConfig(
+        r=config.rank, lora_alpha=config.alpha, lora_dropout=config.dropout, target_modules=config.target_modules
+    )
+    dtype = next(model.parameters()).dtype
+    try:
+        inject_adapter_in_model(settings, model, adapter_name=_NAME)
+    except ValueError as error:
+        raise ModelError(f"model.lora.target_modules {config.target_modules!r} cannot be used here: {error}") from error
+    for parameter in model.parameters():
+        if parameter.requires_grad:
+            parameter.data = parameter.data.to(dtype)
+
+
+def checkpoint_name(parameter_name: str) -> str:
+    """A parameter's name in the HF checkpoint: peft puts the original layer inside its own."""
+    return parameter_name.replace(".base_layer.", ".")
+
+
+def find_adapters(model: Any) -> dict[str, Adapter]:
+    """All adapters of a model, by the checkpoint's name of the weight that they change."""
+    from peft.tuners.lora import LoraLayer
+
+    return {
+        f"{name}.weight": Adapter(
+            a=f"{name}.lora_A.{_NAME}.weight",
+            b=f"{name}.lora_B.{_NAME}.weight",
+            scale=float(layer.scaling[_NAME]),
+            transposed=bool(getattr(layer, "fan_in_fan_out", False)),
+        )
+        for name, layer in model.named_modules()
+        if isinstance(layer, LoraLayer)
+    }

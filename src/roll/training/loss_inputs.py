@@ -1,0 +1,65 @@
+"""From a micro-batch's log-probs and its samples' arrays to what a loss sees."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from roll.algorithms.inputs import LossInputs
+from roll.training.layout import PackedLayout
+from roll.types import FloatArray, TrainingBatch, TrainingSample
+
+__all__ = ["loss_inputs"]
+
+
+def loss_inputs(layout: PackedLayout, batch: TrainingBatch, predicted: Tensor) -> LossInputs:
+    """The loss tokens of a micro-batch, sequence after sequence.
+
+    Args:
+        layout: of the micro-batch, built for the tokens in the loss.
+        batch: the global batch.
+        predicted: [M] log-probs of the layout's predictions, with gradient.
+
+    Raises:
+        ValueError: some samples have `ref_logprobs` and others do not.
+    """
+    device, dtype = predicted.device, predicted.dtype
+    spans = layout.spans
+    samples = [batch.samples[span.index] for span in spans]
+
+    def tokens(array_of: Callable[[TrainingSample], FloatArray | None]) -> Tensor:
+        parts = [np.asarray(array_of(s))[span.token_index] for s, span in zip(samples, spans, strict=True)]
+        return torch.from_numpy(np.concatenate(parts)).to(device, dtype)
+
+    order = torch.from_numpy(np.concatenate([span.prediction_index for span in spans])).to(device)
+    lengths = torch.tensor([len(span.token_index) for span in spans], device=device)
+    logprobs = predicted.index_select(0, order)
+    with_reference = [s.ref_logprobs is not None for s in samples]
+    if any(with_reference) and not all(with_reference):
+        raise ValueError("some samples of the batch have ref_logprobs and others do not")
+    return LossInputs(
+        logprobs=logprobs,
+        old_logprobs=_old_logprobs(logprobs.detach(), samples, layout),
+        rollout_logprobs=tokens(lambda s: s.rollout_logprobs),
+        advantages=tokens(lambda s: s.advantages),
+        sequence_ids=torch.repeat_interleave(torch.arange(len(spans), device=device), lengths),
+        sequence_lengths=lengths.to(dtype),
+        num_tokens=float(batch.num_loss_tokens),
+        num_sequences=float(batch.num_sequences),
+        max_length=float(batch.max_length),
+        ref_logprobs=tokens(lambda s: s.ref_logprobs) if all(with_reference) else None,
+    )
+
+
+def _old_logprobs(current: Tensor, samples: list[TrainingSample], layout: PackedLayout) -> Tensor:
+    """Those that samples bring; for the others the current ones, which they equal before the first update."""
+    if all(s.old_logprobs is None for s in samples):
+        return current
+    parts = current.split([len(span.token_index) for span in layout.spans])
+    return torch.cat([
+        part if s.old_logprobs is None else torch.from_numpy(s.old_logprobs[span.token_index]).to(part)
+        for part, s, span in zip(parts, samples, layout.spans, strict=True)
+    ])  # fmt: skip

@@ -1,0 +1,53 @@
+"""Giving a device's memory to another role between steps, and taking it back."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection
+
+import torch
+from torch import nn
+
+from roll.protocols import StateKind
+from roll.training.optimizer import Optimizer
+from roll.training.precision import MasterWeights
+
+__all__ = ["StatePlacement"]
+
+logger = logging.getLogger(__name__)
+
+
+class StatePlacement:
+    """Where the parameters (network and masters), gradient buffers and AdamW's moments of a rank are.
+
+    Gradients are never needed between steps: offloading them frees them.
+    """
+
+    def __init__(self, network: nn.Module, masters: MasterWeights, optimizer: Optimizer, device: torch.device) -> None:
+        self._network = network
+        self._masters = masters
+        self._optimizer = optimizer
+        self._device = device
+
+    def offload(self, states: Collection[StateKind]) -> None:
+        """Move states to host memory; returns once the device's memory is free."""
+        if self._device.type == "cpu":
+            logger.debug("nothing to offload: %s are in host memory already", ", ".join(states))
+            return
+        self._move(states, torch.device("cpu"))
+        torch.get_device_module(self._device).empty_cache()
+
+    def reload(self, states: Collection[StateKind]) -> None:
+        """Move states back to the device."""
+        if self._device.type != "cpu":
+            self._move(states, self._device)
+
+    def _move(self, states: Collection[StateKind], device: torch.device) -> None:
+        if "gradients" in states:
+            self._masters.drop_grads()
+        if "optimizer" in states:
+            self._optimizer.move_moments(device)
+        if "parameters" in states:
+            self._network.to(device)
+            self._masters.move(device)
+            self._optimizer.bind()

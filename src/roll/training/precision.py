@@ -1,0 +1,103 @@
+"""Number formats: what the network computes in, and what the optimiser keeps.
+
+The optimiser always works on *master* weights in float32. With a bfloat16 network on one rank, the network holds a bfloat16
+copy that is written once per step, and every micro-batch's bfloat16 gradients are added up in float32: nothing is cast
+inside the forward pass. With FSDP the shards are the master weights, and FSDP gathers them as bfloat16.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+
+__all__ = ["MasterWeights", "Precision"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Precision:
+    """Dtypes of a trainer."""
+
+    compute: torch.dtype
+    master: torch.dtype = torch.float32
+
+    @classmethod
+    def of(cls, name: str) -> Precision:
+        """For a dtype of the configuration: `bfloat16`, `float32`; tests also use `float64`."""
+        compute = getattr(torch, name)
+        return cls(compute=compute, master=torch.promote_types(compute, torch.float32))
+
+
+class MasterWeights:
+    """The trainable weights as the optimiser sees them, and their gradients.
+
+    Args:
+        parameters: the network's trainable parameters by name: DTensor shards, or plain tensors in any dtype.
+        precision: masters are kept apart from parameters that have another dtype than `precision.master`.
+    """
+
+    def __init__(self, parameters: Mapping[str, nn.Parameter], precision: Precision) -> None:
+        self.parameters = dict(parameters)
+        self.precision = precision
+        self._masters: dict[str, Tensor] = {}
+        self._grads: dict[str, Tensor] = {}
+        self._fresh: set[str] = set()
+        for name, parameter in self.parameters.items():
+            if not isinstance(parameter, DTensor) and parameter.dtype != precision.master:
+                self._masters[name] = parameter.detach().to(precision.master, copy=True)
+                parameter.register_post_accumulate_grad_hook(self._collector(name))
+
+    def _collector(self, name: str) -> Callable[[Tensor], None]:
+        def collect(parameter: Tensor) -> None:
+            assert parameter.grad is not None
+            if name in self._fresh:
+                self._grads[name].add_(parameter.grad)
+            elif name in self._grads:  # keep the buffer: fresh memory is costly to touch
+                self._grads[name].copy_(parameter.grad)
+            else:
+                self._grads[name] = parameter.grad.to(self.precision.master)
+            self._fresh.add(name)
+            parameter.grad = None
+
+        return collect
+
+    def full(self, name: str) -> Tensor:
+        """The weight the optimiser works on; a DTensor under FSDP."""
+        return self._masters.get(name, self.parameters[name].detach())
+
+    def local(self, name: str) -> Tensor:
+        """This rank's part of it; shares memory."""
+        weight = self.full(name)
+        return weight.to_local() if isinstance(weight, DTensor) else weight
+
+    def grad(self, name: str) -> Tensor | None:
+        """This rank's part of the gradient; `None` where the loss did not reach the weight."""
+        if name in self._masters:
+            return self._grads[name] if name in self._fresh else None
+        grad = self.parameters[name].grad
+        return grad.to_local() if isinstance(grad, DTensor) else grad
+
+    def clear_grads(self) -> None:
+        """Begin a new sum of gradients; buffers stay."""
+        self._fresh.clear()
+        for parameter in self.parameters.values():
+            parameter.grad = None
+
+    def drop_grads(self) -> None:
+        """Free the gradients' memory."""
+        self.clear_grads()
+        self._grads.clear()
+
+    def move(self, device: torch.device) -> None:
+        """Bring the masters that are kept apart to a device; the network's owner moves the rest."""
+        self._masters = {name: master.to(device) for name, master in self._masters.items()}
+
+    @torch.no_grad()
+    def refresh(self) -> None:
+        """Write the master weights into the network."""
+        if self._masters:
+            names = list(self._masters)
+            torch._foreach_copy_([self.parameters[n].data for n in names], [self._masters[n] for n in names])

@@ -1,0 +1,35 @@
+"""What one trainer rank is built from. Plain data: it travels to the process that runs the rank."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from roll.config.model import ModelConfig
+from roll.config.training import TrainingConfig
+
+__all__ = ["TrainerSpec"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TrainerSpec:
+    """One rank of a trainer, fully described."""
+
+    model_path: str
+    """A Hugging Face model directory."""
+    model: ModelConfig
+    training: TrainingConfig
+    seed: int = 0
+    rank: int = 0
+    world_size: int = 1
+    init_method: str | None = None
+    """Where the ranks meet, `file:///…` or `tcp://host:port`; needed with several ranks unless the process has joined its
+    process group already."""
+    ranks_per_node: int | None = None
+    """Ranks that share this machine's cores and devices; by default all."""
+    device: str | None = None
+    """`cpu`, `cuda`, …; by default the accelerator, where there is one."""
+
+    @property
+    def node_ranks(self) -> int:
+        """Ranks on this machine."""
+        return self.ranks_per_node or self.world_size

@@ -1,0 +1,120 @@
+"""Saving and loading everything a trainer needs to go on, through `torch.distributed.checkpoint`.
+
+    weight/<name>        the trainable weights, as the optimiser sees them
+    moment1/<name>, moment2/<name>                          AdamW's moments
+    updates              how often each weight was updated, in the order of the names
+    counters             optimiser steps so far, steps in a row with non-finite gradients
+    rng/<rank>           each rank's random states
+
+Tensors are saved by shard and loaded under any number of ranks. Ranks that did not exist when saving get a fresh random
+state, derived from the seed, the rank and the step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed.checkpoint as dcp
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+
+from roll.errors import CheckpointError
+from roll.training.distributed import Ranks
+from roll.training.optimizer import Optimizer
+from roll.training.precision import MasterWeights
+
+__all__ = ["load_state", "save_state"]
+
+
+def save_state(
+    path: Path, weights: MasterWeights, optimizer: Optimizer, counters: Mapping[str, int], ranks: Ranks
+) -> None:
+    """Write below `path`, an empty or missing directory, and fsync. Collective."""
+    state: dict[str, Any] = _tensors(weights, optimizer)
+    updates = optimizer.steps()
+    state["updates"] = torch.tensor([updates[name] for name in sorted(updates)], dtype=torch.int64)
+    state["counters"] = torch.tensor([counters[name] for name in sorted(counters)], dtype=torch.int64)
+    state.update(_random_states(ranks))
+    path.mkdir(parents=True, exist_ok=True)
+    dcp.save(state, storage_writer=dcp.FileSystemWriter(path, sync_files=True), no_dist=ranks.size == 1)
+
+
+def load_state(
+    path: Path, weights: MasterWeights, optimizer: Optimizer, counters: Mapping[str, int], ranks: Ranks, seed: int
+) -> dict[str, int]:
+    """Read what `save_state` wrote, in place; returns the counters. Collective.
+
+    Raises:
+        CheckpointError: files are missing or damaged, or they belong to another model.
+    """
+    try:
+        reader = dcp.FileSystemReader(path)
+        saved = reader.read_metadata().state_dict_metadata
+        state: dict[str, Any] = _tensors(weights, optimizer)
+        missing = sorted(set(state) - set(saved))
+        extra = sorted(n for n in set(saved) - set(state) if n.startswith(("weight/", "moment1/", "moment2/")))
+        if missing or extra:
+            raise CheckpointError(
+                f"the trainer's checkpoint '{path}' belongs to another model: it lacks {missing[:3]} "
+                f"and has {extra[:3]} besides. Resume with the model settings of the run that wrote it."
+            )
+        wrong = [n for n, t in state.items() if tuple(saved[n].size) != tuple(t.shape)]  # type: ignore[union-attr]
+        if wrong:
+            raise CheckpointError(f"the trainer's checkpoint '{path}' has other shapes: {wrong[:3]}")
+        names = sorted(weights.parameters)
+        state["updates"] = torch.zeros(len(names), dtype=torch.int64)
+        state["counters"] = torch.zeros(len(counters), dtype=torch.int64)
+        random = _random_states(ranks)
+        known = all(name in saved for name in random)
+        if known:
+            state.update(random)
+        dcp.load(state, storage_reader=reader, no_dist=ranks.size == 1)
+    except CheckpointError:
+        raise
+    except Exception as error:  # damaged files fail anywhere inside the reader: unpickling, lengths, missing files
+        raise CheckpointError(f"the trainer's checkpoint '{path}' cannot be read: {error}") from error
+    weights.refresh()
+    optimizer.set_steps(dict(zip(names, state["updates"].tolist(), strict=True)))
+    result = dict(zip(sorted(counters), state["counters"].tolist(), strict=True))
+    if known:
+        _set_random_states(state, ranks)
+    else:
+        torch.manual_seed(hash((seed, ranks.rank, result["num_steps"])) % 2**63)
+    return result
+
+
+def _tensors(weights: MasterWeights, optimizer: Optimizer) -> dict[str, Tensor]:
+    moments = optimizer.moments()
+    state: dict[str, Tensor] = {}
+    for name in weights.parameters:
+        full = weights.full(name)
+        state[f"weight/{name}"] = full
+        for label, moment in zip(("moment1", "moment2"), moments[name], strict=True):
+            state[f"{label}/{name}"] = _like(moment, full)
+    return state
+
+
+def _like(local: Tensor, full: Tensor) -> Tensor:
+    """This rank's part as a part of a tensor spread like `full`."""
+    if not isinstance(full, DTensor):
+        return local
+    return DTensor.from_local(
+        local, full.device_mesh, full.placements, run_check=False, shape=full.shape, stride=full.stride()
+    )
+
+
+def _random_states(ranks: Ranks) -> dict[str, Tensor]:
+    states = {f"rng/{ranks.rank}/cpu": torch.get_rng_state()}
+    if ranks.device.type != "cpu":
+        states[f"rng/{ranks.rank}/device"] = torch.get_device_module(ranks.device).get_rng_state(ranks.device)
+    return states
+
+
+def _set_random_states(state: Mapping[str, Tensor], ranks: Ranks) -> None:
+    torch.set_rng_state(state[f"rng/{ranks.rank}/cpu"])
+    if ranks.device.type != "cpu":
+        module = torch.get_device_module(ranks.device)
+        module.set_rng_state(state[f"rng/{ranks.rank}/device"], ranks.device)

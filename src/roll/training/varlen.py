@@ -1,0 +1,96 @@
+"""Packed attention on CUDA: one call of `torch.nn.attention.varlen` for a whole micro-batch.
+
+Every segment (a prefix, a response, a plain sequence) is a query sequence. A response's keys are its prefix's and its own:
+they are gathered, and FlashAttention aligns the causal mask to the end of the keys, which is what a response needs.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from roll.training.layout import PackedLayout
+
+__all__ = ["VarlenPlan", "varlen_attention", "varlen_indices", "varlen_supported"]
+
+
+def varlen_supported(device: torch.device, dtype: torch.dtype) -> bool:
+    """Whether `varlen_attn` runs here: CUDA (or ROCm) in half precision, compute capability 8.0 or newer."""
+    if device.type != "cuda" or dtype not in (torch.bfloat16, torch.float16):
+        return False
+    return torch.version.hip is not None or torch.cuda.get_device_capability(device) >= (8, 0)
+
+
+def varlen_indices(layout: PackedLayout) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Query lengths [S], key lengths [S], and the row's entries that the keys of all segments are, one after the other."""
+    queries: list[int] = []
+    keys: list[int] = []
+    index: list[np.ndarray] = []
+    for block in layout.blocks:
+        prefix = block.start + np.arange(block.prefix_length)
+        if block.prefix_length:
+            queries.append(block.prefix_length)
+            keys.append(block.prefix_length)
+            index.append(prefix)
+        start = block.start + block.prefix_length
+        for length in block.response_lengths:
+            queries.append(length)
+            keys.append(block.prefix_length + length)
+            index += [prefix, start + np.arange(length)]
+            start += length
+    return np.array(queries), np.array(keys), np.concatenate(index)
+
+
+class VarlenPlan:
+    """Cumulative lengths and key indices of one micro-batch, on the device."""
+
+    def __init__(self, layout: PackedLayout, device: torch.device) -> None:
+        queries, keys, index = varlen_indices(layout)
+        self.longest_query = int(queries.max())
+        self.longest_key = int(keys.max())
+        self.query_starts = torch.from_numpy(np.cumsum((0, *queries))).to(device, torch.int32)
+        self.key_starts = torch.from_numpy(np.cumsum((0, *keys))).to(device, torch.int32)
+        shared = any(block.prefix_length for block in layout.blocks)
+        self.key_index = torch.from_numpy(index).to(device) if shared else None
+        """`None` where nothing is shared: keys are then the row itself."""
+
+
+class _RepeatRows(torch.autograd.Function):
+    """Rows of [N, K, d] by an index that repeats some; their gradients are summed in float32."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, index: Tensor) -> Tensor:
+        ctx.save_for_backward(index)
+        ctx.shape = x.shape
+        return x.index_select(0, index)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        (index,) = ctx.saved_tensors
+        total = torch.zeros(ctx.shape, dtype=torch.float32, device=grad.device)
+        return total.index_add_(0, index, grad.float()).to(grad.dtype), None
+
+
+def varlen_attention(q: Tensor, k: Tensor, v: Tensor, plan: VarlenPlan, scale: float, window: int | None) -> Tensor:
+    """[N, H, d] queries, [N, K, d] keys and values of a packed row; returns [N, H, d]."""
+    from torch.nn.attention.varlen import varlen_attn
+
+    if plan.key_index is not None:
+        k, v = _RepeatRows.apply(k, plan.key_index), _RepeatRows.apply(v, plan.key_index)
+    result = varlen_attn(
+        q.contiguous(),
+        k.contiguous(),
+        v.contiguous(),
+        plan.query_starts,
+        plan.key_starts,
+        plan.longest_query,
+        plan.longest_key,
+        scale=scale,
+        window_size=(-1 if window is None else window - 1, 0),
+        enable_gqa=k.shape[1] != q.shape[1],
+    )
+    assert isinstance(result, Tensor)
+    return result
