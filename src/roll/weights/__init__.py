@@ -2,5 +2,6 @@
 
 from roll.weights.checksum import tensor_checksum
 from roll.weights.receiver import Receiver, open_update
+from roll.weights.sender import Sender, SendSteps, conduct, send_weights
 
-__all__ = ["Receiver", "open_update", "tensor_checksum"]
+__all__ = ["Receiver", "SendSteps", "Sender", "conduct", "open_update", "send_weights", "tensor_checksum"]

@@ -1,44 +1,62 @@
 """Transport `in_process`: trainer and engine share one process, so tensors travel as references.
 
-Data flow:  sender stages the tensors in a table of this process ─ token in the handle ─► receiver reads the table
+Data flow:  sender stages tensors in a table of this process ─ token in the handle ─► receiver reads the table
 
-Invariants: a staged tensor may not change until its release (the sender's `stage` … `release` bracket the trainer's idle
-time); a token is never used twice, so a handle that outlived its release is refused, as is one from another process.
+Invariants: a staged tensor may not change until its release (the sender's `stage` … `release` bracket the
+trainer's idle time); a token is never used twice, so a handle that outlived its release is refused, as is one
+from another process.
 """
 
 from __future__ import annotations
 
 import itertools
 import os
-from collections.abc import Generator, Iterable
+from collections.abc import Generator
 from contextlib import contextmanager
 
 import torch
 
 from roll.errors import WeightSyncError
+from roll.protocols import WeightSource
 from roll.types import WeightUpdate
+from roll.weights.checksum import tensor_checksum
+from roll.weights.plan import spec_of
 from roll.weights.receiver import ReceiverPlace, TensorStream
 
-__all__ = ["receive", "stage", "unstage"]
+__all__ = ["InProcessSender", "receive"]
 
 _staged: dict[str, list[tuple[str, torch.Tensor]]] = {}
 _numbers = itertools.count()
 
 
-def stage(tensors: Iterable[tuple[str, torch.Tensor]]) -> str:
-    """Make tensors reachable in this process.
+class InProcessSender:
+    """The trainer's end: holds references; only what the source casts or merges is a copy."""
 
-    Returns:
-        The token that a handle carries.
-    """
-    token = f"{os.getpid()}-{next(_numbers)}"
-    _staged[token] = list(tensors)
-    return token
+    def __init__(self) -> None:
+        self._token = ""
 
+    def stage(self, source: WeightSource, policy_version: int) -> WeightUpdate | None:
+        """Put references into the table; `None` on ranks other than 0."""
+        tensors = [(name, tensor) for name, tensor in source if tensor is not None]
+        if not tensors:
+            return None
+        self._token = f"{os.getpid()}-{next(_numbers)}"
+        _staged[self._token] = tensors
+        manifest = tuple(spec_of(name, tensor) for name, tensor in tensors)
+        return WeightUpdate(
+            policy_version=policy_version, manifest=manifest, transport="in_process", handle=self._token
+        )
 
-def unstage(token: str) -> None:
-    """Let go of the tensors; an unknown token is ignored."""
-    _staged.pop(token, None)
+    def send(self) -> dict[str, int]:
+        """Nothing travels; returns the checksums."""
+        return {name: tensor_checksum(tensor) for name, tensor in _staged.get(self._token, ())}
+
+    def release(self, failed: bool) -> None:
+        """Take the references out of the table."""
+        _staged.pop(self._token, None)
+
+    def close(self) -> None:
+        """Nothing to free."""
 
 
 @contextmanager
@@ -46,10 +64,10 @@ def receive(update: WeightUpdate, place: ReceiverPlace) -> Generator[TensorStrea
     """Read the table."""
     token = update.handle
     if token not in _staged:
-        owner = str(token).partition("-")[0]
-        reason = (
-            "it was released already" if owner == str(os.getpid())
-            else f"it was staged in process {owner} and this is process {os.getpid()}: use shared_memory or broadcast"
-        )  # fmt: skip
-        raise WeightSyncError(f"weight sync of policy version {update.policy_version}: nothing to fetch, {reason}.")
+        owner, here = str(token).partition("-")[0], str(os.getpid())
+        elsewhere = f"they were staged in process {owner}, this is {here}: use shared_memory or broadcast"
+        raise WeightSyncError(
+            f"weight sync of policy version {update.policy_version}: the tensors cannot be fetched, "
+            f"{'they were released already' if owner == here else elsewhere}."
+        )
     yield iter(_staged[token])

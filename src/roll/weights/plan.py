@@ -1,6 +1,6 @@
 """The plan of a sync: which tensors, in which order, in which buckets. Pure functions.
 
-Names are those of the HF checkpoint, as the `WeightSource` gives them: tied weights once, LoRA merged already.
+Names are those of the HF checkpoint, as the `WeightSource` gives them: tied weights once, LoRA merged.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def dtype_of(spec: TensorSpec) -> torch.dtype:
     """
     dtype = getattr(torch, spec.dtype, None)
     if not isinstance(dtype, torch.dtype):
-        raise WeightSyncError(f"tensor '{spec.name}' has dtype '{spec.dtype}', which this torch does not know.")
+        raise WeightSyncError(f"tensor '{spec.name}' has dtype '{spec.dtype}', unknown to this torch.")
     return dtype
 
 
@@ -66,7 +66,10 @@ def total_bytes(manifest: Sequence[TensorSpec]) -> int:
 
 
 def plan_buckets(manifest: Sequence[TensorSpec], bucket_bytes: int) -> tuple[Bucket, ...]:
-    """Fill buckets in manifest order. A tensor is never split; one larger than `bucket_bytes` gets a bucket of its own."""
+    """Fill buckets in manifest order.
+
+    A tensor is never split; one larger than `bucket_bytes` gets a bucket of its own.
+    """
     buckets: list[Bucket] = []
     slots: list[Slot] = []
     end = 0

@@ -1,15 +1,16 @@
 """The engine's end of a weight sync.
 
-Data flow:  `WeightUpdate` ─ open_update ─► transport's stream ─► name, shape, dtype checked ─► bytes hashed ─► engine
+Data flow:  WeightUpdate ─ open_update ─► transport's stream ─► name, shape, dtype checked ─► hashed ─► engine
 
     with open_update(update) as receiver:
         for name, tensor in receiver:
             parameters[name].copy_(tensor)
     receipt = WeightReceipt(..., checksums=receiver.checksums)
 
-Invariants: tensors come in manifest order, each exactly once; a tensor has been hashed before the engine sees it; leaving the
-context without an error means that every tensor was handed out. A yielded tensor lives in the transport's buffer, or is
-the trainer's own: copy it at once, never keep or change it. Blocking; an asyncio engine calls it from a thread.
+Invariants: tensors come in manifest order, each exactly once; a tensor has been hashed before the engine
+sees it; leaving the context without an error means that every tensor was handed out. A yielded tensor lives
+in the transport's buffer, or is the trainer's own: copy it at once, never keep or change it. Blocking; an
+asyncio engine calls it from a thread.
 """
 
 from __future__ import annotations
@@ -46,7 +47,8 @@ class ReceiverPlace:
     timeout_s: float = RECEIVE_TIMEOUT_S
 
 
-TRANSPORTS: Registry[Callable[[WeightUpdate, ReceiverPlace], AbstractContextManager[TensorStream]]] = Registry(
+TransportOpener: TypeAlias = Callable[[WeightUpdate, ReceiverPlace], AbstractContextManager[TensorStream]]
+TRANSPORTS: Registry[TransportOpener] = Registry(
     "weight transport",
     {
         "in_process": "roll.weights.in_process:receive",
@@ -82,20 +84,22 @@ class Receiver:
                 raise WeightSyncError(f"{self._about(expected.name)} is missing: the stream ended before it.")
             if name != expected.name:
                 if name in self.unread:
-                    raise WeightSyncError(f"{self._about(expected.name)} is missing: '{name}' came in its place.")
+                    raise WeightSyncError(f"{self._about(expected.name)} is missing: '{name}' came instead.")
                 again = "for the second time" if name in self.checksums else "and is not in the manifest"
                 raise WeightSyncError(f"{self._about(name)} was unexpected: it came {again}.")
             found = spec_of(name, tensor)
-            if found.shape != expected.shape:
-                raise WeightSyncError(f"{self._about(name)} has shape {found.shape}, announced was {expected.shape}.")
-            if found.dtype != expected.dtype:
-                raise WeightSyncError(f"{self._about(name)} has dtype {found.dtype}, announced was {expected.dtype}.")
+            for aspect in ("shape", "dtype"):
+                seen, announced = getattr(found, aspect), getattr(expected, aspect)
+                if seen != announced:
+                    raise WeightSyncError(
+                        f"{self._about(name)} has {aspect} {seen}, announced was {announced}."
+                    )
             self.checksums[name] = tensor_checksum(tensor)
             self.num_bytes += num_bytes(expected)
             yield name, tensor
         surplus = next(stream, None)
         if surplus is not None:
-            raise WeightSyncError(f"{self._about(surplus[0])} was unexpected: it came after the manifest's last.")
+            raise WeightSyncError(f"{self._about(surplus[0])} was unexpected: it came after the last.")
 
     def _about(self, name: str) -> str:
         return f"weight sync of policy version {self.policy_version}: tensor '{name}'"
@@ -113,22 +117,24 @@ def open_update(
     """Fetch the weights that `update` offers, in this process.
 
     Args:
-        update: the offer, unchanged as the engine got it; plain data, so it may be passed on to another process.
+        update: the offer, as the engine got it; plain data, so it may be passed on to another process.
         device: where `broadcast` puts what it receives.
-        worker, num_workers: this process among the engine's, where several of them receive (tensor parallelism).
+        worker, num_workers: this process among the engine's, where several receive (tensor parallelism).
         timeout_s: longest wait for the sender or for the other receivers.
 
     Raises:
-        WeightSyncError: a tensor is missing, unexpected, of another shape or dtype (names it); the sender is gone, gave up, or is
-            out of reach; or the engine left tensors unread (names them).
+        WeightSyncError: a tensor is missing, unexpected, of another shape or dtype (names it); the sender
+            is gone, gave up, or is out of reach; or the engine left tensors unread (names them).
     """
-    place = ReceiverPlace(device=torch.device(device), worker=worker, num_workers=num_workers, timeout_s=timeout_s)
+    place = ReceiverPlace(
+        device=torch.device(device), worker=worker, num_workers=num_workers, timeout_s=timeout_s
+    )
     with TRANSPORTS.get(update.transport)(update, place) as stream:
         receiver = Receiver(update, stream)
         yield receiver
         if receiver.unread:
             names = ", ".join(f"'{name}'" for name in receiver.unread[:5])
             raise WeightSyncError(
-                f"weight sync of policy version {update.policy_version}: the engine left {len(receiver.unread)} of "
-                f"{len(update.manifest)} tensors unread, from {names}."
+                f"weight sync of policy version {update.policy_version}: the engine left "
+                f"{len(receiver.unread)} of {len(update.manifest)} tensors unread: {names}."
             )

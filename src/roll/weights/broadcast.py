@@ -1,0 +1,125 @@
+"""Transport `broadcast`, the engine's end: trainer rank 0 and all engines share a gloo or NCCL group.
+
+Data flow, all at the same time:
+
+    sender packs bucket i + 1  ─►  bucket i travels to all engines  ─►  receiver checks and applies bucket i - 1
+
+Invariants: both ends derive the same buckets from the manifest and `bucket_bytes`; a receiver asks for
+bucket i + 1 only when the engine has taken the last tensor of bucket i - 1, whose buffer it uses again. See
+`rendezvous` for how they meet.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from roll.errors import WeightSyncError
+from roll.types import WeightUpdate
+from roll.weights.plan import Bucket, dtype_of, plan_buckets
+from roll.weights.receiver import ReceiverPlace, TensorStream
+from roll.weights.rendezvous import Group, MeetingPoint, broken_off, build_group, device_name, local_address
+
+__all__ = ["BroadcastHandle", "addressed", "receive"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BroadcastHandle:
+    """Where and when to meet."""
+
+    host: str
+    port: int
+    """Of the trainer's TCPStore."""
+    sync: str
+    """Prefix of this sync's keys."""
+    bucket_bytes: int
+    engine_ids: tuple[str, ...] = ("engine",)
+    """Everyone who takes part, in the order of their ranks; the controller fills it in."""
+    engine_id: str = "engine"
+    """Who this copy of the handle is for."""
+
+
+_groups: dict[tuple[str, int, str], Group] = {}
+"""This process's groups by store and member."""
+
+
+def addressed(update: WeightUpdate, engine_id: str, engine_ids: tuple[str, ...]) -> WeightUpdate:
+    """The offer as one engine gets it: receivers of a broadcast must know each other, others need not."""
+    if not isinstance(update.handle, BroadcastHandle):
+        return update
+    return replace(update, handle=replace(update.handle, engine_id=engine_id, engine_ids=engine_ids))
+
+
+@contextmanager
+def receive(update: WeightUpdate, place: ReceiverPlace) -> Generator[TensorStream]:
+    """Meet the others, then receive bucket by bucket."""
+    handle: BroadcastHandle = update.handle
+    member = f"{handle.engine_id}/{place.worker}"
+    cache_key = (handle.host, handle.port, member)
+    about = f"weight sync of policy version {update.policy_version}, engine {handle.engine_id}"
+    group = _meet(handle, member, place, _groups.pop(cache_key, None), about)
+    try:
+        yield _tensors(update, group, place, about)
+    except BaseException:
+        group.abort()
+        raise
+    _groups[cache_key] = group  # only one that worked is used again
+
+
+def _meet(
+    handle: BroadcastHandle, member: str, place: ReceiverPlace, cached: Group | None, about: str
+) -> Group:
+    try:
+        store = dist.TCPStore(handle.host, handle.port, timeout=timedelta(seconds=place.timeout_s))
+    except dist.DistError as error:
+        raise WeightSyncError(
+            f"{about}: no trainer answers at {handle.host}:{handle.port}: did it end?"
+        ) from error
+    members = [f"{engine}/{worker}" for engine in handle.engine_ids for worker in range(place.num_workers)]
+    rank = 1 + members.index(member)
+    point = MeetingPoint(store, handle.sync, about, place.timeout_s)
+    point.write("members", members)
+    point.write(f"hello/{rank}", {"group": cached.key if cached else "", "device": device_name(place.device)})
+    verdict = point.read("verdict", "the trainer did not begin to send")
+    if "abandoned" in verdict:
+        raise WeightSyncError(f"{about}: the trainer gave the sync up: {verdict['abandoned']}.")
+    if cached is not None and cached.key == verdict["group"]:
+        return cached
+    del cached  # closes its connections before new ones are made
+    with broken_off(about):
+        return build_group(
+            store,
+            key=verdict["group"],
+            rank=rank,
+            size=1 + len(members),
+            backend=verdict["backend"],
+            address=local_address(handle.host, handle.port),
+            timeout_s=place.timeout_s,
+        )
+
+
+def _tensors(update: WeightUpdate, group: Group, place: ReceiverPlace, about: str) -> TensorStream:
+    device = place.device if group.backend == "nccl" else torch.device("cpu")
+
+    def ask(index: int, bucket: Bucket) -> tuple[torch.Tensor, Any]:
+        buffer = group.buffer(index, bucket.num_bytes, device)
+        with broken_off(about):
+            return buffer, group.broadcast(buffer)
+
+    buckets = plan_buckets(update.manifest, update.handle.bucket_bytes)
+    travelling = [ask(0, buckets[0])] if buckets else []
+    for index, bucket in enumerate(buckets):
+        if index + 1 < len(buckets):
+            travelling.append(ask(index + 1, buckets[index + 1]))
+        buffer, work = travelling.pop(0)
+        with broken_off(about):
+            work.wait(group.timeout)
+        for slot in bucket.slots:
+            flat = buffer[slot.offset : slot.offset + slot.num_bytes].view(dtype_of(slot.spec))
+            yield slot.spec.name, flat.reshape(slot.spec.shape)

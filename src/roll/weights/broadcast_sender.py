@@ -1,0 +1,188 @@
+"""Transport `broadcast`, the trainer's end. Data flow: see `broadcast`; how the ends meet: `rendezvous`."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import uuid
+from collections.abc import Iterator
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+
+from roll.errors import WeightSyncError
+from roll.protocols import WeightSource
+from roll.types import TensorSpec, WeightUpdate
+from roll.weights.broadcast import BroadcastHandle
+from roll.weights.checksum import flat_bytes, tensor_checksum
+from roll.weights.plan import Bucket, plan_buckets, spec_of
+from roll.weights.rendezvous import Group, MeetingPoint, broken_off, build_group, common_backend, device_name
+
+__all__ = ["BroadcastSender"]
+
+MAX_BUCKET_BYTES = 32 * 2**20
+"""Larger buckets only delay the first one: packing, travelling and unpacking overlap bucket by bucket."""
+
+
+class BroadcastSender:
+    """Streams tensors from the source; holds two buckets, never the model.
+
+    The manifest is known before the tensors: the first sync iterates the source twice, later ones once.
+    """
+
+    def __init__(self, *, bucket_bytes: int, host: str, timeout_s: float) -> None:
+        self._bucket_bytes = min(bucket_bytes, MAX_BUCKET_BYTES)
+        self._host = host
+        self._timeout_s = timeout_s
+        self._store: dist.TCPStore | None = None
+        self._group: Group | None = None
+        self._numbers = itertools.count()
+        self._names: tuple[str, ...] = ()
+        self._manifest: tuple[TensorSpec, ...] = ()
+        self._device = torch.device("cpu")
+        self._released = threading.Event()
+        self._source: WeightSource | None = None
+        self._point: MeetingPoint | None = None
+        self._keys: list[str] = []
+
+    def stage(self, source: WeightSource, policy_version: int) -> WeightUpdate | None:
+        """Open the meeting point; nothing is copied."""
+        self._released.clear()
+        self._source = source
+        self._describe(source)
+        if not self._manifest:
+            return None
+        if self._store is None:
+            timeout = timedelta(seconds=self._timeout_s)
+            self._store = dist.TCPStore(
+                self._host, 0, is_master=True, wait_for_workers=False, timeout=timeout
+            )
+        sync = f"sync/{next(self._numbers)}"
+        about = f"weight sync of policy version {policy_version}"
+        self._point = MeetingPoint(self._store, sync, about, self._timeout_s)
+        self._keys = []
+        handle = BroadcastHandle(
+            host=self._host, port=self._store.port, sync=sync, bucket_bytes=self._bucket_bytes
+        )
+        return WeightUpdate(
+            policy_version=policy_version, manifest=self._manifest, transport="broadcast", handle=handle
+        )
+
+    def send(self) -> dict[str, int]:
+        """Meet the engines and stream the weights; ranks other than 0 only iterate."""
+        assert self._source is not None, "stage comes before send"
+        if self._point is None:
+            for _ in self._source:
+                pass
+            return {}
+        group, self._group = self._meet(self._point), None
+        try:
+            checksums = self._stream(group, self._source, self._point.about)
+        except BaseException:
+            group.abort()
+            raise
+        self._group = group  # only one that worked is used again
+        return checksums
+
+    def release(self, failed: bool) -> None:
+        """Break off what still runs; keep the group after a success."""
+        self._released.set()
+        if failed:
+            if self._point is not None:
+                self._point.write("verdict", {"abandoned": "another engine failed, or the sender did"})
+            self._group = None
+        elif self._point is not None:
+            self._point.forget(self._keys)
+        self._source = self._point = None
+
+    def close(self) -> None:
+        """Let go of group, buffers and store."""
+        self._group = self._store = None
+
+    def _describe(self, source: WeightSource) -> None:
+        names = tuple(source.names())
+        if names == self._names:
+            return
+        manifest: list[TensorSpec] = []
+        for name, tensor in source:
+            if tensor is not None:
+                manifest.append(spec_of(name, tensor))
+                self._device = tensor.device
+        self._manifest, self._names = tuple(manifest), names
+
+    def _meet(self, point: MeetingPoint) -> Group:
+        def still_on() -> None:
+            if self._released.is_set():
+                raise WeightSyncError(f"{point.about}: it was given up before every engine had come.")
+
+        members = point.read("members", "no engine came to receive", still_on)
+        keys = [f"hello/{rank}" for rank in range(1, 1 + len(members))]
+        self._keys = ["members", "verdict", *keys]
+        hellos = [
+            point.read(key, f"engine {member.rpartition('/')[0]} did not come to receive", still_on)
+            for key, member in zip(keys, members, strict=True)
+        ]
+        cached = self._group
+        if cached is not None and all(hello["group"] == cached.key for hello in hellos):
+            point.write("verdict", {"group": cached.key, "backend": cached.backend})
+            return cached
+        del cached
+        self._group = None
+        key = uuid.uuid4().hex
+        backend = common_backend([device_name(self._device), *(hello["device"] for hello in hellos)])
+        point.write("verdict", {"group": key, "backend": backend})
+        assert self._store is not None
+        # A connection of its own: joining blocks, and `release` must reach the store meanwhile.
+        store = dist.TCPStore(self._host, self._store.port, timeout=timedelta(seconds=self._timeout_s))
+        with broken_off(point.about):
+            return build_group(
+                store,
+                key=key,
+                rank=0,
+                size=1 + len(members),
+                backend=backend,
+                address=self._host,
+                timeout_s=self._timeout_s,
+            )
+
+    def _stream(self, group: Group, source: WeightSource, about: str) -> dict[str, int]:
+        device = self._device if group.backend == "nccl" else torch.device("cpu")
+        tensors = ((name, tensor) for name, tensor in source if tensor is not None)
+        checksums: dict[str, int] = {}
+        travelling = []
+        for index, bucket in enumerate(plan_buckets(self._manifest, self._bucket_bytes)):
+            if len(travelling) == 2:
+                with broken_off(about):
+                    travelling.pop(0).wait(group.timeout)
+            if self._released.is_set():
+                raise WeightSyncError(f"{about}: it was given up while sending.")
+            buffer = group.buffer(index, bucket.num_bytes, device)
+            _pack(bucket, tensors, buffer, checksums, about)
+            with broken_off(about):
+                travelling.append(group.broadcast(buffer))
+        with broken_off(about):
+            for work in travelling:
+                work.wait(group.timeout)
+        surplus = next(tensors, None)
+        if surplus is not None:
+            self._names = ()
+            raise WeightSyncError(f"{about}: the trainer has a new tensor '{surplus[0]}'; sync again.")
+        return checksums
+
+
+def _pack(
+    bucket: Bucket,
+    tensors: Iterator[tuple[str, torch.Tensor]],
+    buffer: torch.Tensor,
+    checksums: dict[str, int],
+    about: str,
+) -> None:
+    """Fill a bucket with the next tensors, and note their checksums."""
+    for slot in bucket.slots:
+        name, tensor = next(tensors, (None, None))
+        if name is None or tensor is None or spec_of(name, tensor) != slot.spec:
+            found = "no tensor" if name is None or tensor is None else spec_of(name, tensor)
+            raise WeightSyncError(f"{about}: the trainer announced {slot.spec} and then had {found}.")
+        checksums[name] = tensor_checksum(tensor)
+        buffer[slot.offset : slot.offset + slot.num_bytes].copy_(flat_bytes(tensor))

@@ -1,0 +1,170 @@
+"""How trainer rank 0 and the engines' processes meet for a `broadcast`, and the process group they share.
+
+Data flow, per sync, through the trainer's TCPStore (keys below the sync's own name):
+
+    receiver ─ members, hello/<rank>: its cached group and device ─► sender
+    sender   ─ verdict: the group to use, or that the sync is off  ─► receivers
+
+Invariants:
+    - Rank 0 is the trainer; the others follow the order of engines, then of an engine's processes.
+    - A group is used again only when every member still holds it; one replaced engine means a new group for
+      all. Whoever meets an error forgets its group, so a broken one is never used again.
+    - Nobody waits without a limit, and nobody waits for a sync that the sender gave up.
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+import time
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from roll.errors import WeightSyncError
+
+__all__ = [
+    "Group",
+    "MeetingPoint",
+    "broken_off",
+    "build_group",
+    "common_backend",
+    "device_name",
+    "local_address",
+]
+
+POLL_S = 0.001
+
+
+@dataclass(kw_only=True, slots=True)
+class Group:
+    """A process group and the buffers that travel in it."""
+
+    key: str
+    rank: int
+    backend: str
+    process_group: Any
+    timeout: timedelta
+    buffers: list[torch.Tensor] = field(default_factory=lambda: [torch.empty(0, dtype=torch.uint8)] * 2)
+
+    def buffer(self, index: int, num_bytes: int, device: torch.device) -> torch.Tensor:
+        """One of two buffers that take turns: while one travels, the other is filled or read."""
+        if self.buffers[index % 2].numel() < num_bytes:
+            self.buffers[index % 2] = torch.empty(num_bytes, dtype=torch.uint8, device=device)
+        return self.buffers[index % 2][:num_bytes]
+
+    def broadcast(self, buffer: torch.Tensor) -> Any:
+        """Start a broadcast from rank 0; `wait(timeout)` on the result ends it."""
+        return self.process_group.broadcast(buffer, root=0, timeout=self.timeout)
+
+    def abort(self) -> None:
+        """Break off what is under way, here and (through the closed connections) at the other members."""
+        self.process_group.abort()
+
+
+class MeetingPoint:
+    """One side's view of the store, for one sync.
+
+    Args:
+        store: a client of the trainer's TCPStore.
+        sync: the sync's own name.
+        about: how messages name it.
+        timeout_s: longest wait for any one thing.
+    """
+
+    def __init__(self, store: dist.Store, sync: str, about: str, timeout_s: float) -> None:
+        self.about = about
+        self._store = dist.PrefixStore(sync, store)
+        self._timeout_s = timeout_s
+
+    def write(self, key: str, value: Any) -> None:
+        """Put plain data where the others find it."""
+        self._store.set(key, json.dumps(value))
+
+    def read(self, key: str, missing: str, still_on: Callable[[], None] = lambda: None) -> Any:
+        """Wait for a value.
+
+        Args:
+            key: where another member puts it.
+            missing: what did not happen, if the time runs out.
+            still_on: called while waiting; raises to end the wait.
+
+        Raises:
+            WeightSyncError: it did not come in time, or the trainer's store is gone.
+        """
+        deadline = time.monotonic() + self._timeout_s
+        try:
+            while not self._store.check([key]):
+                still_on()
+                if time.monotonic() > deadline:
+                    raise WeightSyncError(f"{self.about}: {missing} within {self._timeout_s:g} s.")
+                time.sleep(POLL_S)
+            return json.loads(self._store.get(key))
+        except dist.DistError as error:
+            raise WeightSyncError(
+                f"{self.about}: the trainer's store is gone: did the trainer end?"
+            ) from error
+
+    def forget(self, keys: Sequence[str]) -> None:
+        """Remove values that nobody will read again."""
+        for key in keys:
+            self._store.delete_key(key)
+
+
+@contextmanager
+def broken_off(about: str) -> Generator[None]:
+    """Name the sync when a member of the group is gone, or the time is up."""
+    try:
+        yield
+    except RuntimeError as error:  # all that torch.distributed raises
+        cause = str(error).strip().partition("\n")[0]
+        raise WeightSyncError(f"{about}: trainer or engine broke off the broadcast ({cause}).") from error
+
+
+def device_name(device: torch.device) -> str:
+    """`cpu`, or an identity of the accelerator that is unique over hosts."""
+    if device.type == "cpu":
+        return "cpu"
+    return f"{device.type}:{torch.cuda.get_device_properties(device).uuid}"
+
+
+def common_backend(devices: Sequence[str]) -> str:
+    """NCCL where every member has a GPU of its own (it refuses to share one); else gloo, through the host."""
+    on_gpu = all(name.startswith("cuda:") for name in devices)
+    return "nccl" if on_gpu and len(set(devices)) == len(devices) else "gloo"
+
+
+def local_address(host: str, port: int) -> str:
+    """The address of the interface through which this process reaches `host`."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        probe.connect((host, port))
+        return probe.getsockname()[0]
+
+
+def build_group(
+    store: dist.Store, *, key: str, rank: int, size: int, backend: str, address: str, timeout_s: float
+) -> Group:
+    """Connect this process with all others that give the same key; blocks until all have come.
+
+    It does not touch torch's default process group, which belongs to the trainer's ranks or to the engine.
+
+    Raises:
+        RuntimeError: somebody did not come within the store's time limit.
+    """
+    timeout = timedelta(seconds=timeout_s)
+    prefixed = dist.PrefixStore(f"group/{key}", store)
+    if backend == "nccl":
+        options = dist.ProcessGroupNCCL.Options()
+        options._timeout = timeout
+        group = dist.ProcessGroupNCCL(prefixed, rank, size, options)
+    else:
+        options = dist.ProcessGroupGloo._Options()
+        options._devices = [dist.ProcessGroupGloo.create_device(hostname=address)]
+        options._timeout = timeout
+        group = dist.ProcessGroupGloo(prefixed, rank, size, options)
+    return Group(key=key, rank=rank, backend=backend, process_group=group, timeout=timeout)

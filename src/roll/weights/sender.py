@@ -1,0 +1,233 @@
+"""The trainer's end of a weight sync.
+
+Data flow, per sync:
+
+    trainer process   stage ──► WeightUpdate        send (thread) ──► checksums        release
+                        │            │                │    ▲                              ▲
+    controller          └────────────┴── deliver ─────┼────┼── receipts ──────────────────┘
+    engine processes                    open_update ◄─┴────┘
+
+`stage`, `send` and `release` are plain blocking calls that may run in a trainer's process; `conduct` puts
+them in order from wherever the controller is, and `send_weights` does both in one process.
+
+Invariants: weights do not change between `stage` and `release`; `release` always follows `stage`, also
+after an error or a cancellation; with several ranks, all stage and send (iterating the source is
+collective), rank 0 transmits.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+from concurrent.futures import Executor
+from typing import Any, Protocol, TypeVar
+
+from roll.errors import ConfigError
+from roll.protocols import WeightSource
+from roll.types import WeightUpdate
+from roll.weights.broadcast_sender import BroadcastSender
+from roll.weights.in_process import InProcessSender
+from roll.weights.shared_memory import SharedMemorySender
+
+__all__ = ["BUCKET_BYTES", "SendSteps", "Sender", "conduct", "send_weights"]
+
+BUCKET_BYTES = 256 * 2**20
+SEND_TIMEOUT_S = 120.0
+
+T = TypeVar("T")
+Deliver = Callable[[WeightUpdate], Awaitable[None]]
+
+
+class Outgoing(Protocol):
+    """A transport's sending end, on one rank; kept between syncs."""
+
+    def stage(self, source: WeightSource, policy_version: int) -> WeightUpdate | None:
+        """Make an offer of the weights; `None` on ranks other than 0."""
+        ...
+
+    def send(self) -> dict[str, int]:
+        """Transmit what is staged; returns checksums by name (empty on ranks other than 0)."""
+        ...
+
+    def release(self, failed: bool) -> None:
+        """Let go of the weights. May be called while `send` runs in another thread, which then raises."""
+        ...
+
+    def close(self) -> None:
+        """Free everything."""
+        ...
+
+
+class Sender:
+    """One trainer rank's end of every transport. Keep it between syncs: groups and memory are reused.
+
+    Args:
+        bucket_bytes: of `broadcast`; the largest tensor bounds it from below.
+        host: this process's address, as engines on other hosts reach it.
+        timeout_s: longest wait for the engines.
+    """
+
+    def __init__(
+        self, *, bucket_bytes: int = BUCKET_BYTES, host: str = "127.0.0.1", timeout_s: float = SEND_TIMEOUT_S
+    ) -> None:
+        self._makers: dict[str, Callable[[], Outgoing]] = {
+            "in_process": InProcessSender,
+            "shared_memory": SharedMemorySender,
+            "broadcast": lambda: BroadcastSender(bucket_bytes=bucket_bytes, host=host, timeout_s=timeout_s),
+        }
+        self._outgoing: dict[str, Outgoing] = {}
+        self._current: Outgoing | None = None
+
+    def stage(self, source: WeightSource, policy_version: int, transport: str) -> WeightUpdate | None:
+        """Make an offer of the weights that an engine's `open_update` takes; `None` on ranks other than 0.
+
+        Args:
+            source: must yield tensors that stay as they are until `release`.
+            policy_version: of these weights.
+            transport: `in_process`, `shared_memory` or `broadcast`.
+
+        Raises:
+            ConfigError: there is no such transport.
+            UnsupportedError: it does not work on this system.
+        """
+        if transport not in self._makers:
+            known = ", ".join(sorted(self._makers))
+            raise ConfigError(f"unknown weight transport '{transport}'. Known: {known}.")
+        if transport not in self._outgoing:
+            self._outgoing[transport] = self._makers[transport]()
+        self._current = self._outgoing[transport]
+        return self._current.stage(source, policy_version)
+
+    def send(self) -> dict[str, int]:
+        """Transmit while engines receive; blocks until the last byte is on its way.
+
+        Returns:
+            By tensor name, the checksum of the bytes that were sent; empty on ranks other than 0.
+
+        Raises:
+            WeightSyncError: engines did not come or broke off (names them), or the sync was released before
+            its end.
+        """
+        assert self._current is not None, "stage comes before send"
+        return self._current.send()
+
+    def release(self, *, failed: bool = False) -> None:
+        """Let go of the weights. `failed` breaks off a `send` that still runs in another thread."""
+        if self._current is not None:
+            self._current.release(failed)
+            self._current = None
+
+    def close(self) -> None:
+        """Free everything; may be called twice."""
+        self.release(failed=True)
+        for outgoing in self._outgoing.values():
+            outgoing.close()
+        self._outgoing.clear()
+
+
+class SendSteps(Protocol):
+    """The three calls, as the controller makes them: on one rank, or on all ranks of a trainer at once."""
+
+    async def stage(self, policy_version: int, transport: str) -> WeightUpdate:
+        """`Sender.stage` on every rank; returns rank 0's offer."""
+        ...
+
+    async def send(self) -> Mapping[str, int]:
+        """`Sender.send` on every rank at once; returns rank 0's checksums."""
+        ...
+
+    async def release(self, failed: bool) -> None:
+        """`Sender.release` on every rank; must get through while `send` runs."""
+        ...
+
+
+async def conduct(
+    steps: SendSteps, policy_version: int, transport: str, deliver: Deliver
+) -> Mapping[str, int]:
+    """Stage, deliver the offer while sending, then release: `TrainerGroup.send_weights`.
+
+    Whichever of `deliver` and `send` fails first breaks the other off; its error is the one raised.
+    """
+    failed = True
+    sending: asyncio.Task[Mapping[str, int]] | None = None
+    delivering: asyncio.Task[None] | None = None
+    try:
+        update = await steps.stage(policy_version, transport)
+        sending = asyncio.create_task(_awaited(steps.send()), name="send-weights")
+        delivering = asyncio.create_task(_awaited(deliver(update)), name="deliver-weights")
+        done, _ = await asyncio.wait({sending, delivering}, return_when=asyncio.FIRST_EXCEPTION)
+        for task in (delivering, sending):
+            if task in done:
+                task.result()
+        failed = False
+        return sending.result()
+    finally:
+        await asyncio.shield(_end(steps, failed, sending, delivering))
+
+
+async def _awaited(awaitable: Awaitable[T]) -> T:
+    return await awaitable
+
+
+async def _end(
+    steps: SendSteps, failed: bool, sending: asyncio.Task[Any] | None, delivering: asyncio.Task[None] | None
+) -> None:
+    """Release, then see both tasks end; a `send` in a thread ends by itself when its weights are released."""
+    await steps.release(failed)
+    if delivering is not None:
+        delivering.cancel()
+    await asyncio.gather(*filter(None, (sending, delivering)), return_exceptions=True)
+
+
+class _OneRank:
+    """`SendSteps` over a sender of this process."""
+
+    def __init__(self, sender: Sender, source: WeightSource, executor: Executor | None) -> None:
+        self._sender = sender
+        self._source = source
+        self._executor = executor
+
+    async def stage(self, policy_version: int, transport: str) -> WeightUpdate:
+        loop = asyncio.get_running_loop()
+        update = await loop.run_in_executor(
+            self._executor, self._sender.stage, self._source, policy_version, transport
+        )
+        assert update is not None, "a single rank is rank 0"
+        return update
+
+    async def send(self) -> Mapping[str, int]:
+        return await asyncio.get_running_loop().run_in_executor(self._executor, self._sender.send)
+
+    async def release(self, failed: bool) -> None:
+        self._sender.release(failed=failed)
+
+
+async def send_weights(
+    source: WeightSource,
+    policy_version: int,
+    transport: str,
+    deliver: Deliver,
+    *,
+    sender: Sender | None = None,
+    executor: Executor | None = None,
+) -> Mapping[str, int]:
+    """`TrainerGroup.send_weights` for a trainer of one rank in this process.
+
+    Args:
+        source, policy_version, transport: see `Sender.stage`.
+        deliver: brings the offer to every engine and returns when all have confirmed.
+        sender: kept by the caller between syncs; without it one is made for this sync alone.
+        executor: where `stage` and `send` run, one after the other (the trainer's own thread); by default
+        any thread.
+
+    Returns:
+        By tensor name, the checksum of the bytes that were sent.
+    """
+    kept = sender is not None
+    sender = sender or Sender()
+    try:
+        steps = _OneRank(sender, source, executor)
+        return await conduct(steps, policy_version, transport, deliver)
+    finally:
+        if not kept:
+            sender.close()

@@ -1,0 +1,156 @@
+"""Transport `shared_memory`: one copy of the weights in memory that all processes of a host can map.
+
+Data flow:  trainer rank 0 writes tensors ─► anonymous memory file ─ /proc/<pid>/fd/<fd> ─► engines map it
+
+Invariants:
+    - The file has no name (`memfd_create`), so nothing is left in /dev/shm whatever dies, however it dies:
+      the kernel frees it with its last user. Nor does /dev/shm's size limit apply, 64 MiB in a default
+      container.
+    - It is kept from sync to sync, since its first filling costs fifteen times a later one. After a failed
+      sync it is let go, because a receiver that gave up late may still read it.
+    - A handle names process, descriptor and inode; a reused process id cannot be taken for the sender.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+from collections.abc import Generator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+
+from roll.errors import UnsupportedError, WeightSyncError
+from roll.protocols import WeightSource
+from roll.types import TensorSpec, WeightUpdate
+from roll.weights.checksum import flat_bytes, tensor_checksum
+from roll.weights.plan import ALIGNMENT, dtype_of, plan_buckets, spec_of
+from roll.weights.receiver import ReceiverPlace, TensorStream
+
+__all__ = ["SegmentHandle", "SharedMemorySender", "receive"]
+
+WRITE_BYTES = 2**30
+"""Linux writes at most about 2 GiB in one call."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SegmentHandle:
+    """Where the memory file is."""
+
+    process_id: int
+    descriptor: int
+    inode: int
+    num_bytes: int
+
+
+class SharedMemorySender:
+    """The trainer's end. Holds host memory of the model's size between syncs."""
+
+    def __init__(self) -> None:
+        self._descriptor: int | None = None
+        self._checksums: dict[str, int] = {}
+
+    def stage(self, source: WeightSource, policy_version: int) -> WeightUpdate | None:
+        """Write all weights; `None` on ranks other than 0."""
+        manifest: list[TensorSpec] = []
+        self._checksums = {}
+        end = 0
+        for name, tensor in source:
+            if tensor is None:
+                continue
+            manifest.append(spec_of(name, tensor))
+            self._checksums[name] = tensor_checksum(tensor)
+            end = self._write(tensor, -(-end // ALIGNMENT) * ALIGNMENT)
+        if not manifest:
+            return None
+        descriptor = self._open()
+        handle = SegmentHandle(
+            process_id=os.getpid(), descriptor=descriptor, inode=os.fstat(descriptor).st_ino, num_bytes=end
+        )
+        return WeightUpdate(
+            policy_version=policy_version, manifest=tuple(manifest), transport="shared_memory", handle=handle
+        )
+
+    def send(self) -> dict[str, int]:
+        """All is written already; returns the checksums."""
+        return self._checksums
+
+    def release(self, failed: bool) -> None:
+        """Keep the file for the next sync, unless this one failed."""
+        if failed:
+            self.close()
+
+    def close(self) -> None:
+        """Let the file go; its memory is freed when no engine maps it any more."""
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+            self._descriptor = None
+
+    def _open(self) -> int:
+        if self._descriptor is None:
+            if not hasattr(os, "memfd_create"):
+                raise UnsupportedError(
+                    "weight_sync.transport=shared_memory needs Linux; use in_process or broadcast here."
+                )
+            self._descriptor = os.memfd_create("roll-weights")
+        return self._descriptor
+
+    def _write(self, tensor: torch.Tensor, offset: int) -> int:
+        data = memoryview(flat_bytes(tensor).cpu().numpy())
+        while data:
+            written = os.pwrite(self._open(), data[:WRITE_BYTES], offset)
+            data, offset = data[written:], offset + written
+        return offset
+
+
+@contextmanager
+def receive(update: WeightUpdate, place: ReceiverPlace) -> Generator[TensorStream]:
+    """Map the file. The yielded tensors are private views: writing to one would not reach the sender."""
+    handle: SegmentHandle = update.handle
+    with _opened(handle, update.policy_version) as descriptor:
+        mapped = mmap.mmap(descriptor, handle.num_bytes, access=mmap.ACCESS_COPY) if handle.num_bytes else b""
+    yield _tensors(update, mapped)
+
+
+@contextmanager
+def _opened(handle: SegmentHandle, policy_version: int) -> Generator[int]:
+    about = f"weight sync of policy version {policy_version}"
+    path = f"/proc/{handle.process_id}/fd/{handle.descriptor}"
+    try:
+        descriptor = os.open(path, os.O_RDONLY)
+    except PermissionError as error:
+        raise WeightSyncError(
+            f"{about}: this process may not open the trainer's memory at {path}: run trainer and engines as "
+            "one user and in one container, or set weight_sync.transport=broadcast."
+        ) from error
+    except OSError as error:
+        raise WeightSyncError(
+            f"{about}: the trainer's memory at {path} is out of reach: its process ended, the update was "
+            "released, or it is on another host or in another container (then set "
+            "weight_sync.transport=broadcast)."
+        ) from error
+    try:
+        status = os.fstat(descriptor)
+        if status.st_ino != handle.inode:
+            raise WeightSyncError(
+                f"{about}: {path} is not the memory that was offered: the trainer restarted."
+            )
+        if status.st_size < handle.num_bytes:
+            raise WeightSyncError(
+                f"{about}: {path} has {status.st_size} bytes, announced were {handle.num_bytes}."
+            )
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def _tensors(update: WeightUpdate, mapped: mmap.mmap | bytes) -> TensorStream:
+    for bucket in plan_buckets(update.manifest, bucket_bytes=2**63):
+        for slot in bucket.slots:
+            dtype, spec = dtype_of(slot.spec), slot.spec
+            if slot.num_bytes == 0:
+                yield spec.name, torch.empty(spec.shape, dtype=dtype)
+            else:
+                flat = torch.frombuffer(mapped, dtype=dtype, count=spec.num_elements, offset=slot.offset)
+                yield spec.name, flat.reshape(spec.shape)
