@@ -1,14 +1,14 @@
 """The process environment that libraries read once, when they are imported.
 
-Call `prepare_environment` before anything imports torch, transformers, datasets, or vLLM. A variable that the user has
-set is left alone. The `VLLM_*` variables are the engine's own: `roll.inference` sets them.
+Call `prepare_environment` before anything imports torch, transformers, datasets, or vLLM. A variable that the
+user has set is left alone. The `VLLM_*` variables are the engine's own: `roll.inference` sets them.
 
-    TOKENIZERS_PARALLELISM=false            the tokenizer's threads do not survive a fork, and it warns of that
-    HF_HUB_DISABLE_PROGRESS_BARS=1          bars would tear the live display
+    TOKENIZERS_PARALLELISM=false           the tokenizer's threads do not survive a fork, and it warns of that
+    HF_HUB_DISABLE_PROGRESS_BARS=1         bars would tear the live display
     HF_DATASETS_DISABLE_PROGRESS_BARS=1
-    TRANSFORMERS_NO_ADVISORY_WARNINGS=1     advice for other programs than this one
-    OMP_WAIT_POLICY=passive                 with Ray only, where generation and training overlap: threads that spin
-                                            while they wait halve both. Where they alternate it would cost 7 %.
+    TRANSFORMERS_NO_ADVISORY_WARNINGS=1    advice for other programs than this one
+    OMP_WAIT_POLICY=passive                with Ray only, where generation and training overlap: threads that
+                                           spin while they wait halve both. Where they alternate it costs 7 %.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The algorithm: five independent choices, KL, correction and filters. A named algorithm is a preset of these."""
+"""The algorithm: five independent choices, KL, correction and filters. A named one is a preset of these."""
 
 from __future__ import annotations
 
@@ -10,10 +10,12 @@ __all__ = ["AlgorithmConfig", "KLConfig"]
 
 
 class KLConfig(Section):
-    """A penalty on moving away from the reference model; off at coefficient 0, and then no reference is loaded."""
+    """A penalty on moving away from the reference model; at coefficient 0 it is off and none is loaded."""
 
     coefficient: float = option(0.0, "Weight of the penalty in the loss.", ge=0)
-    estimator: Literal["k1", "k2", "k3"] = option("k3", "Estimator of the KL divergence per token (Schulman 2020).")
+    estimator: Literal["k1", "k2", "k3"] = option(
+        "k3", "Estimator of the KL divergence per token (Schulman 2020)."
+    )
 
 
 class AlgorithmConfig(Section):
@@ -30,7 +32,8 @@ class AlgorithmConfig(Section):
     clip_high: float = option(0.2, "The ratio is clipped at 1 + clip_high from above.", ge=0)
     aggregation: Literal["sequence_mean", "token_mean", "constant_length"] = option(
         "sequence_mean",
-        "`sequence_mean`: mean over a rollout's tokens, then over rollouts (GRPO). `token_mean`: over all tokens (DAPO). "
+        "`sequence_mean`: mean over a rollout's tokens, then over rollouts (GRPO). "
+        "`token_mean`: over all tokens (DAPO). "
         "`constant_length`: sum over tokens divided by max_new_tokens, then over rollouts (Dr. GRPO).",
     )
     kl: KLConfig = option(KLConfig(), "Penalty on the distance to the reference model.")

@@ -12,11 +12,17 @@ __all__ = ["Section", "option"]
 class Section(BaseModel):
     """A part of the configuration: unknown keys are refused, values cannot change after loading.
 
-    Types are strict: `true` is no number, `"8"` is text, `8.0` is no whole number. A whole number is taken for a float.
+    Types are strict: `true` is no number, `"8"` is text, `8.0` is no whole number. A whole number is taken
+    for a float.
     """
 
     model_config = ConfigDict(
-        extra="forbid", frozen=True, strict=True, validate_default=True, allow_inf_nan=False, protected_namespaces=()
+        extra="forbid",
+        frozen=True,
+        strict=True,
+        validate_default=True,
+        allow_inf_nan=False,
+        protected_namespaces=(),
     )
 
 
@@ -27,5 +33,10 @@ def option(default: Any, meaning: str, *, unit: str | None = None, **limits: Any
     """
     extra = {"unit": unit} if unit else None
     if isinstance(default, list | dict):
-        return Field(default_factory=type(default)(default).copy, description=meaning, json_schema_extra=extra, **limits)
+        return Field(
+            default_factory=type(default)(default).copy,
+            description=meaning,
+            json_schema_extra=extra,
+            **limits,
+        )
     return Field(default, description=meaning, json_schema_extra=extra, **limits)

@@ -33,14 +33,16 @@ def parse_devices(value: Any) -> list[int]:
 class DeviceMapping(Section):
     """Devices of each role over the whole cluster. Shared devices: colocated; separate ones: disaggregated.
 
-    A device is one accelerator, or one CPU worker slot where there is none. The number of trainer ranks and of engines
-    follows from it.
+    A device is one accelerator, or one CPU worker slot where there is none. The number of trainer ranks and
+    of engines follows from it.
     """
 
     actor_train: list[int] = option([0], "Devices of the trainer: one rank each.")
     actor_infer: list[int] = option([0], "Devices of the engines: `inference.tensor_parallel` each.")
 
-    @field_validator("actor_train", "actor_infer", mode="before", json_schema_input_type=list[int] | int | str)
+    @field_validator(
+        "actor_train", "actor_infer", mode="before", json_schema_input_type=list[int] | int | str
+    )
     @classmethod
     def _devices(cls, value: Any) -> Any:
         return parse_devices(value)
@@ -52,5 +54,7 @@ class ClusterConfig(Section):
     type: Literal["local", "ray"] = option("local", "Where work runs.")
     address: str | None = option(None, "Ray cluster to join; by default a private one on this machine.")
     num_nodes: int = option(1, "Machines.", ge=1)
-    devices_per_node: int | None = option(None, "Devices of each machine; by default what is found (CPU: one per core).", ge=1)
+    devices_per_node: int | None = option(
+        None, "Devices of each machine; by default what is found (CPU: one per core).", ge=1
+    )
     device_mapping: DeviceMapping = option(DeviceMapping(), "Devices of each role.")

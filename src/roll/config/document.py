@@ -1,7 +1,8 @@
 """Configuration text as plain data that remembers where each part of it was written.
 
-The format is YAML 1.2's core schema, read with PyYAML: `1e-5` is a number, `yes`, `on`, `010` and `2026-01-01` are not
-what YAML 1.1 makes of them. Refused, with the line: a key written twice, keys that are not text, tags, endless aliases.
+The format is YAML 1.2's core schema, read with PyYAML: `1e-5` is a number; `yes`, `on`, `010` and
+`2026-01-01` are not what YAML 1.1 makes of them. Refused, with the line: a key written twice, keys that are
+not text, tags, endless aliases, text that cannot be written to a file.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import yaml
 
 from roll.errors import ConfigError
 
-__all__ = ["Document", "KeyPath", "dotted", "dump", "parse", "read"]
+__all__ = ["Document", "KeyPath", "check_text", "dotted", "dump", "parse", "read"]
 
 KeyPath: TypeAlias = tuple[str | int, ...]
 
@@ -72,8 +73,20 @@ class Document:
 
 
 def dotted(path: KeyPath) -> str:
-    """`("data", 0, "source")` as `data.0.source`."""
-    return ".".join(str(part) for part in path)
+    """`("data", 0, "source")` as `data.0.source`; on one line whatever a key holds."""
+    parts = (str(part) for part in path)
+    return ".".join((part if part.isprintable() else repr(part)[1:-1])[:80] for part in parts)
+
+
+def check_text(text: str, where: str) -> str:
+    """Return `text`.
+
+    Raises:
+        ConfigError: it holds a NUL or half of a surrogate pair, which no file name or prompt can.
+    """
+    if "\0" in text or (not text.isascii() and any("\ud800" <= char <= "\udfff" for char in text)):
+        raise ConfigError(f"{where}: the text {text[:40]!r} holds a character that cannot be written.")
+    return text
 
 
 def read(path: str | Path) -> Document:
@@ -222,7 +235,9 @@ class _Builder:
         key = self.build(node, ()) if isinstance(node, yaml.ScalarNode) else None
         if not isinstance(key, str):
             shown = node.value if isinstance(node, yaml.ScalarNode) else "a list or mapping"
-            raise ConfigError(f"{self._at(node)}: keys are text, found {str(shown)[:40]!r}; put it in quotes.")
+            raise ConfigError(
+                f"{self._at(node)}: keys are text, found {str(shown)[:40]!r}; put it in quotes."
+            )
         return key
 
     def _scalar(self, node: yaml.ScalarNode) -> Any:
@@ -230,7 +245,7 @@ class _Builder:
         try:
             match kind:
                 case "str" | "merge":
-                    return text
+                    return check_text(text, self._at(node))
                 case "null" if text in {"", "~", "null", "Null", "NULL"}:
                     return None
                 case "bool" if text.lower() in {"true", "false"}:
@@ -241,7 +256,7 @@ class _Builder:
                     return float(text.lower().replace(".inf", "inf").replace(".nan", "nan"))
         except ValueError:  # thousands of digits
             raise ConfigError(f"{self._at(node)}: the number {text[:20]}… is too long.") from None
-        raise ConfigError(f"{self._at(node)}: {text[:40]!r} with the tag '{kind[:40]}' is not supported: write plain values.")
+        raise ConfigError(f"{self._at(node)}: {text[:40]!r} with the tag '{kind[:40]}' is not a plain value.")
 
     def _expect_tag(self, node: yaml.Node, kind: str) -> None:
         if node.tag != _TAG + kind:
@@ -254,4 +269,6 @@ class _Builder:
 
 def dump(data: Mapping[str, Any], *, flow: bool = False) -> str:
     """Plain data as YAML that `parse` reads back unchanged, keys in their given order."""
-    return yaml.dump(dict(data), Dumper=_Dumper, sort_keys=False, allow_unicode=True, default_flow_style=flow, width=110)
+    return yaml.dump(
+        dict(data), Dumper=_Dumper, sort_keys=False, allow_unicode=True, default_flow_style=flow, width=110
+    )

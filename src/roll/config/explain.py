@@ -25,8 +25,8 @@ def explain(key: str = "", model: type[Section] = RLVRConfig) -> str:
     """A key's meaning, form, unit, default and place; a table for a section; the list of sections for no key.
 
     Args:
-        key: dotted, such as `training.learning_rate` or `data.0.reward`; a last part alone is enough where only one key
-            has it.
+        key: dotted, such as `training.learning_rate` or `data.0.reward`; a last part alone finds every key
+            that ends in it.
 
     Raises:
         ConfigError: there is no such key; names the nearest.
@@ -71,7 +71,8 @@ def _unknown(name: str, model: type[Section]) -> str:
     if "Did you mean" in line or "belongs under" in line:
         return line
     close = difflib.get_close_matches(name, [key.dotted for key in all_keys(model)], n=1, cutoff=0.5)
-    return f"unknown key '{name}'." + (f" Did you mean '{close[0]}'?" if close else " `roll config explain` lists all.")
+    hint = f"Did you mean '{close[0]}'?" if close else "`roll config explain` lists all."
+    return f"unknown key '{name}'. {hint}"
 
 
 def _overview(model: type[Section]) -> str:
@@ -101,16 +102,18 @@ def _block(key: Key, model: type[Section]) -> str:
 
 def _members(key: Key) -> Iterator[str]:
     """A table of the section's keys; of a union, what all members share and then each member's own."""
-    tables = {tag: [Key(path=(name,), field=field, owner=section) for name, field in section.model_fields.items()]
-              for tag, section in key.members}
+    tables = {
+        tag: [Key(path=(name,), field=field, owner=section) for name, field in section.model_fields.items()]
+        for tag, section in key.members
+    }
     shared: list[Key] = []
     if len(tables) > 1:
-        shared = [k for k in next(iter(tables.values())) if all(_row(k) in map(_row, keys) for keys in tables.values())]
+        first, *others = tables.values()
+        shared = [key for key in first if all(_row(key) in map(_row, keys) for keys in others)]
         yield from ("  In each of them:", "", _indented(_table([_HEAD, *map(_row, shared)])), "")
     for tag, section in key.members:
-        yield textwrap.indent(textwrap.fill(summary_of(section), _WIDTH - 4 - len(tag)), "  ") if not tag else (
-            f"  {tag_key(section)}: {tag}   {summary_of(section)}"
-        )
+        chosen_by = f"{tag_key(section)}: {tag}   " if tag else ""
+        yield _indented(chosen_by + summary_of(section))
         rows = [_row(own) for own in tables[tag] if _row(own) not in map(_row, shared)]
         yield from ("", _indented(_table([_HEAD, *rows])), "") if rows else ("",)
 

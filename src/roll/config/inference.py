@@ -18,10 +18,15 @@ class InferenceConfig(Section):
     tensor_parallel: int = option(1, "Devices of one engine.", ge=1)
     max_num_seqs: int = option(64, "Requests that one engine runs at once.", ge=1)
     max_context: int | None = option(
-        None, "Longest prompt plus answer; by default what prompts and max_new_tokens need.", unit="tokens", ge=1
+        None,
+        "Longest prompt plus answer; by default what prompts and max_new_tokens need.",
+        unit="tokens",
+        ge=1,
     )
     kv_cache_bytes: int | None = option(
-        None, "Memory for keys and values per engine; by default 256 MiB on CPU and the engine's own share on a GPU.",
-        unit="bytes", ge=1,
+        None,
+        "Memory for keys and values per engine; by default 256 MiB on CPU, the engine's own share on a GPU.",
+        unit="bytes",
+        ge=1,
     )
     options: dict[str, Any] = option({}, "Further arguments for the engine, passed on as they are.")

@@ -1,7 +1,7 @@
 """The tree of configuration keys, as the section classes declare it.
 
-`explain`, the error messages and the reference page all read it from here, so none of them can drift from the classes.
-A position in a list is written `N`: `data.N.max_operand`.
+`explain`, the error messages and the reference page all read it from here, so none of them can drift from the
+classes. A position in a list is written `N`: `data.N.max_operand`.
 """
 
 from __future__ import annotations
@@ -148,12 +148,16 @@ def child(shape: Shape, part: str | int, value: Any = None) -> list[tuple[FieldI
     if shape.variants and isinstance(value, dict):
         tag = str(value.get(tag_key(shape.variants[0][1]))).partition(":")[0]
         sections = [section for name, section in shape.variants if name == tag] or sections
-    fields = [section.model_fields[part] for section in sections if isinstance(part, str) and part in section.model_fields]
+    fields = [
+        section.model_fields[part]
+        for section in sections
+        if isinstance(part, str) and part in section.model_fields
+    ]
     return [(field, field.annotation) for field in fields]
 
 
 def all_keys(model: type[Section]) -> Iterator[Key]:
-    """Every key below `model`, in the order of declaration; keys of sections come before those inside them."""
+    """Every key below `model`, in the order of declaration; a section comes before the keys inside it."""
     yield from _keys(model, (), ())
 
 
@@ -201,7 +205,9 @@ def type_words(annotation: Any, field: FieldInfo | None = None) -> str:
 def _plural(shape: Shape) -> str:
     if get_origin(shape.scalar) is Literal:
         return " / ".join(f"'{choice}'" for choice in get_args(shape.scalar))
-    return {int: "whole numbers", float: "numbers", str: "texts", bool: "true or false"}.get(shape.scalar, "sections")
+    return {int: "whole numbers", float: "numbers", str: "texts", bool: "true or false"}.get(
+        shape.scalar, "sections"
+    )
 
 
 def limit_words(field: FieldInfo) -> str:

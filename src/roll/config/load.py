@@ -1,7 +1,7 @@
 """From a file or a dictionary, and overrides, to a validated configuration.
 
-    file ──► Document (plain data + line numbers) ──► overrides ──► pydantic ──► RLVRConfig
-                                     every problem of every stage ──► one ConfigError
+file ──► Document (plain data + line numbers) ──► overrides ──► pydantic ──► RLVRConfig
+                                 every problem of every stage ──► one ConfigError
 """
 
 from __future__ import annotations
@@ -22,7 +22,15 @@ from roll.config.run import RLVRConfig
 from roll.errors import ConfigError, RunDirectoryError
 from roll.registry import Registry, nearest
 
-__all__ = ["ConfigSource", "Overrides", "as_override_list", "dump_yaml", "load_config", "load_run_config", "resolved"]
+__all__ = [
+    "ConfigSource",
+    "Overrides",
+    "as_override_list",
+    "dump_yaml",
+    "load_config",
+    "load_run_config",
+    "resolved",
+]
 
 ConfigSource: TypeAlias = "str | Path | Mapping[str, Any] | RLVRConfig"
 Overrides: TypeAlias = "Sequence[str] | Mapping[str, Any]"
@@ -35,8 +43,8 @@ def load_config(source: ConfigSource, overrides: Overrides = ()) -> RLVRConfig:
 
     Args:
         source: a YAML file, a dictionary of the same form, or a configuration to change.
-        overrides: `"training.learning_rate=2e-5"` strings, values written as in YAML, or a dictionary from dotted keys to
-            values. Positions in lists are numbers: `data.0.max_operand=20`.
+        overrides: `"training.learning_rate=2e-5"` strings, values written as in YAML, or a dictionary from
+            dotted keys to values. Positions in lists are numbers: `data.0.max_operand=20`.
 
     Raises:
         ConfigError: the file cannot be read, or is not a valid configuration; one line for each problem.
@@ -45,7 +53,9 @@ def load_config(source: ConfigSource, overrides: Overrides = ()) -> RLVRConfig:
         return source
     document = _document(source)
     if isinstance(overrides, str):
-        raise ConfigError(f"overrides are a list of 'key=value', got the text {show(overrides)}: put it in a list.")
+        raise ConfigError(
+            f"overrides are a list of 'key=value', got the text {show(overrides)}: put it in a list."
+        )
     model = _pipeline(document, overrides)
     document, lines = apply_overrides(document, overrides, model)
     try:
@@ -82,7 +92,8 @@ def _plain(value: Any, path: KeyPath = ()) -> Any:
             return str(value)
         case None | bool() | int() | float() | str():
             return value
-    raise ConfigError(f"'{dotted(path)}' is a Python {type(value).__name__}: write a plain number, text, list or dictionary.")
+    kind = type(value).__name__
+    raise ConfigError(f"'{dotted(path)}' is a Python {kind}: write a plain number, text, list or dictionary.")
 
 
 def _key(key: Any, path: KeyPath) -> str:
@@ -139,5 +150,7 @@ def load_run_config(run: str | Path, overrides: Overrides = ()) -> RLVRConfig:
     for key in _KEPT_ON_RESUME:
         old, new = attrgetter(key)(before), attrgetter(key)(after)
         if old != new:
-            raise ConfigError(f"'{key}' stays {show(old)} while a run is continued, got {show(new)}: start a new run for that.")
+            raise ConfigError(
+                f"'{key}' stays {show(old)} while a run is continued, got {show(new)}: start a new run."
+            )
     return after

@@ -26,10 +26,13 @@ class ModelConfig(Section):
     """`model: NAME` is short for `model: {path: NAME}`."""
 
     path: str = option(
-        ..., "A name from the catalogue (`smollm2-135m-instruct`), a Hugging Face directory, or a hub id.", min_length=1
+        ...,
+        "A name from the catalogue (`smollm2-135m-instruct`), a Hugging Face directory, or a hub id.",
+        min_length=1,
     )
     dtype: Literal["bfloat16", "float32"] = option(
-        "bfloat16", "Number format of the computation, in trainer and engines; master weights are always float32."
+        "bfloat16",
+        "Number format of the computation, in trainer and engines; master weights are always float32.",
     )
     lora: LoRAConfig | None = option(None, "Adapters to train; `null` trains all weights.")
     trust_remote_code: bool = option(False, "Let the model's repository run its own Python code.")

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from roll.config.base import Section
-from roll.config.document import Document, KeyPath, dotted, parse
+from roll.config.document import Document, KeyPath, check_text, dotted, parse
 from roll.config.keys import Shape, child, shape_of
 from roll.config.problems import show, unknown_key
 from roll.config.rewards import as_reward_list
@@ -47,7 +47,9 @@ def _apply(document: Document, model: type[Section], key: str | None, value: Any
         if not equals:
             raise ConfigError(f"{origin} has no '=': write key=value, such as training.num_steps=40.")
     key = key.strip()
-    path: KeyPath = tuple(int(part) if part.isdecimal() and len(part) < 6 else part for part in key.split("."))
+    path: KeyPath = tuple(
+        int(part) if part.isdecimal() and len(part) < 6 else part for part in key.split(".")
+    )
     if not key or "" in path:
         raise ConfigError(f"{origin} has no valid key: write key=value, such as training.num_steps=40.")
     document.origins[path] = origin
@@ -67,11 +69,15 @@ def _descend(document: Document, model: type[Section], path: KeyPath, origin: st
     for depth, part in enumerate(path[:-1]):
         found = child(shape, part, value)
         if not found and not shape.is_dict:
-            raise ConfigError(unknown_key(path[: depth + 1], replace_origin(document, path[: depth + 1], origin), model))
+            raise ConfigError(
+                unknown_key(path[: depth + 1], replace_origin(document, path[: depth + 1], origin), model)
+            )
         shape = shape_of(found[0][1]) if found else shape
         here = path[: depth + 1]
         if not (found and (shape.section or shape.variants or shape.is_list)) and not shape.is_dict:
-            raise ConfigError(f"{origin}: '{dotted(here)}' is a single value, it has no '{path[depth + 1]}' inside.")
+            raise ConfigError(
+                f"{origin}: '{dotted(here)}' is a single value, it has no '{path[depth + 1]}' inside."
+            )
         inner = _get(value, here, origin)
         expand = _SHORTHANDS.get(tuple("N" if isinstance(p, int) else p for p in here))
         if expand is not None and inner is not None:
@@ -79,7 +85,9 @@ def _descend(document: Document, model: type[Section], path: KeyPath, origin: st
         if inner is None:
             inner = [] if shape.is_list else {}
         if not isinstance(inner, list if shape.is_list else dict):
-            raise ConfigError(f"{origin}: '{dotted(here)}' is {show(inner)}, it has no '{path[depth + 1]}' inside.")
+            raise ConfigError(
+                f"{origin}: '{dotted(here)}' is {show(inner)}, it has no '{path[depth + 1]}' inside."
+            )
         _put(value, here, inner, origin)
         value = inner
     return value, shape
@@ -113,12 +121,14 @@ def _check_index(container: list[Any], path: KeyPath, origin: str) -> None:
     part = path[-1]
     if not isinstance(part, int) or part > len(container):
         raise ConfigError(
-            f"{origin}: '{dotted(path[:-1])}' is a list of {len(container)}; write a position from 0 to {len(container)}."
+            f"{origin}: '{dotted(path[:-1])}' is a list of {len(container)}; "
+            f"write a position from 0 to {len(container)}."
         )
 
 
 def _read(text: str, shape: Shape, origin: str) -> Any:
     """The value as YAML; where only text is allowed, anything that is not quoted is taken as it is."""
+    check_text(text, origin)
     try:
         value, _ = parse(text, origin)
     except ConfigError:

@@ -6,7 +6,7 @@ import difflib
 import json
 import re
 from collections.abc import Iterable
-from typing import Any, get_args, get_origin
+from typing import Any, get_args
 
 from pydantic import ValidationError
 from pydantic.fields import FieldInfo
@@ -46,6 +46,9 @@ NAMES_ELSEWHERE = {
 }
 """Names that people bring from elsewhere, and the key here that does it."""
 
+MAX_LINES = 20
+"""Of one message; a file that is no configuration at all has more problems than anyone reads."""
+
 _DOTTED = re.compile(r"[a-z_]+(?:\.[a-z0-9_]+)+")
 
 
@@ -54,7 +57,9 @@ def message(lines: Iterable[str]) -> str:
     unique = list(dict.fromkeys(lines))
     if len(unique) == 1:
         return unique[0]
-    return "\n".join([f"{len(unique)} problems in the configuration:", *(f"  {line}" for line in unique)])
+    shown = [f"  {line}" for line in unique[:MAX_LINES]]
+    more = [f"  ... and {len(unique) - MAX_LINES} more"] if len(unique) > MAX_LINES else []
+    return "\n".join([f"{len(unique)} problems in the configuration:", *shown, *more])
 
 
 def describe(error: ValidationError, document: Document, model: type[Section]) -> list[str]:
@@ -91,7 +96,8 @@ def _line(detail: ErrorDetails, document: Document, model: type[Section]) -> str
         return _value_error(str(detail.get("ctx", {}).get("error", detail["msg"])), path, document)
     if kind in {"union_tag_invalid", "union_tag_not_found"}:
         return _unknown_tag(path, shape, value, document)
-    expected = type_words(field.annotation, field) if field is not None and _is_whole(detail, field) else _expected(shape)
+    whole = field is not None and _is_whole(detail, field)
+    expected = type_words(field.annotation, field) if field is not None and whole else _expected(shape)
     return f"'{dotted(path)}'{where} must be {expected}, got {show(value)}.{_hint(shape, value)}"
 
 
@@ -136,7 +142,7 @@ def _expected(shape: Shape) -> str:
 
 
 def _hint(shape: Shape, value: Any) -> str:
-    choices = [str(choice) for choice in get_args(shape.scalar)] if get_origin(shape.scalar) is not None else []
+    choices = [str(choice) for choice in get_args(shape.scalar)]
     if choices and isinstance(value, str):
         return nearest(value, choices)
     if isinstance(value, str) and shape.scalar in (int, float) and _number(value):
@@ -176,19 +182,23 @@ def _unknown_tag(path: KeyPath, shape: Shape, value: Any, document: Document) ->
     key = tag_key(next(iter(known.values())))
     where, names = at(document, (*path, key)), ", ".join(known)
     if not isinstance(value, dict):
-        return f"'{dotted(path)}'{where} must be a section with the key '{key}' (one of {names}), got {show(value)}."
+        expected = f"a section with the key '{key}' (one of {names})"
+        return f"'{dotted(path)}'{where} must be {expected}, got {show(value)}."
     if key not in value:
         hint = "".join(f" There is '{name}'." for name in difflib.get_close_matches(key, list(value), 1, 0.7))
         return f"missing key '{dotted((*path, key))}'{where}: write one of {names}.{hint}"
     tag = value[key]
-    return f"'{dotted((*path, key))}'{where}: {show(tag)} is not known.{nearest(str(tag), list(known))} Known: {names}."
+    hint = nearest(str(tag), list(known))
+    return f"'{dotted((*path, key))}'{where}: {show(tag)} is not known.{hint} Known: {names}."
 
 
 def unknown_key(path: KeyPath, document: Document, model: type[Section]) -> str:
     """The line for a key that does not exist, with the one that was probably meant."""
     siblings, name = _siblings(path, document, model), str(path[-1])
     elsewhere = sorted({key.dotted for key in all_keys(model) if key.path[-1] == name})
-    parents = sorted({f"'{place.rpartition('.')[0]}'" if "." in place else "the top level" for place in elsewhere})
+    parents = sorted(
+        {f"'{place.rpartition('.')[0]}'" if "." in place else "the top level" for place in elsewhere}
+    )
     close = difflib.get_close_matches(name, siblings, n=1, cutoff=0.5)
     very_close = difflib.get_close_matches(name, siblings, n=1, cutoff=0.85)
     if very_close or (close and not parents):

@@ -23,7 +23,9 @@ __all__ = [
 class _Reward(Section):
     name: str = option("", "Name of this component in metrics; its type if empty.")
     weight: float = option(1.0, "Factor of this component in the sum.")
-    time_limit_s: float = option(5.0, "Longest time for one answer; beyond it the answer counts as wrong.", unit="s", gt=0)
+    time_limit_s: float = option(
+        5.0, "Longest time for one answer; beyond it the answer counts as wrong.", unit="s", gt=0
+    )
     require_finished: bool = option(True, "Score 0 where the answer was cut off before the model ended it.")
 
 
@@ -32,7 +34,8 @@ class MathReward(_Reward):
 
     type: Literal["math"] = option(..., "Kind of reward.")
     extract: Literal["auto", "boxed", "last_number"] = option(
-        "auto", "Which answer counts: `boxed`, the last number, or boxed/LaTeX first and the last number otherwise."
+        "auto",
+        "Which answer counts: `boxed`, the last number, or boxed/LaTeX first and the last number otherwise.",
     )
 
 
@@ -45,7 +48,7 @@ class ExactReward(_Reward):
 
 
 class RegexReward(_Reward):
-    """1 where a regular expression is found in the answer; `{answer}` in it stands for the reference, escaped."""
+    """1 where a regular expression is found in the answer; `{answer}` in it stands for the reference."""
 
     type: Literal["regex"] = option(..., "Kind of reward.")
     pattern: str = option(..., "The regular expression (Python's syntax).", min_length=1)

@@ -17,7 +17,9 @@ class RolloutConfig(Section):
     top_p: float = option(1.0, "Sample among the most likely tokens that hold this probability.", gt=0, le=1)
     top_k: int = option(0, "Sample among this many most likely tokens; 0 means all.", ge=0)
     max_attempts: int = option(
-        3, "How often a rollout that infrastructure failed is issued again before its prompt is given up.", ge=1
+        3,
+        "How often a rollout that infrastructure failed is issued again before its prompt is given up.",
+        ge=1,
     )
     num_reward_workers: int = option(1, "Processes that score answers.", ge=1)
 
@@ -25,7 +27,9 @@ class RolloutConfig(Section):
 class EvaluationConfig(Section):
     """Measuring the policy on held-out prompts."""
 
-    every_num_steps: int = option(10, "Evaluate after every so many steps; 0 means only before and after.", ge=0)
+    every_num_steps: int = option(
+        10, "Evaluate after every so many steps; 0 means only before and after.", ge=0
+    )
     num_prompts: int = option(64, "Held-out prompts to use, at most.", ge=1)
     samples_per_prompt: int = option(4, "Answers per prompt.", ge=1)
     temperature: float = option(1.0, "Sampling temperature; 0 means greedy.", ge=0)

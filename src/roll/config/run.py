@@ -25,14 +25,19 @@ class RLVRConfig(Section):
 
     pipeline: Literal["rlvr"] = option("rlvr", "Which pipeline runs.")
     name: str = option(
-        ..., "Name of the run and of its directory.", examples=["my-run"], pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$"
+        ...,
+        "Name of the run and of its directory.",
+        examples=["my-run"],
+        pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$",
     )
     output_dir: str = option("runs", "Directory that holds the run directories.", min_length=1)
     seed: int = option(0, "Seed of everything random.", ge=0)
     model: ModelConfig = option(..., "The model to train.", examples=["smollm2-135m-instruct"])
     algorithm: AlgorithmConfig = option(AlgorithmConfig(), "How rewards become updates.")
     data: list[DataConfig] = option(
-        ..., "Prompt sources; several mix by weight within every step.", min_length=1,
+        ...,
+        "Prompt sources; several mix by weight within every step.",
+        min_length=1,
         examples=[[{"source": "arithmetic", "reward": "math"}]],
     )
     rollout: RolloutConfig = option(RolloutConfig(), "What each step generates.")
@@ -59,11 +64,13 @@ class RLVRConfig(Section):
         if size == 1 and "group" in (self.algorithm.advantage_mean, self.algorithm.advantage_std):
             raise ValueError(
                 "algorithm: group normalisation needs rollout.group_size >= 2, got 1 "
-                "(a group of one equals its own mean); raise it, or set advantage_mean and advantage_std to batch or none"
+                "(a group of one equals its own mean); raise it, or set advantage_mean and advantage_std "
+                "to batch or none"
             )
         if self.training.warmup_steps > self.training.num_steps:
             raise ValueError(
-                f"training.warmup_steps {self.training.warmup_steps} exceeds training.num_steps {self.training.num_steps}"
+                f"training.warmup_steps {self.training.warmup_steps} exceeds training.num_steps "
+                f"{self.training.num_steps}"
             )
         mapping = self.cluster.device_mapping
         if len(mapping.actor_infer) % self.inference.tensor_parallel:
@@ -73,7 +80,8 @@ class RLVRConfig(Section):
             )
         if self.cluster.type == "local" and (self.num_ranks, self.num_engines) != (1, 1):
             raise ValueError(
-                f"cluster.device_mapping asks for {self.num_ranks} trainer ranks and {self.num_engines} engines, but "
+                f"cluster.device_mapping asks for {self.num_ranks} trainer ranks and {self.num_engines} "
+                f"engines, but "
                 "cluster.type local runs one of each: set cluster.type=ray"
             )
         return self

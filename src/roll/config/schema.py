@@ -14,7 +14,7 @@ __all__ = ["json_schema"]
 
 
 def json_schema(model: type[Section] = RLVRConfig) -> dict[str, Any]:
-    """The schema (draft 2020-12) that every configuration file satisfies, short forms such as `model: NAME` included."""
+    """The schema (draft 2020-12) of a configuration file, short forms such as `model: NAME` included."""
     schema = model.model_json_schema(mode="validation")
     properties = schema["properties"]
     if "model" in properties:

@@ -12,9 +12,13 @@ __all__ = ["TrainingConfig"]
 class TrainingConfig(Section):
     """Optimisation of the policy."""
 
-    num_steps: int = option(..., "Steps of the run; each draws prompts, generates, and updates once.", ge=1, examples=[40])
+    num_steps: int = option(
+        ..., "Steps of the run; each draws prompts, generates, and updates once.", ge=1, examples=[40]
+    )
     learning_rate: float = option(1e-6, "Peak learning rate of AdamW.", gt=0)
-    schedule: Literal["constant", "linear", "cosine"] = option("constant", "How the learning rate decays after warm-up.")
+    schedule: Literal["constant", "linear", "cosine"] = option(
+        "constant", "How the learning rate decays after warm-up."
+    )
     warmup_steps: int = option(0, "Steps over which the learning rate rises from 0.", unit="steps", ge=0)
     weight_decay: float = option(0.0, "Decoupled weight decay.", ge=0)
     beta1: float = option(0.9, "AdamW: decay of the first moment.", ge=0, lt=1)
@@ -23,10 +27,18 @@ class TrainingConfig(Section):
     max_grad_norm: float = option(1.0, "Gradients are scaled down to this norm.", gt=0)
     backend: Literal["torch"] = option("torch", "Train back-end.")
     max_tokens_per_micro_batch: int = option(
-        4096, "Packed tokens that go through the network at once; bounds memory, never changes the result.",
-        unit="tokens", ge=1,
+        4096,
+        "Packed tokens that go through the network at once; bounds memory, never changes the result.",
+        unit="tokens",
+        ge=1,
     )
     share_prefix: bool = option(True, "Compute the prompt of a group once for all its rollouts.")
-    activation_checkpointing: bool = option(False, "Recompute activations in the backward pass to save memory.")
-    num_threads: int | None = option(None, "CPU threads per rank; by default all cores, shared between ranks.", ge=1)
-    max_nonfinite_steps: int = option(3, "Stop after this many steps in a row with non-finite gradients.", ge=1)
+    activation_checkpointing: bool = option(
+        False, "Recompute activations in the backward pass to save memory."
+    )
+    num_threads: int | None = option(
+        None, "CPU threads per rank; by default all cores, shared between ranks.", ge=1
+    )
+    max_nonfinite_steps: int = option(
+        3, "Stop after this many steps in a row with non-finite gradients.", ge=1
+    )
