@@ -1,0 +1,169 @@
+"""Time per GRPO step against TRL's GRPOTrainer: same model, prompts, group size, lengths; both in one run.
+
+    make bench-step
+
+Every step draws 8 prompts x 8 rollouts of at most 32 new tokens, scores them, and trains on all 64, equal rewards or not.
+TRL runs in each dtype it offers, without gradient checkpointing (its faster setting here), and its fastest one counts. The sides take turns, each in
+a process of its own; the first steps of each process warm up and are not counted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+PROMPTS_PER_STEP, GROUP_SIZE, MAX_NEW_TOKENS = 8, 8, 32
+LEARNING_RATE = 1e-6
+WARM_UP_STEPS = 1
+MODEL = "smollm2-135m-instruct"
+
+
+def run_config(directory: str, num_steps: int) -> dict[str, Any]:
+    """A run of ROLL that does what TRL is asked to do."""
+    return {
+        "name": "bench-step",
+        "output_dir": directory,
+        "model": MODEL,
+        "algorithm": {"skip_zero_variance": False},
+        "data": [{"source": "arithmetic", "reward": "math"}],
+        "rollout": {
+            "prompts_per_step": PROMPTS_PER_STEP,
+            "group_size": GROUP_SIZE,
+            "max_new_tokens": MAX_NEW_TOKENS,
+        },
+        "training": {"num_steps": num_steps, "learning_rate": LEARNING_RATE},
+        "evaluation": {"every_num_steps": 0, "before_training": False, "num_prompts": 1, "samples_per_prompt": 1},
+        "checkpoint": {"at_end": False},
+        "tracking": {"console": "quiet"},
+    }
+
+
+def run_roll(num_steps: int) -> dict[str, Any]:
+    """Train with ROLL; seconds of each counted step, and the mean answer length."""
+    import roll
+
+    with tempfile.TemporaryDirectory() as directory:
+        roll.train(run_config(directory, num_steps))
+        lines = (Path(directory) / "bench-step" / "metrics.jsonl").read_text().splitlines()
+        rows = [row for row in map(json.loads, lines) if "time/step_s" in row]
+    counted = rows[WARM_UP_STEPS:]
+    return {
+        "seconds": [row["time/step_s"] for row in counted],
+        "length": statistics.fmean(row["rollout/length_mean"] for row in counted),
+    }
+
+
+def run_trl(num_steps: int, dtype: str) -> dict[str, Any]:
+    """Train with TRL; seconds of each counted step, and the mean answer length."""
+    import time
+
+    import torch
+    from datasets import Dataset
+    from transformers import TrainerCallback
+    from trl import GRPOConfig, GRPOTrainer
+
+    from roll.config import RLVRConfig
+    from roll.data import build_data
+    from roll.models import load_causal_lm, load_tokenizer, resolve_model
+
+    path = resolve_model(MODEL)
+    tokenizer = load_tokenizer(path)
+    config = RLVRConfig.model_validate(run_config("runs", num_steps))
+    draws = build_data(config.data, tokenizer, config.seed, 1024).train.draw(PROMPTS_PER_STEP * num_steps)
+    dataset = Dataset.from_list([{"prompt": list(d.prompt.messages), "answer": d.prompt.answer} for d in draws])
+
+    def reward(completions: list[Any], answer: list[str], **_: Any) -> list[float]:
+        return [float(a in c[0]["content"]) for c, a in zip(completions, answer, strict=True)]
+
+    class Clock(TrainerCallback):
+        def __init__(self) -> None:
+            self.ends = [time.perf_counter()]
+
+        def on_step_end(self, *_: Any, **__: Any) -> None:
+            self.ends.append(time.perf_counter())
+
+    clock = Clock()
+    with tempfile.TemporaryDirectory() as directory:
+        trainer = GRPOTrainer(
+            model=load_causal_lm(path, torch.bfloat16 if dtype == "bfloat16" else torch.float32),
+            processing_class=tokenizer,
+            reward_funcs=reward,
+            train_dataset=dataset,
+            callbacks=[clock],
+            args=GRPOConfig(
+                output_dir=directory,
+                use_cpu=True,
+                bf16=dtype == "autocast",
+                gradient_checkpointing=False,
+                per_device_train_batch_size=PROMPTS_PER_STEP * GROUP_SIZE,
+                num_generations=GROUP_SIZE,
+                max_completion_length=MAX_NEW_TOKENS,
+                max_steps=num_steps,
+                learning_rate=LEARNING_RATE,
+                logging_steps=1,
+                save_strategy="no",
+                report_to="none",
+                disable_tqdm=True,
+            ),
+        )
+        trainer.train()
+        lengths = [r["completions/mean_length"] for r in trainer.state.log_history if "completions/mean_length" in r]
+    seconds = [end - begin for begin, end in zip(clock.ends, clock.ends[1:], strict=False)]
+    return {"seconds": seconds[WARM_UP_STEPS:], "length": statistics.fmean(lengths[WARM_UP_STEPS:])}
+
+
+def in_process(side: str, num_steps: int, dtype: str = "") -> dict[str, Any]:
+    """Run one side in a fresh process."""
+    command = [sys.executable, __file__, "--side", side, "--steps", str(num_steps), "--dtype", dtype]
+    print(f"{side} {dtype}: {num_steps} steps ...", file=sys.stderr, flush=True)
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode:
+        raise SystemExit(f"{side} {dtype} failed:\n{done.stderr[-3000:]}")
+    result = json.loads(done.stdout.splitlines()[-1])
+    print(f"    median {statistics.median(result['seconds']):.2f} s per step", file=sys.stderr, flush=True)
+    return result
+
+
+def main() -> None:
+    """Measure both sides and print the ratio."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--side", choices=["roll", "trl"])
+    parser.add_argument("--dtype", default="")
+    parser.add_argument("--steps", type=int, default=0)
+    arguments = parser.parse_args()
+    if arguments.side:
+        roll_side = arguments.side == "roll"
+        result = run_roll(arguments.steps) if roll_side else run_trl(arguments.steps, arguments.dtype)
+        print(json.dumps(result))
+        return
+    from _report import report
+
+    first = in_process("roll", 9)
+    trl = {dtype: in_process("trl", 4, dtype) for dtype in ("float32", "bfloat16", "autocast")}
+    second = in_process("roll", 9)
+    roll_seconds = first["seconds"] + second["seconds"]
+    medians = {dtype: statistics.median(result["seconds"]) for dtype, result in trl.items()}
+    fastest = min(medians, key=medians.__getitem__)
+    ours = statistics.median(roll_seconds)
+    report(
+        "step",
+        {
+            "roll_seconds_per_step": ours,
+            "roll_seconds_all": roll_seconds,
+            "roll_mean_length": statistics.fmean([first["length"], second["length"]]),
+            "trl_seconds_per_step": medians,
+            "trl_mean_length": {dtype: result["length"] for dtype, result in trl.items()},
+            "trl_fastest": fastest,
+            "ratio": medians[fastest] / ours,
+        },
+    )
+
+
+if __name__ == "__main__":
+    main()

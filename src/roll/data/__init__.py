@@ -1,0 +1,17 @@
+"""Prompt sources, chat rendering, and training samples."""
+
+from roll.data.build import Data, build_data, held_out_draws
+from roll.data.chat import ChatRenderer
+from roll.data.samples import build_batch, build_sample
+from roll.data.stream import PromptStream, WeightedSource
+
+__all__ = [
+    "ChatRenderer",
+    "Data",
+    "PromptStream",
+    "WeightedSource",
+    "build_batch",
+    "build_data",
+    "build_sample",
+    "held_out_draws",
+]

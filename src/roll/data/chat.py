@@ -1,0 +1,41 @@
+"""Chat rendering, token-exact: messages to the ids that the model was trained to see, and ids back to text."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from roll.types import IntArray, Message
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+__all__ = ["ChatRenderer"]
+
+
+class ChatRenderer:
+    """Renders through the tokenizer's own chat template.
+
+    A tokenizer without a template belongs to a base model: its prompts are the messages' texts, a blank line between
+    them, with the tokenizer's own special tokens and nothing added.
+    """
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
+        self._tokenizer = tokenizer
+        self.has_template = bool(getattr(tokenizer, "chat_template", None))
+
+    def render(self, messages: Sequence[Message]) -> IntArray:
+        """[P] ids of the conversation, up to where the assistant's answer begins."""
+        if self.has_template:
+            ids = self._tokenizer.apply_chat_template(
+                [dict(message) for message in messages], add_generation_prompt=True, tokenize=True, return_dict=False
+            )
+        else:
+            ids = self._tokenizer("\n\n".join(message["content"] for message in messages))["input_ids"]
+        return np.asarray(ids, dtype=np.int32)
+
+    def decode(self, token_ids: IntArray) -> str:
+        """Text without special tokens."""
+        return self._tokenizer.decode(token_ids.tolist(), skip_special_tokens=True)

@@ -1,0 +1,66 @@
+"""Tasks of the `reasoning-gym` package: seeded generators, each with its own scorer."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from roll.config.data import ReasoningGymData
+from roll.data.rows import messages_of
+from roll.errors import DataError
+from roll.registry import nearest
+from roll.types import Prompt
+
+__all__ = ["load_task", "reasoning_gym_prompts"]
+
+HELD_OUT_SEED_OFFSET = 1_000_003
+"""Held-out tasks are generated from another seed, and those that also occur in training are left out."""
+
+
+def load_task(name: str, size: int, seed: int, options: dict[str, Any]) -> Any:
+    """A reasoning-gym dataset.
+
+    Raises:
+        DataError: there is no such task, or it refuses the options.
+    """
+    import reasoning_gym
+    from reasoning_gym.factory import DATASETS
+
+    if name not in DATASETS:
+        raise DataError(
+            f"reasoning-gym has no task '{name}'.{nearest(name, list(DATASETS))} See "
+            "`python -c \"from reasoning_gym.factory import DATASETS; print(*DATASETS)\"` for all of them."
+        )
+    try:
+        return reasoning_gym.create_dataset(name, size=size, seed=seed, **options)
+    except (TypeError, ValueError, AssertionError) as error:
+        raise DataError(f"reasoning-gym task '{name}' refuses its options {options}: {error}") from error
+
+
+def reasoning_gym_prompts(config: ReasoningGymData, domain: str, seed: int) -> tuple[list[Prompt], list[Prompt]]:
+    """Training prompts, and held-out ones that do not occur among them.
+
+    Raises:
+        DataError: there is no such task, or it refuses the options.
+    """
+    num_held_out = round(config.size * config.held_out)
+    training = _prompts(config, domain, seed, config.size, "")
+    if not num_held_out:
+        return training, []
+    seen = {prompt.messages[-1]["content"] for prompt in training}
+    other = _prompts(config, domain, seed + HELD_OUT_SEED_OFFSET, num_held_out, "held_out/")
+    held_out = [prompt for prompt in other if prompt.messages[-1]["content"] not in seen]
+    return training, held_out
+
+
+def _prompts(config: ReasoningGymData, domain: str, seed: int, size: int, prefix: str) -> list[Prompt]:
+    task = load_task(config.task, size, seed, config.options)
+    return [
+        Prompt(
+            uid=f"{domain}/{prefix}{index}",
+            domain=domain,
+            messages=messages_of(entry["question"], config.system_prompt, config.prompt_template),
+            answer=str(entry["answer"]),
+            metadata={"reasoning_gym": {"task": config.task, "entry": entry}},
+        )
+        for index, entry in enumerate(task[i] for i in range(size))
+    ]

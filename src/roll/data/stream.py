@@ -1,0 +1,144 @@
+"""The prompt stream: several sources mixed by weight, each walked without replacement, resumable anywhere.
+
+    source A ── shuffled per epoch ──┐
+    source B ── shuffled per epoch ──┼── shares by weight, exact in the long run ──► draw 0, 1, 2, …
+    source C ── shuffled per epoch ──┘
+
+Invariants: what draw n is depends on the settings alone, not on how draws were grouped into calls; within an epoch of a
+source every prompt comes once; the state is a few numbers, never content.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from roll.errors import CheckpointError, DataError
+from roll.protocols import PromptSource
+from roll.types import IntArray, Message, Prompt, PromptDraw
+
+__all__ = ["PromptStream", "WeightedSource"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WeightedSource:
+    """A source, its name, and its share."""
+
+    domain: str
+    prompts: PromptSource
+    weight: float = 1.0
+
+
+class PromptStream:
+    """Draws prompts for training.
+
+    Args:
+        sources: at least one, each with a prompt; names differ.
+        render: messages to token ids.
+        seed: of the shuffling.
+        max_prompt_tokens: longer prompts are refused when they are drawn; `None` for no limit.
+    """
+
+    def __init__(
+        self,
+        sources: Sequence[WeightedSource],
+        render: Callable[[Sequence[Message]], IntArray],
+        seed: int,
+        *,
+        max_prompt_tokens: int | None = None,
+    ) -> None:
+        assert sources, "a stream needs a source"
+        self._sources = list(sources)
+        self._render = render
+        self._seed = seed
+        self._max_prompt_tokens = max_prompt_tokens
+        self._num_drawn = [0] * len(sources)
+        self._orders: dict[int, tuple[int, IntArray]] = {}
+
+    @property
+    def num_prompts(self) -> int:
+        """Different prompts over all sources."""
+        return sum(len(source.prompts) for source in self._sources)
+
+    @property
+    def num_drawn(self) -> int:
+        """Draws so far, which is the next draw's id."""
+        return sum(self._num_drawn)
+
+    def draw(self, count: int) -> list[PromptDraw]:
+        """The next `count` prompts.
+
+        Raises:
+            DataError: a prompt is longer than the context.
+        """
+        return [self._next() for _ in range(count)]
+
+    def _next(self) -> PromptDraw:
+        draw_id = self.num_drawn
+        which = self._most_behind()
+        source, position = self._sources[which], self._num_drawn[which]
+        epoch, offset = divmod(position, len(source.prompts))
+        prompt = source.prompts[int(self._order(which, epoch)[offset])]
+        token_ids = render_checked(prompt, self._render, self._max_prompt_tokens)
+        self._num_drawn[which] += 1
+        return PromptDraw(draw_id=draw_id, prompt=prompt, token_ids=token_ids)
+
+    def _most_behind(self) -> int:
+        """The source whose count is furthest below its share of the next total (the first of equals)."""
+        total = sum(source.weight for source in self._sources)
+        due = self.num_drawn + 1
+        lag = [s.weight / total * due - n for s, n in zip(self._sources, self._num_drawn, strict=True)]
+        return max(range(len(lag)), key=lambda i: (round(lag[i], 9), -i))
+
+    def _order(self, which: int, epoch: int) -> IntArray:
+        """The source's shuffled order in this epoch; kept for the current epoch."""
+        kept = self._orders.get(which)
+        if kept is None or kept[0] != epoch:
+            source = self._sources[which]
+            digest = hashlib.blake2b(f"{self._seed}/{source.domain}/{epoch}".encode(), digest_size=8).digest()
+            order = np.random.default_rng(int.from_bytes(digest, "big")).permutation(len(source.prompts))
+            self._orders[which] = (epoch, order.astype(np.int32))
+        return self._orders[which][1]
+
+    def state(self) -> dict[str, Any]:
+        """Where the stream stands: plain data, a few numbers per source."""
+        return {
+            source.domain: {"num_drawn": drawn, "num_prompts": len(source.prompts)}
+            for source, drawn in zip(self._sources, self._num_drawn, strict=True)
+        }
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Go on where `state()` was taken.
+
+        Raises:
+            CheckpointError: the sources are not those of the state.
+        """
+        here = {source.domain: len(source.prompts) for source in self._sources}
+        there = {domain: entry["num_prompts"] for domain, entry in state.items()}
+        if here != there:
+            raise CheckpointError(
+                f"the data changed since the checkpoint: it had {there} prompts by domain, now there are {here}. "
+                "Resume with the data as it was, or start a new run from the checkpoint's model."
+            )
+        self._num_drawn = [int(state[source.domain]["num_drawn"]) for source in self._sources]
+
+
+def render_checked(
+    prompt: Prompt, render: Callable[[Sequence[Message]], IntArray], max_prompt_tokens: int | None
+) -> IntArray:
+    """Render a prompt and check its length.
+
+    Raises:
+        DataError: it is longer than `max_prompt_tokens`.
+    """
+    token_ids = render(prompt.messages)
+    if max_prompt_tokens is not None and len(token_ids) > max_prompt_tokens:
+        raise DataError(
+            f"prompt '{prompt.uid}' has {len(token_ids)} tokens, but the context leaves {max_prompt_tokens} for prompts: "
+            "shorten or remove it, lower rollout.max_new_tokens, or raise inference.max_context."
+        )
+    return token_ids
