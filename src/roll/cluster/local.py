@@ -19,6 +19,7 @@ from roll.types import FloatArray, StepResult, TrainingBatch, WeightUpdate
 if TYPE_CHECKING:
     from roll.training import TrainerSpec
     from roll.training.backend import TorchBackend
+    from roll.weights import Sender
 
 __all__ = ["LocalCluster", "LocalEngineGroup", "LocalTrainerGroup"]
 
@@ -33,6 +34,7 @@ class LocalTrainerGroup:
     def __init__(self, backend: TorchBackend, thread: ThreadPoolExecutor) -> None:
         self._backend = backend
         self._thread = thread
+        self._sender: Sender | None = None
 
     @classmethod
     async def start(cls, spec: TrainerSpec) -> LocalTrainerGroup:
@@ -65,9 +67,17 @@ class LocalTrainerGroup:
         self, policy_version: int, transport: str, deliver: Callable[[WeightUpdate], Awaitable[None]]
     ) -> Mapping[str, int]:
         """See `TrainerGroup.send_weights`."""
-        from roll.weights import send_weights
+        from roll.weights import Sender, send_weights
 
-        return await send_weights(self._backend.weights(), policy_version, transport, deliver)
+        self._sender = self._sender or Sender()
+        return await send_weights(
+            self._backend.weights(),
+            policy_version,
+            transport,
+            deliver,
+            sender=self._sender,
+            executor=self._thread,
+        )
 
     async def save(self, path: Path) -> None:
         """See `TrainBackend.save`."""
@@ -83,6 +93,8 @@ class LocalTrainerGroup:
 
     async def close(self) -> None:
         """Let the running call end, then free the thread."""
+        if self._sender is not None:
+            self._sender.close()
         await asyncio.to_thread(self._thread.shutdown, True, cancel_futures=True)
 
 

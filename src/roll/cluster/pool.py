@@ -54,7 +54,11 @@ class _Worker:
         raise value
 
     async def _start(self) -> Process:
-        environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+        environment = {
+            **os.environ,
+            "OMP_NUM_THREADS": "1",
+            "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
+        }
         command = (sys.executable, "-m", "roll.cluster.pool_worker")
         self._process = await asyncio.create_subprocess_exec(
             *command, stdin=PIPE, stdout=PIPE, stderr=DEVNULL, env=environment
@@ -69,7 +73,9 @@ class _Worker:
                 (length,) = HEADER.unpack(await process.stdout.readexactly(HEADER.size))
                 return await process.stdout.readexactly(length)
         except TimeoutError:
-            raise WorkerDiedError(f"a pool worker (process {process.pid}) {what} within {time_limit_s} s") from None
+            raise WorkerDiedError(
+                f"a pool worker (process {process.pid}) {what} within {time_limit_s} s"
+            ) from None
 
     async def kill(self) -> None:
         """End the process now; a later call starts a fresh one."""

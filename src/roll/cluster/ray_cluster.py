@@ -74,7 +74,11 @@ def _num_accelerators() -> int:
 
 
 def _connect(config: RLVRConfig, per_node: int) -> None:
-    quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR, "configure_logging": False}
+    quiet: dict[str, Any] = {
+        "log_to_driver": False,
+        "logging_level": logging.ERROR,
+        "configure_logging": False,
+    }
     if config.cluster.address:
         ray.init(address=config.cluster.address, **quiet)
     else:
@@ -85,7 +89,9 @@ def _connect(config: RLVRConfig, per_node: int) -> None:
 class RayCluster:
     """Implements `Cluster` over a placement group."""
 
-    def __init__(self, placement: Placement, group: PlacementGroup, *, accelerated: bool, owned: bool) -> None:
+    def __init__(
+        self, placement: Placement, group: PlacementGroup, *, accelerated: bool, owned: bool
+    ) -> None:
         self._placement = placement
         self._group = group
         self._accelerated = accelerated

@@ -19,7 +19,15 @@ from ray.exceptions import ActorDiedError, ActorUnavailableError, RayActorError,
 from roll.errors import EngineDiedError
 from roll.inference import EngineSpec, build_engine
 from roll.protocols import InferenceEngine, PauseMode
-from roll.types import EngineLoad, FloatArray, Generation, GenerationRequest, IntArray, WeightReceipt, WeightUpdate
+from roll.types import (
+    EngineLoad,
+    FloatArray,
+    Generation,
+    GenerationRequest,
+    IntArray,
+    WeightReceipt,
+    WeightUpdate,
+)
 
 __all__ = ["EngineActor", "RayEngine", "RayEngineGroup"]
 

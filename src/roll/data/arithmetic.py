@@ -39,7 +39,9 @@ def arithmetic_prompts(config: ArithmeticData, domain: str, seed: int) -> tuple[
     order = np.random.default_rng([seed, 0xA417]).permutation(num_pairs)
     num_held_out = round(num_pairs * config.held_out)
     if num_held_out == num_pairs:
-        raise DataError(f"arithmetic: held_out {config.held_out} leaves none of {num_pairs} operand pairs for training.")
+        raise DataError(
+            f"arithmetic: held_out {config.held_out} leaves none of {num_pairs} operand pairs for training."
+        )
     held_out = [pairs[i] for i in order[:num_held_out]]
     training = [pairs[i] for i in order[num_held_out:]]
     return _prompts(config, domain, training), _prompts(config, domain, held_out)

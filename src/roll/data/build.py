@@ -90,12 +90,16 @@ def build_data(
         domain = config.domain or config.source
         training, other = SOURCES.get(config.source.partition(":")[0])(config, domain, seed)
         if not training:
-            raise DataError(f"data source '{domain}' leaves no prompt for training: lower its held_out ({config.held_out}).")
+            raise DataError(
+                f"data source '{domain}' leaves no prompt for training: lower its held_out ({config.held_out})."
+            )
         sources.append(WeightedSource(domain=domain, prompts=training, weight=config.weight))
         held_out.append(other)
     longest = None
     if sum(len(s.prompts) for s in sources) + sum(map(len, held_out)) <= EAGER_CHECK:
-        everything: list[Prompt] = [p for s in sources for p in s.prompts] + [p for part in held_out for p in part]
+        everything: list[Prompt] = [p for s in sources for p in s.prompts] + [
+            p for part in held_out for p in part
+        ]
         longest = max(len(_checked(p, renderer, max_prompt_tokens)) for p in everything)
     return Data(
         train=PromptStream(sources, renderer.render, seed, max_prompt_tokens=max_prompt_tokens),

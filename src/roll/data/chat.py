@@ -30,7 +30,10 @@ class ChatRenderer:
         """[P] ids of the conversation, up to where the assistant's answer begins."""
         if self.has_template:
             ids = self._tokenizer.apply_chat_template(
-                [dict(message) for message in messages], add_generation_prompt=True, tokenize=True, return_dict=False
+                [dict(message) for message in messages],
+                add_generation_prompt=True,
+                tokenize=True,
+                return_dict=False,
             )
         else:
             ids = self._tokenizer("\n\n".join(message["content"] for message in messages))["input_ids"]

@@ -51,7 +51,9 @@ def read_rows(path: Path) -> Iterator[tuple[int, str, Mapping[str, Any]]]:
         case ".parquet":
             yield from _read_parquet(path)
         case _:
-            raise DataError(f"'{path}' is neither .jsonl nor .parquet: convert it, or rename it to what it is.")
+            raise DataError(
+                f"'{path}' is neither .jsonl nor .parquet: convert it, or rename it to what it is."
+            )
 
 
 def _missing(path: Path) -> str:

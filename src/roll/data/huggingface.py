@@ -48,7 +48,9 @@ def _load(config: HuggingFaceData, split: str) -> Any:
             loaded = datasets.load_from_disk(config.path)
         else:
             loaded = datasets.load_dataset(config.path, name=config.name)
-    except Exception as error:  # `datasets` raises what its readers and the network raise; all of it is the user's source
+    except (
+        Exception
+    ) as error:  # `datasets` raises what its readers and the network raise; all of it is the user's source
         first = (str(error).splitlines() or [type(error).__name__])[0]
         raise DataError(
             f"dataset '{config.path}' cannot be loaded: {first} Give a directory (of `save_to_disk`, or with data files) "

@@ -28,7 +28,7 @@ def load_task(name: str, size: int, seed: int, options: dict[str, Any]) -> Any:
     if name not in DATASETS:
         raise DataError(
             f"reasoning-gym has no task '{name}'.{nearest(name, list(DATASETS))} See "
-            "`python -c \"from reasoning_gym.factory import DATASETS; print(*DATASETS)\"` for all of them."
+            '`python -c "from reasoning_gym.factory import DATASETS; print(*DATASETS)"` for all of them.'
         )
     try:
         return reasoning_gym.create_dataset(name, size=size, seed=seed, **options)
@@ -36,7 +36,9 @@ def load_task(name: str, size: int, seed: int, options: dict[str, Any]) -> Any:
         raise DataError(f"reasoning-gym task '{name}' refuses its options {options}: {error}") from error
 
 
-def reasoning_gym_prompts(config: ReasoningGymData, domain: str, seed: int) -> tuple[list[Prompt], list[Prompt]]:
+def reasoning_gym_prompts(
+    config: ReasoningGymData, domain: str, seed: int
+) -> tuple[list[Prompt], list[Prompt]]:
     """Training prompts, and held-out ones that do not occur among them.
 
     Raises:

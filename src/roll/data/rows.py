@@ -70,12 +70,16 @@ def _messages(content: Any, config: FileData | HuggingFaceData, where: str) -> t
 
 
 def _is_message(value: Any) -> bool:
-    return isinstance(value, Mapping) and value.get("role") in _ROLES and isinstance(value.get("content"), str)
+    return (
+        isinstance(value, Mapping) and value.get("role") in _ROLES and isinstance(value.get("content"), str)
+    )
 
 
 def _answer(value: Any, config: FileData | HuggingFaceData, where: str) -> str:
     if value is None or isinstance(value, list | dict):
-        raise DataError(f"{where}: column '{config.answer_key}' must be text or a number, got {_short(value)}.")
+        raise DataError(
+            f"{where}: column '{config.answer_key}' must be text or a number, got {_short(value)}."
+        )
     text = str(value)
     if config.answer_pattern is None:
         return text

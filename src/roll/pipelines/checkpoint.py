@@ -133,5 +133,3 @@ def remove_unfinished(directory: Path) -> None:
         for path in directory.iterdir():
             if path.name.startswith(_UNFINISHED):
                 shutil.rmtree(path)
-
-

@@ -7,16 +7,27 @@ import logging
 import shutil
 from collections.abc import Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any, TypeVar
 
+from roll.cluster.base import open_cluster
 from roll.config import RLVRConfig
 from roll.config.load import load_run_config, resolved
-from roll.errors import CheckpointError, ConfigError, RunDirectoryError
+from roll.errors import DataError, RunDirectoryError
 from roll.pipelines import rlvr
-from roll.pipelines.checkpoint import SavedRun, checkpoints, find_checkpoint, read_checkpoint, remove_unfinished
-from roll.pipelines.setup import open_parts
+from roll.pipelines.checkpoint import (
+    SavedRun,
+    checkpoints,
+    find_checkpoint,
+    read_checkpoint,
+    remove_unfinished,
+)
+from roll.pipelines.measures import evaluation_metrics
+from roll.pipelines.setup import build_rewards, engine_specs, open_parts, prepare_material, sampling_plans
 from roll.pipelines.stop import StopRequest, stop_on_signals
+from roll.protocols import InferenceEngine
+from roll.rollout import LLMProxy, RolloutScheduler
 from roll.tracking import RunDirectory, Summary, Tracker
 
 __all__ = ["evaluate", "export", "resume", "train"]
@@ -45,9 +56,53 @@ async def _train(config: RLVRConfig, run: RunDirectory, saved: SavedRun | None) 
     step = saved.state.step if saved else 0
     stop = StopRequest()
     with Tracker(run, config, resumed_at=step if saved else None) as tracker, stop_on_signals(stop):
-        async with open_parts(config, run, tracker, stop, saved=saved, on_rollout=tracker.on_rollout) as parts:
+        async with open_parts(config, run, tracker, stop, saved=saved) as parts:
             await rlvr.run(parts)
         return tracker.finish()
+
+
+def evaluate(config: RLVRConfig, model: str | None = None) -> dict[str, float]:
+    """Measure a model on the held-out prompts, without training.
+
+    Args:
+        model: a model, a run, or a checkpoint, in place of the configuration's model.
+    """
+    if model is not None:
+        saved = find_model_directory(Path(model))
+        path = str(saved) if saved else model
+        config = config.model_copy(update={"model": config.model.model_copy(update={"path": path})})
+    return _run(_evaluate(config))
+
+
+async def _evaluate(config: RLVRConfig) -> dict[str, float]:
+    material = prepare_material(config)
+    draws = material.data.evaluation(config.evaluation.num_prompts)
+    if not draws:
+        raise DataError("no source holds prompts out: set `held_out`, a held-out file, or a held-out split.")
+    async with AsyncExitStack() as stack:
+        cluster = open_cluster(config)
+        stack.push_async_callback(cluster.close)
+        engines = await cluster.start_engines(engine_specs(config, material, None))
+        stack.push_async_callback(engines.close)
+        pool = await cluster.start_pool(config.rollout.num_reward_workers)
+        stack.push_async_callback(pool.close)
+        proxy = LLMProxy(engines, prepare=_nothing_to_sync)
+        rewards = build_rewards(config, pool)
+        scheduler = RolloutScheduler(proxy, rewards, material.data.renderer.decode, seed=config.seed)
+        _, plan = sampling_plans(config, material.stop_token_ids)
+        return evaluation_metrics(await scheduler.collect(draws, plan))
+
+
+async def _nothing_to_sync(engine: InferenceEngine) -> None:
+    """A fresh engine has loaded the model that is evaluated."""
+
+
+def find_model_directory(source: Path) -> Path | None:
+    """The model inside a run (of its newest checkpoint) or a checkpoint; `None` where `source` is neither."""
+    directory = source / "checkpoints"
+    checkpoint = find_checkpoint(directory) if directory.is_dir() else source
+    model = checkpoint / "model" if checkpoint else None
+    return model if model is not None and (model / "config.json").is_file() else None
 
 
 def export(source: Path, target: Path) -> Path:
@@ -56,11 +111,9 @@ def export(source: Path, target: Path) -> Path:
     Raises:
         RunDirectoryError: `source` holds no checkpoint, or `target` exists.
     """
-    directory = source / "checkpoints"
-    checkpoint = find_checkpoint(directory) if directory.is_dir() else source
-    model = checkpoint / "model" if checkpoint else None
-    if model is None or not (model / "config.json").is_file():
-        saved = ", ".join(path.name for path in checkpoints(directory).values())
+    model = find_model_directory(source)
+    if model is None:
+        saved = ", ".join(path.name for path in checkpoints(source).values())
         raise RunDirectoryError(
             f"'{source}' is neither a run with a checkpoint nor a checkpoint. "
             + (f"Its checkpoints: {saved}." if saved else "Give a run directory or `RUN/checkpoints/step-N`.")

@@ -11,7 +11,7 @@ __all__ = ["evaluate"]
 async def evaluate(parts: Parts) -> dict[str, float]:
     """Answer the held-out prompts, record the metrics, and note the accuracy in the run's state."""
     state = parts.state
-    groups = await parts.scheduler.collect(parts.data.held_out, parts.eval_plan)
+    groups = await parts.scheduler.collect(parts.held_out, parts.eval_plan)
     metrics = measures.evaluation_metrics(groups)
     accuracy = metrics["eval/accuracy"]
     best = max(state.accuracies.values(), default=float("-inf"))

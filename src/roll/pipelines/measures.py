@@ -11,7 +11,14 @@ from roll.pipelines.learning import Selection
 from roll.rollout import Fate
 from roll.types import Group, Rollout, RolloutStatus, StepResult, TrainingBatch
 
-__all__ = ["accuracy", "agreement", "evaluation_metrics", "rollout_metrics", "selection_metrics", "training_metrics"]
+__all__ = [
+    "accuracy",
+    "agreement",
+    "evaluation_metrics",
+    "rollout_metrics",
+    "selection_metrics",
+    "training_metrics",
+]
 
 
 def _mean(values: Sequence[float]) -> float:
@@ -71,7 +78,10 @@ def agreement(batch: TrainingBatch, result: StepResult) -> dict[str, float]:
         for sample, logprobs in zip(batch.samples, result.logprobs, strict=bool(result.logprobs))
     ]
     together = np.concatenate(differences) if differences else np.zeros(1, np.float32)
-    return {"agreement/logprob_mean_abs": float(together.mean()), "agreement/logprob_max_abs": float(together.max())}
+    return {
+        "agreement/logprob_mean_abs": float(together.mean()),
+        "agreement/logprob_max_abs": float(together.max()),
+    }
 
 
 def training_metrics(result: StepResult) -> dict[str, float]:

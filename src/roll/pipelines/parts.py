@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 from roll.config import RLVRConfig
@@ -13,6 +12,7 @@ from roll.pipelines.stop import StopRequest
 from roll.protocols import LossFn, TrainerGroup
 from roll.rollout import DataLedger, LLMProxy, RolloutScheduler, SamplingPlan
 from roll.tracking import Spans, Tracker
+from roll.types import PromptDraw
 from roll.weights import WeightSync
 
 __all__ = ["Parts"]
@@ -25,6 +25,8 @@ class Parts:
     config: RLVRConfig
     state: RunState
     data: Data
+    held_out: list[PromptDraw]
+    """What every evaluation answers."""
     ledger: DataLedger
     proxy: LLMProxy
     scheduler: RolloutScheduler
@@ -39,5 +41,3 @@ class Parts:
     tracker: Tracker
     spans: Spans
     stop: StopRequest
-    note: Callable[[str], None] = lambda text: None
-    """Tells the user something in a line."""

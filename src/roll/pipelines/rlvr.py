@@ -10,12 +10,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from roll.data.samples import build_batch
 from roll.pipelines import measures
 from roll.pipelines.evaluate import evaluate
 from roll.pipelines.learning import Selection, select, settle
 from roll.pipelines.parts import Parts
 from roll.pipelines.stop import Interrupted
-from roll.data.samples import build_batch
 from roll.types import Group, TrainingBatch
 
 __all__ = ["run"]
@@ -84,7 +84,10 @@ async def _learn(parts: Parts, groups: list[Group], selection: Selection) -> Non
     state.rewards.append(metrics["reward/mean"])
     metrics |= {f"ledger/{fate}": float(count) for fate, count in parts.ledger.counts().items()}
     metrics |= {"policy_version": float(state.policy_version)}
-    metrics |= {"engines/replaced": float(parts.proxy.num_replaced), "engines/reissued": float(parts.proxy.num_reissued)}
+    metrics |= {
+        "engines/replaced": float(parts.proxy.num_replaced),
+        "engines/reissued": float(parts.proxy.num_reissued),
+    }
     with parts.spans.phase("record"):
         parts.tracker.log_rollouts(step, groups, selection.advantages)
         parts.tracker.log_step(step, metrics | parts.spans.metrics())

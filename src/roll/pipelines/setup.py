@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -11,7 +11,7 @@ from pathlib import Path
 from roll.algorithms.losses import PolicyLoss
 from roll.cluster.base import Cluster, open_cluster
 from roll.config import RLVRConfig
-from roll.data import ChatRenderer, Data, build_data
+from roll.data import Data, build_data
 from roll.inference import EngineSpec, resolve_engine_kind
 from roll.models import context_length, load_tokenizer, resolve_model, stop_token_ids
 from roll.pipelines.checkpoint import Checkpointer, SavedRun
@@ -21,9 +21,9 @@ from roll.pipelines.stop import StopRequest
 from roll.protocols import EngineGroup, Reward, TrainerGroup, WorkerPool
 from roll.rewards import build_reward
 from roll.rollout import DataLedger, LLMProxy, RolloutScheduler, SamplingPlan
-from roll.tracking import RunDirectory, Spans, Tracker
+from roll.tracking import RunDirectory, Tracker
 from roll.training import TrainerSpec
-from roll.types import Rollout, SamplingParams
+from roll.types import SamplingParams
 from roll.weights import WeightSync
 
 __all__ = ["Material", "engine_specs", "open_parts", "prepare_material", "sampling_plans"]
@@ -34,7 +34,6 @@ class Material:
     """What can be prepared without any device: the model's files, its tokenizer, the prompts."""
 
     model_path: Path
-    renderer: ChatRenderer
     stop_token_ids: tuple[int, ...]
     data: Data
     max_context: int
@@ -56,7 +55,6 @@ def prepare_material(config: RLVRConfig) -> Material:
         max_context = min(max_context, data.longest_prompt + answer)
     return Material(
         model_path=model_path,
-        renderer=ChatRenderer(tokenizer),
         stop_token_ids=stop_token_ids(model_path),
         data=data,
         max_context=max_context,
@@ -159,7 +157,6 @@ async def open_parts(
     stop: StopRequest,
     *,
     saved: SavedRun | None = None,
-    on_rollout: Callable[[Rollout], None] = lambda rollout: None,
 ) -> AsyncIterator[Parts]:
     """Start every role, restore what a checkpoint holds, and end every role afterwards, also after an error."""
     material = await asyncio.to_thread(prepare_material, config)
@@ -176,22 +173,28 @@ async def open_parts(
             stack.push_async_callback(reference.close)
         if saved:
             await trainer.load(saved.trainer_path)
-        weights = WeightSync(trainer, engines, config.weight_sync, probe=material.data.probe)
+        weights = WeightSync(
+            trainer,
+            engines,
+            config.weight_sync,
+            probe=[draw.token_ids for draw in material.data.evaluation(4)],
+        )
         proxy = LLMProxy(engines, weights.push_to, max_attempts=config.rollout.max_attempts)
         train_plan, eval_plan = sampling_plans(config, material.stop_token_ids)
         yield Parts(
             config=config,
             state=state,
             data=material.data,
+            held_out=material.data.evaluation(config.evaluation.num_prompts),
             ledger=saved.ledger if saved else DataLedger(),
             proxy=proxy,
             scheduler=RolloutScheduler(
                 proxy,
                 build_rewards(config, pool),
-                material.renderer.decode,
+                material.data.renderer.decode,
                 seed=config.seed,
                 max_attempts=config.rollout.max_attempts,
-                on_rollout=on_rollout,
+                on_rollout=tracker.on_rollout,
             ),
             train_plan=train_plan,
             eval_plan=eval_plan,

@@ -41,7 +41,9 @@ async def in_pool(pool: WorkerPool, function: Callable[..., Any], *args: Any, ti
         raise
     except WorkerDiedError as error:
         raise RewardInfraError(f"the verifier's process died: {error}") from error
-    except Exception as error:  # the boundary to verifiers: whatever they raise is our failure, not the model's
+    except (
+        Exception
+    ) as error:  # the boundary to verifiers: whatever they raise is our failure, not the model's
         raise RewardInfraError(f"the verifier crashed: {type(error).__name__}: {error}") from error
 
 
@@ -65,10 +67,14 @@ class Scorer:
         """The weighted sum; solved where every component that decides it says so."""
         loop = asyncio.get_running_loop()
         started = loop.time()
-        found = await asyncio.gather(*(judge(config, verifier, rollout) for _, config, verifier in self._components))
+        found = await asyncio.gather(
+            *(judge(config, verifier, rollout) for _, config, verifier in self._components)
+        )
         decided = [judgement.correct for judgement in found if judgement.correct is not None]
         return RewardResult(
-            value=sum(config.weight * j.value for (_, config, _), j in zip(self._components, found, strict=True)),
+            value=sum(
+                config.weight * j.value for (_, config, _), j in zip(self._components, found, strict=True)
+            ),
             components={name: j.value for (name, _, _), j in zip(self._components, found, strict=True)},
             verdict=found[0].verdict,
             correct=all(decided) if decided else None,

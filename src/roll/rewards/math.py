@@ -58,7 +58,15 @@ def last_number(text: str) -> str | None:
 
 def _plain(text: str) -> tuple[Fraction, bool] | None:
     """A plain number's value and whether it is a percentage; `None` for anything else."""
-    cleaned = text.strip().replace("\\%", "%").replace("\\$", "").replace("$", "").replace("\\,", "").strip().rstrip(".")
+    cleaned = (
+        text.strip()
+        .replace("\\%", "%")
+        .replace("\\$", "")
+        .replace("$", "")
+        .replace("\\,", "")
+        .strip()
+        .rstrip(".")
+    )
     match = _PLAIN.fullmatch(cleaned.replace(" ", ""))
     if match is None or not (match.group(2) or match.group(3)) or len(cleaned) > LONGEST_ANSWER:
         return None
@@ -139,7 +147,12 @@ def math_verifier(config: MathReward, pool: WorkerPool) -> Verifier:
 
     async def verify(rollout: Rollout) -> Judgement:
         right, verdict = await in_pool(
-            pool, score_math, rollout.text, rollout.prompt.answer, config.extract, time_limit_s=config.time_limit_s
+            pool,
+            score_math,
+            rollout.text,
+            rollout.prompt.answer,
+            config.extract,
+            time_limit_s=config.time_limit_s,
         )
         return Judgement(value=float(right), verdict=verdict, correct=right)
 

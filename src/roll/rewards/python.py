@@ -36,7 +36,9 @@ def load_reward(path: str) -> Callable[..., Any]:
     return function
 
 
-def call_reward(path: str, text: str, answer: str, metadata: Mapping[str, Any], options: dict[str, Any]) -> float:
+def call_reward(
+    path: str, text: str, answer: str, metadata: Mapping[str, Any], options: dict[str, Any]
+) -> float:
     """Call it, also where it is a coroutine function, and check what it returns.
 
     Raises:

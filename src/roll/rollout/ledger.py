@@ -63,7 +63,9 @@ class DataLedger:
     def open(self, draws: Iterable[PromptDraw], step: int) -> None:
         """Record fresh draws as in flight."""
         for draw in draws:
-            assert draw.draw_id == len(self._entries), f"draw {draw.draw_id} opened after {len(self._entries)} draws"
+            assert draw.draw_id == len(self._entries), (
+                f"draw {draw.draw_id} opened after {len(self._entries)} draws"
+            )
             self._entries.append(
                 LedgerEntry(draw_id=draw.draw_id, uid=draw.prompt.uid, fate=Fate.IN_FLIGHT, step=step)
             )
@@ -79,7 +81,9 @@ class DataLedger:
         """Drop the newest draws, which have no fate yet, so that they are drawn again; returns their ids."""
         forgotten = self.in_flight()
         first = len(self._entries) - len(forgotten)
-        assert forgotten == list(range(first, len(self._entries))), "a settled draw is newer than one in flight"
+        assert forgotten == list(range(first, len(self._entries))), (
+            "a settled draw is newer than one in flight"
+        )
         del self._entries[first:]
         return forgotten
 
@@ -111,6 +115,8 @@ class DataLedger:
             except (ValueError, TypeError, KeyError) as error:
                 raise CheckpointError(f"data ledger, line {number + 1} is malformed: {error}") from None
             if entry.draw_id != number:
-                raise CheckpointError(f"data ledger, line {number + 1}: draw {entry.draw_id} where {number} was due")
+                raise CheckpointError(
+                    f"data ledger, line {number + 1}: draw {entry.draw_id} where {number} was due"
+                )
             ledger._entries.append(entry)
         return ledger

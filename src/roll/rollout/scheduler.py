@@ -90,7 +90,9 @@ class RolloutScheduler:
         When cancelled, requests under way are aborted at the engines before it returns.
         """
         tasks = [
-            asyncio.create_task(self._attempt(draw, index, plan), name=f"{plan.purpose}-{draw.draw_id}.{index}")
+            asyncio.create_task(
+                self._attempt(draw, index, plan), name=f"{plan.purpose}-{draw.draw_id}.{index}"
+            )
             for draw in draws
             for index in range(plan.group_size)
         ]
@@ -104,7 +106,8 @@ class RolloutScheduler:
             raise
         size = plan.group_size
         return [
-            Group(draw=draw, rollouts=tuple(rollouts[i * size : (i + 1) * size])) for i, draw in enumerate(draws)
+            Group(draw=draw, rollouts=tuple(rollouts[i * size : (i + 1) * size]))
+            for i, draw in enumerate(draws)
         ]
 
     async def _attempt(self, draw: PromptDraw, index: int, plan: SamplingPlan) -> Rollout:
@@ -124,7 +127,9 @@ class RolloutScheduler:
                 break
             except InfraError as error:
                 cause = f"{type(error).__name__}: {error}"
-                logger.warning("rollout %s, attempt %d of %d: %s", request.request_id, attempt, self._max_attempts, cause)
+                logger.warning(
+                    "rollout %s, attempt %d of %d: %s", request.request_id, attempt, self._max_attempts, cause
+                )
         else:
             scored = replace(
                 self._rollout(draw, index, generation), status=RolloutStatus.INFRA_ERROR, cause=cause

@@ -10,7 +10,13 @@ import pytest
 
 from roll.config.operations import CheckpointConfig
 from roll.errors import CheckpointError
-from roll.pipelines.checkpoint import Checkpointer, checkpoints, find_checkpoint, read_checkpoint, remove_unfinished
+from roll.pipelines.checkpoint import (
+    Checkpointer,
+    checkpoints,
+    find_checkpoint,
+    read_checkpoint,
+    remove_unfinished,
+)
 from roll.pipelines.state import RunState
 from roll.rollout import DataLedger, Fate
 from roll.tracking import RunDirectory
@@ -49,7 +55,9 @@ def run(tmp_path: Path) -> RunDirectory:
 
 
 async def test_a_checkpoint_reads_back_as_written(run: RunDirectory) -> None:
-    state = RunState(step=4, policy_version=3, data={"cursor": 7}, accuracies={"0": 0.25}, rewards=[0.5], evaluated_at=4)
+    state = RunState(
+        step=4, policy_version=3, data={"cursor": 7}, accuracies={"0": 0.25}, rewards=[0.5], evaluated_at=4
+    )
     path = await Checkpointer(run, CheckpointConfig(), FileTrainer()).save(state, ledger_of(3))
     saved = read_checkpoint(path)
     assert saved.state == state
