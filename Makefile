@@ -1,0 +1,57 @@
+# `make` lists the targets. Set-up is part of every target that needs it and is skipped when it is done.
+# TORCH=..., ENGINE=..., PYTHON=... choose what set-up installs (see README.md); ARGS=... goes to the command.
+
+PY := .venv/bin/python
+FAST := not slow and not gpu and not chaos
+CODE := src tests tools benchmarks
+# Tests fetch nothing and report nothing.
+OFFLINE := HF_HUB_OFFLINE=1 VLLM_NO_USAGE_STATS=1 DO_NOT_TRACK=1 RAY_USAGE_STATS_ENABLED=0
+
+.DEFAULT_GOAL := help
+.PHONY: help setup quickstart test test-all chaos lint format bench-step bench-parts example-reasoning docs clean
+
+help: ## this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-18s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+setup: ## install ROLL and everything it needs into .venv
+	@scripts/setup.sh
+
+quickstart: setup ## train: SmolLM2-135M learns to add, on this machine, in minutes
+	@.venv/bin/roll train examples/quickstart.yaml $(ARGS)
+
+example-reasoning: setup ## train on a reasoning-gym task (up to 30 minutes)
+	@.venv/bin/roll train examples/reasoning.yaml $(ARGS)
+
+test: setup ## the tests, without the slow, GPU and chaos ones
+	@$(OFFLINE) $(PY) -m pytest -m "$(FAST)" $(ARGS)
+
+test-all: setup ## every test this machine can run
+	@$(OFFLINE) $(PY) -m pytest $(ARGS)
+
+chaos: setup ## kill a run at many moments, resume it, compare with an uninterrupted one
+	@$(OFFLINE) $(PY) -m pytest -m chaos $(ARGS)
+
+lint: setup ## style, types, import contracts of the rooms, size budgets
+	@.venv/bin/ruff check $(CODE)
+	@.venv/bin/ruff format --check $(CODE)
+	@.venv/bin/pyrefly check
+	@.venv/bin/lint-imports --no-cache
+	@$(PY) tools/check_size.py
+
+format: setup ## rewrite the code in the house style
+	@.venv/bin/ruff check --fix $(CODE)
+	@.venv/bin/ruff format $(CODE)
+
+bench-step: setup ## time per training step, beside TRL's GRPOTrainer
+	@$(PY) -m pip --disable-pip-version-check -q install --no-deps -r requirements/bench.txt
+	@$(PY) benchmarks/bench_step.py $(ARGS)
+
+bench-parts: setup ## trainer utilisation, weight sync, idle engine, command latency
+	@$(PY) benchmarks/bench_parts.py $(ARGS)
+
+docs: setup ## build the documentation into site/
+	@.venv/bin/mkdocs build --strict --quiet
+
+clean: ## remove .venv and everything built; runs/ stays
+	rm -rf .venv site dist .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+	find src tests tools benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +

