@@ -1,0 +1,41 @@
+"""Everything that a run records, and everything that its user sees.
+
+Importing this imports none of torch, rich, pyarrow, matplotlib, tensorboard: each is imported where it is
+first needed.
+"""
+
+from roll.tracking.metrics import (
+    Last,
+    Max,
+    Mean,
+    MetricValue,
+    Min,
+    Quantiles,
+    Sum,
+    flatten,
+    is_timing,
+    reduce,
+)
+from roll.tracking.metrics_file import read_metrics
+from roll.tracking.run_directory import RunDirectory
+from roll.tracking.spans import Spans
+from roll.tracking.summary import Summary
+from roll.tracking.tracker import Tracker
+
+__all__ = [
+    "Last",
+    "Max",
+    "Mean",
+    "MetricValue",
+    "Min",
+    "Quantiles",
+    "RunDirectory",
+    "Spans",
+    "Sum",
+    "Summary",
+    "Tracker",
+    "flatten",
+    "is_timing",
+    "read_metrics",
+    "reduce",
+]

@@ -1,0 +1,136 @@
+"""Writing so that a crash at any moment leaves either the old file or the new one, whole.
+
+    temporary file beside the target ──► fsync(file) ──► rename over the target ──► fsync(directory)
+
+Invariants: the target never holds part of the new content; when a function returns, the content survives
+power loss; what a crash leaves behind starts with `.` and ends with `.tmp`, and `remove_leftovers` deletes
+it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import json
+import os
+import secrets
+import shutil
+from pathlib import Path
+from typing import Any
+
+__all__ = [
+    "remove_leftovers",
+    "replace_directory",
+    "sync_directory",
+    "sync_tree",
+    "temporary_path",
+    "write_bytes",
+    "write_json",
+    "write_text",
+]
+
+_AT_FDCWD = -100
+_RENAME_EXCHANGE = 2
+
+
+def temporary_path(path: Path) -> Path:
+    """A hidden, unused name in the same directory, for content that is renamed to `path` when complete."""
+    return path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
+
+
+def remove_leftovers(directory: Path) -> int:
+    """Delete temporary files and directories directly inside `directory`; returns how many there were."""
+    leftovers = [p for p in directory.glob(".*.tmp") if directory.is_dir()]
+    for path in leftovers:
+        shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink(missing_ok=True)
+    return len(leftovers)
+
+
+def sync_directory(path: Path) -> None:
+    """Make the directory's entries (names, renames) survive power loss."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def sync_tree(path: Path) -> None:
+    """Make every file and directory at and below `path` survive power loss."""
+    for directory, _, files in os.walk(path, topdown=False):
+        for name in files:
+            descriptor = os.open(os.path.join(directory, name), os.O_RDONLY)
+            try:
+                os.fsync(descriptor)
+            finally:
+                os.close(descriptor)
+        sync_directory(Path(directory))
+
+
+def write_bytes(path: Path, content: bytes) -> None:
+    """Replace `path` by `content`, atomically and durably.
+
+    Raises:
+        OSError: it could not be written (disk full, no permission); `path` is as it was.
+    """
+    temporary = temporary_path(path)
+    try:
+        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+        try:
+            view = memoryview(content)
+            while view:
+                view = view[os.write(descriptor, view) :]
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+        os.replace(temporary, path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            temporary.unlink(missing_ok=True)
+        raise
+    sync_directory(path.parent)
+
+
+def write_text(path: Path, text: str) -> None:
+    """Replace `path` by UTF-8 `text`; see `write_bytes`."""
+    write_bytes(path, text.encode("utf-8"))
+
+
+def write_json(path: Path, data: Any) -> None:
+    """Replace `path` by `data` as indented JSON; see `write_bytes`.
+
+    Raises:
+        ValueError: `data` has a NaN or an infinity, which JSON cannot hold.
+    """
+    write_text(path, json.dumps(data, indent=2, ensure_ascii=False, allow_nan=False) + "\n")
+
+
+def replace_directory(temporary: Path, final: Path) -> None:
+    """Make the finished directory `temporary` the new `final`, durably; an existing `final` is deleted
+    afterwards.
+
+    Both lie in the same parent. At every moment `final` is wholly the old directory or wholly the new one;
+    only where the file system cannot exchange two names is it missing for an instant (the old one then lies
+    beside it, hidden).
+    """
+    sync_tree(temporary)
+    if not final.exists():
+        os.rename(temporary, final)
+        sync_directory(final.parent)
+        return
+    if not _exchange(temporary, final):
+        aside = temporary_path(final)
+        os.rename(final, aside)
+        os.rename(temporary, final)
+        temporary = aside
+    sync_directory(final.parent)
+    shutil.rmtree(temporary)
+
+
+def _exchange(first: Path, second: Path) -> bool:
+    """Swap two names in one step (Linux `renameat2`); false where the system cannot."""
+    try:
+        renameat2 = ctypes.CDLL(None, use_errno=True).renameat2
+    except (AttributeError, OSError):
+        return False
+    return renameat2(_AT_FDCWD, os.fsencode(first), _AT_FDCWD, os.fsencode(second), _RENAME_EXCHANGE) == 0

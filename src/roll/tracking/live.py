@@ -1,0 +1,174 @@
+"""The live display of a terminal.
+
+    run's thread ──► Screen (under a lock) ──► display thread, ≤4 Hz on news, 1 Hz otherwise ──► terminal
+
+Invariants:
+    - the run's thread only notes what happened: it never draws, and never waits for the terminal while
+      training;
+    - the display thread sleeps between frames; a frame costs a few milliseconds, so it takes well under 2 %
+      of a core;
+    - `close` (also at interpreter exit) draws the last frame and shows the cursor again.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console as RichConsole
+from rich.console import ConsoleDimensions
+from rich.live import Live
+from rich.text import Text
+
+from roll.tracking.console import AnswerView, RunHeader, StepView
+from roll.tracking.screen import Screen, render
+
+if TYPE_CHECKING:
+    from roll.tracking.logs import Terminal
+
+__all__ = ["LiveConsole"]
+
+_SHORTEST_FRAME_S = 0.25
+_LONGEST_FRAME_S = 1.0
+
+
+class LiveConsole:
+    """Redraws one block of lines in place, without taking over the whole screen: scrolling back works."""
+
+    def __init__(self, terminal: Terminal) -> None:
+        self._terminal = terminal
+        self._rich = RichConsole(file=terminal.file, force_terminal=True, markup=False, highlight=False)
+        self._screen: Screen | None = None
+        self._lock = threading.Lock()
+        self._news = threading.Event()
+        self._closing = threading.Event()
+        self._live: Live | None = None
+        self._thread = threading.Thread(target=self._run, name="roll-display", daemon=True)
+
+    def start(self, header: RunHeader) -> None:
+        """Print the header and begin to draw."""
+        self._screen = Screen(header=header, started=time.monotonic())
+        with self._surviving_a_lost_terminal():
+            self._fit()
+            self._rich.print(_title(header))
+            self._live = Live(
+                console=self._rich,
+                auto_refresh=False,
+                redirect_stdout=False,
+                redirect_stderr=False,
+                vertical_overflow="crop",
+                get_renderable=self._frame,
+            )
+            self._live.start(refresh=True)
+            atexit.register(self.close)
+            self._thread.start()
+
+    def note(self, text: str) -> None:
+        def change(screen: Screen) -> None:
+            screen.note = text
+
+        self._change(change)
+
+    def phase(self, name: str) -> None:
+        def change(screen: Screen) -> None:
+            screen.phase, screen.phase_started, screen.progress = name, time.monotonic(), None
+            screen.note = "between steps"
+
+        self._change(change)
+
+    def progress(self, done: int, total: int | None) -> None:
+        def change(screen: Screen) -> None:
+            screen.progress = (done, total)
+
+        self._change(change)
+
+    def step(self, view: StepView) -> None:
+        def change(screen: Screen) -> None:
+            screen.steps.append(view)
+            screen.finished_at.append(time.monotonic())
+
+        self._change(change)
+
+    def answers(self, answers: Sequence[AnswerView]) -> None:
+        def change(screen: Screen) -> None:
+            screen.answers = tuple(answers)
+
+        self._change(change)
+
+    def evaluation(self, step: int, accuracy: float) -> None:
+        self._change(lambda screen: screen.evaluations.append((step, accuracy)))
+
+    def warn(self, text: str) -> None:
+        self._change(lambda screen: screen.warnings.append(text))
+
+    def show(self, renderable: Any) -> None:
+        """Print above the display, or below it once that is closed."""
+        with self._surviving_a_lost_terminal():
+            self._fit()
+            self._rich.print(renderable, soft_wrap=isinstance(renderable, str))
+
+    def close(self) -> None:
+        """Draw the last frame and restore the cursor; may be called twice."""
+        self._closing.set()
+        self._news.set()
+        if self._thread.is_alive() and threading.current_thread() is not self._thread:
+            self._thread.join()
+        live, self._live = self._live, None
+        if live is not None:
+            self._change(_end)
+            with self._surviving_a_lost_terminal():
+                self._fit()
+                live.refresh()
+            with contextlib.suppress(OSError, ValueError):
+                live.stop()
+        atexit.unregister(self.close)
+
+    def _change(self, change: Callable[[Screen], None]) -> None:
+        if self._screen is not None:
+            with self._lock:
+                change(self._screen)
+            self._news.set()
+
+    def _run(self) -> None:
+        while not self._closing.is_set():
+            self._news.wait(_LONGEST_FRAME_S)
+            self._news.clear()
+            with self._surviving_a_lost_terminal():
+                self._fit()
+                if self._live is not None:
+                    self._live.refresh()
+            self._closing.wait(_SHORTEST_FRAME_S)
+
+    def _frame(self) -> Any:
+        if self._screen is None:
+            return Text()
+        with self._lock:
+            columns, rows = self._rich.size
+            return render(self._screen, time.monotonic(), columns, rows)
+
+    def _fit(self) -> None:
+        """Follow the size of the terminal: Rich looks at descriptors 0 to 2, which are redirected."""
+        self._rich.size = ConsoleDimensions(*self._terminal.size)
+
+    @contextlib.contextmanager
+    def _surviving_a_lost_terminal(self) -> Any:
+        try:
+            yield
+        except (OSError, ValueError):
+            self._closing.set()
+
+
+def _end(screen: Screen) -> None:
+    screen.ended, screen.phase = True, ""
+
+
+def _title(header: RunHeader) -> Text:
+    title = Text.assemble(("ROLL ", "bold green"), (header.name, "bold"))
+    if header.resumed_at is not None:
+        title.append(f"  resumed after step {header.resumed_at}", "yellow")
+    title.append(f"\n{header.model}  ·  {header.algorithm}  ·  {header.where}\n", "dim")
+    return title.append(f"{header.directory}\n", "dim")

@@ -1,0 +1,156 @@
+"""Keeping everything but ROLL's own display off the terminal.
+
+    descriptors 1 and 2 (Python, C++, child processes) ──► logs/<role>-<rank>.log
+    a duplicate of the original descriptor 1            ──► `Terminal`, which only ROLL's console holds
+
+The descriptors themselves are redirected, so nothing can write over the display: no logger of a library, no
+`printf` in C++, no process that was started meanwhile. What a user's reward function prints is in the log as
+well.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import faulthandler
+import io
+import logging
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TextIO
+
+__all__ = ["Terminal", "redirect_infrastructure_logs", "tail"]
+
+_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
+
+
+class Terminal:
+    """Where the user looks: the original standard output."""
+
+    def __init__(self, file: TextIO) -> None:
+        self.file = file
+
+    @property
+    def is_interactive(self) -> bool:
+        """Whether a display can be redrawn here."""
+        return self.file.isatty() and os.environ.get("TERM", "") not in ("", "dumb")
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """Columns and rows now; 100 × 25 where there is no terminal."""
+        with contextlib.suppress(OSError, ValueError):
+            columns, rows = os.get_terminal_size(self.file.fileno())
+            if columns and rows:
+                return columns, rows
+        return 100, 25
+
+
+@contextlib.contextmanager
+def redirect_infrastructure_logs(path: Path, *, level: int = logging.INFO) -> Iterator[Terminal]:
+    """Send standard output, standard error, Python's loggers and warnings to `path` (appended to) while
+    inside.
+
+    Yields:
+        The terminal, for ROLL's own display. Where standard output is not a descriptor (a notebook), it is
+        that object.
+
+    Raises:
+        OSError: `path` cannot be written.
+    """
+    log = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+    _flush()
+    saved = {number: os.dup(number) for number in (1, 2)}
+    python_owns_terminal = _descriptor(sys.stdout) != 1
+    copy = os.fdopen(os.dup(1), "w", encoding="utf-8", errors="replace")
+    terminal = Terminal(sys.stdout if python_owns_terminal else copy)
+    try:
+        for number in saved:
+            os.dup2(log, number)
+        with _line_buffered(), _logging_to(log, level), _faults_to(log):
+            yield terminal
+    finally:
+        _flush()
+        with contextlib.suppress(OSError, ValueError):
+            copy.close()
+        for number, original in saved.items():
+            os.dup2(original, number)
+            os.close(original)
+        os.close(log)
+
+
+def tail(path: Path, num_lines: int = 12) -> list[str]:
+    """The last non-empty lines of a log, at most; none if it cannot be read."""
+    try:
+        with path.open("rb") as file:
+            file.seek(max(0, path.stat().st_size - 64 * 1024))
+            lines = file.read().decode("utf-8", errors="replace").splitlines()
+    except OSError:
+        return []
+    return [line for line in lines if line.strip()][-num_lines:]
+
+
+def _descriptor(stream: TextIO | None) -> int | None:
+    try:
+        return stream.fileno() if stream is not None else None
+    except (OSError, ValueError, AttributeError, io.UnsupportedOperation):
+        return None
+
+
+def _flush() -> None:
+    """Empty Python's and C's buffers, so that text lands where it was meant to go."""
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError, AttributeError):
+            stream.flush()
+    with contextlib.suppress(AttributeError, OSError):
+        ctypes.CDLL(None).fflush(None)
+
+
+@contextlib.contextmanager
+def _line_buffered() -> Iterator[None]:
+    """Keep the order of standard output and error in the log, also where standard output was a pipe."""
+    stream = sys.stdout
+    if not isinstance(stream, io.TextIOWrapper) or _descriptor(stream) != 1:
+        yield
+        return
+    before = stream.line_buffering
+    stream.reconfigure(line_buffering=True)
+    try:
+        yield
+    finally:
+        stream.reconfigure(line_buffering=before)
+
+
+@contextlib.contextmanager
+def _logging_to(descriptor: int, level: int) -> Iterator[None]:
+    """Python's loggers and warnings, with times, into the log."""
+    stream = os.fdopen(os.dup(descriptor), "a", encoding="utf-8", errors="replace")
+    handler = logging.StreamHandler(stream)
+    handler.setFormatter(logging.Formatter(_FORMAT))
+    root = logging.getLogger()
+    before = root.level
+    root.addHandler(handler)
+    root.setLevel(min(before, level) if before else level)
+    logging.captureWarnings(True)
+    try:
+        yield
+    finally:
+        logging.captureWarnings(False)
+        root.setLevel(before)
+        root.removeHandler(handler)
+        handler.close()
+        stream.close()
+
+
+@contextlib.contextmanager
+def _faults_to(descriptor: int) -> Iterator[None]:
+    """Python stacks of a crash in native code go to the log."""
+    if faulthandler.is_enabled():
+        yield
+        return
+    faulthandler.enable(file=descriptor)
+    try:
+        yield
+    finally:
+        faulthandler.disable()

@@ -1,0 +1,131 @@
+"""`metrics.jsonl`: one line per training step and one per evaluation; figures and plots are made from it.
+
+    {"step": 7, "kind": "train", "reward/mean": 0.5, …}
+    {"step": 10, "kind": "evaluation", "eval/accuracy": 0.9, …}
+
+Invariants:
+    - a line is on the disk when `append` returns; a crash leaves at most one torn line at the end, which
+      `truncate` drops;
+    - one line per step and kind: a step that is recorded again replaces its line;
+    - keys are sorted, and a key that was seen once is in every later line of that kind (`null` where it has
+      no value), so readers find a stable schema, and equal runs write equal lines (durations aside:
+      `is_timing`);
+    - NaN and infinities are written as `null`, for JSON has none.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import math
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Literal, TypeAlias
+
+from roll.tracking import atomic
+
+__all__ = ["Kind", "MetricsFile", "read_metrics"]
+
+logger = logging.getLogger(__name__)
+
+Kind: TypeAlias = Literal["train", "evaluation"]
+_OWN_KEYS = ("step", "kind")
+
+
+def read_metrics(path: Path) -> list[dict[str, Any]]:
+    """All whole lines, in order; an empty list where there is no file."""
+    return [row for row, _ in _rows(path)]
+
+
+class MetricsFile:
+    """Appends to `path`, continuing what is there."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._seen: set[tuple[Kind, int]] = set()
+        self._keys: dict[str, list[str]] = {}
+        self._warned: set[str] = set()
+        self._learn()
+
+    def append(self, step: int, kind: Kind, metrics: Mapping[str, float]) -> None:
+        """Write one line, durably.
+
+        Raises:
+            OSError: it cannot be written; the file is as it was.
+        """
+        if (kind, step) in self._seen:
+            self._rewrite(lambda row: (row["kind"], row["step"]) != (kind, step))
+        values = dict.fromkeys(self._keys.get(kind, ())) | self._finite(step, metrics)
+        self._keys[kind] = sorted(values)
+        row = {"step": step, "kind": kind} | {name: values[name] for name in self._keys[kind]}
+        _append_line(self._path, json.dumps(row, allow_nan=False).encode() + b"\n")
+        self._seen.add((kind, step))
+
+    def truncate(self, step: int) -> int:
+        """Drop lines after `step`, and a torn one; returns how many were dropped."""
+        return self._rewrite(lambda row: row["step"] <= step)
+
+    def _finite(self, step: int, metrics: Mapping[str, float]) -> dict[str, float | None]:
+        values: dict[str, float | None] = {}
+        for name, value in metrics.items():
+            number = float(value)
+            values[name] = number if math.isfinite(number) else None
+            if values[name] is None and name not in self._warned:
+                self._warned.add(name)
+                logger.warning(
+                    "metric '%s' is %s at step %d: recorded as null, and not warned of again",
+                    name,
+                    number,
+                    step,
+                )
+        return values
+
+    def _rewrite(self, keep: Any) -> int:
+        rows = _rows(self._path)
+        kept = [text for row, text in rows if keep(row)]
+        content = b"".join(kept)
+        dropped = len(rows) - len(kept)
+        if self._path.exists() and self._path.stat().st_size != len(content):
+            atomic.write_bytes(self._path, content)
+        self._learn()
+        return dropped
+
+    def _learn(self) -> None:
+        """Take over which steps and keys the file has."""
+        rows = read_metrics(self._path)
+        self._seen = {(row["kind"], row["step"]) for row in rows}
+        self._keys = {row["kind"]: [name for name in row if name not in _OWN_KEYS] for row in rows}
+
+
+def _rows(path: Path) -> list[tuple[dict[str, Any], bytes]]:
+    """Whole lines as data and as they stand."""
+    try:
+        lines = path.read_bytes().splitlines(keepends=True)
+    except FileNotFoundError:
+        return []
+    return [(row, line) for line in lines for row in _parsed(line)]
+
+
+def _parsed(line: bytes) -> Iterator[dict[str, Any]]:
+    with contextlib.suppress(ValueError):
+        row = json.loads(line)
+        if line.endswith(b"\n") and isinstance(row, dict) and {"step", "kind"} <= row.keys():
+            yield row
+
+
+def _append_line(path: Path, line: bytes) -> None:
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+    try:
+        before = os.fstat(descriptor).st_size
+        try:
+            view = memoryview(line)
+            while view:
+                view = view[os.write(descriptor, view) :]
+            os.fsync(descriptor)
+        except OSError:
+            os.ftruncate(descriptor, before)
+            raise
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,91 @@
+"""`reward.png`: reward of every step and accuracy of every evaluation."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from roll.tracking import atomic
+
+__all__ = ["plot_run", "smooth"]
+
+_REWARD, _ACCURACY, _INK, _GRID = "#2a78d6", "#e07b00", "#333333", "#e4e4e4"
+
+
+def plot_run(path: Path, name: str, rows: Sequence[Mapping[str, Any]]) -> None:
+    """Draw the lines of `metrics.jsonl` to `path`, atomically.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    rewards = _points(rows, "train", "reward/mean")
+    accuracies = _points(rows, "evaluation", "eval/accuracy")
+    figure = Figure(figsize=(8, 4.5), dpi=150, layout="constrained")
+    axes = figure.add_subplot()
+    if rewards:
+        steps, values = zip(*rewards, strict=True)
+        axes.plot(steps, values, color=_REWARD, alpha=0.3, linewidth=1)
+        axes.plot(steps, smooth(values), color=_REWARD, linewidth=2.2, label="training reward, smoothed")
+    if accuracies:
+        steps, values = zip(*accuracies, strict=True)
+        axes.plot(
+            steps,
+            values,
+            color=_ACCURACY,
+            marker="o",
+            markersize=6,
+            linewidth=1.4,
+            linestyle="--",
+            clip_on=False,
+            zorder=3,
+            label="held-out accuracy",
+        )
+        for index in {0, len(values) - 1}:
+            axes.annotate(
+                f"{values[index]:.2f}",
+                (steps[index], values[index]),
+                textcoords="offset points",
+                xytext=(0, 9),
+                ha="center",
+                color=_ACCURACY,
+                fontsize=10,
+                fontweight="bold",
+            )
+    _dress(axes, name, [v for _, v in (*rewards, *accuracies)])
+    buffer = io.BytesIO()
+    FigureCanvasAgg(figure).print_png(buffer)
+    atomic.write_bytes(path, buffer.getvalue())
+
+
+def _dress(axes: Any, name: str, values: Sequence[float]) -> None:
+    axes.set_title(name, loc="left", color=_INK, fontsize=13, fontweight="bold", pad=14)
+    axes.set_xlabel("step", color=_INK)
+    axes.grid(axis="y", color=_GRID)
+    axes.set_axisbelow(True)
+    axes.spines[["top", "right", "left"]].set_visible(False)
+    axes.tick_params(colors=_INK, length=0)
+    axes.xaxis.get_major_locator().set_params(integer=True)
+    if values and min(values) >= 0 and max(values) <= 1:
+        axes.set_ylim(0, 1.05)
+    if values:
+        axes.legend(frameon=False, loc="best", labelcolor=_INK)
+
+
+def _points(rows: Sequence[Mapping[str, Any]], kind: str, name: str) -> list[tuple[int, float]]:
+    return [(row["step"], row[name]) for row in rows if row["kind"] == kind and row.get(name) is not None]
+
+
+def smooth(values: Sequence[float]) -> list[float]:
+    """Mean over a centred window, a tenth of the series long and narrower at its ends: it does not lag."""
+    half = max(1, len(values) // 20)
+    smoothed = []
+    for index in range(len(values)):
+        reach = min(half, index, len(values) - 1 - index)
+        window = values[index - reach : index + reach + 1]
+        smoothed.append(sum(window) / len(window))
+    return smoothed

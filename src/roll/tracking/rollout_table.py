@@ -1,0 +1,107 @@
+"""Rollouts as a Parquet table: one row per attempt, with all that is needed to train on it again."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from roll.tracking import atomic
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from roll.types import Group, Rollout
+
+__all__ = ["rollout_rows", "rollout_schema", "write_rollouts"]
+
+
+def rollout_schema() -> pa.Schema:
+    """Columns of the table. All lists of a row align with its `token_ids`."""
+    import pyarrow as pa
+
+    message = pa.struct([("role", pa.string()), ("content", pa.string())])
+    return pa.schema(
+        [
+            ("step", pa.int32()),
+            ("rollout_id", pa.string()),
+            ("draw_id", pa.int64()),
+            ("index", pa.int32()),
+            ("uid", pa.string()),
+            ("domain", pa.string()),
+            ("prompt", pa.string()),
+            ("messages", pa.list_(message)),
+            ("answer", pa.string()),
+            ("text", pa.string()),
+            ("prompt_token_ids", pa.list_(pa.int32())),
+            ("token_ids", pa.list_(pa.int32())),
+            ("logprobs", pa.list_(pa.float32())),
+            ("policy_versions", pa.list_(pa.int32())),
+            ("finish_reason", pa.dictionary(pa.int8(), pa.string())),
+            ("status", pa.dictionary(pa.int8(), pa.string())),
+            ("cause", pa.string()),
+            ("reward", pa.float64()),
+            ("components", pa.map_(pa.string(), pa.float64())),
+            ("verdict", pa.string()),
+            ("correct", pa.bool_()),
+            ("reward_duration_s", pa.float64()),
+            ("advantage", pa.float64()),
+            ("engine_id", pa.string()),
+        ]
+    )
+
+
+def rollout_rows(
+    step: int, groups: Sequence[Group], advantages: Mapping[str, float] | None = None
+) -> list[dict[str, Any]]:
+    """One row per rollout, in group order; without a reward, or an advantage by its id, columns are null."""
+    advantages = advantages or {}
+    return [_row(step, r, advantages.get(r.rollout_id)) for group in groups for r in group.rollouts]
+
+
+def _row(step: int, rollout: Rollout, advantage: float | None) -> dict[str, Any]:
+    prompt, reward = rollout.prompt, rollout.reward
+    return {
+        "step": step,
+        "rollout_id": rollout.rollout_id,
+        "draw_id": rollout.draw_id,
+        "index": rollout.index,
+        "uid": prompt.uid,
+        "domain": prompt.domain,
+        "prompt": prompt.messages[-1]["content"] if prompt.messages else "",
+        "messages": [{"role": m["role"], "content": m["content"]} for m in prompt.messages],
+        "answer": prompt.answer,
+        "text": rollout.text,
+        "prompt_token_ids": rollout.prompt_token_ids,
+        "token_ids": rollout.token_ids,
+        "logprobs": rollout.logprobs,
+        "policy_versions": rollout.policy_versions,
+        "finish_reason": rollout.finish_reason,
+        "status": str(rollout.status),
+        "cause": rollout.cause,
+        "reward": reward.value if reward else None,
+        "components": sorted(reward.components.items()) if reward else None,
+        "verdict": reward.verdict if reward else None,
+        "correct": reward.correct if reward else None,
+        "reward_duration_s": reward.duration_s if reward else None,
+        "advantage": advantage,
+        "engine_id": rollout.engine_id,
+    }
+
+
+def write_rollouts(
+    path: Path, step: int, groups: Sequence[Group], advantages: Mapping[str, float] | None = None
+) -> None:
+    """Write the table (zstd) to `path`, atomically.
+
+    Raises:
+        OSError: it cannot be written; `path` is as it was.
+    """
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    table = pa.Table.from_pylist(rollout_rows(step, groups, advantages), schema=rollout_schema())
+    buffer = io.BytesIO()
+    pq.write_table(table, buffer, compression="zstd")
+    atomic.write_bytes(path, buffer.getvalue())

@@ -1,0 +1,250 @@
+"""The directory that a run writes to, and everything in it by name.
+
+runs/<name>/  config.yaml   metrics.jsonl   trace.json   summary.json   reward.png
+              rollouts/step-000001.parquet   tensorboard/
+              checkpoints/step-000020/…      logs/<role>-<rank>.log
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from roll.errors import RunDirectoryError
+from roll.registry import nearest
+from roll.tracking import atomic
+from roll.tracking.run_lock import RunLock
+
+__all__ = ["RunDirectory", "writing"]
+
+_LOCK_NAME = ".lock"
+_DIRECTORIES = ("rollouts", "tensorboard", "checkpoints", "logs")
+
+
+class RunDirectory:
+    """Paths of one run. Made by `create` (a new run, locked) or `open` (an existing one)."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._lock: RunLock | None = None
+
+    @classmethod
+    def create(cls, path: Path | str, resolved_config: Mapping[str, Any]) -> RunDirectory:
+        """Make the directories, lock them for this process, and write `config.yaml`.
+
+        Raises:
+            RunDirectoryError: there is a run already, another process writes it, or the disk cannot be
+            written.
+        """
+        run = cls(Path(path))
+        with writing(run.path):
+            run._refuse_existing()
+            run.path.mkdir(parents=True, exist_ok=True)
+            run.lock()
+            try:
+                run._refuse_existing()
+                run._make_directories()
+                atomic.write_text(run.config_path, _as_yaml(resolved_config))
+            except BaseException:
+                run.close()
+                raise
+        return run
+
+    @classmethod
+    def open(cls, path: Path | str, *, lock: bool = False) -> RunDirectory:
+        """An existing run; `lock=True` to write to it (resume), otherwise for reading.
+
+        Raises:
+            RunDirectoryError: no run is there (names the nearest one), or another process writes it.
+        """
+        run = cls(Path(path))
+        if not run.config_path.is_file():
+            raise RunDirectoryError(_not_found(run.path))
+        if lock:
+            with writing(run.path):
+                run.lock()
+                run._make_directories()
+                for directory in (run.path, run.rollouts_dir):
+                    atomic.remove_leftovers(directory)
+        return run
+
+    def lock(self) -> None:
+        """Be the only process that writes this run, until `close` or the end of this process."""
+        if self._lock is None:
+            self._lock = RunLock(self.path / _LOCK_NAME)
+
+    def close(self) -> None:
+        """Release the lock; may be called twice."""
+        if self._lock is not None:
+            self._lock.release()
+            self._lock = None
+
+    def __enter__(self) -> RunDirectory:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"RunDirectory({str(self.path)!r})"
+
+    @property
+    def name(self) -> str:
+        """Name of the run."""
+        return self.path.resolve().name
+
+    @property
+    def config_path(self) -> Path:
+        """The resolved configuration, YAML."""
+        return self.path / "config.yaml"
+
+    @property
+    def metrics_path(self) -> Path:
+        """One JSON object per line: a training step or an evaluation."""
+        return self.path / "metrics.jsonl"
+
+    @property
+    def trace_path(self) -> Path:
+        """Spans, for Perfetto or chrome://tracing."""
+        return self.path / "trace.json"
+
+    @property
+    def summary_path(self) -> Path:
+        """Figures of the finished run, JSON."""
+        return self.path / "summary.json"
+
+    @property
+    def plot_path(self) -> Path:
+        """Reward and accuracy over steps, PNG."""
+        return self.path / "reward.png"
+
+    @property
+    def rollouts_dir(self) -> Path:
+        """Parquet files of rollouts."""
+        return self.path / "rollouts"
+
+    @property
+    def tensorboard_dir(self) -> Path:
+        """TensorBoard event files."""
+        return self.path / "tensorboard"
+
+    @property
+    def checkpoints_dir(self) -> Path:
+        """One directory per checkpoint."""
+        return self.path / "checkpoints"
+
+    @property
+    def logs_dir(self) -> Path:
+        """Infrastructure output of every process."""
+        return self.path / "logs"
+
+    def rollouts_path(self, step: int) -> Path:
+        """Rollouts that step `step` generated."""
+        return self.rollouts_dir / f"step-{step:06d}.parquet"
+
+    def evaluation_path(self, step: int) -> Path:
+        """Rollouts of the evaluation after step `step`."""
+        return self.rollouts_dir / f"eval-step-{step:06d}.parquet"
+
+    def checkpoint_path(self, step: int) -> Path:
+        """Checkpoint after step `step`."""
+        return self.checkpoints_dir / f"step-{step:06d}"
+
+    def log_path(self, role: str, rank: int | str = 0) -> Path:
+        """Log of one process."""
+        return self.logs_dir / f"{role}-{rank}.log"
+
+    def read_config(self) -> dict[str, Any]:
+        """The resolved configuration as plain data.
+
+        Raises:
+            RunDirectoryError: it cannot be read.
+        """
+        import yaml
+
+        try:
+            return yaml.safe_load(self.config_path.read_text(encoding="utf-8"))
+        except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+            raise RunDirectoryError(f"'{self.config_path}' cannot be read: {error}.") from error
+
+    def _make_directories(self) -> None:
+        for name in _DIRECTORIES:
+            (self.path / name).mkdir(exist_ok=True)
+
+    def _refuse_existing(self) -> None:
+        if self.path.exists() and not self.path.is_dir():
+            raise RunDirectoryError(f"run directory '{self.path}' is a file: choose another name.")
+        other = f"`name={_free_name(self.path)}`"
+        if self.config_path.exists():
+            raise RunDirectoryError(
+                f"run directory '{self.path}' holds a run already. "
+                f"Continue it with `roll resume {self.path}`, or give this run another name: {other}."
+            )
+        if _has_files(self.path):
+            raise RunDirectoryError(
+                f"run directory '{self.path}' is not empty, and what is in it is not a run of ROLL. "
+                f"Nothing was changed. Choose another name ({other}) or another `output_dir`."
+            )
+
+
+@contextlib.contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Turn the system's refusal to write at `path` into a `RunDirectoryError` that says what to do."""
+    try:
+        yield
+    except OSError as error:
+        raise RunDirectoryError(f"cannot write '{error.filename or path}': {_advice(error)}") from error
+
+
+def _advice(error: OSError) -> str:
+    match error.errno:
+        case errno.ENOSPC | errno.EDQUOT:
+            return "the disk is full. Free some space, or choose another disk with `output_dir=…`."
+        case errno.EACCES | errno.EPERM:
+            return "no permission. Choose a directory that you may write to with `output_dir=…`."
+        case errno.EROFS:
+            return "the file system is read-only. Choose another place with `output_dir=…`."
+        case errno.ENOTDIR | errno.EEXIST:
+            return "a part of this path is a file, not a directory. Choose another `output_dir` or `name`."
+        case errno.ENAMETOOLONG:
+            return "the name is too long. Choose a shorter `name` or `output_dir`."
+        case _:
+            return f"{error.strerror or error}. Choose another place with `output_dir=…`."
+
+
+def _has_files(path: Path) -> bool:
+    """Whether anything but the remains of an interrupted `create` lies in `path`."""
+    for directory, _, files in os.walk(path):
+        ours = {f for f in files if f.startswith(".") and f.endswith((".tmp", _LOCK_NAME))}
+        if set(files) - (ours if Path(directory) == path else set()):
+            return True
+    return False
+
+
+def _free_name(path: Path) -> str:
+    number = 2
+    while path.with_name(f"{path.name}-{number}").exists():
+        number += 1
+    return f"{path.name}-{number}"
+
+
+def _not_found(path: Path) -> str:
+    what = f"'{path}' is not a run: it has no config.yaml." if path.is_dir() else f"there is no run '{path}'."
+    try:
+        runs = sorted(p.name for p in path.parent.iterdir() if (p / "config.yaml").is_file())
+    except OSError:
+        runs = []
+    if not runs:
+        return f"{what} '{path.parent}' holds no runs; start one with `roll train`."
+    listed = ", ".join(runs[:10]) + (f" and {len(runs) - 10} more" if len(runs) > 10 else "")
+    return f"{what}{nearest(path.name, runs)} Runs in '{path.parent}': {listed}."
+
+
+def _as_yaml(config: Mapping[str, Any]) -> str:
+    import yaml
+
+    return yaml.safe_dump(dict(config), sort_keys=False, allow_unicode=True, width=100)

@@ -1,0 +1,209 @@
+"""The live display as a function of what is known: `Screen` in, a Rich renderable out."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+from rich.cells import cell_len, set_cell_size
+from rich.console import Group
+from rich.table import Table
+from rich.text import Text
+
+from roll.tracking.console import AnswerView, RunHeader, StepView, clock_text
+
+__all__ = ["Screen", "one_line", "render", "sparkline", "stacked_bar", "time_left"]
+
+_BLOCKS = "▁▂▃▄▅▆▇█"
+_COLOURS = ("cyan", "magenta", "yellow", "green", "blue", "red")
+_LABEL_WIDTH = 10
+_MAX_WIDTH = 110
+_FEWEST_ROWS = 20
+_NUM_WARNINGS = 2
+
+
+@dataclass(kw_only=True, slots=True)
+class Screen:
+    """Everything that the display shows."""
+
+    header: RunHeader
+    started: float
+    """When the run began; all moments are of one clock, in seconds."""
+    steps: list[StepView] = field(default_factory=list)
+    finished_at: list[float] = field(default_factory=list)
+    """When each step ended."""
+    phase: str = ""
+    phase_started: float = 0.0
+    progress: tuple[int, int | None] | None = None
+    note: str = "starting"
+    answers: Sequence[AnswerView] = ()
+    evaluations: list[tuple[int, float]] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
+    ended: bool = False
+
+    @property
+    def num_done(self) -> int:
+        """Steps behind us, those before a resume included."""
+        return self.steps[-1].step if self.steps else self.header.resumed_at or 0
+
+
+def render(screen: Screen, now: float, columns: int, rows: int) -> Group:
+    """The whole display for a terminal of `columns` × `rows`; the samples give way where it is low."""
+    width = min(columns, _MAX_WIDTH)
+    parts: list[Text | Table] = [_progress(screen, now, width), _now(screen, now), Text()]
+    if screen.steps:
+        parts += [_figures(screen, width), Text(), *_times(screen.steps[-1], width)]
+    if screen.answers and rows >= _FEWEST_ROWS:
+        labelled = zip(screen.answers, ("best", "worst"), strict=False)
+        parts += [Text(), *(_answer(answer, label, width) for answer, label in labelled)]
+    if screen.warnings:
+        parts += [Text(), *_warnings(screen.warnings, width)]
+    return Group(*parts)
+
+
+def _progress(screen: Screen, now: float, width: int) -> Text:
+    done, total = screen.num_done, screen.header.num_steps
+    left = time_left(screen, now)
+    tail = f"  {clock_text(now - screen.started)} elapsed"
+    tail += "" if left is None else f"   {clock_text(left)} left"
+    line = _label("step").append(f"{done:>{len(str(total))}}/{total}  ", "bold")
+    length = max(8, width - cell_len(line.plain) - cell_len(tail))
+    filled = round(length * min(1.0, done / total))
+    line.append("━" * filled, "green").append("━" * (length - filled), "bright_black")
+    return line.append(tail, "dim")
+
+
+def _now(screen: Screen, now: float) -> Text:
+    line = _label("")
+    if screen.ended:
+        return line.append("ended", "dim")
+    if not screen.phase:
+        return line.append(screen.note, "dim")
+    line.append(screen.phase, _COLOURS[0])
+    if screen.progress is not None:
+        done, total = screen.progress
+        line.append(f"  {done} answers" if total is None else f"  {done} of {total} answers")
+    return line.append(f"  {now - screen.phase_started:.0f} s", "dim")
+
+
+def _figures(screen: Screen, width: int) -> Table:
+    last = screen.steps[-1]
+    left = [_reward(screen, width // 2), _accuracy(screen.evaluations)]
+    right = [_rate("generated", last.generated_per_s), _rate("trained", last.trained_per_s)]
+    table = Table.grid(expand=False, padding=0)
+    table.add_column(width=width - 28)
+    table.add_column(width=28)
+    for cells in zip(left, right, strict=True):
+        table.add_row(*cells)
+    return table
+
+
+def _reward(screen: Screen, width: int) -> Text:
+    rewards = [s.reward for s in screen.steps]
+    line = _label("reward").append(f"{rewards[-1]:.3f}", "bold green")
+    return line.append("  ").append(sparkline(rewards, max(8, min(40, width - 12))), "green")
+
+
+def _accuracy(evaluations: Sequence[tuple[int, float]]) -> Text:
+    line = _label("accuracy")
+    if not evaluations:
+        return line.append("not measured yet", "dim")
+    for index, (step, accuracy) in enumerate([*evaluations[:1], *evaluations[1:][-1:]]):
+        line.append(" → " if index else "", "dim")
+        line.append(f"{accuracy:.3f}", "bold green" if index else "bold")
+        line.append(" before" if step == 0 else f" after step {step}", "dim")
+    return line
+
+
+def _rate(name: str, per_s: float | None) -> Text:
+    figure = "–" if per_s is None else f"{per_s:,.0f}"
+    return Text.assemble((f"{name:<{_LABEL_WIDTH}}", "dim"), (f"{figure:>7}", "bold"), (" tok/s", "dim"))
+
+
+def _times(view: StepView, width: int) -> list[Text]:
+    bar = _label("time").append_text(stacked_bar(view.phases, view.duration_s, width - _LABEL_WIDTH - 9))
+    bar.append(f" {view.duration_s:6.1f} s", "bold")
+    legend = _label("")
+    for (name, seconds), colour in zip(_largest(view), _COLOURS, strict=False):
+        entry = f"{name} {seconds / max(view.duration_s, 1e-9):.0%}   "
+        if cell_len(legend.plain) + cell_len(entry) + 2 > width:
+            break
+        legend.append("■ ", colour).append(entry)
+    if view.bottleneck is None:
+        return [bar, legend]
+    return [bar, legend, _label("").append(view.bottleneck[0], "bold").append(" holds the step back", "dim")]
+
+
+def _largest(view: StepView) -> list[tuple[str, float]]:
+    """Phases that are seen at all, longest first."""
+    seen = [(name, s) for name, s in view.phases.items() if s > 0.005 * view.duration_s]
+    return sorted(seen, key=lambda pair: -pair[1])
+
+
+def _answer(answer: AnswerView, label: str, width: int) -> Text:
+    good = label == "best"
+    line = _label(label).append(f"{answer.reward:5.2f}  ", "green" if good else "red")
+    if answer.verdict:
+        line.append(f"{one_line(answer.verdict, 12)}  ", "dim")
+    room = max(16, width - cell_len(line.plain) - 4)
+    prompt = one_line(answer.prompt, room // 2)
+    line.append(prompt).append("  → ", "dim")
+    return line.append(one_line(answer.answer, room - cell_len(prompt)), "italic")
+
+
+def _warnings(warnings: Sequence[str], width: int) -> list[Text]:
+    shown = [one_line(warning, width - _LABEL_WIDTH) for warning in warnings[-_NUM_WARNINGS:]]
+    lines = [_label("warning", "yellow").append(text) for text in shown]
+    hidden = len(warnings) - len(lines)
+    return lines if not hidden else [*lines, _label("").append(f"and {hidden} before, in the log", "dim")]
+
+
+def _label(text: str, style: str = "dim") -> Text:
+    return Text(no_wrap=True, overflow="crop").append(f"{text:<{_LABEL_WIDTH}}", style)
+
+
+def sparkline(values: Sequence[float], width: int) -> str:
+    """`values` as blocks from lowest to highest; more than `width` of them are averaged in equal spans."""
+    if len(values) > width:
+        edges = [round(i * len(values) / width) for i in range(width + 1)]
+        values = [statistics.fmean(values[a:b]) for a, b in pairwise(edges)]
+    finite = [v for v in values if v == v]
+    if not finite:
+        return " " * len(values)
+    low, span = min(finite), max(finite) - min(finite)
+    levels = [-1 if v != v else round((v - low) / span * 7) if span else 3 for v in values]
+    return "".join(" " if level < 0 else _BLOCKS[level] for level in levels)
+
+
+def stacked_bar(phases: Mapping[str, float], total: float, width: int) -> Text:
+    """Shares of `total` side by side, longest first; the rest is grey. Always `width` cells."""
+    bar = Text()
+    ordered = sorted(phases.items(), key=lambda p: -p[1])
+    scale = max(total, sum(phases.values()), 1e-9)
+    begun, seconds_so_far = 0, 0.0
+    for index, (_, seconds) in enumerate(ordered):
+        seconds_so_far += seconds
+        end = round(width * seconds_so_far / scale)
+        bar.append("█" * (end - begun), _COLOURS[index] if index < len(_COLOURS) else "white")
+        begun = end
+    return bar.append("█" * (width - begun), "bright_black")
+
+
+def time_left(screen: Screen, now: float) -> float | None:
+    """Seconds to the last step, from the pace of the last ten (evaluations between them included)."""
+    if not screen.steps:
+        return None
+    recent = screen.finished_at[-11:]
+    between = (recent[-1] - recent[0]) / max(1, len(recent) - 1)
+    pace = between if len(recent) > 1 else screen.steps[-1].duration_s
+    return max(0.0, (screen.header.num_steps - screen.num_done) * pace - (now - recent[-1]))
+
+
+def one_line(text: str, width: int) -> str:
+    """`text` on one line of at most `width` cells, without the escape sequences that a model may write."""
+    collapsed = " ".join("".join(c if c.isprintable() else " " for c in text).split())
+    if cell_len(collapsed) <= width:
+        return collapsed
+    return set_cell_size(collapsed, max(0, width - 1)).rstrip() + "…"

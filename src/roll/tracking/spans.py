@@ -1,0 +1,219 @@
+"""Where the time of a step goes.
+
+    with spans.step(7):
+        with spans.phase("generate"): …
+        with spans.phase("train"):
+            with spans.phase("forward"): …          # nested: inside `train`
+        metrics = spans.metrics()                    # time/generate_s, time/train_s, time/forward_s,
+        time/step_s
+
+One event loop or thread uses a `Spans`; phases may overlap when tasks run them concurrently.
+
+Invariants:
+    - the time of a phase is the wall time during which at least one phase of that name was open, so
+      overlapping ones are not counted twice and no phase exceeds its step;
+    - in the trace, spans that overlap without nesting lie in different lanes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import time
+from collections.abc import Callable, Iterator
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from roll.tracking.trace import TraceFile
+
+__all__ = ["Spans"]
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(slots=True, eq=False)
+class _Span:
+    name: str
+    start: float
+    parent: _Span | None
+    lane: int
+    is_step: bool
+
+    @property
+    def is_phase(self) -> bool:
+        """Whether it is a part of the step itself, not of another phase."""
+        return not self.is_step and (self.parent is None or self.parent.is_step)
+
+
+@dataclass(slots=True)
+class _Timer:
+    """Wall time during which a name is open at least once."""
+
+    is_phase: bool
+    elapsed: float = 0.0
+    num_open: int = 0
+    since: float = field(default=0.0)
+
+    def at(self, now: float) -> float:
+        return self.elapsed + (now - self.since if self.num_open else 0.0)
+
+
+class Spans:
+    """Measures phases, per step, and writes them as a trace.
+
+    Args:
+        trace_path: Chrome trace file to append to; `None` for no trace. A trace that cannot be written is
+        given up with
+            a warning: it never stops a run.
+        on_phase: told the name of a phase that begins, and `""` when one ends; not of nested ones.
+        clock: seconds that only grow.
+    """
+
+    def __init__(
+        self,
+        trace_path: Path | None = None,
+        *,
+        on_phase: Callable[[str], None] = lambda name: None,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self._clock = clock
+        self._epoch = time.time() - clock()
+        self._on_phase = on_phase
+        self._current: ContextVar[_Span | None] = ContextVar("span", default=None)
+        self._lanes: list[list[_Span]] = []
+        self._timers: dict[str, _Timer] = {}
+        self._step_start: float | None = None
+        self._events: list[dict[str, Any]] = []
+        self._trace: TraceFile | None = None
+        if trace_path is not None:
+            with self._giving_up_on_errors():
+                self._trace = TraceFile(trace_path)
+            self._emit(name="process_name", ph="M", args={"name": f"roll (process {os.getpid()})"})
+
+    @contextlib.contextmanager
+    def step(self, number: int) -> Iterator[None]:
+        """Everything inside belongs to this step; times start from 0."""
+        now = self._clock()
+        self._timers = {name: timer for name, timer in self._timers.items() if timer.num_open}
+        for timer in self._timers.values():
+            timer.elapsed, timer.since = 0.0, now
+        self._step_start = now
+        try:
+            with self._span(f"step {number}", is_step=True):
+                yield
+        finally:
+            self._step_start = None
+
+    @contextlib.contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """Measure what happens inside."""
+        with self._span(name, is_step=False):
+            yield
+
+    def elapsed(self, name: str) -> float:
+        """Seconds in this phase so far, in the current step; 0 if it was not entered."""
+        timer = self._timers.get(name)
+        return timer.at(self._clock()) if timer else 0.0
+
+    def phases(self) -> dict[str, float]:
+        """Seconds by phase so far in this step, in order of first entry; not of phases inside others."""
+        now = self._clock()
+        return {name: timer.at(now) for name, timer in self._timers.items() if timer.is_phase}
+
+    def bottleneck(self) -> str:
+        """The phase that took longest so far in this step; empty before the first."""
+        phases = self.phases()
+        return max(phases, key=phases.__getitem__, default="")
+
+    def metrics(self) -> dict[str, float]:
+        """`time/<phase>_s` of every phase, nested ones too, and `time/step_s` since the step began."""
+        now = self._clock()
+        times = {f"time/{name}_s": timer.at(now) for name, timer in self._timers.items()}
+        return times if self._step_start is None else times | {"time/step_s": now - self._step_start}
+
+    def count(self, name: str, value: float) -> None:
+        """Put a number's course into the trace (reward, tokens per second)."""
+        self._emit(name=name, ph="C", args={"value": value})
+
+    def close(self) -> None:
+        """Write what is left; may be called twice."""
+        self._flush()
+        if self._trace is not None:
+            self._trace.close()
+            self._trace = None
+
+    @contextlib.contextmanager
+    def _span(self, name: str, *, is_step: bool) -> Iterator[None]:
+        parent = self._current.get()
+        span = _Span(name, self._clock(), parent, self._free_lane(parent), is_step)
+        self._lanes[span.lane].append(span)
+        token = self._current.set(span)
+        if not is_step:
+            self._start_timer(span)
+            if span.is_phase:
+                self._on_phase(name)
+        try:
+            yield
+        finally:
+            self._current.reset(token)
+            self._lanes[span.lane].remove(span)
+            now = self._clock()
+            if not is_step:
+                self._stop_timer(span, now)
+                if span.is_phase:
+                    self._on_phase("")
+            self._emit(
+                name=name,
+                ph="X",
+                ts=self._micros(span.start),
+                dur=round((now - span.start) * 1e6),
+                tid=span.lane,
+            )
+            if span.is_phase or is_step:
+                self._flush()
+
+    def _free_lane(self, parent: _Span | None) -> int:
+        """The parent's lane if nothing overlaps there, otherwise an empty one."""
+        if parent is not None and self._lanes[parent.lane][-1:] == [parent]:
+            return parent.lane
+        for index, lane in enumerate(self._lanes):
+            if not lane:
+                return index
+        self._lanes.append([])
+        return len(self._lanes) - 1
+
+    def _start_timer(self, span: _Span) -> None:
+        timer = self._timers.setdefault(span.name, _Timer(span.is_phase))
+        if timer.num_open == 0:
+            timer.since = span.start
+        timer.num_open += 1
+
+    def _stop_timer(self, span: _Span, now: float) -> None:
+        timer = self._timers[span.name]
+        timer.num_open -= 1
+        if timer.num_open == 0:
+            timer.elapsed += now - timer.since
+
+    def _micros(self, moment: float) -> int:
+        return round((self._epoch + moment) * 1e6)
+
+    def _emit(self, **event: Any) -> None:
+        if self._trace is not None:
+            self._events.append({"ts": self._micros(self._clock()), "pid": os.getpid(), "tid": 0, **event})
+
+    def _flush(self) -> None:
+        events, self._events = self._events, []
+        with self._giving_up_on_errors():
+            if self._trace is not None:
+                self._trace.append(events)
+
+    @contextlib.contextmanager
+    def _giving_up_on_errors(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            self._trace = None
+            logger.warning("the trace is no longer written: %s", error)

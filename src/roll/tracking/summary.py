@@ -1,0 +1,153 @@
+"""What a finished run is summed up as: `summary.json`, a table, `reward.png`."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from roll.tracking import atomic
+from roll.tracking.metrics_file import read_metrics
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+__all__ = ["Summary", "summarise"]
+
+_RECENT_STEPS = 5
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Summary:
+    """Figures of a run, over all of its sessions where it was resumed; `None` where something was not
+    measured."""
+
+    name: str
+    directory: str
+    num_steps: int
+    """Steps recorded."""
+    accuracy_before: float | None = None
+    """Evaluation accuracy before the first step."""
+    accuracy_after: float | None = None
+    """Evaluation accuracy after the last evaluated step."""
+    accuracy_best: float | None = None
+    reward_first5: float | None = None
+    """Mean reward of the first five steps."""
+    reward_last5: float | None = None
+    """Mean reward of the last five steps."""
+    setup_s: float | None = None
+    """From the command to the end of the first optimiser step (of the last session)."""
+    train_s: float | None = None
+    """All steps, evaluations not included."""
+    evaluate_s: float | None = None
+    seconds_per_step: float | None = None
+    generated_tokens_per_s: float | None = None
+    """While generating."""
+    trained_tokens_per_s: float | None = None
+    """While training."""
+    peak_rss_bytes: int | None = None
+    """Largest summed PSS of all processes of the run on this machine (of the last session)."""
+    tracker_failures: int = 0
+    """How often TensorBoard, W&B, SwanLab or a Parquet file could not be written."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data; numbers that are not finite become `None`."""
+        values = asdict(self).items()
+        return {name: None if isinstance(v, float) and not math.isfinite(v) else v for name, v in values}
+
+    def write(self, path: Path) -> None:
+        """Write `summary.json`, atomically.
+
+        Raises:
+            OSError: it cannot be written.
+        """
+        atomic.write_json(path, self.to_json())
+
+    def table(self) -> Table:
+        """For the terminal."""
+        from rich import box
+        from rich.table import Table
+
+        table = Table(box=box.SIMPLE_HEAD, title=f"{self.name}: {self.num_steps} steps", title_justify="left")
+        table.add_column("", style="dim")
+        table.add_column("", justify="right", style="bold")
+        for label, text in _lines(self):
+            table.add_row(label, text)
+        return table
+
+
+def summarise(
+    name: str,
+    directory: Path,
+    metrics_path: Path,
+    *,
+    setup_s: float | None = None,
+    peak_rss_bytes: int | None = None,
+    tracker_failures: int = 0,
+) -> Summary:
+    """Sum up what `metrics.jsonl` holds."""
+    rows = read_metrics(metrics_path)
+    steps = [row for row in rows if row["kind"] == "train"]
+    evaluations = [
+        row for row in rows if row["kind"] == "evaluation" and row.get("eval/accuracy") is not None
+    ]
+    accuracies = [row["eval/accuracy"] for row in evaluations]
+    rewards = _column(steps, "reward/mean")
+    step_times = _column(steps, "time/step_s")
+    return Summary(
+        name=name,
+        directory=str(directory),
+        num_steps=len(steps),
+        accuracy_before=accuracies[0] if evaluations and evaluations[0]["step"] == 0 else None,
+        accuracy_after=accuracies[-1] if evaluations and evaluations[-1]["step"] > 0 else None,
+        accuracy_best=max(accuracies, default=None),
+        reward_first5=_mean(rewards[:_RECENT_STEPS]),
+        reward_last5=_mean(rewards[-_RECENT_STEPS:]),
+        setup_s=setup_s,
+        train_s=math.fsum(step_times) if step_times else None,
+        evaluate_s=math.fsum(_column(rows, "time/evaluate_s")) if evaluations else None,
+        seconds_per_step=_mean(step_times),
+        generated_tokens_per_s=_rate(steps, "rollout/num_tokens", "time/generate_s"),
+        trained_tokens_per_s=_rate(steps, "training/num_tokens", "time/train_s"),
+        peak_rss_bytes=peak_rss_bytes,
+        tracker_failures=tracker_failures,
+    )
+
+
+def _column(rows: Sequence[Mapping[str, Any]], name: str) -> list[float]:
+    return [row[name] for row in rows if row.get(name) is not None]
+
+
+def _mean(values: Sequence[float]) -> float | None:
+    return math.fsum(values) / len(values) if values else None
+
+
+def _rate(rows: Sequence[Mapping[str, Any]], amount: str, seconds: str) -> float | None:
+    """Total amount over total time, of the steps that have both."""
+    both = [(row[amount], row[seconds]) for row in rows if row.get(amount) is not None and row.get(seconds)]
+    return math.fsum(a for a, _ in both) / math.fsum(s for _, s in both) if both else None
+
+
+def _lines(summary: Summary) -> list[tuple[str, str]]:
+    def number(value: float | None, form: str = ".3f", unit: str = "") -> str:
+        return "–" if value is None else f"{value:{form}}{unit}"
+
+    peak = None if summary.peak_rss_bytes is None else summary.peak_rss_bytes / 2**30
+    lines = [
+        ("accuracy before", number(summary.accuracy_before)),
+        ("accuracy after", number(summary.accuracy_after)),
+        ("reward, first 5 steps", number(summary.reward_first5)),
+        ("reward, last 5 steps", number(summary.reward_last5)),
+        ("set-up until first update", number(summary.setup_s, ".1f", " s")),
+        ("training", number(summary.train_s, ".1f", " s")),
+        ("evaluation", number(summary.evaluate_s, ".1f", " s")),
+        ("per step", number(summary.seconds_per_step, ".2f", " s")),
+        ("generated", number(summary.generated_tokens_per_s, ",.0f", " tok/s")),
+        ("trained", number(summary.trained_tokens_per_s, ",.0f", " tok/s")),
+        ("peak memory", number(peak, ".2f", " GiB")),
+    ]
+    if summary.tracker_failures:
+        lines.append(("tracker failures (see logs)", str(summary.tracker_failures)))
+    return [line for line in lines if line[1] != "–"]

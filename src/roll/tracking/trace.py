@@ -1,0 +1,61 @@
+"""A trace file that Perfetto (ui.perfetto.dev) and chrome://tracing open, valid JSON after every write.
+
+The file is one JSON array, one event per line. An append overwrites the closing `]` with the new events and a
+new `]` in a single `write`, so a process killed between appends leaves a whole file; one torn by a full disk
+is mended when opened.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+__all__ = ["TraceFile"]
+
+_END = b"\n]\n"
+
+
+class TraceFile:
+    """Appends trace events to `path`, which is created, or continued by a resumed run.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._descriptor: int | None = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        self._end = _end_of_events(os.pread(self._descriptor, os.fstat(self._descriptor).st_size, 0))
+
+    def append(self, events: Sequence[dict[str, Any]]) -> None:
+        """Write events; does nothing for none, or after `close`."""
+        if self._descriptor is None or not events:
+            return
+        lines = b",\n".join(json.dumps(event, separators=(",", ":")).encode() for event in events)
+        text = (b",\n" if self._end else b"[\n") + lines
+        os.pwrite(self._descriptor, text + _END, self._end)
+        self._end += len(text)
+        os.ftruncate(self._descriptor, self._end + len(_END))
+
+    def close(self) -> None:
+        """Close the file; may be called twice."""
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+            self._descriptor = None
+
+
+def _end_of_events(content: bytes) -> int:
+    """Offset behind the last whole event; 0 where there is none."""
+    if content.endswith(_END):
+        return len(content) - len(_END)
+    end = len(content)
+    while (end := content.rfind(b"\n", 0, end)) > 0:
+        candidate = content[:end].rstrip(b",")
+        try:
+            json.loads(candidate + b"]")
+        except ValueError:
+            continue
+        return len(candidate) if candidate.strip() != b"[" else 0
+    return 0

@@ -1,0 +1,313 @@
+"""The one thing that a pipeline tells about its run.
+
+    log_step, log_evaluation ──► metrics.jsonl (the record: must succeed)
+                             ├─► TensorBoard, W&B, SwanLab (may fail: counted)
+    log_rollouts ────────────┼─► rollouts/*.parquet (may fail: counted)
+    spans, on_rollout ───────┴─► console, trace.json
+
+Invariants:
+    - while a tracker is entered, nothing but its console writes to the terminal;
+    - after a resume every file holds what it held when the checkpoint was saved, and goes on from there.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Any
+
+from roll.errors import RollError, UserError
+from roll.tracking import logs
+from roll.tracking.console import AnswerView, Console, QuietConsole, RunHeader, StepView, open_console
+from roll.tracking.memory import PeakMemory
+from roll.tracking.metrics import flatten
+from roll.tracking.metrics_file import Kind, MetricsFile, read_metrics
+from roll.tracking.run_directory import RunDirectory, writing
+from roll.tracking.sinks import GuardedSink, open_sinks
+from roll.tracking.spans import Spans
+from roll.tracking.summary import Summary, summarise
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+    from roll.config import RLVRConfig
+    from roll.types import Group, Rollout
+
+__all__ = ["Tracker"]
+
+logger = logging.getLogger(__name__)
+
+LOG_ROLE = "controller"
+
+
+class Tracker:
+    """Records and shows one session of a run; a context manager.
+
+    Args:
+        run: locked by this process.
+        config: of the run.
+        resumed_at: step of the checkpoint that this session continues from: records after it are dropped.
+        `None` starts
+            at the beginning: all records are dropped (a run that was killed before its first checkpoint has
+            some).
+        started_at: when the command was given (`time.time()`); by default, when this process started.
+        where: what the header says about engines, trainer and machine; by default from `config`.
+
+    Raises:
+        RunDirectoryError: on entering, or later in `log_step` and `log_evaluation`: the record cannot be
+        written. ConfigError: on entering: a configured tracker cannot be started.
+    """
+
+    def __init__(
+        self,
+        run: RunDirectory,
+        config: RLVRConfig,
+        *,
+        resumed_at: int | None = None,
+        started_at: float | None = None,
+        where: str | None = None,
+    ) -> None:
+        self.run = run
+        self.console: Console = QuietConsole()
+        self.spans = Spans()
+        self._config = config
+        self._resumed_at = resumed_at
+        self._started_at = _process_start() if started_at is None else started_at
+        self._where = where or _describe_placement(config)
+        self._stack = ExitStack()
+        self._sinks: list[GuardedSink] = []
+        self._memory = PeakMemory()
+        self._phase = ""
+        self._num_ready = 0
+        self._setup_s: float | None = None
+        self._parquet_failures = 0
+
+    def __enter__(self) -> Tracker:
+        config, run = self._config, self.run
+        with ExitStack() as stack, writing(run.path):
+            self._metrics = MetricsFile(run.metrics_path)
+            last_step = -1 if self._resumed_at is None else self._resumed_at
+            self.truncate(last_step)
+            settings = config.model_dump(mode="json")
+            terminal = stack.enter_context(logs.redirect_infrastructure_logs(run.log_path(LOG_ROLE)))
+            self._sinks = open_sinks(run, config.tracking, settings, last_step)
+            for sink in self._sinks:
+                stack.callback(sink.close)
+            self.console = open_console(config.tracking.console, terminal)
+            stack.callback(self.console.close)
+            stack.enter_context(_Warnings(self.console))
+            self.spans = Spans(run.trace_path, on_phase=self._on_phase)
+            stack.callback(self.spans.close)
+            stack.callback(self._memory.start().stop)
+            self.console.start(self._header())
+            self._stack = stack.pop_all()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if isinstance(error, Exception) and not isinstance(error, RollError):
+            logger.error("the run failed", exc_info=error)
+        self.console.close()
+        if isinstance(error, Exception) and _logs_say_more(error):
+            self._point_to_logs()
+        self._stack.close()
+
+    def note(self, text: str) -> None:
+        """Say what is being done before the first step."""
+        logger.info("%s", text)
+        self.console.note(text)
+
+    def on_rollout(self, rollout: Rollout) -> None:
+        """A rollout of the current phase is ready; returns at once."""
+        self._num_ready += 1
+        total = self._config.rollouts_per_step if self._phase == "generate" else None
+        self.console.progress(self._num_ready, total)
+
+    def log_step(self, step: int, metrics: Mapping[str, Any]) -> None:
+        """Record a training step: numbers, metric values, or nested mappings of these, by name.
+
+        Tokens per second are added: `rollout/num_tokens` by `time/generate_s`, `training/num_tokens` by
+        `time/train_s`.
+        """
+        flat = flatten(metrics)
+        rates = {
+            "throughput/generated_tokens_per_s": _ratio(flat, "rollout/num_tokens", "time/generate_s"),
+            "throughput/trained_tokens_per_s": _ratio(flat, "training/num_tokens", "time/train_s"),
+        }
+        flat |= {name: value for name, value in rates.items() if value is not None}
+        flat["memory/peak_rss_bytes"] = float(self._memory.peak_bytes)
+        self._record(step, "train", flat)
+        reward = flat.get("reward/mean", float("nan"))
+        self.spans.count("reward", reward if reward == reward else 0.0)
+        self.console.step(
+            StepView(
+                step=step,
+                reward=reward,
+                duration_s=flat.get("time/step_s", 0.0),
+                phases=self.spans.phases(),
+                generated_per_s=rates["throughput/generated_tokens_per_s"],
+                trained_per_s=rates["throughput/trained_tokens_per_s"],
+                loss=flat.get("training/loss"),
+            )
+        )
+
+    def log_evaluation(self, step: int, metrics: Mapping[str, Any], groups: Sequence[Group] = ()) -> None:
+        """Record the evaluation after `step` (0: before training) under `eval/…`, and its rollouts."""
+        flat = flatten(metrics)
+        flat = {name if name.startswith("eval/") else f"eval/{name}": value for name, value in flat.items()}
+        flat["time/evaluate_s"] = self.spans.elapsed("evaluate")
+        self._record(step, "evaluation", flat)
+        if groups:
+            self._write_rollouts(self.run.evaluation_path(step), step, groups, None)
+        if "eval/accuracy" in flat:
+            self.console.evaluation(step, flat["eval/accuracy"])
+
+    def log_rollouts(
+        self, step: int, groups: Sequence[Group], advantages: Mapping[str, float] | None = None
+    ) -> None:
+        """Record every rollout of a step, with its advantage by rollout id where it was trained on."""
+        self._write_rollouts(self.run.rollouts_path(step), step, groups, advantages)
+        self.console.answers(_best_and_worst(groups))
+
+    def truncate(self, step: int) -> None:
+        """Drop what was recorded after `step`; -1 drops everything."""
+        self._metrics.truncate(step)
+        for path in self.run.rollouts_dir.glob("*step-*.parquet"):
+            number = path.stem.rpartition("-")[2]
+            if number.isdigit() and int(number) > step:
+                path.unlink()
+        if any(self.run.tensorboard_dir.iterdir()):
+            from roll.tracking.tensorboard import truncate_events
+
+            truncate_events(self.run.tensorboard_dir, step)
+
+    def finish(self) -> Summary:
+        """Write `summary.json` and `reward.png`, show the table, and return the figures."""
+        from roll.tracking.plot import plot_run
+
+        summary = summarise(
+            self.run.name,
+            self.run.path,
+            self.run.metrics_path,
+            setup_s=self._setup_s,
+            peak_rss_bytes=self._memory.stop(),
+            tracker_failures=self._parquet_failures + sum(sink.num_failures for sink in self._sinks),
+        )
+        with writing(self.run.path):
+            summary.write(self.run.summary_path)
+            plot_run(self.run.plot_path, self.run.name, read_metrics(self.run.metrics_path))
+        self.console.close()
+        self.console.show(summary.table())
+        self.console.show(f"{self.run.summary_path}\n{self.run.plot_path}")
+        return summary
+
+    def _record(self, step: int, kind: Kind, metrics: Mapping[str, float]) -> None:
+        with writing(self.run.metrics_path):
+            self._metrics.append(step, kind, metrics)
+        for sink in self._sinks:
+            sink.log(step, metrics)
+
+    def _write_rollouts(
+        self, path: Any, step: int, groups: Sequence[Group], advantages: Mapping[str, float] | None
+    ) -> None:
+        if not self._config.tracking.rollouts:
+            return
+        from roll.tracking.rollout_table import write_rollouts
+
+        try:
+            write_rollouts(path, step, groups, advantages)
+        except Exception as error:
+            self._parquet_failures += 1
+            logger.warning("rollouts of step %d were not written to %s: %s", step, path, error, exc_info=True)
+
+    def _on_phase(self, name: str) -> None:
+        if self._phase == "train" and name != "train" and self._setup_s is None:
+            self._setup_s = time.time() - self._started_at
+        self._phase, self._num_ready = name, 0
+        self.console.phase(name)
+
+    def _point_to_logs(self) -> None:
+        written = sorted(self.run.logs_dir.glob("*.log"), key=lambda path: path.stat().st_mtime)
+        for path in written[-2:]:
+            if lines := logs.tail(path, 8):
+                self.console.show("\n".join([f"Last lines of {path}:", *(f"  {line}" for line in lines)]))
+
+    def _header(self) -> RunHeader:
+        return RunHeader(
+            name=self.run.name,
+            model=self._config.model.path,
+            algorithm=self._config.algorithm.type,
+            where=self._where,
+            directory=str(self.run.path),
+            num_steps=self._config.training.num_steps,
+            resumed_at=self._resumed_at,
+        )
+
+
+class _Warnings(logging.Handler):
+    """Shows ROLL's own warnings on the console while entered."""
+
+    def __init__(self, console: Console) -> None:
+        super().__init__(logging.WARNING)
+        self._console = console
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._console.warn(record.getMessage())
+
+    def __enter__(self) -> _Warnings:
+        logging.getLogger("roll").addHandler(self)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        logging.getLogger("roll").removeHandler(self)
+
+
+def _ratio(metrics: Mapping[str, float], amount: str, seconds: str) -> float | None:
+    return metrics[amount] / metrics[seconds] if amount in metrics and metrics.get(seconds) else None
+
+
+def _best_and_worst(groups: Sequence[Group]) -> list[AnswerView]:
+    """The highest- and the lowest-rewarded answer; of equals the first."""
+    scored = [(r.reward, r) for group in groups for r in group.scored if r.reward is not None]
+    if not scored:
+        return []
+    chosen = [max(scored, key=lambda pair: pair[0].value), min(scored, key=lambda pair: pair[0].value)]
+    return [
+        AnswerView(
+            prompt=rollout.prompt.messages[-1]["content"] if rollout.prompt.messages else rollout.prompt.uid,
+            answer=rollout.text,
+            reward=reward.value,
+            verdict=reward.verdict,
+        )
+        for reward, rollout in (chosen[:1] if chosen[0][1] is chosen[1][1] else chosen)
+    ]
+
+
+def _logs_say_more(error: Exception) -> bool:
+    """Whether the cause may lie in what libraries and child processes wrote, not with the user."""
+    if isinstance(error, ExceptionGroup) and error.subgroup(UserError):
+        return False
+    return not isinstance(error, RollError) or isinstance(error, RuntimeError | ArithmeticError)
+
+
+def _describe_placement(config: RLVRConfig) -> str:
+    def count(number: int, noun: str) -> str:
+        return f"{number} {noun}" + ("s" if number != 1 else "")
+
+    kind = "" if config.inference.engine == "auto" else f"{config.inference.engine} "
+    engines, ranks = count(config.num_engines, f"{kind}engine"), count(config.num_ranks, "trainer rank")
+    return f"{config.cluster.type}: {engines}, {ranks}, {count(os.cpu_count() or 1, 'core')}"
+
+
+def _process_start() -> float:
+    """When this process started; in a notebook or shell, now."""
+    if hasattr(sys, "ps1") or "ipykernel" in sys.modules:
+        return time.time()
+    import psutil
+
+    return psutil.Process().create_time()
