@@ -1,8 +1,9 @@
 """Rewards of groups to advantages: (reward - mean) / std, each taken over nothing, the group, or the batch.
 
-GRPO (arXiv 2402.03300, section 4.1.2) is `mean="group", std="group"`; Dr. GRPO (arXiv 2503.20783) leaves the division
-out; Lite PPO (arXiv 2508.08221) is `mean="group", std="batch"`. The GRPO paper does not say which standard deviation it
-means. This is the unbiased one (n - 1), as in the published implementations, so learning rates carry over from them.
+GRPO (arXiv 2402.03300, section 4.1.2) is `mean="group", std="group"`; Dr. GRPO (arXiv 2503.20783) leaves the
+division out; Lite PPO (arXiv 2508.08221) is `mean="group", std="batch"`. The GRPO paper does not say which
+standard deviation it means. This is the unbiased one (n - 1), as in the published implementations, so
+learning rates carry over from them.
 
 NumPy only: the controller runs this, without torch.
 """
@@ -26,12 +27,12 @@ EPSILON = 1e-6
 
 
 def has_zero_variance(rewards: FloatArray) -> bool:
-    """Whether all rewards of a group [G] are equal, so that they say nothing about which rollout was better."""
+    """Whether all rewards of a group [G] are equal, which says nothing about any rollout."""
     return len(rewards) == 0 or bool(np.max(rewards) == np.min(rewards))
 
 
 def _spread(values: NDArray[np.float64]) -> float:
-    """Unbiased standard deviation; exactly 0 where all values are equal, also where rounding would say otherwise."""
+    """Unbiased standard deviation; exactly 0 where all values are equal, whatever rounding says."""
     return 0.0 if len(values) < 2 or np.ptp(values) == 0 else float(np.std(values, ddof=1))
 
 
@@ -46,11 +47,12 @@ def group_advantages(
     """Advantages of a batch of groups, in the shapes of `rewards`.
 
     Args:
-        rewards: by group, [G] values; groups may differ in size and hold what was scored (nothing that failed). The
-            batch scopes count every value given here, so pass groups before filtering them.
+        rewards: by group, [G] values; groups may differ in size and hold what was scored (nothing that
+            failed). The batch scopes count every value given here, so pass groups before filtering them.
         mean: what is subtracted.
-        std: what the difference is divided by, plus `epsilon`. Where all values in scope are equal there is no spread to
-            divide by, and the difference stays as it is (a group minus its own mean is then exactly 0).
+        std: what the difference is divided by, plus `epsilon`. Where all values in scope are equal there is
+            no spread to divide by, and the difference stays as it is (a group minus its own mean is then
+            exactly 0).
         epsilon: keeps tiny spreads from blowing up.
 
     Raises:

@@ -1,8 +1,8 @@
 """What a loss sees, and what it returns.
 
-A loss runs once per micro-batch on the *loss tokens* of its sequences, concatenated: shape [N]. It divides by counts of
-the global batch, which are given, so its gradient does not depend on how the batch was cut into micro-batches, packed,
-ordered, or spread over ranks.
+A loss runs once per micro-batch on the *loss tokens* of its sequences, concatenated: shape [N]. It divides by
+counts of the global batch, which are given, so its gradient does not depend on how the batch was cut into
+micro-batches, packed, ordered, or spread over ranks.
 """
 
 from __future__ import annotations
@@ -48,4 +48,6 @@ class LossOutputs:
     loss: Tensor
     """Scalar; shares of all micro-batches add up to the loss of the global batch."""
     metrics: Mapping[str, Tensor] = field(default_factory=dict)
-    """Scalars without gradient that add up over micro-batches and ranks; `max/…` ones are maximised instead."""
+    """Scalars without gradient that add up over micro-batches and ranks; `max/…` ones are maximised
+    instead.
+    """

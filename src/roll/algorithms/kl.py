@@ -1,4 +1,4 @@
-"""Per-token estimators of KL(policy || reference) from samples of the policy (Schulman 2020, joschu.net/blog/kl-approx)."""
+"""Estimators of KL(policy || reference) per sampled token (Schulman 2020, joschu.net/blog/kl-approx)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Train back-ends: packed batches, gradients, optimiser, checkpoints. Importing this package does not import torch."""
+"""Train back-ends: packed batches, gradients, optimiser, checkpoints. Importing it imports no torch."""
 
 from roll.training.spec import TrainerSpec
 

@@ -1,12 +1,13 @@
 """Attention over a packed row: a response sees its prefix and itself, nothing else.
 
 HF models call `packed_attention` in place of their own (it is registered as `roll_packed`), and hand it the
-`AttentionPlan` of the micro-batch, built once for all layers. A plan is a list of independent calls, chosen by cost:
+`AttentionPlan` of the micro-batch, built once for all layers. A plan is a list of independent calls, chosen
+by cost:
 
-    dense    blocks of few tokens, batched: plain matrix products under a mask; cheapest by far while blocks are small
-    causal   plain sequences and prefixes, batched by similar length: SDPA
-    shared   the responses of one block, batched by similar length: SDPA, their prefix's keys expanded, not copied by row
-    varlen   everything at once on CUDA in half precision: `torch.nn.attention.varlen`
+    dense    blocks of few tokens, batched: plain matrix products under a mask; cheapest by far while blocks
+    are small causal   plain sequences and prefixes, batched by similar length: SDPA shared   the responses of
+    one block, batched by similar length: SDPA, their prefix's keys expanded, not copied by row varlen
+    everything at once on CUDA in half precision: `torch.nn.attention.varlen`
 
 Padding exists only inside a call and is never attended to: it follows its sequence, and attention is causal.
 """
@@ -21,7 +22,6 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.autograd.function import FunctionCtx
 
 from roll.errors import ModelError
 from roll.training.layout import PackedLayout, Segments
@@ -32,8 +32,8 @@ __all__ = ["ATTENTION", "AttentionPlan", "packed_attention", "register_attention
 ATTENTION = "roll_packed"
 
 DENSE_TOKENS = 224
-"""Longest block for dense products. Measured on two AVX-512 cores with 9 heads of 64: at 110 tokens 0.9 ms against 2.8 ms
-for SDPA, forward and backward; at 300 tokens 6.9 ms against 5.1 ms."""
+"""Longest block for dense products. Measured on two AVX-512 cores with 9 heads of 64: at 110 tokens 0.9 ms
+against 2.8 ms for SDPA, forward and backward; at 300 tokens 6.9 ms against 5.1 ms."""
 
 LENGTH_RATIO = 0.75
 """Sequences are batched with others at least this share of the longest."""
@@ -74,15 +74,16 @@ _Call = _Dense | _Causal | _Shared
 
 
 class _Gather(torch.autograd.Function):
-    """Rows of [N, h, d] as [B, n, h, d]. Backward copies each row's gradient back: no sums, so it is exact."""
+    """Rows of [N, h, d] as [B, n, h, d]. Backward copies gradients back: no sums, so it is exact."""
 
     @staticmethod
-    def forward(ctx: FunctionCtx, x: Tensor, rows: _Rows) -> Tensor:
-        ctx.rows, ctx.shape = rows, x.shape  # type: ignore[attr-defined]
+    def forward(ctx: Any, x: Tensor, rows: _Rows) -> Tensor:
+        ctx.rows, ctx.shape = rows, x.shape
         return x.index_select(0, rows.index).view(*rows.size, *x.shape[1:])
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
+        (grad,) = grads
         rows = ctx.rows
         flat = grad.reshape(-1, *grad.shape[2:])
         if len(rows.members) == ctx.shape[0]:
@@ -169,7 +170,7 @@ def _similar(items: Sequence[Any], lengths: Sequence[int]) -> list[list[Any]]:
 
 
 def _block_mask(block: Segments, size: int, window: int | None) -> np.ndarray:
-    """[size, size] True where entry i of a block may see entry j; padding sees the first entry, and nothing sees it."""
+    """[size, size] True where entry i of a block may see entry j; padding is unseen and sees entry 0."""
     lengths = (block.prefix_length, *block.response_lengths)
     owner = np.repeat(np.arange(len(lengths)), lengths)
     position = np.concatenate([
@@ -216,10 +217,14 @@ def packed_attention(
         ModelError: the model's attention needs something that packing does not have (sinks, soft-capping).
     """
     if roll_plan is None:
-        raise ModelError(f"attention '{ATTENTION}' serves the trainer alone: load the model with another for generation")
+        raise ModelError(
+            f"attention '{ATTENTION}' serves the trainer alone: load the model with another for generation"
+        )
     unsupported = [name for name in ("s_aux", "softcap", "position_bias") if kwargs.get(name) is not None]
     if unsupported:
-        raise ModelError(f"the trainer's packed attention does not support this model: its attention uses {unsupported}")
+        raise ModelError(
+            f"the trainer's packed attention does not support this model: its attention uses {unsupported}"
+        )
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     window = sliding_window if sliding_window is not None and sliding_window < roll_plan.longest else None
     q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))

@@ -1,10 +1,12 @@
 """The `torch` train back-end: one rank of a trainer.
 
-    samples -> pack (micro-batches of this rank) -> network -> log-probs -> loss -> backward     (gradients add up)
+    samples -> pack (micro-batches of this rank) -> network -> log-probs -> loss -> backward     (gradients
+    add up)
             -> global gradient norm -> AdamW on the master weights -> network
 
-Invariants: a micro-batch's loss is already its share of the batch's loss, so nothing divides by the number of micro-batches
-or ranks; every rank runs the same number of micro-batches; a step whose gradients are not finite changes nothing.
+Invariants: a micro-batch's loss is already its share of the batch's loss, so nothing divides by the number of
+micro-batches or ranks; every rank runs the same number of micro-batches; a step whose gradients are not
+finite changes nothing.
 """
 
 from __future__ import annotations
@@ -18,7 +20,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from roll.algorithms.inputs import LossInputs
 from roll.errors import TrainingDivergedError
 from roll.protocols import LossFn, StateKind, WeightSource
 from roll.training.distributed import Ranks, default_num_threads, pick_device, shard
@@ -131,7 +132,7 @@ class TorchBackend:
 
     @torch.no_grad()
     def logprobs(self, batch: TrainingBatch) -> list[FloatArray]:
-        """Per sample [L], of every token given those before it, under the batch's temperature; entry 0 is 0."""
+        """Per sample [L]: of every token given those before it, at the batch's temperature; entry 0 is 0."""
         self.network.eval()
         found: dict[int, FloatArray] = {}
         for layout in self._layouts(batch, every_token=True):
@@ -209,8 +210,8 @@ class TorchBackend:
         logger.warning("step skipped: loss %s, gradient norm %s (%d in a row)", loss, grad_norm, self.num_nonfinite)
         if self.num_nonfinite >= limit:
             raise TrainingDivergedError(
-                f"loss {loss} or gradient norm {grad_norm} was not finite in {self.num_nonfinite} steps in a row. "
-                "Lower training.learning_rate, or raise training.max_nonfinite_steps to go on."
+                f"loss {loss} or gradient norm {grad_norm} was not finite, {self.num_nonfinite} steps in a row. "
+                "Lower training.learning_rate, or raise training.max_nonfinite_steps."
             )
 
 

@@ -1,7 +1,7 @@
 """The ranks of a trainer: meeting, sharding the network over them, and adding up what they found.
 
-All ranks form one `DeviceMesh` with named dimensions, of size 1 where unused. Today's work is spread over `dp_shard` alone.
-Code that asks `Ranks` works the same with one rank, which needs no process group.
+All ranks form one `DeviceMesh` with named dimensions, of size 1 where unused. Today's work is spread over
+`dp_shard` alone. Code that asks `Ranks` works the same with one rank, which needs no process group.
 """
 
 from __future__ import annotations
@@ -52,8 +52,8 @@ def pick_device(spec: TrainerSpec) -> torch.device:
     index = spec.rank % spec.node_ranks if visible > 1 else 0
     if index >= visible:
         raise PlacementError(
-            f"trainer rank {spec.rank} finds no {kind} device for itself: {spec.node_ranks} ranks share this machine, "
-            f"which shows {visible} devices. Give the trainer fewer devices in cluster.device_mapping.actor_train."
+            f"trainer rank {spec.rank} finds no {kind} device for itself: {spec.node_ranks} ranks share this "
+            f"machine, which shows {visible}. Shorten cluster.device_mapping.actor_train."
         )
     device = torch.device(kind, index)
     torch.accelerator.set_device_index(index)
@@ -96,7 +96,7 @@ class Ranks:
         return float(value)
 
     def reduce_metrics(self, metrics: Mapping[str, Tensor]) -> dict[str, float]:
-        """Sum over all ranks; the maximum where a name begins with `max/`. A rank without work may lack names."""
+        """Sum over all ranks; the maximum of `max/…`. A rank without work may lack names."""
         local = {name: float(value) for name, value in metrics.items()}
         if self.size == 1:
             return local
@@ -128,10 +128,12 @@ def _collectives(device: torch.device) -> str:
 
 
 def shard(network: nn.Module, model: Any, ranks: Ranks, precision: Precision) -> None:
-    """Spread a network's weights over `dp_shard` with FSDP2, in place: each decoder layer by itself, then the rest.
+    """Spread a network's weights over `dp_shard` with FSDP2, in place: each decoder layer by itself, then the
+    rest.
 
-    Weights are gathered in the compute dtype, gradients are reduced in the master dtype. FSDP averages gradients over
-    ranks; its divide factor fails on gloo, so the trainer multiplies the loss by the number of ranks instead.
+    Weights are gathered in the compute dtype, gradients are reduced in the master dtype. FSDP averages
+    gradients over ranks; its divide factor fails on gloo, so the trainer multiplies the loss by the number of
+    ranks instead.
     """
     assert ranks.mesh is not None
     policy = MixedPrecisionPolicy(param_dtype=precision.compute, reduce_dtype=precision.master)

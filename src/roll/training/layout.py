@@ -3,8 +3,9 @@
     block 0                                   block 1
     [ prefix | response a | response b | … ]  [ sequence ]  …
 
-Positions of a response go on from its prefix's. A response attends to its prefix and to itself; a block sees no other.
-Entry `rows[m]` of the row predicts token `targets[m]`; several samples may share such a *prediction* (inside a prefix).
+Positions of a response go on from its prefix's. A response attends to its prefix and to itself; a block sees
+no other. Entry `rows[m]` of the row predicts token `targets[m]`; several samples may share such a
+*prediction* (inside a prefix).
 """
 
 from __future__ import annotations
@@ -72,7 +73,7 @@ class PackedLayout:
 
 
 def idle_layout() -> PackedLayout:
-    """The smallest possible micro-batch, which belongs to no sample: for a rank that must take part without work."""
+    """The smallest micro-batch, of no sample: for a rank that must take part without work."""
     zero = np.zeros(1, dtype=np.int64)
     block = Segments(start=0, prefix_length=0, response_lengths=(1,))
     return PackedLayout(token_ids=zero, position_ids=zero, blocks=(block,), rows=zero, targets=zero, spans=())
@@ -128,7 +129,7 @@ def build_layout(blocks: Iterable[Block], *, every_token: bool = False) -> Packe
 
 
 def predicted_tokens(member: Member, every_token: bool) -> Int64Array:
-    """Positions in the sample of the tokens whose log-probs are wanted; never the first, which nothing predicts."""
+    """Positions of the tokens whose log-probs are wanted; never the first, which nothing predicts."""
     if every_token:
         return np.arange(1, len(member.sample), dtype=np.int64)
     return np.flatnonzero(member.sample.loss_mask[1:]) + 1

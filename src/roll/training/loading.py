@@ -18,7 +18,8 @@ __all__ = ["load_model"]
 def load_model(spec: TrainerSpec, dtype: torch.dtype) -> Any:
     """The HF causal language model in `dtype`, on the host.
 
-    Dropout of the model itself is off: log-probs must be those of the policy that sampled. An adapter's stays as configured.
+    Dropout of the model itself is off: log-probs must be those of the policy that sampled. An adapter's stays
+    as configured.
 
     Raises:
         ModelError: it cannot be loaded, or the adapters do not fit it.

@@ -2,9 +2,9 @@
 
     logprob_m = z_m[target_m] - logsumexp(z_m),    z_m = W h_m / temperature
 
-The vocabulary projection runs in chunks of predictions. Its logits are kept for the backward pass only while all of them
-together are small (`KEEP_BYTES`); beyond that they are computed again, so memory does not grow with
-vocabulary x predictions. The logsumexp is taken in float32 (float64 for a float64 model).
+The vocabulary projection runs in chunks of predictions. Its logits are kept for the backward pass only while
+all of them together are small (`KEEP_BYTES`); beyond that they are computed again, so memory does not grow
+with vocabulary x predictions. The logsumexp is taken in float32 (float64 for a float64 model).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ CHUNK_ELEMENTS = 2**25
 """Logits that exist at once in float32: 128 MiB. At a vocabulary of 49,152 that is 682 predictions."""
 
 KEEP_BYTES = 128 * 2**20
-"""Logits of one micro-batch, in the model's dtype, that are kept for the backward pass rather than computed again."""
+"""Logits of a micro-batch, in the model's dtype, are kept up to this size and computed again beyond."""
 
 
 class _TokenLogprobs(torch.autograd.Function):
@@ -46,7 +46,8 @@ class _TokenLogprobs(torch.autograd.Function):
         return chosen - logsumexp
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, None, None]:
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, Tensor | None, None, None]:
+        (grad,) = grads
         hidden, weight, targets, logsumexp, *kept = ctx.saved_tensors
         wants_hidden, wants_weight = ctx.needs_input_grad[:2]
         chunk, single = ctx.chunk, len(hidden) <= ctx.chunk
@@ -60,10 +61,10 @@ class _TokenLogprobs(torch.autograd.Function):
                 torch.mm(grad_logits, weight, out=grad_hidden[part])
             if wants_weight:
                 share = grad_logits.t() @ hidden[part]
-                if single:
-                    total = share
+                if total is None:
+                    total = share if single else share.to(logsumexp.dtype)  # a sum of several in float32
                 else:
-                    total = share.to(logsumexp.dtype) if total is None else total.add_(share)
+                    total.add_(share)
         return grad_hidden, None if total is None else total.to(weight.dtype), None, None
 
 

@@ -44,7 +44,10 @@ def add_adapters(model: Any, config: LoRAConfig) -> None:
     from peft import LoraConfig, inject_adapter_in_model
 
     settings = LoraConfig(
-        r=config.rank, lora_alpha=config.alpha, lora_dropout=config.dropout, target_modules=config.target_modules
+        r=config.rank,
+        lora_alpha=config.alpha,  # pyrefly: ignore[bad-argument-type]  # peft only divides by the rank
+        lora_dropout=config.dropout,
+        target_modules=config.target_modules,
     )
     dtype = next(model.parameters()).dtype
     try:

@@ -18,7 +18,8 @@ __all__ = ["Optimizer"]
 class Optimizer:
     """Decoupled weight decay (arXiv 1711.05101), on matrices alone: norms and biases are never decayed.
 
-    Works on local tensors: AdamW is element-wise, so shards need no knowledge of each other but the gradient norm.
+    Works on local tensors: AdamW is element-wise, so shards need no knowledge of each other but the gradient
+    norm.
     """
 
     def __init__(self, weights: MasterWeights, config: TrainingConfig, ranks: Ranks) -> None:
@@ -38,7 +39,10 @@ class Optimizer:
         others = [p for n, p in self._locals.items() if self._weights.parameters[n].ndim <= 1]
         config = self._config
         self._adamw = torch.optim.AdamW(
-            [{"params": decayed, "weight_decay": config.weight_decay}, {"params": others, "weight_decay": 0.0}],
+            [
+                {"params": decayed, "weight_decay": config.weight_decay},
+                {"params": others, "weight_decay": 0.0},
+            ],
             lr=config.learning_rate,
             betas=(config.beta1, config.beta2),
             eps=config.epsilon,
@@ -92,4 +96,7 @@ class Optimizer:
         """Bring AdamW's moments to a device."""
         for parameter in self._locals.values():
             state = self._adamw.state[parameter]
-            state["exp_avg"], state["exp_avg_sq"] = state["exp_avg"].to(device), state["exp_avg_sq"].to(device)
+            state["exp_avg"], state["exp_avg_sq"] = (
+                state["exp_avg"].to(device),
+                state["exp_avg_sq"].to(device),
+            )

@@ -1,10 +1,12 @@
-"""Which samples go through the network together. NumPy only; depends on the samples alone, never on their order.
+"""Which samples go through the network together. NumPy only; depends on the samples alone, never on their
+order.
 
     samples -> blocks -> micro-batches -> one list per rank
 
-A *block* is what shares computation: one sample, or the samples of a group that begin with the same prefix, which is then
-computed once. Blocks are spread over the smallest number of micro-batches that keeps each within the token budget, the
-largest block first, each into the emptiest micro-batch: so micro-batches, and thus ranks, carry about the same load.
+A *block* is what shares computation: one sample, or the samples of a group that begin with the same prefix,
+which is then computed once. Blocks are spread over the smallest number of micro-batches that keeps each
+within the token budget, the largest block first, each into the emptiest micro-batch: so micro-batches, and
+thus ranks, carry about the same load.
 """
 
 from __future__ import annotations
@@ -31,7 +33,7 @@ class Member:
     """Of the sample in its batch."""
     sample: TrainingSample
     num_inputs: int
-    """Leading tokens that must go through the network: what follows the last predicted token's predecessor need not."""
+    """Leading tokens that must go through the network: all before the last predicted one."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -66,12 +68,14 @@ def pack(
     Args:
         samples: the whole batch.
         max_tokens: budget of a micro-batch. A sample that alone exceeds it gets a micro-batch of its own.
-        share_prefix: compute a group's common prefix once; a group over budget is split into parts that repeat it.
+        share_prefix: compute a group's common prefix once; a group over budget is split into parts that
+            repeat it.
         num_ranks: ranks that share the work.
         every_token: log-probs are wanted of all tokens, not only of those in the loss.
 
     Returns:
-        By rank, its micro-batches; an empty tuple is a micro-batch without work (all ranks must take part equally often).
+        By rank, its micro-batches; an empty tuple is a micro-batch without work (all ranks must take part
+        equally often).
     """
     blocks = _blocks(samples, max_tokens, share_prefix, every_token)
     while 0 < len(blocks) < num_ranks and any(len(b.members) > 1 for b in blocks):

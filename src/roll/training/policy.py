@@ -22,7 +22,8 @@ class PolicyNetwork(nn.Module):
     """Wraps an HF causal language model, so that one `forward` covers all its parameters (which FSDP needs).
 
     Args:
-        model: an HF model loaded with the attention `roll_packed`; with LoRA, what lies inside the peft wrapper.
+        model: an HF model loaded with the attention `roll_packed`; with LoRA, what lies inside the peft
+            wrapper.
 
     Raises:
         ModelError: the model computes its logits in a way that the chunked projection does not.

@@ -12,8 +12,9 @@ __all__ = ["learning_rate"]
 def learning_rate(step: int, config: TrainingConfig) -> float:
     """Learning rate of optimiser step `step` (0, 1, …); only steps that moved the weights count.
 
-    It rises linearly over `warmup_steps` (the first step already moves: peak / warmup_steps), is at its peak right after,
-    and then stays, or falls linearly or along a half cosine so that it would reach 0 at `num_steps`.
+    It rises linearly over `warmup_steps` (the first step already moves: peak / warmup_steps), is at its peak
+    right after, and then stays, or falls linearly or along a half cosine so that it would reach 0 at
+    `num_steps`.
     """
     if step < config.warmup_steps:
         return config.learning_rate * (step + 1) / config.warmup_steps

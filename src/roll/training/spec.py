@@ -22,8 +22,8 @@ class TrainerSpec:
     rank: int = 0
     world_size: int = 1
     init_method: str | None = None
-    """Where the ranks meet, `file:///…` or `tcp://host:port`; needed with several ranks unless the process has joined its
-    process group already."""
+    """Where the ranks meet, `file:///…` or `tcp://host:port`; needed with several ranks unless the process
+    has joined its process group already."""
     ranks_per_node: int | None = None
     """Ranks that share this machine's cores and devices; by default all."""
     device: str | None = None

@@ -6,8 +6,8 @@
     counters             optimiser steps so far, steps in a row with non-finite gradients
     rng/<rank>           each rank's random states
 
-Tensors are saved by shard and loaded under any number of ranks. Ranks that did not exist when saving get a fresh random
-state, derived from the seed, the rank and the step.
+Tensors are saved by shard and loaded under any number of ranks. Ranks that did not exist when saving get a
+fresh random state, derived from the seed, the rank and the step.
 """
 
 from __future__ import annotations
@@ -43,7 +43,12 @@ def save_state(
 
 
 def load_state(
-    path: Path, weights: MasterWeights, optimizer: Optimizer, counters: Mapping[str, int], ranks: Ranks, seed: int
+    path: Path,
+    weights: MasterWeights,
+    optimizer: Optimizer,
+    counters: Mapping[str, int],
+    ranks: Ranks,
+    seed: int,
 ) -> dict[str, int]:
     """Read what `save_state` wrote, in place; returns the counters. Collective.
 

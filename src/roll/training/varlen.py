@@ -1,7 +1,8 @@
 """Packed attention on CUDA: one call of `torch.nn.attention.varlen` for a whole micro-batch.
 
-Every segment (a prefix, a response, a plain sequence) is a query sequence. A response's keys are its prefix's and its own:
-they are gathered, and FlashAttention aligns the causal mask to the end of the keys, which is what a response needs.
+Every segment (a prefix, a response, a plain sequence) is a query sequence. A response's keys are its prefix's
+and its own: they are gathered, and FlashAttention aligns the causal mask to the end of the keys, which is
+what a response needs.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ def varlen_supported(device: torch.device, dtype: torch.dtype) -> bool:
 
 
 def varlen_indices(layout: PackedLayout) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Query lengths [S], key lengths [S], and the row's entries that the keys of all segments are, one after the other."""
+    """Query lengths [S], key lengths [S], and which entries of the row the segments' keys are, in order."""
     queries: list[int] = []
     keys: list[int] = []
     index: list[np.ndarray] = []
@@ -68,7 +69,8 @@ class _RepeatRows(torch.autograd.Function):
         return x.index_select(0, index)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
+        (grad,) = grads
         (index,) = ctx.saved_tensors
         total = torch.zeros(ctx.shape, dtype=torch.float32, device=grad.device)
         return total.index_add_(0, index, grad.float()).to(grad.dtype), None

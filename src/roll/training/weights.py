@@ -1,4 +1,4 @@
-"""The weights that engines must hold, as a stream: HF names, engine's dtype, adapters merged, one tensor at a time."""
+"""The weights that engines must hold, as a stream: HF names, engine's dtype, adapters merged."""
 
 from __future__ import annotations
 

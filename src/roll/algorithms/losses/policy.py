@@ -2,8 +2,9 @@
 
     loss = sum_t w_t [ -gate(r_t, A_t) + beta * KL_t ],    r_t = pi(t) / pi_old(t)
 
-It is put together from independent parts: the ratio's level (`token_log_ratio`), the gate (`clipped_objective`), the
-token weights (`algorithms.aggregate`), and the KL estimator (`algorithms.kl`). Advantages come with the tokens.
+It is put together from independent parts: the ratio's level (`token_log_ratio`), the gate
+(`clipped_objective`), the token weights (`algorithms.aggregate`), and the KL estimator (`algorithms.kl`).
+Advantages come with the tokens.
 """
 
 from __future__ import annotations
@@ -65,7 +66,9 @@ class PolicyLoss:
 
     def _metrics(self, inputs: LossInputs, log_ratio: Tensor, ratio: Tensor, weights: Tensor) -> dict[str, Tensor]:
         advantages = inputs.advantages
-        clipped = ((ratio > 1.0 + self.clip_high) & (advantages > 0)) | ((ratio < 1.0 - self.clip_low) & (advantages < 0))
+        clipped = ((ratio > 1.0 + self.clip_high) & (advantages > 0)) | (
+            (ratio < 1.0 - self.clip_low) & (advantages < 0)
+        )
         mismatch = (inputs.old_logprobs - inputs.rollout_logprobs).abs()
         sums = {
             "policy/clip_fraction": clipped.to(ratio.dtype).sum(),
