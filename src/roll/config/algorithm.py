@@ -13,9 +13,7 @@ class KLConfig(Section):
     """A penalty on moving away from the reference model; at coefficient 0 it is off and none is loaded."""
 
     coefficient: float = option(0.0, "Weight of the penalty in the loss.", ge=0)
-    estimator: Literal["k1", "k2", "k3"] = option(
-        "k3", "Estimator of the KL divergence per token (Schulman 2020)."
-    )
+    estimator: Literal["k1", "k2", "k3"] = option("k3", "Estimator of the KL divergence per token (Schulman 2020).")
 
 
 class AlgorithmConfig(Section):

@@ -40,9 +40,7 @@ class DeviceMapping(Section):
     actor_train: list[int] = option([0], "Devices of the trainer: one rank each.")
     actor_infer: list[int] = option([0], "Devices of the engines: `inference.tensor_parallel` each.")
 
-    @field_validator(
-        "actor_train", "actor_infer", mode="before", json_schema_input_type=list[int] | int | str
-    )
+    @field_validator("actor_train", "actor_infer", mode="before", json_schema_input_type=list[int] | int | str)
     @classmethod
     def _devices(cls, value: Any) -> Any:
         return parse_devices(value)

@@ -29,9 +29,7 @@ class _Source(Section):
         lt=1,
     )
 
-    @field_validator(
-        "reward", mode="before", json_schema_input_type=str | RewardConfig | list[str | RewardConfig]
-    )
+    @field_validator("reward", mode="before", json_schema_input_type=str | RewardConfig | list[str | RewardConfig])
     @classmethod
     def _reward(cls, value: Any) -> Any:
         return as_reward_list(value)
@@ -62,13 +60,10 @@ class ArithmeticData(_Source):
 
 class _Columns(_Source):
     prompt_key: str = option("prompt", "Column with the prompt: text, or a list of chat messages.")
-    answer_key: str | None = option(
-        "answer", "Column with the reference answer; `null` where rewards need none."
-    )
+    answer_key: str | None = option("answer", "Column with the reference answer; `null` where rewards need none.")
     answer_pattern: str | None = option(
         None,
-        "Regular expression whose first group is the reference answer inside that column "
-        "(GSM8K: `#### (.+)`).",
+        "Regular expression whose first group is the reference answer inside that column (GSM8K: `#### (.+)`).",
     )
     limit: int | None = option(None, "Use only the first so many rows.", ge=1)
 
@@ -78,9 +73,7 @@ class FileData(_Columns):
 
     source: Literal["file"] = option(..., "Name of the source.")
     path: str = option(..., "The file, `.jsonl` or `.parquet`.", min_length=1, examples=["data/train.jsonl"])
-    held_out_path: str | None = option(
-        None, "Another file for evaluation; then nothing is held out of `path`."
-    )
+    held_out_path: str | None = option(None, "Another file for evaluation; then nothing is held out of `path`.")
 
 
 class HuggingFaceData(_Columns):

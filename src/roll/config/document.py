@@ -235,28 +235,29 @@ class _Builder:
         key = self.build(node, ()) if isinstance(node, yaml.ScalarNode) else None
         if not isinstance(key, str):
             shown = node.value if isinstance(node, yaml.ScalarNode) else "a list or mapping"
-            raise ConfigError(
-                f"{self._at(node)}: keys are text, found {str(shown)[:40]!r}; put it in quotes."
-            )
+            raise ConfigError(f"{self._at(node)}: keys are text, found {str(shown)[:40]!r}; put it in quotes.")
         return key
 
     def _scalar(self, node: yaml.ScalarNode) -> Any:
         kind, text = node.tag.removeprefix(_TAG), node.value
-        try:
-            match kind:
-                case "str" | "merge":
-                    return check_text(text, self._at(node))
-                case "null" if text in {"", "~", "null", "Null", "NULL"}:
-                    return None
-                case "bool" if text.lower() in {"true", "false"}:
-                    return text.lower() == "true"
-                case "int" if _INT.fullmatch(text):
-                    return int(text, {"0o": 8, "0x": 16}.get(text[:2], 10))
-                case "float" if _FLOAT.fullmatch(text):
-                    return float(text.lower().replace(".inf", "inf").replace(".nan", "nan"))
-        except ValueError:  # thousands of digits
-            raise ConfigError(f"{self._at(node)}: the number {text[:20]}… is too long.") from None
+        match kind:
+            case "str" | "merge":
+                return check_text(text, self._at(node))
+            case "null" if text in {"", "~", "null", "Null", "NULL"}:
+                return None
+            case "bool" if text.lower() in {"true", "false"}:
+                return text.lower() == "true"
+            case "int" if _INT.fullmatch(text):
+                return self._int(text, node)
+            case "float" if _FLOAT.fullmatch(text):
+                return float(text.lower().replace(".inf", "inf").replace(".nan", "nan"))
         raise ConfigError(f"{self._at(node)}: {text[:40]!r} with the tag '{kind[:40]}' is not a plain value.")
+
+    def _int(self, text: str, node: yaml.Node) -> int:
+        try:
+            return int(text, {"0o": 8, "0x": 16}.get(text[:2], 10))
+        except ValueError:  # Python's limit on digits
+            raise ConfigError(f"{self._at(node)}: the number {text[:20]}… is too long.") from None
 
     def _expect_tag(self, node: yaml.Node, kind: str) -> None:
         if node.tag != _TAG + kind:

@@ -235,9 +235,7 @@ def _trainer(config: RLVRConfig, sizes: ModelSizes, batch: BatchArithmetic, elem
         embedding = sizes.vocab_size * sizes.hidden_size
         layer = max(0, total - embedding) // max(1, sizes.num_layers)
         parts["gathered weights"] = element * (embedding + 2 * layer)
-    per_token = activation_bytes_per_token(
-        sizes, element, checkpointing=config.training.activation_checkpointing
-    )
+    per_token = activation_bytes_per_token(sizes, element, checkpointing=config.training.activation_checkpointing)
     parts["activations"] = batch.tokens_per_micro_batch * per_token
     logits = batch.tokens_per_micro_batch * sizes.vocab_size * (8 + element)
     parts["logits"] = min(logits, LOGIT_CHUNK_BYTES)
@@ -260,9 +258,7 @@ def _engine(
     return parts
 
 
-def disk_use(
-    config: RLVRConfig, sizes: ModelSizes, batch: BatchArithmetic, *, longest_prompt: int
-) -> DiskUse:
+def disk_use(config: RLVRConfig, sizes: ModelSizes, batch: BatchArithmetic, *, longest_prompt: int) -> DiskUse:
     """What the run directory will hold: model and optimiser state per checkpoint, recorded rollouts."""
     element = 2 if config.model.dtype == "bfloat16" else 4
     lora = config.model.lora

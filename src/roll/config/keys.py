@@ -149,9 +149,7 @@ def child(shape: Shape, part: str | int, value: Any = None) -> list[tuple[FieldI
         tag = str(value.get(tag_key(shape.variants[0][1]))).partition(":")[0]
         sections = [section for name, section in shape.variants if name == tag] or sections
     fields = [
-        section.model_fields[part]
-        for section in sections
-        if isinstance(part, str) and part in section.model_fields
+        section.model_fields[part] for section in sections if isinstance(part, str) and part in section.model_fields
     ]
     return [(field, field.annotation) for field in fields]
 
@@ -205,9 +203,7 @@ def type_words(annotation: Any, field: FieldInfo | None = None) -> str:
 def _plural(shape: Shape) -> str:
     if get_origin(shape.scalar) is Literal:
         return " / ".join(f"'{choice}'" for choice in get_args(shape.scalar))
-    return {int: "whole numbers", float: "numbers", str: "texts", bool: "true or false"}.get(
-        shape.scalar, "sections"
-    )
+    return {int: "whole numbers", float: "numbers", str: "texts", bool: "true or false"}.get(shape.scalar, "sections")
 
 
 def limit_words(field: FieldInfo) -> str:

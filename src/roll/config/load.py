@@ -53,9 +53,9 @@ def load_config(source: ConfigSource, overrides: Overrides = ()) -> RLVRConfig:
         return source
     document = _document(source)
     if isinstance(overrides, str):
-        raise ConfigError(
-            f"overrides are a list of 'key=value', got the text {show(overrides)}: put it in a list."
-        )
+        raise ConfigError(f"overrides are a list of 'key=value', got the text {show(overrides)}: put it in a list.")
+    if isinstance(overrides, Mapping):
+        overrides = _plain(overrides)
     model = _pipeline(document, overrides)
     document, lines = apply_overrides(document, overrides, model)
     try:
@@ -150,7 +150,5 @@ def load_run_config(run: str | Path, overrides: Overrides = ()) -> RLVRConfig:
     for key in _KEPT_ON_RESUME:
         old, new = attrgetter(key)(before), attrgetter(key)(after)
         if old != new:
-            raise ConfigError(
-                f"'{key}' stays {show(old)} while a run is continued, got {show(new)}: start a new run."
-            )
+            raise ConfigError(f"'{key}' stays {show(old)} while a run is continued, got {show(new)}: start a new run.")
     return after

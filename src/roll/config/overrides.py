@@ -47,9 +47,7 @@ def _apply(document: Document, model: type[Section], key: str | None, value: Any
         if not equals:
             raise ConfigError(f"{origin} has no '=': write key=value, such as training.num_steps=40.")
     key = key.strip()
-    path: KeyPath = tuple(
-        int(part) if part.isdecimal() and len(part) < 6 else part for part in key.split(".")
-    )
+    path: KeyPath = tuple(int(part) if part.isdecimal() and len(part) < 6 else part for part in key.split("."))
     if not key or "" in path:
         raise ConfigError(f"{origin} has no valid key: write key=value, such as training.num_steps=40.")
     document.origins[path] = origin
@@ -75,9 +73,7 @@ def _descend(document: Document, model: type[Section], path: KeyPath, origin: st
         shape = shape_of(found[0][1]) if found else shape
         here = path[: depth + 1]
         if not (found and (shape.section or shape.variants or shape.is_list)) and not shape.is_dict:
-            raise ConfigError(
-                f"{origin}: '{dotted(here)}' is a single value, it has no '{path[depth + 1]}' inside."
-            )
+            raise ConfigError(f"{origin}: '{dotted(here)}' is a single value, it has no '{path[depth + 1]}' inside.")
         inner = _get(value, here, origin)
         expand = _SHORTHANDS.get(tuple("N" if isinstance(p, int) else p for p in here))
         if expand is not None and inner is not None:
@@ -85,9 +81,7 @@ def _descend(document: Document, model: type[Section], path: KeyPath, origin: st
         if inner is None:
             inner = [] if shape.is_list else {}
         if not isinstance(inner, list if shape.is_list else dict):
-            raise ConfigError(
-                f"{origin}: '{dotted(here)}' is {show(inner)}, it has no '{path[depth + 1]}' inside."
-            )
+            raise ConfigError(f"{origin}: '{dotted(here)}' is {show(inner)}, it has no '{path[depth + 1]}' inside.")
         _put(value, here, inner, origin)
         value = inner
     return value, shape

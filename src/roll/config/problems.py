@@ -94,7 +94,7 @@ def _line(detail: ErrorDetails, document: Document, model: type[Section]) -> str
         return f"missing key '{dotted(path)}'{where}: {_purpose(field, str(path[-1]))}"
     if kind == "value_error":
         return _value_error(str(detail.get("ctx", {}).get("error", detail["msg"])), path, document)
-    if kind in {"union_tag_invalid", "union_tag_not_found"}:
+    if shape.variants and (kind in {"union_tag_invalid", "union_tag_not_found"} or not isinstance(value, dict)):
         return _unknown_tag(path, shape, value, document)
     whole = field is not None and _is_whole(detail, field)
     expected = type_words(field.annotation, field) if field is not None and whole else _expected(shape)
@@ -194,26 +194,37 @@ def _unknown_tag(path: KeyPath, shape: Shape, value: Any, document: Document) ->
 
 def unknown_key(path: KeyPath, document: Document, model: type[Section]) -> str:
     """The line for a key that does not exist, with the one that was probably meant."""
-    siblings, name = _siblings(path, document, model), str(path[-1])
-    elsewhere = sorted({key.dotted for key in all_keys(model) if key.path[-1] == name})
-    parents = sorted(
-        {f"'{place.rpartition('.')[0]}'" if "." in place else "the top level" for place in elsewhere}
-    )
-    close = difflib.get_close_matches(name, siblings, n=1, cutoff=0.5)
-    very_close = difflib.get_close_matches(name, siblings, n=1, cutoff=0.85)
-    if very_close or (close and not parents):
-        hint = f" Did you mean '{close[0]}'?"
-    elif parents:
-        hint = f" '{name}' belongs under {' or '.join(parents[:3])}." if len(parents) < 4 else ""
-    elif name in NAMES_ELSEWHERE:
-        hint = f" Did you mean '{NAMES_ELSEWHERE[name]}'?"
-    else:
-        known = ", ".join(siblings)
-        hint = f" Known here: {known}." if known else ""
-        far = difflib.get_close_matches(name, [key.path[-1] for key in all_keys(model)], n=1, cutoff=0.75)
-        if far:
-            hint = f" Did you mean '{next(key.dotted for key in all_keys(model) if key.path[-1] == far[0])}'?"
+    hint = _meant(str(path[-1]), _siblings(path, document, model), model)
     return f"unknown key '{dotted(path)}'{at(document, path)}.{hint}"
+
+
+def _meant(name: str, siblings: list[str], model: type[Section]) -> str:
+    """In this order: almost a sibling, this very name elsewhere, another library's name, the closest of all."""
+    places: dict[str, list[str]] = {}
+    for key in all_keys(model):
+        places.setdefault(key.path[-1], []).append(key.dotted)
+    sibling, likeness = _closest(name, siblings)
+    if likeness >= 0.85:
+        return f" Did you mean '{sibling}'?"
+    if name in places:
+        parents = {place.rpartition(".")[0] for place in places[name]}
+        shown = sorted(f"'{parent}'" if parent else "the top level" for parent in parents)
+        return f" '{name}' belongs under {' or '.join(shown)}." if len(shown) <= 3 else ""
+    if name in NAMES_ELSEWHERE:
+        return f" Did you mean '{NAMES_ELSEWHERE[name]}'?"
+    other, other_likeness = _closest(name, list(places))
+    if other_likeness >= 0.8 and other_likeness > likeness and len(set(places[other])) <= 3:
+        shown = [f"'{place}'" for place in dict.fromkeys(places[other])]
+        return f" Did you mean {' or '.join(shown)}?"
+    if likeness >= 0.5:
+        return f" Did you mean '{sibling}'?"
+    return f" Known here: {', '.join(siblings)}." if siblings else ""
+
+
+def _closest(name: str, known: list[str]) -> tuple[str, float]:
+    """The known name most like `name`, and how alike they are, 0 … 1."""
+    close = difflib.get_close_matches(name, known, n=1, cutoff=0.0)
+    return (close[0], difflib.SequenceMatcher(None, close[0], name).ratio()) if close else ("", 0.0)
 
 
 def _siblings(path: KeyPath, document: Document, model: type[Section]) -> list[str]:

@@ -27,9 +27,7 @@ class RolloutConfig(Section):
 class EvaluationConfig(Section):
     """Measuring the policy on held-out prompts."""
 
-    every_num_steps: int = option(
-        10, "Evaluate after every so many steps; 0 means only before and after.", ge=0
-    )
+    every_num_steps: int = option(10, "Evaluate after every so many steps; 0 means only before and after.", ge=0)
     num_prompts: int = option(64, "Held-out prompts to use, at most.", ge=1)
     samples_per_prompt: int = option(4, "Answers per prompt.", ge=1)
     temperature: float = option(1.0, "Sampling temperature; 0 means greedy.", ge=0)

@@ -1,0 +1,70 @@
+"""The reference of all keys as Markdown; `python -m roll.config.reference docs/configuration.md` renews it there."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from roll.config.base import Section
+from roll.config.explain import default_words, merged, summary_of
+from roll.config.keys import Key, all_keys, tag_key
+from roll.config.run import RLVRConfig
+
+__all__ = ["BEGIN", "END", "reference", "renew"]
+
+BEGIN = "<!-- reference: written by `python -m roll.config.reference docs/configuration.md` -->"
+END = "<!-- end of the reference -->"
+
+
+def reference(model: type[Section] = RLVRConfig) -> str:
+    """A table for each section, in the order of declaration; one for what members of a union share."""
+    groups: dict[tuple[str, ...], list[Key]] = {}
+    for key in all_keys(model):
+        groups.setdefault(key.path[:-1], []).append(key)
+    return "\n".join(line for parent, keys in groups.items() for line in _section(parent, keys, model))
+
+
+def _section(parent: tuple[str, ...], keys: list[Key], model: type[Section]) -> Iterator[str]:
+    yield from (f"### `{'.'.join(parent)}`" if parent else "### Top level", "")
+    owners = {key.owner: key.variants for key in keys}
+    if len(owners) == 1:
+        yield from (summary_of(next(iter(owners))), "")
+    else:
+        choices = {variants[0]: section for section, variants in owners.items()}
+        chooser = tag_key(next(iter(owners)))
+        yield from (f"The key `{chooser}` chooses what an entry is, and with it its other keys:", "")
+        yield from (f"- `{chooser}: {tag}`: {summary_of(section)}" for tag, section in choices.items())
+        yield ""
+    column = len(owners) > 1
+    head = ("key", *(("of",) if column else ()), "type", "default", "meaning")
+    yield from (_row(head), _row(["---"] * len(head)))
+    for key in merged(keys):
+        of = "all" if len(key.variants) == len(owners) else ", ".join(key.variants)
+        unit = f" Unit: {key.unit}." if key.unit else ""
+        yield _row(
+            [
+                f"`{key.path[-1]}`",
+                *([of] if column else []),
+                key.type_words,
+                default_words(key) if key.required or key.members else f"`{default_words(key)}`",
+                key.meaning + unit,
+            ]
+        )
+    yield ""
+
+
+def _row(cells: list[str] | tuple[str, ...]) -> str:
+    return f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |"
+
+
+def renew(page: Path) -> None:
+    """Write the reference between its marks in `page`."""
+    text = page.read_text(encoding="utf-8")
+    before, _, rest = text.partition(BEGIN)
+    _, _, after = rest.partition(END)
+    page.write_text(f"{before}{BEGIN}\n\n{reference()}\n{END}{after}", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    renew(Path(sys.argv[1]))
