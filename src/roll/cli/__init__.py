@@ -15,4 +15,4 @@ def main() -> None:
     """Entry point of the console script."""
     from roll.cli.main import run
 
-    sys.exit(run(sys.argv[1:]))
+    sys.exit(run(sys.argv[1:], own_process=True))

@@ -15,6 +15,8 @@ class Session:
     """What `main` must know of a command that failed or was interrupted."""
 
     run_dir: Path | None = None
+    own_process: bool = False
+    """Whether this process runs nothing but the command, so that a command may settle what it imports."""
 
 
 _overrides = click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]...")
@@ -30,9 +32,7 @@ def _version(context: click.Context, _parameter: click.Parameter, value: bool) -
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
-@click.option(
-    "--version", is_flag=True, is_eager=True, expose_value=False, callback=_version, help="Show the version."
-)
+@click.option("--version", is_flag=True, is_eager=True, expose_value=False, callback=_version, help="Show the version.")
 def roll() -> None:
     """Reinforcement-learning post-training of language models.
 
@@ -80,14 +80,15 @@ def resume(session: Session, run: str, overrides: tuple[str, ...]) -> None:
 @roll.command()
 @_file
 @_overrides
-def check(file: str, overrides: tuple[str, ...]) -> None:
+@click.pass_obj
+def check(session: Session, file: str, overrides: tuple[str, ...]) -> None:
     """Look before training: places, memory, batch arithmetic, files, one prompt, one reward.
 
     Takes seconds and loads no weights. Exit code 2 where the run could not start.
     """
     from roll.cli.check import check as start
 
-    start(file, overrides)
+    start(file, overrides, own_process=session.own_process)
 
 
 @roll.command(name="eval")

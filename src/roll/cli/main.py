@@ -27,13 +27,13 @@ __all__ = ["run"]
 _DISK = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM}
 
 
-def run(arguments: Sequence[str]) -> int:
-    """Run the command line `arguments`.
+def run(arguments: Sequence[str], *, own_process: bool = False) -> int:
+    """Run the command line `arguments`; `own_process` says that this process does nothing else.
 
     Returns:
         The exit code.
     """
-    session = Session()
+    session = Session(own_process=own_process)
     try:
         result = roll.main(args=list(arguments), prog_name="roll", standalone_mode=False, obj=session)
         return result if isinstance(result, int) else 0

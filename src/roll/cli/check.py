@@ -1,0 +1,344 @@
+"""`roll check`: everything that can be known of a run before it starts, in seconds. Touches no weights.
+
+    configuration ──► machine, model's sizes, prompts ──► arithmetic, memory, disk, one prompt, one reward ──► report
+
+What stops a run is collected, so that one look shows all of it; the report is printed first, then the problems.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from roll.cli.environment import prepare_environment
+from roll.cli.machine import Machine, free_disk, inspect_machine
+from roll.config.estimate import (
+    BatchArithmetic,
+    DiskUse,
+    RoleMemory,
+    batch_arithmetic,
+    disk_use,
+    memory_by_role,
+)
+from roll.config.load import load_config
+from roll.config.run import RLVRConfig
+from roll.errors import ConfigError, DataError, RunDirectoryError, UserError
+
+if TYPE_CHECKING:
+    from roll.cluster.devices import Placement
+    from roll.models import ModelDescription
+    from roll.types import Prompt
+
+__all__ = ["Report", "RewardTrial", "check", "inspect"]
+
+MAX_DRAWS = 256
+"""Draws after which a domain with a tiny weight is left without an example."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RewardTrial:
+    """A domain's reward on an answer that is right and on one that is wrong."""
+
+    domain: str
+    right: str
+    right_value: float
+    wrong: str
+    wrong_value: float
+
+    @property
+    def tells_apart(self) -> bool:
+        """Whether the right answer is worth more."""
+        return self.right_value > self.wrong_value
+
+
+@dataclass(kw_only=True)
+class Report:
+    """What was found; `None` where a problem stands in the way."""
+
+    config: RLVRConfig
+    machine: Machine
+    engine_kind: str | None = None
+    placement: Placement | None = None
+    model: ModelDescription | None = None
+    model_is_here: bool = False
+    longest_prompt: int | None = None
+    sample: tuple[Prompt, str, int] | None = None
+    """A prompt, how the model sees it, and its tokens."""
+    examples: dict[str, Prompt] = field(default_factory=dict)
+    """By domain, a training prompt."""
+    num_held_out: int = 0
+    train_prompts: dict[str, int] = field(default_factory=dict)
+    batch: BatchArithmetic | None = None
+    memory: list[RoleMemory] = field(default_factory=list)
+    disk: DiskUse | None = None
+    free_disk_bytes: int | None = None
+    trials: list[RewardTrial] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)
+    """What stops the run."""
+    notes: list[str] = field(default_factory=list)
+    """What does not, but should be known."""
+
+
+def check(file: str, overrides: tuple[str, ...], *, own_process: bool) -> None:
+    """Print the report on a configuration.
+
+    Args:
+        file: the configuration.
+        overrides: `key=value` changes.
+        own_process: nothing else runs in this process, so torch may be kept from loading (it takes seconds).
+
+    Raises:
+        UserError: the run could not start.
+    """
+    from roll.cli.check_report import render
+
+    config = load_config(file, overrides)
+    prepare_environment(config)
+    if own_process and not config.model.trust_remote_code:
+        sys.modules.setdefault("torch", None)  # type: ignore[arg-type]  # Python's way to say: not to be imported
+    report = inspect(config)
+    click.echo(render(report))
+    if report.problems:
+        raise UserError("\n".join(["this run cannot start:", *(f"  {problem}" for problem in report.problems)]))
+
+
+def inspect(config: RLVRConfig) -> Report:
+    """Find out all that can be known before a run."""
+    report = Report(config=config, machine=inspect_machine())
+    for look in (_look_at_places, _look_at_model, _look_at_prompts, _estimate, _look_at_disk, _try_rewards):
+        with _collecting(report):
+            look(report)
+    return report
+
+
+@contextlib.contextmanager
+def _collecting(report: Report) -> Iterator[None]:
+    try:
+        yield
+    except UserError as error:
+        if str(error) not in report.problems:
+            report.problems.append(str(error))
+
+
+def _look_at_places(report: Report) -> None:
+    config = report.config
+    if config.cluster.type == "ray":
+        from roll.cluster.devices import place
+
+        report.placement = place(config, config.cluster.devices_per_node or report.machine.devices)
+    from roll.inference import resolve_engine_kind
+
+    report.engine_kind = resolve_engine_kind(config.inference.engine)
+
+
+def _look_at_model(report: Report) -> None:
+    from roll.models import CATALOGUE, describe_model, find_model
+
+    path = report.config.model.path
+    report.model_is_here = find_model(path) is not None
+    if report.model_is_here or path in CATALOGUE:
+        report.model = describe_model(path)
+    if not report.model_is_here:
+        what = "prepared (about 20 s)" if path in CATALOGUE else "downloaded"
+        report.notes.append(f"the model '{path}' is not on this machine yet: it is {what} when the run starts.")
+    if report.model is not None:
+        _check_context(report.config, report.model.context_length)
+
+
+def _check_context(config: RLVRConfig, context_length: int) -> None:
+    asked = config.inference.max_context
+    if asked is not None and asked > context_length:
+        raise ConfigError(
+            f"inference.max_context {asked} exceeds the {context_length} tokens that the model was made for: lower it."
+        )
+    if config.rollout.max_new_tokens >= (asked or context_length):
+        raise ConfigError(
+            f"rollout.max_new_tokens {config.rollout.max_new_tokens} leaves no room for prompts in a context of "
+            f"{asked or context_length} tokens: lower it."
+        )
+
+
+def _look_at_prompts(report: Report) -> None:
+    config = report.config
+    if not report.model_is_here or report.model is None:
+        _count_prompts(report)
+        return
+    from roll.data import build_data
+    from roll.models import load_tokenizer
+
+    tokenizer = load_tokenizer(config.model.path, trust_remote_code=config.model.trust_remote_code)
+    context = config.inference.max_context or report.model.context_length
+    data = build_data(config.data, tokenizer, config.seed, context - config.rollout.max_new_tokens)
+    report.longest_prompt = data.longest_prompt or context - config.rollout.max_new_tokens
+    report.train_prompts = {domain: entry["num_prompts"] for domain, entry in data.train.state().items()}
+    report.num_held_out = len(data.held_out)
+    for _ in range(MAX_DRAWS):
+        (draw,) = data.train.draw(1)
+        report.sample = report.sample or (draw.prompt, data.renderer.decode(draw.token_ids), len(draw.token_ids))
+        report.examples.setdefault(draw.prompt.domain, draw.prompt)
+        if len(report.examples) == len(config.data):
+            break
+
+
+def _count_prompts(report: Report) -> None:
+    """Without a tokenizer: read the sources, render nothing."""
+    from roll.data.build import SOURCES
+
+    for entry in report.config.data:
+        domain = entry.domain or entry.source
+        training, held_out = SOURCES.get(entry.source.partition(":")[0])(entry, domain, report.config.seed)
+        if not training:
+            raise DataError(f"data source '{domain}' leaves no prompt for training: lower its held_out.")
+        report.examples[domain] = training[0]
+        report.train_prompts[domain] = len(training)
+        report.num_held_out += len(held_out)
+
+
+def _estimate(report: Report) -> None:
+    config, model = report.config, report.model
+    if not report.train_prompts:
+        return
+    longest = report.longest_prompt or 0
+    report.batch = batch_arithmetic(
+        config,
+        longest_prompt=longest,
+        train_prompts=report.train_prompts,
+        held_out_prompts=report.num_held_out,
+    )
+    if not report.num_held_out:
+        report.notes.append("no source holds prompts out: the run is not evaluated.")
+    if model is None or report.engine_kind is None:
+        return
+    context = config.inference.max_context or longest + config.rollout.max_new_tokens
+    report.disk = disk_use(config, model, report.batch, longest_prompt=longest)
+    report.memory = memory_by_role(
+        config,
+        model,
+        report.batch,
+        engine_kind=report.engine_kind,
+        max_context=context,
+        on_accelerator=bool(report.machine.accelerator_bytes),
+    )
+    _compare_memory(report)
+
+
+def _compare_memory(report: Report) -> None:
+    """Note what does not fit: every accelerator on its own, or main memory for everything together."""
+    accelerators = report.machine.accelerator_bytes
+    if not accelerators:
+        needed = sum(role.bytes_total for role in report.memory)
+        if needed > report.machine.memory_bytes:
+            report.notes.append(_too_little("this machine", needed, report.machine.memory_bytes))
+        return
+    for device, needed in _bytes_by_device(report).items():
+        free = accelerators[device % len(accelerators)]
+        if needed > free:
+            report.notes.append(_too_little(f"device {device}", needed, free))
+
+
+def _bytes_by_device(report: Report) -> dict[int, int]:
+    mapping = report.config.cluster.device_mapping
+    needed: dict[int, int] = {}
+    for role in report.memory:
+        devices = mapping.actor_infer if role.role == "actor_infer" else mapping.actor_train
+        share = role.bytes_each // (report.config.inference.tensor_parallel if role.role == "actor_infer" else 1)
+        for device in devices:
+            needed[device] = needed.get(device, 0) + share
+    return needed
+
+
+def _too_little(where: str, needed: int, free: int) -> str:
+    return (
+        f"{where} has {free / 2**30:.1f} GiB free and the run needs up to {needed / 2**30:.1f} GiB: lower "
+        "training.max_tokens_per_micro_batch, set training.activation_checkpointing=true, or train adapters "
+        "(model.lora)."
+    )
+
+
+def _look_at_disk(report: Report) -> None:
+    run_dir = report.config.run_dir
+    if (run_dir / "config.yaml").exists():
+        report.problems.append(
+            f"run directory '{run_dir}' holds a run already: continue it with `roll resume {run_dir}`, or give this "
+            "run another name (`name=…`)."
+        )
+    elif run_dir.is_dir() and any(run_dir.iterdir()):
+        raise RunDirectoryError(f"run directory '{run_dir}' is not empty: give this run another name (`name=…`).")
+    report.free_disk_bytes = free_disk(Path(run_dir))
+    if report.disk is not None and report.disk.peak_bytes > report.free_disk_bytes:
+        report.notes.append(
+            f"the run writes up to {report.disk.peak_bytes / 2**30:.1f} GiB and the disk has "
+            f"{report.free_disk_bytes / 2**30:.1f} GiB free: lower checkpoint.keep_last, or choose another output_dir."
+        )
+
+
+def _try_rewards(report: Report) -> None:
+    """Score one prompt of every domain, in a worker process as a run does."""
+    entries = {entry.domain or entry.source: entry for entry in report.config.data}
+    report.trials = asyncio.run(_trials([(entries[domain], prompt) for domain, prompt in report.examples.items()]))
+    for trial in report.trials:
+        if not trial.tells_apart:
+            report.notes.append(
+                f"the reward of '{trial.domain}' gives its own reference answer {trial.right!r} "
+                f"{trial.right_value:g} and {trial.wrong!r} {trial.wrong_value:g}: look whether it asks for a form "
+                "that the bare answer does not have."
+            )
+
+
+async def _trials(prompts: list[tuple[Any, Prompt]]) -> list[RewardTrial]:
+    from roll.cluster.pool import LocalWorkerPool
+    from roll.errors import InfraError
+    from roll.rewards import build_reward
+
+    pool = LocalWorkerPool(1)
+    trials: list[RewardTrial] = []
+    try:
+        for entry, prompt in prompts:
+            reward = build_reward(entry.reward, pool)
+            right, wrong = _answers(entry, prompt)
+            try:
+                values = [(await reward(_rollout(prompt, text))).value for text in (right, wrong)]
+            except InfraError as error:
+                raise ConfigError(f"the reward of '{prompt.domain}' does not work: {error}") from None
+            trials.append(
+                RewardTrial(
+                    domain=prompt.domain, right=right, right_value=values[0], wrong=wrong, wrong_value=values[1]
+                )
+            )
+    finally:
+        await pool.close()
+    return trials
+
+
+def _answers(entry: Any, prompt: Prompt) -> tuple[str, str]:
+    """The reference answer, in a box where the reward looks for one, and an answer that is certainly wrong."""
+    answer = prompt.answer
+    wrong = str(int(answer) + 1) if answer.lstrip("-").isdecimal() else "no idea"
+    boxed = any(getattr(config, "extract", "") == "boxed" for config in entry.reward)
+    return (f"\\boxed{{{answer}}}", f"\\boxed{{{wrong}}}") if boxed else (answer, wrong)
+
+
+def _rollout(prompt: Prompt, text: str) -> Any:
+    import numpy as np
+
+    from roll.types import Rollout
+
+    nothing = np.zeros(0, np.int32)
+    return Rollout(
+        draw_id=0,
+        index=0,
+        prompt=prompt,
+        prompt_token_ids=nothing,
+        token_ids=nothing,
+        logprobs=np.zeros(0, np.float32),
+        policy_versions=nothing,
+        finish_reason="stop",
+        text=text,
+    )

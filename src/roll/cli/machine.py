@@ -1,0 +1,114 @@
+"""What this machine has: cores, memory, accelerators, disk. Imports no torch."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+from roll.errors import RunDirectoryError
+
+__all__ = ["Machine", "free_disk", "inspect_machine", "nearest_directory"]
+
+_ASK_TORCH = """
+import json, torch
+count = torch.accelerator.device_count() if torch.accelerator.is_available() else 0
+free = [torch.get_device_module().mem_get_info(i)[0] for i in range(count)]
+print(json.dumps(free))
+"""
+ASK_TIMEOUT_S = 60.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Machine:
+    """Resources that a run can use."""
+
+    num_cores: int
+    memory_bytes: int
+    """Main memory that is available now, within the limit of a container."""
+    accelerator_bytes: tuple[int, ...]
+    """Free memory of each accelerator; empty where there is none."""
+
+    @property
+    def devices(self) -> int:
+        """What the device mapping numbers: accelerators, or cores where there are none."""
+        return len(self.accelerator_bytes) or self.num_cores
+
+
+def inspect_machine() -> Machine:
+    """Look at this machine. A build of torch with accelerators is asked in a process of its own (about 3 s)."""
+    import psutil
+
+    available = int(psutil.virtual_memory().available)
+    limit = _container_memory()
+    return Machine(
+        num_cores=os.cpu_count() or 1,
+        memory_bytes=available if limit is None else min(available, limit),
+        accelerator_bytes=_accelerators(),
+    )
+
+
+def _container_memory() -> int | None:
+    """What a control group leaves, or `None` where it sets no limit."""
+    for limit, used in (
+        ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"),
+        ("/sys/fs/cgroup/memory/memory.limit_in_bytes", "/sys/fs/cgroup/memory/memory.usage_in_bytes"),
+    ):
+        try:
+            return max(0, int(Path(limit).read_text()) - int(Path(used).read_text()))
+        except (OSError, ValueError):  # no such file, or "max"
+            continue
+    return None
+
+
+def _accelerators() -> tuple[int, ...]:
+    try:
+        if importlib.metadata.version("torch").endswith("+cpu"):
+            return ()
+    except importlib.metadata.PackageNotFoundError:
+        return ()
+    try:
+        answer = subprocess.run(
+            [sys.executable, "-c", _ASK_TORCH], capture_output=True, timeout=ASK_TIMEOUT_S, check=True, text=True
+        )
+        return tuple(json.loads(answer.stdout.strip().splitlines()[-1]))
+    except (OSError, subprocess.SubprocessError, ValueError, IndexError):
+        return ()
+
+
+def nearest_directory(path: Path) -> Path:
+    """`path`, or the closest directory above it that exists.
+
+    Raises:
+        RunDirectoryError: a part of the path is a file.
+    """
+    for candidate in (path, *path.absolute().parents):
+        if candidate.is_dir():
+            return candidate
+        if candidate.exists():
+            raise RunDirectoryError(
+                f"'{candidate}' is a file, so '{path}' cannot be made: choose another `output_dir`."
+            )
+    return Path("/")
+
+
+def free_disk(path: Path) -> int:
+    """Bytes that can still be written where `path` will be.
+
+    Raises:
+        RunDirectoryError: nothing can be written there.
+    """
+    directory = nearest_directory(path)
+    try:
+        with tempfile.TemporaryDirectory(dir=directory, prefix=".roll-check-"):
+            return shutil.disk_usage(directory).free
+    except OSError as error:
+        raise RunDirectoryError(
+            f"cannot write in '{directory}': {error.strerror or error}. Choose another place with `output_dir=…`."
+        ) from None
