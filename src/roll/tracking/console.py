@@ -169,9 +169,7 @@ class PlainConsole(QuietConsole):
     def start(self, header: RunHeader) -> None:
         self._num_steps = header.num_steps
         resumed = "" if header.resumed_at is None else f" (resumed after step {header.resumed_at})"
-        self._line(
-            f"ROLL {header.name}{resumed}: {header.model}, {header.algorithm}, {header.num_steps} steps"
-        )
+        self._line(f"ROLL {header.name}{resumed}: {header.model}, {header.algorithm}, {header.num_steps} steps")
         self._line(f"  runs on  {header.where}")
         self._line(f"  writes   {header.directory}")
 

@@ -73,7 +73,7 @@ def _dress(axes: Any, name: str, values: Sequence[float]) -> None:
     if values and min(values) >= 0 and max(values) <= 1:
         axes.set_ylim(0, 1.05)
     if values:
-        axes.legend(frameon=False, loc="best", labelcolor=_INK)
+        axes.legend(frameon=False, loc="lower right", bbox_to_anchor=(1, 1), ncols=2, labelcolor=_INK)
 
 
 def _points(rows: Sequence[Mapping[str, Any]], kind: str, name: str) -> list[tuple[int, float]]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import re
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -17,10 +19,21 @@ from roll.tracking.console import AnswerView, RunHeader, StepView, clock_text
 __all__ = ["Screen", "one_line", "render", "sparkline", "stacked_bar", "time_left"]
 
 _BLOCKS = "▁▂▃▄▅▆▇█"
-_COLOURS = ("cyan", "magenta", "yellow", "green", "blue", "red")
+_PHASE_COLOURS = {
+    "generate": "cyan",
+    "train": "magenta",
+    "sync": "yellow",
+    "evaluate": "green",
+    "checkpoint": "blue",
+    "reference": "bright_blue",
+    "record": "bright_black",
+}
+_OTHER_PHASE = "white"
+_ESCAPES = re.compile(r"\x1b(\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(\x07|\x1b\\)?|[@-Z\\-_])")
 _LABEL_WIDTH = 10
 _MAX_WIDTH = 110
 _FEWEST_ROWS = 20
+_SMALLEST_SHARE = 0.01
 _NUM_WARNINGS = 2
 
 
@@ -78,10 +91,10 @@ def _progress(screen: Screen, now: float, width: int) -> Text:
 def _now(screen: Screen, now: float) -> Text:
     line = _label("")
     if screen.ended:
-        return line.append("ended", "dim")
+        return line.append("done" if screen.num_done >= screen.header.num_steps else "stopped", "dim")
     if not screen.phase:
         return line.append(screen.note, "dim")
-    line.append(screen.phase, _COLOURS[0])
+    line.append(screen.phase, _phase_colour(screen.phase))
     if screen.progress is not None:
         done, total = screen.progress
         line.append(f"  {done} answers" if total is None else f"  {done} of {total} answers")
@@ -126,27 +139,25 @@ def _times(view: StepView, width: int) -> list[Text]:
     bar = _label("time").append_text(stacked_bar(view.phases, view.duration_s, width - _LABEL_WIDTH - 9))
     bar.append(f" {view.duration_s:6.1f} s", "bold")
     legend = _label("")
-    for (name, seconds), colour in zip(_largest(view), _COLOURS, strict=False):
+    for name, seconds in view.phases.items():
         entry = f"{name} {seconds / max(view.duration_s, 1e-9):.0%}   "
-        if cell_len(legend.plain) + cell_len(entry) + 2 > width:
-            break
-        legend.append("■ ", colour).append(entry)
+        if seconds < _SMALLEST_SHARE * view.duration_s or cell_len(legend.plain) + cell_len(entry) + 2 > width:
+            continue
+        legend.append("■ ", _phase_colour(name)).append(entry)
     if view.bottleneck is None:
         return [bar, legend]
     return [bar, legend, _label("").append(view.bottleneck[0], "bold").append(" holds the step back", "dim")]
 
 
-def _largest(view: StepView) -> list[tuple[str, float]]:
-    """Phases that are seen at all, longest first."""
-    seen = [(name, s) for name, s in view.phases.items() if s > 0.005 * view.duration_s]
-    return sorted(seen, key=lambda pair: -pair[1])
+def _phase_colour(name: str) -> str:
+    return _PHASE_COLOURS.get(name, _OTHER_PHASE)
 
 
 def _answer(answer: AnswerView, label: str, width: int) -> Text:
     good = label == "best"
     line = _label(label).append(f"{answer.reward:5.2f}  ", "green" if good else "red")
     if answer.verdict:
-        line.append(f"{one_line(answer.verdict, 12)}  ", "dim")
+        line.append(f"{one_line(answer.verdict, 10):<10}  ", "dim")
     room = max(16, width - cell_len(line.plain) - 4)
     prompt = one_line(answer.prompt, room // 2)
     line.append(prompt).append("  → ", "dim")
@@ -165,35 +176,39 @@ def _label(text: str, style: str = "dim") -> Text:
 
 
 def sparkline(values: Sequence[float], width: int) -> str:
-    """`values` as blocks from lowest to highest; more than `width` of them are averaged in equal spans."""
+    """`values` as blocks; more than `width` of them are averaged in equal spans.
+
+    The scale is 0 … 1 where all values lie there, so that noise does not look like progress; otherwise lowest
+    to highest.
+    """
     if len(values) > width:
         edges = [round(i * len(values) / width) for i in range(width + 1)]
         values = [statistics.fmean(values[a:b]) for a, b in pairwise(edges)]
-    finite = [v for v in values if v == v]
-    if not finite:
-        return " " * len(values)
-    low, span = min(finite), max(finite) - min(finite)
-    levels = [-1 if v != v else round((v - low) / span * 7) if span else 3 for v in values]
-    return "".join(" " if level < 0 else _BLOCKS[level] for level in levels)
+    finite = [v for v in values if math.isfinite(v)]
+    low, high = min(finite, default=0.0), max(finite, default=1.0)
+    if low >= 0 and high <= 1:
+        low, high = 0.0, 1.0
+    top = len(_BLOCKS) - 1
+    levels = [round((v - low) / (high - low) * top) if high > low and math.isfinite(v) else None for v in values]
+    return "".join(" " if level is None else _BLOCKS[level] for level in levels)
 
 
 def stacked_bar(phases: Mapping[str, float], total: float, width: int) -> Text:
-    """Shares of `total` side by side, longest first; the rest is grey. Always `width` cells."""
+    """Shares of `total` side by side, in order; the rest is empty. Always `width` cells."""
     bar = Text()
-    ordered = sorted(phases.items(), key=lambda p: -p[1])
     scale = max(total, sum(phases.values()), 1e-9)
     begun, seconds_so_far = 0, 0.0
-    for index, (_, seconds) in enumerate(ordered):
+    for name, seconds in phases.items():
         seconds_so_far += seconds
         end = round(width * seconds_so_far / scale)
-        bar.append("█" * (end - begun), _COLOURS[index] if index < len(_COLOURS) else "white")
+        bar.append("█" * (end - begun), _phase_colour(name))
         begun = end
-    return bar.append("█" * (width - begun), "bright_black")
+    return bar.append(" " * (width - begun))
 
 
 def time_left(screen: Screen, now: float) -> float | None:
     """Seconds to the last step, from the pace of the last ten (evaluations between them included)."""
-    if not screen.steps:
+    if not screen.steps or screen.ended:
         return None
     recent = screen.finished_at[-11:]
     between = (recent[-1] - recent[0]) / max(1, len(recent) - 1)
@@ -203,7 +218,8 @@ def time_left(screen: Screen, now: float) -> float | None:
 
 def one_line(text: str, width: int) -> str:
     """`text` on one line of at most `width` cells, without the escape sequences that a model may write."""
-    collapsed = " ".join("".join(c if c.isprintable() else " " for c in text).split())
+    visible = _ESCAPES.sub("", text)
+    collapsed = " ".join("".join(c if c.isprintable() else " " for c in visible).split())
     if cell_len(collapsed) <= width:
         return collapsed
     return set_cell_size(collapsed, max(0, width - 1)).rstrip() + "…"

@@ -107,9 +107,7 @@ class GuardedSink:
         except Exception as error:
             self.num_failures += 1
             level = logging.WARNING if self.num_failures == 1 else logging.INFO
-            logger.log(
-                level, "tracking.%s failed (%s), training goes on: %s", self.name, what, error, exc_info=True
-            )
+            logger.log(level, "tracking.%s failed (%s), training goes on: %s", self.name, what, error, exc_info=True)
 
 
 class WandbSink:

@@ -70,9 +70,9 @@ class Summary:
         from rich import box
         from rich.table import Table
 
-        table = Table(box=box.SIMPLE_HEAD, title=f"{self.name}: {self.num_steps} steps", title_justify="left")
-        table.add_column("", style="dim")
-        table.add_column("", justify="right", style="bold")
+        table = Table(box=box.ROUNDED, show_header=False, title=f"{self.name}: {self.num_steps} steps")
+        table.add_column(style="dim")
+        table.add_column(justify="right", style="bold")
         for label, text in _lines(self):
             table.add_row(label, text)
         return table
@@ -90,9 +90,7 @@ def summarise(
     """Sum up what `metrics.jsonl` holds."""
     rows = read_metrics(metrics_path)
     steps = [row for row in rows if row["kind"] == "train"]
-    evaluations = [
-        row for row in rows if row["kind"] == "evaluation" and row.get("eval/accuracy") is not None
-    ]
+    evaluations = [row for row in rows if row["kind"] == "evaluation" and row.get("eval/accuracy") is not None]
     accuracies = [row["eval/accuracy"] for row in evaluations]
     rewards = _column(steps, "reward/mean")
     step_times = _column(steps, "time/step_s")

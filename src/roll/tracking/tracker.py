@@ -40,6 +40,8 @@ if TYPE_CHECKING:
 __all__ = ["Tracker"]
 
 logger = logging.getLogger(__name__)
+failures = logging.getLogger("failure")
+"""Not below `roll`, so that it reaches the log and not, as a warning, the console."""
 
 LOG_ROLE = "controller"
 
@@ -111,7 +113,7 @@ class Tracker:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if isinstance(error, Exception) and not isinstance(error, RollError):
-            logger.error("the run failed", exc_info=error)
+            failures.error("the run failed", exc_info=error)
         self.console.close()
         if isinstance(error, Exception) and _logs_say_more(error):
             self._point_to_logs()
@@ -167,9 +169,7 @@ class Tracker:
         if "eval/accuracy" in flat:
             self.console.evaluation(step, flat["eval/accuracy"])
 
-    def log_rollouts(
-        self, step: int, groups: Sequence[Group], advantages: Mapping[str, float] | None = None
-    ) -> None:
+    def log_rollouts(self, step: int, groups: Sequence[Group], advantages: Mapping[str, float] | None = None) -> None:
         """Record every rollout of a step, with its advantage by rollout id where it was trained on."""
         self._write_rollouts(self.run.rollouts_path(step), step, groups, advantages)
         self.console.answers(_best_and_worst(groups))
@@ -230,6 +230,8 @@ class Tracker:
             self._setup_s = time.time() - self._started_at
         self._phase, self._num_ready = name, 0
         self.console.phase(name)
+        if name == "generate":
+            self.console.progress(0, self._config.rollouts_per_step)
 
     def _point_to_logs(self) -> None:
         written = sorted(self.run.logs_dir.glob("*.log"), key=lambda path: path.stat().st_mtime)
