@@ -4,7 +4,7 @@
 
 The vocabulary projection runs in chunks of predictions. Its logits are kept for the backward pass only while
 all of them together are small (`KEEP_BYTES`); beyond that they are computed again, so memory does not grow
-with vocabulary x predictions. The logsumexp is taken in float32 (float64 for a float64 model).
+with vocabulary x predictions. The softmax is taken in float32 (float64 for a float64 model).
 """
 
 from __future__ import annotations
@@ -24,68 +24,64 @@ KEEP_BYTES = 128 * 2**20
 
 
 class _TokenLogprobs(torch.autograd.Function):
-    """Gradients: d logprob / d z = (onehot - softmax(z)) / temperature, then two matrix products."""
+    """d logprob / d z = (onehot - softmax(z)) / temperature, then two matrix products.
+
+    The softmax's maximum and sum are kept apart: their logarithmic sum would lose digits of large logits.
+    """
 
     @staticmethod
     def forward(ctx: Any, hidden: Tensor, weight: Tensor, targets: Tensor, temperature: float) -> Tensor:
         chunk = max(CHUNK_ELEMENTS // weight.shape[0], 1)
-        keep = len(hidden) * weight.shape[0] * weight.element_size() <= KEEP_BYTES and any(ctx.needs_input_grad)
-        high = torch.promote_types(hidden.dtype, torch.float32)
-        logsumexp = torch.empty(len(hidden), dtype=high, device=hidden.device)
-        chosen = torch.empty_like(logsumexp)
+        keep = len(hidden) * weight.shape[0] * weight.element_size() <= KEEP_BYTES
+        keep = keep and any(ctx.needs_input_grad)
+        result = hidden.new_empty(len(hidden), dtype=torch.promote_types(hidden.dtype, torch.float32))
+        largest, total = torch.empty_like(result), torch.empty_like(result)
         kept: list[Tensor] = []
         for start in range(0, len(hidden), chunk):
             part = slice(start, start + chunk)
             logits = hidden[part] @ weight.t()
-            chosen[part] = logits.gather(1, targets[part, None])[:, 0].to(high) / temperature
-            logsumexp[part] = _logsumexp(logits, temperature, high)
+            scaled = _scaled(logits, temperature, result.dtype)
+            torch.amax(scaled, dim=1, out=largest[part])
+            scaled.sub_(largest[part, None])
+            torch.gather(scaled, 1, targets[part, None], out=result[part, None])
+            torch.sum(scaled.exp_(), dim=1, out=total[part])
             if keep:
                 kept.append(logits)
-        ctx.save_for_backward(hidden, weight, targets, logsumexp, *kept)
+        ctx.save_for_backward(hidden, weight, targets, largest, total, *kept)
         ctx.chunk, ctx.temperature = chunk, temperature
-        return chosen - logsumexp
+        return result.sub_(total.log())
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, Tensor | None, None, None]:
         (grad,) = grads
-        hidden, weight, targets, logsumexp, *kept = ctx.saved_tensors
+        hidden, weight, targets, largest, total, *kept = ctx.saved_tensors
         wants_hidden, wants_weight = ctx.needs_input_grad[:2]
         chunk, single = ctx.chunk, len(hidden) <= ctx.chunk
+        scale = grad / ctx.temperature
         grad_hidden = torch.empty_like(hidden) if wants_hidden else None
-        total: Tensor | None = None
+        grad_weight: Tensor | None = None
         for i, start in enumerate(range(0, len(hidden), chunk)):
             part = slice(start, start + chunk)
             logits = kept[i] if kept else hidden[part] @ weight.t()
-            grad_logits = _grad_logits(logits, targets[part], logsumexp[part], grad[part], ctx.temperature)
+            probabilities = _scaled(logits, ctx.temperature, total.dtype).sub_(largest[part, None]).exp_()
+            grad_logits = probabilities.mul_((-scale[part] / total[part])[:, None])
+            grad_logits.scatter_add_(1, targets[part, None], scale[part, None])
+            grad_logits = grad_logits.to(logits.dtype)
             if grad_hidden is not None:
                 torch.mm(grad_logits, weight, out=grad_hidden[part])
             if wants_weight:
                 share = grad_logits.t() @ hidden[part]
-                if total is None:
-                    total = share if single else share.to(logsumexp.dtype)  # a sum of several in float32
+                if grad_weight is None:
+                    grad_weight = share if single else share.to(total.dtype)  # several are added in float32
                 else:
-                    total.add_(share)
-        return grad_hidden, None if total is None else total.to(weight.dtype), None, None
+                    grad_weight.add_(share)
+        return grad_hidden, None if grad_weight is None else grad_weight.to(weight.dtype), None, None
 
 
-def _logsumexp(logits: Tensor, temperature: float, dtype: torch.dtype) -> Tensor:
-    """[M] of logits [M, V] / temperature; one float copy of the chunk, changed in place."""
+def _scaled(logits: Tensor, temperature: float, dtype: torch.dtype) -> Tensor:
+    """A copy of the logits in `dtype`, divided by the temperature."""
     scaled = logits.to(dtype, copy=True)
-    if temperature != 1.0:
-        scaled.div_(temperature)
-    largest = scaled.max(dim=1, keepdim=True).values
-    return scaled.sub_(largest).exp_().sum(dim=1).log_().add_(largest[:, 0])
-
-
-def _grad_logits(logits: Tensor, targets: Tensor, logsumexp: Tensor, grad: Tensor, temperature: float) -> Tensor:
-    """Gradient of sum(grad * logprob) in the logits [M, V], in their dtype."""
-    scale = grad.to(logsumexp.dtype) / temperature
-    result = logits.to(logsumexp.dtype, copy=True)
-    if temperature != 1.0:
-        result.div_(temperature)
-    result.sub_(logsumexp[:, None]).exp_().mul_(-scale[:, None])
-    result.scatter_add_(1, targets[:, None], scale[:, None])
-    return result.to(logits.dtype)
+    return scaled if temperature == 1.0 else scaled.div_(temperature)
 
 
 def token_logprobs(hidden: Tensor, weight: Tensor, targets: Tensor, *, temperature: float = 1.0) -> Tensor:

@@ -86,7 +86,7 @@ def pack(
     longest = blocks[0].num_tokens if blocks else 0
     if longest > max_tokens:
         logger.debug("a sample of %d tokens exceeds the micro-batch budget of %d", longest, max_tokens)
-    count = max(-(-sum(b.num_tokens for b in blocks) // max_tokens), 1)
+    count = max(min(-(-sum(b.num_tokens for b in blocks) // max_tokens), len(blocks)), 1)
     count = -(-count // num_ranks) * num_ranks
     while True:
         bins, fullest = _spread(blocks, count)

@@ -1,0 +1,145 @@
+"""Packing and layout: everything goes through once, within the budget, in an order of its own."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from training_helpers import make_batch
+
+from roll.training.layout import build_layout
+from roll.training.packing import Block, pack
+from roll.types import TrainingSample
+
+batches = st.builds(
+    make_batch,
+    st.integers(0, 2**16),
+    groups=st.integers(1, 6),
+    group_size=st.integers(1, 6),
+    prompt=st.sampled_from([(1, 2), (2, 9), (5, 40)]),
+    response=st.sampled_from([(1, 2), (1, 9), (1, 40)]),
+)
+budgets = st.sampled_from([1, 20, 60, 200, 10_000])
+
+
+def keys(packed: list[list[tuple[Block, ...]]]) -> list[list[list[list[str]]]]:
+    return [[[[m.sample.sample_id for m in b.members] for b in micro] for micro in rank] for rank in packed]
+
+
+@given(batches, budgets, st.booleans(), st.integers(1, 4), st.booleans())
+def test_every_sample_is_packed_once_and_every_rank_gets_as_many_micro_batches(
+    batch, budget: int, share: bool, ranks: int, every_token: bool
+) -> None:
+    packed = pack(
+        batch.samples, max_tokens=budget, share_prefix=share, num_ranks=ranks, every_token=every_token
+    )
+    members = [m for rank in packed for micro in rank for block in micro for m in block.members]
+    assert sorted(m.index for m in members) == list(range(len(batch.samples)))
+    assert all(m.sample is batch.samples[m.index] for m in members)
+    assert len(packed) == ranks
+    assert len({len(rank) for rank in packed}) == 1
+    for rank in packed:
+        for micro in rank:
+            tokens = sum(block.num_tokens for block in micro)
+            alone = max((m.num_inputs for block in micro for m in block.members), default=0)
+            assert tokens <= budget or tokens <= max(alone, max(m.num_inputs for m in members))
+
+
+@given(batches, budgets, st.booleans(), st.integers(1, 3), st.randoms(use_true_random=False))
+def test_packing_does_not_depend_on_the_order_of_samples(batch, budget, share, ranks, random) -> None:
+    shuffled = list(batch.samples)
+    random.shuffle(shuffled)
+    first, second = (
+        pack(samples, max_tokens=budget, share_prefix=share, num_ranks=ranks)
+        for samples in (batch.samples, shuffled)
+    )
+    assert keys(first) == keys(second)
+
+
+@given(batches, budgets, st.booleans(), st.booleans())
+def test_a_layout_predicts_exactly_the_tokens_that_are_wanted(batch, budget, share, every_token) -> None:
+    (micro_batches,) = pack(batch.samples, max_tokens=budget, share_prefix=share, every_token=every_token)
+    for micro in micro_batches:
+        layout = build_layout(micro, every_token=every_token)
+        assert layout.num_tokens == sum(block.num_tokens for block in micro) == len(layout.position_ids)
+        used = set()
+        for span in layout.spans:
+            sample = batch.samples[span.index]
+            wanted = np.arange(1, len(sample)) if every_token else np.flatnonzero(sample.loss_mask)
+            assert span.token_index.tolist() == wanted.tolist()
+            assert (layout.targets[span.prediction_index] == sample.token_ids[wanted]).all()
+            rows = layout.rows[span.prediction_index]
+            assert (layout.token_ids[rows] == sample.token_ids[wanted - 1]).all()
+            assert (layout.position_ids[rows] == wanted - 1).all()
+            used |= set(span.prediction_index.tolist())
+        assert used == set(range(len(layout.targets)))
+
+
+def sample(group: int, index: int, prefix: list[int], response: list[int]) -> TrainingSample:
+    tokens = np.array(prefix + response, dtype=np.int32)
+    mask = np.arange(len(tokens)) >= len(prefix)
+    zeros = np.zeros(len(tokens), dtype=np.float32)
+    return TrainingSample(
+        sample_id=f"{group}.{index}",
+        group_id=group,
+        prefix_length=len(prefix),
+        token_ids=tokens,
+        loss_mask=mask,
+        advantages=zeros,
+        rollout_logprobs=zeros,
+    )
+
+
+def test_a_group_is_laid_out_prompt_first_then_each_response_without_its_last_token() -> None:
+    samples = [sample(7, 0, [1, 2, 3], [4, 5]), sample(7, 1, [1, 2, 3], [6, 7, 8])]
+    ((micro,),) = pack(samples, max_tokens=100)
+    layout = build_layout(micro)
+    assert layout.token_ids.tolist() == [1, 2, 3, 4, 6, 7]
+    assert layout.position_ids.tolist() == [0, 1, 2, 3, 3, 4]
+    assert layout.rows.tolist() == [2, 3, 2, 4, 5]
+    assert layout.targets.tolist() == [4, 5, 6, 7, 8]
+    (block,) = layout.blocks
+    assert (block.start, block.prefix_length, block.response_lengths) == (0, 3, (1, 2))
+
+
+def test_prompt_tokens_of_a_group_are_predicted_once() -> None:
+    samples = [sample(7, 0, [1, 2, 3], [4]), sample(7, 1, [1, 2, 3], [5])]
+    ((micro,),) = pack(samples, max_tokens=100, every_token=True)
+    layout = build_layout(micro, every_token=True)
+    assert layout.token_ids.tolist() == [1, 2, 3]
+    assert sorted(zip(layout.rows.tolist(), layout.targets.tolist(), strict=True)) == [(0, 2), (1, 3), (2, 4), (2, 5)]
+
+
+def test_samples_of_a_group_with_other_prompts_share_nothing() -> None:
+    samples = [sample(7, 0, [1, 2, 3], [4, 4]), sample(7, 1, [1, 2, 9], [5, 5])]
+    ((micro,),) = pack(samples, max_tokens=100)
+    assert [block.prefix_length for block in micro] == [0, 0]
+
+
+def test_a_group_over_budget_is_split_into_parts_that_repeat_the_prompt() -> None:
+    samples = [sample(0, i, [1, 2, 3, 4], [5, 6, 7]) for i in range(4)]  # 4 + 2 each
+    (micro_batches,) = pack(samples, max_tokens=8)
+    assert [[(b.prefix_length, b.num_tokens) for b in micro] for micro in micro_batches] == [[(4, 8)], [(4, 8)]]
+
+
+def test_a_group_is_split_when_there_are_more_ranks_than_groups() -> None:
+    samples = [sample(0, i, [1, 2, 3, 4], [5, 6, 7]) for i in range(4)]
+    packed = pack(samples, max_tokens=1000, num_ranks=2)
+    assert [[b.num_tokens for micro in rank for b in micro] for rank in packed] == [[8], [8]]
+
+
+def test_a_sample_without_loss_does_not_go_through_the_network() -> None:
+    silent = dataclasses.replace(sample(0, 0, [1], [2]), loss_mask=np.zeros(2, dtype=np.bool_))
+    assert pack([silent], max_tokens=10) == [[()]]
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2, 3])
+def test_micro_batches_carry_about_the_same_load(num_ranks: int) -> None:
+    batch = make_batch(0, groups=24, group_size=4, prompt=(10, 20), response=(5, 20))
+    packed = pack(batch.samples, max_tokens=300, num_ranks=num_ranks)
+    loads = [sum(b.num_tokens for b in micro) for rank in packed for micro in rank]
+    assert max(loads) <= 300
+    assert min(loads) >= 0.7 * max(loads)
