@@ -95,6 +95,21 @@ class InferenceEngine(Protocol):
 
 
 @runtime_checkable
+class SupportsReadback(Protocol):
+    """An engine that can say which bytes it computes with. Optional: `isinstance(engine, SupportsReadback)`."""
+
+    async def applied_checksums(self) -> Mapping[str, int] | None:
+        """Read the weights back from where the engine computes with them.
+
+        Returns:
+            By tensor name, `roll.weights.tensor_checksum` of the tensor as it is held, in the manifest's dtype; names
+            that cannot be read back (repacked, quantised, fused) are left out. `None`: nothing can be, or it would
+            take longer than about 0.2 s per GB, since it is asked after every sync.
+        """
+        ...
+
+
+@runtime_checkable
 class WeightSource(Protocol):
     """Re-iterable stream of weights in the HF checkpoint's names; one tensor in memory at a time.
 

@@ -3,5 +3,16 @@
 from roll.weights.checksum import tensor_checksum
 from roll.weights.receiver import Receiver, open_update
 from roll.weights.sender import Sender, SendSteps, conduct, send_weights
+from roll.weights.sync import SyncReport, WeightSync
 
-__all__ = ["Receiver", "SendSteps", "Sender", "conduct", "open_update", "send_weights", "tensor_checksum"]
+__all__ = [
+    "Receiver",
+    "SendSteps",
+    "Sender",
+    "SyncReport",
+    "WeightSync",
+    "conduct",
+    "open_update",
+    "send_weights",
+    "tensor_checksum",
+]

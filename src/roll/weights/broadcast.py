@@ -2,7 +2,7 @@
 
 Data flow, all at the same time:
 
-    sender packs bucket i + 1  ─►  bucket i travels to all engines  ─►  receiver checks and applies bucket i - 1
+    sender packs bucket i + 1 ─► bucket i travels to all engines ─► receivers check and apply bucket i - 1
 
 Invariants: both ends derive the same buckets from the manifest and `bucket_bytes`; a receiver asks for
 bucket i + 1 only when the engine has taken the last tensor of bucket i - 1, whose buffer it uses again. See
@@ -72,15 +72,11 @@ def receive(update: WeightUpdate, place: ReceiverPlace) -> Generator[TensorStrea
     _groups[cache_key] = group  # only one that worked is used again
 
 
-def _meet(
-    handle: BroadcastHandle, member: str, place: ReceiverPlace, cached: Group | None, about: str
-) -> Group:
+def _meet(handle: BroadcastHandle, member: str, place: ReceiverPlace, cached: Group | None, about: str) -> Group:
     try:
         store = dist.TCPStore(handle.host, handle.port, timeout=timedelta(seconds=place.timeout_s))
     except dist.DistError as error:
-        raise WeightSyncError(
-            f"{about}: no trainer answers at {handle.host}:{handle.port}: did it end?"
-        ) from error
+        raise WeightSyncError(f"{about}: no trainer answers at {handle.host}:{handle.port}: did it end?") from error
     members = [f"{engine}/{worker}" for engine in handle.engine_ids for worker in range(place.num_workers)]
     rank = 1 + members.index(member)
     point = MeetingPoint(store, handle.sync, about, place.timeout_s)

@@ -55,16 +55,12 @@ class BroadcastSender:
             return None
         if self._store is None:
             timeout = timedelta(seconds=self._timeout_s)
-            self._store = dist.TCPStore(
-                self._host, 0, is_master=True, wait_for_workers=False, timeout=timeout
-            )
+            self._store = dist.TCPStore(self._host, 0, is_master=True, wait_for_workers=False, timeout=timeout)
         sync = f"sync/{next(self._numbers)}"
         about = f"weight sync of policy version {policy_version}"
         self._point = MeetingPoint(self._store, sync, about, self._timeout_s)
         self._keys = []
-        handle = BroadcastHandle(
-            host=self._host, port=self._store.port, sync=sync, bucket_bytes=self._bucket_bytes
-        )
+        handle = BroadcastHandle(host=self._host, port=self._store.port, sync=sync, bucket_bytes=self._bucket_bytes)
         return WeightUpdate(
             policy_version=policy_version, manifest=self._manifest, transport="broadcast", handle=handle
         )

@@ -25,8 +25,8 @@ def tensor_checksum(tensor: torch.Tensor) -> int:
     """
     data = flat_bytes(tensor)
     if data.device.type == "cpu":
-        return xxhash.xxh3_64_intdigest(data.numpy())
+        return xxhash.xxh3_64_intdigest(data.numpy().data)
     digest = xxhash.xxh3_64()
     for start in range(0, data.numel(), DEVICE_CHUNK_BYTES):
-        digest.update(data[start : start + DEVICE_CHUNK_BYTES].cpu().numpy())
+        digest.update(data[start : start + DEVICE_CHUNK_BYTES].cpu().numpy().data)
     return digest.intdigest()

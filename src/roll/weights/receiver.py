@@ -91,9 +91,7 @@ class Receiver:
             for aspect in ("shape", "dtype"):
                 seen, announced = getattr(found, aspect), getattr(expected, aspect)
                 if seen != announced:
-                    raise WeightSyncError(
-                        f"{self._about(name)} has {aspect} {seen}, announced was {announced}."
-                    )
+                    raise WeightSyncError(f"{self._about(name)} has {aspect} {seen}, announced was {announced}.")
             self.checksums[name] = tensor_checksum(tensor)
             self.num_bytes += num_bytes(expected)
             yield name, tensor
@@ -126,9 +124,7 @@ def open_update(
         WeightSyncError: a tensor is missing, unexpected, of another shape or dtype (names it); the sender
             is gone, gave up, or is out of reach; or the engine left tensors unread (names them).
     """
-    place = ReceiverPlace(
-        device=torch.device(device), worker=worker, num_workers=num_workers, timeout_s=timeout_s
-    )
+    place = ReceiverPlace(device=torch.device(device), worker=worker, num_workers=num_workers, timeout_s=timeout_s)
     with TRANSPORTS.get(update.transport)(update, place) as stream:
         receiver = Receiver(update, stream)
         yield receiver

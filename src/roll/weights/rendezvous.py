@@ -106,9 +106,7 @@ class MeetingPoint:
                 time.sleep(POLL_S)
             return json.loads(self._store.get(key))
         except dist.DistError as error:
-            raise WeightSyncError(
-                f"{self.about}: the trainer's store is gone: did the trainer end?"
-            ) from error
+            raise WeightSyncError(f"{self.about}: the trainer's store is gone: did the trainer end?") from error
 
     def forget(self, keys: Sequence[str]) -> None:
         """Remove values that nobody will read again."""
@@ -163,7 +161,7 @@ def build_group(
         options._timeout = timeout
         group = dist.ProcessGroupNCCL(prefixed, rank, size, options)
     else:
-        options = dist.ProcessGroupGloo._Options()
+        options = dist.ProcessGroupGloo._Options()  # pyrefly: ignore[missing-attribute]  # absent from the stubs
         options._devices = [dist.ProcessGroupGloo.create_device(hostname=address)]
         options._timeout = timeout
         group = dist.ProcessGroupGloo(prefixed, rank, size, options)

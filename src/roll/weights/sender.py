@@ -141,9 +141,7 @@ class SendSteps(Protocol):
         ...
 
 
-async def conduct(
-    steps: SendSteps, policy_version: int, transport: str, deliver: Deliver
-) -> Mapping[str, int]:
+async def conduct(steps: SendSteps, policy_version: int, transport: str, deliver: Deliver) -> Mapping[str, int]:
     """Stage, deliver the offer while sending, then release: `TrainerGroup.send_weights`.
 
     Whichever of `deliver` and `send` fails first breaks the other off; its error is the one raised.
@@ -189,9 +187,7 @@ class _OneRank:
 
     async def stage(self, policy_version: int, transport: str) -> WeightUpdate:
         loop = asyncio.get_running_loop()
-        update = await loop.run_in_executor(
-            self._executor, self._sender.stage, self._source, policy_version, transport
-        )
+        update = await loop.run_in_executor(self._executor, self._sender.stage, self._source, policy_version, transport)
         assert update is not None, "a single rank is rank 0"
         return update
 

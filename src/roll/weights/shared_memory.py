@@ -97,7 +97,7 @@ class SharedMemorySender:
         return self._descriptor
 
     def _write(self, tensor: torch.Tensor, offset: int) -> int:
-        data = memoryview(flat_bytes(tensor).cpu().numpy())
+        data = flat_bytes(tensor).cpu().numpy().data
         while data:
             written = os.pwrite(self._open(), data[:WRITE_BYTES], offset)
             data, offset = data[written:], offset + written
@@ -133,13 +133,9 @@ def _opened(handle: SegmentHandle, policy_version: int) -> Generator[int]:
     try:
         status = os.fstat(descriptor)
         if status.st_ino != handle.inode:
-            raise WeightSyncError(
-                f"{about}: {path} is not the memory that was offered: the trainer restarted."
-            )
+            raise WeightSyncError(f"{about}: {path} is not the memory that was offered: the trainer restarted.")
         if status.st_size < handle.num_bytes:
-            raise WeightSyncError(
-                f"{about}: {path} has {status.st_size} bytes, announced were {handle.num_bytes}."
-            )
+            raise WeightSyncError(f"{about}: {path} has {status.st_size} bytes, announced were {handle.num_bytes}.")
         yield descriptor
     finally:
         os.close(descriptor)

@@ -1,0 +1,206 @@
+"""The probe: log-probs of fixed tokens from the engines and from the trainer, compared. NumPy only; pure.
+
+Checksums prove which bytes arrived, and read-back which bytes an engine holds; the probe sees the one thing they do
+not: whether the engine *computes* with them. What it can see is limited by the difference between two correct
+implementations ("noise"). Measured with two attention kernels, mean over tokens, a step of ±lr on every weight:
+
+                                  noise     after a step, one layer not applied    the same at
+    SmolLM2-135M float32, lr 1e-6   3e-6      weakest of 30: 1.3e-5, median 6e-5     lr 1e-5: 1.2e-4, 6e-4
+    tiny model   float32, lr 1e-6   5e-7      weakest of 2:  2e-5                    lr 1e-5: 2e-4
+    SmolLM2-135M bfloat16, lr 1e-5  4.6e-2    6e-4: hidden in the noise              lr 1e-4: hidden
+    tiny model   bfloat16, lr 1e-5  1.2e-2    3e-4: hidden in the noise              lr 1e-4: hidden
+
+So in float32 one layer that misses one step is seen, at a learning rate of about 2e-6 and above. In bfloat16 it is
+not, by any comparison: rounding is chaotic, so the noise of one policy version says nothing about the next one's, and
+comparing changes (now − before) cancels none of it. There the probe sees a layer that never held this model's weights,
+an engine that did not change at all, and a fault that adds up over many steps; for the rest stands read-back.
+
+Where engine and trainer differ *smoothly* (another scaling, say, in float32), their difference is the same before and
+after a step. The comparison of changes cancels it, and still sees a missed layer beneath it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from roll.types import FloatArray, IntArray, TensorSpec, TrainingBatch, TrainingSample
+
+__all__ = ["NOISE", "Noise", "ProbeGauge", "ProbeResult", "majority_dtype", "probe_batch"]
+
+MARGIN = 3.0
+"""Times the first difference is tolerated."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Noise:
+    """How far two correct implementations may be apart; mean absolute difference of log-probs in nats."""
+
+    floor: float
+    """Always tolerated."""
+    ceiling: float
+    """Never tolerated, also not in the first sync, which everything later is measured by."""
+    smooth: bool
+    """Whether the noise after a small step is about that before it, so that comparing changes tells something."""
+
+
+NOISE = {
+    "float32": Noise(floor=2e-5, ceiling=1e-2, smooth=True),
+    "bfloat16": Noise(floor=2e-2, ceiling=0.3, smooth=False),
+    "float16": Noise(floor=5e-3, ceiling=0.1, smooth=False),
+}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ProbeResult:
+    """One engine against the trainer, after one sync. Differences are of log-probs, in nats."""
+
+    mean_abs: float
+    max_abs: float
+    tolerance: float
+    """Of `mean_abs`."""
+    change: float = 0.0
+    """Mean absolute change of the trainer's log-probs since this engine's last probe; 0 at its first."""
+    change_missed: float = 0.0
+    """Mean absolute difference between the engine's change and the trainer's; 0 at its first."""
+    change_tolerance: float | None = None
+    """Of `change_missed`; `None` where it is not judged."""
+    problem: str = ""
+    """What is wrong, in a sentence; empty if nothing is."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Reading:
+    trainer: NDArray[np.float64]
+    engine: NDArray[np.float64]
+
+
+class ProbeGauge:
+    """Judges differences by those of the first sync. Only readings without a problem become part of its memory.
+
+    Args:
+        noise: of the dtype that the engines compute in.
+        tolerance: of the mean absolute difference; by default `MARGIN` times the first one, within `noise`.
+    """
+
+    def __init__(self, noise: Noise, tolerance: float | None = None) -> None:
+        self._noise = noise
+        self._given = tolerance
+        self._first: float | None = None
+        self._first_scale = 1.0
+        self._first_change: tuple[float, float] | None = None
+        self._last: dict[str, _Reading] = {}
+
+    def forget(self, engine_id: str) -> None:
+        """The engine was replaced: what it computed before says nothing about what it computes now."""
+        self._last.pop(engine_id, None)
+
+    def judge(
+        self,
+        engine_id: str,
+        engine: Sequence[FloatArray],
+        trainer: Sequence[FloatArray],
+        *,
+        weights_changed: bool = True,
+    ) -> ProbeResult:
+        """Compare one engine's log-probs with the trainer's.
+
+        Args:
+            engine_id: whose.
+            engine: per sequence [L]; entry 0 is not compared.
+            trainer: likewise.
+            weights_changed: whether most tensors differ from those of this engine's last probe.
+        """
+        now = _Reading(_flat(trainer), _flat(engine))
+        before = self._last.get(engine_id)
+        result = self._compare(now, before, weights_changed)
+        if not result.problem:
+            self._last[engine_id] = now
+            if self._first is None:
+                self._first, self._first_scale = result.mean_abs, float(np.abs(now.trainer).mean())
+            if self._first_change is None and result.change > 0:
+                self._first_change = (result.change, result.change_missed)
+        return result
+
+    def _compare(self, now: _Reading, before: _Reading | None, weights_changed: bool) -> ProbeResult:
+        gap = np.abs(now.engine - now.trainer)
+        mean_abs, max_abs = float(gap.mean()), float(gap.max())
+        tolerance = self._tolerance(now)
+        problem = ""
+        if not np.isfinite(mean_abs):
+            problem = "log-probs are not finite"
+        elif mean_abs > tolerance:
+            problem = f"log-probs differ from the trainer's by {mean_abs:.2g} on average; tolerated: {tolerance:.2g}"
+        if before is None or problem:
+            return ProbeResult(mean_abs=mean_abs, max_abs=max_abs, tolerance=tolerance, problem=problem)
+        trainer_change, engine_change = now.trainer - before.trainer, now.engine - before.engine
+        change = float(np.abs(trainer_change).mean())
+        missed = float(np.abs(engine_change - trainer_change).mean())
+        limit = self._change_tolerance(change)
+        if weights_changed and np.mean(trainer_change != 0) > 0.5 and not engine_change.any():
+            problem = "log-probs did not change at all, though the trainer's did: it computes with the old weights"
+        elif limit is not None and missed > limit:
+            problem = (
+                f"log-probs changed otherwise than the trainer's (which moved by {change:.2g}): the changes differ by "
+                f"{missed:.2g} on average; tolerated: {limit:.2g}"
+            )
+        return ProbeResult(
+            mean_abs=mean_abs,
+            max_abs=max_abs,
+            tolerance=tolerance,
+            change=change,
+            change_missed=missed,
+            change_tolerance=limit,
+            problem=problem,
+        )
+
+    def _tolerance(self, now: _Reading) -> float:
+        if self._given is not None:
+            return self._given
+        if self._first is None:
+            return self._noise.ceiling
+        # Rounding errors of a log-prob grow with its size; a policy that sharpens is not a fault.
+        growth = max(1.0, float(np.abs(now.trainer).mean()) / max(self._first_scale, 1e-6))
+        return min(self._noise.ceiling, max(self._noise.floor, MARGIN * self._first) * growth)
+
+    def _change_tolerance(self, change: float) -> float | None:
+        """`MARGIN` times the first missed change, in proportion to the size of the change."""
+        if not self._noise.smooth:
+            return None
+        if self._first_change is None:
+            return None if self._first is None or self._first > self._noise.floor else self._noise.floor * 2
+        first_change, first_missed = self._first_change
+        return max(self._noise.floor, MARGIN * first_missed * max(1.0, change / first_change))
+
+
+def _flat(logprobs: Sequence[FloatArray]) -> NDArray[np.float64]:
+    return np.concatenate([np.asarray(entry, dtype=np.float64)[1:] for entry in logprobs])
+
+
+def majority_dtype(manifest: Sequence[TensorSpec]) -> str:
+    """The dtype that most elements have."""
+    counts: dict[str, int] = {}
+    for spec in manifest:
+        counts[spec.dtype] = counts.get(spec.dtype, 0) + spec.num_elements
+    return max(counts, key=lambda dtype: counts[dtype], default="float32")
+
+
+def probe_batch(sequences: Sequence[IntArray]) -> TrainingBatch:
+    """The probe's sequences as the trainer takes them: every token but the first one counts."""
+
+    def sample(index: int, token_ids: IntArray) -> TrainingSample:
+        zeros = np.zeros(len(token_ids), dtype=np.float32)
+        return TrainingSample(
+            sample_id=f"probe-{index}",
+            group_id=index,
+            prefix_length=0,
+            token_ids=np.asarray(token_ids, dtype=np.int32),
+            loss_mask=np.arange(len(token_ids)) > 0,
+            advantages=zeros,
+            rollout_logprobs=zeros,
+        )
+
+    return TrainingBatch(samples=tuple(sample(i, s) for i, s in enumerate(sequences)))

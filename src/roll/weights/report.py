@@ -1,0 +1,80 @@
+"""What a weight sync did, and how a receipt is checked. Pure; no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from roll.errors import EngineDiedError
+from roll.types import WeightReceipt
+from roll.weights.probe import ProbeResult
+
+__all__ = ["SyncReport", "checksum_problem", "receipt_problem"]
+
+MAX_NAMES = 5
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SyncReport:
+    """One push that did what it should, for every engine that is alive."""
+
+    policy_version: int
+    transport: str
+    seconds: float
+    """From the first call to the last receipt checked, without read-back and probe."""
+    num_bytes: int
+    """Of all tensors, once, however many engines took them."""
+    num_tensors: int
+    engines: tuple[str, ...]
+    """Engines that confirmed."""
+    dead: Mapping[str, EngineDiedError] = field(default_factory=dict)
+    """Engines that died or did not answer in time. They may hold other weights: replace them, then `push_to`."""
+    num_read_back: int = 0
+    """Checksums compared with what engines hold, over all engines."""
+    readback_s: float = 0.0
+    probe: Mapping[str, ProbeResult] = field(default_factory=dict)
+    """By engine; empty where no probe was due."""
+    probe_s: float = 0.0
+
+    def metrics(self) -> dict[str, float]:
+        """For the tracker; of the probes the worst engine's."""
+        values = {
+            "sync/seconds": self.seconds,
+            "sync/bytes": float(self.num_bytes),
+            "sync/tensors": float(self.num_tensors),
+            "sync/engines": float(len(self.engines)),
+            "sync/engines_dead": float(len(self.dead)),
+            "sync/checksums_read_back": float(self.num_read_back),
+        }
+        if self.probe:
+            values["sync/probe_mean_abs"] = max(result.mean_abs for result in self.probe.values())
+            values["sync/probe_max_abs"] = max(result.max_abs for result in self.probe.values())
+            values["sync/probe_change"] = max(result.change for result in self.probe.values())
+            values["sync/probe_change_missed"] = max(result.change_missed for result in self.probe.values())
+            values["sync/probe_seconds"] = self.probe_s
+        return values
+
+
+def receipt_problem(receipt: WeightReceipt, policy_version: int, sent: Mapping[str, int]) -> str:
+    """What is wrong with a receipt, in a sentence that names tensors; empty if nothing is."""
+    if receipt.policy_version != policy_version:
+        return f"it confirmed policy version {receipt.policy_version}"
+    missing = [name for name in sent if name not in receipt.checksums]
+    if missing:
+        return f"it did not receive {_listed(missing)}"
+    unknown = [name for name in receipt.checksums if name not in sent]
+    if unknown:
+        return f"it received {_listed(unknown)}, which the trainer did not send"
+    return checksum_problem(receipt.checksums, sent, "received")
+
+
+def checksum_problem(found: Mapping[str, int], sent: Mapping[str, int], verb: str) -> str:
+    """Which of the found checksums differ from the sent ones; empty if none does."""
+    wrong = [name for name, checksum in found.items() if name in sent and sent[name] != checksum]
+    return f"it {verb} other bytes than the trainer sent for {_listed(wrong)}" if wrong else ""
+
+
+def _listed(names: Sequence[str]) -> str:
+    shown = ", ".join(f"'{name}'" for name in names[:MAX_NAMES])
+    more = f" and {len(names) - MAX_NAMES} more" if len(names) > MAX_NAMES else ""
+    return f"{'tensor' if len(names) == 1 else f'{len(names)} tensors:'} {shown}{more}"

@@ -1,0 +1,307 @@
+"""The controller's end of a weight sync: push to every engine, check every receipt, read back, probe.
+
+Data flow:
+
+    trainer.send_weights ─ offer ─► Delivery ─ update_weights ─► engines (all at once)
+              │                        ▲── receipts ──────────────┘
+              └── checksums ──► compare ──► read back ──► probe ──► SyncReport
+
+Invariants:
+    - One sync at a time; a push and the push to a replaced engine wait for each other.
+    - `push` returns only if every engine that is alive holds every tensor as the trainer sent it, as far as this can be
+      known (docs/weight-sync.md); otherwise it raises `WeightSyncError` with the names of engine and tensor.
+    - An engine that dies or does not answer never fails the others: it is reported, for the caller to replace.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from roll.config.operations import WeightSyncConfig
+from roll.errors import EngineDiedError, WeightSyncError
+from roll.protocols import EngineGroup, InferenceEngine, SupportsReadback, TrainerGroup
+from roll.types import FloatArray, IntArray, WeightReceipt, WeightUpdate
+from roll.weights.broadcast import addressed
+from roll.weights.plan import total_bytes
+from roll.weights.probe import NOISE, ProbeGauge, ProbeResult, majority_dtype, probe_batch
+from roll.weights.report import SyncReport, checksum_problem, receipt_problem
+
+__all__ = ["SyncReport", "WeightSync"]
+
+logger = logging.getLogger(__name__)
+
+SYNC_TIMEOUT_S = 300.0
+GRACE_S = 5.0
+"""After one engine failed, how long the others have to notice that a broadcast is off."""
+
+
+@dataclass(slots=True)
+class _Delivery:
+    """One offer, on its way to some engines."""
+
+    policy_version: int
+    timeout_s: float
+    receipts: dict[str, WeightReceipt] = field(default_factory=dict)
+    dead: dict[str, EngineDiedError] = field(default_factory=dict)
+    errors: dict[str, Exception] = field(default_factory=dict)
+    num_bytes: int = 0
+    dtype: str = "float32"
+    tasks: dict[str, asyncio.Task[None]] = field(default_factory=dict)
+
+    async def deliver(self, engines: Sequence[InferenceEngine], update: WeightUpdate) -> None:
+        """Bring the offer to all engines; returns when each has confirmed or failed.
+
+        Raises:
+            WeightSyncError: one failed and takes the others with it, since they receive together.
+        """
+        self.num_bytes, self.dtype = total_bytes(update.manifest), majority_dtype(update.manifest)
+        ids = tuple(engine.engine_id for engine in engines)
+        for engine in engines:
+            offer = addressed(update, engine.engine_id, ids)
+            self.tasks[engine.engine_id] = asyncio.create_task(self._update(engine, offer))
+        together = update.transport == "broadcast"
+        waiting = set(self.tasks.values())
+        while waiting:
+            _, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+            if together and (self.dead or self.errors):
+                raise WeightSyncError("an engine failed during a broadcast")
+
+    async def _update(self, engine: InferenceEngine, offer: WeightUpdate) -> None:
+        engine_id = engine.engine_id
+        try:
+            async with asyncio.timeout(self.timeout_s):
+                self.receipts[engine_id] = await engine.update_weights(offer)
+        except EngineDiedError as error:
+            self.dead[engine_id] = error
+        except TimeoutError:
+            cause = f"it did not confirm policy version {self.policy_version} within {self.timeout_s:g} s"
+            self.dead[engine_id] = EngineDiedError(engine_id, cause)
+        except Exception as error:
+            self.errors[engine_id] = error
+
+    async def end(self) -> None:
+        """See every engine's task end; one that does not is given up, as is its engine."""
+        if not self.tasks:
+            return
+        _, late = await asyncio.wait(self.tasks.values(), timeout=GRACE_S)
+        for engine_id, task in self.tasks.items():
+            if task in late:
+                task.cancel()
+                cause = f"it did not let go of the weight sync of policy version {self.policy_version}"
+                self.dead[engine_id] = EngineDiedError(engine_id, cause)
+        await asyncio.gather(*self.tasks.values(), return_exceptions=True)
+
+
+class WeightSync:
+    """Keeps engines on the trainer's weights.
+
+    Args:
+        trainer: whose weights.
+        engines: all engines of the run.
+        config: transport, probe.
+        probe: token sequences [L], the same for the whole run; none means that nothing is probed.
+        transport: what `auto` means here: the fastest that reaches every engine, which the cluster knows.
+        timeout_s: longest time for one engine to fetch and confirm.
+    """
+
+    def __init__(
+        self,
+        trainer: TrainerGroup,
+        engines: EngineGroup,
+        config: WeightSyncConfig,
+        *,
+        probe: Sequence[IntArray] = (),
+        transport: str = "in_process",
+        timeout_s: float = SYNC_TIMEOUT_S,
+    ) -> None:
+        self.transport = transport if config.transport == "auto" else config.transport
+        self.policy_version: int | None = None
+        """Of the last push."""
+        self._trainer = trainer
+        self._engines = engines
+        self._config = config
+        self._timeout_s = timeout_s
+        self._sequences = [sequence for sequence in probe if len(sequence) > 1]
+        self._gauge: ProbeGauge | None = None
+        self._probed: dict[str, Mapping[str, int]] = {}
+        self._num_pushes = 0
+        self._lock = asyncio.Lock()
+
+    async def push(self, policy_version: int) -> SyncReport:
+        """Bring the trainer's weights to every engine, and prove that they arrived.
+
+        Returns:
+            The report. Engines in its `dead` must be replaced and get `push_to` before they serve.
+
+        Raises:
+            WeightSyncError: a tensor did not arrive as sent, is not what an engine holds, or the probe says that an
+                engine does not compute with it; names the engine, and the tensor where it is known.
+        """
+        async with self._lock:
+            every = self._config.probe_every_num_steps
+            due = every > 0 and self._num_pushes % every == 0
+            self._num_pushes += 1
+            self.policy_version = policy_version
+            return await self._sync(tuple(self._engines.engines), policy_version, due)
+
+    async def push_to(self, engine: InferenceEngine) -> SyncReport:
+        """Bring one fresh engine to the weights of the last push; the trainer must still hold them.
+
+        Raises:
+            EngineDiedError: it died again.
+            WeightSyncError: as in `push`, or nothing was pushed yet.
+        """
+        async with self._lock:
+            if self.policy_version is None:
+                raise WeightSyncError(f"engine {engine.engine_id} cannot be synced: nothing was pushed yet.")
+            self._probed.pop(engine.engine_id, None)
+            if self._gauge is not None:
+                self._gauge.forget(engine.engine_id)
+            probed = self._config.probe_every_num_steps > 0
+            report = await self._sync((engine,), self.policy_version, probed)
+            if report.dead:
+                raise report.dead[engine.engine_id]
+            return report
+
+    async def _sync(self, engines: Sequence[InferenceEngine], version: int, probed: bool) -> SyncReport:
+        clock = asyncio.get_running_loop().time
+        begin = clock()
+        delivery, sent, dead = await self._transfer(engines, version)
+        for engine_id, receipt in delivery.receipts.items():
+            self._require(receipt_problem(receipt, version, sent), engine_id, version)
+        arrived = clock()
+        alive = [engine for engine in engines if engine.engine_id in delivery.receipts]
+        num_read_back = await self._read_back(alive, sent, version, dead)
+        read_back = clock()
+        alive = [engine for engine in alive if engine.engine_id not in dead]
+        results: dict[str, ProbeResult] = {}
+        if probed and self._sequences and alive:
+            results = await self._probe(alive, sent, version, delivery.dtype, dead)
+        for error in dead.values():
+            logger.warning("weight sync of policy version %d: %s", version, error)
+        return SyncReport(
+            policy_version=version,
+            transport=self.transport,
+            seconds=arrived - begin,
+            num_bytes=delivery.num_bytes,
+            num_tensors=len(sent),
+            engines=tuple(engine.engine_id for engine in alive if engine.engine_id not in dead),
+            dead=dead,
+            num_read_back=num_read_back,
+            readback_s=read_back - arrived,
+            probe=results,
+            probe_s=clock() - read_back,
+        )
+
+    async def _transfer(
+        self, engines: Sequence[InferenceEngine], version: int
+    ) -> tuple[_Delivery, Mapping[str, int], dict[str, EngineDiedError]]:
+        """Send until it works for all that are left: a death spoils a broadcast for the others, who get another."""
+        dead: dict[str, EngineDiedError] = {}
+        left = list(engines)
+        while True:
+            delivery = _Delivery(policy_version=version, timeout_s=self._timeout_s)
+            failure: WeightSyncError | None = None
+            sent: Mapping[str, int] = {}
+            try:
+                sent = await self._trainer.send_weights(
+                    version, self.transport, lambda update, to=delivery, some=tuple(left): to.deliver(some, update)
+                )
+            except WeightSyncError as error:
+                failure = error
+            finally:
+                await delivery.end()
+            dead |= delivery.dead
+            if failure is None and not delivery.errors:
+                return delivery, sent, dead
+            if not delivery.dead or self.transport != "broadcast":
+                raise _combined(version, failure, delivery.errors)
+            left = [engine for engine in left if engine.engine_id not in dead]
+            if not left:
+                return delivery, {}, dead
+
+    async def _read_back(
+        self,
+        engines: Sequence[InferenceEngine],
+        sent: Mapping[str, int],
+        version: int,
+        dead: dict[str, EngineDiedError],
+    ) -> int:
+        able = [engine for engine in engines if isinstance(engine, SupportsReadback)]
+        asked = {engine.engine_id: engine.applied_checksums() for engine in able}
+        count = 0
+        for engine_id, held in (await _from_all(asked, dead)).items():
+            if held is not None:
+                count += len(held)
+                self._require(checksum_problem(held, sent, "received but does not hold"), engine_id, version)
+        return count
+
+    async def _probe(
+        self,
+        engines: Sequence[InferenceEngine],
+        sent: Mapping[str, int],
+        version: int,
+        dtype: str,
+        dead: dict[str, EngineDiedError],
+    ) -> dict[str, ProbeResult]:
+        asked: dict[str, Awaitable[list[FloatArray]]] = {e.engine_id: e.logprobs(self._sequences) for e in engines}
+        trainer, answers = await asyncio.gather(
+            self._trainer.logprobs(probe_batch(self._sequences)), _from_all(asked, dead)
+        )
+        if self._gauge is None:
+            self._gauge = ProbeGauge(NOISE.get(dtype, NOISE["bfloat16"]), self._config.probe_tolerance)
+        results: dict[str, ProbeResult] = {}
+        for engine_id, logprobs in answers.items():
+            before = self._probed.get(engine_id, {})
+            changed = sum(before.get(name) != checksum for name, checksum in sent.items())
+            result = self._gauge.judge(engine_id, logprobs, trainer, weights_changed=2 * changed > len(sent))
+            self._require(_advice(result, engine_id), engine_id, version)
+            results[engine_id] = result
+            self._probed[engine_id] = sent
+        return results
+
+    def _require(self, problem: str, engine_id: str, version: int) -> None:
+        if problem:
+            raise WeightSyncError(
+                f"weight sync of policy version {version} over {self.transport}, engine {engine_id}: {problem}."
+            )
+
+
+async def _from_all(asked: Mapping[str, Awaitable[Any]], dead: dict[str, EngineDiedError]) -> dict[str, Any]:
+    """Await all at once; engines that die are noted, other errors raised."""
+    answers = await asyncio.gather(*asked.values(), return_exceptions=True)
+    found: dict[str, Any] = {}
+    for engine_id, answer in zip(asked, answers, strict=True):
+        if isinstance(answer, EngineDiedError):
+            dead[engine_id] = answer
+        elif isinstance(answer, BaseException):
+            raise answer
+        else:
+            found[engine_id] = answer
+    return found
+
+
+def _combined(version: int, failure: WeightSyncError | None, errors: Mapping[str, Exception]) -> Exception:
+    """One error of all; an engine's own word comes first, since it names the tensor."""
+    if not errors:
+        assert failure is not None, "something failed"
+        return failure
+    told = "; ".join(f"engine {engine_id}: {error}" for engine_id, error in errors.items())
+    combined = WeightSyncError(f"weight sync of policy version {version} failed: {told}")
+    combined.__cause__ = next(iter(errors.values()))
+    return combined
+
+
+def _advice(result: ProbeResult, engine_id: str) -> str:
+    if not result.problem:
+        return ""
+    return (
+        f"every tensor arrived as sent, but its {result.problem} (largest difference {result.max_abs:.2g}). A tensor "
+        "was received and is not what the engine computes with, or engine and trainer compute differently: compare how "
+        "the engine loads and names the layers, and both sides' dtype and attention. If the difference is sound, set "
+        "weight_sync.probe_tolerance"
+    )
