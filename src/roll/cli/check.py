@@ -175,6 +175,8 @@ def _look_at_prompts(report: Report) -> None:
 
     tokenizer = load_tokenizer(config.model.path, trust_remote_code=config.model.trust_remote_code)
     context = config.inference.max_context or report.model.context_length
+    if context <= config.rollout.max_new_tokens:
+        return  # a problem already
     data = build_data(config.data, tokenizer, config.seed, context - config.rollout.max_new_tokens)
     report.longest_prompt = data.longest_prompt or context - config.rollout.max_new_tokens
     report.train_prompts = {domain: entry["num_prompts"] for domain, entry in data.train.state().items()}

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Discriminator, Tag, field_validator, model_validator
 
 from roll.config.base import Section, option
-from roll.config.rewards import RewardConfig, RewardList, as_reward_list
+from roll.config.rewards import RewardConfig, RewardList, as_reward_list, check_pattern
 
 __all__ = ["ArithmeticData", "DataConfig", "FileData", "HuggingFaceData", "ReasoningGymData"]
 
@@ -66,6 +66,11 @@ class _Columns(_Source):
         "Regular expression whose first group is the reference answer inside that column (GSM8K: `#### (.+)`).",
     )
     limit: int | None = option(None, "Use only the first so many rows.", ge=1)
+
+    @field_validator("answer_pattern")
+    @classmethod
+    def _compiles(cls, value: str | None) -> str | None:
+        return None if value is None else check_pattern(value)
 
 
 class FileData(_Columns):

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import difflib
 import json
 import re
 from collections.abc import Iterable
+from difflib import SequenceMatcher
 from typing import Any, get_args
 
 from pydantic import ValidationError
@@ -185,7 +185,9 @@ def _unknown_tag(path: KeyPath, shape: Shape, value: Any, document: Document) ->
         expected = f"a section with the key '{key}' (one of {names})"
         return f"'{dotted(path)}'{where} must be {expected}, got {show(value)}."
     if key not in value:
-        hint = "".join(f" There is '{name}'." for name in difflib.get_close_matches(key, list(value), 1, 0.7))
+        fields = {name for section in known.values() for name in section.model_fields}
+        strange = [name for name in value if name not in fields]
+        hint = f" Is '{dotted((_closest(key, strange)[0],))}' meant for it?" if strange else ""
         return f"missing key '{dotted((*path, key))}'{where}: write one of {names}.{hint}"
     tag = value[key]
     hint = nearest(str(tag), list(known))
@@ -223,8 +225,9 @@ def _meant(name: str, siblings: list[str], model: type[Section]) -> str:
 
 def _closest(name: str, known: list[str]) -> tuple[str, float]:
     """The known name most like `name`, and how alike they are, 0 … 1."""
-    close = difflib.get_close_matches(name, known, n=1, cutoff=0.0)
-    return (close[0], difflib.SequenceMatcher(None, close[0], name).ratio()) if close else ("", 0.0)
+    likeness = {other: SequenceMatcher(None, other.lower(), name.lower()).ratio() for other in known}
+    best = max(likeness, key=lambda other: likeness[other], default="")
+    return best, likeness.get(best, 0.0)
 
 
 def _siblings(path: KeyPath, document: Document, model: type[Section]) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import Field, field_validator
@@ -17,6 +18,7 @@ __all__ = [
     "RewardConfig",
     "RewardList",
     "as_reward_list",
+    "check_pattern",
 ]
 
 
@@ -51,17 +53,12 @@ class RegexReward(_Reward):
     """1 where a regular expression is found in the answer; `{answer}` in it stands for the reference."""
 
     type: Literal["regex"] = option(..., "Kind of reward.")
-    pattern: str = option(..., "The regular expression (Python's syntax).", min_length=1)
+    pattern: str = option(..., "The regular expression (Python's syntax).", min_length=1, examples=["Answer: {answer}"])
 
     @field_validator("pattern")
     @classmethod
     def _compiles(cls, value: str) -> str:
-        import re
-
-        try:
-            re.compile(value.replace("{answer}", "x"))
-        except re.error as error:
-            raise ValueError(f"{value!r} is not a regular expression: {error}") from None
+        check_pattern(value.replace("{answer}", "x"))
         return value
 
 
@@ -69,7 +66,12 @@ class PythonReward(_Reward):
     """A function of yours: `def reward(text, answer, metadata) -> float`."""
 
     type: Literal["python"] = option(..., "Kind of reward.")
-    function: str = option(..., "Import path, `package.module:function`.", pattern=r"^[\w.]+:[\w.]+$")
+    function: str = option(
+        ...,
+        "Import path, `package.module:function`.",
+        examples=["my_package.rewards:score"],
+        pattern=r"^[\w.]+:[\w.]+$",
+    )
     options: dict[str, Any] = option({}, "Further keyword arguments for the function.")
 
 
@@ -89,3 +91,16 @@ def as_reward_list(value: Any) -> Any:
     """`math` and `{type: math}` are short for `[{type: math}]`."""
     entries = value if isinstance(value, list) else [value]
     return [{"type": entry} if isinstance(entry, str) else entry for entry in entries]
+
+
+def check_pattern(pattern: str) -> str:
+    """Return `pattern`.
+
+    Raises:
+        ValueError: it is not a regular expression.
+    """
+    try:
+        re.compile(pattern)
+    except (re.error, OverflowError, RecursionError) as error:
+        raise ValueError(f"{pattern!r} is not a regular expression: {error}") from None
+    return pattern

@@ -72,6 +72,12 @@ class RLVRConfig(Section):
                 f"training.warmup_steps {self.training.warmup_steps} exceeds training.num_steps "
                 f"{self.training.num_steps}"
             )
+        context, answer = self.inference.max_context, self.rollout.max_new_tokens
+        if context is not None and context <= answer:
+            raise ValueError(
+                f"inference.max_context {context} leaves no room for prompts beside rollout.max_new_tokens {answer}: "
+                "raise the one or lower the other"
+            )
         mapping = self.cluster.device_mapping
         if len(mapping.actor_infer) % self.inference.tensor_parallel:
             raise ValueError(
