@@ -158,7 +158,9 @@ def _convert(source: Path, directory: Path) -> None:
             dtype=torch.bfloat16,
             quantization_config=GgufConfig(dequantize=True),
         )
-        model.config.__dict__.pop("quantization_config", None)  # some versions keep it; the weights are plain now
+        model.config.__dict__.pop(
+            "quantization_config", None
+        )  # some versions keep it; the weights are plain now
         model.config.rms_norm_eps = float(f"{model.config.rms_norm_eps:.6g}")  # GGUF holds it as float32
         tokenizer.model_max_length = model.config.max_position_embeddings
         model.save_pretrained(directory)
@@ -180,7 +182,9 @@ def _directory_in_one_rename(target: Path) -> Iterator[Path]:
         try:
             directory.rename(target)
         except OSError:
-            if not (target / "config.json").is_file():  # else another process was first, with the same content
+            if not (
+                target / "config.json"
+            ).is_file():  # else another process was first, with the same content
                 raise
     finally:
         shutil.rmtree(directory, ignore_errors=True)

@@ -13,7 +13,13 @@ from roll.models.resolve import find_model, read_json, resolve_model, weight_fil
 
 __all__ = ["ModelDescription", "context_length", "describe_model", "num_parameters"]
 
-DTYPE_NAMES = {"BF16": "bfloat16", "F16": "float16", "F32": "float32", "F64": "float64", "F8_E4M3": "float8_e4m3fn"}
+DTYPE_NAMES = {
+    "BF16": "bfloat16",
+    "F16": "float16",
+    "F32": "float32",
+    "F64": "float64",
+    "F8_E4M3": "float8_e4m3fn",
+}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -73,7 +79,9 @@ def _description(config: dict[str, Any], count: int, dtype: str, name: str) -> M
         for key in keys:
             if isinstance(text.get(key), int):
                 return int(text[key])
-        raise ModelError(f"model '{name}': its config.json has no '{keys[0]}'; is it a causal language model?")
+        raise ModelError(
+            f"model '{name}': its config.json has no '{keys[0]}'; is it a causal language model?"
+        )
 
     hidden, heads = size("hidden_size", "n_embd"), size("num_attention_heads", "n_head")
     has = {key for key, value in text.items() if value is not None}
@@ -82,7 +90,9 @@ def _description(config: dict[str, Any], count: int, dtype: str, name: str) -> M
         num_parameters=count,
         num_layers=size("num_hidden_layers", "n_layer"),
         hidden_size=hidden,
-        intermediate_size=size("intermediate_size", "n_inner") if has & {"intermediate_size", "n_inner"} else 4 * hidden,
+        intermediate_size=size("intermediate_size", "n_inner")
+        if has & {"intermediate_size", "n_inner"}
+        else 4 * hidden,
         num_heads=heads,
         num_kv_heads=size("num_key_value_heads") if "num_key_value_heads" in has else heads,
         head_dim=size("head_dim") if "head_dim" in has else hidden // heads,

@@ -73,7 +73,9 @@ def load_causal_lm(
 
     wanted = getattr(torch, dtype, None) if isinstance(dtype, str) else dtype
     if not isinstance(wanted, torch.dtype):
-        raise ModelError(f"model '{path}': dtype '{dtype}' is not a number format; write 'bfloat16' or 'float32'.")
+        raise ModelError(
+            f"model '{path}': dtype '{dtype}' is not a number format; write 'bfloat16' or 'float32'."
+        )
     try:
         with quiet_transformers():
             model = AutoModelForCausalLM.from_pretrained(
@@ -104,7 +106,10 @@ def _turn_end(tokenizer: PreTrainedTokenizerBase) -> int | None:
     if not tokenizer.chat_template:
         return None
     marker = "roll-answer"
-    messages: list[dict[str, Any]] = [{"role": "user", "content": "question"}, {"role": "assistant", "content": marker}]
+    messages: list[dict[str, Any]] = [
+        {"role": "user", "content": "question"},
+        {"role": "assistant", "content": marker},
+    ]
     try:
         text = tokenizer.apply_chat_template(messages, tokenize=False)
     except Exception:  # a template is the model author's program: it may refuse these messages in any way

@@ -52,7 +52,10 @@ def find_model(path: str | Path) -> Path | None:
     looks_local = name.startswith((".", "/", "~")) or name.count("/") > 1 or local.exists()
     if looks_local or "/" not in name:
         kind = "is a file, not a model directory" if local.is_file() else "is not a directory on this machine"
-        _refuse(name, kind if looks_local else "is neither in the catalogue nor a directory, nor a hub id (owner/name)")
+        _refuse(
+            name,
+            kind if looks_local else "is neither in the catalogue nor a directory, nor a hub id (owner/name)",
+        )
     return _in_hub_cache(name)
 
 
@@ -75,8 +78,14 @@ def weight_files(directory: Path) -> list[Path]:
     else:
         files = sorted(directory.glob("*.safetensors"))
     if not files:
-        hint = " It has weights in an older format: convert them to safetensors." if any(directory.glob("*.bin")) else ""
-        raise ModelError(f"model directory '{directory}' has no weights: a file 'model.safetensors' is missing.{hint}")
+        hint = (
+            " It has weights in an older format: convert them to safetensors."
+            if any(directory.glob("*.bin"))
+            else ""
+        )
+        raise ModelError(
+            f"model directory '{directory}' has no weights: a file 'model.safetensors' is missing.{hint}"
+        )
     return files
 
 
@@ -97,10 +106,14 @@ def read_json(file: Path) -> dict[str, object]:
 
 def _validate(directory: Path) -> None:
     if not (directory / "config.json").is_file():
-        raise ModelError(f"model directory '{directory}' has no config.json: give the directory that holds it.")
+        raise ModelError(
+            f"model directory '{directory}' has no config.json: give the directory that holds it."
+        )
     weight_files(directory)
     if not any((directory / name).is_file() for name in TOKENIZER_FILES):
-        raise ModelError(f"model directory '{directory}' has no tokenizer: copy tokenizer.json and tokenizer_config.json.")
+        raise ModelError(
+            f"model directory '{directory}' has no tokenizer: copy tokenizer.json and tokenizer_config.json."
+        )
 
 
 def _in_hub_cache(name: str) -> Path | None:
@@ -125,7 +138,9 @@ def _download(name: str) -> Path:
     except HFValidationError as error:
         _refuse(name, f"is not a valid hub id: {error}")
     except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
-        first_line = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+        first_line = next(
+            (line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__
+        )
         _refuse(name, f"could not be fetched from the hub ({first_line})")
     _validate(directory)
     return directory

@@ -1,0 +1,421 @@
+"""The `hf` engine: any `transformers` causal language model, decoded in this process, deterministically.
+
+Data flow
+
+    generate ─► arrivals ─(settle, wave)─► wave ─(fits)─► decoder rows ─ step, step, … ─► future of `generate`
+                                                              ▲
+         abort, pause, update_weights, logprobs, sleep ──(device lock: between steps)
+
+The asyncio loop owns all state here. The computation runs in one worker thread, one call at a time, under the device
+lock; so everything else happens between two steps, and the loop is free during a step. Idle, both wait and use no CPU.
+
+Invariants
+
+- Which rows share a step depends on the order of requests alone, never on when they came. Requests are taken in *waves*:
+  when no row runs, the engine lets the loop turn until no request has come for `SETTLE_TURNS` turns, and everything that
+  waits then is a wave, sorted by priority and arrival. Its requests join in this order, as soon as there is room; a
+  request that comes meanwhile is for the next wave. So requests issued by tasks that were created together make the same
+  batches in every process. (`options: {admission: continuous}` lets requests join at once instead: faster where they
+  trickle in. With the CPU kernels that we measured, rows compute the same bits in any company, so tokens stay the same
+  there too; waves do not rely on it.)
+- A request's tokens depend on the weights, its prompt, its seed, and that batch.
+- Each token carries the policy version of the weights that made it; `pause("keep")`, `update_weights`, `resume` change
+  weights between two tokens of a request and keep its cache.
+- A failure in the worker thread ends the engine: every waiting request gets `EngineDiedError`, and so does every later one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import logging
+import time
+from collections import deque
+from collections.abc import Callable, Collection, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import numpy as np
+
+from roll.errors import ConfigError, EngineDiedError, RollError, UserError, WeightSyncError
+from roll.inference.spec import EngineSpec
+from roll.protocols import PauseMode
+from roll.registry import nearest
+from roll.types import (
+    EngineLoad,
+    FloatArray,
+    Generation,
+    GenerationRequest,
+    IntArray,
+    WeightReceipt,
+    WeightUpdate,
+)
+
+if TYPE_CHECKING:
+    from roll.inference.hf_decoder import Decoder, Row
+
+__all__ = ["HFEngine"]
+
+logger = logging.getLogger(__name__)
+T = TypeVar("T")
+
+SETTLE_TURNS = 3
+"""Turns of the loop without a new request, after which a wave begins."""
+OPTIONS = {"admission": ("wave", "continuous"), "device": None}
+
+
+class HFEngine:
+    """See `roll.protocols.InferenceEngine`; the module's docstring has the guarantees."""
+
+    def __init__(self, spec: EngineSpec) -> None:
+        """Take the description; nothing is loaded until `start`.
+
+        Raises:
+            ConfigError: an option that this engine does not have.
+        """
+        _check_options(spec)
+        self.engine_id = spec.engine_id
+        self._spec = spec
+        self._decoder: Decoder | None = None
+        self._executor: ThreadPoolExecutor | None = None
+        self._server: asyncio.Task[None] | None = None
+        self._device = asyncio.Lock()
+        self._changed = asyncio.Event()
+        self._arrivals: list[Row] = []
+        self._wave: deque[Row] = deque()
+        self._futures: dict[str, asyncio.Future[Generation]] = {}
+        self._num_requests = 0
+        self._paused = False
+        self._draining = False
+        self._unsynced = ""
+        """Why the weights may not be used; empty when they may."""
+        self._death = ""
+        self._log_handler: logging.Handler | None = None
+
+    # ---- life
+
+    async def start(self) -> None:
+        """Load the model in the worker thread.
+
+        Raises:
+            ModelError: it cannot be loaded, or cannot be decoded by this engine.
+        """
+        if self._spec.log_path is not None:
+            self._spec.log_path.parent.mkdir(parents=True, exist_ok=True)
+            self._log_handler = logging.FileHandler(self._spec.log_path)
+            self._log_handler.addFilter(lambda record: record.name.startswith("roll.inference.hf"))
+            logging.getLogger("roll.inference").addHandler(self._log_handler)
+        started = time.perf_counter()
+        self._executor = ThreadPoolExecutor(1, f"roll-{self.engine_id}")
+        try:
+            self._decoder = await self._compute(_build_decoder, self._spec)
+        except BaseException:
+            self._executor.shutdown(wait=False)
+            raise
+        logger.info("Engine %s is ready after %.1f s.", self.engine_id, time.perf_counter() - started)
+        self._server = asyncio.create_task(self._serve(), name=f"serve {self.engine_id}")
+
+    async def close(self) -> None:
+        """End the engine; waiting requests get `EngineDiedError`."""
+        if not self._death:
+            self._end("it was closed")
+        if self._executor is None:
+            return
+        async with self._device:  # the step under way ends first
+            executor, self._executor = self._executor, None
+            if self._server is not None:
+                self._server.cancel()
+                await asyncio.gather(self._server, return_exceptions=True)
+            executor.shutdown(wait=True)
+        self._decoder = None
+        gc.collect()
+        if self._log_handler is not None:
+            logging.getLogger("roll.inference").removeHandler(self._log_handler)
+            self._log_handler.close()
+
+    def load(self) -> EngineLoad:
+        """How busy it is right now."""
+        decoder = self._decoder
+        return EngineLoad(
+            num_running=len(decoder.rows) if decoder else 0,
+            num_waiting=len(self._arrivals) + len(self._wave),
+            kv_used=decoder.used_share if decoder else 0.0,
+            capacity=self._spec.max_num_seqs,
+        )
+
+    # ---- requests
+
+    async def generate(self, request: GenerationRequest) -> Generation:
+        """Run one request to its end; see the protocol.
+
+        Raises:
+            UserError: the request cannot be served: empty, too long, tokens outside the vocabulary, its id is in use.
+            EngineDiedError: the engine is gone.
+            WeightSyncError: the engine woke up, or a sync failed, and no weights have come since.
+        """
+        decoder = self._ready()
+        self._check_request(request, decoder)
+        row = _new_row(request, self._num_requests, self._spec.seed)
+        self._num_requests += 1
+        future = asyncio.get_running_loop().create_future()
+        self._futures[request.request_id] = future
+        self._arrivals.append(row)
+        self._changed.set()
+        try:
+            return await future
+        except asyncio.CancelledError:
+            await asyncio.shield(self.abort([request.request_id]))
+            raise
+
+    async def logprobs(self, sequences: Sequence[IntArray]) -> list[FloatArray]:
+        """Teacher-forced, each sequence by itself, under the current weights; see the protocol."""
+        self._ready()
+        async with self._device:
+            return await self._compute(self._ready().logprobs, sequences)
+
+    async def abort(self, request_ids: Collection[str]) -> None:
+        """End these requests after the step under way, with what they have."""
+        if any(name in self._futures for name in request_ids):
+            async with self._device:
+                await self._abort(set(request_ids))
+
+    # ---- control
+
+    async def pause(self, mode: PauseMode) -> None:
+        """Stop decoding. `drain` finishes every request that came before, `abort` ends them; later ones wait."""
+        self._ready(synced=False)
+        if mode == "drain":
+            self._begin_wave()
+            self._draining = True
+            self._changed.set()
+            await asyncio.gather(*map(_settled, list(self._futures.values())))
+            if not self._draining:  # resumed meanwhile
+                return
+            self._draining = False
+        self._paused = True
+        async with self._device:  # the step under way ends
+            if mode == "abort":
+                await self._abort(set(self._futures))
+
+    async def resume(self) -> None:
+        """Decode again."""
+        self._ready()
+        self._paused = self._draining = False
+        self._changed.set()
+
+    async def update_weights(self, update: WeightUpdate) -> WeightReceipt:
+        """Fetch and apply new weights between two steps; see `hf_weights.apply_update`.
+
+        Raises:
+            WeightSyncError: names the tensor; until a later update succeeds the engine refuses to generate.
+        """
+        self._ready(synced=False)
+        started = time.perf_counter()
+        async with self._device:
+            decoder = self._ready(synced=False)
+            if decoder.released:
+                raise WeightSyncError(f"engine {self.engine_id} sleeps: call wake() before update_weights().")
+            self._unsynced = f"the sync of policy version {update.policy_version} failed"
+            checksums = await self._compute(decoder.update_weights, update, ends_engine=False)
+            self._unsynced = ""
+        self._changed.set()
+        return WeightReceipt(
+            engine_id=self.engine_id,
+            policy_version=update.policy_version,
+            checksums=checksums,
+            duration_s=time.perf_counter() - started,
+        )
+
+    async def sleep(self) -> None:
+        """Free weights and cache. Requests that run are kept and continue, their cache recomputed, after the next sync."""
+        self._ready(synced=False)
+        async with self._device:
+            decoder = self._ready(synced=False)
+            if not decoder.released:
+                self._unsynced = "it was asleep"
+                self._wave.extendleft(reversed(await self._compute(decoder.release)))
+
+    async def wake(self) -> None:
+        """Take the memory again; `update_weights` must follow."""
+        self._ready(synced=False)
+        async with self._device:
+            await self._compute(self._ready(synced=False).reclaim)
+
+    # ---- the loop
+
+    async def _serve(self) -> None:
+        try:
+            while True:
+                if not self._runnable():
+                    self._changed.clear()
+                    await self._changed.wait()
+                    continue
+                if not (self._decoder.rows or self._wave):  # type: ignore[union-attr]
+                    await self._settle()
+                async with self._device:
+                    if self._runnable():
+                        await self._turn()
+        except asyncio.CancelledError:
+            raise
+        except Exception as error:
+            logger.exception("Engine %s died.", self.engine_id)
+            self._end(f"{type(error).__name__}: {error}")
+
+    def _runnable(self) -> bool:
+        if self._paused or self._unsynced or self._death:
+            return False
+        decoder = self._ready()
+        return bool(decoder.rows or self._wave or (self._arrivals and not self._draining))
+
+    async def _settle(self) -> None:
+        """Wait until no request has come for some turns of the loop."""
+        seen, quiet = -1, 0
+        while quiet < SETTLE_TURNS:
+            quiet = quiet + 1 if seen == self._num_requests else 0
+            seen = self._num_requests
+            await asyncio.sleep(0)
+
+    async def _turn(self) -> None:
+        """Let rows join, make one token for each row, answer those that ended."""
+        decoder = self._ready()
+        if not self._draining and (self._continuous or not (decoder.rows or self._wave)):
+            self._begin_wave()
+        joining: list[Row] = []
+        while self._wave and decoder.fits(self._wave[0], joining):
+            joining.append(self._wave.popleft())
+        if joining:
+            await self._compute(decoder.admit, joining)
+        self._answer(await self._compute(decoder.step))
+
+    @property
+    def _continuous(self) -> bool:
+        return self._spec.options.get("admission", "wave") == "continuous"
+
+    def _begin_wave(self) -> None:
+        """Everything that waits becomes part of the wave, in order of priority, then arrival."""
+        self._wave = deque(
+            sorted([*self._wave, *self._arrivals], key=lambda row: (row.request.priority, row.order))
+        )
+        self._arrivals = []
+
+    async def _compute(self, function: Callable[..., T], *args: Any, ends_engine: bool = True) -> T:
+        """Run in the worker thread. Call it under the device lock.
+
+        With `ends_engine`, an unexpected exception is the engine's death, whoever asked for the computation.
+        """
+        if self._executor is None:
+            raise EngineDiedError(self.engine_id, self._death or "it was not started")
+        work = asyncio.get_running_loop().run_in_executor(self._executor, function, *args)
+        try:
+            return await asyncio.shield(work)
+        except asyncio.CancelledError:
+            await asyncio.gather(work, return_exceptions=True)  # never two computations at a time
+            raise
+        except RollError:
+            raise
+        except Exception as error:
+            if ends_engine and self._decoder is not None:
+                self._end(f"{type(error).__name__}: {error}")
+                raise EngineDiedError(self.engine_id, self._death) from error
+            raise
+
+    async def _abort(self, names: set[str]) -> None:
+        """Take rows out wherever they are, under the device lock, and answer with what they have."""
+        decoder = self._ready(synced=False)
+        running = [row for row in decoder.rows if row.request.request_id in names]
+        if running:
+            await self._compute(decoder.remove, running)
+        waiting = [row for row in (*self._wave, *self._arrivals) if row.request.request_id in names]
+        self._wave = deque(row for row in self._wave if row.request.request_id not in names)
+        self._arrivals = [row for row in self._arrivals if row.request.request_id not in names]
+        self._answer([*running, *waiting], aborted=True)
+
+    def _answer(self, rows: Iterable[Row], aborted: bool = False) -> None:
+        for row in rows:
+            future = self._futures.pop(row.request.request_id)
+            if not future.done():
+                future.set_result(row.result(self.engine_id, aborted))
+
+    def _end(self, cause: str) -> None:
+        """The engine is gone: everyone who waits hears it."""
+        self._death = self._death or cause
+        futures, self._futures = self._futures, {}
+        for future in futures.values():
+            if not future.done():
+                future.set_exception(EngineDiedError(self.engine_id, self._death))
+                future.exception()  # counts as looked at: its caller may be gone already
+        self._arrivals, self._wave = [], deque()
+
+    # ---- checks
+
+    def _ready(self, synced: bool = True) -> Decoder:
+        if self._death or self._decoder is None:
+            raise EngineDiedError(self.engine_id, self._death or "it was not started")
+        if synced and self._unsynced:
+            raise WeightSyncError(
+                f"engine {self.engine_id} has no usable weights ({self._unsynced}): update_weights() must come first."
+            )
+        return self._decoder
+
+    def _check_request(self, request: GenerationRequest, decoder: Decoder) -> None:
+        name, prompt, new = request.request_id, len(request.token_ids), request.sampling.max_new_tokens
+        if prompt < 1 or new < 1:
+            raise UserError(
+                f"request {name} has {prompt} prompt tokens and max_new_tokens={new}; both must be 1 or more."
+            )
+        if prompt + new > self._spec.max_context:
+            raise UserError(
+                f"request {name} needs {prompt} + {new} tokens, more than the engine's context of "
+                f"{self._spec.max_context}: raise inference.max_context, or lower max_new_tokens."
+            )
+        lowest, highest = int(np.min(request.token_ids)), int(np.max(request.token_ids))
+        if lowest < 0 or highest >= decoder.vocab_size:
+            raise UserError(
+                f"request {name} has token {lowest if lowest < 0 else highest}, outside the model's vocabulary of "
+                f"{decoder.vocab_size}: was it made by another model's tokenizer?"
+            )
+        if name in self._futures:
+            raise UserError(f"request id {name} is in use: give every request its own.")
+
+
+def _check_options(spec: EngineSpec) -> None:
+    for key, value in spec.options.items():
+        if key not in OPTIONS:
+            known = ", ".join(OPTIONS)
+            raise ConfigError(
+                f"inference.options.{key}: the hf engine has no such option.{nearest(key, list(OPTIONS))} Known: {known}."
+            )
+        choices = OPTIONS[key]
+        if choices is not None and value not in choices:
+            raise ConfigError(f"inference.options.{key} is '{value}', must be one of: {', '.join(choices)}.")
+    if spec.tensor_parallel != 1:
+        raise ConfigError(
+            f"inference.tensor_parallel is {spec.tensor_parallel}; the hf engine runs on one device: use engine=vllm."
+        )
+
+
+def _build_decoder(spec: EngineSpec) -> Decoder:
+    """Runs in the worker thread, so that a thread count set here counts there."""
+    import torch
+
+    from roll.inference.hf_decoder import Decoder
+
+    if spec.num_threads is not None:
+        torch.set_num_threads(spec.num_threads)
+    wanted = spec.options.get("device")
+    accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+    return Decoder(spec, torch.device(wanted) if wanted else accelerator or torch.device("cpu"))
+
+
+def _new_row(request: GenerationRequest, order: int, engine_seed: int) -> Row:
+    from roll.inference.hf_decoder import Row
+
+    seed = request.sampling.seed
+    if seed is None:
+        seed = int(np.random.SeedSequence([engine_seed % 2**63, order]).generate_state(1, np.uint64)[0])
+    return Row(request, order, seed)
+
+
+async def _settled(future: asyncio.Future[Generation]) -> None:
+    """Wait for a future, however it ends."""
+    await asyncio.wait([future])

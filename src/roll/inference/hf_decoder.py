@@ -1,0 +1,293 @@
+"""The computation of the `hf` engine: a model, its key-value cache, and the rows that are being decoded.
+
+Everything here is synchronous and runs in the engine's one worker thread; nothing here knows of asyncio, time or order
+of arrival. A row's state is its tokens: the cache holds all of them but the last, which the next step feeds.
+
+    admit     rows join; a prompt that several of them share is computed once
+    step      one token for every row; rows that ended leave, the last row takes the place of each
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from roll.errors import ModelError
+from roll.inference.hf_attention import (
+    ATTENTION_NAME,
+    WIDTH_MULTIPLE,
+    CausalPass,
+    DecodePass,
+    KVCache,
+    register_attention,
+    round_up,
+)
+from roll.inference.hf_sampling import Sampler, row_uniforms
+from roll.inference.hf_weights import apply_update
+from roll.inference.spec import EngineSpec
+from roll.models import describe_model, load_causal_lm
+from roll.types import FinishReason, FloatArray, Generation, GenerationRequest, IntArray, WeightUpdate
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+__all__ = ["Decoder", "Row"]
+
+logger = logging.getLogger(__name__)
+
+ROW_MULTIPLE = 8
+"""Rows of a step are rounded up to this, for which the CPU's matrix kernels give a row the same bits in any company."""
+CPU_CACHE_BYTES = 256 * 2**20
+LOGITS_CHUNK = 256
+"""Positions whose float32 log-probs are taken at a time."""
+
+
+class Row:
+    """A request on its way: what it has so far, and its random numbers."""
+
+    def __init__(self, request: GenerationRequest, order: int, seed: int) -> None:
+        sampling = request.sampling
+        self.request = request
+        self.order = order
+        """0, 1, 2, … as requests came to the engine."""
+        self.prompt_length = len(request.token_ids)
+        self.capacity = self.prompt_length + sampling.max_new_tokens
+        self.tokens = np.zeros(self.capacity, np.int64)
+        self.tokens[: self.prompt_length] = request.token_ids
+        self.length = self.prompt_length
+        self.uniforms = row_uniforms(seed, sampling.max_new_tokens)
+        self.logprobs = np.zeros(sampling.max_new_tokens, np.float32)
+        self.versions = np.zeros(sampling.max_new_tokens, np.int32)
+        self.stop = frozenset(sampling.stop_token_ids)
+
+    @property
+    def generated(self) -> int:
+        """Tokens made so far."""
+        return self.length - self.prompt_length
+
+    def append(self, token: int, logprob: float, version: int) -> bool:
+        """Take the next token; true when it ends the row."""
+        index = self.generated
+        self.tokens[self.length], self.logprobs[index], self.versions[index] = token, logprob, version
+        self.length += 1
+        return token in self.stop or self.length == self.capacity
+
+    def result(self, engine_id: str, aborted: bool = False) -> Generation:
+        """What the request comes to, as it stands now."""
+        made = self.generated
+        ended = made > 0 and int(self.tokens[self.length - 1]) in self.stop
+        reason: FinishReason = "abort" if aborted else "stop" if ended else "length"
+        return Generation(
+            request_id=self.request.request_id,
+            token_ids=self.tokens[self.prompt_length : self.length].astype(np.int32),
+            logprobs=self.logprobs[:made].copy(),
+            policy_versions=self.versions[:made].copy(),
+            finish_reason=reason,
+            engine_id=engine_id,
+        )
+
+
+class Decoder:
+    """A loaded model with its running rows."""
+
+    def __init__(self, spec: EngineSpec, device: torch.device) -> None:
+        """Load the model and make sure that decoding agrees with the model's own attention.
+
+        Raises:
+            ModelError: the model cannot be loaded or decoded here, or the cache cannot hold one request.
+        """
+        register_attention()
+        self.device = device
+        self.model: PreTrainedModel = load_causal_lm(
+            spec.model_path, spec.dtype, attention=ATTENTION_NAME, trust_remote_code=spec.trust_remote_code
+        ).to(device)
+        self.model.requires_grad_(False)
+        self.rows: list[Row] = []
+        self.policy_version = 0
+        self.vocab_size = int(self.model.get_input_embeddings().num_embeddings)
+        self._body = self.model.base_model if self.model.base_model is not self.model else self.model
+        self._shapes: list[tuple[torch.nn.Parameter, torch.Size]] = []
+        self._cache = KVCache()
+        self._sampler = Sampler()
+        self._max_rows = spec.max_num_seqs
+        self.capacity_tokens = self._plan_cache(spec)
+        check_decoding(self.model, self._logits)
+
+    def _plan_cache(self, spec: EngineSpec) -> int:
+        """Positions that the cache may hold over all rows."""
+        element_bytes = torch.finfo(self.model.dtype).bits // 8
+        token_bytes = describe_model(spec.model_path).kv_bytes_per_token(element_bytes)
+        budget = spec.kv_cache_bytes or _default_cache_bytes(self.device)
+        needed = round_up(spec.max_context, WIDTH_MULTIPLE) * token_bytes
+        if needed > budget:
+            raise ModelError(
+                f"one request of max_context={spec.max_context} tokens needs {needed} bytes of key-value cache, there are "
+                f"{budget}: raise inference.kv_cache_bytes or lower inference.max_context."
+            )
+        return budget // token_bytes
+
+    def fits(self, row: Row, joining: Sequence[Row] = ()) -> bool:
+        """Whether the row can join those that run and those that are about to."""
+        company = [*self.rows, *joining, row]
+        widest, rows = max(other.capacity for other in company), len(company)
+        return rows <= self._max_rows and rows * round_up(widest, WIDTH_MULTIPLE) <= self.capacity_tokens
+
+    @property
+    def used_share(self) -> float:
+        """Share of the cache that running rows have claimed."""
+        return sum(round_up(row.capacity, WIDTH_MULTIPLE) for row in self.rows) / self.capacity_tokens
+
+    @torch.inference_mode()
+    def admit(self, rows: Sequence[Row]) -> None:
+        """Let rows, which fit, join: store the keys and values of all their tokens but the last."""
+        width = round_up(max(row.capacity for row in [*self.rows, *rows]), WIDTH_MULTIPLE)
+        count = max(len(self.rows) + len(rows), min(self._max_rows, self.capacity_tokens // width))
+        self._cache.reserve(count, width, len(self.rows))
+        computed: dict[bytes, int] = {}
+        for row in rows:
+            slot, past = len(self.rows), row.tokens[: row.length - 1]
+            self.rows.append(row)
+            if len(past) == 0:
+                continue
+            source = computed.setdefault(past.tobytes(), slot)
+            if source != slot:
+                self._cache.copy_row(source, slot, len(past))
+                continue
+            ids = torch.from_numpy(past).to(self.device)
+            self._forward(self._body, ids, torch.arange(len(past)), CausalPass(self._cache, slot))
+
+    @torch.inference_mode()
+    def step(self) -> list[Row]:
+        """Make one token for every row; returns the rows that ended, which have left."""
+        count = len(self.rows)
+        ids = torch.zeros(round_up(count, ROW_MULTIPLE), dtype=torch.int64)
+        positions = torch.zeros_like(ids)
+        for slot, row in enumerate(self.rows):
+            ids[slot], positions[slot] = int(row.tokens[row.length - 1]), row.length - 1
+        attention = DecodePass(self._cache, positions[:count].to(self.device))
+        logits = self._logits(ids.to(self.device), positions, attention)
+        uniforms = np.array([row.uniforms[row.generated] for row in self.rows])
+        draw = self._sampler.sample(logits, [row.request.sampling for row in self.rows], uniforms)
+        ended = [
+            row
+            for row, token, logprob in zip(self.rows, draw.tokens, draw.logprobs, strict=True)
+            if row.append(int(token), float(logprob), self.policy_version)
+        ]
+        self.remove(ended)
+        return ended
+
+    @torch.inference_mode()
+    def remove(self, rows: Sequence[Row]) -> None:
+        """Let rows leave; the last row moves into each gap."""
+        for row in rows:
+            slot, last = self.rows.index(row), self.rows.pop()
+            if last is not row:
+                self.rows[slot] = last
+                self._cache.copy_row(len(self.rows), slot, last.length - 1)
+
+    @torch.inference_mode()
+    def logprobs(self, sequences: Sequence[IntArray]) -> list[FloatArray]:
+        """Per sequence [L]: log-prob of each token given those before it, temperature 1; entry 0 is 0."""
+        results = []
+        for sequence in sequences:
+            ids = torch.from_numpy(np.asarray(sequence, np.int64)).to(self.device)
+            result = torch.zeros(len(ids))
+            if len(ids) > 1:
+                logits = self._logits(ids[:-1], torch.arange(len(ids) - 1), CausalPass())
+                for start in range(0, len(logits), LOGITS_CHUNK):
+                    chunk = logits[start : start + LOGITS_CHUNK].float()
+                    chosen = ids[1 + start : 1 + start + len(chunk), None]
+                    result[1 + start : 1 + start + len(chunk)] = (
+                        chunk.log_softmax(-1).gather(-1, chosen)[:, 0].cpu()
+                    )
+            results.append(result.numpy())
+        return results
+
+    def update_weights(self, update: WeightUpdate) -> Mapping[str, int]:
+        """Apply new weights; running rows keep their cache and go on under the new version. See `apply_update`."""
+        checksums = apply_update(self.model, update)
+        self.policy_version = update.policy_version
+        return checksums
+
+    @property
+    def released(self) -> bool:
+        """Whether the memory is given back."""
+        return bool(self._shapes)
+
+    def release(self) -> list[Row]:
+        """Free weights and cache; returns the running rows, which must be admitted again later."""
+        rows, self.rows = self.rows, []
+        self._cache.clear()
+        self._sampler = Sampler()
+        self._shapes = [(parameter, parameter.shape) for parameter in self.model.parameters()]
+        for parameter, _ in self._shapes:
+            parameter.data = parameter.data.new_empty(0)
+        return rows
+
+    def reclaim(self) -> None:
+        """Take memory for the weights again; what they hold is undefined until the next update."""
+        for parameter, shape in self._shapes:
+            parameter.data = parameter.data.new_zeros(shape)
+        self._shapes = []
+
+    def _logits(self, ids: Tensor, positions: Tensor, attention: CausalPass | DecodePass) -> Tensor:
+        """[N, V] of a flat input [N]."""
+        return self._forward(self.model, ids, positions, attention).logits[0]
+
+    def _forward(
+        self, module: Any, ids: Tensor, positions: Tensor, attention: CausalPass | DecodePass
+    ) -> Any:
+        return module(
+            input_ids=ids[None],
+            position_ids=positions.to(self.device)[None],
+            use_cache=False,
+            attention_pass=attention,
+        )
+
+
+def check_decoding(model: PreTrainedModel, logits: Callable[..., Tensor]) -> None:
+    """Compare prefill and decoding with the model's own attention on a few tokens.
+
+    So a model whose attention needs more than this engine does (sinks, soft caps, recurrent layers) is refused here
+    rather than sampled from wrongly.
+
+    Raises:
+        ModelError: they differ, or the model cannot be run this way.
+    """
+    device = model.device
+    ids = (torch.arange(11, device=device) * 7919 + 13) % min(model.config.get_text_config().vocab_size, 250)
+    positions = torch.arange(len(ids))
+    try:
+        with torch.inference_mode():
+            model.set_attn_implementation("sdpa")
+            expected = model(
+                input_ids=ids[None], position_ids=positions.to(device)[None], use_cache=False
+            ).logits[0]
+            model.set_attn_implementation(ATTENTION_NAME)
+            cache = KVCache()
+            cache.reserve(1, 32, 0)
+            logits(ids[:-1], positions[:-1], CausalPass(cache, 0))
+            decoded = logits(ids[-1:], positions[-1:], DecodePass(cache, positions[-1:].to(device)))
+    except (TypeError, ValueError, AttributeError, RuntimeError) as error:
+        raise ModelError(
+            f"model type '{model.config.model_type}' cannot run in the hf engine ({error}): use inference.engine=vllm."
+        ) from error
+    difference = float((decoded[-1].float() - expected[-1].float()).abs().max() / expected[-1].float().std())
+    if not difference < (1e-2 if model.dtype == torch.float32 else 0.3):
+        raise ModelError(
+            f"model type '{model.config.model_type}' decodes differently in the hf engine than in transformers (by "
+            f"{difference:.3g} standard deviations of its logits): use inference.engine=vllm."
+        )
+
+
+def _default_cache_bytes(device: torch.device) -> int:
+    """256 MiB on a CPU, a third of the free memory elsewhere."""
+    if device.type == "cpu":
+        return CPU_CACHE_BYTES
+    free, _ = torch.accelerator.get_memory_info(device)
+    return free // 3

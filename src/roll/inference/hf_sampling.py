@@ -1,0 +1,133 @@
+"""Choosing the next tokens of many rows at once, each row with its own settings and its own random numbers.
+
+A token is drawn by inverting the cumulative distribution at one uniform number, so a row needs one random number per
+token, and its k-th token depends on its seed, k, and its own logits alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from roll.types import SamplingParams
+
+__all__ = ["Sampler", "row_uniforms"]
+
+BLOCK = 256
+"""Probabilities are summed in blocks of this size; the draw looks for the block first, then inside it."""
+
+
+def row_uniforms(seed: int, count: int) -> np.ndarray:
+    """[count] float64 in [0, 1), the random numbers of one request. A longer series begins with the shorter one."""
+    return np.random.Generator(np.random.PCG64(seed % 2**64)).random(count)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Draw:
+    """The next token of every row; both [rows]."""
+
+    tokens: np.ndarray
+    logprobs: np.ndarray
+    """float32, under the distribution that was sampled from; of temperature 1 for a greedy row."""
+
+
+class Sampler:
+    """Samples, with work buffers that are reused from step to step."""
+
+    def __init__(self) -> None:
+        self._scaled = torch.empty(0)
+        self._weights = torch.empty(0)
+
+    def sample(self, logits: Tensor, params: Sequence[SamplingParams], uniforms: np.ndarray) -> Draw:
+        """Draw one token per row.
+
+        Args:
+            logits: [R, V] with R ≥ len(params); rows beyond are padding and are computed, but not returned.
+            params: of each row.
+            uniforms: [len(params)] float64 in [0, 1).
+
+        Raises:
+            FloatingPointError: the logits of a row are not finite.
+        """
+        rows = len(params)
+        scaled = self._scale(logits, params)
+        for row, param in enumerate(params):
+            if param.temperature > 0 and (param.top_k > 0 or param.top_p < 1):
+                _keep_likely(scaled[row, : logits.shape[1]], param.top_k, param.top_p)
+        highest = scaled.amax(-1, keepdim=True)
+        weights = torch.sub(scaled, highest, out=self._weights[: len(logits)]).exp_()
+        sums = weights.view(len(logits), -1, BLOCK).sum(-1).double()
+        totals = sums.cumsum(-1)
+        if not torch.isfinite(totals[:rows, -1]).all():
+            raise FloatingPointError("the model's logits are not finite (NaN or infinite)")
+        tokens = _invert(weights[:rows], totals[:rows], torch.from_numpy(uniforms).to(logits.device))
+        greedy = [row for row, param in enumerate(params) if param.temperature <= 0]
+        if greedy:
+            tokens[greedy] = scaled[greedy].argmax(-1)
+        chosen = scaled[:rows].gather(-1, tokens[:, None])
+        logprobs = (chosen - highest[:rows])[:, 0].double() - totals[:rows, -1].log()
+        return Draw(tokens=tokens.cpu().numpy(), logprobs=logprobs.float().cpu().numpy())
+
+    def _scale(self, logits: Tensor, params: Sequence[SamplingParams]) -> Tensor:
+        """Logits over temperature in float32, [R, V rounded up to whole blocks], filled up with -inf."""
+        rows, vocab = logits.shape
+        padded = -(-vocab // BLOCK) * BLOCK
+        if self._scaled.shape[0] < rows or self._scaled.shape[1:] != (padded,):
+            self._scaled = torch.full((rows, padded), float("-inf"), device=logits.device)
+            self._weights = torch.empty_like(self._scaled)
+        scaled = self._scaled[:rows]
+        scaled[:, :vocab].copy_(logits)
+        temperatures = [param.temperature if param.temperature > 0 else 1.0 for param in params]
+        if any(temperature != 1.0 for temperature in temperatures):
+            temperatures += [1.0] * (rows - len(params))
+            scaled /= torch.tensor(temperatures, device=logits.device)[:, None]
+        return scaled
+
+
+def _keep_likely(scaled: Tensor, top_k: int, top_p: float) -> None:
+    """Set all but the likely tokens of one row [V] to -inf, in place.
+
+    First the `top_k` highest stay (with all that tie with the last of them); then, of those, the smallest set of the
+    likeliest whose probability reaches `top_p`, at least one.
+    """
+    if 0 < top_k < len(scaled):
+        scaled.masked_fill_(scaled < scaled.topk(top_k).values[-1], float("-inf"))
+    if top_p < 1:
+        ordered, order = scaled.sort(descending=True, stable=True)
+        probabilities = ordered.double().softmax(-1)
+        before = probabilities.cumsum(-1) - probabilities
+        outside = before >= top_p
+        outside[0] = False
+        scaled[order[outside]] = float("-inf")
+
+
+def _invert(weights: Tensor, totals: Tensor, uniforms: Tensor) -> Tensor:
+    """First token whose cumulative weight exceeds uniform × total; [R] int64. Never one of weight 0.
+
+    Args:
+        weights: [R, blocks × BLOCK] non-negative.
+        totals: [R, blocks] float64, cumulative over blocks.
+        uniforms: [R] float64.
+    """
+    target = uniforms[:, None] * totals[:, -1:]
+    block = torch.searchsorted(totals, target, right=True)
+    occupied = torch.diff(totals, dim=-1, prepend=torch.zeros_like(totals[:, :1])) > 0
+    block = torch.minimum(block, _last_true(occupied))
+    below = torch.where(block > 0, totals.gather(-1, (block - 1).clamp_min(0)), 0.0)
+    inside = weights.view(len(weights), -1, BLOCK)[
+        torch.arange(len(weights), device=weights.device), block[:, 0]
+    ]
+    place = torch.searchsorted(inside.double().cumsum(-1), target - below, right=True)
+    place = torch.minimum(
+        place, _last_true(inside > 0)
+    )  # sums of a block may round apart from its running sum
+    return (block * BLOCK + place)[:, 0]
+
+
+def _last_true(mask: Tensor) -> Tensor:
+    """[R, 1] the last column that holds true."""
+    return mask.shape[-1] - 1 - mask.flip(-1).int().argmax(-1, keepdim=True)

@@ -1,0 +1,72 @@
+"""New weights for a live `transformers` model, in place, and the proof that it holds them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from roll.errors import WeightSyncError
+from roll.types import TensorSpec, WeightUpdate
+from roll.weights import open_update, tensor_checksum
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+__all__ = ["apply_update"]
+
+
+def apply_update(model: PreTrainedModel, update: WeightUpdate) -> Mapping[str, int]:
+    """Fetch the weights, copy them into the model, read every tensor back from the model and compare its bytes.
+
+    The update must bring every weight; of tied ones at least one. A tensor of another dtype is cast.
+
+    Returns:
+        By name, the checksum of the bytes that were received.
+
+    Raises:
+        WeightSyncError: names a tensor that is missing, unknown, of another shape, or was not applied. The model is
+            untouched only where the manifest itself was wrong.
+    """
+    live = _live_tensors(model)
+    _check_manifest(update.manifest, live)
+    applied: dict[str, int] = {}
+    device = next(iter(live.values())).device
+    with torch.no_grad(), open_update(update, device=device) as receiver:
+        for name, tensor in receiver:
+            target = live[name]
+            target.copy_(tensor)
+            same = tensor.dtype == target.dtype
+            applied[name] = receiver.checksums[name] if same else tensor_checksum(tensor.to(target.dtype))
+    held = _live_tensors(model)  # looked up anew: what the model computes with, not what we wrote to
+    for name, checksum in applied.items():
+        if tensor_checksum(held[name]) != checksum:
+            raise WeightSyncError(
+                f"tensor '{name}' of policy version {update.policy_version} arrived, but the model does not hold it."
+            )
+    return dict(receiver.checksums)
+
+
+def _live_tensors(model: PreTrainedModel) -> dict[str, Tensor]:
+    """Weights and persistent buffers by their names in the checkpoint; tied ones under each of their names."""
+    return dict(model.state_dict(keep_vars=True))
+
+
+def _check_manifest(manifest: tuple[TensorSpec, ...], live: Mapping[str, Tensor]) -> None:
+    for spec in manifest:
+        if spec.name not in live:
+            raise WeightSyncError(f"tensor '{spec.name}' is unknown to the engine's model.")
+        shape = tuple(live[spec.name].shape)
+        if spec.shape != shape:
+            raise WeightSyncError(
+                f"tensor '{spec.name}' has shape {spec.shape}; the engine's model needs {shape}."
+            )
+    brought = {id(live[spec.name]) for spec in manifest}
+    missing = [name for name, tensor in live.items() if id(tensor) not in brought]
+    if missing:
+        more = f" and {len(missing) - 1} more are" if len(missing) > 1 else " is"
+        raise WeightSyncError(
+            f"tensor '{missing[0]}'{more} missing from the weights that the trainer offered."
+        )
