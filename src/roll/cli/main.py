@@ -13,7 +13,7 @@ from __future__ import annotations
 import errno
 import tempfile
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from datetime import datetime
 from pathlib import Path
 
@@ -22,7 +22,7 @@ import click
 from roll.cli.commands import Session, roll
 from roll.errors import RollError, UserError
 
-__all__ = ["run"]
+__all__ = ["guarded", "run"]
 
 _DISK = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM}
 
@@ -34,8 +34,19 @@ def run(arguments: Sequence[str], *, own_process: bool = False) -> int:
         The exit code.
     """
     session = Session(own_process=own_process)
+    return guarded(
+        lambda: roll.main(args=list(arguments), prog_name="roll", standalone_mode=False, obj=session), session
+    )
+
+
+def guarded(action: Callable[[], object], session: Session) -> int:
+    """Do `action`; whatever it raises becomes a message on stderr.
+
+    Returns:
+        The exit code: what `action` returns, if that is a number.
+    """
     try:
-        result = roll.main(args=list(arguments), prog_name="roll", standalone_mode=False, obj=session)
+        result = action()
         return result if isinstance(result, int) else 0
     except click.exceptions.Exit as end:
         return end.exit_code

@@ -1,0 +1,43 @@
+"""The process environment that a run wants."""
+
+from __future__ import annotations
+
+import logging
+import os
+import subprocess
+import sys
+
+import pytest
+
+from roll.cli.environment import prepare_environment
+
+NAMES = ("OMP_WAIT_POLICY", "TOKENIZERS_PARALLELISM", "HF_HUB_DISABLE_PROGRESS_BARS")
+
+
+@pytest.fixture(autouse=True)
+def _nothing_is_set(monkeypatch):
+    """Whatever a test sets is undone after it."""
+    for name in (*NAMES, "HF_DATASETS_DISABLE_PROGRESS_BARS", "TRANSFORMERS_NO_ADVISORY_WARNINGS"):
+        monkeypatch.setenv(name, "to be removed")
+        monkeypatch.delenv(name)
+
+
+def test_what_is_not_set_is_set_for_this_process_and_its_children():
+    prepare_environment()
+    program = f"import os; print(*[os.environ.get(name) for name in {NAMES!r}])"
+    child = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60)
+    assert child.stdout.split() == ["passive", "false", "1"]
+
+
+def test_what_the_user_has_set_is_left_alone(monkeypatch):
+    monkeypatch.setenv("TOKENIZERS_PARALLELISM", "true")
+    monkeypatch.setenv("OMP_WAIT_POLICY", "active")
+    prepare_environment()
+    assert (os.environ["TOKENIZERS_PARALLELISM"], os.environ["OMP_WAIT_POLICY"]) == ("true", "active")
+
+
+def test_a_variable_that_comes_too_late_is_said(monkeypatch, caplog):
+    monkeypatch.setitem(sys.modules, "torch", sys.modules.get("torch", sys))
+    with caplog.at_level(logging.WARNING):
+        prepare_environment()
+    assert "too late" in caplog.text
