@@ -2,45 +2,45 @@
 
 Data flow
 
-    generate ─► arrivals ─(settle, wave)─► wave ─(fits)─► decoder rows ─ step, step, … ─► future of `generate`
-                                                              ▲
-         abort, pause, update_weights, logprobs, sleep ──(device lock: between steps)
+    generate ─► arrivals ─(settle)─► wave ─(fits)─► rows of the decoder ─ step, step, … ─► future of `generate`
+                                                         ▲
+         abort, pause, update_weights, logprobs, sleep ──(device lock: between two steps)
 
-The asyncio loop owns all state here. The computation runs in one worker thread, one call at a time, under the device
-lock; so everything else happens between two steps, and the loop is free during a step. Idle, both wait and use no CPU.
+The asyncio loop owns all state here. The computation runs in one worker thread, one call at a time, under the
+device lock; so everything else happens between two steps, and the loop is free during a step. Idle, both wait and
+use no CPU.
 
 Invariants
 
-- Which rows share a step depends on the order of requests alone, never on when they came. Requests are taken in *waves*:
-  when no row runs, the engine lets the loop turn until no request has come for `SETTLE_TURNS` turns, and everything that
-  waits then is a wave, sorted by priority and arrival. Its requests join in this order, as soon as there is room; a
-  request that comes meanwhile is for the next wave. So requests issued by tasks that were created together make the same
-  batches in every process. (`options: {admission: continuous}` lets requests join at once instead: faster where they
-  trickle in. With the CPU kernels that we measured, rows compute the same bits in any company, so tokens stay the same
-  there too; waves do not rely on it.)
+- Which rows share a step depends on the order of requests alone, never on when they came. Requests are taken in
+  *waves*: when no row runs, the engine lets the loop turn until no request has come for `SETTLE_TURNS` turns, and
+  everything that waits then is a wave, sorted by priority and arrival. Its requests join in this order, as soon as
+  there is room; a request that comes meanwhile is for the next wave. So requests issued by tasks that were created
+  together make the same batches in every process. (`options: {admission: continuous}` lets requests join at once:
+  faster where they trickle in. With the CPU kernels that we measured, a row computes the same bits in any company,
+  so tokens stay the same there too; waves do not rely on it.)
 - A request's tokens depend on the weights, its prompt, its seed, and that batch.
-- Each token carries the policy version of the weights that made it; `pause("keep")`, `update_weights`, `resume` change
-  weights between two tokens of a request and keep its cache.
-- A failure in the worker thread ends the engine: every waiting request gets `EngineDiedError`, and so does every later one.
+- Each token carries the policy version of the weights that made it; `pause("keep")`, `update_weights`, `resume`
+  change weights between two tokens of a request and keep its cache.
+- A failure in the worker thread ends the engine: every waiting request gets `EngineDiedError`, and so does every
+  later one.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
 import logging
 import time
-from collections import deque
 from collections.abc import Callable, Collection, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, TypeVar
 
-import numpy as np
-
-from roll.errors import ConfigError, EngineDiedError, RollError, UserError, WeightSyncError
+from roll.errors import EngineDiedError, RollError, UserError, WeightSyncError
+from roll.inference.hf_requests import RequestQueue, Row, check_options, check_request, new_row
 from roll.inference.spec import EngineSpec
 from roll.protocols import PauseMode
-from roll.registry import nearest
 from roll.types import (
     EngineLoad,
     FloatArray,
@@ -52,7 +52,7 @@ from roll.types import (
 )
 
 if TYPE_CHECKING:
-    from roll.inference.hf_decoder import Decoder, Row
+    from roll.inference.hf_decoder import Decoder
 
 __all__ = ["HFEngine"]
 
@@ -61,7 +61,6 @@ T = TypeVar("T")
 
 SETTLE_TURNS = 3
 """Turns of the loop without a new request, after which a wave begins."""
-OPTIONS = {"admission": ("wave", "continuous"), "device": None}
 
 
 class HFEngine:
@@ -73,7 +72,7 @@ class HFEngine:
         Raises:
             ConfigError: an option that this engine does not have.
         """
-        _check_options(spec)
+        check_options(spec)
         self.engine_id = spec.engine_id
         self._spec = spec
         self._decoder: Decoder | None = None
@@ -81,8 +80,7 @@ class HFEngine:
         self._server: asyncio.Task[None] | None = None
         self._device = asyncio.Lock()
         self._changed = asyncio.Event()
-        self._arrivals: list[Row] = []
-        self._wave: deque[Row] = deque()
+        self._queue = RequestQueue()
         self._futures: dict[str, asyncio.Future[Generation]] = {}
         self._num_requests = 0
         self._paused = False
@@ -138,7 +136,7 @@ class HFEngine:
         decoder = self._decoder
         return EngineLoad(
             num_running=len(decoder.rows) if decoder else 0,
-            num_waiting=len(self._arrivals) + len(self._wave),
+            num_waiting=len(self._queue),
             kv_used=decoder.used_share if decoder else 0.0,
             capacity=self._spec.max_num_seqs,
         )
@@ -154,17 +152,20 @@ class HFEngine:
             WeightSyncError: the engine woke up, or a sync failed, and no weights have come since.
         """
         decoder = self._ready()
-        self._check_request(request, decoder)
-        row = _new_row(request, self._num_requests, self._spec.seed)
+        check_request(request, self._spec.max_context, decoder.vocab_size)
+        if request.request_id in self._futures:
+            raise UserError(f"request id {request.request_id} is in use: give every request its own.")
+        row = new_row(request, self._num_requests, self._spec.seed)
         self._num_requests += 1
         future = asyncio.get_running_loop().create_future()
         self._futures[request.request_id] = future
-        self._arrivals.append(row)
+        self._queue.add(row)
         self._changed.set()
         try:
             return await future
         except asyncio.CancelledError:
-            await asyncio.shield(self.abort([request.request_id]))
+            with contextlib.suppress(EngineDiedError):
+                await asyncio.shield(self.abort([request.request_id]))
             raise
 
     async def logprobs(self, sequences: Sequence[IntArray]) -> list[FloatArray]:
@@ -183,10 +184,10 @@ class HFEngine:
 
     async def pause(self, mode: PauseMode) -> None:
         """Stop decoding. `drain` finishes every request that came before, `abort` ends them; later ones wait."""
-        self._ready(synced=False)
+        self._ready(synced=mode == "drain")
         if mode == "drain":
-            self._begin_wave()
-            self._draining = True
+            self._queue.begin_wave()
+            self._paused, self._draining = False, True
             self._changed.set()
             await asyncio.gather(*map(_settled, list(self._futures.values())))
             if not self._draining:  # resumed meanwhile
@@ -227,13 +228,13 @@ class HFEngine:
         )
 
     async def sleep(self) -> None:
-        """Free weights and cache. Requests that run are kept and continue, their cache recomputed, after the next sync."""
+        """Free weights and cache. Running requests are kept; after the next sync they go on, their cache recomputed."""
         self._ready(synced=False)
         async with self._device:
             decoder = self._ready(synced=False)
             if not decoder.released:
                 self._unsynced = "it was asleep"
-                self._wave.extendleft(reversed(await self._compute(decoder.release)))
+                self._queue.put_back(await self._compute(decoder.release))
 
     async def wake(self) -> None:
         """Take the memory again; `update_weights` must follow."""
@@ -250,7 +251,7 @@ class HFEngine:
                     self._changed.clear()
                     await self._changed.wait()
                     continue
-                if not (self._decoder.rows or self._wave):  # type: ignore[union-attr]
+                if not (self._ready().rows or self._queue.in_wave):
                     await self._settle()
                 async with self._device:
                     if self._runnable():
@@ -265,7 +266,7 @@ class HFEngine:
         if self._paused or self._unsynced or self._death:
             return False
         decoder = self._ready()
-        return bool(decoder.rows or self._wave or (self._arrivals and not self._draining))
+        return bool(decoder.rows or self._queue.in_wave or (len(self._queue) and not self._draining))
 
     async def _settle(self) -> None:
         """Wait until no request has come for some turns of the loop."""
@@ -278,11 +279,9 @@ class HFEngine:
     async def _turn(self) -> None:
         """Let rows join, make one token for each row, answer those that ended."""
         decoder = self._ready()
-        if not self._draining and (self._continuous or not (decoder.rows or self._wave)):
-            self._begin_wave()
-        joining: list[Row] = []
-        while self._wave and decoder.fits(self._wave[0], joining):
-            joining.append(self._wave.popleft())
+        if not self._draining and (self._continuous or not (decoder.rows or self._queue.in_wave)):
+            self._queue.begin_wave()
+        joining = self._queue.take(decoder.fits)
         if joining:
             await self._compute(decoder.admit, joining)
         self._answer(await self._compute(decoder.step))
@@ -290,13 +289,6 @@ class HFEngine:
     @property
     def _continuous(self) -> bool:
         return self._spec.options.get("admission", "wave") == "continuous"
-
-    def _begin_wave(self) -> None:
-        """Everything that waits becomes part of the wave, in order of priority, then arrival."""
-        self._wave = deque(
-            sorted([*self._wave, *self._arrivals], key=lambda row: (row.request.priority, row.order))
-        )
-        self._arrivals = []
 
     async def _compute(self, function: Callable[..., T], *args: Any, ends_engine: bool = True) -> T:
         """Run in the worker thread. Call it under the device lock.
@@ -325,10 +317,7 @@ class HFEngine:
         running = [row for row in decoder.rows if row.request.request_id in names]
         if running:
             await self._compute(decoder.remove, running)
-        waiting = [row for row in (*self._wave, *self._arrivals) if row.request.request_id in names]
-        self._wave = deque(row for row in self._wave if row.request.request_id not in names)
-        self._arrivals = [row for row in self._arrivals if row.request.request_id not in names]
-        self._answer([*running, *waiting], aborted=True)
+        self._answer([*running, *self._queue.remove(names)], aborted=True)
 
     def _answer(self, rows: Iterable[Row], aborted: bool = False) -> None:
         for row in rows:
@@ -344,7 +333,7 @@ class HFEngine:
             if not future.done():
                 future.set_exception(EngineDiedError(self.engine_id, self._death))
                 future.exception()  # counts as looked at: its caller may be gone already
-        self._arrivals, self._wave = [], deque()
+        self._queue = RequestQueue()
 
     # ---- checks
 
@@ -356,42 +345,6 @@ class HFEngine:
                 f"engine {self.engine_id} has no usable weights ({self._unsynced}): update_weights() must come first."
             )
         return self._decoder
-
-    def _check_request(self, request: GenerationRequest, decoder: Decoder) -> None:
-        name, prompt, new = request.request_id, len(request.token_ids), request.sampling.max_new_tokens
-        if prompt < 1 or new < 1:
-            raise UserError(
-                f"request {name} has {prompt} prompt tokens and max_new_tokens={new}; both must be 1 or more."
-            )
-        if prompt + new > self._spec.max_context:
-            raise UserError(
-                f"request {name} needs {prompt} + {new} tokens, more than the engine's context of "
-                f"{self._spec.max_context}: raise inference.max_context, or lower max_new_tokens."
-            )
-        lowest, highest = int(np.min(request.token_ids)), int(np.max(request.token_ids))
-        if lowest < 0 or highest >= decoder.vocab_size:
-            raise UserError(
-                f"request {name} has token {lowest if lowest < 0 else highest}, outside the model's vocabulary of "
-                f"{decoder.vocab_size}: was it made by another model's tokenizer?"
-            )
-        if name in self._futures:
-            raise UserError(f"request id {name} is in use: give every request its own.")
-
-
-def _check_options(spec: EngineSpec) -> None:
-    for key, value in spec.options.items():
-        if key not in OPTIONS:
-            known = ", ".join(OPTIONS)
-            raise ConfigError(
-                f"inference.options.{key}: the hf engine has no such option.{nearest(key, list(OPTIONS))} Known: {known}."
-            )
-        choices = OPTIONS[key]
-        if choices is not None and value not in choices:
-            raise ConfigError(f"inference.options.{key} is '{value}', must be one of: {', '.join(choices)}.")
-    if spec.tensor_parallel != 1:
-        raise ConfigError(
-            f"inference.tensor_parallel is {spec.tensor_parallel}; the hf engine runs on one device: use engine=vllm."
-        )
 
 
 def _build_decoder(spec: EngineSpec) -> Decoder:
@@ -405,15 +358,6 @@ def _build_decoder(spec: EngineSpec) -> Decoder:
     wanted = spec.options.get("device")
     accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
     return Decoder(spec, torch.device(wanted) if wanted else accelerator or torch.device("cpu"))
-
-
-def _new_row(request: GenerationRequest, order: int, engine_seed: int) -> Row:
-    from roll.inference.hf_decoder import Row
-
-    seed = request.sampling.seed
-    if seed is None:
-        seed = int(np.random.SeedSequence([engine_seed % 2**63, order]).generate_state(1, np.uint64)[0])
-    return Row(request, order, seed)
 
 
 async def _settled(future: asyncio.Future[Generation]) -> None:

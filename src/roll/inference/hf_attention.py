@@ -6,9 +6,9 @@ The model code of `transformers` runs unchanged on one flat row of tokens; each 
     CausalPass   one sequence from its beginning; keys and values may be stored in a row of the cache (prefill)
     DecodePass   one new token for each of many rows, against their cached past
 
-Numerics are row-independent by construction where the kernels allow it: a sequence is prefilled alone, and the shapes in
-decoding are rounded up to multiples (`HEAD_MULTIPLE`, `WIDTH_MULTIPLE`) for which the CPU kernels that we measured give
-each row the same bits in any company.
+Numerics are row-independent where the kernels allow it: a sequence is prefilled alone, and the shapes in decoding
+are rounded up to multiples (`HEAD_MULTIPLE`, `WIDTH_MULTIPLE`) for which the CPU kernels that we measured give each
+row the same bits in any company.
 """
 
 from __future__ import annotations

@@ -27,16 +27,17 @@ from roll.inference.hf_attention import (
     register_attention,
     round_up,
 )
-from roll.inference.hf_sampling import Sampler, row_uniforms
+from roll.inference.hf_requests import Row
+from roll.inference.hf_sampling import Sampler
 from roll.inference.hf_weights import apply_update
 from roll.inference.spec import EngineSpec
 from roll.models import describe_model, load_causal_lm
-from roll.types import FinishReason, FloatArray, Generation, GenerationRequest, IntArray, WeightUpdate
+from roll.types import FloatArray, IntArray, WeightUpdate
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-__all__ = ["Decoder", "Row"]
+__all__ = ["Decoder"]
 
 logger = logging.getLogger(__name__)
 
@@ -45,51 +46,6 @@ ROW_MULTIPLE = 8
 CPU_CACHE_BYTES = 256 * 2**20
 LOGITS_CHUNK = 256
 """Positions whose float32 log-probs are taken at a time."""
-
-
-class Row:
-    """A request on its way: what it has so far, and its random numbers."""
-
-    def __init__(self, request: GenerationRequest, order: int, seed: int) -> None:
-        sampling = request.sampling
-        self.request = request
-        self.order = order
-        """0, 1, 2, … as requests came to the engine."""
-        self.prompt_length = len(request.token_ids)
-        self.capacity = self.prompt_length + sampling.max_new_tokens
-        self.tokens = np.zeros(self.capacity, np.int64)
-        self.tokens[: self.prompt_length] = request.token_ids
-        self.length = self.prompt_length
-        self.uniforms = row_uniforms(seed, sampling.max_new_tokens)
-        self.logprobs = np.zeros(sampling.max_new_tokens, np.float32)
-        self.versions = np.zeros(sampling.max_new_tokens, np.int32)
-        self.stop = frozenset(sampling.stop_token_ids)
-
-    @property
-    def generated(self) -> int:
-        """Tokens made so far."""
-        return self.length - self.prompt_length
-
-    def append(self, token: int, logprob: float, version: int) -> bool:
-        """Take the next token; true when it ends the row."""
-        index = self.generated
-        self.tokens[self.length], self.logprobs[index], self.versions[index] = token, logprob, version
-        self.length += 1
-        return token in self.stop or self.length == self.capacity
-
-    def result(self, engine_id: str, aborted: bool = False) -> Generation:
-        """What the request comes to, as it stands now."""
-        made = self.generated
-        ended = made > 0 and int(self.tokens[self.length - 1]) in self.stop
-        reason: FinishReason = "abort" if aborted else "stop" if ended else "length"
-        return Generation(
-            request_id=self.request.request_id,
-            token_ids=self.tokens[self.prompt_length : self.length].astype(np.int32),
-            logprobs=self.logprobs[:made].copy(),
-            policy_versions=self.versions[:made].copy(),
-            finish_reason=reason,
-            engine_id=engine_id,
-        )
 
 
 class Decoder:
@@ -105,11 +61,12 @@ class Decoder:
         self.device = device
         self.model: PreTrainedModel = load_causal_lm(
             spec.model_path, spec.dtype, attention=ATTENTION_NAME, trust_remote_code=spec.trust_remote_code
-        ).to(device)
+        )
+        torch.nn.Module.to(self.model, device)
         self.model.requires_grad_(False)
         self.rows: list[Row] = []
         self.policy_version = 0
-        self.vocab_size = int(self.model.get_input_embeddings().num_embeddings)
+        self.vocab_size = len(self.model.get_input_embeddings().weight)  # type: ignore[arg-type]
         self._body = self.model.base_model if self.model.base_model is not self.model else self.model
         self._shapes: list[tuple[torch.nn.Parameter, torch.Size]] = []
         self._cache = KVCache()
@@ -126,8 +83,8 @@ class Decoder:
         needed = round_up(spec.max_context, WIDTH_MULTIPLE) * token_bytes
         if needed > budget:
             raise ModelError(
-                f"one request of max_context={spec.max_context} tokens needs {needed} bytes of key-value cache, there are "
-                f"{budget}: raise inference.kv_cache_bytes or lower inference.max_context."
+                f"one request of max_context={spec.max_context} tokens needs {needed} bytes of key-value cache, "
+                f"there are {budget}: raise inference.kv_cache_bytes or lower inference.max_context."
             )
         return budget // token_bytes
 
@@ -202,9 +159,7 @@ class Decoder:
                 for start in range(0, len(logits), LOGITS_CHUNK):
                     chunk = logits[start : start + LOGITS_CHUNK].float()
                     chosen = ids[1 + start : 1 + start + len(chunk), None]
-                    result[1 + start : 1 + start + len(chunk)] = (
-                        chunk.log_softmax(-1).gather(-1, chosen)[:, 0].cpu()
-                    )
+                    result[1 + start : 1 + start + len(chunk)] = chunk.log_softmax(-1).gather(-1, chosen)[:, 0].cpu()
             results.append(result.numpy())
         return results
 
@@ -239,9 +194,7 @@ class Decoder:
         """[N, V] of a flat input [N]."""
         return self._forward(self.model, ids, positions, attention).logits[0]
 
-    def _forward(
-        self, module: Any, ids: Tensor, positions: Tensor, attention: CausalPass | DecodePass
-    ) -> Any:
+    def _forward(self, module: Any, ids: Tensor, positions: Tensor, attention: CausalPass | DecodePass) -> Any:
         return module(
             input_ids=ids[None],
             position_ids=positions.to(self.device)[None],
@@ -265,9 +218,7 @@ def check_decoding(model: PreTrainedModel, logits: Callable[..., Tensor]) -> Non
     try:
         with torch.inference_mode():
             model.set_attn_implementation("sdpa")
-            expected = model(
-                input_ids=ids[None], position_ids=positions.to(device)[None], use_cache=False
-            ).logits[0]
+            expected = model(input_ids=ids[None], position_ids=positions.to(device)[None], use_cache=False).logits[0]
             model.set_attn_implementation(ATTENTION_NAME)
             cache = KVCache()
             cache.reserve(1, 32, 0)

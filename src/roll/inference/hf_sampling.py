@@ -15,15 +15,10 @@ from torch import Tensor
 
 from roll.types import SamplingParams
 
-__all__ = ["Sampler", "row_uniforms"]
+__all__ = ["Draw", "Sampler"]
 
 BLOCK = 256
 """Probabilities are summed in blocks of this size; the draw looks for the block first, then inside it."""
-
-
-def row_uniforms(seed: int, count: int) -> np.ndarray:
-    """[count] float64 in [0, 1), the random numbers of one request. A longer series begins with the shorter one."""
-    return np.random.Generator(np.random.PCG64(seed % 2**64)).random(count)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -118,13 +113,9 @@ def _invert(weights: Tensor, totals: Tensor, uniforms: Tensor) -> Tensor:
     occupied = torch.diff(totals, dim=-1, prepend=torch.zeros_like(totals[:, :1])) > 0
     block = torch.minimum(block, _last_true(occupied))
     below = torch.where(block > 0, totals.gather(-1, (block - 1).clamp_min(0)), 0.0)
-    inside = weights.view(len(weights), -1, BLOCK)[
-        torch.arange(len(weights), device=weights.device), block[:, 0]
-    ]
+    inside = weights.view(len(weights), -1, BLOCK)[torch.arange(len(weights), device=weights.device), block[:, 0]]
     place = torch.searchsorted(inside.double().cumsum(-1), target - below, right=True)
-    place = torch.minimum(
-        place, _last_true(inside > 0)
-    )  # sums of a block may round apart from its running sum
+    place = torch.minimum(place, _last_true(inside > 0))  # sums of a block may round apart from its running sum
     return (block * BLOCK + place)[:, 0]
 
 

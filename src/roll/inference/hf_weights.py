@@ -60,13 +60,9 @@ def _check_manifest(manifest: tuple[TensorSpec, ...], live: Mapping[str, Tensor]
             raise WeightSyncError(f"tensor '{spec.name}' is unknown to the engine's model.")
         shape = tuple(live[spec.name].shape)
         if spec.shape != shape:
-            raise WeightSyncError(
-                f"tensor '{spec.name}' has shape {spec.shape}; the engine's model needs {shape}."
-            )
+            raise WeightSyncError(f"tensor '{spec.name}' has shape {spec.shape}; the engine's model needs {shape}.")
     brought = {id(live[spec.name]) for spec in manifest}
     missing = [name for name, tensor in live.items() if id(tensor) not in brought]
     if missing:
         more = f" and {len(missing) - 1} more are" if len(missing) > 1 else " is"
-        raise WeightSyncError(
-            f"tensor '{missing[0]}'{more} missing from the weights that the trainer offered."
-        )
+        raise WeightSyncError(f"tensor '{missing[0]}'{more} missing from the weights that the trainer offered.")

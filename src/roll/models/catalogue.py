@@ -125,7 +125,7 @@ def prepare(entry: CatalogueEntry) -> Path:
 
 
 def _package_file(entry: CatalogueEntry) -> Path:
-    """The GGUF file of the installed package, its hash checked. The package is not imported: it would want llama.cpp."""
+    """The GGUF file of the installed package, its hash checked. Importing the package would need llama.cpp."""
     spec = importlib.util.find_spec(entry.module)
     places = list(spec.submodule_search_locations or ()) if spec else []
     files = [Path(place) / entry.gguf_file for place in places]
@@ -152,15 +152,14 @@ def _convert(source: Path, directory: Path) -> None:
 
     with quiet_transformers():
         tokenizer = AutoTokenizer.from_pretrained(source.parent, gguf_file=source.name)
+        assert tokenizer is not None, "a GGUF file with a chat model has a tokenizer"
         model = AutoModelForCausalLM.from_pretrained(
             source.parent,
             gguf_file=source.name,
             dtype=torch.bfloat16,
             quantization_config=GgufConfig(dequantize=True),
         )
-        model.config.__dict__.pop(
-            "quantization_config", None
-        )  # some versions keep it; the weights are plain now
+        model.config.__dict__.pop("quantization_config", None)  # some versions keep it; the weights are plain now
         model.config.rms_norm_eps = float(f"{model.config.rms_norm_eps:.6g}")  # GGUF holds it as float32
         tokenizer.model_max_length = model.config.max_position_embeddings
         model.save_pretrained(directory)
@@ -182,9 +181,7 @@ def _directory_in_one_rename(target: Path) -> Iterator[Path]:
         try:
             directory.rename(target)
         except OSError:
-            if not (
-                target / "config.json"
-            ).is_file():  # else another process was first, with the same content
+            if not (target / "config.json").is_file():  # else another process was first, with the same content
                 raise
     finally:
         shutil.rmtree(directory, ignore_errors=True)

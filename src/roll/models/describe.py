@@ -79,9 +79,7 @@ def _description(config: dict[str, Any], count: int, dtype: str, name: str) -> M
         for key in keys:
             if isinstance(text.get(key), int):
                 return int(text[key])
-        raise ModelError(
-            f"model '{name}': its config.json has no '{keys[0]}'; is it a causal language model?"
-        )
+        raise ModelError(f"model '{name}': its config.json has no '{keys[0]}'; is it a causal language model?")
 
     hidden, heads = size("hidden_size", "n_embd"), size("num_attention_heads", "n_head")
     has = {key for key, value in text.items() if value is not None}

@@ -44,9 +44,12 @@ def load_tokenizer(path: str | Path, *, trust_remote_code: bool = False) -> PreT
 
     try:
         with quiet_transformers():
-            return AutoTokenizer.from_pretrained(directory, trust_remote_code=trust_remote_code)
+            tokenizer = AutoTokenizer.from_pretrained(directory, trust_remote_code=trust_remote_code)
     except (OSError, ValueError, KeyError, ImportError) as error:
         raise ModelError(f"tokenizer of model '{path}' cannot be loaded: {_brief(error)}") from error
+    if tokenizer is None:
+        raise ModelError(f"model '{path}' has no tokenizer: copy tokenizer.json and tokenizer_config.json there.")
+    return tokenizer
 
 
 def load_causal_lm(
@@ -73,9 +76,7 @@ def load_causal_lm(
 
     wanted = getattr(torch, dtype, None) if isinstance(dtype, str) else dtype
     if not isinstance(wanted, torch.dtype):
-        raise ModelError(
-            f"model '{path}': dtype '{dtype}' is not a number format; write 'bfloat16' or 'float32'."
-        )
+        raise ModelError(f"model '{path}': dtype '{dtype}' is not a number format; write 'bfloat16' or 'float32'.")
     try:
         with quiet_transformers():
             model = AutoModelForCausalLM.from_pretrained(

@@ -6,6 +6,7 @@ import json
 import logging
 import os
 from pathlib import Path
+from typing import Any, NoReturn
 
 from roll.errors import ModelError
 from roll.models.catalogue import CATALOGUE, cached_directory, prepare
@@ -72,24 +73,20 @@ def weight_files(directory: Path) -> list[Path]:
         missing = [file.name for file in files if not file.is_file()]
         if missing:
             raise ModelError(
-                f"model directory '{directory}' lacks {len(missing)} of {len(files)} weight files, first '{missing[0]}': "
-                "copy or download it again."
+                f"model directory '{directory}' lacks {len(missing)} of {len(files)} weight files, first "
+                f"'{missing[0]}': copy or download it again."
             )
     else:
         files = sorted(directory.glob("*.safetensors"))
     if not files:
         hint = (
-            " It has weights in an older format: convert them to safetensors."
-            if any(directory.glob("*.bin"))
-            else ""
+            " It has weights in an older format: convert them to safetensors." if any(directory.glob("*.bin")) else ""
         )
-        raise ModelError(
-            f"model directory '{directory}' has no weights: a file 'model.safetensors' is missing.{hint}"
-        )
+        raise ModelError(f"model directory '{directory}' has no weights: a file 'model.safetensors' is missing.{hint}")
     return files
 
 
-def read_json(file: Path) -> dict[str, object]:
+def read_json(file: Path) -> dict[str, Any]:
     """A JSON object from a model directory.
 
     Raises:
@@ -106,9 +103,7 @@ def read_json(file: Path) -> dict[str, object]:
 
 def _validate(directory: Path) -> None:
     if not (directory / "config.json").is_file():
-        raise ModelError(
-            f"model directory '{directory}' has no config.json: give the directory that holds it."
-        )
+        raise ModelError(f"model directory '{directory}' has no config.json: give the directory that holds it.")
     weight_files(directory)
     if not any((directory / name).is_file() for name in TOKENIZER_FILES):
         raise ModelError(
@@ -138,15 +133,13 @@ def _download(name: str) -> Path:
     except HFValidationError as error:
         _refuse(name, f"is not a valid hub id: {error}")
     except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
-        first_line = next(
-            (line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__
-        )
+        first_line = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
         _refuse(name, f"could not be fetched from the hub ({first_line})")
     _validate(directory)
     return directory
 
 
-def _refuse(name: str, why: str) -> None:
+def _refuse(name: str, why: str) -> NoReturn:
     """Raise the one error for a model that is not there."""
     hint = nearest(os.path.basename(name.rstrip("/")).lower(), list(CATALOGUE))
     raise ModelError(

@@ -28,7 +28,7 @@ def write_tiny_model(
     context_length: int = 512,
     dtype: str = "float32",
 ) -> Path:
-    """Write a random model (grouped-query attention, 260 tokens: bytes and four special ones) that `transformers` loads.
+    """Write a random model that `transformers` loads: grouped-query attention, 260 tokens (bytes, four special ones).
 
     The same arguments give the same bytes. Weights are scaled so that next-token distributions are neither flat nor
     peaked (logits have a standard deviation of about 1.7).
@@ -57,9 +57,7 @@ def write_tiny_model(
         tensors[name + "input_layernorm.weight"] = norm()
         for part, rows in (("q", heads * head_dim), ("k", kv_heads * head_dim), ("v", kv_heads * head_dim)):
             tensors[f"{name}self_attn.{part}_proj.weight"] = weight(rows, hidden, hidden**-0.5)
-        tensors[name + "self_attn.o_proj.weight"] = weight(
-            hidden, heads * head_dim, (heads * head_dim) ** -0.5
-        )
+        tensors[name + "self_attn.o_proj.weight"] = weight(hidden, heads * head_dim, (heads * head_dim) ** -0.5)
         tensors[name + "post_attention_layernorm.weight"] = norm()
         tensors[name + "mlp.gate_proj.weight"] = weight(width, hidden, hidden**-0.5)
         tensors[name + "mlp.up_proj.weight"] = weight(width, hidden, hidden**-0.5)
@@ -92,9 +90,7 @@ def write_tiny_model(
         "dtype": dtype,
     }
     _write_json(target / "config.json", config)
-    _write_json(
-        target / "generation_config.json", {"eos_token_id": [2, 3], "pad_token_id": 0, "bos_token_id": 1}
-    )
+    _write_json(target / "generation_config.json", {"eos_token_id": [2, 3], "pad_token_id": 0, "bos_token_id": 1})
     _write_tokenizer(target, context_length)
     return target
 
@@ -108,9 +104,7 @@ def _write_tokenizer(target: Path, context_length: int) -> None:
     tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.add_special_tokens(
-        [AddedToken(token, special=True, normalized=False) for token in SPECIAL_TOKENS]
-    )
+    tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in SPECIAL_TOKENS])
     tokenizer.save(str(target / "tokenizer.json"))
     settings = {
         "tokenizer_class": "PreTrainedTokenizerFast",

@@ -1,0 +1,165 @@
+"""Requests of the `hf` engine: what is checked, what is remembered of each, and the order in which they get their turn.
+
+No torch here.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Collection, Iterable
+
+import numpy as np
+
+from roll.errors import ConfigError, UserError
+from roll.inference.spec import EngineSpec
+from roll.registry import nearest
+from roll.types import FinishReason, Generation, GenerationRequest
+
+__all__ = ["RequestQueue", "Row", "check_options", "check_request", "new_row", "row_uniforms"]
+
+OPTIONS: dict[str, tuple[str, ...] | None] = {"admission": ("wave", "continuous"), "device": None}
+"""Of `inference.options`, with what they may be."""
+
+
+class Row:
+    """A request on its way: what it has so far, and its random numbers."""
+
+    def __init__(self, request: GenerationRequest, order: int, seed: int) -> None:
+        sampling = request.sampling
+        self.request = request
+        self.order = order
+        """0, 1, 2, … as requests came to the engine."""
+        self.prompt_length = len(request.token_ids)
+        self.capacity = self.prompt_length + sampling.max_new_tokens
+        self.tokens = np.zeros(self.capacity, np.int64)
+        self.tokens[: self.prompt_length] = request.token_ids
+        self.length = self.prompt_length
+        self.uniforms = row_uniforms(seed, sampling.max_new_tokens)
+        self.logprobs = np.zeros(sampling.max_new_tokens, np.float32)
+        self.versions = np.zeros(sampling.max_new_tokens, np.int32)
+        self.stop = frozenset(sampling.stop_token_ids)
+
+    @property
+    def generated(self) -> int:
+        """Tokens made so far."""
+        return self.length - self.prompt_length
+
+    def append(self, token: int, logprob: float, version: int) -> bool:
+        """Take the next token; true when it ends the row."""
+        index = self.generated
+        self.tokens[self.length], self.logprobs[index], self.versions[index] = token, logprob, version
+        self.length += 1
+        return token in self.stop or self.length == self.capacity
+
+    def result(self, engine_id: str, aborted: bool = False) -> Generation:
+        """What the request comes to, as it stands now."""
+        made = self.generated
+        stopped = made > 0 and int(self.tokens[self.length - 1]) in self.stop
+        reason: FinishReason = "abort" if aborted else "stop" if stopped else "length"
+        return Generation(
+            request_id=self.request.request_id,
+            token_ids=self.tokens[self.prompt_length : self.length].astype(np.int32),
+            logprobs=self.logprobs[:made].copy(),
+            policy_versions=self.versions[:made].copy(),
+            finish_reason=reason,
+            engine_id=engine_id,
+        )
+
+
+class RequestQueue:
+    """Requests that wait: the *wave*, whose turn it is, and the arrivals since."""
+
+    def __init__(self) -> None:
+        self._arrivals: list[Row] = []
+        self._wave: deque[Row] = deque()
+
+    def __len__(self) -> int:
+        return len(self._arrivals) + len(self._wave)
+
+    @property
+    def in_wave(self) -> int:
+        """Requests of the wave that have not joined yet."""
+        return len(self._wave)
+
+    def add(self, row: Row) -> None:
+        """A request arrives."""
+        self._arrivals.append(row)
+
+    def begin_wave(self) -> None:
+        """All arrivals become part of the wave, in order of priority, then arrival."""
+        order = sorted([*self._wave, *self._arrivals], key=lambda row: (row.request.priority, row.order))
+        self._wave, self._arrivals = deque(order), []
+
+    def put_back(self, rows: Iterable[Row]) -> None:
+        """Requests that have run already take their turn before all others."""
+        self._wave.extendleft(reversed(list(rows)))
+
+    def take(self, fits: Callable[[Row, list[Row]], bool]) -> list[Row]:
+        """Rows from the front of the wave, for as long as `fits(row, taken so far)`."""
+        taken: list[Row] = []
+        while self._wave and fits(self._wave[0], taken):
+            taken.append(self._wave.popleft())
+        return taken
+
+    def remove(self, names: Collection[str]) -> list[Row]:
+        """Take these requests out."""
+        removed = [row for row in (*self._wave, *self._arrivals) if row.request.request_id in names]
+        self._wave = deque(row for row in self._wave if row.request.request_id not in names)
+        self._arrivals = [row for row in self._arrivals if row.request.request_id not in names]
+        return removed
+
+
+def row_uniforms(seed: int, count: int) -> np.ndarray:
+    """[count] float64 in [0, 1), the random numbers of one request. A longer series begins with the shorter one."""
+    return np.random.Generator(np.random.PCG64(seed % 2**64)).random(count)
+
+
+def new_row(request: GenerationRequest, order: int, engine_seed: int) -> Row:
+    """Begin a request. Without a seed of its own it gets one from the engine's seed and its place in the order."""
+    seed = request.sampling.seed
+    if seed is None:
+        seed = int(np.random.SeedSequence([engine_seed % 2**64, order]).generate_state(1, np.uint64)[0])
+    return Row(request, order, seed)
+
+
+def check_request(request: GenerationRequest, max_context: int, vocab_size: int) -> None:
+    """Refuse what cannot be served.
+
+    Raises:
+        UserError: empty, too long, or with tokens outside the vocabulary.
+    """
+    name, prompt, new = request.request_id, len(request.token_ids), request.sampling.max_new_tokens
+    if prompt < 1 or new < 1:
+        raise UserError(f"request {name} has {prompt} prompt tokens and max_new_tokens={new}; both must be 1 or more.")
+    if prompt + new > max_context:
+        raise UserError(
+            f"request {name} needs {prompt} + {new} tokens, more than the engine's context of {max_context}: "
+            "raise inference.max_context, or lower max_new_tokens."
+        )
+    lowest, highest = int(np.min(request.token_ids)), int(np.max(request.token_ids))
+    if lowest < 0 or highest >= vocab_size:
+        raise UserError(
+            f"request {name} has token {lowest if lowest < 0 else highest}, outside the model's vocabulary of "
+            f"{vocab_size}: was it made by another model's tokenizer?"
+        )
+
+
+def check_options(spec: EngineSpec) -> None:
+    """Refuse options that this engine does not have.
+
+    Raises:
+        ConfigError: names the option and what is possible.
+    """
+    for key, value in spec.options.items():
+        if key not in OPTIONS:
+            raise ConfigError(
+                f"inference.options.{key}: the hf engine has no such option.{nearest(key, list(OPTIONS))} "
+                f"Known: {', '.join(OPTIONS)}."
+            )
+        choices = OPTIONS[key]
+        if choices is not None and value not in choices:
+            raise ConfigError(f"inference.options.{key} is '{value}', must be one of: {', '.join(choices)}.")
+    if spec.tensor_parallel != 1:
+        raise ConfigError(
+            f"inference.tensor_parallel is {spec.tensor_parallel}; the hf engine runs on one device: use engine=vllm."
+        )
