@@ -22,7 +22,7 @@ from torch import Tensor
 
 from roll.errors import TrainingDivergedError
 from roll.protocols import LossFn, StateKind, WeightSource
-from roll.training.distributed import Ranks, default_num_threads, pick_device, shard
+from roll.training.distributed import Ranks, default_num_threads, pick_device, reshard, shard
 from roll.training.export import export_model
 from roll.training.layout import PackedLayout, build_layout, idle_layout
 from roll.training.loading import load_model
@@ -138,6 +138,7 @@ class TorchBackend:
         for layout in self._layouts(batch, every_token=True):
             predicted = self.network(layout, batch.temperature)
             _collect(found, layout, batch, predicted)
+        reshard(self.network)
         return list(_in_order(self._merge(found), batch))
 
     def weights(self) -> WeightSource:

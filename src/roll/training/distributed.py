@@ -16,13 +16,13 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
 from roll.errors import PlacementError
 from roll.training.precision import Precision
 from roll.training.spec import TrainerSpec
 
-__all__ = ["MESH_DIMS", "Ranks", "default_num_threads", "pick_device", "shard"]
+__all__ = ["MESH_DIMS", "Ranks", "default_num_threads", "pick_device", "reshard", "shard"]
 
 logger = logging.getLogger(__name__)
 
@@ -141,3 +141,12 @@ def shard(network: nn.Module, model: Any, ranks: Ranks, precision: Precision) ->
     for layer in model.get_decoder().layers:
         fully_shard(layer, mesh=mesh, mp_policy=policy)
     fully_shard(network, mesh=mesh, mp_policy=policy)
+
+
+def reshard(network: nn.Module) -> None:
+    """Let go of the gathered weights that FSDP keeps after a forward pass that no backward pass follows.
+
+    Otherwise the next forward pass would use them even if the shards have changed meanwhile.
+    """
+    if isinstance(network, FSDPModule):
+        network.reshard()

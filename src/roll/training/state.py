@@ -12,13 +12,16 @@ fresh random state, derived from the seed, the rank and the step.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import contextlib
+import warnings
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed.checkpoint as dcp
 from torch import Tensor
+from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.tensor import DTensor
 
 from roll.errors import CheckpointError
@@ -39,7 +42,8 @@ def save_state(
     state["counters"] = torch.tensor([counters[name] for name in sorted(counters)], dtype=torch.int64)
     state.update(_random_states(ranks))
     path.mkdir(parents=True, exist_ok=True)
-    dcp.save(state, storage_writer=dcp.FileSystemWriter(path, sync_files=True), no_dist=ranks.size == 1)
+    with _quiet():
+        dcp.save(state, storage_writer=dcp.FileSystemWriter(path, sync_files=True), no_dist=ranks.size == 1)
 
 
 def load_state(
@@ -76,10 +80,11 @@ def load_state(
         known = all(name in saved for name in random)
         if known:
             state.update(random)
-        dcp.load(state, storage_reader=reader, no_dist=ranks.size == 1)
+        with _quiet():
+            dcp.load(state, storage_reader=reader, no_dist=ranks.size == 1)
     except CheckpointError:
         raise
-    except Exception as error:  # damaged files fail anywhere inside the reader: unpickling, lengths, missing files
+    except (Exception, CheckpointException) as error:  # damage can show anywhere inside the reader
         raise CheckpointError(f"the trainer's checkpoint '{path}' cannot be read: {error}") from error
     weights.refresh()
     optimizer.set_steps(dict(zip(names, state["updates"].tolist(), strict=True)))
@@ -89,6 +94,14 @@ def load_state(
     else:
         torch.manual_seed(hash((seed, ranks.rank, result["num_steps"])) % 2**63)
     return result
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """With one rank there is no process group, on purpose; the library warns about it each time."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="torch.distributed is disabled")
+        yield
 
 
 def _tensors(weights: MasterWeights, optimizer: Optimizer) -> dict[str, Tensor]:

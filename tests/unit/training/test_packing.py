@@ -33,9 +33,7 @@ def keys(packed: list[list[tuple[Block, ...]]]) -> list[list[list[list[str]]]]:
 def test_every_sample_is_packed_once_and_every_rank_gets_as_many_micro_batches(
     batch, budget: int, share: bool, ranks: int, every_token: bool
 ) -> None:
-    packed = pack(
-        batch.samples, max_tokens=budget, share_prefix=share, num_ranks=ranks, every_token=every_token
-    )
+    packed = pack(batch.samples, max_tokens=budget, share_prefix=share, num_ranks=ranks, every_token=every_token)
     members = [m for rank in packed for micro in rank for block in micro for m in block.members]
     assert sorted(m.index for m in members) == list(range(len(batch.samples)))
     assert all(m.sample is batch.samples[m.index] for m in members)
@@ -53,8 +51,7 @@ def test_packing_does_not_depend_on_the_order_of_samples(batch, budget, share, r
     shuffled = list(batch.samples)
     random.shuffle(shuffled)
     first, second = (
-        pack(samples, max_tokens=budget, share_prefix=share, num_ranks=ranks)
-        for samples in (batch.samples, shuffled)
+        pack(samples, max_tokens=budget, share_prefix=share, num_ranks=ranks) for samples in (batch.samples, shuffled)
     )
     assert keys(first) == keys(second)
 

@@ -1,0 +1,88 @@
+"""A trainer that was saved and loaded goes on bit for bit; damaged or foreign checkpoints are refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from training_helpers import make_batch, make_spec
+
+from roll.algorithms.losses import PolicyLoss
+from roll.config.model import LoRAConfig
+from roll.errors import CheckpointError
+from roll.models.tiny import write_tiny_model
+from roll.training import TorchBackend
+
+SETTINGS: dict[str, dict[str, Any]] = {
+    "float32": {"dtype": "float32", "schedule": "cosine", "warmup_steps": 1},
+    "bfloat16": {"dtype": "bfloat16", "schedule": "linear"},
+    "lora with dropout": {"dtype": "bfloat16", "lora": LoRAConfig(rank=2, dropout=0.3)},
+}
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_two_steps_and_two_after_resuming_equal_four(tiny_model: Path, tmp_path: Path, name: str) -> None:
+    batches = [make_batch(seed) for seed in range(4)]
+    straight = TorchBackend(make_spec(tiny_model, **SETTINGS[name]))
+    expected = [straight.train_step(batch, PolicyLoss()) for batch in batches]
+
+    first = TorchBackend(make_spec(tiny_model, **SETTINGS[name]))
+    for batch in batches[:2]:
+        first.train_step(batch, PolicyLoss())
+    first.save(tmp_path / "trainer")
+    torch.rand(5)  # randomness used between saving and loading must not matter
+    second = TorchBackend(make_spec(tiny_model, **SETTINGS[name]))
+    second.load(tmp_path / "trainer")
+    found = [second.train_step(batch, PolicyLoss()) for batch in batches[2:]]
+
+    for a, b in zip(found, expected[2:], strict=True):
+        assert (a.loss, a.grad_norm, a.learning_rate) == (b.loss, b.grad_norm, b.learning_rate)
+        assert a.metrics == b.metrics
+    for weight in straight.masters.parameters:
+        assert torch.equal(second.masters.full(weight), straight.masters.full(weight))
+    assert all(torch.equal(a, b) for (_, a), (_, b) in zip(second.weights(), straight.weights(), strict=True))
+
+
+def test_a_fresh_trainer_can_be_saved_and_loaded(tiny_model: Path, tmp_path: Path) -> None:
+    backend = TorchBackend(make_spec(tiny_model))
+    backend.save(tmp_path / "trainer")
+    backend.train_step(make_batch(), PolicyLoss())
+    backend.load(tmp_path / "trainer")
+    assert backend.num_steps == 0
+    fresh = TorchBackend(make_spec(tiny_model))
+    results = [b.train_step(make_batch(1), PolicyLoss()) for b in (backend, fresh)]
+    assert results[0].loss == results[1].loss
+    assert all(torch.equal(a, b) for (_, a), (_, b) in zip(backend.weights(), fresh.weights(), strict=True))
+
+
+def test_loading_leaves_the_networks_copy_equal_to_the_masters(tiny_model: Path, tmp_path: Path) -> None:
+    backend = TorchBackend(make_spec(tiny_model, dtype="bfloat16"))
+    backend.train_step(make_batch(), PolicyLoss())
+    expected = backend.logprobs(make_batch(3))
+    backend.save(tmp_path / "trainer")
+    other = TorchBackend(make_spec(tiny_model, dtype="bfloat16"))
+    other.load(tmp_path / "trainer")
+    assert all((a == b).all() for a, b in zip(other.logprobs(make_batch(3)), expected, strict=True))
+
+
+def test_a_checkpoint_of_another_model_is_refused(tiny_model: Path, tmp_path: Path) -> None:
+    TorchBackend(make_spec(tiny_model)).save(tmp_path / "trainer")
+    deeper = TorchBackend(make_spec(write_tiny_model(tmp_path / "deeper", layers=3)))
+    with pytest.raises(CheckpointError, match="belongs to another model"):
+        deeper.load(tmp_path / "trainer")
+    wider = TorchBackend(make_spec(write_tiny_model(tmp_path / "wider", hidden=64)))
+    with pytest.raises(CheckpointError, match="other shapes"):
+        wider.load(tmp_path / "trainer")
+
+
+def test_missing_and_damaged_checkpoints_are_refused(tiny_model: Path, tmp_path: Path) -> None:
+    backend = TorchBackend(make_spec(tiny_model))
+    with pytest.raises(CheckpointError, match="cannot be read"):
+        backend.load(tmp_path / "nothing")
+    backend.save(tmp_path / "trainer")
+    (data,) = (tmp_path / "trainer").glob("*.distcp")
+    data.write_bytes(data.read_bytes()[:100])
+    with pytest.raises(CheckpointError, match="cannot be read"):
+        backend.load(tmp_path / "trainer")
