@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import os
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -43,6 +44,7 @@ class LiveConsole:
         self._terminal = terminal
         self._rich = RichConsole(file=terminal.file, force_terminal=True, markup=False, highlight=False)
         self._screen: Screen | None = None
+        self._process_id = os.getpid()
         self._lock = threading.Lock()
         self._news = threading.Event()
         self._closing = threading.Event()
@@ -113,6 +115,8 @@ class LiveConsole:
 
     def close(self) -> None:
         """Draw the last frame and restore the cursor; may be called twice."""
+        if os.getpid() != self._process_id:  # a forked worker at its exit
+            return
         self._closing.set()
         self._news.set()
         if self._thread.is_alive() and threading.current_thread() is not self._thread:

@@ -188,9 +188,8 @@ def sparkline(values: Sequence[float], width: int) -> str:
     low, high = min(finite, default=0.0), max(finite, default=1.0)
     if low >= 0 and high <= 1:
         low, high = 0.0, 1.0
-    top = len(_BLOCKS) - 1
-    levels = [round((v - low) / (high - low) * top) if high > low and math.isfinite(v) else None for v in values]
-    return "".join(" " if level is None else _BLOCKS[level] for level in levels)
+    scale = (len(_BLOCKS) - 1) / (high - low) if high > low else 0.0
+    return "".join(_BLOCKS[round((v - low) * scale)] if math.isfinite(v) else " " for v in values)
 
 
 def stacked_bar(phases: Mapping[str, float], total: float, width: int) -> Text:

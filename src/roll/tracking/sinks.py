@@ -89,7 +89,7 @@ class GuardedSink:
             raise
         except Exception as error:
             raise ConfigError(
-                f"tracking.{name}: it could not be started ({type(error).__name__}: {error}). "
+                f"tracking.{name}: it could not be started ({type(error).__name__}: {str(error).rstrip('.')}). "
                 f"Mend that, or go without: `tracking.{name}={'false' if name == 'tensorboard' else 'null'}`."
             ) from error
 

@@ -7,6 +7,7 @@ is mended when opened.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 from collections.abc import Sequence
@@ -27,7 +28,9 @@ class TraceFile:
 
     def __init__(self, path: Path) -> None:
         self._descriptor: int | None = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-        self._end = _end_of_events(os.pread(self._descriptor, os.fstat(self._descriptor).st_size, 0))
+        size = os.fstat(self._descriptor).st_size
+        whole = os.pread(self._descriptor, len(_END), max(0, size - len(_END))) == _END
+        self._end = size - len(_END) if whole else _end_of_events(os.pread(self._descriptor, size, 0))
 
     def append(self, events: Sequence[dict[str, Any]]) -> None:
         """Write events; does nothing for none, or after `close`."""
@@ -47,15 +50,13 @@ class TraceFile:
 
 
 def _end_of_events(content: bytes) -> int:
-    """Offset behind the last whole event; 0 where there is none."""
-    if content.endswith(_END):
-        return len(content) - len(_END)
+    """Offset behind the last whole event of a torn file; 0 where there is none."""
     end = len(content)
-    while (end := content.rfind(b"\n", 0, end)) > 0:
-        candidate = content[:end].rstrip(b",")
-        try:
-            json.loads(candidate + b"]")
-        except ValueError:
-            continue
-        return len(candidate) if candidate.strip() != b"[" else 0
+    while end > 0:
+        start = content.rfind(b"\n", 0, end) + 1
+        line = content[start:end].rstrip(b",")
+        with contextlib.suppress(ValueError):
+            if isinstance(json.loads(line), dict):
+                return start + len(line)
+        end = start - 1
     return 0

@@ -13,6 +13,7 @@ Invariants:
 from __future__ import annotations
 
 import logging
+import math
 import os
 import sys
 import time
@@ -144,14 +145,15 @@ class Tracker:
         flat |= {name: value for name, value in rates.items() if value is not None}
         flat["memory/peak_rss_bytes"] = float(self._memory.peak_bytes)
         self._record(step, "train", flat)
-        reward = flat.get("reward/mean", float("nan"))
-        self.spans.count("reward", reward if reward == reward else 0.0)
+        reward = flat.get("reward/mean", math.nan)
+        if math.isfinite(reward):
+            self.spans.count("reward", reward)
         self.console.step(
             StepView(
                 step=step,
                 reward=reward,
                 duration_s=flat.get("time/step_s", 0.0),
-                phases=self.spans.phases(),
+                phases={name: flat.get(f"time/{name}_s", 0.0) for name in self.spans.phases()},
                 generated_per_s=rates["throughput/generated_tokens_per_s"],
                 trained_per_s=rates["throughput/trained_tokens_per_s"],
                 loss=flat.get("training/loss"),
@@ -257,9 +259,12 @@ class _Warnings(logging.Handler):
     def __init__(self, console: Console) -> None:
         super().__init__(logging.WARNING)
         self._console = console
+        self._process_id = os.getpid()
 
     def emit(self, record: logging.LogRecord) -> None:
-        self._console.warn(record.getMessage())
+        # A forked worker has this handler too, but not the display's thread: its warnings are in the log.
+        if os.getpid() == self._process_id:
+            self._console.warn(record.getMessage())
 
     def __enter__(self) -> _Warnings:
         logging.getLogger("roll").addHandler(self)

@@ -27,9 +27,7 @@ def untimed(run: RunDirectory) -> list[dict]:
     return [{k: v for k, v in row.items() if not is_timing(k)} for row in read_metrics(run.metrics_path)]
 
 
-def test_every_file_of_a_run_can_be_read_back(
-    run: RunDirectory, config: RLVRConfig, demo: SimpleNamespace
-) -> None:
+def test_every_file_of_a_run_can_be_read_back(run: RunDirectory, config: RLVRConfig, demo: SimpleNamespace) -> None:
     with Tracker(run, config) as tracker:
         demo.evaluation(tracker, 0)
         for step in range(1, 5):
@@ -133,9 +131,7 @@ def test_a_tracker_that_fails_during_the_run_is_counted_and_does_not_stop_it(
     assert summary.num_steps == 1
 
 
-def test_a_record_that_cannot_be_written_stops_the_run_with_the_reason(
-    run: RunDirectory, config: RLVRConfig
-) -> None:
+def test_a_record_that_cannot_be_written_stops_the_run_with_the_reason(run: RunDirectory, config: RLVRConfig) -> None:
     with Tracker(run, config) as tracker:
         run.metrics_path.mkdir()
         with pytest.raises(RunDirectoryError, match=r"metrics\.jsonl.*directory"):

@@ -1,0 +1,145 @@
+"""Run directories: created once, locked by one process, and never overwritten."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from roll.errors import RunDirectoryError
+from roll.tracking import RunDirectory, atomic
+
+
+def test_a_new_run_has_its_directories_and_its_configuration(tmp_path: Path) -> None:
+    with RunDirectory.create(tmp_path / "runs" / "a", {"name": "a", "seed": 0, "text": "α: [1]"}) as run:
+        names = sorted(p.name for p in run.path.iterdir() if not p.name.startswith("."))
+        assert names == ["checkpoints", "config.yaml", "logs", "rollouts", "tensorboard"]
+        assert run.read_config() == {"name": "a", "seed": 0, "text": "α: [1]"}
+        assert run.checkpoint_path(20) == tmp_path / "runs/a/checkpoints/step-000020"
+        assert run.log_path("engine", 1).name == "engine-1.log"
+
+
+def test_an_existing_run_is_refused_and_left_as_it_is(tmp_path: Path) -> None:
+    RunDirectory.create(tmp_path / "a", {"seed": 0}).close()
+    (tmp_path / "a-2").mkdir()
+    with pytest.raises(RunDirectoryError, match=rf"roll resume {tmp_path}/a`.*`name=a-3`"):
+        RunDirectory.create(tmp_path / "a", {"seed": 1})
+    assert RunDirectory.open(tmp_path / "a").read_config() == {"seed": 0}
+
+
+def test_a_directory_with_something_else_in_it_is_refused_and_left_as_it_is(tmp_path: Path) -> None:
+    (tmp_path / "thesis.tex").write_text("years of work")
+    with pytest.raises(RunDirectoryError, match=r"not a run of ROLL\. Nothing was changed"):
+        RunDirectory.create(tmp_path, {})
+    assert [p.name for p in tmp_path.iterdir()] == ["thesis.tex"]
+
+
+def test_an_empty_directory_is_accepted(tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    RunDirectory.create(tmp_path / "a", {}).close()
+
+
+def test_a_creation_that_was_interrupted_anywhere_can_be_repeated(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Killed(BaseException):
+        pass
+
+    def die(path: Path, text: str) -> None:
+        atomic.temporary_path(path).write_text(text[:3])
+        raise Killed
+
+    monkeypatch.setattr(atomic, "write_text", die)
+    with pytest.raises(Killed):
+        RunDirectory.create(tmp_path / "a", {"seed": 0})
+    monkeypatch.undo()
+    with pytest.raises(RunDirectoryError, match=r"it has no config\.yaml"):
+        RunDirectory.open(tmp_path / "a")
+    RunDirectory.create(tmp_path / "a", {"seed": 0}).close()
+
+
+@pytest.mark.parametrize(
+    ("place", "message"),
+    [
+        ("file/a", "is a file, not a directory"),
+        ("file", "is a file: choose another name"),
+        ("x" * 300, "name is too long"),
+        ("/proc/roll/a", "cannot write '/proc/roll"),
+        ("/sys/roll", "cannot write '/sys/roll"),
+    ],
+)
+def test_a_place_that_cannot_be_written_is_named_with_a_remedy(place: str, message: str, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(RunDirectoryError, match=message):
+        RunDirectory.create(tmp_path / place, {})
+
+
+def test_a_full_disk_is_called_a_full_disk() -> None:
+    from roll.tracking.run_directory import writing
+
+    with (
+        pytest.raises(RunDirectoryError, match=r"'/dev/full': the disk is full.*output_dir"),
+        writing(Path("/dev/full")),
+        open("/dev/full", "wb", buffering=0) as full,
+    ):
+        full.write(b"x")
+
+
+def test_a_missing_run_is_answered_with_the_nearest_one(tmp_path: Path) -> None:
+    for name in ("quickstart", "gsm8k"):
+        RunDirectory.create(tmp_path / name, {}).close()
+    with pytest.raises(RunDirectoryError, match=r"Did you mean 'quickstart'\?.*: gsm8k, quickstart"):
+        RunDirectory.open(tmp_path / "quikstart")
+    with pytest.raises(RunDirectoryError, match="holds no runs"):
+        RunDirectory.open(tmp_path / "nowhere" / "quickstart")
+
+
+def test_a_second_writer_is_refused_with_the_process_id_of_the_first(tmp_path: Path) -> None:
+    with RunDirectory.create(tmp_path / "a", {}):
+        with pytest.raises(RunDirectoryError, match=f"process {os.getpid()} on "):
+            RunDirectory.open(tmp_path / "a", lock=True)
+        RunDirectory.open(tmp_path / "a")  # reading is allowed
+    RunDirectory.open(tmp_path / "a", lock=True).close()
+
+
+def test_a_killed_writer_frees_the_run_even_if_its_forked_child_lives_on(tmp_path: Path) -> None:
+    script = """
+import os, sys, signal
+from roll.tracking import RunDirectory
+run = RunDirectory.create(sys.argv[1], {})
+if os.fork() == 0:
+    print(os.getpid(), flush=True)
+    signal.pause()
+print("locked", flush=True)
+signal.pause()
+"""
+    path = tmp_path / "a"
+    process = subprocess.Popen([sys.executable, "-c", script, str(path)], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    lines = {process.stdout.readline().strip(), process.stdout.readline().strip()}
+    child = int(next(line for line in lines if line != "locked"))
+    try:
+        with pytest.raises(RunDirectoryError, match=f"process {process.pid} on "):
+            RunDirectory.open(path, lock=True)
+        process.kill()
+        process.wait()
+        os.kill(child, 0)  # still there
+        RunDirectory.open(path, lock=True).close()
+    finally:
+        process.kill()
+        os.kill(child, 9)
+        process.stdout.close()
+        process.wait()
+
+
+def test_opening_for_writing_removes_what_a_crash_left(tmp_path: Path) -> None:
+    RunDirectory.create(tmp_path / "a", {}).close()
+    leftover = atomic.temporary_path(tmp_path / "a" / "rollouts" / "step-000001.parquet")
+    leftover.touch()
+    RunDirectory.open(tmp_path / "a")
+    assert leftover.exists()
+    RunDirectory.open(tmp_path / "a", lock=True).close()
+    assert not leftover.exists()

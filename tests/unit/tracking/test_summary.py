@@ -1,0 +1,131 @@
+"""Figures of a finished run, from lines written by hand; memory of processes that are really there."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from roll.tracking.memory import PeakMemory, process_tree, proportional_bytes
+from roll.tracking.plot import plot_run, smooth
+from roll.tracking.summary import Summary, summarise
+
+
+def write_lines(path: Path, *rows: dict) -> Path:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def step_row(step: int, reward: float | None, **values: float) -> dict:
+    return {"step": step, "kind": "train", "reward/mean": reward, **values}
+
+
+def evaluation_row(step: int, accuracy: float) -> dict:
+    return {"step": step, "kind": "evaluation", "eval/accuracy": accuracy, "time/evaluate_s": 1.5}
+
+
+def test_figures_are_sums_over_all_steps(tmp_path: Path) -> None:
+    tokens = {"rollout/num_tokens": 100.0, "training/num_tokens": 60.0}
+    slow = {"time/step_s": 4.0, "time/generate_s": 2.0, "time/train_s": 1.0}
+    fast = {"time/step_s": 2.0, "time/generate_s": 0.5, "time/train_s": 0.5}
+    path = write_lines(
+        tmp_path / "m.jsonl",
+        evaluation_row(0, 0.25),
+        *(step_row(i, i / 10, **tokens, **(slow if i == 1 else fast)) for i in range(1, 8)),
+        step_row(8, None, **{"time/step_s": 1.0}),  # nothing was scored, nothing trained
+        evaluation_row(4, 0.875),
+        evaluation_row(8, 0.75),
+    )
+    summary = summarise("demo", tmp_path, path, setup_s=12.0, peak_rss_bytes=3 * 2**30)
+    assert summary == Summary(
+        name="demo",
+        directory=str(tmp_path),
+        num_steps=8,
+        accuracy_before=0.25,
+        accuracy_after=0.75,
+        accuracy_best=0.875,
+        reward_first5=pytest.approx(0.3),
+        reward_last5=pytest.approx(0.5),
+        setup_s=12.0,
+        train_s=17.0,
+        evaluate_s=4.5,
+        seconds_per_step=17 / 8,
+        generated_tokens_per_s=700 / 5.0,
+        trained_tokens_per_s=420 / 4.0,
+        peak_rss_bytes=3 * 2**30,
+    )
+
+
+def test_what_was_not_measured_is_null_and_left_out_of_the_table(tmp_path: Path) -> None:
+    summary = summarise("demo", tmp_path, write_lines(tmp_path / "m.jsonl", step_row(1, float("nan"))))
+    assert summary.accuracy_before is None and summary.accuracy_after is None
+    summary.write(tmp_path / "summary.json")
+    assert json.loads((tmp_path / "summary.json").read_text())["reward_last5"] is None
+    assert summary.table().row_count == 2  # rewards alone
+
+
+def test_an_evaluation_that_is_not_before_the_first_step_is_not_called_before(tmp_path: Path) -> None:
+    summary = summarise("demo", tmp_path, write_lines(tmp_path / "m.jsonl", evaluation_row(10, 0.5)))
+    assert (summary.accuracy_before, summary.accuracy_after) == (None, 0.5)
+
+
+def test_smoothing_keeps_a_straight_line_and_the_ends() -> None:
+    line = [i / 50 for i in range(50)]
+    assert smooth(line) == pytest.approx(line)
+    assert smooth([0.0, 1.0, 0.0]) == pytest.approx([0.0, 1 / 3, 0.0])
+
+
+@pytest.mark.parametrize("rows", [[], [step_row(1, 0.5)], [step_row(1, -3.0), evaluation_row(1, 0.5)]])
+def test_a_plot_is_drawn_of_anything(rows: list[dict], tmp_path: Path) -> None:
+    plot_run(tmp_path / "reward.png", "demo", rows)
+    assert (tmp_path / "reward.png").read_bytes().startswith(b"\x89PNG")
+
+
+HOLD = """
+import mmap, os, signal, sys
+memory = mmap.mmap(-1, 64 * 2**20)  # shared with the child
+for page in range(0, len(memory), 4096):
+    memory[page] = 1
+if os.fork() == 0:
+    for page in range(0, len(memory), 4096):
+        memory[page]
+    print("child", flush=True)
+    signal.pause()
+print("parent", flush=True)
+signal.pause()
+"""
+
+
+def test_memory_of_a_process_tree_counts_shared_pages_once() -> None:
+    process = subprocess.Popen([sys.executable, "-c", HOLD], stdout=subprocess.PIPE)
+    assert process.stdout is not None
+    children: list[int] = []
+    try:
+        process.stdout.readline(), process.stdout.readline()
+        tree = process_tree(process.pid)
+        children = tree[1:]
+        assert len(tree) == 2 and tree[0] == process.pid
+        each = [proportional_bytes([pid]) for pid in tree]
+        assert all(32 * 2**20 <= size < 60 * 2**20 for size in each)
+        assert 64 * 2**20 <= proportional_bytes(tree) < 100 * 2**20
+    finally:
+        for pid in (process.pid, *children):
+            subprocess.run(["kill", "-9", str(pid)], check=False)
+        process.wait()
+        process.stdout.close()
+    assert proportional_bytes(tree) == 0
+
+
+def test_the_peak_is_kept_after_the_memory_is_freed() -> None:
+    peak = PeakMemory()
+    peak.sample()
+    before = peak.peak_bytes
+    block = bytearray(b"x" * (80 * 2**20))
+    peak.sample()
+    del block
+    peak.sample(force=True)
+    assert peak.peak_bytes >= before + 75 * 2**20
+    assert proportional_bytes(process_tree()) < peak.peak_bytes
