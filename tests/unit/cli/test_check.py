@@ -1,0 +1,163 @@
+"""`roll check`, and the message for every kind of bad input before anything is written."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+
+import pytest
+import yaml
+
+from roll.cli.check import inspect
+from roll.cli.main import run
+from roll.config.load import load_config
+
+
+@pytest.fixture
+def place(tmp_path, monkeypatch, tiny_model):
+    """A working directory with a configuration of the tiny model."""
+    monkeypatch.chdir(tmp_path)
+    config = {
+        "name": "trial",
+        "model": str(tiny_model),
+        "data": [{"source": "arithmetic", "reward": "math"}],
+        "rollout": {"prompts_per_step": 2, "group_size": 4, "max_new_tokens": 8},
+        "training": {"num_steps": 6},
+        "evaluation": {"num_prompts": 3, "samples_per_prompt": 2},
+        "inference": {"engine": "hf"},
+    }
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump(config))
+    rows = [{"prompt": f"{i} + 1 =", "answer": str(i + 1)} for i in range(20)]
+    (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    return tmp_path
+
+
+FROM_FILE = ["data.0.source=file", "data.0.path=rows.jsonl"]
+
+
+def test_a_run_that_can_start_is_described_and_0(place, capsys):
+    assert run(["check", "config.yaml"]) == 0
+    shown = capsys.readouterr()
+    assert shown.err == ""
+    for words in (
+        "trial: rlvr, grpo, 6 steps",
+        "actor_train  this process",
+        "actor_infer  this process",
+        "2 prompts x 4 = 8 rollouts a step, up to 64 generated tokens",
+        "evaluation 2 times: 3 prompts x 2 = 6 samples",
+        "arithmetic: 57 prompts to train on, 0.21 epochs in the run",
+        "runs/trial/",
+        "(right) scores 1",
+        "(wrong) scores 0",
+    ):
+        assert words in shown.out
+
+
+def test_nothing_is_written(place):
+    before = sorted(place.rglob("*"))
+    assert run(["check", "config.yaml"]) == 0
+    assert sorted(place.rglob("*")) == before
+
+
+def test_it_takes_seconds_and_imports_no_torch(place):
+    program = (
+        "import sys, time\n"
+        "from roll.cli.main import run\n"
+        "code = run(['check', 'config.yaml'], own_process=True)\n"
+        "print('\\n', code, time.process_time(), sys.modules.get('torch'), 'vllm' in sys.modules)"
+    )
+    started = time.perf_counter()
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=120)
+    code, seconds, torch, vllm = done.stdout.splitlines()[-1].split()
+    assert (code, torch, vllm) == ("0", "None", "False")
+    assert float(seconds) < 4.0, f"processor time; {time.perf_counter() - started:.1f} s on the clock"
+
+
+def test_the_prompt_is_shown_as_the_model_sees_it(place):
+    report = inspect(load_config("config.yaml", FROM_FILE))
+    prompt, text, num_tokens = report.sample
+    assert prompt.messages[-1]["content"] in text
+    assert 0 < num_tokens <= report.longest_prompt
+    assert report.train_prompts["file"] + report.num_held_out == 20
+
+
+def test_every_domain_has_its_reward_tried(place):
+    report = inspect(
+        load_config("config.yaml", ["data.1={source: file, path: rows.jsonl, reward: exact, weight: 0.2}"])
+    )
+    assert {trial.domain: trial.tells_apart for trial in report.trials} == {"arithmetic": True, "file": True}
+    assert report.problems == []
+
+
+def test_a_reward_that_looks_for_a_box_gets_one(place):
+    report = inspect(load_config("config.yaml", ["data.0.reward={type: math, extract: boxed}"]))
+    assert report.trials[0].right.startswith("\\boxed{")
+    assert (report.trials[0].right_value, report.trials[0].wrong_value) == (1.0, 0.0)
+
+
+def test_a_reward_that_cannot_tell_right_from_wrong_is_noted(place, capsys):
+    assert run(["check", "config.yaml", "data.0.reward={type: regex, pattern: 'The answer is {answer}'}"]) == 0
+    assert "look whether it asks for a form" in capsys.readouterr().out
+
+
+def test_too_little_memory_and_disk_are_noted(place):
+    overrides = ["inference.kv_cache_bytes=9000000000000", "checkpoint.keep_best=true"]
+    report = inspect(load_config("config.yaml", overrides))
+    assert any("GiB free and the run needs up to" in note for note in report.notes)
+    assert report.problems == []
+
+
+def test_places_on_ray_are_listed(place, capsys):
+    overrides = ["cluster.type=ray", "cluster.devices_per_node=2", "cluster.num_nodes=2"]
+    mapping = ["cluster.device_mapping.actor_train=0-1", "cluster.device_mapping.actor_infer=2-3"]
+    assert run(["check", "config.yaml", *overrides, *mapping]) == 0
+    shown = capsys.readouterr().out
+    assert "node 0 device 0; node 0 device 1" in shown
+    assert "node 1 device 0; node 1 device 1" in shown
+
+
+def test_all_problems_of_a_run_come_in_one_look(place, capsys):
+    (place / "runs" / "trial").mkdir(parents=True)
+    (place / "runs" / "trial" / "config.yaml").write_text("name: trial")
+    assert run(["check", "config.yaml", "model=nowhere", "data.0={source: file, path: no.jsonl, reward: exact}"]) == 2
+    shown = capsys.readouterr().err
+    assert "this run cannot start" in shown
+    assert "model 'nowhere'" in shown
+    assert "holds a run already" in shown
+    assert "'no.jsonl' does not exist" in shown
+
+
+BAD_ROWS = {
+    "unknown key": (["training.lerning_rate=1"], "Did you mean 'learning_rate'?"),
+    "wrong type": (["training.num_steps=many"], "must be a whole number >= 1, got 'many'"),
+    "missing data file": ([*FROM_FILE, "data.0.path=rowz.jsonl"], "Did you mean 'rows.jsonl'?"),
+    "malformed data file": ([*FROM_FILE, "data.0.path=bad.jsonl"], "line 2"),
+    "unknown model": (["model=nowhere"], "model 'nowhere'"),
+    "impossible devices": (
+        ["cluster.type=ray", "cluster.devices_per_node=2", "cluster.device_mapping.actor_train=0-3"],
+        "device_mapping.actor_train names device 2",
+    ),
+    "prompt longer than the context": (["inference.max_context=12"], "tokens, but the context leaves 4 for prompts"),
+    "context without room": (["inference.max_context=8"], "leaves no room for prompts"),
+    "existing run": (["name=there"], "holds a run already"),
+    "disk that cannot be written": (["output_dir=/proc/nowhere"], "cannot write"),
+    "path through a file": (["output_dir=config.yaml/runs"], "is a file"),
+}
+
+
+@pytest.mark.parametrize("command", ["check", "train"])
+@pytest.mark.parametrize("kind", BAD_ROWS)
+def test_bad_input_is_one_clear_message_and_2(place, capsys, command, kind):
+    overrides, expected = BAD_ROWS[kind]
+    (place / "bad.jsonl").write_text('{"prompt": "1 + 1 =", "answer": "2"}\n{"prompt": \n')
+    there = place / "runs" / "there"
+    there.mkdir(parents=True)
+    (there / "config.yaml").write_text("name: there\n")
+    before = {path: path.read_bytes() for path in place.rglob("*") if path.is_file()}
+    assert run([command, "config.yaml", "tracking.console=quiet", *overrides]) == 2
+    shown = capsys.readouterr().err
+    assert expected in shown
+    assert "Traceback" not in shown
+    assert {path: path.read_bytes() for path in before} == before, "nothing is overwritten"

@@ -1,0 +1,214 @@
+"""Estimates against sums worked out by hand, and activations against what autograd really keeps."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from roll.config.estimate import (
+    DEFAULT_CPU_KV_BYTES,
+    activation_bytes_per_token,
+    batch_arithmetic,
+    disk_use,
+    memory_by_role,
+    num_lora_parameters,
+)
+from roll.config.load import load_config
+
+QUICKSTART = Path(__file__).parents[3] / "examples" / "quickstart.yaml"
+RAY = ["cluster.type=ray", "cluster.device_mapping.actor_train=0-1", "cluster.device_mapping.actor_infer=0-1"]
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """A small Llama: 2 layers, hidden 192, 3 heads of 64, one of keys and values."""
+
+    num_parameters: int = 1_000_000
+    num_layers: int = 2
+    hidden_size: int = 192
+    intermediate_size: int = 512
+    num_heads: int = 3
+    num_kv_heads: int = 1
+    head_dim: int = 64
+    vocab_size: int = 256
+
+
+def batch_of(*overrides, longest=40, train=57, held_out=24):
+    config = load_config(QUICKSTART, overrides)
+    return config, batch_arithmetic(
+        config, longest_prompt=longest, train_prompts={"arithmetic": train}, held_out_prompts=held_out
+    )
+
+
+def memory_of(*overrides, kind="hf", on_accelerator=False):
+    config, batch = batch_of(*overrides)
+    roles = memory_by_role(config, Sizes(), batch, engine_kind=kind, max_context=72, on_accelerator=on_accelerator)
+    return {role.role: role for role in roles}
+
+
+def test_the_quickstart_divides_as_worked_out_by_hand():
+    _, batch = batch_of()
+    assert batch.rollouts_per_step == 8 * 8
+    assert batch.generated_tokens == 64 * 32
+    assert batch.trained_tokens == 8 * (40 + 8 * 32)
+    assert (batch.micro_batches, batch.tokens_per_micro_batch) == (1, 2368)
+    assert batch.evaluation_samples == 24 * 4
+    assert batch.num_evaluations == 5  # before, after 10, 20, 30, and after the last, 40
+    assert batch.prompts_in_run == 320
+    assert batch.epochs == {"arithmetic": pytest.approx(320 / 57)}
+
+
+def test_without_sharing_every_rollout_brings_its_prompt():
+    _, batch = batch_of("training.share_prefix=false", "training.max_tokens_per_micro_batch=1000")
+    assert batch.trained_tokens == 64 * (40 + 32)
+    assert batch.micro_batches == 5  # 4608 / 1000
+    assert batch.tokens_per_micro_batch == 1000
+
+
+def test_ranks_divide_the_tokens_between_them():
+    _, batch = batch_of(*RAY)
+    assert batch.tokens_per_micro_batch == 2368 // 2
+
+
+@pytest.mark.parametrize(
+    ("overrides", "expected"),
+    [
+        (["training.num_steps=40", "evaluation.every_num_steps=10"], 5),
+        (["training.num_steps=45", "evaluation.every_num_steps=10"], 6),
+        (["training.num_steps=5", "evaluation.every_num_steps=10"], 2),
+        (["evaluation.every_num_steps=0"], 2),
+        (["evaluation.every_num_steps=0", "evaluation.before_training=false"], 1),
+    ],
+)
+def test_evaluations_are_counted(overrides, expected):
+    assert batch_of(*overrides)[1].num_evaluations == expected
+
+
+def test_without_held_out_prompts_nothing_is_evaluated():
+    _, batch = batch_of(held_out=0)
+    assert (batch.num_evaluations, batch.evaluation_samples) == (0, 0)
+
+
+def test_epochs_follow_the_weights_of_the_sources():
+    config = load_config(QUICKSTART, ["data.0.weight=3", "data.1={source: file, path: x.jsonl, reward: exact}"])
+    batch = batch_arithmetic(
+        config, longest_prompt=10, train_prompts={"arithmetic": 60, "file": 40}, held_out_prompts=0
+    )
+    assert batch.epochs == {"arithmetic": pytest.approx(240 / 60), "file": pytest.approx(80 / 40)}
+
+
+def test_a_bfloat16_trainer_holds_masters_gradients_moments_and_a_copy():
+    parts = memory_of()["actor_train"].parts
+    assert parts["master weights"] == 4_000_000
+    assert parts["gradients"] == 4_000_000
+    assert parts["AdamW"] == 8_000_000
+    assert parts["weights"] == 2_000_000
+
+
+def test_a_float32_trainer_needs_no_masters_apart():
+    parts = memory_of("model.dtype=float32")["actor_train"].parts
+    assert "master weights" not in parts
+    assert (parts["weights"], parts["gradients"], parts["AdamW"]) == (4_000_000, 4_000_000, 8_000_000)
+
+
+def test_adapters_alone_have_gradients_and_moments():
+    adapters = num_lora_parameters(Sizes(), 4)
+    # per layer: q and o 192+192 each, k and v 192+64 each, gate, up and down 192+512 each; times rank and layers
+    assert adapters == 2 * 4 * (2 * 384 + 2 * 256 + 3 * 704)
+    parts = memory_of("model.lora.rank=4")["actor_train"].parts
+    assert (parts["weights"], parts["gradients"], parts["AdamW"]) == (2_000_000, 4 * adapters, 8 * adapters)
+
+
+def test_ranks_share_the_trainers_states():
+    one, two = memory_of()["actor_train"], memory_of(*RAY)["actor_train"]
+    assert two.count == 2
+    assert two.parts["AdamW"] == one.parts["AdamW"] // 2
+    assert two.bytes_total == 2 * two.bytes_each
+
+
+def test_an_engine_holds_weights_and_keys_and_values():
+    per_token = 2 * 2 * 64 * 2  # keys and values, layers, one head of 64, bfloat16
+    assert memory_of()["actor_infer"].parts["keys and values"] == 64 * 72 * per_token
+    assert memory_of("inference.max_num_seqs=4")["actor_infer"].parts["keys and values"] == 4 * 72 * per_token
+    assert memory_of("inference.kv_cache_bytes=1000")["actor_infer"].parts["keys and values"] == 1000
+    assert memory_of(kind="vllm")["actor_infer"].parts["keys and values"] == DEFAULT_CPU_KV_BYTES
+
+
+def test_a_reference_is_there_only_for_a_penalty():
+    assert "reference" not in memory_of()
+    assert memory_of("algorithm.kl.coefficient=0.1")["reference"].bytes_total == 2_000_000
+
+
+def test_libraries_count_in_main_memory_only():
+    assert memory_of()["processes"].count == 1
+    assert memory_of(*RAY)["processes"].count == 1 + 2 + 2
+    assert "processes" not in memory_of(on_accelerator=True)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "kept"),
+    [
+        ([], 1),
+        (["checkpoint.every_num_steps=10", "checkpoint.keep_last=2"], 2),
+        (["checkpoint.every_num_steps=10", "checkpoint.keep_best=true"], 2),
+        (["checkpoint.at_end=false"], 0),
+        (["checkpoint.keep_last=9"], 1),
+    ],
+)
+def test_checkpoints_are_counted(overrides, kept):
+    config, batch = batch_of(*overrides)
+    use = disk_use(config, Sizes(), batch, longest_prompt=40)
+    assert use.num_checkpoints == kept
+    assert use.checkpoint_bytes == 14_000_000
+    assert use.peak_bytes == (kept + (kept > 0)) * 14_000_000 + use.rollout_bytes
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+@pytest.mark.parametrize("checkpointing", [False, True])
+@pytest.mark.parametrize("kv_heads", [1, 3])
+def test_activations_are_those_that_autograd_keeps(dtype, checkpointing, kv_heads):
+    """Within 10 % of the bytes that a Llama decoder saves for its backward pass, per token and layer."""
+    sizes = Sizes(num_kv_heads=kv_heads)
+    shallow, deep = (saved_bytes(sizes, layers, dtype, checkpointing) for layers in (2, 4))
+    per_layer = (deep - shallow) / 2 / NUM_TOKENS
+    element = {"bfloat16": 2, "float32": 4}[dtype]
+    more = Sizes(num_kv_heads=kv_heads, num_layers=4)
+    estimate = activation_bytes_per_token(more, element, checkpointing=checkpointing)
+    estimate -= activation_bytes_per_token(sizes, element, checkpointing=checkpointing)
+    assert estimate / 2 == pytest.approx(per_layer, rel=0.1)
+
+
+NUM_TOKENS = 64
+
+
+def saved_bytes(sizes: Sizes, num_layers: int, dtype: str, checkpointing: bool) -> int:
+    """What a forward pass over `NUM_TOKENS` tokens leaves for the backward pass, parameters left out."""
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    config = LlamaConfig(
+        hidden_size=sizes.hidden_size,
+        intermediate_size=sizes.intermediate_size,
+        num_hidden_layers=num_layers,
+        num_attention_heads=sizes.num_heads,
+        num_key_value_heads=sizes.num_kv_heads,
+        vocab_size=sizes.vocab_size,
+    )
+    model = LlamaForCausalLM(config).to(getattr(torch, dtype)).train()
+    if checkpointing:
+        model.gradient_checkpointing_enable({"use_reentrant": True})
+    parameters = {p.untyped_storage().data_ptr() for p in model.parameters()}
+    saved: dict[int, object] = {}
+
+    def keep(tensor: torch.Tensor) -> torch.Tensor:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in parameters:
+            saved[storage.data_ptr()] = tensor  # held, so that no address is used twice
+        return tensor
+
+    embeddings = model.get_input_embeddings()(torch.zeros(1, NUM_TOKENS, dtype=torch.long))
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        model.model(inputs_embeds=embeddings, use_cache=False)
+    return sum(tensor.untyped_storage().nbytes() for tensor in saved.values())
