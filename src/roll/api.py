@@ -28,7 +28,7 @@ def train(config: ConfigSource, overrides: Overrides = ()) -> Summary:
         UserError: something in the configuration, the data, or this machine must be changed first.
     """
     loaded = load_config(config, overrides)
-    prepare_environment(loaded)
+    prepare_environment()
     from roll import pipelines
 
     return pipelines.train(loaded)
@@ -43,12 +43,14 @@ def resume(run: str | Path, overrides: Overrides = ()) -> Summary:
 
     Raises:
         RunDirectoryError: there is no run in that directory.
+        ConfigError: an override is wrong, or would make another run of it.
     """
     from roll.tracking.run_directory import RunDirectory
 
     changes = as_override_list(overrides)
     directory = RunDirectory.open(run)
-    prepare_environment(load_run_config(directory.path, changes))
+    load_run_config(directory.path, changes)  # a wrong override is refused before anything heavy is imported
+    prepare_environment()
     from roll import pipelines
 
     return pipelines.resume(directory.path, changes)

@@ -100,7 +100,7 @@ def check(file: str, overrides: tuple[str, ...], *, own_process: bool) -> None:
     from roll.cli.check_report import render
 
     config = load_config(file, overrides)
-    prepare_environment(config)
+    prepare_environment()
     if own_process and not config.model.trust_remote_code:
         sys.modules.setdefault("torch", None)  # type: ignore[arg-type]  # Python's way to say: not to be imported
     report = inspect(config)

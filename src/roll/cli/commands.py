@@ -103,7 +103,7 @@ def evaluate(file: str, overrides: tuple[str, ...], model: str | None) -> None:
     from roll.config.load import load_config
 
     config = load_config(file, overrides)
-    prepare_environment(config)
+    prepare_environment()
     from roll import pipelines
 
     click.echo(json.dumps(pipelines.evaluate(config, model), indent=2))

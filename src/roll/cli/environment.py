@@ -3,12 +3,13 @@
 Call `prepare_environment` before anything imports torch, transformers, datasets, or vLLM. A variable that the
 user has set is left alone. The `VLLM_*` variables are the engine's own: `roll.inference` sets them.
 
+    OMP_WAIT_POLICY=passive                threads that spin while they wait take the cores from the engine, the
+                                           trainer, or whatever else runs here: a step then takes up to ten times
+                                           as long. On an otherwise idle machine it costs up to 7 %.
     TOKENIZERS_PARALLELISM=false           the tokenizer's threads do not survive a fork, and it warns of that
     HF_HUB_DISABLE_PROGRESS_BARS=1         bars would tear the live display
     HF_DATASETS_DISABLE_PROGRESS_BARS=1
     TRANSFORMERS_NO_ADVISORY_WARNINGS=1    advice for other programs than this one
-    OMP_WAIT_POLICY=passive                with Ray only, where generation and training overlap: threads that
-                                           spin while they wait halve both. Where they alternate it costs 7 %.
 """
 
 from __future__ import annotations
@@ -16,32 +17,23 @@ from __future__ import annotations
 import logging
 import os
 import sys
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from roll.config import RLVRConfig
-
-__all__ = ["environment", "prepare_environment"]
+__all__ = ["prepare_environment"]
 
 logger = logging.getLogger(__name__)
 
-_ALWAYS = {
+_VARIABLES = {
     "HF_DATASETS_DISABLE_PROGRESS_BARS": "1",
     "HF_HUB_DISABLE_PROGRESS_BARS": "1",
+    "OMP_WAIT_POLICY": "passive",
     "TOKENIZERS_PARALLELISM": "false",
     "TRANSFORMERS_NO_ADVISORY_WARNINGS": "1",
 }
 
 
-def environment(config: RLVRConfig | None = None) -> dict[str, str]:
-    """The variables that a run of `config` wants."""
-    overlaps = config is not None and config.cluster.type == "ray"
-    return {**_ALWAYS, "OMP_WAIT_POLICY": "passive"} if overlaps else dict(_ALWAYS)
-
-
-def prepare_environment(config: RLVRConfig | None = None) -> None:
+def prepare_environment() -> None:
     """Set what is not set yet; inherited by every process that is started later."""
-    for name, value in environment(config).items():
-        if name == "OMP_WAIT_POLICY" and name not in os.environ and "torch" in sys.modules:
-            logger.warning("OMP_WAIT_POLICY=passive comes too late for this process: torch is imported")
+    if "OMP_WAIT_POLICY" not in os.environ and "torch" in sys.modules:
+        logger.warning("OMP_WAIT_POLICY=passive comes too late for this process: torch is imported")
+    for name, value in _VARIABLES.items():
         os.environ.setdefault(name, value)

@@ -33,13 +33,17 @@ class Cluster(Protocol):
         """Start workers for rewards."""
         ...
 
+    def transport(self, engine_kind: str) -> str:
+        """The fastest way for weights from this cluster's trainer to its engines of this kind."""
+        ...
+
     async def close(self) -> None:
         """End what this cluster started for itself; groups are closed before."""
         ...
 
 
 CLUSTERS: Registry[Callable[[RLVRConfig], Cluster]] = Registry(
-    "cluster", {"local": "roll.cluster.local:open_local", "ray": "roll.cluster.ray:open_ray"}
+    "cluster", {"local": "roll.cluster.local:open_local", "ray": "roll.cluster.ray_cluster:open_ray"}
 )
 
 

@@ -157,6 +157,10 @@ class LocalCluster:
 
         return LocalWorkerPool(num_workers)
 
+    def transport(self, engine_kind: str) -> str:
+        """See `Cluster.transport`: vLLM computes in a process of its own, the embedded engine in this one."""
+        return "in_process" if engine_kind == "hf" else "shared_memory"
+
     async def close(self) -> None:
         """Nothing of its own to end."""
 

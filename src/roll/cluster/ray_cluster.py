@@ -141,6 +141,10 @@ class RayCluster:
         """See `Cluster.start_pool`: rewards run beside the controller."""
         return LocalWorkerPool(num_workers)
 
+    def transport(self, engine_kind: str) -> str:
+        """See `Cluster.transport`: host memory where all share it, else over the network or between devices."""
+        return "shared_memory" if self._placement.num_nodes == 1 and not self._accelerated else "broadcast"
+
     async def close(self) -> None:
         """Free the devices, and end the cluster where it was started here."""
         await asyncio.to_thread(remove_placement_group, self._group)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import ray
@@ -18,7 +18,7 @@ from ray.exceptions import ActorDiedError, ActorUnavailableError, RayActorError,
 
 from roll.errors import EngineDiedError
 from roll.inference import EngineSpec, build_engine
-from roll.protocols import InferenceEngine, PauseMode
+from roll.protocols import InferenceEngine, PauseMode, SupportsReadback
 from roll.types import (
     EngineLoad,
     FloatArray,
@@ -68,6 +68,9 @@ class EngineActor:
 
     async def update_weights(self, update: WeightUpdate) -> WeightReceipt:
         return await self._engine.update_weights(update)
+
+    async def applied_checksums(self) -> Mapping[str, int] | None:
+        return await self._engine.applied_checksums() if isinstance(self._engine, SupportsReadback) else None
 
     async def sleep(self) -> None:
         await self._engine.sleep()
@@ -125,6 +128,9 @@ class RayEngine:
 
     async def update_weights(self, update: WeightUpdate) -> WeightReceipt:
         return await self._await(self._actor.update_weights.remote(update))
+
+    async def applied_checksums(self) -> Mapping[str, int] | None:
+        return await self._await(self._actor.applied_checksums.remote())
 
     async def sleep(self) -> None:
         await self._await(self._actor.sleep.remote())

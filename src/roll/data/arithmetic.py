@@ -50,7 +50,7 @@ def arithmetic_prompts(config: ArithmeticData, domain: str, seed: int) -> tuple[
 def _prompts(config: ArithmeticData, domain: str, pairs: list[tuple[int, int]]) -> list[Prompt]:
     prompts = []
     for (a, b), operation in itertools.product(pairs, config.operations):
-        text = f"What is {a} {operation} {b}?"
+        text = f"What is {a} {operation} {b}? Answer with a number."
         prompts.append(
             Prompt(
                 uid=f"{domain}/{a}{operation}{b}",

@@ -2,58 +2,50 @@
 
 from __future__ import annotations
 
-import itertools
 import json
-from collections.abc import Iterator, Mapping
+import os
+from array import array
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from roll.config.data import FileData
-from roll.data.rows import prompt_of_row, split_held_out
+from roll.data.rows import Row, RowPrompts, Table, split_by_table, split_held_out
 from roll.errors import DataError
 from roll.registry import nearest
-from roll.types import Prompt
 
-__all__ = ["file_prompts", "read_rows"]
+__all__ = ["JsonlTable", "ParquetTable", "file_prompts", "open_table"]
+
+LONGEST_LINE = 64 * 2**20
+"""Bytes; a longer line means that the file is not JSON Lines."""
 
 
-def file_prompts(config: FileData, domain: str, seed: int) -> tuple[list[Prompt], list[Prompt]]:
+def file_prompts(config: FileData, domain: str, seed: int) -> tuple[RowPrompts, RowPrompts]:
     """Training and held-out prompts of a file, or of a file each.
 
     Raises:
         DataError: a file is missing, malformed (with its line), or empty.
     """
-    prompts = _read(config, Path(config.path), domain, "")
+    table = open_table(Path(config.path))
     if config.held_out_path is None:
-        return split_held_out(prompts, config.held_out, seed)
-    return prompts, _read(config, Path(config.held_out_path), domain, "held_out/")
+        return split_held_out(config, domain, table, seed)
+    return split_by_table(config, domain, table, open_table(Path(config.held_out_path)), seed)
 
 
-def _read(config: FileData, path: Path, domain: str, prefix: str) -> list[Prompt]:
-    rows = itertools.islice(read_rows(path), config.limit)
-    prompts = [prompt_of_row(config, domain, row, f"{prefix}{number}", where) for number, where, row in rows]
-    if not prompts:
-        raise DataError(f"'{path}' holds no rows: give a file with at least one prompt.")
-    return prompts
-
-
-def read_rows(path: Path) -> Iterator[tuple[int, str, Mapping[str, Any]]]:
-    """Rows of a file one after the other: number from 1, its place in words, and its columns.
+def open_table(path: Path) -> Table:
+    """The file as a table; nothing is read yet.
 
     Raises:
-        DataError: the file is missing, cannot be read, or a row is malformed.
+        DataError: it does not exist, or is of another kind.
     """
+    path = path.expanduser()
     if not path.is_file():
         raise DataError(_missing(path))
-    match path.suffix:
-        case ".jsonl" | ".json" | ".ndjson":
-            yield from _read_jsonl(path)
-        case ".parquet":
-            yield from _read_parquet(path)
-        case _:
-            raise DataError(
-                f"'{path}' is neither .jsonl nor .parquet: convert it, or rename it to what it is."
-            )
+    if path.suffix in (".jsonl", ".ndjson"):
+        return JsonlTable(path)
+    if path.suffix == ".parquet":
+        return ParquetTable(path)
+    raise DataError(f"'{path}' is neither .jsonl nor .parquet: convert it, or rename it to what it is.")
 
 
 def _missing(path: Path) -> str:
@@ -61,21 +53,67 @@ def _missing(path: Path) -> str:
         return f"'{path}' is a directory: name a file in it, or use `source: huggingface` for a dataset's directory."
     if not path.parent.is_dir():
         return f"data file '{path}' does not exist, nor does its directory: check the path (from where the command runs)."
-    return f"data file '{path}' does not exist.{nearest(path.name, [p.name for p in path.parent.iterdir()])}"
-
-
-def _read_jsonl(path: Path) -> Iterator[tuple[int, str, Mapping[str, Any]]]:
     try:
-        with path.open("rb") as lines:
-            for number, line in enumerate(lines, start=1):
-                if line.strip():
-                    where = f"'{path}', line {number}"
-                    yield number, where, _object(line, where)
-    except OSError as error:
-        raise DataError(f"'{path}' cannot be read: {error.strerror}.") from error
+        beside = [entry.name for entry in path.parent.iterdir()]
+    except OSError:
+        beside = []
+    return f"data file '{path}' does not exist.{nearest(path.name, beside)}"
 
 
-def _object(line: bytes, where: str) -> Mapping[str, Any]:
+class JsonlTable:
+    """One JSON object per line; blank lines do not count. Keeps where each line begins, never its content."""
+
+    def __init__(self, path: Path) -> None:
+        self.name = f"'{path}'"
+        self._path = path
+        self._offsets = array("q")
+        self._lines = array("q")
+        self._identity = (0, 0)
+
+    def scan(self, limit: int | None) -> Iterator[Row]:
+        """Reads line after line; see `Table.scan`."""
+        try:
+            with self._path.open("rb") as file:
+                self._identity = _identity(file.fileno())
+                offset, number = 0, 0
+                while (limit is None or len(self._lines) < limit) and (line := file.readline(LONGEST_LINE)):
+                    number += 1
+                    if line.strip():
+                        self._offsets.append(offset)
+                        self._lines.append(number)
+                        yield _object(line, self.where(len(self._lines) - 1))
+                    offset += len(line)
+        except OSError as error:
+            raise DataError(f"'{self._path}' cannot be read: {error.strerror}.") from error
+
+    def row(self, index: int) -> Row:
+        """Reads the line again; see `Table.row`."""
+        try:
+            with self._path.open("rb") as file:
+                if _identity(file.fileno()) != self._identity:
+                    raise DataError(f"'{self._path}' changed while the run was using it: start again with the new one.")
+                file.seek(self._offsets[index])
+                return _object(file.readline(LONGEST_LINE), self.where(index))
+        except OSError as error:
+            raise DataError(f"'{self._path}' cannot be read any more: {error.strerror}.") from error
+
+    def key(self, index: int) -> str:
+        """The line's number."""
+        return str(self._lines[index])
+
+    def where(self, index: int) -> str:
+        """The file and the line's number."""
+        return f"'{self._path}', line {self._lines[index]}"
+
+
+def _identity(descriptor: int) -> tuple[int, int]:
+    status = os.fstat(descriptor)
+    return status.st_size, status.st_mtime_ns
+
+
+def _object(line: bytes, where: str) -> Row:
+    if len(line) >= LONGEST_LINE:
+        raise DataError(f"{where}: the line is longer than {LONGEST_LINE:,} bytes: is this a JSON Lines file?")
     try:
         value = json.loads(line.decode("utf-8-sig"))
     except UnicodeDecodeError as error:
@@ -89,15 +127,36 @@ def _object(line: bytes, where: str) -> Mapping[str, Any]:
     return value
 
 
-def _read_parquet(path: Path) -> Iterator[tuple[int, str, Mapping[str, Any]]]:
-    import pyarrow
-    from pyarrow import parquet
+class ParquetTable:
+    """A Parquet file; its columns are held in Arrow's compact form."""
 
-    try:
-        number = 0
-        for batch in parquet.ParquetFile(path).iter_batches():
-            for row in batch.to_pylist():
-                number += 1
-                yield number, f"'{path}', row {number}", row
-    except (pyarrow.ArrowException, OSError) as error:
-        raise DataError(f"'{path}' is not a readable Parquet file: {str(error).splitlines()[0]}") from error
+    def __init__(self, path: Path) -> None:
+        self.name = f"'{path}'"
+        self._path = path
+        self._table: Any = None
+
+    def scan(self, limit: int | None) -> Iterator[Row]:
+        """Loads the file; see `Table.scan`."""
+        import pyarrow
+        from pyarrow import parquet
+
+        try:
+            table = parquet.read_table(self._path, memory_map=True)
+            self._table = table if limit is None else table.slice(0, limit)
+            for batch in self._table.to_batches(max_chunksize=1024):
+                yield from batch.to_pylist()
+        except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:
+            first = (str(error).splitlines() or [type(error).__name__])[0]
+            raise DataError(f"'{self._path}' is not a readable Parquet file: {first}") from error
+
+    def row(self, index: int) -> Row:
+        """See `Table.row`."""
+        return self._table.slice(index, 1).to_pylist()[0]
+
+    def key(self, index: int) -> str:
+        """The row's number from 1."""
+        return str(index + 1)
+
+    def where(self, index: int) -> str:
+        """The file and the row's number from 1."""
+        return f"'{self._path}', row {index + 1}"

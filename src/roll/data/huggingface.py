@@ -2,68 +2,93 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import itertools
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from roll.config.data import HuggingFaceData
-from roll.data.rows import prompt_of_row, split_held_out
+from roll.data.rows import Row, RowPrompts, split_by_table, split_held_out
 from roll.errors import DataError
 from roll.registry import nearest
-from roll.types import Prompt
 
-__all__ = ["huggingface_prompts"]
+__all__ = ["DatasetTable", "huggingface_prompts"]
 
 
-def huggingface_prompts(config: HuggingFaceData, domain: str, seed: int) -> tuple[list[Prompt], list[Prompt]]:
+def huggingface_prompts(config: HuggingFaceData, domain: str, seed: int) -> tuple[RowPrompts, RowPrompts]:
     """Training and held-out prompts of a split, or of a split each.
 
     Raises:
         DataError: the dataset or the split is not there, or a row lacks a column.
     """
-    prompts = _read(config, config.split, domain, "")
+    splits = _load(config)
+    table = DatasetTable(config, splits, config.split)
     if config.held_out_split is None:
-        return split_held_out(prompts, config.held_out, seed)
-    return prompts, _read(config, config.held_out_split, domain, "held_out/")
+        return split_held_out(config, domain, table, seed)
+    return split_by_table(config, domain, table, DatasetTable(config, splits, config.held_out_split), seed)
 
 
-def _read(config: HuggingFaceData, split: str, domain: str, prefix: str) -> list[Prompt]:
-    rows = _load(config, split)
-    prompts: list[Prompt] = []
-    for number, row in enumerate(rows, start=1):
-        if config.limit is not None and number > config.limit:
-            break
-        where = f"dataset '{config.path}', split '{split}', row {number}"
-        prompts.append(prompt_of_row(config, domain, row, f"{prefix}{number}", where))
-    if not prompts:
-        raise DataError(f"dataset '{config.path}', split '{split}' holds no rows.")
-    return prompts
+class DatasetTable:
+    """One split; its rows stay in the Arrow files that `datasets` maps into memory."""
+
+    def __init__(self, config: HuggingFaceData, splits: Mapping[str, Any], split: str) -> None:
+        if split not in splits:
+            raise DataError(
+                f"dataset '{config.path}' has no split '{split}'.{nearest(split, list(splits))} "
+                f"It has: {', '.join(splits)}."
+            )
+        self.name = f"dataset '{config.path}', split '{split}'"
+        self._rows = splits[split]
+
+    def scan(self, limit: int | None) -> Iterator[Row]:
+        """See `Table.scan`."""
+        try:
+            yield from itertools.islice(self._rows, limit)
+        except DataError:
+            raise
+        except Exception as error:  # decoders of its features (images, audio) raise what they like
+            raise DataError(f"{self.name} cannot be read: {_first_line(error)}") from error
+
+    def row(self, index: int) -> Row:
+        """See `Table.row`."""
+        return self._rows[index]
+
+    def key(self, index: int) -> str:
+        """The row's number from 1."""
+        return str(index + 1)
+
+    def where(self, index: int) -> str:
+        """Dataset, split, and the row's number from 1."""
+        return f"{self.name}, row {index + 1}"
 
 
-def _load(config: HuggingFaceData, split: str) -> Any:
+def _load(config: HuggingFaceData) -> Mapping[str, Any]:
+    """The dataset's splits by name."""
     import datasets
 
+    were_disabled = datasets.are_progress_bars_disabled()
+    datasets.disable_progress_bars()  # they would write over the run's display
     try:
-        if _saved_to_disk(Path(config.path)):
-            loaded = datasets.load_from_disk(config.path)
+        path = Path(config.path).expanduser()
+        if _saved_to_disk(path):
+            loaded = datasets.load_from_disk(str(path))
         else:
-            loaded = datasets.load_dataset(config.path, name=config.name)
-    except (
-        Exception
-    ) as error:  # `datasets` raises what its readers and the network raise; all of it is the user's source
-        first = (str(error).splitlines() or [type(error).__name__])[0]
+            loaded = datasets.load_dataset(str(path) if path.is_dir() else config.path, name=config.name)
+    except Exception as error:  # its readers and the network raise what they like; all of it is the user's source
         raise DataError(
-            f"dataset '{config.path}' cannot be loaded: {first} Give a directory (of `save_to_disk`, or with data files) "
-            "or a hub id that this machine can reach."
+            f"dataset '{config.path}' cannot be loaded: {_first_line(error)} Give a directory (of `save_to_disk`, or "
+            "with data files) or a hub id that this machine can reach."
         ) from error
-    if not isinstance(loaded, Mapping):
-        return loaded  # a single split was saved: it serves as whichever is asked for
-    if split not in loaded:
-        raise DataError(
-            f"dataset '{config.path}' has no split '{split}'.{nearest(split, list(loaded))} It has: {', '.join(loaded)}."
-        )
-    return loaded[split]
+    finally:
+        if not were_disabled:
+            datasets.enable_progress_bars()
+    # a single split that was saved alone serves as whichever is asked for
+    return loaded if isinstance(loaded, Mapping) else {config.split: loaded}
 
 
 def _saved_to_disk(path: Path) -> bool:
     return path.is_dir() and any((path / name).exists() for name in ("dataset_dict.json", "state.json"))
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0]

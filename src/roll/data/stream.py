@@ -69,6 +69,11 @@ class PromptStream:
         """Draws so far, which is the next draw's id."""
         return sum(self._num_drawn)
 
+    def peek(self, count: int) -> list[Prompt]:
+        """The first `count` prompts of the first source, in the source's own order; draws nothing."""
+        prompts = self._sources[0].prompts
+        return [prompts[i] for i in range(min(count, len(prompts)))]
+
     def draw(self, count: int) -> list[PromptDraw]:
         """The next `count` prompts.
 

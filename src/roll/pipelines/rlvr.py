@@ -17,6 +17,7 @@ from roll.pipelines.learning import Selection, select, settle
 from roll.pipelines.parts import Parts
 from roll.pipelines.stop import Interrupted
 from roll.types import Group, TrainingBatch
+from roll.weights import SyncReport
 
 __all__ = ["run"]
 
@@ -30,7 +31,7 @@ async def run(parts: Parts) -> None:
     config, state = parts.config, parts.state
     try:
         with parts.spans.phase("sync"):
-            await parts.weights.push(state.policy_version)
+            await _sync(parts)
         await _evaluate_if_due(parts)
         while state.step < config.training.num_steps:
             with parts.spans.step(state.step + 1):
@@ -76,8 +77,7 @@ async def _learn(parts: Parts, groups: list[Group], selection: Selection) -> Non
         if result.stepped:
             state.policy_version += 1
             with parts.spans.phase("sync"):
-                await parts.proxy.settle()
-                metrics |= (await parts.weights.push(state.policy_version)).metrics()
+                metrics |= (await _sync(parts)).metrics()
     settle(parts.ledger, selection, step)
     state.step = step
     state.data = parts.data.train.state()
@@ -91,6 +91,14 @@ async def _learn(parts: Parts, groups: list[Group], selection: Selection) -> Non
     with parts.spans.phase("record"):
         parts.tracker.log_rollouts(step, groups, selection.advantages)
         parts.tracker.log_step(step, metrics | parts.spans.metrics())
+
+
+async def _sync(parts: Parts) -> SyncReport:
+    """Bring the weights to every engine; one that died meanwhile is replaced and brought to them as well."""
+    await parts.proxy.settle()
+    report = await parts.weights.push(parts.state.policy_version)
+    await parts.proxy.restore(report.dead)
+    return report
 
 
 async def _with_reference(parts: Parts, batch: TrainingBatch) -> TrainingBatch:

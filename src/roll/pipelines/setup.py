@@ -11,7 +11,7 @@ from pathlib import Path
 from roll.algorithms.losses import PolicyLoss
 from roll.cluster.base import Cluster, open_cluster
 from roll.config import RLVRConfig
-from roll.data import Data, build_data
+from roll.data import Data, build_data, held_out_draws
 from roll.inference import EngineSpec, resolve_engine_kind
 from roll.models import context_length, load_tokenizer, resolve_model, stop_token_ids
 from roll.pipelines.checkpoint import Checkpointer, SavedRun
@@ -23,10 +23,12 @@ from roll.rewards import build_reward
 from roll.rollout import DataLedger, LLMProxy, RolloutScheduler, SamplingPlan
 from roll.tracking import RunDirectory, Tracker
 from roll.training import TrainerSpec
-from roll.types import SamplingParams
+from roll.types import IntArray, SamplingParams
 from roll.weights import WeightSync
 
 __all__ = ["Material", "engine_specs", "open_parts", "prepare_material", "sampling_plans"]
+
+NUM_PROBES = 4
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -105,6 +107,12 @@ def engine_specs(config: RLVRConfig, material: Material, run: RunDirectory | Non
     ]
 
 
+def probe_sequences(data: Data) -> list[IntArray]:
+    """Token sequences that trainer and engines score after a sync: a few prompts, the same for the whole run."""
+    draws = data.evaluation(NUM_PROBES) or held_out_draws(data.train.peek(NUM_PROBES), data.renderer)
+    return [draw.token_ids for draw in draws]
+
+
 def trainer_spec(config: RLVRConfig, material: Material) -> TrainerSpec:
     """The trainer, seen from its only rank; a cluster adapts it to several."""
     return TrainerSpec(
@@ -168,8 +176,7 @@ async def open_parts(
         trainer, engines, pool = await _start_roles(cluster, config, material, run, stack)
         reference = None
         if config.algorithm.kl.coefficient > 0:
-            frozen = replace(trainer_spec(config, material), frozen=True)
-            reference = await cluster.start_trainer(frozen)
+            reference = await cluster.start_trainer(trainer_spec(config, material))
             stack.push_async_callback(reference.close)
         if saved:
             await trainer.load(saved.trainer_path)
@@ -177,7 +184,8 @@ async def open_parts(
             trainer,
             engines,
             config.weight_sync,
-            probe=[draw.token_ids for draw in material.data.evaluation(4)],
+            probe=probe_sequences(material.data),
+            transport=cluster.transport(resolve_engine_kind(config.inference.engine)),
         )
         proxy = LLMProxy(engines, weights.push_to, max_attempts=config.rollout.max_attempts)
         train_plan, eval_plan = sampling_plans(config, material.stop_token_ids)

@@ -16,7 +16,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection
 
 from roll.errors import EngineDiedError
 from roll.protocols import EngineGroup, InferenceEngine
@@ -39,7 +39,7 @@ class LLMProxy:
     def __init__(
         self,
         engines: EngineGroup,
-        prepare: Callable[[InferenceEngine], Awaitable[None]],
+        prepare: Callable[[InferenceEngine], Awaitable[object]],
         *,
         max_attempts: int = 3,
     ) -> None:
@@ -104,6 +104,13 @@ class LLMProxy:
             engine_id, task = next(iter(self._replacements.items()))
             await task
             del self._replacements[engine_id]
+
+    async def restore(self, engine_ids: Collection[str]) -> None:
+        """Replace engines that others found dead, and wait until they serve."""
+        for engine in self._engines.engines:
+            if engine.engine_id in engine_ids:
+                self.replace(engine)
+        await self.settle()
 
     async def abort_all(self, request_ids: list[str]) -> None:
         """End requests on every engine; a dead engine has none."""

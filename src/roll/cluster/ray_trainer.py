@@ -1,0 +1,171 @@
+"""A trainer's ranks as Ray actors.
+
+    controller ──► RayTrainerGroup ──► TrainerActor × ranks (one process each) ──► TorchBackend
+
+Every method is collective: all ranks get the same call, in the same order, and rank 0's answer counts. A batch is put
+into the object store once, however many ranks read it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import socket
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import ray
+from ray.exceptions import RayActorError, RayTaskError
+
+from roll.errors import WorkerDiedError
+from roll.protocols import LossFn
+from roll.training import TrainerSpec
+from roll.types import FloatArray, StepResult, TrainingBatch, WeightUpdate
+from roll.weights import Sender, conduct
+
+__all__ = ["RayTrainerGroup", "TrainerActor"]
+
+
+@ray.remote(max_restarts=0, concurrency_groups={"release": 1})
+class TrainerActor:
+    """Runs one rank. Calls run one after the other; `release` gets through while `send` runs."""
+
+    def __init__(self) -> None:
+        self._backend: Any = None
+        self._sender = Sender(host=ray.util.get_node_ip_address())
+
+    def meeting_place(self) -> str:
+        """An address on this machine where the ranks can meet."""
+        with socket.socket() as probe:
+            probe.bind(("", 0))
+            return f"tcp://{ray.util.get_node_ip_address()}:{probe.getsockname()[1]}"
+
+    def build(self, spec: TrainerSpec) -> int:
+        """Load the model; returns the process id."""
+        from roll.training import TorchBackend
+
+        self._backend = TorchBackend(spec)
+        return os.getpid()
+
+    def train_step(self, batch: TrainingBatch, loss: LossFn) -> StepResult:
+        """As the backend's; so for all that follow."""
+        return self._backend.train_step(batch, loss)
+
+    def logprobs(self, batch: TrainingBatch) -> list[FloatArray]:
+        return self._backend.logprobs(batch)
+
+    def save(self, path: Path) -> None:
+        self._backend.save(path)
+
+    def load(self, path: Path) -> None:
+        self._backend.load(path)
+
+    def export(self, path: Path) -> None:
+        self._backend.export(path)
+
+    def stage(self, policy_version: int, transport: str) -> WeightUpdate | None:
+        return self._sender.stage(self._backend.weights(), policy_version, transport)
+
+    def send(self) -> dict[str, int]:
+        return self._sender.send()
+
+    @ray.method(concurrency_group="release")
+    def release(self, failed: bool) -> None:
+        self._sender.release(failed=failed)
+
+    def close(self) -> None:
+        self._sender.close()
+
+
+class RayTrainerGroup:
+    """All ranks; implements `TrainerGroup`, and `SendSteps` for its weight syncs."""
+
+    def __init__(self, actors: Sequence[Any]) -> None:
+        self._actors = list(actors)
+        self.pids: list[int] = []
+
+    @classmethod
+    async def start(cls, spec: TrainerSpec, seats: Sequence[dict[str, Any]]) -> RayTrainerGroup:
+        """Start one rank per seat (options of its actor), all at once."""
+        group = cls([TrainerActor.options(**options).remote() for options in seats])  # type: ignore[attr-defined]
+        try:
+            place = await _await(group._actors[0].meeting_place.remote()) if len(seats) > 1 else None
+            specs = [replace(spec, rank=r, world_size=len(seats), init_method=place) for r in range(len(seats))]
+            building = [actor.build.remote(s) for actor, s in zip(group._actors, specs, strict=True)]
+            group.pids = list(await asyncio.gather(*map(_await, building)))
+        except BaseException:
+            await group.close()
+            raise
+        return group
+
+    @property
+    def num_ranks(self) -> int:
+        """Ranks of this trainer."""
+        return len(self._actors)
+
+    async def _first(self, calls: Sequence[Any]) -> Any:
+        """Rank 0's answer, when all ranks have answered."""
+        answers = await asyncio.gather(*map(_await, calls))
+        return answers[0]
+
+    async def train_step(self, batch: TrainingBatch, loss: LossFn) -> StepResult:
+        """See `TrainBackend.train_step`."""
+        shared = ray.put(batch)
+        return await self._first([actor.train_step.remote(shared, loss) for actor in self._actors])
+
+    async def logprobs(self, batch: TrainingBatch) -> list[FloatArray]:
+        """See `TrainBackend.logprobs`."""
+        shared = ray.put(batch)
+        return await self._first([actor.logprobs.remote(shared) for actor in self._actors])
+
+    async def send_weights(
+        self, policy_version: int, transport: str, deliver: Callable[[WeightUpdate], Awaitable[None]]
+    ) -> Mapping[str, int]:
+        """See `TrainerGroup.send_weights`."""
+        return await conduct(self, policy_version, transport, deliver)
+
+    async def stage(self, policy_version: int, transport: str) -> WeightUpdate:
+        """See `SendSteps`; so for the next two."""
+        return await self._first([actor.stage.remote(policy_version, transport) for actor in self._actors])
+
+    async def send(self) -> Mapping[str, int]:
+        return await self._first([actor.send.remote() for actor in self._actors])
+
+    async def release(self, failed: bool) -> None:
+        await self._first([actor.release.remote(failed) for actor in self._actors])
+
+    async def save(self, path: Path) -> None:
+        """See `TrainBackend.save`."""
+        await self._first([actor.save.remote(path.absolute()) for actor in self._actors])
+
+    async def load(self, path: Path) -> None:
+        """See `TrainBackend.load`."""
+        await self._first([actor.load.remote(path.absolute()) for actor in self._actors])
+
+    async def export(self, path: Path) -> None:
+        """See `TrainBackend.export`."""
+        await self._first([actor.export.remote(path.absolute()) for actor in self._actors])
+
+    async def close(self) -> None:
+        """Free shared memory, then end every rank."""
+        with contextlib.suppress(WorkerDiedError, TimeoutError):
+            async with asyncio.timeout(10.0):
+                await self._first([actor.close.remote() for actor in self._actors])
+        for actor in self._actors:
+            ray.kill(actor, no_restart=True)
+
+
+async def _await(reference: Any) -> Any:
+    """A rank's answer, with its own error where it has one."""
+    try:
+        return await reference
+    except RayActorError as error:
+        raise WorkerDiedError(f"a trainer rank's process ended ({type(error).__name__}): resume the run.") from error
+    except RayTaskError as error:
+        cause = error.cause
+        if isinstance(cause, Exception) and not isinstance(cause, RayTaskError):
+            raise cause from error
+        raise
