@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,6 +14,8 @@ from roll.models.resolve import read_json, resolve_model
 if TYPE_CHECKING:
     import torch
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+logger = logging.getLogger(__name__)
 
 __all__ = ["load_causal_lm", "load_tokenizer", "quiet_transformers", "stop_token_ids"]
 
@@ -45,7 +48,7 @@ def load_tokenizer(path: str | Path, *, trust_remote_code: bool = False) -> PreT
     try:
         with quiet_transformers():
             tokenizer = AutoTokenizer.from_pretrained(directory, trust_remote_code=trust_remote_code)
-    except (OSError, ValueError, KeyError, ImportError) as error:
+    except Exception as error:  # `tokenizers` raises plain exceptions for damaged files
         raise ModelError(f"tokenizer of model '{path}' cannot be loaded: {_brief(error)}") from error
     if tokenizer is None:
         raise ModelError(f"model '{path}' has no tokenizer: copy tokenizer.json and tokenizer_config.json there.")
@@ -79,11 +82,21 @@ def load_causal_lm(
         raise ModelError(f"model '{path}': dtype '{dtype}' is not a number format; write 'bfloat16' or 'float32'.")
     try:
         with quiet_transformers():
-            model = AutoModelForCausalLM.from_pretrained(
-                directory, dtype=wanted, attn_implementation=attention, trust_remote_code=trust_remote_code
+            model, report = AutoModelForCausalLM.from_pretrained(
+                directory,
+                dtype=wanted,
+                attn_implementation=attention,
+                trust_remote_code=trust_remote_code,
+                output_loading_info=True,
             )
-    except (OSError, ValueError, KeyError, ImportError, RuntimeError) as error:
+    except Exception as error:  # files from anywhere: safetensors, JSON and model code each fail in their own way
         raise ModelError(f"model '{path}' cannot be loaded: {_brief(error)}") from error
+    missing = sorted(report["missing_keys"])
+    if missing:  # `transformers` would go on with random numbers in their place
+        raise ModelError(f"model '{path}' lacks {len(missing)} of its weights, first '{missing[0]}': copy it again.")
+    if report["unexpected_keys"]:
+        unused = sorted(report["unexpected_keys"])
+        logger.warning("Model %s has %d weights that are not used, first %s.", path, len(unused), unused[0])
     return model.eval()
 
 

@@ -1,0 +1,89 @@
+"""Descriptions come from headers alone and agree with the loaded model."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from roll.errors import ModelError
+from roll.models import CATALOGUE, context_length, describe_model, load_causal_lm, num_parameters
+from roll.models.tiny import write_tiny_model
+
+
+def test_parameters_of_the_tiny_model_counted_by_hand(tiny_model: Path) -> None:
+    embedding, norm = 260 * 32, 32
+    attention = 32 * 32 + 2 * 16 * 32 + 32 * 32
+    mlp = 3 * 32 * 64
+    assert num_parameters(tiny_model) == embedding + 2 * (attention + mlp + 2 * norm) + norm
+
+
+def test_tied_weights_count_once_and_untied_twice(tmp_path: Path) -> None:
+    untied = write_tiny_model(tmp_path / "untied", tied=False)
+    tied = write_tiny_model(tmp_path / "tied")
+    assert num_parameters(untied) - num_parameters(tied) == 260 * 32
+    assert describe_model(tied).tied_embeddings and not describe_model(untied).tied_embeddings
+
+
+def test_description_of_the_tiny_model(tiny_model: Path) -> None:
+    description = describe_model(tiny_model)
+    assert description.architecture == "LlamaForCausalLM"
+    assert (description.num_layers, description.num_heads, description.num_kv_heads, description.head_dim) == (
+        2,
+        4,
+        2,
+        8,
+    )
+    assert description.dtype == "float32" and description.vocab_size == 260
+    assert context_length(tiny_model) == 512
+    assert description.kv_bytes_per_token(4) == 2 * 2 * 2 * 8 * 4  # keys and values, layers, heads, dims, bytes
+
+
+def test_catalogue_describes_the_default_model_as_its_files_do(default_model: Path) -> None:
+    files = json.loads((default_model / "config.json").read_text())
+    stated = CATALOGUE["smollm2-135m-instruct"]
+    assert {key: files[key] for key in stated.config} == stated.config
+    assert num_parameters(default_model) == stated.num_parameters
+    assert describe_model(default_model) == describe_model("smollm2-135m-instruct")
+
+
+def test_header_count_equals_the_loaded_models(tiny_model: Path) -> None:
+    model = load_causal_lm(tiny_model, "float32")
+    assert num_parameters(tiny_model) == sum(p.numel() for p in model.parameters())
+
+
+def test_describing_and_resolving_import_no_torch(tiny_model: Path) -> None:
+    program = (
+        "import sys; from roll.models import describe_model, resolve_model\n"
+        f"path = {str(tiny_model)!r}\n"
+        "describe_model(path); describe_model('smollm2-135m-instruct'); resolve_model(path)\n"
+        "print([name for name in ('torch', 'transformers', 'huggingface_hub') if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60)
+    assert done.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize("content", [b"", b"\xff" * 8, b"\x10\0\0\0\0\0\0\0not json at all!"])
+def test_damaged_weights_are_named(tiny_model: Path, tmp_path: Path, content: bytes) -> None:
+    directory = Path(shutil.copytree(tiny_model, tmp_path / "model"))
+    (directory / "model.safetensors").write_bytes(content)
+    with pytest.raises(ModelError, match=r"model\.safetensors.*damaged"):
+        describe_model(directory)
+
+
+def test_a_config_without_sizes_is_refused(tiny_model: Path, tmp_path: Path) -> None:
+    directory = Path(shutil.copytree(tiny_model, tmp_path / "model"))
+    (directory / "config.json").write_text('{"model_type": "vit"}')
+    with pytest.raises(ModelError, match="hidden_size"):
+        describe_model(directory)
+
+
+def test_sizes_of_a_multimodal_config_are_those_of_its_language_model(tiny_model: Path, tmp_path: Path) -> None:
+    directory = Path(shutil.copytree(tiny_model, tmp_path / "model"))
+    config = json.loads((directory / "config.json").read_text())
+    (directory / "config.json").write_text(json.dumps({"architectures": ["SomeVLM"], "text_config": config}))
+    assert describe_model(directory).num_layers == 2 and describe_model(directory).architecture == "SomeVLM"
