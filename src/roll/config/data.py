@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Discriminator, Tag, field_validator, model_validator
 
@@ -51,6 +51,13 @@ class ArithmeticData(_Source):
     max_operand: int = option(9, "Largest operand.")
     held_out: float = option(0.3, "Share of the operand pairs kept for evaluation.", ge=0, lt=1)
 
+    @field_validator("operations")
+    @classmethod
+    def _different(cls, value: list[str]) -> list[str]:
+        if len(set(value)) < len(value):
+            raise ValueError(f"{value} names an operation twice")
+        return value
+
     @model_validator(mode="after")
     def _range(self) -> ArithmeticData:
         if self.max_operand < self.min_operand:
@@ -71,6 +78,13 @@ class _Columns(_Source):
     @classmethod
     def _compiles(cls, value: str | None) -> str | None:
         return None if value is None else check_pattern(value)
+
+    @model_validator(mode="after")
+    def _answers(self) -> Self:
+        comparing = [reward.type for reward in self.reward if reward.needs_answer]
+        if self.answer_key is None and comparing:
+            raise ValueError(f"the reward '{comparing[0]}' compares with an answer, but answer_key is null: name it")
+        return self
 
 
 class FileData(_Columns):

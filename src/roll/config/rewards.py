@@ -30,6 +30,11 @@ class _Reward(Section):
     )
     require_finished: bool = option(True, "Score 0 where the answer was cut off before the model ended it.")
 
+    @property
+    def needs_answer(self) -> bool:
+        """Whether it compares with the prompt's reference answer, which must then not be empty."""
+        return False
+
 
 class MathReward(_Reward):
     """1 where the final answer is mathematically equal to the reference (through math-verify), else 0."""
@@ -40,6 +45,11 @@ class MathReward(_Reward):
         "Which answer counts: `boxed`, the last number, or boxed/LaTeX first and the last number otherwise.",
     )
 
+    @property
+    def needs_answer(self) -> bool:
+        """See the base class."""
+        return True
+
 
 class ExactReward(_Reward):
     """1 where the answer's text equals the reference."""
@@ -47,6 +57,11 @@ class ExactReward(_Reward):
     type: Literal["exact"] = option(..., "Kind of reward.")
     ignore_case: bool = option(True, "Compare without regard to upper and lower case.")
     strip: bool = option(True, "Ignore white space around both.")
+
+    @property
+    def needs_answer(self) -> bool:
+        """See the base class."""
+        return True
 
 
 class RegexReward(_Reward):
@@ -61,16 +76,24 @@ class RegexReward(_Reward):
         check_pattern(value.replace("{answer}", "x"))
         return value
 
+    @property
+    def needs_answer(self) -> bool:
+        """See the base class."""
+        return "{answer}" in self.pattern
+
 
 class PythonReward(_Reward):
-    """A function of yours: `def reward(text, answer, metadata) -> float`."""
+    """A function of yours: `def reward(text, answer, metadata) -> float`.
+
+    Annotated `-> bool`, it also decides whether the task was solved, which accuracy counts.
+    """
 
     type: Literal["python"] = option(..., "Kind of reward.")
     function: str = option(
         ...,
-        "Import path, `package.module:function`.",
-        examples=["my_package.rewards:score"],
-        pattern=r"^[\w.]+:[\w.]+$",
+        "Where it is: `package.module:function`, or a file: `path/to/file.py:function`.",
+        examples=["my_package.rewards:score", "examples/rewards/short_answer.py:score"],
+        pattern=r"^(?:\w+(?:\.\w+)*|[^:]+\.py):\w+$",
     )
     options: dict[str, Any] = option({}, "Further keyword arguments for the function.")
 
@@ -89,6 +112,8 @@ RewardList: TypeAlias = list[RewardConfig]
 
 def as_reward_list(value: Any) -> Any:
     """`math` and `{type: math}` are short for `[{type: math}]`."""
+    if value == []:
+        raise ValueError("the list is empty: name at least one reward, such as `math`")
     entries = value if isinstance(value, list) else [value]
     return [{"type": entry} if isinstance(entry, str) else entry for entry in entries]
 

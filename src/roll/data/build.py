@@ -8,17 +8,19 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from roll.config.data import DataConfig
 from roll.data.chat import ChatRenderer
+from roll.data.source import InterleavedPrompts, Source
 from roll.data.stream import PromptStream, WeightedSource, render_checked
 from roll.errors import DataError
+from roll.protocols import PromptSource
 from roll.registry import Registry
-from roll.types import IntArray, Prompt, PromptDraw
+from roll.types import Prompt, PromptDraw
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-__all__ = ["SOURCES", "Data", "build_data", "held_out_draws"]
+__all__ = ["SOURCES", "Data", "build_data", "held_out_draws", "load_source"]
 
-Loader: TypeAlias = Callable[[Any, str, int], tuple[list[Prompt], list[Prompt]]]
+Loader: TypeAlias = Callable[[Any, str, int], tuple[Source, Source]]
 
 SOURCES: Registry[Loader] = Registry(
     "prompt source",
@@ -39,7 +41,7 @@ class Data:
     """What a run draws from."""
 
     train: PromptStream
-    held_out: tuple[Prompt, ...]
+    held_out: PromptSource
     """All of them, domains interleaved."""
     renderer: ChatRenderer
     max_prompt_tokens: int | None
@@ -53,7 +55,8 @@ class Data:
 
     def evaluation(self, num_prompts: int) -> list[PromptDraw]:
         """The first `num_prompts` held-out prompts (all, where there are fewer), always the same ones."""
-        return held_out_draws(self.held_out[:num_prompts], self.renderer, self.max_prompt_tokens)
+        prompts = [self.held_out[i] for i in range(min(num_prompts, len(self.held_out)))]
+        return held_out_draws(prompts, self.renderer, self.max_prompt_tokens)
 
 
 def held_out_draws(
@@ -85,36 +88,42 @@ def build_data(
     """
     renderer = ChatRenderer(tokenizer)
     sources: list[WeightedSource] = []
-    held_out: list[list[Prompt]] = []
+    held_out: list[Source] = []
     for config in configs:
         domain = config.domain or config.source
-        training, other = SOURCES.get(config.source.partition(":")[0])(config, domain, seed)
-        if not training:
-            raise DataError(
-                f"data source '{domain}' leaves no prompt for training: lower its held_out ({config.held_out})."
-            )
-        sources.append(WeightedSource(domain=domain, prompts=training, weight=config.weight))
+        training, other = load_source(config, domain, seed)
+        sources.append(
+            WeightedSource(domain=domain, prompts=training, weight=config.weight, fingerprint=training.fingerprint)
+        )
         held_out.append(other)
-    longest = None
-    if sum(len(s.prompts) for s in sources) + sum(map(len, held_out)) <= EAGER_CHECK:
-        everything: list[Prompt] = [p for s in sources for p in s.prompts] + [
-            p for part in held_out for p in part
-        ]
-        longest = max(len(_checked(p, renderer, max_prompt_tokens)) for p in everything)
     return Data(
         train=PromptStream(sources, renderer.render, seed, max_prompt_tokens=max_prompt_tokens),
-        held_out=tuple(_interleave(held_out)),
+        held_out=InterleavedPrompts(held_out),
         renderer=renderer,
         max_prompt_tokens=max_prompt_tokens,
-        longest_prompt=longest,
+        longest_prompt=_longest([*(s.prompts for s in sources), *held_out], renderer, max_prompt_tokens),
     )
 
 
-def _checked(prompt: Prompt, renderer: ChatRenderer, max_prompt_tokens: int | None) -> IntArray:
-    return render_checked(prompt, renderer.render, max_prompt_tokens)
+def load_source(config: DataConfig, domain: str, seed: int) -> tuple[Source, Source]:
+    """Training and held-out prompts of one entry.
+
+    Raises:
+        DataError: the source cannot be read, or leaves nothing to train on.
+    """
+    training, held_out = SOURCES.get(config.source.partition(":")[0])(config, domain, seed)
+    if not len(training):
+        raise DataError(
+            f"data source '{domain}' leaves no prompt for training: lower its held_out ({config.held_out})."
+        )
+    return training, held_out
 
 
-def _interleave(parts: Sequence[Sequence[Prompt]]) -> list[Prompt]:
-    """One of each in turn, so that any beginning covers every domain."""
-    longest = max((len(part) for part in parts), default=0)
-    return [part[i] for i in range(longest) for part in parts if i < len(part)]
+def _longest(sources: Sequence[PromptSource], renderer: ChatRenderer, max_prompt_tokens: int | None) -> int | None:
+    if sum(map(len, sources)) > EAGER_CHECK:
+        return None
+    return max(
+        len(render_checked(source[i], renderer.render, max_prompt_tokens))
+        for source in sources
+        for i in range(len(source))
+    )

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from roll.errors import DataError
 from roll.types import IntArray, Message
 
 if TYPE_CHECKING:
@@ -27,18 +28,36 @@ class ChatRenderer:
         self.has_template = bool(getattr(tokenizer, "chat_template", None))
 
     def render(self, messages: Sequence[Message]) -> IntArray:
-        """[P] ids of the conversation, up to where the assistant's answer begins."""
+        """[P] ids of the conversation, up to where the assistant's answer begins.
+
+        Raises:
+            DataError: the template refuses the conversation (some models have no system role, for instance).
+        """
         if self.has_template:
-            ids = self._tokenizer.apply_chat_template(
-                [dict(message) for message in messages],
-                add_generation_prompt=True,
-                tokenize=True,
-                return_dict=False,
-            )
+            ids = self._rendered(messages)
         else:
             ids = self._tokenizer("\n\n".join(message["content"] for message in messages))["input_ids"]
         return np.asarray(ids, dtype=np.int32)
 
     def decode(self, token_ids: IntArray) -> str:
-        """Text without special tokens."""
-        return self._tokenizer.decode(token_ids.tolist(), skip_special_tokens=True)
+        """The text, without special tokens, otherwise as the model wrote it."""
+        return self._tokenizer.decode(
+            token_ids.tolist(), skip_special_tokens=True, clean_up_tokenization_spaces=False
+        )
+
+    def _rendered(self, messages: Sequence[Message]) -> list[int]:
+        from jinja2 import TemplateError
+
+        try:
+            return self._tokenizer.apply_chat_template(
+                [dict(message) for message in messages],
+                add_generation_prompt=True,
+                tokenize=True,
+                return_dict=False,
+            )
+        except TemplateError as error:
+            roles = ", ".join(message["role"] for message in messages)
+            raise DataError(
+                f"the model's chat template refuses a conversation of {roles}: {error}. Change the prompts "
+                "(without `system_prompt`, for instance), or choose a model that takes them."
+            ) from error

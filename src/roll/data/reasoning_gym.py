@@ -6,6 +6,7 @@ from typing import Any
 
 from roll.config.data import ReasoningGymData
 from roll.data.rows import messages_of
+from roll.data.source import PromptList
 from roll.errors import DataError
 from roll.registry import nearest
 from roll.types import Prompt
@@ -30,28 +31,42 @@ def load_task(name: str, size: int, seed: int, options: dict[str, Any]) -> Any:
             f"reasoning-gym has no task '{name}'.{nearest(name, list(DATASETS))} See "
             '`python -c "from reasoning_gym.factory import DATASETS; print(*DATASETS)"` for all of them.'
         )
+    refused = sorted({"seed", "size"} & set(options))
+    if refused:
+        raise DataError(f"reasoning-gym task '{name}': {refused} in `options` are set by `size` and the run's seed.")
+    known = list(DATASETS[name][1].__dataclass_fields__)
+    for option in options:
+        if option not in known:
+            settable = ", ".join(field for field in known if field not in ("seed", "size"))
+            raise DataError(
+                f"reasoning-gym task '{name}' has no option '{option}'.{nearest(option, known)} It has: {settable}."
+            )
     try:
         return reasoning_gym.create_dataset(name, size=size, seed=seed, **options)
-    except (TypeError, ValueError, AssertionError) as error:
-        raise DataError(f"reasoning-gym task '{name}' refuses its options {options}: {error}") from error
+    except Exception as error:  # tasks check their options with whatever they raise
+        problem = str(error) or type(error).__name__
+        raise DataError(f"reasoning-gym task '{name}' refuses its options {options}: {problem}") from error
 
 
-def reasoning_gym_prompts(
-    config: ReasoningGymData, domain: str, seed: int
-) -> tuple[list[Prompt], list[Prompt]]:
+def reasoning_gym_prompts(config: ReasoningGymData, domain: str, seed: int) -> tuple[PromptList, PromptList]:
     """Training prompts, and held-out ones that do not occur among them.
 
     Raises:
-        DataError: there is no such task, or it refuses the options.
+        DataError: there is no such task, it refuses the options, or it has too few different questions to hold any out.
     """
     num_held_out = round(config.size * config.held_out)
     training = _prompts(config, domain, seed, config.size, "")
     if not num_held_out:
-        return training, []
+        return PromptList(training), PromptList([])
     seen = {prompt.messages[-1]["content"] for prompt in training}
     other = _prompts(config, domain, seed + HELD_OUT_SEED_OFFSET, num_held_out, "held_out/")
     held_out = [prompt for prompt in other if prompt.messages[-1]["content"] not in seen]
-    return training, held_out
+    if not held_out:
+        raise DataError(
+            f"reasoning-gym task '{config.task}' has so few different questions that {config.size} for training leave "
+            "none to hold out: lower `size`, make the task larger with `options`, or set held_out: 0."
+        )
+    return PromptList(training), PromptList(held_out)
 
 
 def _prompts(config: ReasoningGymData, domain: str, seed: int, size: int, prefix: str) -> list[Prompt]:
@@ -62,7 +77,15 @@ def _prompts(config: ReasoningGymData, domain: str, seed: int, size: int, prefix
             domain=domain,
             messages=messages_of(entry["question"], config.system_prompt, config.prompt_template),
             answer=str(entry["answer"]),
-            metadata={"reasoning_gym": {"task": config.task, "entry": entry}},
+            metadata={"reasoning_gym": {"task": config.task, "options": config.options, "entry": entry}},
         )
-        for index, entry in enumerate(task[i] for i in range(size))
+        for index, entry in enumerate(_entry(task, config.task, i) for i in range(size))
     ]
+
+
+def _entry(task: Any, name: str, index: int) -> dict[str, Any]:
+    try:
+        return task[index]
+    except Exception as error:  # a generator that cannot meet its options raises what it likes
+        problem = str(error) or type(error).__name__
+        raise DataError(f"reasoning-gym task '{name}' failed to make its item {index}: {problem}") from error

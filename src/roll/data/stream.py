@@ -31,6 +31,8 @@ class WeightedSource:
     domain: str
     prompts: PromptSource
     weight: float = 1.0
+    fingerprint: str = ""
+    """Equal for equal prompts in equal order."""
 
 
 class PromptStream:
@@ -110,26 +112,47 @@ class PromptStream:
         return self._orders[which][1]
 
     def state(self) -> dict[str, Any]:
-        """Where the stream stands: plain data, a few numbers per source."""
+        """Where the stream stands: plain data, a few values per source."""
         return {
-            source.domain: {"num_drawn": drawn, "num_prompts": len(source.prompts)}
+            source.domain: {"num_drawn": drawn, **self._settings(source)}
             for source, drawn in zip(self._sources, self._num_drawn, strict=True)
+        }
+
+    def _settings(self, source: WeightedSource) -> dict[str, Any]:
+        """What the meaning of a position depends on."""
+        return {
+            "num_prompts": len(source.prompts),
+            "weight": source.weight,
+            "seed": self._seed,
+            "fingerprint": source.fingerprint,
         }
 
     def restore(self, state: dict[str, Any]) -> None:
         """Go on where `state()` was taken.
 
         Raises:
-            CheckpointError: the sources are not those of the state.
+            CheckpointError: the sources, their content, their weights, or the seed are not those of the state.
         """
-        here = {source.domain: len(source.prompts) for source in self._sources}
-        there = {domain: entry["num_prompts"] for domain, entry in state.items()}
-        if here != there:
-            raise CheckpointError(
-                f"the data changed since the checkpoint: it had {there} prompts by domain, now there are {here}. "
-                "Resume with the data as it was, or start a new run from the checkpoint's model."
-            )
+        here = {source.domain: self._settings(source) for source in self._sources}
+        if set(here) != set(state):
+            raise CheckpointError(_changed(f"it had the sources {_names(state)}, now there are {_names(here)}"))
+        for domain, settings in here.items():
+            for name, value in settings.items():
+                if state[domain].get(name) != value:
+                    before = state[domain].get(name)
+                    raise CheckpointError(_changed(f"{name} of source '{domain}' was {before!r} and is {value!r}"))
         self._num_drawn = [int(state[source.domain]["num_drawn"]) for source in self._sources]
+
+
+def _names(sources: dict[str, Any]) -> str:
+    return ", ".join(f"'{name}'" for name in sources)
+
+
+def _changed(what: str) -> str:
+    return (
+        f"the data changed since the checkpoint: {what}. Resume with the data as it was, or start a new run from the "
+        "checkpoint's model."
+    )
 
 
 def render_checked(
