@@ -15,7 +15,6 @@ from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import timedelta
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -77,7 +76,7 @@ def _meet(handle: BroadcastHandle, member: str, place: ReceiverPlace, cached: Gr
         store = dist.TCPStore(handle.host, handle.port, timeout=timedelta(seconds=place.timeout_s))
     except dist.DistError as error:
         raise WeightSyncError(f"{about}: no trainer answers at {handle.host}:{handle.port}: did it end?") from error
-    members = [f"{engine}/{worker}" for engine in handle.engine_ids for worker in range(place.num_workers)]
+    members = tuple(f"{engine}/{worker}" for engine in handle.engine_ids for worker in range(place.num_workers))
     rank = 1 + members.index(member)
     point = MeetingPoint(store, handle.sync, about, place.timeout_s)
     point.write("members", members)
@@ -93,7 +92,7 @@ def _meet(handle: BroadcastHandle, member: str, place: ReceiverPlace, cached: Gr
             store,
             key=verdict["group"],
             rank=rank,
-            size=1 + len(members),
+            members=members,
             backend=verdict["backend"],
             address=local_address(handle.host, handle.port),
             timeout_s=place.timeout_s,
@@ -103,19 +102,18 @@ def _meet(handle: BroadcastHandle, member: str, place: ReceiverPlace, cached: Gr
 def _tensors(update: WeightUpdate, group: Group, place: ReceiverPlace, about: str) -> TensorStream:
     device = place.device if group.backend == "nccl" else torch.device("cpu")
 
-    def ask(index: int, bucket: Bucket) -> tuple[torch.Tensor, Any]:
+    def ask(index: int, bucket: Bucket) -> torch.Tensor:
         buffer = group.buffer(index, bucket.num_bytes, device)
-        with broken_off(about):
-            return buffer, group.broadcast(buffer)
+        group.start(buffer, about)
+        return buffer
 
     buckets = plan_buckets(update.manifest, update.handle.bucket_bytes)
-    travelling = [ask(0, buckets[0])] if buckets else []
+    asked = [ask(0, buckets[0])] if buckets else []
     for index, bucket in enumerate(buckets):
         if index + 1 < len(buckets):
-            travelling.append(ask(index + 1, buckets[index + 1]))
-        buffer, work = travelling.pop(0)
-        with broken_off(about):
-            work.wait(group.timeout)
+            asked.append(ask(index + 1, buckets[index + 1]))
+        group.finish_oldest(about)
+        buffer = asked.pop(0)
         for slot in bucket.slots:
             flat = buffer[slot.offset : slot.offset + slot.num_bytes].view(dtype_of(slot.spec))
             yield slot.spec.name, flat.reshape(slot.spec.shape)

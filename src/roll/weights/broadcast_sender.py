@@ -112,7 +112,7 @@ class BroadcastSender:
             if self._released.is_set():
                 raise WeightSyncError(f"{point.about}: it was given up before every engine had come.")
 
-        members = point.read("members", "no engine came to receive", still_on)
+        members = tuple(point.read("members", "no engine came to receive", still_on))
         keys = [f"hello/{rank}" for rank in range(1, 1 + len(members))]
         self._keys = ["members", "verdict", *keys]
         hellos = [
@@ -120,7 +120,7 @@ class BroadcastSender:
             for key, member in zip(keys, members, strict=True)
         ]
         cached = self._group
-        if cached is not None and all(hello["group"] == cached.key for hello in hellos):
+        if cached is not None and cached.members == members and all(hello["group"] == cached.key for hello in hellos):
             point.write("verdict", {"group": cached.key, "backend": cached.backend})
             return cached
         del cached
@@ -136,7 +136,7 @@ class BroadcastSender:
                 store,
                 key=key,
                 rank=0,
-                size=1 + len(members),
+                members=members,
                 backend=backend,
                 address=self._host,
                 timeout_s=self._timeout_s,
@@ -146,20 +146,16 @@ class BroadcastSender:
         device = self._device if group.backend == "nccl" else torch.device("cpu")
         tensors = ((name, tensor) for name, tensor in source if tensor is not None)
         checksums: dict[str, int] = {}
-        travelling = []
         for index, bucket in enumerate(plan_buckets(self._manifest, self._bucket_bytes)):
-            if len(travelling) == 2:
-                with broken_off(about):
-                    travelling.pop(0).wait(group.timeout)
+            if len(group.in_flight) == 2:
+                group.finish_oldest(about)
             if self._released.is_set():
                 raise WeightSyncError(f"{about}: it was given up while sending.")
             buffer = group.buffer(index, bucket.num_bytes, device)
             _pack(bucket, tensors, buffer, checksums, about)
-            with broken_off(about):
-                travelling.append(group.broadcast(buffer))
-        with broken_off(about):
-            for work in travelling:
-                work.wait(group.timeout)
+            group.start(buffer, about)
+        while group.in_flight:
+            group.finish_oldest(about)
         surplus = next(tensors, None)
         if surplus is not None:
             self._names = ()

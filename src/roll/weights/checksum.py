@@ -12,7 +12,9 @@ DEVICE_CHUNK_BYTES = 64 * 2**20
 
 def flat_bytes(tensor: torch.Tensor) -> torch.Tensor:
     """The elements in row-major order as a flat `uint8` tensor; copies only what is not contiguous."""
-    return tensor.detach().contiguous().reshape(-1).view(torch.uint8)
+    flat = tensor.detach().contiguous().reshape(-1)
+    # A tensor of one element counts as contiguous with any stride, but only stride 1 may be viewed as bytes.
+    return flat.as_strided(flat.shape, (1,)).view(torch.uint8)
 
 
 def tensor_checksum(tensor: torch.Tensor) -> int:

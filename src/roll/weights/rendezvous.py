@@ -7,8 +7,8 @@ Data flow, per sync, through the trainer's TCPStore (keys below the sync's own n
 
 Invariants:
     - Rank 0 is the trainer; the others follow the order of engines, then of an engine's processes.
-    - A group is used again only when every member still holds it; one replaced engine means a new group for
-      all. Whoever meets an error forgets its group, so a broken one is never used again.
+    - A group is used again only when its members are those of this sync and every one still holds it; one replaced
+      engine means a new group for all. Whoever meets an error forgets its group, so a broken one is never used again.
     - Nobody waits without a limit, and nobody waits for a sync that the sender gave up.
 """
 
@@ -46,10 +46,13 @@ class Group:
     """A process group and the buffers that travel in it."""
 
     key: str
-    rank: int
+    members: tuple[str, ...]
+    """All but the trainer, in the order of their ranks."""
     backend: str
     process_group: Any
     timeout: timedelta
+    in_flight: list[Any] = field(default_factory=list)
+    """Broadcasts under way, oldest first."""
     buffers: list[torch.Tensor] = field(default_factory=lambda: [torch.empty(0, dtype=torch.uint8)] * 2)
 
     def buffer(self, index: int, num_bytes: int, device: torch.device) -> torch.Tensor:
@@ -58,13 +61,27 @@ class Group:
             self.buffers[index % 2] = torch.empty(num_bytes, dtype=torch.uint8, device=device)
         return self.buffers[index % 2][:num_bytes]
 
-    def broadcast(self, buffer: torch.Tensor) -> Any:
-        """Start a broadcast from rank 0; `wait(timeout)` on the result ends it."""
-        return self.process_group.broadcast(buffer, root=0, timeout=self.timeout)
+    def start(self, buffer: torch.Tensor, about: str) -> None:
+        """Begin a broadcast from rank 0."""
+        with broken_off(about):
+            self.in_flight.append(self.process_group.broadcast(buffer, root=0, timeout=self.timeout))
+
+    def finish_oldest(self, about: str) -> None:
+        """Wait for the broadcast that was started first."""
+        with broken_off(about):
+            self.in_flight[0].wait(self.timeout)
+        del self.in_flight[0]
 
     def abort(self) -> None:
-        """Break off what is under way, here and (through the closed connections) at the other members."""
-        self.process_group.abort()
+        """Break off what is under way. The other members notice by their closed connections, not by a time limit.
+
+        gloo closes connections only when nothing refers to the group any more (its `abort` does nothing), and a
+        traceback may hold our callers' variables: so the only references are those dropped here.
+        """
+        if self.backend == "nccl":
+            self.process_group.abort()
+        self.in_flight.clear()
+        self.process_group = None
 
 
 class MeetingPoint:
@@ -145,7 +162,14 @@ def local_address(host: str, port: int) -> str:
 
 
 def build_group(
-    store: dist.Store, *, key: str, rank: int, size: int, backend: str, address: str, timeout_s: float
+    store: dist.Store,
+    *,
+    key: str,
+    rank: int,
+    members: tuple[str, ...],
+    backend: str,
+    address: str,
+    timeout_s: float,
 ) -> Group:
     """Connect this process with all others that give the same key; blocks until all have come.
 
@@ -154,6 +178,7 @@ def build_group(
     Raises:
         RuntimeError: somebody did not come within the store's time limit.
     """
+    size = 1 + len(members)
     timeout = timedelta(seconds=timeout_s)
     prefixed = dist.PrefixStore(f"group/{key}", store)
     if backend == "nccl":
@@ -165,4 +190,4 @@ def build_group(
         options._devices = [dist.ProcessGroupGloo.create_device(hostname=address)]
         options._timeout = timeout
         group = dist.ProcessGroupGloo(prefixed, rank, size, options)
-    return Group(key=key, rank=rank, backend=backend, process_group=group, timeout=timeout)
+    return Group(key=key, members=members, backend=backend, process_group=group, timeout=timeout)

@@ -65,6 +65,8 @@ class SharedMemorySender:
         if not manifest:
             return None
         descriptor = self._open()
+        if os.fstat(descriptor).st_size < end:  # the last tensor is empty: nothing was written at its place
+            os.ftruncate(descriptor, end)
         handle = SegmentHandle(
             process_id=os.getpid(), descriptor=descriptor, inode=os.fstat(descriptor).st_ino, num_bytes=end
         )

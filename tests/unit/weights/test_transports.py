@@ -1,0 +1,247 @@
+"""Tensors through real processes: what arrives, what is left behind, and what happens when an end dies."""
+
+import os
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from weight_helpers import TENSORS, DictSource, Peer, same_bytes, send_aside, transfer
+
+from roll.errors import WeightSyncError
+from roll.weights import Sender, open_update, tensor_checksum
+from roll.weights.broadcast import addressed
+from roll.weights.plan import plan_buckets
+
+SMALL_BUCKETS = 200
+"""Bytes: `TENSORS` then travels in several buckets, some with several tensors, some with one that is too large."""
+
+
+@pytest.fixture
+def sender() -> Iterator[Sender]:
+    sender = Sender(bucket_bytes=SMALL_BUCKETS, timeout_s=20)
+    yield sender
+    sender.close()
+
+
+@pytest.mark.parametrize("transport", ["shared_memory", "broadcast"])
+def test_every_kind_of_tensor_reaches_two_processes_sync_after_sync(transport: str, sender: Sender, peers: list[Peer]):
+    for version in (1, 2, 3):
+        tensors = {name: tensor * version if name == "large" else tensor for name, tensor in TENSORS.items()}
+        checksums, answers = transfer(sender, tensors, transport, peers, version)
+        assert checksums == {name: tensor_checksum(tensor) for name, tensor in tensors.items()}
+        for taken, found in answers:
+            assert found == checksums
+            assert all(same_bytes(tensor, tensors[name]) for name, tensor in taken)
+            assert [name for name, _ in taken] == list(tensors)
+
+
+def test_one_group_serves_many_syncs_and_a_new_one_a_changed_membership(sender: Sender, peers: list[Peer]):
+    def group_key() -> str:
+        return sender._outgoing["broadcast"]._group.key  # type: ignore[attr-defined]
+
+    keys = []
+    for members in (peers, peers, peers[:1], peers[:1], peers):
+        _, answers = transfer(sender, TENSORS, "broadcast", members)
+        assert len(answers) == len(members)
+        keys.append(group_key())
+    assert keys[0] == keys[1]
+    assert keys[2] == keys[3]
+    assert len(set(keys)) == 3
+
+
+arrays = st.tuples(
+    st.lists(st.integers(0, 6), max_size=3),
+    st.sampled_from([torch.bfloat16, torch.float32, torch.int64, torch.bool, torch.uint8]),
+    st.booleans(),
+)
+
+
+def build(shape: list[int], dtype: torch.dtype, transposed: bool) -> torch.Tensor:
+    count = torch.Size(shape).numel()
+    tensor = (torch.arange(count) % 251).to(dtype).reshape(shape)
+    return tensor.mT if transposed and len(shape) >= 2 else tensor
+
+
+described_tensors = st.dictionaries(st.text(min_size=1, max_size=8), arrays, min_size=1, max_size=12)
+any_test = {"deadline": None, "suppress_health_check": [HealthCheck.function_scoped_fixture]}
+
+
+def check_round_trip(described: dict, bucket_bytes: int, transport: str) -> None:
+    tensors = {name: build(*description) for name, description in described.items()}
+    sender = Sender(bucket_bytes=bucket_bytes, timeout_s=20)
+    try:
+        update = sender.stage(DictSource(tensors), 1, transport)
+        assert update is not None
+        sending = send_aside(sender)
+        with open_update(update, timeout_s=20) as receiver:
+            taken = {name: tensor.clone() for name, tensor in receiver}
+        assert sending.result() == receiver.checksums
+        sender.release()
+        assert list(taken) == list(tensors)
+        assert all(same_bytes(taken[name], tensors[name]) for name in tensors)
+    finally:
+        sender.close()
+
+
+@settings(max_examples=60, **any_test)
+@given(described_tensors, st.sampled_from(["in_process", "shared_memory"]))
+def test_any_tensors_arrive_bit_for_bit(described: dict, transport: str):
+    check_round_trip(described, 1, transport)
+
+
+@settings(max_examples=8, **any_test)
+@given(described_tensors, st.integers(1, 2000))
+def test_any_tensors_in_any_buckets_are_broadcast_bit_for_bit(described: dict, bucket_bytes: int):
+    check_round_trip(described, bucket_bytes, "broadcast")
+
+
+def flip_byte(update, name: str) -> None:
+    """Change one bit of one tensor in the sender's memory file."""
+    (bucket,) = plan_buckets(update.manifest, 2**63)
+    slot = next(slot for slot in bucket.slots if slot.spec.name == name)
+    descriptor = os.open(f"/proc/{update.handle.process_id}/fd/{update.handle.descriptor}", os.O_RDWR)
+    (byte,) = os.pread(descriptor, 1, slot.offset)
+    os.pwrite(descriptor, bytes([byte ^ 4]), slot.offset)
+    os.close(descriptor)
+
+
+def test_a_byte_that_changes_on_the_way_changes_that_tensors_checksum_alone(sender: Sender):
+    update = sender.stage(DictSource(TENSORS), 1, "shared_memory")
+    assert update is not None
+    flip_byte(update, "transposed")
+    with open_update(update) as receiver:
+        list(receiver)
+    sent = sender.send()
+    assert [name for name in sent if sent[name] != receiver.checksums[name]] == ["transposed"]
+
+
+def test_a_receiver_cannot_change_the_senders_memory(sender: Sender):
+    update = sender.stage(DictSource(TENSORS), 1, "shared_memory")
+    assert update is not None
+    with open_update(update) as receiver:
+        for _, tensor in receiver:
+            tensor.zero_()
+    with open_update(update) as receiver:
+        list(receiver)
+    assert receiver.checksums == sender.send()
+
+
+def test_a_smaller_model_in_a_kept_memory_file_arrives_whole(sender: Sender, peers: list[Peer]):
+    for tensors in (TENSORS, {"only": torch.arange(3.0)}, TENSORS):
+        checksums, ((_, found),) = transfer(sender, tensors, "shared_memory", peers[:1])
+        assert found == checksums
+
+
+def test_a_killed_sender_leaves_no_shared_memory_and_its_offer_is_refused(lone_peer: Peer):
+    before = set(os.listdir("/dev/shm"))
+    lone_peer.tell("stage", TENSORS, "shared_memory")
+    update = lone_peer.answer()
+    with open_update(update) as receiver:
+        list(receiver)
+    lone_peer.kill()
+    assert set(os.listdir("/dev/shm")) == before
+    with pytest.raises(WeightSyncError, match="out of reach: its process ended"), open_update(update):
+        pass
+
+
+def test_memory_of_another_than_the_offering_process_is_refused(sender: Sender):
+    update = sender.stage(DictSource(TENSORS), 1, "shared_memory")
+    assert update is not None
+    stranger = replace(update, handle=replace(update.handle, inode=update.handle.inode + 1))
+    with pytest.raises(WeightSyncError, match="the trainer restarted"), open_update(stranger):
+        pass
+    longer = replace(update, handle=replace(update.handle, num_bytes=2**40))
+    with pytest.raises(WeightSyncError, match="announced were 1099511627776"), open_update(longer):
+        pass
+
+
+def test_a_failed_sync_lets_the_memory_file_go(sender: Sender):
+    update = sender.stage(DictSource(TENSORS), 1, "shared_memory")
+    assert update is not None
+    sender.release(failed=True)
+    with pytest.raises(WeightSyncError, match="out of reach"), open_update(update):
+        pass
+
+
+LONG = {f"layer {i}": torch.full((20_000,), float(i)) for i in range(200)}
+"""16 MB in buckets of one tensor: an end that stops early leaves the others in the middle."""
+
+
+@pytest.mark.parametrize("how", ["die", "fail"])
+def test_an_engine_lost_in_a_broadcast_ends_it_for_all_and_the_next_one_works(
+    how: str, sender: Sender, peers: list[Peer], lone_peer: Peer
+):
+    update = sender.stage(DictSource(LONG), 1, "broadcast")
+    assert update is not None
+    ids = ("engine-0", "engine-1")
+    peers[0].tell("receive", addressed(update, ids[0], ids), {"timeout_s": 20.0}, None)
+    command = "fail" if how == "fail" else "receive"
+    lone_peer.tell(command, addressed(update, ids[1], ids), {"timeout_s": 20.0}, 3)
+    begin = time.monotonic()
+    with pytest.raises(WeightSyncError, match="trainer or engine broke off the broadcast"):
+        sender.send()
+    sender.release(failed=True)
+    survivor = peers[0].answer()
+    assert isinstance(survivor, WeightSyncError)
+    assert "engine engine-0: trainer or engine broke off the broadcast" in str(survivor)
+    assert time.monotonic() - begin < 15, "noticed by the closed connection, not by the time limit"
+    if how == "fail":
+        assert "the engine refuses layer 3" in str(lone_peer.answer())
+    checksums, answers = transfer(sender, TENSORS, "broadcast", peers)
+    assert all(found == checksums for _, found in answers)
+
+
+def test_a_trainer_killed_in_a_broadcast_is_noticed_by_its_engine(lone_peer: Peer):
+    lone_peer.tell("stage", LONG, "broadcast", 20)
+    update = lone_peer.answer()
+    lone_peer.tell("send")
+    with (
+        pytest.raises(WeightSyncError, match="engine engine: trainer or engine broke off the broadcast"),
+        open_update(update, timeout_s=20) as receiver,
+    ):
+        list(receiver)
+    assert 0 < len(receiver.checksums) < 20
+    with pytest.raises(WeightSyncError, match="no trainer answers at"), open_update(update, timeout_s=0.2):
+        pass
+
+
+def test_an_engine_does_not_wait_for_ever_for_a_trainer(sender: Sender):
+    update = sender.stage(DictSource(TENSORS), 1, "broadcast")
+    assert update is not None
+    with (
+        pytest.raises(WeightSyncError, match=r"the trainer did not begin to send within 0\.2 s"),
+        open_update(update, timeout_s=0.2),
+    ):
+        pass
+
+
+def test_a_sender_names_the_engine_that_does_not_come(peers: list[Peer]):
+    sender = Sender(timeout_s=1.0)
+    update = sender.stage(DictSource(TENSORS), 1, "broadcast")
+    assert update is not None
+    ids = ("here", "gone")
+    peers[0].tell("receive", addressed(update, "here", ids), {"timeout_s": 20.0}, None)
+    with pytest.raises(WeightSyncError, match=r"engine gone did not come to receive within 1 s"):
+        sender.send()
+    sender.release(failed=True)
+    assert "the trainer gave the sync up" in str(peers[0].answer())
+    sender.close()
+
+
+def test_a_release_ends_a_send_that_waits(sender: Sender):
+    assert sender.stage(DictSource(TENSORS), 1, "broadcast") is not None
+    sending = send_aside(sender)
+    sender.release(failed=True)
+    with pytest.raises(WeightSyncError, match="given up before every engine had come"):
+        sending.result(timeout=10)
+
+
+def test_a_source_that_changes_under_the_same_names_is_refused(sender: Sender, peers: list[Peer]):
+    transfer(sender, {"a": torch.zeros(3)}, "broadcast", peers[:1])
+    with pytest.raises(WeightSyncError, match=r"announced .*shape=\(3,\).* and then had .*shape=\(4,\)"):
+        transfer(sender, {"a": torch.zeros(4)}, "broadcast", peers[:1])
+    assert isinstance(peers[0].answer(), WeightSyncError)

@@ -1,0 +1,54 @@
+"""A process at the other end of a transport: reads pickled commands from stdin, answers on stdout.
+
+("receive", update, options, stop_after)   open the update, copy every tensor; stop_after: end the process after so many
+("fail", update, options, stop_after)      the same, but raise inside the engine's loop
+("stage", tensors, transport)              stage as a trainer and answer with the update
+"""
+
+import itertools
+import os
+import pickle
+import sys
+
+import torch
+from weight_helpers import DictSource
+
+from roll.weights import Sender, open_update
+
+
+def receive(update, options, stop_after, fail):
+    taken = []
+    with open_update(update, **options) as receiver:
+        for number, (name, tensor) in zip(itertools.count(), receiver):
+            if number == stop_after:
+                if fail:
+                    raise ValueError(f"the engine refuses {name}")
+                os._exit(17)
+            taken.append((name, tensor.clone()))
+    return taken, receiver.checksums
+
+
+def main():
+    torch.set_num_threads(1)
+    sender = Sender(timeout_s=20)
+    answers = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)  # whatever prints must not get into the answers
+    while True:
+        try:
+            command, *arguments = pickle.load(sys.stdin.buffer)
+        except EOFError:
+            return
+        try:
+            if command == "stage":
+                tensors, transport = arguments
+                answer = sender.stage(DictSource(tensors), 1, transport)
+            else:
+                answer = receive(*arguments, fail=command == "fail")
+        except Exception as error:
+            answer = error
+        pickle.dump(answer, answers)
+        answers.flush()
+
+
+if __name__ == "__main__":
+    main()
