@@ -138,7 +138,7 @@ def test_a_smaller_model_in_a_kept_memory_file_arrives_whole(sender: Sender, pee
 
 def test_a_killed_sender_leaves_no_shared_memory_and_its_offer_is_refused(lone_peer: Peer):
     before = set(os.listdir("/dev/shm"))
-    lone_peer.tell("stage", TENSORS, "shared_memory")
+    lone_peer.tell("stage", TENSORS, "shared_memory", None)
     update = lone_peer.answer()
     with open_update(update) as receiver:
         list(receiver)
