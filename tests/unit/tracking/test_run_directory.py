@@ -111,9 +111,9 @@ import os, sys, signal
 from roll.tracking import RunDirectory
 run = RunDirectory.create(sys.argv[1], {})
 if os.fork() == 0:
-    print(os.getpid(), flush=True)
+    os.write(1, b"%d\\n" % os.getpid())
     signal.pause()
-print("locked", flush=True)
+os.write(1, b"locked\\n")
 signal.pause()
 """
     path = tmp_path / "a"

@@ -92,9 +92,9 @@ for page in range(0, len(memory), 4096):
 if os.fork() == 0:
     for page in range(0, len(memory), 4096):
         memory[page]
-    print("child", flush=True)
+    os.write(1, b"child\\n")
     signal.pause()
-print("parent", flush=True)
+os.write(1, b"parent\\n")
 signal.pause()
 """
 
@@ -114,6 +114,7 @@ def test_memory_of_a_process_tree_counts_shared_pages_once() -> None:
     finally:
         for pid in (process.pid, *children):
             subprocess.run(["kill", "-9", str(pid)], check=False)
+        process.stdout.read()  # ends when both are dead
         process.wait()
         process.stdout.close()
     assert proportional_bytes(tree) == 0
