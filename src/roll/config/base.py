@@ -31,7 +31,7 @@ def option(default: Any, meaning: str, *, unit: str | None = None, **limits: Any
 
     `default=...` makes the field required; a `list` or `dict` instance is copied for every configuration.
     """
-    extra = {"unit": unit} if unit else None
+    extra: dict[str, Any] | None = {"unit": unit} if unit else None
     if isinstance(default, list | dict):
         return Field(
             default_factory=type(default)(default).copy,

@@ -48,6 +48,14 @@ class _Dumper(yaml.SafeDumper):
     """Quotes whatever YAML 1.1 or 1.2 would take for something other than text."""
 
 
+def _text(dumper: yaml.SafeDumper, text: str) -> yaml.Node:
+    """Unicode's other line ends are escaped: PyYAML would write them as they are and read them back as spaces."""
+    style = '"' if any(end in text for end in "\x85\u2028\u2029") else None
+    return dumper.represent_scalar(_TAG + "str", text, style=style)
+
+
+_Dumper.add_representer(str, _text)
+
 for _name, _pattern, _first in _RESOLVERS:
     for _class in (_Loader, _Dumper):
         _chars = [*_first, ""] if _name == "null" else list(_first)
@@ -197,6 +205,7 @@ class _Builder:
                     self.origins.setdefault((*path, index), self._at(item))
                     items.append(self.build(item, (*path, index)))
                 return items
+            assert isinstance(node, yaml.MappingNode), "YAML has no fourth kind of node"
             self._expect_tag(node, "map")
             return self._mapping(node, path)
         finally:

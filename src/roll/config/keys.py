@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import types
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from annotated_types import Ge, Gt, Le, Lt, MaxLen, MinLen
@@ -103,7 +103,7 @@ def shape_of(annotation: Any) -> Shape:
         rest = [member for member in members if member is not type(None)]
         if len(rest) == 1:
             inner = shape_of(rest[0])
-            return Shape(**{**vars(inner), "nullable": nullable})
+            return replace(inner, nullable=nullable)
         tagged = [(_tag(member), _strip(member)) for member in rest]
         if all(isinstance(section, type) and issubclass(section, Section) for _, section in tagged):
             return Shape(nullable=nullable, variants=tuple(tagged))

@@ -51,6 +51,14 @@ def load_config(source: ConfigSource, overrides: Overrides = ()) -> RLVRConfig:
     """
     if isinstance(source, Section) and not overrides:
         return source
+    try:
+        return _load(source, overrides)
+    except RecursionError:
+        name = f"'{source}'" if isinstance(source, str | Path) else "the configuration"
+        raise ConfigError(f"{name} is nested too deeply.") from None
+
+
+def _load(source: ConfigSource, overrides: Overrides) -> RLVRConfig:
     document = _document(source)
     if isinstance(overrides, str):
         raise ConfigError(f"overrides are a list of 'key=value', got the text {show(overrides)}: put it in a list.")
@@ -62,8 +70,6 @@ def load_config(source: ConfigSource, overrides: Overrides = ()) -> RLVRConfig:
         config = model.model_validate(document.tree)
     except ValidationError as error:
         raise ConfigError(message([*lines, *describe(error, document, model)])) from None
-    except RecursionError:
-        raise ConfigError(f"{document.name or 'the configuration'}: nested too deeply.") from None
     if lines:
         raise ConfigError(message(lines))
     return config

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from roll.config.base import Section
 from roll.config.document import Document, KeyPath, check_text, dotted, parse
-from roll.config.keys import Shape, child, shape_of
+from roll.config.keys import Shape, child, shape_of, template
 from roll.config.problems import show, unknown_key
 from roll.config.rewards import as_reward_list
 from roll.errors import ConfigError
 
 __all__ = ["apply_overrides"]
 
-_SHORTHANDS = {
+_SHORTHANDS: dict[tuple[str, ...], Callable[[Any], Any]] = {
     ("model",): lambda value: {"path": value} if isinstance(value, str) else value,
     ("data", "N", "reward"): as_reward_list,
 }
@@ -75,7 +75,7 @@ def _descend(document: Document, model: type[Section], path: KeyPath, origin: st
         if not (found and (shape.section or shape.variants or shape.is_list)) and not shape.is_dict:
             raise ConfigError(f"{origin}: '{dotted(here)}' is a single value, it has no '{path[depth + 1]}' inside.")
         inner = _get(value, here, origin)
-        expand = _SHORTHANDS.get(tuple("N" if isinstance(p, int) else p for p in here))
+        expand = _SHORTHANDS.get(template(here))
         if expand is not None and inner is not None:
             inner = expand(inner)
         if inner is None:

@@ -126,6 +126,18 @@ def test_a_misspelt_key_answers_at_once():
     assert seconds < 1.0
 
 
+def test_a_wrong_change_to_a_run_answers_at_once(tmp_path):
+    from roll.config.load import dump_yaml, load_config
+
+    (tmp_path / "config.yaml").write_text(dump_yaml(load_config(QUICKSTART)))
+    for override in ("training.lerning_rate=1", "seed=9"):
+        code, modules, seconds = imported_by("resume", str(tmp_path), override)
+        assert code == 2
+        assert not modules & {"torch", "transformers", "ray"}
+        assert seconds < 1.0
+    assert {path.name for path in tmp_path.iterdir()} == {"config.yaml"}
+
+
 def test_importing_roll_imports_nothing_else():
     program = "import sys; before = set(sys.modules); import roll; print(*set(sys.modules) - before)"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60)

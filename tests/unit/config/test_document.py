@@ -6,7 +6,7 @@ import math
 
 import pytest
 import yaml
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from roll.config.document import dump, parse, read
@@ -164,6 +164,7 @@ PLAIN = st.recursive(
 
 
 @given(PLAIN)
+@example({"\x85": ["a\u2028b", "\u2029", "x\x85"]})
 def test_plain_data_comes_back_as_it_was_written(value):
     assert parse(dump({"key": value}), "f.yaml")[0] == {"key": value}
 

@@ -295,6 +295,13 @@ def test_python_values_that_are_not_plain_are_refused(source, expected):
     assert expected in refusal(source)
 
 
+@pytest.mark.parametrize("depth", [*range(100, 1000, 50), 5000])
+def test_what_is_nested_too_deeply_is_refused_at_every_depth(depth, tmp_path):
+    path = tmp_path / "deep.yaml"
+    path.write_text(QUICKSTART.read_text() + "\ntracking: " + "{a: " * depth + "1" + "}" * depth)
+    assert "deep.yaml" in refusal(path)
+
+
 def test_a_path_object_is_text():
     assert load_config(changed() | {"output_dir": Path("a") / "b"}).output_dir == "a/b"
 
