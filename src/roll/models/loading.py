@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,6 +17,10 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 logger = logging.getLogger(__name__)
+
+_loading = threading.Lock()
+"""Loading patches modules of torch for its duration: two at once, in a trainer's and an engine's thread, leave tied or
+fresh weights wrong."""
 
 __all__ = ["load_causal_lm", "load_tokenizer", "quiet_transformers", "stop_token_ids"]
 
@@ -81,7 +86,7 @@ def load_causal_lm(
     if not isinstance(wanted, torch.dtype):
         raise ModelError(f"model '{path}': dtype '{dtype}' is not a number format; write 'bfloat16' or 'float32'.")
     try:
-        with quiet_transformers():
+        with _loading, quiet_transformers():
             model, report = AutoModelForCausalLM.from_pretrained(
                 directory,
                 dtype=wanted,

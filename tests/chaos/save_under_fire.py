@@ -1,0 +1,121 @@
+"""Saves checkpoints in forked children that are killed at every write, fsync and rename, one after the other.
+
+Run with the kill switch preloaded: `LD_PRELOAD=killswitch.so python save_under_fire.py MODEL DIRECTORY [EVERY]`. Prints the
+number of calls that a save makes, and how many moments were tried. Exits with 1 where a checkpoint was lost.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import os
+import shutil
+import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from roll.algorithms.losses import PolicyLoss
+from roll.cluster.local import LocalTrainerGroup
+from roll.config.model import ModelConfig
+from roll.config.operations import CheckpointConfig
+from roll.config.training import TrainingConfig
+from roll.pipelines.checkpoint import Checkpointer, find_checkpoint, read_checkpoint, remove_unfinished
+from roll.pipelines.state import RunState
+from roll.rollout import DataLedger
+from roll.tracking import RunDirectory
+from roll.training import TorchBackend, TrainerSpec
+from roll.types import TrainingBatch, TrainingSample
+
+
+def trained_backend(model: Path) -> TorchBackend:
+    """A trainer with optimiser state."""
+    backend = TorchBackend(spec(model))
+    tokens = np.array([5, 6, 7, 8], np.int32)
+    sample = TrainingSample(
+        sample_id="0.0",
+        group_id=0,
+        prefix_length=2,
+        token_ids=tokens,
+        loss_mask=np.array([False, False, True, True]),
+        advantages=np.ones(4, np.float32),
+        rollout_logprobs=np.zeros(4, np.float32),
+    )
+    backend.train_step(TrainingBatch(samples=(sample,)), PolicyLoss())
+    return backend
+
+
+def spec(model: Path) -> TrainerSpec:
+    training = TrainingConfig(num_steps=4, learning_rate=1e-3, num_threads=1)
+    return TrainerSpec(model_path=str(model), model=ModelConfig(path=str(model), dtype="float32"), training=training)
+
+
+def save(run: RunDirectory, backend: TorchBackend, step: int, kill_at: int) -> int:
+    """Save in a forked child that is killed at call `kill_at` (0: never); returns the child's count, -1 if it was killed."""
+    reader, writer = os.pipe()
+    child = os.fork()
+    if child == 0:
+        switch = ctypes.CDLL(None)
+        switch.killswitch_count.restype = ctypes.c_long
+        with ThreadPoolExecutor(1) as thread:
+            trainer = LocalTrainerGroup(backend, thread)
+            checkpointer = Checkpointer(run, CheckpointConfig(keep_last=1), trainer)
+            switch.killswitch_arm(ctypes.c_long(kill_at), str(run.checkpoints_dir).encode())
+            asyncio.run(checkpointer.save(RunState(step=step), DataLedger()))
+            os.write(writer, str(switch.killswitch_count()).encode())
+        os._exit(0)
+    os.close(writer)
+    with os.fdopen(reader) as answer:
+        count = answer.read()
+    _, status = os.waitpid(child, 0)
+    if os.WIFSIGNALED(status):
+        return -1
+    assert os.WEXITSTATUS(status) == 0, "the child failed without being killed"
+    return int(count)
+
+
+def main() -> None:
+    model, directory = Path(sys.argv[1]), Path(sys.argv[2])
+    every = int(sys.argv[3]) if len(sys.argv) > 3 else 1
+    torch.set_num_threads(1)
+    backend = trained_backend(model)
+    assert threading.active_count() == 1, "forking needs a process without threads"
+    run = RunDirectory.create(directory, {"name": directory.name})
+    save(run, backend, 1, 0)
+    num_calls = save(run, backend, 2, 0)
+    lost: list[str] = []
+    moments = range(1, num_calls + 1, every)
+    for moment in moments:
+        shutil.rmtree(run.checkpoints_dir)
+        run.checkpoints_dir.mkdir()
+        save(run, backend, 1, 0)
+        killed = save(run, backend, 2, moment) == -1
+        remove_unfinished(run.checkpoints_dir)
+        found = find_checkpoint(run.checkpoints_dir)
+        problem = "no checkpoint is left" if found is None else loads(found, model)
+        if problem or not killed:
+            lost.append(f"call {moment}: {problem or 'the child was not killed'}")
+    print(f"{num_calls} calls, {len(moments)} moments, {len(lost)} losses")
+    print("\n".join(lost))
+    sys.exit(bool(lost))
+
+
+def loads(path: Path, model: Path) -> str:
+    """What keeps a checkpoint from being resumed; empty if nothing does."""
+    try:
+        saved = read_checkpoint(path)
+        backend = TorchBackend(spec(model))
+        backend.load(saved.trainer_path)
+        assert f"step-{saved.state.step:06d}" == path.name
+        assert backend.num_steps == 1
+        assert (path / "model" / "model.safetensors").stat().st_size > 0
+    except Exception as error:
+        return f"{path.name}: {error}"
+    return ""
+
+
+if __name__ == "__main__":
+    main()
