@@ -39,7 +39,7 @@ class SyncReport:
     def metrics(self) -> dict[str, float]:
         """For the tracker; of the probes the worst engine's."""
         values = {
-            "sync/seconds": self.seconds,
+            "sync/transfer_s": self.seconds,
             "sync/bytes": float(self.num_bytes),
             "sync/tensors": float(self.num_tensors),
             "sync/engines": float(len(self.engines)),
@@ -51,7 +51,7 @@ class SyncReport:
             values["sync/probe_max_abs"] = max(result.max_abs for result in self.probe.values())
             values["sync/probe_change"] = max(result.change for result in self.probe.values())
             values["sync/probe_change_missed"] = max(result.change_missed for result in self.probe.values())
-            values["sync/probe_seconds"] = self.probe_s
+            values["sync/probe_s"] = self.probe_s
         return values
 
 
