@@ -3,9 +3,9 @@
 vLLM's logging names `LOG_STREAM` as its stream (`VLLM_LOGGING_STREAM=ext://…`), so this module is imported when vLLM's
 logger is, before any model loads. In the process that owns the engine, only the stream is used.
 
-A child ends when its parent does, even if the parent was SIGKILLed: Python keeps a pipe from parent to child whose closing
-tells of the parent's end (the portable counterpart of PR_SET_PDEATHSIG, which would fire when the *thread* that started the
-engine ends). Where some other process still holds that pipe, the change of the parent's id tells instead.
+A child ends when its parent does, even if the parent was SIGKILLed: Python keeps a pipe from parent to child whose
+closing tells of the parent's end (the portable counterpart of PR_SET_PDEATHSIG, which would fire when the *thread* that
+started the engine ends). Where some other process still holds that pipe, the change of the parent's id tells instead.
 """
 
 from __future__ import annotations

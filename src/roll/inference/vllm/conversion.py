@@ -13,7 +13,15 @@ if TYPE_CHECKING:
     from vllm import RequestOutput, SamplingParams
     from vllm.logprobs import FlatLogprobs
 
-__all__ = ["INITIAL_VERSION", "check_fits", "check_tokens", "sampling_params", "scoring_params", "to_generation", "to_logprobs"]
+__all__ = [
+    "INITIAL_VERSION",
+    "check_fits",
+    "check_tokens",
+    "sampling_params",
+    "scoring_params",
+    "to_generation",
+    "to_logprobs",
+]
 
 INITIAL_VERSION = 0
 """Of the weights that the engine started with."""
@@ -30,7 +38,7 @@ def check_tokens(what: str, token_ids: IntArray, vocab_size: int) -> None:
     low, high = int(token_ids.min()), int(token_ids.max())
     if low < 0 or high >= vocab_size:
         wrong = low if low < 0 else high
-        raise DataError(f"{what} has token id {wrong}, the model's ids are 0 … {vocab_size - 1}: use its own tokenizer.")
+        raise DataError(f"{what} has token id {wrong}, the model has 0 … {vocab_size - 1}: use its own tokenizer.")
 
 
 def check_fits(request: GenerationRequest, max_context: int) -> None:

@@ -4,11 +4,11 @@ Data flow:  generate() ─► AsyncLLM (this process) ─ zmq ─► EngineCore 
             worker process per device under tensor parallelism) ─ tokens, log-probs, weight version ─► Generation
 
 Invariants
-- Every request that was accepted ends exactly once: with a Generation (whole, or partial and `abort`), or with an error.
+- Every accepted request ends exactly once: with a Generation (whole, or partial and `abort`), or with an error.
 - A token's policy version is the one under which EngineCore made it: weights change only while its scheduler is paused.
-- After an update no key or value of older weights is used: the prefix cache is dropped, and requests that were running are
-  computed again under the new weights when decoding resumes, keeping the tokens they have.
-- An update that failed half-way leaves the engine paused: tokens of mixed weights are never made. Another update repairs it.
+- After an update no key or value of older weights is used: the prefix cache is dropped, and requests that were running
+  are computed again under the new weights when decoding resumes, keeping the tokens they have.
+- An update that broke off leaves the engine paused until another one repairs it: no token of mixed weights is made.
 - The engine's processes end with this one, however it ends (`child`).
 """
 
@@ -39,6 +39,7 @@ from roll.protocols import PauseMode
 from roll.types import EngineLoad, FloatArray, Generation, GenerationRequest, IntArray, WeightReceipt, WeightUpdate
 
 if TYPE_CHECKING:
+    import psutil
     from vllm import RequestOutput, SamplingParams
 
 __all__ = ["VLLMEngine"]
@@ -61,7 +62,10 @@ class VLLMEngine:
         """Requests by id, and how many share it."""
         self._paused = False
         self._closed = False
-        self._policy_version = INITIAL_VERSION
+        self._mixed = False
+        """An update changed some weights and did not finish."""
+        self._resume_after_update = False
+        """The pause is the update's own, not the caller's."""
         self._update_lock = asyncio.Lock()
 
     async def start(self) -> None:
@@ -73,8 +77,8 @@ class VLLMEngine:
         """
         self._launch = await asyncio.to_thread(launch, self._spec)
         await self._call(self._llm.update_weight_version(str(INITIAL_VERSION)))
-        replies = await self._call(self._llm.collective_rpc("roll_process_ids"))
-        self._launch.adopt({process for reply in replies for process in reply} - {os.getpid()})
+        for traces in await self._call(self._llm.collective_rpc("roll_traces")):
+            self._launch.adopt(set(traces["processes"]) - {os.getpid()}, traces["files"])
         logger.info("engine %s: vLLM serves %s", self.engine_id, self._spec.model_path)
 
     async def generate(self, request: GenerationRequest) -> Generation:
@@ -111,7 +115,15 @@ class VLLMEngine:
         self._paused = True
 
     async def resume(self) -> None:
-        """Decode again."""
+        """Decode again.
+
+        Raises:
+            WeightSyncError: the latest update broke off, so that the weights are neither the old nor the new ones.
+        """
+        if self._mixed:
+            raise WeightSyncError(
+                f"engine {self.engine_id} holds weights of an update that broke off: sync again first."
+            )
         await self._call(self._llm.resume_generation())
         self._paused = False
 
@@ -127,23 +139,23 @@ class VLLMEngine:
                 "set weight_sync.transport to shared_memory or broadcast."
             )
         async with self._update_lock:
-            began, held_before = time.monotonic(), self._paused
-            if not held_before:
+            began = time.monotonic()
+            if not self._paused:
                 await self.pause("keep")
+                self._resume_after_update = True
+            was_mixed, self._mixed = self._mixed, True
             replies = await self._call(self._llm.collective_rpc("roll_update_weights", args=(pickle.dumps(update),)))
-            failed = [reply for reply in replies if "error" in reply]
-            if failed:
-                if not held_before and all(reply.get("intact", False) for reply in failed) and len(failed) == len(replies):
-                    await self.resume()
-                raise WeightSyncError(failed[0]["error"])
-            checksums = replies[0]["checksums"]
-            for reply in replies[1:]:
-                _check_agreement(checksums, reply["checksums"], update.policy_version)
+            errors = [reply["error"] for reply in replies if "error" in reply]
+            if errors:
+                self._mixed = was_mixed or not all(reply.get("intact", False) for reply in replies)
+                if not self._mixed:
+                    await self._end_update()
+                raise WeightSyncError(errors[0])
+            checksums = _agreed_checksums([reply["checksums"] for reply in replies], update.policy_version)
             await self._call(self._llm.reset_prefix_cache(reset_running_requests=True))
             await self._call(self._llm.update_weight_version(str(update.policy_version)))
-            self._policy_version = update.policy_version
-            if not held_before:
-                await self.resume()
+            self._mixed = False
+            await self._end_update()
             return WeightReceipt(
                 engine_id=self.engine_id,
                 policy_version=update.policy_version,
@@ -191,6 +203,16 @@ class VLLMEngine:
         await asyncio.sleep(0)  # lets aborted requests return before their queues go
         await asyncio.to_thread(self._launch.shutdown)
 
+    async def _end_update(self) -> None:
+        if self._resume_after_update:
+            self._resume_after_update = False
+            await self.resume()
+
+    @property
+    def processes(self) -> tuple[psutil.Process, ...]:
+        """The processes that serve this engine, for whoever watches or measures them."""
+        return self._started.processes
+
     @property
     def _started(self) -> Launch:
         if self._launch is None:
@@ -205,15 +227,15 @@ class VLLMEngine:
         self, request_id: str, token_ids: IntArray, params: SamplingParams, priority: int = 0
     ) -> RequestOutput:
         """One request through vLLM, its errors as ours."""
-        from vllm.inputs import TokensPrompt
+        from vllm.inputs.engine import tokens_input
 
         self._check_alive()
         self._running[request_id] = self._running.get(request_id, 0) + 1
         try:
-            prompt = TokensPrompt(prompt_token_ids=token_ids.tolist())
+            prompt = tokens_input(token_ids.tolist())
             final = None
-            async for final in self._llm.generate(prompt, params, request_id, priority=priority):
-                pass
+            async for output in self._llm.generate(prompt, params, request_id, priority=priority):
+                final = output
         except asyncio.CancelledError:
             raise
         except Exception as error:
@@ -269,9 +291,13 @@ class VLLMEngine:
             raise UnsupportedError(f"engine {self.engine_id} was not built colocated, so it cannot sleep.")
 
 
-def _check_agreement(first: dict[str, int], other: dict[str, int], policy_version: int) -> None:
+def _agreed_checksums(replies: list[dict[str, int]], policy_version: int) -> dict[str, int]:
+    """What all workers of the engine received."""
+    first = replies[0]
     for name, checksum in first.items():
-        if other.get(name) != checksum:
+        if any(other.get(name) != checksum for other in replies[1:]):
             raise WeightSyncError(
-                f"weight sync of policy version {policy_version}: workers of one engine received different bytes for '{name}'."
+                f"weight sync of policy version {policy_version}: workers of one engine received different bytes "
+                f"for '{name}'."
             )
+    return first

@@ -15,12 +15,13 @@ import psutil
 
 from roll.errors import EngineDiedError, ModelError
 from roll.inference.spec import EngineSpec
-from roll.inference.vllm.arguments import engine_arguments
+from roll.inference.vllm.arguments import CPU_KV_CACHE_BYTES, engine_arguments
 from roll.inference.vllm.environment import is_cpu_build, prepare_environment, temporary_environment
 
 __all__ = ["Launch", "Stats", "launch"]
 
-SHUTDOWN_TIMEOUT_S = 5.0
+SHUTDOWN_TIMEOUT_S = 1.0
+"""Then processes are killed; they hold nothing that must be saved."""
 LOG_STREAM = "ext://roll.inference.vllm.child.LOG_STREAM"
 _ERROR_LINE = re.compile(r"\b(\w*(?:Error|Exception)): (.+)$")
 _starting = threading.Lock()
@@ -65,11 +66,18 @@ class Launch:
         self.vocab_size = int(llm.model_config.get_vocab_size())
         self._spec = spec
         self._processes: dict[int, psutil.Process] = {}
+        self._files: set[str] = set()
 
-    def adopt(self, process_ids: Iterable[int]) -> None:
-        """Remember processes that must be gone after `shutdown`."""
+    def adopt(self, process_ids: Iterable[int], files: Iterable[str] = ()) -> None:
+        """Remember processes and files that must be gone after `shutdown`."""
         for process_id in process_ids:
             self._processes[process_id] = psutil.Process(process_id)
+        self._files.update(files)
+
+    @property
+    def processes(self) -> tuple[psutil.Process, ...]:
+        """All that vLLM started, EngineCore included."""
+        return tuple(self._processes.values())
 
     def cause_of_death(self) -> str:
         """What is known of why the processes ended."""
@@ -82,10 +90,13 @@ class Launch:
         try:
             self.llm.shutdown(timeout=SHUTDOWN_TIMEOUT_S)
         finally:
+            self.llm.shutdown = lambda timeout=None: None  # vLLM's __del__ calls it again, and fails while Python exits
             alive = [process for process in self._processes.values() if process.is_running()]
             for process in alive:
                 process.kill()
             psutil.wait_procs(alive, timeout=SHUTDOWN_TIMEOUT_S)
+            for file in self._files:
+                Path(file).unlink(missing_ok=True)
 
 
 def launch(spec: EngineSpec) -> Launch:
@@ -122,7 +133,9 @@ def _variables(spec: EngineSpec) -> dict[str, str]:
     """Environment of the engine's processes alone."""
     from roll.inference.vllm import child
 
-    variables = {child.OWNER: str(os.getpid())}
+    # A killed engine's semaphores are freed by Python's resource tracker, which would say so on the terminal.
+    warnings = [os.environ.get("PYTHONWARNINGS"), "ignore:resource_tracker:UserWarning"]
+    variables = {child.OWNER: str(os.getpid()), "PYTHONWARNINGS": ",".join(filter(None, warnings))}
     if spec.num_threads is not None:
         variables["OMP_NUM_THREADS"] = str(spec.num_threads)
     if spec.log_path is not None:
@@ -138,8 +151,8 @@ def _children_without_main() -> Generator[None]:
     """Keep processes spawned by this thread from running the user's script again.
 
     `multiprocessing` imports the parent's main module in every spawned child, so a script without
-    `if __name__ == "__main__"` would start its training anew in each. vLLM's processes need nothing from it. vLLM offers no
-    way to say so; this goes when it does.
+    `if __name__ == "__main__"` would start its training anew in each. vLLM's processes need nothing from it. vLLM has
+    no setting for this; the patch goes when it has one.
     """
     original, this_thread = spawn.get_preparation_data, threading.get_ident()
 
@@ -160,7 +173,11 @@ def _start_error(spec: EngineSpec, log_size: int, error: Exception) -> Exception
     """A failure of the child, with the cause that it logged."""
     cause = _last_error(spec.log_path, log_size) or f"{type(error).__name__}: {error}"
     if cause.startswith(("ValueError", "NotImplementedError", "ValidationError")):
-        return ModelError(f"vLLM cannot serve {spec.model_path} with these settings: {cause}{_log_hint(spec.log_path)}")
+        cache = spec.kv_cache_bytes or (CPU_KV_CACHE_BYTES if is_cpu_build() else "the device's share")
+        advice = f" In ROLL: raise inference.kv_cache_bytes ({cache})." if "cache" in cause else ""
+        return ModelError(
+            f"vLLM cannot serve {spec.model_path} with these settings: {cause}{advice}{_log_hint(spec.log_path)}"
+        )
     return EngineDiedError(spec.engine_id, f"it did not start: {cause}{_log_hint(spec.log_path)}")
 
 

@@ -3,8 +3,8 @@
 Data flow:  engine ─ pickled WeightUpdate ─ collective_rpc ─► every worker: open_update ─► vLLM's reload ─► read back
             engine ◄─ checksums, or an error and whether weights were touched ───────────┘
 
-Weights go through vLLM's own layer-wise reload, because vLLM fuses projections and repacks weights after loading, so that
-loading into the live model fails. A manifest that differs from the checkpoint is refused before any weight changes.
+Weights go through vLLM's own layer-wise reload, because vLLM fuses projections and repacks weights after loading, so
+that loading into the live model fails. A manifest unlike the checkpoint is refused before any weight changes.
 """
 
 from __future__ import annotations
@@ -27,6 +27,8 @@ __all__ = ["WeightReceiver", "check_manifest", "checkpoint_shapes"]
 
 logger = logging.getLogger("vllm.roll")
 """Below `vllm`, so that messages go where vLLM's go."""
+LASTING = frozenset({"shared_memory"})
+"""Transports whose tensors are not overwritten before the sync ends."""
 
 
 def checkpoint_shapes(model_path: str | Path) -> dict[str, tuple[int, ...]] | None:
@@ -69,9 +71,11 @@ def check_manifest(
 class WeightReceiver:
     """Mixed into vLLM's worker class (`worker_extension_cls`); its methods are called through `collective_rpc`."""
 
-    def roll_process_ids(self) -> list[int]:
-        """This worker's process and the one that started it."""
-        return [os.getpid(), os.getppid()]
+    def roll_traces(self) -> dict[str, Any]:
+        """What must be gone when the engine is: this worker's process and the one that started it, and files."""
+        method = str(getattr(self, "distributed_init_method", ""))
+        files = [method.removeprefix("file://")] if method.startswith("file://") else []
+        return {"processes": [os.getpid(), os.getppid()], "files": files}
 
     def roll_update_weights(self, payload: bytes) -> dict[str, Any]:
         """Fetch and apply a pickled `WeightUpdate`.
@@ -97,22 +101,23 @@ def _update(worker: Any, update: WeightUpdate, progress: dict[str, bool]) -> dic
         check_manifest(update.manifest, expected, tied=tied, policy_version=update.policy_version)
     model = worker.get_model()
     plain = _plain_parameters(model, sharded=worker.parallel_config.tensor_parallel_size > 1)
-    copies: dict[str, torch.Tensor] = {}
+    sent: dict[str, torch.Tensor] = {}
     workers = worker.parallel_config.world_size
     with open_update(update, device=worker.device, worker=worker.rank, num_workers=workers) as receiver:
 
         def stream() -> Iterator[tuple[str, torch.Tensor]]:
             for name, tensor in receiver:
-                # The receiver's buffer is reused, while vLLM keeps a layer's tensors until the layer is complete.
-                copy = tensor.to(worker.device, copy=True)
+                # vLLM keeps a layer's tensors until the layer is complete, so they must outlive the receiver's buffer.
+                kept = tensor.to(worker.device, copy=update.transport not in LASTING)
                 if name in plain:
-                    copies[name] = copy
+                    sent[name] = kept
                 progress["intact"] = False
-                yield name, copy
+                yield name, kept
 
         with _reloading(worker, model):
             loaded = model.load_weights(stream())
-    _check_applied(model, loaded, plain, copies, update.policy_version)
+    _repack_tied_outputs(worker, model)
+    _check_applied(model, loaded, plain, sent, update.policy_version)
     return receiver.checksums
 
 
@@ -139,22 +144,38 @@ def _reloading(worker: Any, model: torch.nn.Module) -> Generator[None]:
         finalize_layerwise_reload(model, worker.model_config)
 
 
+def _repack_tied_outputs(worker: Any, model: torch.nn.Module) -> None:
+    """Let an output layer that shares the input embedding follow it.
+
+    On a CPU, vLLM 0.32 computes it from a packed copy of its own, which the layer-wise reload leaves as it was, because
+    no tensor of the checkpoint is the layer's own. Elsewhere it computes from the shared storage. This goes when the
+    reload does it.
+    """
+    if worker.device.type != "cpu":
+        return
+    from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead, VocabParallelEmbedding
+
+    inputs = {id(module.weight) for module in model.modules() if type(module) is VocabParallelEmbedding}
+    for module in model.modules():
+        if isinstance(module, ParallelLMHead) and id(module.weight) in inputs:
+            module.quant_method.process_weights_after_loading(module)
+
+
 def _plain_parameters(model: torch.nn.Module, *, sharded: bool) -> dict[str, torch.nn.Parameter]:
     """Parameters that vLLM keeps as the checkpoint has them: norms and, on one device, the input embedding."""
     from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmbedding
 
-    plain = {name: parameter for name, parameter in model.named_parameters() if name.endswith("norm.weight")}
+    kept = {name for name, _ in model.named_parameters() if name.endswith("norm.weight")}
     if not sharded:
-        embeddings = {f"{name}.weight" for name, module in model.named_modules() if type(module) is VocabParallelEmbedding}
-        plain |= {name: parameter for name, parameter in model.named_parameters() if name in embeddings}
-    return plain
+        kept |= {f"{name}.weight" for name, part in model.named_modules() if type(part) is VocabParallelEmbedding}
+    return {name: parameter for name, parameter in model.named_parameters() if name in kept}
 
 
 def _check_applied(
     model: torch.nn.Module,
     loaded: set[str] | None,
     plain: Mapping[str, torch.nn.Parameter],
-    copies: Mapping[str, torch.Tensor],
+    received: Mapping[str, torch.Tensor],
     policy_version: int,
 ) -> None:
     """Every parameter was loaded, and those kept unchanged hold the bytes that were sent."""
@@ -163,7 +184,7 @@ def _check_applied(
     forgotten = sorted(names - loaded) if loaded is not None else []
     if forgotten:
         raise WeightSyncError(f"{about}: nothing was loaded into vLLM's '{forgotten[0]}' ({len(forgotten)} in all).")
-    for name, sent in copies.items():
+    for name, sent in received.items():
         held = plain[name].data
         if held.dim() == sent.dim() and held.shape[1:] == sent.shape[1:] and held.shape[0] >= sent.shape[0]:
             held = held[: sent.shape[0]]  # vLLM pads the vocabulary
