@@ -8,9 +8,12 @@ does not count that. What the called code prints goes to stderr, so that it cann
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
+import faulthandler
 import os
 import pickle
+import resource
 import signal
 import struct
 import sys
@@ -41,33 +44,67 @@ def write_frame(stream: BinaryIO, body: bytes) -> None:
 
 def _prepare(module: str, prepared: set[str]) -> None:
     if module not in prepared:
-        prepared.add(module)
         getattr(sys.modules[module], "prepare_worker", lambda: None)()
+        prepared.add(module)
 
 
-def main() -> None:
-    """Serve calls from stdin."""
+def _place(error: BaseException) -> str:
+    """File and line that raised it."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    return f"{trace.tb_frame.f_code.co_filename}:{trace.tb_lineno}" if trace is not None else "unknown place"
+
+
+def _failure(error: Exception) -> bytes:
+    """An error as a reply; one that cannot travel is replaced by its description."""
+    error.add_note(_place(error))
+    try:
+        body = pickle.dumps((False, error))
+        pickle.loads(body)  # some exceptions pickle, but cannot be made again
+    except Exception:
+        described = RuntimeError(f"{type(error).__name__}: {error}")
+        described.add_note(_place(error))
+        return pickle.dumps((False, described))
+    return body
+
+
+def _serve(frame: bytes, replies: BinaryIO, prepared: set[str]) -> bytes:
+    try:
+        function, args = pickle.loads(frame)
+        _prepare(function.__module__, prepared)
+        write_frame(replies, STARTED)
+        return pickle.dumps((True, function(*args)))
+    except Exception as error:  # the caller decides what a failure of its function means
+        return _failure(error)
+
+
+def _limit_memory(num_bytes: int) -> None:
+    """Data and anonymous mappings, not address space: libraries reserve much of that without using it."""
+    hard = resource.getrlimit(resource.RLIMIT_DATA)[1]
+    limit = num_bytes if hard == resource.RLIM_INFINITY else min(num_bytes, hard)
+    with contextlib.suppress(OSError, ValueError):
+        resource.setrlimit(resource.RLIMIT_DATA, (limit, hard))
+
+
+def main(memory_limit_bytes: int) -> None:
+    """Serve calls from stdin.
+
+    Args:
+        memory_limit_bytes: beyond it the called function meets a `MemoryError`; 0 means no limit.
+    """
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the controller's to handle
+    if memory_limit_bytes:
+        _limit_memory(memory_limit_bytes)
+    faulthandler.enable()
     replies = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
     calls = sys.stdin.buffer
     prepared: set[str] = set()
     while (frame := read_frame(calls)) is not None:
-        try:
-            function, args = pickle.loads(frame)
-            _prepare(function.__module__, prepared)
-            write_frame(replies, STARTED)
-            reply = (True, function(*args))
-        except Exception as error:  # the caller decides what a failure of its function means
-            reply = (False, error)
-        try:
-            body = pickle.dumps(reply)
-        except Exception as error:  # a result or an error that cannot travel
-            body = pickle.dumps((False, TypeError(f"{type(reply[1]).__name__} cannot be sent back: {error}")))
-        write_frame(replies, body)
+        write_frame(replies, _serve(frame, replies, prepared))
 
 
 if __name__ == "__main__":
-    main()
+    main(int(sys.argv[1]))

@@ -8,9 +8,10 @@ from typing import Any
 from roll.config.rewards import RewardConfig
 from roll.protocols import Reward, WorkerPool
 from roll.registry import Registry
-from roll.rewards.base import Scorer, Verifier
+from roll.rewards.base import Judgement, Verifier
+from roll.rewards.compose import Component, WeightedReward
 
-__all__ = ["VERIFIERS", "build_reward"]
+__all__ = ["VERIFIERS", "Judgement", "Verifier", "build_reward"]
 
 VERIFIERS: Registry[Callable[[Any, WorkerPool], Verifier]] = Registry(
     "reward",
@@ -25,14 +26,17 @@ VERIFIERS: Registry[Callable[[Any, WorkerPool], Verifier]] = Registry(
 
 
 def build_reward(configs: Sequence[RewardConfig], pool: WorkerPool) -> Reward:
-    """One reward from weighted components; its components' names are their `name`, or their type, numbered if needed.
+    """One reward from weighted components, called by their `name`, or their type; numbered where several share one.
 
     Raises:
-        ConfigError: a user's function cannot be imported.
+        ConfigError: a user's function cannot be imported or called.
     """
-    names: list[str] = []
+    components: list[Component] = []
     for config in configs:
-        base = config.name or config.type
-        taken = sum(name.partition("#")[0] == base for name in names)
-        names.append(f"{base}#{taken + 1}" if taken else base)
-    return Scorer([(n, c, VERIFIERS.get(c.type)(c, pool)) for n, c in zip(names, configs, strict=True)])
+        name = base = config.name or config.type
+        count = 1
+        while name in {component.name for component in components}:
+            count += 1
+            name = f"{base}#{count}"
+        components.append(Component(name=name, config=config, verifier=VERIFIERS.get(config.type)(config, pool)))
+    return WeightedReward(components)

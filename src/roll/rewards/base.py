@@ -1,18 +1,16 @@
-"""What every reward shares: cut-off answers, time limits, and who is to blame when a verifier does not answer."""
+"""What every verifier shares: the form of a judgement, and who is to blame when none comes."""
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any
 
-from roll.config.rewards import RewardConfig
 from roll.errors import RewardInfraError, UserError, WorkerDiedError
 from roll.protocols import WorkerPool
-from roll.types import RewardResult, Rollout
+from roll.types import Rollout
 
-__all__ = ["Judgement", "Verifier", "in_pool", "judge"]
+__all__ = ["Judgement", "Verifier", "in_pool"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -25,7 +23,14 @@ class Judgement:
     """`None` where the verifier does not decide whether the task was solved (a format check)."""
 
 
-Verifier: TypeAlias = Callable[[Rollout], Awaitable[Judgement]]
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Verifier:
+    """One way to judge answers."""
+
+    judge: Callable[[Rollout], Awaitable[Judgement]]
+    """Raises `TimeoutError` where an answer takes too long to verify, an `InfraError` where we fail."""
+    decides: bool
+    """Whether it says if the task was solved."""
 
 
 async def in_pool(pool: WorkerPool, function: Callable[..., Any], *args: Any, time_limit_s: float) -> Any:
@@ -33,6 +38,7 @@ async def in_pool(pool: WorkerPool, function: Callable[..., Any], *args: Any, ti
 
     Raises:
         TimeoutError: the answer took too long to verify.
+        UserError: the verifier says that the user has to mend something.
         RewardInfraError: the worker died or the verifier crashed.
     """
     try:
@@ -41,42 +47,6 @@ async def in_pool(pool: WorkerPool, function: Callable[..., Any], *args: Any, ti
         raise
     except WorkerDiedError as error:
         raise RewardInfraError(f"the verifier's process died: {error}") from error
-    except (
-        Exception
-    ) as error:  # the boundary to verifiers: whatever they raise is our failure, not the model's
-        raise RewardInfraError(f"the verifier crashed: {type(error).__name__}: {error}") from error
-
-
-async def judge(config: RewardConfig, verifier: Verifier, rollout: Rollout) -> Judgement:
-    """Ask one verifier. A cut-off answer and one that takes too long to verify are the model's failure: value 0."""
-    if config.require_finished and not rollout.finished:
-        return Judgement(value=0.0, verdict="unfinished", correct=False)
-    try:
-        return await verifier(rollout)
-    except TimeoutError:
-        return Judgement(value=0.0, verdict="timeout", correct=False)
-
-
-class Scorer:
-    """One or several weighted verifiers; implements `Reward`."""
-
-    def __init__(self, components: list[tuple[str, RewardConfig, Verifier]]) -> None:
-        self._components = components
-
-    async def __call__(self, rollout: Rollout) -> RewardResult:
-        """The weighted sum; solved where every component that decides it says so."""
-        loop = asyncio.get_running_loop()
-        started = loop.time()
-        found = await asyncio.gather(
-            *(judge(config, verifier, rollout) for _, config, verifier in self._components)
-        )
-        decided = [judgement.correct for judgement in found if judgement.correct is not None]
-        return RewardResult(
-            value=sum(
-                config.weight * j.value for (_, config, _), j in zip(self._components, found, strict=True)
-            ),
-            components={name: j.value for (name, _, _), j in zip(self._components, found, strict=True)},
-            verdict=found[0].verdict,
-            correct=all(decided) if decided else None,
-            duration_s=loop.time() - started,
-        )
+    except Exception as error:  # the boundary to verifiers: whatever they raise is our failure, not the model's
+        place = "".join(f" ({note})" for note in getattr(error, "__notes__", [])[-1:])
+        raise RewardInfraError(f"the verifier crashed{place}: {type(error).__name__}: {error}") from error

@@ -11,14 +11,14 @@ __all__ = ["exact_verifier"]
 
 
 def exact_verifier(config: ExactReward, pool: WorkerPool) -> Verifier:
-    """Compares in place: it takes no time worth a worker."""
+    """Compares in place: one pass over the text is not worth a worker."""
 
     def normal(text: str) -> str:
         text = text.strip() if config.strip else text
         return text.casefold() if config.ignore_case else text
 
-    async def verify(rollout: Rollout) -> Judgement:
+    async def judge(rollout: Rollout) -> Judgement:
         equal = normal(rollout.text) == normal(rollout.prompt.answer)
         return Judgement(value=float(equal), verdict="correct" if equal else "wrong", correct=equal)
 
-    return verify
+    return Verifier(judge=judge, decides=True)

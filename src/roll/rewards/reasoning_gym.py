@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import functools
+import json
 import re
-from collections.abc import Callable
 from typing import Any
 
 from roll.config.rewards import ReasoningGymReward
@@ -13,9 +13,16 @@ from roll.protocols import WorkerPool
 from roll.rewards.base import Judgement, Verifier, in_pool
 from roll.types import Rollout
 
-__all__ = ["final_answer", "reasoning_gym_verifier", "score_task"]
+__all__ = ["final_answer", "prepare_worker", "reasoning_gym_verifier", "score_task"]
 
 _TAGGED = re.compile(r"<answer>(.*?)</answer>", re.DOTALL | re.IGNORECASE)
+PARTLY = 0.05
+"""Scores up to this (tasks give 0.01 for an answer in the right form) are called wrong."""
+
+
+def prepare_worker() -> None:
+    """Import the tasks before any time limit runs: it takes seconds."""
+    import reasoning_gym  # noqa: F401
 
 
 def final_answer(text: str) -> str:
@@ -25,32 +32,40 @@ def final_answer(text: str) -> str:
 
 
 @functools.cache
-def _scorer(task: str) -> Callable[..., float]:
+def _task(name: str, options: str) -> Any:
     import reasoning_gym
 
-    return reasoning_gym.get_score_answer_fn(task)
+    return reasoning_gym.create_dataset(name, size=1, seed=0, **json.loads(options))
 
 
-def score_task(task: str, entry: dict[str, Any], text: str) -> float:
-    """The task's own score of an answer, 0 … 1."""
-    return float(_scorer(task)(answer=final_answer(text), entry=entry))
+def score_task(name: str, options: str, entry: dict[str, Any], text: str) -> float:
+    """The task's own score of an answer, 0 … 1.
+
+    Args:
+        name: the task's.
+        options: its settings, as JSON; some scorers depend on them.
+        entry: what the task made: question, answer, metadata.
+        text: the model's answer.
+    """
+    return float(_task(name, options).score_answer(answer=final_answer(text), entry=entry))
 
 
 def reasoning_gym_verifier(config: ReasoningGymReward, pool: WorkerPool) -> Verifier:
     """Scores in the pool. Full marks count as solved."""
 
-    async def verify(rollout: Rollout) -> Judgement:
+    async def judge(rollout: Rollout) -> Judgement:
         task = rollout.prompt.metadata.get("reasoning_gym")
         if task is None:
             raise DataError(
                 f"prompt '{rollout.prompt.uid}' does not come from reasoning-gym, so it has no scorer: "
                 "choose another reward for this source."
             )
+        options = json.dumps(task["options"], sort_keys=True)
         value = await in_pool(
-            pool, score_task, task["task"], task["entry"], rollout.text, time_limit_s=config.time_limit_s
+            pool, score_task, task["task"], options, task["entry"], rollout.text, time_limit_s=config.time_limit_s
         )
         solved = value >= 1.0
-        verdict = "correct" if solved else "partly" if value > 0.05 else "wrong"
+        verdict = "correct" if solved else "partly" if value > PARTLY else "wrong"
         return Judgement(value=value, verdict=verdict, correct=solved)
 
-    return verify
+    return Verifier(judge=judge, decides=True)

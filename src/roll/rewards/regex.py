@@ -18,13 +18,16 @@ def found(pattern: str, text: str) -> bool:
 
 
 def regex_verifier(config: RegexReward, pool: WorkerPool) -> Verifier:
-    """Runs in the pool: on an unlucky text a pattern may backtrack for ever."""
-    decides = "{answer}" in config.pattern
+    """Runs in the pool: on an unlucky text a pattern may backtrack for ever.
 
-    async def verify(rollout: Rollout) -> Judgement:
+    With `{answer}` in its pattern it decides whether the task was solved; without, it is a check of form.
+    """
+    decides = config.needs_answer
+
+    async def judge(rollout: Rollout) -> Judgement:
         pattern = config.pattern.replace("{answer}", re.escape(rollout.prompt.answer))
         matches = await in_pool(pool, found, pattern, rollout.text, time_limit_s=config.time_limit_s)
-        verdict = "match" if matches else "no match"
+        verdict = ("correct" if matches else "wrong") if decides else ("match" if matches else "no match")
         return Judgement(value=float(matches), verdict=verdict, correct=matches if decides else None)
 
-    return verify
+    return Verifier(judge=judge, decides=decides)
