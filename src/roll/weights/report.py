@@ -65,13 +65,13 @@ def receipt_problem(receipt: WeightReceipt, policy_version: int, sent: Mapping[s
     unknown = [name for name in receipt.checksums if name not in sent]
     if unknown:
         return f"it received {_listed(unknown)}, which the trainer did not send"
-    return checksum_problem(receipt.checksums, sent, "received")
+    return checksum_problem(receipt.checksums, sent, "received other bytes than the trainer sent for")
 
 
-def checksum_problem(found: Mapping[str, int], sent: Mapping[str, int], verb: str) -> str:
-    """Which of the found checksums differ from the sent ones; empty if none does."""
+def checksum_problem(found: Mapping[str, int], sent: Mapping[str, int], deed: str) -> str:
+    """`it`, its deed, and the names whose checksums differ from the sent ones; empty if none does."""
     wrong = [name for name, checksum in found.items() if name in sent and sent[name] != checksum]
-    return f"it {verb} other bytes than the trainer sent for {_listed(wrong)}" if wrong else ""
+    return f"it {deed} {_listed(wrong)}" if wrong else ""
 
 
 def _listed(names: Sequence[str]) -> str:

@@ -237,7 +237,9 @@ class WeightSync:
         for engine_id, held in (await _from_all(asked, dead)).items():
             if held is not None:
                 count += len(held)
-                self._require(checksum_problem(held, sent, "received but does not hold"), engine_id, version)
+                self._require(
+                    checksum_problem(held, sent, "computes with other bytes than it received for"), engine_id, version
+                )
         return count
 
     async def _probe(

@@ -206,7 +206,7 @@ def test_a_trainer_killed_in_a_broadcast_is_noticed_by_its_engine(lone_peer: Pee
         open_update(update, timeout_s=20) as receiver,
     ):
         list(receiver)
-    assert 0 < len(receiver.checksums) < 20
+    assert 0 < len(receiver.checksums) <= 20
     with pytest.raises(WeightSyncError, match="no trainer answers at"), open_update(update, timeout_s=0.2):
         pass
 
