@@ -8,7 +8,7 @@ import subprocess
 import sys
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.cells import cell_len
 from rich.console import Console as RichConsole
@@ -76,6 +76,7 @@ def test_the_time_left_follows_the_pace_and_the_clock() -> None:
     assert time_left(screen, 4.0) is None
 
 
+@settings(deadline=None)
 @given(st.integers(20, 200), st.integers(5, 60), st.text(max_size=300))
 def test_no_line_is_wider_than_the_terminal_whatever_a_model_writes(columns: int, rows: int, answer: str) -> None:
     screen = running_screen()
@@ -89,6 +90,7 @@ def test_a_low_terminal_does_without_samples() -> None:
     assert "It is" not in text_of(running_screen(), rows=15)
 
 
+@settings(deadline=None)
 @given(st.text(max_size=200), st.integers(1, 80))
 def test_shortened_text_is_one_printable_line_that_fits(text: str, width: int) -> None:
     line = one_line(text, width)
@@ -109,6 +111,7 @@ def test_a_sparkline_of_rewards_between_0_and_1_has_a_fixed_scale() -> None:
     assert sparkline([5.0, 5.0], 10) == "▁▁"
 
 
+@settings(deadline=None)
 @given(st.dictionaries(st.text(max_size=5), st.floats(0, 100), max_size=8), st.floats(0, 500), st.integers(0, 90))
 def test_a_stacked_bar_fills_its_width_exactly(phases: dict[str, float], total: float, width: int) -> None:
     assert len(stacked_bar(phases, total, width).plain) == width

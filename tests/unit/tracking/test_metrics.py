@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from roll.tracking import Last, Max, Mean, Min, Quantiles, Sum, flatten, is_timing, read_metrics, reduce
@@ -26,6 +26,7 @@ def test_each_type_reduces_in_its_own_way() -> None:
     )
 
 
+@settings(deadline=None)
 @given(parts, parts, parts)
 def test_reducing_in_stages_gives_what_reducing_at_once_does(a: list, b: list, c: list) -> None:
     def part(values: list[float]) -> dict:
@@ -102,6 +103,7 @@ def test_a_step_recorded_again_replaces_its_line(tmp_path: Path) -> None:
     assert [(row["kind"], row.get("eval/accuracy")) for row in rows] == [("train", None), ("evaluation", 0.75)]
 
 
+@settings(deadline=None)
 @given(st.lists(st.integers(0, 9), unique=True, max_size=6).map(sorted), st.integers(-1, 9), st.integers(0, 40))
 def test_truncating_keeps_exactly_the_whole_lines_up_to_a_step(steps: list[int], last: int, torn_bytes: int) -> None:
     import tempfile

@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from roll.tracking import Spans
@@ -126,6 +126,7 @@ def test_the_trace_is_whole_after_every_phase_and_goes_on_after_a_resume(tmp_pat
     assert len(events(path, "M")) == 2
 
 
+@settings(deadline=None)
 @given(st.integers(0, 400))
 def test_a_trace_torn_anywhere_is_mended_and_keeps_its_whole_events(cut: int) -> None:
     import tempfile
