@@ -30,6 +30,7 @@ __all__ = ["LocalWorkerPool"]
 
 START_TIMEOUT_S = 120.0
 """For a process to start and import what a function needs."""
+END_TIMEOUT_S = 5.0
 MEMORY_LIMIT_BYTES = 4 * 2**30
 LOG_BYTES = 2**20
 """What workers print is kept up to about this, to explain a death."""
@@ -62,8 +63,7 @@ class _Worker:
                 async with asyncio.timeout(time_limit_s):
                     reply = await _read(process)
         except (ConnectionError, asyncio.IncompleteReadError) as error:
-            _kill(process)  # it may have closed its pipe and live on
-            code = await process.wait()
+            code = await _end_of(process)
             raise WorkerDiedError(
                 f"a pool worker (process {process.pid}) ended with {_ending(code)}{self._last_words()}"
             ) from error
@@ -130,6 +130,16 @@ class _Worker:
         """End it for good."""
         self._closed = True
         await self.end()
+
+
+async def _end_of(process: Process) -> int:
+    """Exit code of a process that closed its pipe, which is about to end, or else is ended."""
+    try:
+        async with asyncio.timeout(END_TIMEOUT_S):
+            return await process.wait()
+    except TimeoutError:
+        _kill(process)
+        return await process.wait()
 
 
 def _kill(process: Process) -> None:
