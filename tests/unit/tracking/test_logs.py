@@ -170,3 +170,17 @@ def test_our_own_streams_are_as_before_after_a_tracker(
     captured = capfd.readouterr()
     assert "outside" in captured.out and captured.err == "outside\n"
     assert "inside" not in captured.err
+
+
+def test_a_forked_worker_warns_in_the_log_and_not_on_the_display(tmp_path: Path) -> None:
+    forking = """
+    if (child := os.fork()) == 0:
+        logging.getLogger("roll.rewards").warning("from the worker")
+        os._exit(0)
+    os.waitpid(child, 0)
+    logging.getLogger("roll.rewards").warning("from the controller")
+"""
+    done = run_script(RUN + forking, str(tmp_path), "plain")
+    assert "warning: from the controller" in done.stdout
+    assert "from the worker" not in done.stdout
+    assert "from the worker" in (tmp_path / "demo" / "logs" / "controller-0.log").read_text()
