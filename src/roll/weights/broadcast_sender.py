@@ -67,19 +67,24 @@ class BroadcastSender:
 
     def send(self) -> dict[str, int]:
         """Meet the engines and stream the weights; ranks other than 0 only iterate."""
-        assert self._source is not None, "stage comes before send"
-        if self._point is None:
-            for _ in self._source:
-                pass
-            return {}
-        group, self._group = self._meet(self._point), None
+        point, source = self._point, self._source
+        if source is None:
+            raise WeightSyncError("the weight sync was given up before it was sent.")
+        tensors = iter(source)
         try:
-            checksums = self._stream(group, self._source, self._point.about)
-        except BaseException:
-            group.abort()
-            raise
-        self._group = group  # only one that worked is used again
-        return checksums
+            if point is None:
+                return {}
+            group, self._group = self._meet(point), None
+            try:
+                checksums = self._stream(group, tensors, point.about)
+            except BaseException:
+                group.abort()
+                raise
+            self._group = group  # only one that worked is used again
+            return checksums
+        finally:
+            for _ in tensors:  # iterating is collective: after a failure the other ranks still wait for this one
+                pass
 
     def release(self, failed: bool) -> None:
         """Break off what still runs; keep the group after a success."""
@@ -142,7 +147,7 @@ class BroadcastSender:
                 timeout_s=self._timeout_s,
             )
 
-    def _stream(self, group: Group, source: WeightSource, about: str) -> dict[str, int]:
+    def _stream(self, group: Group, source: Iterator[tuple[str, torch.Tensor]], about: str) -> dict[str, int]:
         device = self._device if group.backend == "nccl" else torch.device("cpu")
         tensors = ((name, tensor) for name, tensor in source if tensor is not None)
         checksums: dict[str, int] = {}

@@ -22,7 +22,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from concurrent.futures import Executor
 from typing import Any, Protocol, TypeVar
 
-from roll.errors import ConfigError
+from roll.errors import ConfigError, WeightSyncError
 from roll.protocols import WeightSource
 from roll.types import WeightUpdate
 from roll.weights.broadcast_sender import BroadcastSender
@@ -108,7 +108,8 @@ class Sender:
             WeightSyncError: engines did not come or broke off (names them), or the sync was released before
             its end.
         """
-        assert self._current is not None, "stage comes before send"
+        if self._current is None:
+            raise WeightSyncError("there is nothing to send: the weight sync was not staged, or given up already.")
         return self._current.send()
 
     def release(self, *, failed: bool = False) -> None:

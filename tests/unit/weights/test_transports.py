@@ -221,9 +221,19 @@ def test_an_engine_does_not_wait_for_ever_for_a_trainer(sender: Sender):
         pass
 
 
+class CountingSource(DictSource):
+    num_yielded = 0
+
+    def __iter__(self) -> Iterator[tuple[str, torch.Tensor]]:
+        for item in self.tensors.items():
+            self.num_yielded += 1
+            yield item
+
+
 def test_a_sender_names_the_engine_that_does_not_come(peers: list[Peer]):
+    source = CountingSource(TENSORS)
     sender = Sender(timeout_s=1.0)
-    update = sender.stage(DictSource(TENSORS), 1, "broadcast")
+    update = sender.stage(source, 1, "broadcast")
     assert update is not None
     ids = ("here", "gone")
     peers[0].tell("receive", addressed(update, "here", ids), {"timeout_s": 20.0}, None)
@@ -231,7 +241,10 @@ def test_a_sender_names_the_engine_that_does_not_come(peers: list[Peer]):
         sender.send()
     sender.release(failed=True)
     assert "the trainer gave the sync up" in str(peers[0].answer())
+    assert source.num_yielded == 2 * len(TENSORS), "other ranks iterate too and would wait for this one"
     sender.close()
+    with pytest.raises(WeightSyncError, match="nothing to send"):
+        sender.send()
 
 
 def test_a_release_ends_a_send_that_waits(sender: Sender):
