@@ -10,7 +10,6 @@ import pytest
 from chaos.harness import Run, tiny_config
 
 
-
 @pytest.fixture(scope="module")
 def uninterrupted(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> tuple[Run, float]:
     """The reference run and its duration."""
