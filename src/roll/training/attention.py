@@ -55,8 +55,8 @@ class _Rows:
 @dataclass(frozen=True, slots=True)
 class _Dense:
     rows: _Rows
-    mask: Tensor
-    """[B, 1, 1, n, n] True where a query may see a key."""
+    bias: Tensor
+    """[B, 1, 1, n, n] 0 where a query may see a key, else -inf; float32 or better."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +107,7 @@ class AttentionPlan:
         self.varlen = VarlenPlan(layout, device) if varlen_supported(device, dtype) else None
         self._layout = layout
         self._device = device
+        self._dtype = dtype
         self._calls: dict[int | None, list[_Call]] = {}
 
     def calls(self, window: int | None) -> list[_Call]:
@@ -150,8 +151,10 @@ class AttentionPlan:
 
     def _dense(self, blocks: Sequence[Segments], window: int | None) -> _Dense:
         rows = self._rows([(b.start, b.num_tokens) for b in blocks])
-        masks = np.stack([_block_mask(b, rows.size[1], window) for b in blocks])
-        return _Dense(rows=rows, mask=self._tensor(masks)[:, None, None])
+        hidden = ~np.stack([_block_mask(b, rows.size[1], window) for b in blocks])
+        bias = torch.zeros(hidden.shape, dtype=torch.promote_types(self._dtype, torch.float32))
+        bias.masked_fill_(torch.from_numpy(hidden), float("-inf"))
+        return _Dense(rows=rows, bias=bias.to(self._device)[:, None, None])
 
     def _tensor(self, array: np.ndarray) -> Tensor:
         return torch.from_numpy(np.ascontiguousarray(array)).to(self._device)
@@ -249,7 +252,7 @@ def _compute(call: _Call, q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tens
     """One call: [B * n, H, d], padding included."""
     queries, keys, values = (_Gather.apply(x, call.rows) for x in (q, k, v))
     if isinstance(call, _Dense):
-        result = _dense_products(queries, keys, values, call.mask, scale)
+        result = _dense_products(queries, keys, values, call.bias, scale)
     elif isinstance(call, _Causal):
         result = _sdpa(queries, keys, values, scale, None)
     else:
@@ -274,17 +277,44 @@ def _sdpa(q: Tensor, k: Tensor, v: Tensor, scale: float, mask: Tensor | None) ->
     return result.transpose(1, 2)
 
 
-def _dense_products(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scale: float) -> Tensor:
-    """The same by two matrix products, without expanding keys; the softmax in float32 or better."""
+class _DenseProducts(torch.autograd.Function):
+    """softmax(scale Q K^T + bias) V by matrix products; keeps only the weights, in the model's dtype.
+
+    Queries [B, K, g n, d] (g heads share keys), keys and values [B, K, n, d], bias [B, 1, 1, n, n].
+    """
+
+    @staticmethod
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, bias: Tensor, scale: float) -> Tensor:
+        scores = (q @ k.transpose(2, 3)).to(bias.dtype)
+        by_head = scores.view(*scores.shape[:2], -1, *bias.shape[-2:])
+        torch.add(bias, by_head, alpha=scale, out=by_head)
+        weights = scores.softmax(dim=-1).to(v.dtype)
+        ctx.save_for_backward(q, k, v, weights)
+        ctx.scale, ctx.high = scale, bias.dtype
+        return weights @ v
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, Tensor, None, None]:
+        (grad,) = grads
+        q, k, v, weights = ctx.saved_tensors
+        grad_v = weights.transpose(2, 3) @ grad
+        high = weights.to(ctx.high)
+        grad_scores = (grad @ v.transpose(2, 3)).to(ctx.high)
+        grad_scores = torch.ops.aten._softmax_backward_data(grad_scores, high, -1, ctx.high)
+        grad_scores = grad_scores.mul_(ctx.scale).to(q.dtype)
+        return grad_scores @ k, grad_scores.transpose(2, 3) @ q, grad_v, None, None
+
+
+def _dense_products(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, scale: float) -> Tensor:
+    """The same as `_sdpa` under a mask, without expanding keys."""
     size, n, heads, width = q.shape
     groups = k.shape[2]
-    queries = q.view(size, n, groups, heads // groups, width).permute(0, 2, 3, 1, 4).reshape(size, groups, -1, width)
-    scores = queries @ k.permute(0, 2, 3, 1)
-    scores = scores.view(size, groups, heads // groups, n, n)
-    scores = scores.to(torch.promote_types(scores.dtype, torch.float32)) * scale
-    weights = scores.masked_fill(~mask, float("-inf")).softmax(dim=-1).to(v.dtype)
-    result = weights.view(size, groups, -1, n) @ v.transpose(1, 2)
-    return result.view(size, groups, heads // groups, n, width).permute(0, 3, 1, 2, 4).reshape(size, n, heads, width)
+    queries = q.view(size, n, groups, heads // groups, width).permute(0, 2, 3, 1, 4)
+    queries = queries.reshape(size, groups, -1, width)
+    keys, values = (x.transpose(1, 2).contiguous() for x in (k, v))
+    result = _DenseProducts.apply(queries, keys, values, bias, scale)
+    result = result.view(size, groups, heads // groups, n, width)
+    return result.permute(0, 3, 1, 2, 4).reshape(size, n, heads, width)
 
 
 def _no_mask(*args: Any, **kwargs: Any) -> None:

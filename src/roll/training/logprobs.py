@@ -9,6 +9,7 @@ with vocabulary x predictions. The softmax is taken in float32 (float64 for a fl
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -17,16 +18,20 @@ from torch import Tensor
 __all__ = ["CHUNK_ELEMENTS", "KEEP_BYTES", "token_logprobs"]
 
 CHUNK_ELEMENTS = 2**25
-"""Logits that exist at once in float32: 128 MiB. At a vocabulary of 49,152 that is 682 predictions."""
+"""Logits that exist at once, in the model's dtype: 64 MiB in bfloat16, 682 predictions of 49,152 words."""
 
 KEEP_BYTES = 128 * 2**20
-"""Logits of a micro-batch, in the model's dtype, are kept up to this size and computed again beyond."""
+"""Logits of a micro-batch are kept up to this size and computed again beyond."""
+
+CPU_BLOCK_ELEMENTS = 2**19
+"""On a CPU, the softmax goes through a chunk in blocks of this size, which stay in its cache."""
 
 
 class _TokenLogprobs(torch.autograd.Function):
     """d logprob / d z = (onehot - softmax(z)) / temperature, then two matrix products.
 
-    The softmax's maximum and sum are kept apart: their logarithmic sum would lose digits of large logits.
+    The softmax's maximum and sum are kept apart: their logarithmic sum would lose digits of large logits. Kept
+    logits are overwritten with their gradients, so the backward pass runs once.
     """
 
     @staticmethod
@@ -38,13 +43,13 @@ class _TokenLogprobs(torch.autograd.Function):
         largest, total = torch.empty_like(result), torch.empty_like(result)
         kept: list[Tensor] = []
         for start in range(0, len(hidden), chunk):
-            part = slice(start, start + chunk)
-            logits = hidden[part] @ weight.t()
-            scaled = _scaled(logits, temperature, result.dtype)
-            torch.amax(scaled, dim=1, out=largest[part])
-            scaled.sub_(largest[part, None])
-            torch.gather(scaled, 1, targets[part, None], out=result[part, None])
-            torch.sum(scaled.exp_(), dim=1, out=total[part])
+            logits = hidden[start : start + chunk] @ weight.t()
+            for rows, block in _blocks(logits, start):
+                scaled = _scaled(block, temperature, result.dtype)
+                torch.amax(scaled, dim=1, out=largest[rows])
+                scaled.sub_(largest[rows, None])
+                torch.gather(scaled, 1, targets[rows, None], out=result[rows, None])
+                torch.sum(scaled.exp_(), dim=1, out=total[rows])
             if keep:
                 kept.append(logits)
         ctx.save_for_backward(hidden, weight, targets, largest, total, *kept)
@@ -53,29 +58,38 @@ class _TokenLogprobs(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, Tensor | None, None, None]:
-        (grad,) = grads
         hidden, weight, targets, largest, total, *kept = ctx.saved_tensors
         wants_hidden, wants_weight = ctx.needs_input_grad[:2]
-        chunk, single = ctx.chunk, len(hidden) <= ctx.chunk
-        scale = grad / ctx.temperature
+        scale = (grads[0] / ctx.temperature)[:, None]
+        factor = -scale / total[:, None]
         grad_hidden = torch.empty_like(hidden) if wants_hidden else None
         grad_weight: Tensor | None = None
-        for i, start in enumerate(range(0, len(hidden), chunk)):
-            part = slice(start, start + chunk)
+        for i, start in enumerate(range(0, len(hidden), ctx.chunk)):
+            part = slice(start, start + ctx.chunk)
             logits = kept[i] if kept else hidden[part] @ weight.t()
-            probabilities = _scaled(logits, ctx.temperature, total.dtype).sub_(largest[part, None]).exp_()
-            grad_logits = probabilities.mul_((-scale[part] / total[part])[:, None])
-            grad_logits.scatter_add_(1, targets[part, None], scale[part, None])
-            grad_logits = grad_logits.to(logits.dtype)
+            for rows, block in _blocks(logits, start):  # becomes the gradient of the logits
+                exponentials = _scaled(block, ctx.temperature, total.dtype).sub_(largest[rows, None]).exp_()
+                gradient = exponentials.mul_(factor[rows])
+                block.copy_(gradient.scatter_add_(1, targets[rows, None], scale[rows]))
             if grad_hidden is not None:
-                torch.mm(grad_logits, weight, out=grad_hidden[part])
+                torch.mm(logits, weight, out=grad_hidden[part])
             if wants_weight:
-                share = grad_logits.t() @ hidden[part]
-                if grad_weight is None:
-                    grad_weight = share if single else share.to(total.dtype)  # several are added in float32
-                else:
+                share = logits.t() @ hidden[part]
+                if grad_weight is not None:
                     grad_weight.add_(share)
+                else:  # a sum of several is taken in float32
+                    grad_weight = share if len(hidden) <= ctx.chunk else share.to(total.dtype)
         return grad_hidden, None if grad_weight is None else grad_weight.to(weight.dtype), None, None
+
+
+def _blocks(logits: Tensor, start: int) -> Iterator[tuple[slice, Tensor]]:
+    """A chunk's logits by blocks of rows, with their place among all predictions."""
+    rows = len(logits)
+    if logits.device.type == "cpu":
+        rows = max(CPU_BLOCK_ELEMENTS // logits.shape[1], 1)
+    for first in range(0, len(logits), rows):
+        block = logits[first : first + rows]
+        yield slice(start + first, start + first + len(block)), block
 
 
 def _scaled(logits: Tensor, temperature: float, dtype: torch.dtype) -> Tensor:
