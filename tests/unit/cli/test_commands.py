@@ -1,0 +1,73 @@
+"""The commands on a tiny model, each in a process of its own, as a user runs them."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+pytestmark = pytest.mark.slow
+
+ROLL = [sys.executable, "-c", "from roll.cli import main; main()"]
+
+
+@pytest.fixture
+def place(tmp_path, tiny_model):
+    config = {
+        "name": "trial",
+        "model": {"path": str(tiny_model), "dtype": "float32"},
+        "data": [{"source": "arithmetic", "reward": "math"}],
+        "rollout": {"prompts_per_step": 2, "group_size": 2, "max_new_tokens": 4},
+        "training": {"num_steps": 2, "num_threads": 1},
+        "evaluation": {"num_prompts": 3, "samples_per_prompt": 2, "before_training": False},
+        "inference": {"engine": "hf"},
+        "tracking": {"console": "plain", "tensorboard": False},
+    }
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump(config))
+    return tmp_path
+
+
+def roll(place: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([*ROLL, *arguments], cwd=place, capture_output=True, text=True, timeout=200, check=False)
+
+
+def test_train_export_eval_resume(place):
+    trained = roll(place, "train", "config.yaml")
+    assert trained.returncode == 0, trained.stderr
+    run = place / "runs" / "trial"
+    assert json.loads((run / "summary.json").read_text())["num_steps"] == 2
+
+    again = roll(place, "train", "config.yaml")
+    assert again.returncode == 2
+    assert "roll resume runs/trial" in again.stderr
+
+    exported = roll(place, "export", "runs/trial", "model")
+    assert (exported.returncode, exported.stdout) == (0, "model\n")
+    assert (place / "model" / "model.safetensors").is_file()
+    assert roll(place, "export", "runs/trial", "model").returncode == 2
+
+    evaluated = roll(place, "eval", "config.yaml", "--model", "runs/trial")
+    assert evaluated.returncode == 0, evaluated.stderr
+    assert json.loads(evaluated.stdout)["eval/num_answers"] == 6
+
+    resumed = roll(place, "resume", "runs/trial", "training.num_steps=3")
+    assert resumed.returncode == 0, resumed.stderr
+    assert json.loads((run / "summary.json").read_text())["num_steps"] == 3
+
+
+def test_ctrl_c_saves_and_says_how_to_go_on(place):
+    command = [*ROLL, "train", "config.yaml", "training.num_steps=100000"]
+    with subprocess.Popen(command, cwd=place, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        next(line for line in process.stdout if line.startswith("step 1/"))
+        process.send_signal(signal.SIGINT)
+        _, shown = process.communicate(timeout=120)
+    assert process.returncode == 130, shown
+    assert "roll resume runs/trial" in shown
+    assert "Traceback" not in shown
+    assert len(list((place / "runs" / "trial" / "checkpoints").glob("step-*"))) == 1
