@@ -33,7 +33,7 @@ def test_mean_and_largest_difference_leave_out_first_tokens():
 
 
 @pytest.mark.parametrize(("dtype", "first", "tolerated"), [
-    ("float32", 1e-6, 2e-5),
+    ("float32", 1e-6, 3e-5),
     ("float32", 1e-4, 3e-4),
     ("bfloat16", 1e-3, 2e-2),
     ("bfloat16", 4e-2, 12e-2),
