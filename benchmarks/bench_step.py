@@ -2,9 +2,10 @@
 
     make bench-step
 
-Every step draws 8 prompts x 8 rollouts of at most 32 new tokens, scores them, and trains on all 64, equal rewards or not.
-TRL runs in each dtype it offers, without gradient checkpointing (its faster setting here), and its fastest one counts. The sides take turns, each in
-a process of its own; the first steps of each process warm up and are not counted.
+Every step draws 8 prompts x 8 rollouts of at most 32 new tokens, scores them, and trains on all 64, equal rewards
+or not. TRL runs in each dtype it offers, without gradient checkpointing (its faster setting here), and its fastest
+one counts. The sides take turns, each in a process of its own; the first steps of each process warm up and are not
+counted.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 PROMPTS_PER_STEP, GROUP_SIZE, MAX_NEW_TOKENS = 8, 8, 32
 LEARNING_RATE = 1e-6
@@ -93,7 +94,7 @@ def run_trl(num_steps: int, dtype: str) -> dict[str, Any]:
         trainer = GRPOTrainer(
             model=load_causal_lm(path, torch.bfloat16 if dtype == "bfloat16" else torch.float32),
             processing_class=tokenizer,
-            reward_funcs=reward,
+            reward_funcs=cast(Any, reward),
             train_dataset=dataset,
             callbacks=[clock],
             args=GRPOConfig(

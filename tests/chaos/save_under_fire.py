@@ -1,7 +1,8 @@
 """Saves checkpoints in forked children that are killed at every write, fsync and rename, one after the other.
 
-Run with the kill switch preloaded: `LD_PRELOAD=killswitch.so python save_under_fire.py MODEL DIRECTORY [EVERY]`. Prints the
-number of calls that a save makes, and how many moments were tried. Exits with 1 where a checkpoint was lost.
+Run with the kill switch preloaded: `LD_PRELOAD=killswitch.so python save_under_fire.py MODEL DIRECTORY [EVERY]`.
+Prints the number of calls that a save makes, and how many moments were tried. Exits with 1 where a checkpoint was
+lost.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ def spec(model: Path) -> TrainerSpec:
 
 
 def save(run: RunDirectory, backend: TorchBackend, step: int, kill_at: int) -> int:
-    """Save in a forked child that is killed at call `kill_at` (0: never); returns the child's count, -1 if it was killed."""
+    """Save in a forked child, killed at call `kill_at` (0: never); returns its count of calls, -1 if it was killed."""
     reader, writer = os.pipe()
     child = os.fork()
     if child == 0:

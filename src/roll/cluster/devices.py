@@ -1,4 +1,4 @@
-"""The device mapping, resolved: which machine and which of its devices each rank and each engine gets. Pure functions."""
+"""The device mapping, resolved: the machine and the devices of each rank and each engine. Pure functions."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ class LocalTrainerGroup:
         thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="trainer")
 
         def build() -> TorchBackend:
-            from roll.training import TorchBackend
+            from roll.training.backend import TorchBackend
 
             return TorchBackend(spec)
 

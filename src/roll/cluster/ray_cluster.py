@@ -1,10 +1,10 @@
-"""Roles as Ray actors: one per trainer rank, one per engine, one per reward worker.
+"""Roles as Ray actors: one per trainer rank, one per engine.
 
 One placement-group bundle per machine holds its devices; actors take a sliver of it each, and see their own devices
 through the environment, so that roles may share a device (colocated) or not (disaggregated).
 
-Nothing outlives the run: a cluster started here ends with this process (also when it is killed), and actors end with their
-cluster.
+Nothing outlives the run: a cluster started here ends with this process (also when it is killed), and actors end
+with their cluster.
 """
 
 from __future__ import annotations
@@ -89,9 +89,7 @@ def _connect(config: RLVRConfig, per_node: int) -> None:
 class RayCluster:
     """Implements `Cluster` over a placement group."""
 
-    def __init__(
-        self, placement: Placement, group: PlacementGroup, *, accelerated: bool, owned: bool
-    ) -> None:
+    def __init__(self, placement: Placement, group: PlacementGroup, *, accelerated: bool, owned: bool) -> None:
         self._placement = placement
         self._group = group
         self._accelerated = accelerated

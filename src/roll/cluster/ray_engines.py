@@ -36,7 +36,6 @@ logger = logging.getLogger(__name__)
 CLOSE_TIMEOUT_S = 10.0
 
 
-@ray.remote(max_restarts=0, max_concurrency=4096)
 class EngineActor:
     """Runs one engine on its own event loop."""
 
@@ -90,7 +89,7 @@ class RayEngine:
         self.pid: int | None = None
         self._spec = spec
         self._running = 0
-        self._actor = EngineActor.options(**options).remote(spec)  # type: ignore[attr-defined]
+        self._actor: Any = ray.remote(EngineActor).options(max_restarts=0, max_concurrency=4096, **options).remote(spec)
 
     async def _await(self, reference: Any) -> Any:
         try:

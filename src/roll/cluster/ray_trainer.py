@@ -29,7 +29,6 @@ from roll.weights import Sender, conduct
 __all__ = ["RayTrainerGroup", "TrainerActor"]
 
 
-@ray.remote(max_restarts=0, concurrency_groups={"release": 1})
 class TrainerActor:
     """Runs one rank. Calls run one after the other; `release` gets through while `send` runs."""
 
@@ -45,7 +44,7 @@ class TrainerActor:
 
     def build(self, spec: TrainerSpec) -> int:
         """Load the model; returns the process id."""
-        from roll.training import TorchBackend
+        from roll.training.backend import TorchBackend
 
         self._backend = TorchBackend(spec)
         return os.getpid()
@@ -90,7 +89,9 @@ class RayTrainerGroup:
     @classmethod
     async def start(cls, spec: TrainerSpec, seats: Sequence[dict[str, Any]]) -> RayTrainerGroup:
         """Start one rank per seat (options of its actor), all at once."""
-        group = cls([TrainerActor.options(**options).remote() for options in seats])  # type: ignore[attr-defined]
+        actor: Any = ray.remote(TrainerActor)
+        fixed = {"max_restarts": 0, "concurrency_groups": {"release": 1}}
+        group = cls([actor.options(**fixed, **options).remote() for options in seats])
         try:
             place = await _await(group._actors[0].meeting_place.remote()) if len(seats) > 1 else None
             specs = [replace(spec, rank=r, world_size=len(seats), init_method=place) for r in range(len(seats))]

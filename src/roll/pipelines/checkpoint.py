@@ -4,7 +4,8 @@
                                state.json   ledger.jsonl   COMPLETE
 
 Invariants:
-    - a directory called `step-N` is complete: everything is written under another name, flushed to the disk, and renamed;
+    - a directory called `step-N` is complete: everything is written under another name, flushed to the disk, and
+      renamed;
     - the previous checkpoint is removed only after the new one has its name; so a crash at any moment leaves one whole.
 """
 

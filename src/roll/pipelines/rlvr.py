@@ -2,8 +2,8 @@
 
     generate → reward → filter → advantages → train → sync → evaluate
 
-Work up to `advantages` may be thrown away at any moment (a signal, a crash): it changes nothing that lasts. What follows
-runs to the step's boundary, where the run can be saved.
+Work up to `advantages` may be thrown away at any moment (a signal, a crash): it changes nothing that lasts. What
+follows runs to the step's boundary, where the run can be saved.
 """
 
 from __future__ import annotations

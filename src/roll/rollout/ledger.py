@@ -63,12 +63,8 @@ class DataLedger:
     def open(self, draws: Iterable[PromptDraw], step: int) -> None:
         """Record fresh draws as in flight."""
         for draw in draws:
-            assert draw.draw_id == len(self._entries), (
-                f"draw {draw.draw_id} opened after {len(self._entries)} draws"
-            )
-            self._entries.append(
-                LedgerEntry(draw_id=draw.draw_id, uid=draw.prompt.uid, fate=Fate.IN_FLIGHT, step=step)
-            )
+            assert draw.draw_id == len(self._entries), f"draw {draw.draw_id} opened after {len(self._entries)} draws"
+            self._entries.append(LedgerEntry(draw_id=draw.draw_id, uid=draw.prompt.uid, fate=Fate.IN_FLIGHT, step=step))
 
     def settle(self, draw_id: int, fate: Fate, step: int, why: str = "") -> None:
         """Give a draw its final fate."""
@@ -81,9 +77,7 @@ class DataLedger:
         """Drop the newest draws, which have no fate yet, so that they are drawn again; returns their ids."""
         forgotten = self.in_flight()
         first = len(self._entries) - len(forgotten)
-        assert forgotten == list(range(first, len(self._entries))), (
-            "a settled draw is newer than one in flight"
-        )
+        assert forgotten == list(range(first, len(self._entries))), "a settled draw is newer than one in flight"
         del self._entries[first:]
         return forgotten
 
@@ -111,12 +105,10 @@ class DataLedger:
         for number, line in enumerate(text.splitlines()):
             try:
                 fields = json.loads(line)
-                entry = LedgerEntry(**{**fields, "fate": Fate(fields["fate"])})
+                entry = LedgerEntry(**(fields | {"fate": Fate(fields["fate"])}))
             except (ValueError, TypeError, KeyError) as error:
                 raise CheckpointError(f"data ledger, line {number + 1} is malformed: {error}") from None
             if entry.draw_id != number:
-                raise CheckpointError(
-                    f"data ledger, line {number + 1}: draw {entry.draw_id} where {number} was due"
-                )
+                raise CheckpointError(f"data ledger, line {number + 1}: draw {entry.draw_id} where {number} was due")
             ledger._entries.append(entry)
         return ledger

@@ -77,9 +77,7 @@ class LLMProxy:
         engine_id = dead.engine_id
         if engine_id in self._replacements or not any(engine is dead for engine in self._engines.engines):
             return
-        self._replacements[engine_id] = asyncio.create_task(
-            self._replace(engine_id), name=f"replace-{engine_id}"
-        )
+        self._replacements[engine_id] = asyncio.create_task(self._replace(engine_id), name=f"replace-{engine_id}")
 
     async def _replace(self, engine_id: str) -> None:
         fresh = await self._engines.replace(engine_id)

@@ -90,9 +90,7 @@ class RolloutScheduler:
         When cancelled, requests under way are aborted at the engines before it returns.
         """
         tasks = [
-            asyncio.create_task(
-                self._attempt(draw, index, plan), name=f"{plan.purpose}-{draw.draw_id}.{index}"
-            )
+            asyncio.create_task(self._attempt(draw, index, plan), name=f"{plan.purpose}-{draw.draw_id}.{index}")
             for draw in draws
             for index in range(plan.group_size)
         ]
@@ -105,10 +103,7 @@ class RolloutScheduler:
             await self._proxy.abort_all([task.get_name() for task in tasks])
             raise
         size = plan.group_size
-        return [
-            Group(draw=draw, rollouts=tuple(rollouts[i * size : (i + 1) * size]))
-            for i, draw in enumerate(draws)
-        ]
+        return [Group(draw=draw, rollouts=tuple(rollouts[i * size : (i + 1) * size])) for i, draw in enumerate(draws)]
 
     async def _attempt(self, draw: PromptDraw, index: int, plan: SamplingPlan) -> Rollout:
         request = GenerationRequest(
@@ -131,9 +126,7 @@ class RolloutScheduler:
                     "rollout %s, attempt %d of %d: %s", request.request_id, attempt, self._max_attempts, cause
                 )
         else:
-            scored = replace(
-                self._rollout(draw, index, generation), status=RolloutStatus.INFRA_ERROR, cause=cause
-            )
+            scored = replace(self._rollout(draw, index, generation), status=RolloutStatus.INFRA_ERROR, cause=cause)
         self._on_rollout(scored)
         return scored
 

@@ -68,7 +68,7 @@ async def test_an_exception_that_cannot_travel_is_described(pool: LocalWorkerPoo
 
 async def test_a_timeout_that_the_function_raises_is_not_the_pools(pool: LocalWorkerPool) -> None:
     with pytest.raises(RuntimeError, match="exec raised TimeoutError: the judge's server"):
-        await pool.submit(exec, "raise TimeoutError(\"the judge's server\")", time_limit_s=20)
+        await pool.submit(exec, 'raise TimeoutError("the judge\'s server")', time_limit_s=20)
     assert pool.health()["timeouts"] == 0
 
 
@@ -80,7 +80,9 @@ async def test_a_hanging_call_is_ended_and_holds_no_other_back(pool: LocalWorker
     with pytest.raises(TimeoutError, match="sleep took longer than 2 s"):
         await hanging
     assert pool.health() == {"workers": 2, "busy": 0, "restarts": 1, "timeouts": 1}
-    assert await asyncio.gather(*(pool.submit(operator.add, i, 1, time_limit_s=20) for i in range(9))) == [*range(1, 10)]
+    assert await asyncio.gather(*(pool.submit(operator.add, i, 1, time_limit_s=20) for i in range(9))) == [
+        *range(1, 10)
+    ]
 
 
 async def test_code_that_cannot_be_interrupted_is_ended(pool: LocalWorkerPool) -> None:

@@ -45,9 +45,7 @@ def test_reading_back_gives_the_same_ledger(fates: list[Fate]) -> None:
     assert again.in_flight() == [i for i, fate in enumerate(fates) if fate is Fate.IN_FLIGHT]
 
 
-@pytest.mark.parametrize(
-    "text", ["{", '{"draw_id":1,"uid":"a","fate":"trained","step":1,"why":""}', '{"draw_id":0}']
-)
+@pytest.mark.parametrize("text", ["{", '{"draw_id":1,"uid":"a","fate":"trained","step":1,"why":""}', '{"draw_id":0}'])
 def test_a_malformed_ledger_is_refused(text: str) -> None:
     with pytest.raises(CheckpointError, match="line 1"):
         DataLedger.loads(text)
