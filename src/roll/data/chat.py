@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -41,15 +41,16 @@ class ChatRenderer:
 
     def decode(self, token_ids: IntArray) -> str:
         """The text, without special tokens, otherwise as the model wrote it."""
-        return self._tokenizer.decode(
-            token_ids.tolist(), skip_special_tokens=True, clean_up_tokenization_spaces=False
+        return str(
+            self._tokenizer.decode(token_ids.tolist(), skip_special_tokens=True, clean_up_tokenization_spaces=False)
         )
 
-    def _rendered(self, messages: Sequence[Message]) -> list[int]:
+    def _rendered(self, messages: Sequence[Message]) -> Any:
         from jinja2 import TemplateError
 
+        template: Any = self._tokenizer.apply_chat_template
         try:
-            return self._tokenizer.apply_chat_template(
+            return template(
                 [dict(message) for message in messages],
                 add_generation_prompt=True,
                 tokenize=True,

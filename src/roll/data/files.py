@@ -52,7 +52,9 @@ def _missing(path: Path) -> str:
     if path.is_dir():
         return f"'{path}' is a directory: name a file in it, or use `source: huggingface` for a dataset's directory."
     if not path.parent.is_dir():
-        return f"data file '{path}' does not exist, nor does its directory: check the path (from where the command runs)."
+        return (
+            f"data file '{path}' does not exist, nor does its directory: check the path, from where the command runs."
+        )
     try:
         beside = [entry.name for entry in path.parent.iterdir()]
     except OSError:

@@ -66,6 +66,7 @@ def _load(config: HuggingFaceData) -> Mapping[str, Any]:
     """The dataset's splits by name."""
     import datasets
 
+    loaded: Any
     were_disabled = datasets.are_progress_bars_disabled()
     datasets.disable_progress_bars()  # they would write over the run's display
     try:
@@ -83,7 +84,9 @@ def _load(config: HuggingFaceData) -> Mapping[str, Any]:
         if not were_disabled:
             datasets.enable_progress_bars()
     # a single split that was saved alone serves as whichever is asked for
-    return loaded if isinstance(loaded, Mapping) else {config.split: loaded}
+    if not isinstance(loaded, Mapping):
+        return {config.split: loaded}
+    return {str(name): rows for name, rows in loaded.items()}
 
 
 def _saved_to_disk(path: Path) -> bool:

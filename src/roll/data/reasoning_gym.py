@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from typing import Any
 
 from roll.config.data import ReasoningGymData
@@ -79,13 +80,18 @@ def _prompts(config: ReasoningGymData, domain: str, seed: int, size: int, prefix
             answer=str(entry["answer"]),
             metadata={"reasoning_gym": {"task": config.task, "options": config.options, "entry": entry}},
         )
-        for index, entry in enumerate(_entry(task, config.task, i) for i in range(size))
+        for index, entry in enumerate(_entry(task, config.task, seed, i) for i in range(size))
     ]
 
 
-def _entry(task: Any, name: str, index: int) -> dict[str, Any]:
+def _entry(task: Any, name: str, seed: int, index: int) -> dict[str, Any]:
+    """One item. Some tasks draw from the process's own generator besides their seeded one: it is seeded for them."""
+    before = random.getstate()
+    random.seed(f"{name}/{seed}/{index}")
     try:
         return task[index]
     except Exception as error:  # a generator that cannot meet its options raises what it likes
         problem = str(error) or type(error).__name__
         raise DataError(f"reasoning-gym task '{name}' failed to make its item {index}: {problem}") from error
+    finally:
+        random.setstate(before)

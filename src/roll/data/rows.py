@@ -79,9 +79,7 @@ class RowPrompts:
         return prompt_of_row(self._config, self._domain, self._table.row(row), key, self._table.where(row))
 
 
-def _scan(
-    config: FileData | HuggingFaceData, domain: str, table: Table, prefix: str
-) -> Iterator[tuple[int, Prompt]]:
+def _scan(config: FileData | HuggingFaceData, domain: str, table: Table, prefix: str) -> Iterator[tuple[int, Prompt]]:
     """Every row's number and prompt, checked.
 
     Raises:

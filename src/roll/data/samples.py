@@ -29,9 +29,7 @@ def build_sample(rollout: Rollout, advantage: float) -> TrainingSample:
         loss_mask=np.arange(num_prompt + num_answer) >= num_prompt,
         advantages=aligned(np.full(num_answer, advantage, np.float32)),
         rollout_logprobs=aligned(rollout.logprobs),
-        policy_versions=np.concatenate([np.full(num_prompt, -1, np.int32), rollout.policy_versions]).astype(
-            np.int32
-        ),
+        policy_versions=np.concatenate([np.full(num_prompt, -1, np.int32), rollout.policy_versions]).astype(np.int32),
     )
 
 

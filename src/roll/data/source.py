@@ -1,4 +1,4 @@
-"""What every prompt source is made of: prompts by index, and a fingerprint that tells whether they are still the same."""
+"""What every prompt source is made of: prompts by index, and a fingerprint that tells whether they changed."""
 
 from __future__ import annotations
 

@@ -166,7 +166,7 @@ def render_checked(
     token_ids = render(prompt.messages)
     if max_prompt_tokens is not None and len(token_ids) > max_prompt_tokens:
         raise DataError(
-            f"prompt '{prompt.uid}' has {len(token_ids)} tokens, but the context leaves {max_prompt_tokens} for prompts: "
-            "shorten or remove it, lower rollout.max_new_tokens, or raise inference.max_context."
+            f"prompt '{prompt.uid}' has {len(token_ids)} tokens, but the context leaves {max_prompt_tokens} for prompts"
+            ": shorten or remove it, lower rollout.max_new_tokens, or raise inference.max_context."
         )
     return token_ids

@@ -41,7 +41,11 @@ def last_number(text: str) -> str | None:
             start += 1  # `Rs.500`
         if _stands_alone(text[:start][-40:]):
             formula = _formula_around(text, match.start())
-            return formula if formula is not None else _sign(text[:start][-8:]) + text[start : match.end()] + _percent(text, match.end())
+            return (
+                formula
+                if formula is not None
+                else _sign(text[:start][-8:]) + text[start : match.end()] + _percent(text, match.end())
+            )
     return None
 
 

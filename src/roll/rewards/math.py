@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import logging
 import re
+from typing import Any
 
 from roll.config.rewards import MathReward
 from roll.protocols import WorkerPool
@@ -94,11 +95,11 @@ def _symbolically_equal(answer: str, reference: str) -> bool:
 
     kinds = [LatexExtractionConfig(), ExprExtractionConfig()]
 
-    def parsed(text: str) -> list[object]:
+    def parsed(text: str) -> list[Any]:
         marked = text if "$" in text or "\\(" in text or "\\[" in text else f"${text}$"
-        return parse(marked, extraction_config=kinds, parsing_timeout=None)
+        return parse(marked, extraction_config=kinds, parsing_timeout=0)
 
-    return bool(verify(parsed(reference), parsed(answer), timeout_seconds=None))
+    return bool(verify(parsed(reference), parsed(answer), timeout_seconds=0))
 
 
 def math_verifier(config: MathReward, pool: WorkerPool) -> Verifier:

@@ -1,4 +1,4 @@
-"""Plain numbers as people write them: `1,234`, `-3.50`, `7/8`, `1 1/2`, `$5`, `40%`, `3e8`, `25 km`, as exact fractions."""
+"""Plain numbers as people write them (`1,234`, `-3.50`, `7/8`, `1 1/2`, `$5`, `40%`, `3e8`, `25 km`), exactly."""
 
 from __future__ import annotations
 
@@ -9,9 +9,13 @@ from fractions import Fraction
 __all__ = ["NUMBER", "PlainNumber", "number_of", "same_number", "tidy"]
 
 _DIGITS = r"(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?|\.\d+"
-_POWER = r"(?:[eE][-+]?\d{1,3}(?![\d.])|\s?(?:\*|×|x|\\times|\\cdot)\s?10\s?(?:\^|\*\*)\s?(?:\{[-+]?\d{1,3}\}|[-+]?\d{1,3}))"
+_POWER = (
+    r"(?:[eE][-+]?\d{1,3}(?![\d.])"
+    r"|\s?(?:\*|×|x|\\times|\\cdot)\s?10\s?(?:\^|\*\*)\s?(?:\{[-+]?\d{1,3}\}|[-+]?\d{1,3}))"
+)
 NUMBER = re.compile(
-    rf"(?P<mixed>\d{{1,9}} \d{{1,9}}/\d{{1,9}}(?![\d/]))|(?P<top>{_DIGITS})(?P<power>{_POWER})?(?:\s?/\s?(?P<bottom>\d+(?:\.\d+)?))?"
+    r"(?P<mixed>\d{1,9} \d{1,9}/\d{1,9}(?![\d/]))"
+    rf"|(?P<top>{_DIGITS})(?P<power>{_POWER})?(?:\s?/\s?(?P<bottom>\d+(?:\.\d+)?))?"
 )
 """An unsigned number in tidy text (see `tidy`)."""
 
@@ -20,7 +24,9 @@ _UNIT = re.compile(
     r"\\(?:text|textrm|textbf|mathrm|mbox|operatorname)\s*\{[^{}]*\}|[^\W\d_]+|\s+|[°²³./]|\\[,;:! ]|~"
     r"|\^\s*(?:\{\s*\\?(?:[23]|circ|prime)\s*\}|[23]|\\circ)|\\(?:degree|circ)\b"
 )
-_WRAPPED = re.compile(r"\\(?:text|textbf|mathbf|mathrm|mbox|displaystyle)\s*\{([^{}]*)\}|\((.*)\)|\{(.*)\}|\*\*(.*)\*\*", re.DOTALL)
+_WRAPPED = re.compile(
+    r"\\(?:text|textbf|mathbf|mathrm|mbox|displaystyle)\s*\{([^{}]*)\}|\((.*)\)|\{(.*)\}|\*\*(.*)\*\*", re.DOTALL
+)
 _SPACES = re.compile(r"(?<=\d)(?:\\[,!]|\{,\}|[\u00a0\u2009\u202f])(?=\d{3})")
 LONGEST = 1_000
 """Characters; a longer text is not a plain number."""

@@ -1,7 +1,7 @@
 """A function of the user's: `def reward(text, answer, metadata) -> float`, given by import path or by file.
 
-It may be a coroutine function. Annotated `-> bool`, it decides whether the task was solved; a `Judgement` (annotated so)
-also gives a verdict; a plain number does neither.
+It may be a coroutine function. Annotated `-> bool`, it decides whether the task was solved; a `Judgement` (annotated
+so) also gives a verdict; a plain number does neither.
 """
 
 from __future__ import annotations
@@ -44,7 +44,9 @@ def load_reward(path: str) -> Callable[..., Any]:
         raise
     except (Exception, SystemExit) as error:  # the user's module may fail with anything while it is imported
         line = _last_line(error)
-        raise ConfigError(f"reward function '{path}' cannot be imported{line}: {type(error).__name__}: {error}") from error
+        raise ConfigError(
+            f"reward function '{path}' cannot be imported{line}: {type(error).__name__}: {error}"
+        ) from error
     if not callable(function):
         raise ConfigError(f"reward function '{path}' is a {type(function).__name__}, not a function.")
     return function

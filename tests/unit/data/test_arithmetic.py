@@ -45,9 +45,7 @@ def test_a_prompt_asks_plainly_and_does_not_tell_its_answer() -> None:
     ],
 )
 def test_every_operation_gives_its_result(operation: str, uid: str, question: str, answer: str) -> None:
-    training, _ = arithmetic_prompts(
-        config(min_operand=-2, max_operand=3, operations=[operation], held_out=0), "d", 0
-    )
+    training, _ = arithmetic_prompts(config(min_operand=-2, max_operand=3, operations=[operation], held_out=0), "d", 0)
     (prompt,) = [training[i] for i in range(len(training)) if training[i].uid == f"d/{uid}"]
     assert (prompt.messages[-1]["content"], prompt.answer) == (question, answer)
 

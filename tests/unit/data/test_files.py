@@ -42,7 +42,9 @@ def write(path: Path, rows: list[Any]) -> Path:
 
 def test_rows_become_prompts_with_the_line_as_uid_and_other_columns_as_metadata(tmp_path: Path) -> None:
     path = tmp_path / "data.jsonl"
-    path.write_bytes(b'\xef\xbb\xbf{"prompt": "caf\xc3\xa9?", "answer": 3, "level": [1]}\r\n\n  \n{"prompt": "b", "answer": 0.5}')
+    path.write_bytes(
+        b'\xef\xbb\xbf{"prompt": "caf\xc3\xa9?", "answer": 3, "level": [1]}\r\n\n  \n{"prompt": "b", "answer": 0.5}'
+    )
     training, held_out = load(path)
     first, second = prompts(training)
     assert len(held_out) == 0
@@ -90,7 +92,10 @@ def test_held_out_prompts_never_occur_in_training_also_when_rows_repeat(tmp_path
 def test_the_split_depends_on_the_seed_and_adding_rows_moves_none(tmp_path: Path) -> None:
     rows = [{"prompt": f"question {i}", "answer": "1"} for i in range(300)]
     short, long = write(tmp_path / "a.jsonl", rows[:200]), write(tmp_path / "b.jsonl", rows)
-    sides = [{p.uid for p in prompts(load(path, held_out=0.5, seed=seed)[1])} for path, seed in ((short, 1), (long, 1), (short, 2))]
+    sides = [
+        {p.uid for p in prompts(load(path, held_out=0.5, seed=seed)[1])}
+        for path, seed in ((short, 1), (long, 1), (short, 2))
+    ]
     assert sides[0] < sides[1] and sides[0] != sides[2]
 
 
@@ -102,7 +107,7 @@ def test_held_out_prompts_come_shuffled_so_that_the_first_are_a_fair_sample(tmp_
 
 def test_a_held_out_file_is_left_out_of_training(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     rows = [{"prompt": f"q{i}", "answer": "1"} for i in range(10)]
-    train, test = write(tmp_path / "train.jsonl", rows), write(tmp_path / "test.jsonl", rows[7:] + [GOOD])
+    train, test = write(tmp_path / "train.jsonl", rows), write(tmp_path / "test.jsonl", [*rows[7:], GOOD])
     training, held_out = (prompts(side) for side in load(train, held_out_path=str(test)))
     assert [p.uid for p in training] == [f"d/{i}" for i in range(1, 8)]
     assert sorted(p.uid for p in held_out) == [f"d/held_out/{i}" for i in range(1, 5)]
@@ -204,7 +209,9 @@ def test_a_reward_that_compares_needs_an_answer_column(tmp_path: Path) -> None:
 
 json_values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(["role", "content", "x"]), inner, max_size=3),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(["role", "content", "x"]), inner, max_size=3)
+    ),
     max_leaves=6,
 )
 odd_rows = st.dictionaries(st.sampled_from(["prompt", "answer", "promt", "", "\n"]), json_values, max_size=3)
@@ -219,7 +226,9 @@ odd_lines = st.one_of(
 
 @settings(max_examples=400, deadline=None)
 @given(lines=st.lists(st.one_of(good_lines, odd_lines), max_size=5))
-def test_any_corpus_loads_or_gives_a_data_error_with_a_line(tmp_path_factory: pytest.TempPathFactory, lines: list[bytes]) -> None:
+def test_any_corpus_loads_or_gives_a_data_error_with_a_line(
+    tmp_path_factory: pytest.TempPathFactory, lines: list[bytes]
+) -> None:
     path = tmp_path_factory.mktemp("corpus") / "corpus.jsonl"
     path.write_bytes(b"\n".join(lines))
     try:
