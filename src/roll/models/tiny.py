@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import torch
 
 __all__ = ["SPECIAL_TOKENS", "write_tiny_model"]
 
 SPECIAL_TOKENS = ("<|pad|>", "<|im_start|>", "<|im_end|>", "<|endoftext|>")
 """Ids 0 … 3; ids 4 … 259 are the 256 bytes."""
+VOCAB_SIZE = 256 + len(SPECIAL_TOKENS)
 CHAT_TEMPLATE = (
     "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
@@ -36,63 +41,83 @@ def write_tiny_model(
     Returns:
         The directory.
     """
-    import torch
     from safetensors.torch import save_file
 
     target = Path(directory)
     target.mkdir(parents=True, exist_ok=True)
-    head_dim = hidden // heads
+    sizes = _Sizes(layers=layers, hidden=hidden, heads=heads, kv_heads=kv_heads, tied=tied, dtype=dtype)
+    save_file(_random_weights(sizes, seed), target / "model.safetensors", metadata={"format": "pt"})
+    _write_json(target / "config.json", _config(sizes, context_length))
+    _write_json(target / "generation_config.json", {"eos_token_id": [2, 3], "pad_token_id": 0, "bos_token_id": 1})
+    _write_tokenizer(target, context_length)
+    return target
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Sizes:
+    layers: int
+    hidden: int
+    heads: int
+    kv_heads: int
+    tied: bool
+    dtype: str
+
+
+def _random_weights(sizes: _Sizes, seed: int) -> dict[str, torch.Tensor]:
+    import torch
+
+    hidden, inner = sizes.hidden, 2 * sizes.hidden
+    head_dim = hidden // sizes.heads
+    queries, keys = sizes.heads * head_dim, sizes.kv_heads * head_dim
+    dtype = getattr(torch, sizes.dtype)
     generator = torch.Generator().manual_seed(seed)
 
     def weight(rows: int, columns: int, scale: float) -> torch.Tensor:
-        return (torch.randn(rows, columns, generator=generator) * scale).to(getattr(torch, dtype))
+        return (torch.randn(rows, columns, generator=generator) * scale).to(dtype)
 
     def norm() -> torch.Tensor:
-        return (1 + 0.1 * torch.randn(hidden, generator=generator)).to(getattr(torch, dtype))
+        return (1 + 0.1 * torch.randn(hidden, generator=generator)).to(dtype)
 
-    vocab, width = 256 + len(SPECIAL_TOKENS), 2 * hidden
-    tensors = {"model.embed_tokens.weight": weight(vocab, hidden, 1.7 * hidden**-0.5)}
-    for layer in range(layers):
+    tensors = {"model.embed_tokens.weight": weight(VOCAB_SIZE, hidden, 1.7 * hidden**-0.5)}
+    for layer in range(sizes.layers):
         name = f"model.layers.{layer}."
         tensors[name + "input_layernorm.weight"] = norm()
-        for part, rows in (("q", heads * head_dim), ("k", kv_heads * head_dim), ("v", kv_heads * head_dim)):
+        for part, rows in (("q", queries), ("k", keys), ("v", keys)):
             tensors[f"{name}self_attn.{part}_proj.weight"] = weight(rows, hidden, hidden**-0.5)
-        tensors[name + "self_attn.o_proj.weight"] = weight(hidden, heads * head_dim, (heads * head_dim) ** -0.5)
+        tensors[name + "self_attn.o_proj.weight"] = weight(hidden, queries, queries**-0.5)
         tensors[name + "post_attention_layernorm.weight"] = norm()
-        tensors[name + "mlp.gate_proj.weight"] = weight(width, hidden, hidden**-0.5)
-        tensors[name + "mlp.up_proj.weight"] = weight(width, hidden, hidden**-0.5)
-        tensors[name + "mlp.down_proj.weight"] = weight(hidden, width, width**-0.5)
+        tensors[name + "mlp.gate_proj.weight"] = weight(inner, hidden, hidden**-0.5)
+        tensors[name + "mlp.up_proj.weight"] = weight(inner, hidden, hidden**-0.5)
+        tensors[name + "mlp.down_proj.weight"] = weight(hidden, inner, inner**-0.5)
     tensors["model.norm.weight"] = norm()
-    if not tied:
-        tensors["lm_head.weight"] = weight(vocab, hidden, 1.7 * hidden**-0.5)
-    save_file(tensors, target / "model.safetensors", metadata={"format": "pt"})
+    if not sizes.tied:
+        tensors["lm_head.weight"] = weight(VOCAB_SIZE, hidden, 1.7 * hidden**-0.5)
+    return tensors
 
-    config = {
+
+def _config(sizes: _Sizes, context_length: int) -> dict[str, Any]:
+    return {
         "architectures": ["LlamaForCausalLM"],
         "model_type": "llama",
-        "vocab_size": vocab,
-        "hidden_size": hidden,
-        "intermediate_size": width,
-        "num_hidden_layers": layers,
-        "num_attention_heads": heads,
-        "num_key_value_heads": kv_heads,
-        "head_dim": head_dim,
+        "vocab_size": VOCAB_SIZE,
+        "hidden_size": sizes.hidden,
+        "intermediate_size": 2 * sizes.hidden,
+        "num_hidden_layers": sizes.layers,
+        "num_attention_heads": sizes.heads,
+        "num_key_value_heads": sizes.kv_heads,
+        "head_dim": sizes.hidden // sizes.heads,
         "hidden_act": "silu",
         "max_position_embeddings": context_length,
         "rms_norm_eps": 1e-5,
         "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
-        "tie_word_embeddings": tied,
+        "tie_word_embeddings": sizes.tied,
         "attention_bias": False,
         "mlp_bias": False,
         "pad_token_id": 0,
         "bos_token_id": 1,
         "eos_token_id": 2,
-        "dtype": dtype,
+        "dtype": sizes.dtype,
     }
-    _write_json(target / "config.json", config)
-    _write_json(target / "generation_config.json", {"eos_token_id": [2, 3], "pad_token_id": 0, "bos_token_id": 1})
-    _write_tokenizer(target, context_length)
-    return target
 
 
 def _write_tokenizer(target: Path, context_length: int) -> None:
