@@ -1,0 +1,167 @@
+"""Every way of computing packed attention equals attention written out token by token."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from training_helpers import make_batch
+
+from roll.errors import ModelError
+from roll.training import attention, varlen
+from roll.training.attention import AttentionPlan, packed_attention
+from roll.training.layout import PackedLayout, build_layout
+from roll.training.packing import pack
+
+HEADS, GROUPS, WIDTH = 4, 2, 8
+
+
+def make_layout(seed: int = 0, *, share: bool = True) -> PackedLayout:
+    """Blocks of one to five samples of all lengths, some of a single token."""
+    batch = make_batch(seed, groups=5, group_size=5, prompt=(1, 30), response=(1, 25))
+    ((micro,),) = pack(batch.samples[:-4], max_tokens=10_000, share_prefix=share)
+    return build_layout(micro)
+
+
+def visible_rows(layout: PackedLayout, window: int | None) -> list[np.ndarray]:
+    """By entry of the row, the entries that it may see: those that come before it in any sample that it is part of."""
+    seen = []
+    for block in layout.blocks:
+        prefix = list(range(block.start, block.start + block.prefix_length))
+        seen += [prefix[: i + 1] for i in range(len(prefix))]
+        start = block.start + block.prefix_length
+        for length in block.response_lengths:
+            own = list(range(start, start + length))
+            seen += [prefix + own[: i + 1] for i in range(length)]
+            start += length
+    return [np.array(rows[-window:] if window else rows) for rows in seen]
+
+
+def written_out(q: Tensor, k: Tensor, v: Tensor, layout: PackedLayout, scale: float, window: int | None) -> Tensor:
+    result = []
+    for row, rows in enumerate(visible_rows(layout, window)):
+        heads = []
+        for head in range(q.shape[1]):
+            group = head // (q.shape[1] // k.shape[1])
+            weights = torch.softmax(scale * k[0, group, rows] @ q[0, head, row], dim=0)
+            heads.append(weights @ v[0, group, rows])
+        result.append(torch.stack(heads))
+    return torch.stack(result)[None]
+
+
+def tensors(layout: PackedLayout, dtype: torch.dtype, device: str = "cpu", groups: int = GROUPS) -> list[Tensor]:
+    """Queries, keys, values, and a gradient of the result, in the order of memory that models have."""
+    generator = torch.Generator().manual_seed(1)
+
+    def make(heads: int) -> Tensor:
+        x = torch.randn(1, layout.num_tokens, heads, WIDTH, generator=generator, dtype=torch.float64)
+        return x.to(device, dtype)
+
+    grad = make(HEADS)
+    return [*(make(h).transpose(1, 2).requires_grad_() for h in (HEADS, groups, groups)), grad]
+
+
+def compare(
+    layout: PackedLayout, *, dtype: torch.dtype, limit: float, window: int | None = None, groups: int = GROUPS,
+    device: str = "cpu",
+) -> None:  # fmt: skip
+    q, k, v, grad = tensors(layout, dtype, device, groups)
+    plan = AttentionPlan(layout, torch.device(device), dtype)
+    found, nothing = packed_attention(
+        torch.nn.Identity(), q, k, v, None, scaling=0.3, roll_plan=plan, sliding_window=window, is_causal=True
+    )
+    assert nothing is None
+    found.backward(grad)
+    exact = [x.detach().cpu().double().requires_grad_() for x in (q, k, v)]
+    expected = written_out(*exact, layout, 0.3, window)
+    expected.backward(grad.cpu().double())
+    torch.testing.assert_close(found.detach().cpu().double(), expected.detach(), rtol=limit, atol=limit)
+    for mine, theirs in zip((q, k, v), exact, strict=True):
+        assert mine.grad is not None
+        torch.testing.assert_close(mine.grad.cpu().double(), theirs.grad, rtol=limit, atol=limit)
+
+
+@pytest.mark.parametrize("dense_tokens", [0, 40, 10_000])
+@pytest.mark.parametrize("share", [True, False])
+@pytest.mark.parametrize("groups", [GROUPS, HEADS, 1])
+def test_dense_products_and_sdpa_equal_attention_written_out(
+    monkeypatch: pytest.MonkeyPatch, dense_tokens: int, share: bool, groups: int
+) -> None:
+    monkeypatch.setattr(attention, "DENSE_TOKENS", dense_tokens)
+    compare(make_layout(share=share), dtype=torch.float64, limit=1e-10, groups=groups)
+
+
+@pytest.mark.parametrize("window", [1, 7, 1000])
+def test_sliding_windows(window: int) -> None:
+    compare(make_layout(), dtype=torch.float64, limit=1e-10, window=window)
+
+
+def test_float32_and_bfloat16_are_as_near_as_their_digits_allow() -> None:
+    compare(make_layout(), dtype=torch.float32, limit=1e-5)
+    compare(make_layout(), dtype=torch.bfloat16, limit=0.1)
+
+
+def documented_varlen(
+    q: Tensor, k: Tensor, v: Tensor, q_starts: Tensor, k_starts: Tensor, *args: Any, **options: Any
+) -> Tensor:
+    """`varlen_attn` as its documentation and FlashAttention's describe it: causal from the end of the keys."""
+    left, right = options["window_size"]
+    assert right == 0
+    assert args == (int(q_starts.diff().max()), int(k_starts.diff().max()))
+    assert options["enable_gqa"] == (q.shape[1] != k.shape[1])
+    parts = []
+    for i in range(len(q_starts) - 1):
+        queries = q[q_starts[i] : q_starts[i + 1]]
+        keys, values = (
+            x[k_starts[i] : k_starts[i + 1]].repeat_interleave(q.shape[1] // k.shape[1], dim=1) for x in (k, v)
+        )
+        distance = (torch.arange(len(queries)) + len(keys) - len(queries))[:, None] - torch.arange(len(keys))
+        hidden = (distance < 0) | ((distance > left) if left >= 0 else False)
+        scores = torch.einsum("qhd,khd->hqk", queries, keys) * options["scale"]
+        parts.append(torch.einsum("hqk,khd->qhd", scores.masked_fill(hidden, float("-inf")).softmax(-1), values))
+    return torch.cat(parts)
+
+
+@pytest.mark.parametrize("window", [None, 7])
+@pytest.mark.parametrize("share", [True, False])
+def test_the_arguments_of_varlen_attention_mean_packed_attention(
+    monkeypatch: pytest.MonkeyPatch, share: bool, window: int | None
+) -> None:
+    import torch.nn.attention.varlen
+
+    monkeypatch.setattr(torch.nn.attention.varlen, "varlen_attn", documented_varlen)
+    monkeypatch.setattr(attention, "varlen_supported", lambda device, dtype: True)
+    limit = 1e-5 if share else 1e-10  # repeated keys sum their gradients in float32
+    compare(make_layout(share=share), dtype=torch.float64, limit=limit, window=window)
+
+
+def test_varlen_attention_is_not_used_on_a_cpu() -> None:
+    assert not varlen.varlen_supported(torch.device("cpu"), torch.bfloat16)
+
+
+def test_a_model_that_generates_or_needs_more_than_packing_has_is_refused() -> None:
+    layout = make_layout()
+    q, k, v, _ = tensors(layout, torch.float32)
+    with pytest.raises(ModelError, match="trainer alone"):
+        packed_attention(torch.nn.Identity(), q, k, v, None)
+    plan = AttentionPlan(layout, torch.device("cpu"), torch.float32)
+    with pytest.raises(ModelError, match="s_aux"):
+        packed_attention(torch.nn.Identity(), q, k, v, None, roll_plan=plan, s_aux=torch.zeros(HEADS))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("window", [None, 7])
+@pytest.mark.parametrize("share", [True, False])
+@pytest.mark.parametrize("groups", [GROUPS, HEADS])
+def test_varlen_attention_on_cuda_equals_attention_written_out(share: bool, window: int | None, groups: int) -> None:
+    assert varlen.varlen_supported(torch.device("cuda"), torch.bfloat16)
+    compare(make_layout(share=share), dtype=torch.bfloat16, limit=0.1, window=window, groups=groups, device="cuda")
+
+
+@pytest.mark.gpu
+def test_sdpa_on_cuda_in_float32_equals_attention_written_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(attention, "DENSE_TOKENS", 0)
+    compare(make_layout(), dtype=torch.float32, limit=1e-4, device="cuda")
