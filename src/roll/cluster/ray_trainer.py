@@ -89,9 +89,9 @@ class RayTrainerGroup:
     @classmethod
     async def start(cls, spec: TrainerSpec, seats: Sequence[dict[str, Any]]) -> RayTrainerGroup:
         """Start one rank per seat (options of its actor), all at once."""
-        actor: Any = ray.remote(TrainerActor)
-        fixed = {"max_restarts": 0, "concurrency_groups": {"release": 1}}
-        group = cls([actor.options(**fixed, **options).remote() for options in seats])
+        remote: Any = ray.remote
+        actor = remote(max_restarts=0, concurrency_groups={"release": 1})(TrainerActor)
+        group = cls([actor.options(**options).remote() for options in seats])
         try:
             place = await _await(group._actors[0].meeting_place.remote()) if len(seats) > 1 else None
             specs = [replace(spec, rank=r, world_size=len(seats), init_method=place) for r in range(len(seats))]
