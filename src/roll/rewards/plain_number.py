@@ -59,9 +59,9 @@ def number_of(text: str) -> PlainNumber | None:
     """The number that the text is, apart from a currency sign, a percent sign, or a unit; `None` for anything else."""
     if len(text) > LONGEST:
         return None
-    rest = _unwrapped(tidy(text).strip().rstrip(".").strip())
+    rest = _unwrapped(tidy(text).replace("$", " ").strip().rstrip(".").strip())
     sign = 1
-    if found := re.match(r"[$€£¥\s]*([-+])?[$€£¥\s]*", rest):
+    if found := re.match(r"[€£¥\s]*([-+])?[€£¥\s]*", rest):
         sign = -1 if found.group(1) == "-" else 1
         rest = rest[found.end() :]
     match = NUMBER.match(rest)

@@ -48,7 +48,7 @@ def load_reward(path: str) -> Callable[..., Any]:
             f"reward function '{path}' cannot be imported{line}: {type(error).__name__}: {error}"
         ) from error
     if not callable(function):
-        raise ConfigError(f"reward function '{path}' is a {type(function).__name__}, not a function.")
+        raise ConfigError(f"reward function '{path}' is of type {type(function).__name__}, not a function.")
     return function
 
 
