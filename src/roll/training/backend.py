@@ -62,11 +62,9 @@ class TorchBackend:
         torch.manual_seed(spec.seed)  # adapters begin equal on every rank
         self.device = pick_device(spec)
         self.ranks = Ranks(spec, self.device)
-        sharded = self.ranks.size > 1
-        dtype = self.precision.master if sharded else self.precision.compute
-        self.model = load_model(spec, dtype).to(self.device)
+        self.model = load_model(spec, self.precision.compute).to(self.device)
         self.network = PolicyNetwork(self.model)
-        if sharded:
+        if self.ranks.size > 1:
             shard(self.network, self.model, self.ranks, self.precision)
         trainable = {name: p for name, p in self.model.named_parameters() if p.requires_grad}
         self.masters = MasterWeights(trainable, self.precision)

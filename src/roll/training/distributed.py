@@ -131,13 +131,15 @@ def shard(network: nn.Module, model: Any, ranks: Ranks, precision: Precision) ->
     """Spread a network's weights over `dp_shard` with FSDP2, in place: each decoder layer by itself, then the
     rest.
 
-    Weights are gathered in the compute dtype, gradients are reduced in the master dtype. FSDP averages
-    gradients over ranks; its divide factor fails on gloo, so the trainer multiplies the loss by the number of
-    ranks instead.
+    Every rank holds the whole model on its way here. The shards are in the master dtype; weights are gathered
+    in the compute dtype, gradients are reduced in the master dtype. FSDP averages gradients over ranks; its
+    divide factor fails on gloo, so the trainer multiplies the loss by the number of ranks instead.
     """
     assert ranks.mesh is not None
     policy = MixedPrecisionPolicy(param_dtype=precision.compute, reduce_dtype=precision.master)
     mesh = ranks.mesh["dp_shard"]
+    for parameter in network.parameters():
+        parameter.data = parameter.data.to(precision.master)
     for layer in model.get_decoder().layers:
         fully_shard(layer, mesh=mesh, mp_policy=policy)
     fully_shard(network, mesh=mesh, mp_policy=policy)

@@ -30,8 +30,8 @@ CPU_BLOCK_ELEMENTS = 2**19
 class _TokenLogprobs(torch.autograd.Function):
     """d logprob / d z = (onehot - softmax(z)) / temperature, then two matrix products.
 
-    The softmax's maximum and sum are kept apart: their logarithmic sum would lose digits of large logits. Kept
-    logits are overwritten with their gradients, so the backward pass runs once.
+    The softmax's maximum and sum are kept apart: their logarithmic sum would lose digits of large logits.
+    Kept logits are overwritten with their gradients, so the backward pass runs once.
     """
 
     @staticmethod

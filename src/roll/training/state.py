@@ -13,6 +13,7 @@ fresh random state, derived from the seed, the rank and the step.
 from __future__ import annotations
 
 import contextlib
+import os
 import warnings
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -44,6 +45,11 @@ def save_state(
     path.mkdir(parents=True, exist_ok=True)
     with _quiet():
         dcp.save(state, storage_writer=dcp.FileSystemWriter(path, sync_files=True), no_dist=ranks.size == 1)
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)  # the names of the files, which are synced themselves
+    finally:
+        os.close(descriptor)
 
 
 def load_state(

@@ -1,4 +1,4 @@
-"""Other decoder models of transformers get the gradient of their own padded forward pass, or a clear refusal."""
+"""Other decoder models get the gradient of their own padded forward pass, or a clear refusal."""
 
 from __future__ import annotations
 

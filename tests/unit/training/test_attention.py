@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor
-from training_helpers import make_batch
+from training_helpers import make_batch, needs_cuda
 
 from roll.errors import ModelError
 from roll.training import attention, varlen
@@ -27,7 +27,7 @@ def make_layout(seed: int = 0, *, share: bool = True) -> PackedLayout:
 
 
 def visible_rows(layout: PackedLayout, window: int | None) -> list[np.ndarray]:
-    """By entry of the row, the entries that it may see: those that come before it in any sample that it is part of."""
+    """By entry of the row, the entries that it may see: those before it in the samples that it is part of."""
     seen = []
     for block in layout.blocks:
         prefix = list(range(block.start, block.start + block.prefix_length))
@@ -107,7 +107,7 @@ def test_float32_and_bfloat16_are_as_near_as_their_digits_allow() -> None:
 def documented_varlen(
     q: Tensor, k: Tensor, v: Tensor, q_starts: Tensor, k_starts: Tensor, *args: Any, **options: Any
 ) -> Tensor:
-    """`varlen_attn` as its documentation and FlashAttention's describe it: causal from the end of the keys."""
+    """`varlen_attn` as documented: causal from the end of the keys."""
     left, right = options["window_size"]
     assert right == 0
     assert args == (int(q_starts.diff().max()), int(k_starts.diff().max()))
@@ -153,6 +153,7 @@ def test_a_model_that_generates_or_needs_more_than_packing_has_is_refused() -> N
 
 
 @pytest.mark.gpu
+@needs_cuda
 @pytest.mark.parametrize("window", [None, 7])
 @pytest.mark.parametrize("share", [True, False])
 @pytest.mark.parametrize("groups", [GROUPS, HEADS])
@@ -162,6 +163,7 @@ def test_varlen_attention_on_cuda_equals_attention_written_out(share: bool, wind
 
 
 @pytest.mark.gpu
+@needs_cuda
 def test_sdpa_on_cuda_in_float32_equals_attention_written_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(attention, "DENSE_TOKENS", 0)
     compare(make_layout(), dtype=torch.float32, limit=1e-4, device="cuda")

@@ -12,7 +12,7 @@ import torch
 import torch.multiprocessing as mp
 from test_same_gradient import Reference, reference
 from training_helpers import grads_of, make_batch, make_spec, relative_error
-from two_ranks import LORA, LOSS, SMALL, run_rank
+from two_ranks import LORA, LOSS, SMALL, run_once, run_rank
 
 from roll.algorithms.losses import PolicyLoss
 from roll.errors import PlacementError
@@ -153,3 +153,13 @@ def test_several_ranks_need_a_place_to_meet(tiny_model: Path) -> None:
     alone = TrainerSpec(model_path=spec.model_path, model=spec.model, training=spec.training, world_size=2)
     with pytest.raises(PlacementError, match="init_method"):
         TorchBackend(alone)
+
+
+@pytest.mark.slow
+def test_two_ranks_give_the_default_model_the_reference_gradient(default_model: Path, tmp_path: Path) -> None:
+    shape = {"groups": 2, "group_size": 3, "prompt": (30, 40), "response": (8, 32), "vocab": 40_000}
+    expected = reference(default_model, 5, torch.float32, **shape)
+    mp.spawn(run_once, (tmp_path, default_model, expected.batch), nprocs=2)  # type: ignore[no-untyped-call]
+    result, grads = torch.load(tmp_path / "found.pt", weights_only=False)
+    assert abs(result.loss - expected.loss) <= 2e-4 * result.metrics["policy/loss_scale"]
+    assert relative_error(grads, expected.grads) <= 2e-4

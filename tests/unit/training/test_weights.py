@@ -1,4 +1,4 @@
-"""What engines get: HF names, tied weights once, adapters merged; and the same as files that transformers loads."""
+"""What engines get: HF names, tied weights once, adapters merged; and an export that transformers loads."""
 
 from __future__ import annotations
 

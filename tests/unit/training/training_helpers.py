@@ -7,12 +7,15 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 
 from roll.config.model import ModelConfig
 from roll.config.training import TrainingConfig
 from roll.training.spec import TrainerSpec
 from roll.types import TrainingBatch, TrainingSample
+
+needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 
 
 def make_batch(

@@ -65,3 +65,15 @@ def run_rank(rank: int, directory: Path, model: Path, batch: TrainingBatch) -> N
     found["after loading one"]["weights"] = list(backend.weights())
     torch.save(found, directory / f"found-{rank}.pt")
     backend.close()
+
+
+def run_once(rank: int, directory: Path, model: Path, batch: TrainingBatch) -> None:
+    """One step of a rank; rank 0 writes down its result and gradients."""
+    spec = make_spec(model, max_tokens_per_micro_batch=100)
+    meeting = f"file://{directory / 'meeting'}"
+    backend = TorchBackend(dataclasses.replace(spec, rank=rank, world_size=2, init_method=meeting))
+    result = backend.train_step(batch, LOSS)
+    grads = grads_of(backend)
+    if rank == 0:
+        torch.save((result, grads), directory / "found.pt")
+    backend.close()
