@@ -62,11 +62,15 @@ def test_train_export_eval_resume(place):
 
 def test_ctrl_c_saves_and_says_how_to_go_on(place):
     command = [*ROLL, "train", "config.yaml", "training.num_steps=100000"]
-    with subprocess.Popen(command, cwd=place, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        next(line for line in process.stdout if line.startswith("step 1/"))
-        process.send_signal(signal.SIGINT)
-        _, shown = process.communicate(timeout=120)
+    both = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+    with subprocess.Popen(command, cwd=place, text=True, **both) as process:
+        try:
+            assert process.stdout is not None
+            next(line for line in process.stdout if line.startswith("step "))
+            process.send_signal(signal.SIGINT)
+            shown, _ = process.communicate(timeout=120)
+        finally:
+            process.kill()  # whatever went wrong, nothing is left behind
     assert process.returncode == 130, shown
     assert "roll resume runs/trial" in shown
     assert "Traceback" not in shown
