@@ -38,10 +38,7 @@ def is_cpu_build() -> bool:
 
 
 def prepare_environment() -> None:
-    """Set what vLLM needs, before it is imported; may be called again.
-
-    `OMP_WAIT_POLICY` is not set here: it must be the same for the trainer's process, which is already running.
-    """
+    """Set what vLLM needs, before it is imported; may be called again."""
     for name, value in (_EVERYWHERE | (_ON_CPU if is_cpu_build() else {})).items():
         os.environ.setdefault(name, value)
 

@@ -110,7 +110,7 @@ def launch(spec: EngineSpec) -> Launch:
         prepare_environment()
         cpu = is_cpu_build()
         log_size = spec.log_path.stat().st_size if spec.log_path and spec.log_path.exists() else 0
-        with temporary_environment(_variables(spec)), _children_without_main():
+        with temporary_environment(_variables(spec, cpu=cpu)), _children_without_main():
             from vllm.engine.arg_utils import AsyncEngineArgs
             from vllm.v1.engine.async_llm import AsyncLLM
 
@@ -129,13 +129,17 @@ def launch(spec: EngineSpec) -> Launch:
     return Launch(spec, llm, cpu=cpu, stats=stats)
 
 
-def _variables(spec: EngineSpec) -> dict[str, str]:
+def _variables(spec: EngineSpec, *, cpu: bool) -> dict[str, str]:
     """Environment of the engine's processes alone."""
     from roll.inference.vllm import child
 
     # A killed engine's semaphores are freed by Python's resource tracker, which would say so on the terminal.
     warnings = [os.environ.get("PYTHONWARNINGS"), "ignore:resource_tracker:UserWarning"]
     variables = {child.OWNER: str(os.getpid()), "PYTHONWARNINGS": ",".join(filter(None, warnings))}
+    if cpu:
+        # Threads that spin while they wait halve the speed wherever cores are shared (measured: 300 tok/s beside other
+        # work, against 50 and less); where they are not, sleeping threads cost 7 %.
+        variables["OMP_WAIT_POLICY"] = os.environ.get("OMP_WAIT_POLICY", "passive")
     if spec.num_threads is not None:
         variables["OMP_NUM_THREADS"] = str(spec.num_threads)
     if spec.log_path is not None:

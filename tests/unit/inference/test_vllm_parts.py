@@ -1,0 +1,160 @@
+"""The vllm engine's parts that need no vLLM process."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from safetensors.torch import save_file
+
+from roll.errors import ConfigError, DataError, WeightSyncError
+from roll.inference import EngineSpec, build_engine, resolve_engine_kind
+from roll.inference.vllm.arguments import engine_arguments
+from roll.inference.vllm.child import LogStream
+from roll.inference.vllm.conversion import check_fits, check_tokens
+from roll.inference.vllm.environment import prepare_environment, temporary_environment
+from roll.inference.vllm.worker import _check_applied, check_manifest, checkpoint_shapes
+from roll.types import GenerationRequest, SamplingParams, TensorSpec
+
+SPEC = EngineSpec(engine_id="e", kind="vllm", model_path="/model", max_context=100, max_num_seqs=8, seed=3)
+
+
+def request(num_prompt: int, max_new_tokens: int) -> GenerationRequest:
+    return GenerationRequest(
+        request_id="r", token_ids=np.ones(num_prompt, np.int32), sampling=SamplingParams(max_new_tokens=max_new_tokens)
+    )
+
+
+def test_an_engine_spec_survives_pickling() -> None:
+    assert pickle.loads(pickle.dumps(SPEC)) == SPEC
+
+
+def test_choosing_an_engine_imports_neither_torch_nor_vllm() -> None:
+    code = (
+        "import sys; from roll.inference import resolve_engine_kind\n"
+        "assert resolve_engine_kind('auto') in ('vllm', 'hf')\n"
+        "import roll.inference.vllm; assert not {'vllm', 'ray', 'transformers', 'torch'} & sys.modules.keys()"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, env=os.environ | {"PYTHONPATH": "src"}, timeout=60)
+
+
+def test_a_misspelt_engine_is_refused_with_the_nearest_name() -> None:
+    with pytest.raises(ConfigError, match="Did you mean 'vllm'"):
+        resolve_engine_kind("vlm")
+    with pytest.raises(ConfigError, match="Did you mean 'vllm'"):
+        build_engine(EngineSpec(engine_id="e", kind="vlm", model_path="/model", max_context=1))
+
+
+def test_a_cpu_engine_never_chunks_a_prefill_and_fits_any_prompt_into_one_step() -> None:
+    long = EngineSpec(engine_id="e", kind="vllm", model_path="/model", max_context=9000)
+    arguments = engine_arguments(long, cpu=True)
+    assert arguments["enable_chunked_prefill"] is False
+    assert arguments["max_num_batched_tokens"] >= arguments["max_model_len"] == 9001
+    assert arguments["kv_cache_memory_bytes"] == 256 * 2**20
+    assert arguments["distributed_executor_backend"] == "uni"
+
+
+def test_an_engine_on_a_device_takes_its_own_share_and_sleeps_only_where_colocated() -> None:
+    alone = engine_arguments(SPEC, cpu=False)
+    assert alone["kv_cache_memory_bytes"] is None and alone["enable_sleep_mode"] is False
+    assert "enforce_eager" not in alone and "enable_chunked_prefill" not in alone
+    shared = EngineSpec(engine_id="e", kind="vllm", model_path="/model", max_context=1, colocated=True)
+    assert engine_arguments(shared, cpu=False)["enable_sleep_mode"] is True
+
+
+def test_the_users_engine_options_win() -> None:
+    spec = EngineSpec(engine_id="e", kind="vllm", model_path="/model", max_context=1, options={"block_size": 64})
+    assert engine_arguments(spec, cpu=True)["block_size"] == 64
+
+
+@given(prompt=st.integers(1, 120), answer=st.integers(-3, 120))
+def test_a_request_is_refused_exactly_if_it_could_not_finish(prompt: int, answer: int) -> None:
+    if answer >= 1 and prompt + answer <= 100:
+        check_fits(request(prompt, answer), 100)
+    else:
+        with pytest.raises(DataError, match="request r"):
+            check_fits(request(prompt, answer), 100)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "message"), [([], "no tokens"), ([0, -1], "-1"), ([3, 10], "10"), ([10**6], "1000000")]
+)
+def test_tokens_outside_the_vocabulary_are_refused(tokens: list[int], message: str) -> None:
+    with pytest.raises(DataError, match=message):
+        check_tokens("prompt", np.array(tokens, np.int32), vocab_size=10)
+    check_tokens("prompt", np.array([0, 9], np.int32), vocab_size=10)
+
+
+def specs(shapes: dict[str, tuple[int, ...]]) -> list[TensorSpec]:
+    return [TensorSpec(name=name, shape=shape, dtype="float32") for name, shape in shapes.items()]
+
+
+CHECKPOINT = {"embed.weight": (8, 4), "lm_head.weight": (8, 4), "layer.weight": (4, 4), "rotary_emb.inv_freq": (2,)}
+
+
+def test_a_manifest_like_the_checkpoint_is_accepted() -> None:
+    check_manifest(specs(CHECKPOINT), CHECKPOINT, tied=False, policy_version=1)
+    tied = {name: CHECKPOINT[name] for name in ("embed.weight", "layer.weight")}
+    check_manifest(specs(tied), CHECKPOINT, tied=True, policy_version=1)
+
+
+@pytest.mark.parametrize("name", ["embed.weight", "lm_head.weight", "layer.weight"])
+def test_a_missing_tensor_is_named(name: str) -> None:
+    shapes = {other: shape for other, shape in CHECKPOINT.items() if other != name}
+    with pytest.raises(WeightSyncError, match=f"policy version 4: tensor '{name}' is missing"):
+        check_manifest(specs(shapes), CHECKPOINT, tied=False, policy_version=4)
+
+
+def test_an_unknown_tensor_and_another_shape_are_named() -> None:
+    with pytest.raises(WeightSyncError, match=r"'other.weight' is unknown"):
+        check_manifest(specs(CHECKPOINT | {"other.weight": (1,)}), CHECKPOINT, tied=False, policy_version=1)
+    with pytest.raises(WeightSyncError, match=r"'layer.weight' has shape \(4, 5\), the engine's has \(4, 4\)"):
+        check_manifest(specs(CHECKPOINT | {"layer.weight": (4, 5)}), CHECKPOINT, tied=False, policy_version=1)
+
+
+def test_shapes_are_read_from_all_files_of_a_checkpoint(tmp_path: Path) -> None:
+    save_file({"a": torch.zeros(2, 3)}, tmp_path / "model-00001-of-00002.safetensors")
+    save_file({"b": torch.zeros(4)}, tmp_path / "model-00002-of-00002.safetensors")
+    assert checkpoint_shapes(tmp_path) == {"a": (2, 3), "b": (4,)}
+    assert checkpoint_shapes(tmp_path / "nowhere") is None
+
+
+def test_a_tensor_that_arrived_but_was_not_applied_is_named() -> None:
+    model = torch.nn.ModuleDict({"norm": torch.nn.RMSNorm(4), "embed": torch.nn.Embedding(6, 4)})
+    plain = dict(model.named_parameters())
+    padded = {"norm.weight": plain["norm.weight"].data.clone(), "embed.weight": plain["embed.weight"].data[:5].clone()}
+    _check_applied(model, set(plain), plain, padded, 2)
+    with pytest.raises(WeightSyncError, match=r"'norm\.weight' arrived but the engine holds other values"):
+        _check_applied(model, set(plain), plain, {"norm.weight": torch.full((4,), 2.0)}, 2)
+    with pytest.raises(WeightSyncError, match=r"nothing was loaded into vLLM's 'embed\.weight' \(1 in all\)"):
+        _check_applied(model, {"norm.weight"}, plain, {}, 2)
+
+
+def test_environment_variables_of_the_user_win_and_temporary_ones_go(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VLLM_WORKER_MULTIPROC_METHOD", "fork")
+    monkeypatch.delenv("VLLM_NO_USAGE_STATS", raising=False)
+    prepare_environment()
+    prepare_environment()
+    assert os.environ["VLLM_WORKER_MULTIPROC_METHOD"] == "fork" and os.environ["VLLM_NO_USAGE_STATS"] == "1"
+    monkeypatch.setenv("ROLL_TEST_KEPT", "before")
+    with pytest.raises(KeyError), temporary_environment({"ROLL_TEST_KEPT": "inside", "ROLL_TEST_NEW": "inside"}):
+        assert os.environ["ROLL_TEST_KEPT"] == os.environ["ROLL_TEST_NEW"] == "inside"
+        raise KeyError
+    assert os.environ["ROLL_TEST_KEPT"] == "before" and "ROLL_TEST_NEW" not in os.environ
+
+
+def test_the_log_stream_appends_and_can_change_its_file(tmp_path: Path) -> None:
+    (tmp_path / "a").write_text("old\n")
+    stream = LogStream(tmp_path / "a")
+    print("one", file=stream)
+    stream.redirect(tmp_path / "b")
+    print("two", file=stream)
+    assert (tmp_path / "a").read_text() == "old\none\n" and (tmp_path / "b").read_text() == "two\n"
