@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 from roll.cluster.base import open_cluster
 from roll.config import RLVRConfig
 from roll.config.load import load_run_config, resolved
-from roll.errors import DataError, RunDirectoryError
+from roll.errors import DataError, RunDirectoryError, UserError
 from roll.pipelines import rlvr
 from roll.pipelines.checkpoint import (
     SavedRun,
@@ -28,7 +28,7 @@ from roll.pipelines.setup import build_rewards, engine_specs, open_parts, prepar
 from roll.pipelines.stop import StopRequest, stop_on_signals
 from roll.protocols import InferenceEngine
 from roll.rollout import LLMProxy, RolloutScheduler
-from roll.tracking import RunDirectory, Summary, Tracker
+from roll.tracking import RunDirectory, Summary, Tracker, read_metrics
 
 __all__ = ["evaluate", "export", "resume", "train"]
 
@@ -39,7 +39,12 @@ T = TypeVar("T")
 def train(config: RLVRConfig) -> Summary:
     """Run a configuration from its first step to its last, in a new run directory."""
     with RunDirectory.create(config.run_dir, resolved(config)) as run:
-        return _run(_train(config, run, None))
+        try:
+            return _run(_train(config, run, None))
+        except UserError:
+            if not read_metrics(run.metrics_path):  # nothing to keep: the mended configuration may use the name
+                shutil.rmtree(run.path)
+            raise
 
 
 def resume(run_path: Path, overrides: Sequence[str] = ()) -> Summary:

@@ -14,6 +14,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from roll.config.document import dump
 from roll.errors import RunDirectoryError
 from roll.registry import nearest
 from roll.tracking import atomic
@@ -48,7 +49,7 @@ class RunDirectory:
             try:
                 run._refuse_existing()
                 run._make_directories()
-                atomic.write_text(run.config_path, _as_yaml(resolved_config))
+                atomic.write_text(run.config_path, dump(resolved_config))
             except BaseException:
                 run.close()
                 raise
@@ -242,9 +243,3 @@ def _not_found(path: Path) -> str:
         return f"{what} '{path.parent}' holds no runs; start one with `roll train`."
     listed = ", ".join(runs[:10]) + (f" and {len(runs) - 10} more" if len(runs) > 10 else "")
     return f"{what}{nearest(path.name, runs)} Runs in '{path.parent}': {listed}."
-
-
-def _as_yaml(config: Mapping[str, Any]) -> str:
-    import yaml
-
-    return yaml.safe_dump(dict(config), sort_keys=False, allow_unicode=True, width=100)
