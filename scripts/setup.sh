@@ -65,7 +65,7 @@ run() {
     "$@" </dev/null >>$LOG 2>&1 && return
     printf ' failed\n\n' && tail -n 25 $LOG >&2
     fail "the command '$*' failed; its whole output is in $LOG.
-If the network was at fault, run it again: what is installed is kept."
+If the network was at fault, run it again: what is installed, and the choice of TORCH and ENGINE, is kept."
 }
 pip() { run $VENV/bin/python -m pip --disable-pip-version-check --no-input install --progress-bar off "$@"; }
 
@@ -75,7 +75,8 @@ if ! suitable $python; then
     python=$(find_python)
     rm -rf $VENV
 fi
-mkdir -p $VENV && rm -f $STAMP && : >$LOG
+mkdir -p $VENV && : >$LOG
+stamp | sed '/^HASH/d' >$STAMP # the choices, for another try; without the hash, since nothing is done yet
 echo "Setting up ROLL in $VENV (PyTorch: $TORCH; engine: $ENGINE; log: $LOG)"
 
 begin "a virtual environment, $("$python" --version)"
