@@ -9,6 +9,7 @@ user has set is left alone. The `VLLM_*` variables are the engine's own: `roll.i
     TOKENIZERS_PARALLELISM=false           the tokenizer's threads do not survive a fork, and it warns of that
     HF_HUB_DISABLE_PROGRESS_BARS=1         bars would tear the live display
     HF_DATASETS_DISABLE_PROGRESS_BARS=1
+    RAY_USAGE_STATS_ENABLED=0              a run reports to nobody
     TRANSFORMERS_NO_ADVISORY_WARNINGS=1    advice for other programs than this one
 """
 
@@ -26,6 +27,7 @@ _VARIABLES = {
     "HF_DATASETS_DISABLE_PROGRESS_BARS": "1",
     "HF_HUB_DISABLE_PROGRESS_BARS": "1",
     "OMP_WAIT_POLICY": "passive",
+    "RAY_USAGE_STATS_ENABLED": "0",
     "TOKENIZERS_PARALLELISM": "false",
     "TRANSFORMERS_NO_ADVISORY_WARNINGS": "1",
 }
