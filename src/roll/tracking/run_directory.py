@@ -14,7 +14,6 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from roll.config.document import dump
 from roll.errors import RunDirectoryError
 from roll.registry import nearest
 from roll.tracking import atomic
@@ -41,6 +40,8 @@ class RunDirectory:
             RunDirectoryError: there is a run already, another process writes it, or the disk cannot be
             written.
         """
+        from roll.config.document import dump
+
         run = cls(Path(path))
         with writing(run.path):
             run._refuse_existing()

@@ -175,9 +175,10 @@ async def test_closing_ends_calls_and_every_process_also_grandchildren() -> None
     program = "import subprocess; subprocess.Popen(['sleep', '1000']).wait()"
     calls = [asyncio.create_task(pool.submit(exec, program, {}, time_limit_s=1000)) for _ in range(5)]
     me = psutil.Process()
+    others = set(me.children(recursive=True))
     while sum(child.name() == "sleep" for child in me.children(recursive=True)) < 2:
         await asyncio.sleep(0.01)
-    processes = me.children(recursive=True)
+    processes = set(me.children(recursive=True)) - others
     await pool.close()
     results = await asyncio.gather(*calls, return_exceptions=True)
     assert all(isinstance(result, WorkerDiedError) for result in results)
