@@ -44,7 +44,7 @@ class StatePlacement:
 
     def _move(self, states: Collection[StateKind], device: torch.device) -> None:
         if "gradients" in states:
-            self._masters.drop_grads()
+            self._masters.clear_grads()
         if "optimizer" in states:
             self._optimizer.move_moments(device)
         if "parameters" in states:

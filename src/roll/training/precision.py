@@ -45,7 +45,6 @@ class MasterWeights:
         self.precision = precision
         self._masters: dict[str, Tensor] = {}
         self._grads: dict[str, Tensor] = {}
-        self._fresh: set[str] = set()
         for name, parameter in self.parameters.items():
             if not isinstance(parameter, DTensor) and parameter.dtype != precision.master:
                 self._masters[name] = parameter.detach().to(precision.master, copy=True)
@@ -54,13 +53,10 @@ class MasterWeights:
     def _collector(self, name: str) -> Callable[[Tensor], None]:
         def collect(parameter: Tensor) -> None:
             assert parameter.grad is not None
-            if name in self._fresh:
+            if name in self._grads:
                 self._grads[name].add_(parameter.grad)
-            elif name in self._grads:  # keep the buffer: fresh memory is costly to touch
-                self._grads[name].copy_(parameter.grad)
             else:
                 self._grads[name] = parameter.grad.to(self.precision.master)
-            self._fresh.add(name)
             parameter.grad = None
 
         return collect
@@ -77,20 +73,15 @@ class MasterWeights:
     def grad(self, name: str) -> Tensor | None:
         """This rank's part of the gradient; `None` where the loss did not reach the weight."""
         if name in self._masters:
-            return self._grads[name] if name in self._fresh else None
+            return self._grads.get(name)
         grad = self.parameters[name].grad
         return grad.to_local() if isinstance(grad, DTensor) else grad
 
     def clear_grads(self) -> None:
-        """Begin a new sum of gradients; buffers stay."""
-        self._fresh.clear()
+        """Free the gradients: the next ones then take the memory that activations leave in the backward pass."""
+        self._grads.clear()
         for parameter in self.parameters.values():
             parameter.grad = None
-
-    def drop_grads(self) -> None:
-        """Free the gradients' memory."""
-        self.clear_grads()
-        self._grads.clear()
 
     def move(self, device: torch.device) -> None:
         """Bring the masters that are kept apart to a device; the network's owner moves the rest."""
