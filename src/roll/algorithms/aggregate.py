@@ -1,8 +1,6 @@
-"""How per-token losses become one number: each rule is a weight per token, and the loss is their weighted
-sum.
+"""How per-token losses become one number: a rule is a weight per token, the loss the weighted sum.
 
-The counts are those of the global batch, so the shares of all micro-batches and ranks add up to the batch's
-loss.
+The counts are those of the global batch, so the shares of all micro-batches and ranks add up to its loss.
 """
 
 from __future__ import annotations

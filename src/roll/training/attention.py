@@ -4,10 +4,10 @@ HF models call `packed_attention` in place of their own (it is registered as `ro
 `AttentionPlan` of the micro-batch, built once for all layers. A plan is a list of independent calls, chosen
 by cost:
 
-    dense    blocks of few tokens, batched: plain matrix products under a mask; cheapest by far while blocks
-    are small causal   plain sequences and prefixes, batched by similar length: SDPA shared   the responses of
-    one block, batched by similar length: SDPA, their prefix's keys expanded, not copied by row varlen
-    everything at once on CUDA in half precision: `torch.nn.attention.varlen`
+    dense    small blocks, batched: plain matrix products under a mask, by far the cheapest for them
+    causal   plain sequences and prefixes, batched by similar length: SDPA
+    shared   the responses of one block, batched by similar length, behind their prefix's keys: SDPA
+    varlen   everything at once on CUDA in half precision: `torch.nn.attention.varlen`
 
 Padding exists only inside a call and is never attended to: it follows its sequence, and attention is causal.
 """

@@ -1,7 +1,7 @@
 """The `torch` train back-end: one rank of a trainer.
 
-    samples -> pack (micro-batches of this rank) -> network -> log-probs -> loss -> backward     (gradients
-    add up)
+    samples -> pack -> this rank's micro-batches, one after the other:
+                           network -> log-probs -> loss -> backward (gradients add up)
             -> global gradient norm -> AdamW on the master weights -> network
 
 Invariants: a micro-batch's loss is already its share of the batch's loss, so nothing divides by the number of

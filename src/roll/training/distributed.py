@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
-from roll.errors import PlacementError
+from roll.errors import ModelError, PlacementError
 from roll.training.precision import Precision
 from roll.training.spec import TrainerSpec
 
@@ -128,19 +128,24 @@ def _collectives(device: torch.device) -> str:
 
 
 def shard(network: nn.Module, model: Any, ranks: Ranks, precision: Precision) -> None:
-    """Spread a network's weights over `dp_shard` with FSDP2, in place: each decoder layer by itself, then the
-    rest.
+    """Spread a network's weights over `dp_shard` with FSDP2, in place: layer by layer, then the rest.
 
     Every rank holds the whole model on its way here. The shards are in the master dtype; weights are gathered
     in the compute dtype, gradients are reduced in the master dtype. FSDP averages gradients over ranks; its
     divide factor fails on gloo, so the trainer multiplies the loss by the number of ranks instead.
+
+    Raises:
+        ModelError: the model does not keep its decoder layers where they are expected.
     """
     assert ranks.mesh is not None
+    layers = getattr(model.get_decoder(), "layers", None)
+    if layers is None:
+        raise ModelError(f"{type(model).__name__} cannot be sharded: its decoder has no `layers`; train it on one rank")
     policy = MixedPrecisionPolicy(param_dtype=precision.compute, reduce_dtype=precision.master)
     mesh = ranks.mesh["dp_shard"]
     for parameter in network.parameters():
         parameter.data = parameter.data.to(precision.master)
-    for layer in model.get_decoder().layers:
+    for layer in layers:
         fully_shard(layer, mesh=mesh, mp_policy=policy)
     fully_shard(network, mesh=mesh, mp_policy=policy)
 

@@ -1,5 +1,4 @@
-"""Which samples go through the network together. NumPy only; depends on the samples alone, never on their
-order.
+"""Which samples go through the network together. NumPy only; their order of arrival does not matter.
 
     samples -> blocks -> micro-batches -> one list per rank
 

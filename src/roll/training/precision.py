@@ -3,7 +3,7 @@
 The optimiser always works on *master* weights in float32. With a bfloat16 network on one rank, the network
 holds a bfloat16 copy that is written once per step, and every micro-batch's bfloat16 gradients are added up
 in float32: nothing is cast inside the forward pass. With FSDP the shards are the master weights, and FSDP
-gathers them as bfloat16.
+gathers them as bfloat16. Masters begin as what engines hold: the checkpoint, rounded to the compute dtype.
 """
 
 from __future__ import annotations
