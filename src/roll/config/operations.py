@@ -24,7 +24,6 @@ class WeightSyncConfig(Section):
     transport: Literal["auto", "in_process", "shared_memory", "broadcast"] = option(
         "auto", "How tensors travel; `auto` takes the fastest that reaches every engine."
     )
-    bucket_bytes: int = option(256 * 2**20, "Tensors are sent in buckets of this size.", unit="bytes", ge=1)
     probe_every_num_steps: int = option(
         1, "Compare the engines' log-probs with the trainer's after every so many syncs; 0 means never.", ge=0
     )
