@@ -127,6 +127,19 @@ class RewardResult:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Turn:
+    """What the policy wrote between two interactions with an environment."""
+
+    start: int
+    end: int
+    """Its tokens are `token_ids[start:end]` of the rollout; those between turns are the environment's."""
+    reward: float = 0.0
+    """Of the environment, for this turn alone; the verifier's judgement of the whole comes on top of the last one."""
+    state: str = ""
+    """Names the state in which the turn began: equal texts, equal states. Empty where states mean nothing."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Rollout:
     """One attempt at a prompt."""
 
@@ -150,6 +163,15 @@ class Rollout:
     """Of an `infra_error`."""
     reward: RewardResult | None = None
     engine_id: str = ""
+    turns: tuple[Turn, ...] = ()
+    """In order; empty: all of `token_ids` is one turn."""
+    expert: bool = False
+    """Not the policy's own: to be imitated. Its `logprobs` are 0."""
+
+    @property
+    def spans(self) -> tuple[Turn, ...]:
+        """Its turns, also where it has only the one."""
+        return self.turns or (Turn(start=0, end=len(self.token_ids)),)
 
     @property
     def rollout_id(self) -> str:
@@ -196,6 +218,16 @@ class TrainingSample:
     """The trainer's before the update; `None` means: equal to the current ones at the first update."""
     ref_logprobs: FloatArray | None = None
     policy_versions: IntArray | None = None
+    chunk_ids: IntArray | None = None
+    """Which turn of the rollout a token belongs to, ascending; -1 outside `loss_mask`. `None`: all are one."""
+    entropy_mask: BoolArray | None = None
+    """Where an entropy bonus is paid; `None`: everywhere."""
+    expert: bool = False
+    """To be imitated, whatever the ratio."""
+    returns: FloatArray | None = None
+    """What a critic should say of the state before each token."""
+    old_values: FloatArray | None = None
+    """What it said before the update."""
 
     def __len__(self) -> int:
         return len(self.token_ids)

@@ -1,9 +1,7 @@
-"""Rewards of groups to advantages: (reward - mean) / std, each taken over nothing, the group, or the batch.
+"""From rewards to a weight per token:
 
-GRPO (arXiv 2402.03300, section 4.1.2) is `mean="group", std="group"`; Dr. GRPO (arXiv 2503.20783) leaves the
-division out; Lite PPO (arXiv 2508.08221) is `mean="group", std="batch"`. The GRPO paper does not say which
-standard deviation it means. This is the unbiased one (n - 1), as in the published implementations, so
-learning rates carry over from them.
+    shaped rewards ─ (R - mean) / std ─► outcomes          `normalise`
+    outcomes ─ over tokens or turns ─► returns ─ whitening ─ clip ─► advantages
 
 NumPy only: the controller runs this, without torch.
 """
@@ -11,64 +9,141 @@ NumPy only: the controller runs this, without torch.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
 import numpy as np
-from numpy.typing import NDArray
 
-from roll.types import FloatArray
+from roll.algorithms.episodes import Episode, Float64Array, concatenated
+from roll.algorithms.normalise import Scope, whitened
+from roll.algorithms.returns import discounted, gae, per_token, step_advantages, token_rewards, turn_returns
+from roll.types import BoolArray, FloatArray
 
-__all__ = ["EPSILON", "Scope", "group_advantages", "has_zero_variance"]
+__all__ = ["Estimate", "Estimator", "drop_smallest", "estimate", "rescaled_weights"]
 
-Scope: TypeAlias = Literal["none", "group", "batch"]
-
-EPSILON = 1e-6
-"""Added to a standard deviation before dividing by it."""
-
-
-def has_zero_variance(rewards: FloatArray) -> bool:
-    """Whether all rewards of a group [G] are equal, which says nothing about any rollout."""
-    return len(rewards) == 0 or bool(np.max(rewards) == np.min(rewards))
+Estimator: TypeAlias = Literal["outcome", "token", "turn", "anchor_state", "gae"]
 
 
-def _spread(values: NDArray[np.float64]) -> float:
-    """Unbiased standard deviation; exactly 0 where all values are equal, whatever rounding says."""
-    return 0.0 if len(values) < 2 or np.ptp(values) == 0 else float(np.std(values, ddof=1))
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Estimate:
+    """What the rewards of a batch say about its tokens; lists are by episode."""
+
+    advantages: list[FloatArray]
+    """[T] each; 0 where the policy did not write the token."""
+    returns: list[FloatArray] = field(default_factory=list)
+    """[T] each, what a critic should learn; empty without one."""
 
 
-def _centre(values: NDArray[np.float64]) -> float:
-    """Mean; exactly the common value where all values are equal."""
-    return float(values[0]) if np.ptp(values) == 0 else float(np.mean(values))
-
-
-def group_advantages(
-    rewards: Sequence[FloatArray], *, mean: Scope = "group", std: Scope = "group", epsilon: float = EPSILON
-) -> list[FloatArray]:
-    """Advantages of a batch of groups, in the shapes of `rewards`.
+def estimate(
+    episodes: Sequence[Episode],
+    outcomes: Float64Array,
+    *,
+    estimator: Estimator = "outcome",
+    std: Scope = "group",
+    gamma: float = 1.0,
+    gae_lambda: float = 0.95,
+    step_weight: float = 1.0,
+    whiten: Literal["none", "token", "turn"] = "none",
+    clip: float | None = None,
+) -> Estimate:
+    """Advantages of all episodes of a batch; see `roll.config.algorithm_parts.AdvantageConfig`.
 
     Args:
-        rewards: by group, [G] values; groups may differ in size and hold what was scored (nothing that
-            failed). The batch scopes count every value given here, so pass groups before filtering them.
-        mean: what is subtracted.
-        std: what the difference is divided by, plus `epsilon`. Where all values in scope are equal there is
-            no spread to divide by, and the difference stays as it is (a group minus its own mean is then
-            exactly 0).
-        epsilon: keeps tiny spreads from blowing up.
+        episodes: that are trained.
+        outcomes: [n] their normalised rewards (`normalised`): the total one for `outcome` and `anchor_state`; for the
+            others that of the whole, to which rewards of turns and tokens are added as they are.
+        estimator: how they spread over tokens.
+        std: `anchor_state` divides step advantages by a deviation, unless it is `none`.
+        gamma: discount per token, or per turn for `turn` and `anchor_state`.
+        gae_lambda: of `gae`.
+        step_weight: of `anchor_state`.
+        whiten: over all tokens, or all turns.
+        clip: bound of the result.
 
     Raises:
-        ValueError: a reward is not finite.
+        ValueError: `gae` has no values.
     """
-    groups = [np.asarray(group, dtype=np.float64) for group in rewards]
-    everything = np.concatenate(groups) if groups else np.zeros(0)
-    if not np.isfinite(everything).all():
-        raise ValueError(f"rewards must be finite, got {everything[~np.isfinite(everything)][:3].tolist()}")
-    result: list[FloatArray] = []
-    for group in groups:
-        if not len(group):
-            result.append(np.zeros(0, dtype=np.float32))
-            continue
-        scopes = {"group": group, "batch": everything}
-        advantage = group if mean == "none" else group - _centre(scopes[mean])
-        spread = 0.0 if std == "none" else _spread(scopes[std])
-        result.append((advantage / (spread + epsilon) if spread else advantage).astype(np.float32))
+    returns: list[Float64Array] = []
+    if estimator == "gae":
+        values = [_values(episode) for episode in episodes]
+        given = [token_rewards(e, o) for e, o in zip(episodes, outcomes, strict=True)]
+        tokens = [gae(r, v, gamma, gae_lambda) for r, v in zip(given, values, strict=True)]
+        returns = [a + v for a, v in zip(tokens, values, strict=True)]
+    elif estimator == "token":
+        tokens = [discounted(token_rewards(e, o), gamma) for e, o in zip(episodes, outcomes, strict=True)]
+    else:
+        turns = _by_turn(episodes, outcomes, estimator, std=std, gamma=gamma, step_weight=step_weight)
+        if whiten == "turn":
+            turns = whitened(turns)
+        tokens = [per_token(e, t) for e, t in zip(episodes, turns, strict=True)]
+        tokens = _with_token_rewards(episodes, tokens)
+    if whiten == "token":
+        tokens = whitened(tokens)
+    if clip is not None:
+        tokens = [np.clip(array, -clip, clip) for array in tokens]
+    return Estimate(
+        advantages=[_spread_out(e, array) for e, array in zip(episodes, tokens, strict=True)],
+        returns=[_spread_out(e, array) for e, array in zip(episodes, returns, strict=True)] if returns else [],
+    )
+
+
+def _with_token_rewards(episodes: Sequence[Episode], tokens: list[Float64Array]) -> list[Float64Array]:
+    """Add what rewards per token come to after each token (a KL penalty in the reward)."""
+    return [
+        t if e.token_rewards is None else t + discounted(e.token_rewards[e.mask].astype(np.float64), 1.0)
+        for e, t in zip(episodes, tokens, strict=True)
+    ]
+
+
+def _by_turn(
+    episodes: Sequence[Episode],
+    outcomes: Float64Array,
+    estimator: Estimator,
+    *,
+    std: Scope,
+    gamma: float,
+    step_weight: float,
+) -> list[Float64Array]:
+    if estimator == "turn":
+        return [turn_returns(e, o, gamma) for e, o in zip(episodes, outcomes, strict=True)]
+    same = [np.full(len(e.spans), o) for e, o in zip(episodes, outcomes, strict=True)]
+    if estimator == "outcome":
+        return same
+    steps = step_advantages(episodes, gamma=gamma, std=std)
+    return [a + step_weight * s for a, s in zip(same, steps, strict=True)]
+
+
+def _values(episode: Episode) -> Float64Array:
+    if episode.values is None:
+        raise ValueError("gae needs a critic's values, which an episode does not have")
+    return episode.values[episode.mask].astype(np.float64)
+
+
+def _spread_out(episode: Episode, tokens: Float64Array) -> FloatArray:
+    """Values of the policy's tokens [n] at their places among all [T]."""
+    result = np.zeros(episode.num_tokens, dtype=np.float32)
+    result[episode.mask] = tokens
     return result
+
+
+def drop_smallest(values: Sequence[FloatArray], masks: Sequence[BoolArray], share: float) -> list[BoolArray]:
+    """Which tokens hold the smallest `share` of all values under the masks: floor(share x n), earlier ones first.
+
+    AsyPPO (arXiv 2510.01656): where critics agree, tokens leave the policy gradient.
+    """
+    together = concatenated([np.asarray(v, np.float64)[m] for v, m in zip(values, masks, strict=True)])
+    chosen = np.zeros(len(together), dtype=np.bool_)
+    chosen[np.argsort(together, kind="stable")[: int(share * len(together))]] = True
+    result, start = [], 0
+    for mask in masks:
+        dropped = np.zeros(len(mask), dtype=np.bool_)
+        dropped[mask] = chosen[start : start + int(mask.sum())]
+        start += int(mask.sum())
+        result.append(dropped)
+    return result
+
+
+def rescaled_weights(weights: Float64Array) -> Float64Array:
+    """Factors with mean 1; all 1 where their sum is 0."""
+    total = float(weights.sum())
+    return weights * (len(weights) / total) if total > 0 else np.ones_like(weights)

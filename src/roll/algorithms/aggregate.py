@@ -14,7 +14,7 @@ from roll.algorithms.inputs import LossInputs
 
 __all__ = ["Aggregation", "token_weights"]
 
-Aggregation: TypeAlias = Literal["sequence_mean", "token_mean", "constant_length"]
+Aggregation: TypeAlias = Literal["sequence_mean", "token_mean", "constant_length", "sequence_sum"]
 
 
 def token_weights(inputs: LossInputs, aggregation: Aggregation) -> Tensor:
@@ -23,6 +23,7 @@ def token_weights(inputs: LossInputs, aggregation: Aggregation) -> Tensor:
     `sequence_mean`: 1 / (tokens of its sequence x sequences), GRPO, arXiv 2402.03300.
     `token_mean`: 1 / tokens, DAPO, arXiv 2503.14476.
     `constant_length`: 1 / (longest possible answer x sequences), Dr. GRPO, arXiv 2503.20783.
+    `sequence_sum`: 1 / sequences, the log-prob of a sequence as a whole, REINFORCE.
 
     Raises:
         ValueError: the rule is unknown.
@@ -33,4 +34,8 @@ def token_weights(inputs: LossInputs, aggregation: Aggregation) -> Tensor:
         return torch.full_like(inputs.advantages, 1.0 / inputs.num_tokens)
     if aggregation == "constant_length":
         return torch.full_like(inputs.advantages, 1.0 / (inputs.max_length * inputs.num_sequences))
-    raise ValueError(f"unknown aggregation '{aggregation}': use sequence_mean, token_mean or constant_length")
+    if aggregation == "sequence_sum":
+        return torch.full_like(inputs.advantages, 1.0 / inputs.num_sequences)
+    raise ValueError(
+        f"unknown aggregation '{aggregation}': use sequence_mean, token_mean, constant_length or sequence_sum"
+    )

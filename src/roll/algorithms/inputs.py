@@ -37,8 +37,29 @@ class LossInputs:
     """Sequences of the global batch that have a loss token."""
     max_length: float
     """Longest possible answer, for constant-length aggregation."""
+    chunk_ids: Tensor | None = None
+    """[N] int64 in 0 … C-1: which chunk (turn) a token belongs to, ascending; `None`: a sequence is one chunk."""
     ref_logprobs: Tensor | None = None
     """[N] float32, of the reference model, where one is used."""
+    expert: Tensor | None = None
+    """[N] bool: the token is not the policy's but an expert's, to be imitated; `None`: none is."""
+    entropy: Tensor | None = None
+    """[N] float32, of the current policy over the vocabulary, with gradient; where the loss asks for it."""
+    entropy_mask: Tensor | None = None
+    """[N] bool: the token gets an entropy bonus; `None`: every one."""
+    full_kl: Tensor | None = None
+    """[N] float32, KL(policy || reference) over the vocabulary, with gradient; where the loss asks for it."""
+    values: Tensor | None = None
+    """[N] float32, of the critic, with gradient; in a critic's loss."""
+    old_values: Tensor | None = None
+    """[N] float32, of the critic before the update."""
+    returns: Tensor | None = None
+    """[N] float32, what the critic should say."""
+
+    @property
+    def num_sequences_here(self) -> int:
+        """Sequences of this micro-batch."""
+        return len(self.sequence_lengths)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -209,7 +209,8 @@ def _meant(name: str, siblings: list[str], model: type[Section]) -> str:
     if likeness >= 0.85:
         return f" Did you mean '{sibling}'?"
     if name in places:
-        parents = {place.rpartition(".")[0] for place in places[name]}
+        depth = min(place.count(".") for place in places[name])  # the most general place is what most people mean
+        parents = {place.rpartition(".")[0] for place in places[name] if place.count(".") == depth}
         shown = sorted(f"'{parent}'" if parent else "the top level" for parent in parents)
         return f" '{name}' belongs under {' or '.join(shown)}." if len(shown) <= 3 else ""
     if name in NAMES_ELSEWHERE:

@@ -60,13 +60,7 @@ class RLVRConfig(Section):
 
     @model_validator(mode="after")
     def _consistent(self) -> RLVRConfig:
-        size = self.rollout.group_size
-        if size == 1 and "group" in (self.algorithm.advantage_mean, self.algorithm.advantage_std):
-            raise ValueError(
-                "algorithm: group normalisation needs rollout.group_size >= 2, got 1 "
-                "(a group of one equals its own mean); raise it, or set advantage_mean and advantage_std "
-                "to batch or none"
-            )
+        self._check_groups()
         if self.training.warmup_steps > self.training.num_steps:
             raise ValueError(
                 f"training.warmup_steps {self.training.warmup_steps} exceeds training.num_steps "
@@ -91,6 +85,21 @@ class RLVRConfig(Section):
                 "cluster.type local runs one of each: set cluster.type=ray"
             )
         return self
+
+    def _check_groups(self) -> None:
+        size, advantage, critic = self.rollout.group_size, self.algorithm.advantage, self.algorithm.critic
+        compared = {"group", "leave_one_out", "length_weighted"} & {advantage.mean, advantage.std}
+        if size == 1 and compared and advantage.function is None:
+            raise ValueError(
+                f"algorithm.advantage: {' and '.join(sorted(compared))} normalisation needs rollout.group_size >= 2, "
+                "got 1 (a group of one equals its own mean); raise it, or set advantage.mean and advantage.std to "
+                "batch or none"
+            )
+        if self.algorithm.uses_critic and size < critic.num_critics:
+            raise ValueError(
+                f"algorithm.critic.num_critics {critic.num_critics} critics share each group's rollouts, but "
+                f"rollout.group_size is {size}: raise the one or lower the other"
+            )
 
     @property
     def num_ranks(self) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -11,12 +11,21 @@ from roll.types import FloatArray, Rollout, TrainingBatch, TrainingSample
 __all__ = ["build_batch", "build_sample"]
 
 
-def build_sample(rollout: Rollout, advantage: float) -> TrainingSample:
-    """One rollout as a training sample: prompt, then answer; the loss counts the answer.
+def build_sample(rollout: Rollout, advantage: float | FloatArray = 0.0) -> TrainingSample:
+    """One rollout as a training sample: prompt, then answer; the loss counts what the policy wrote.
 
     >>> # prompt of 3 tokens, answer of 2:  loss_mask [F F F T T],  advantages [0 0 0 a a]
+
+    Args:
+        rollout: the attempt.
+        advantage: of every token, or [T] of each.
     """
     num_prompt, num_answer = len(rollout.prompt_token_ids), len(rollout.token_ids)
+    written = np.zeros(num_answer, dtype=np.bool_)
+    chunks = np.full(num_answer, -1, dtype=np.int32)
+    for index, turn in enumerate(rollout.spans):
+        written[turn.start : turn.end] = True
+        chunks[turn.start : turn.end] = index
 
     def aligned(values: FloatArray) -> FloatArray:
         return np.concatenate([np.zeros(num_prompt, np.float32), values.astype(np.float32, copy=False)])
@@ -26,19 +35,19 @@ def build_sample(rollout: Rollout, advantage: float) -> TrainingSample:
         group_id=rollout.draw_id,
         prefix_length=num_prompt,
         token_ids=np.concatenate([rollout.prompt_token_ids, rollout.token_ids]).astype(np.int32, copy=False),
-        loss_mask=np.arange(num_prompt + num_answer) >= num_prompt,
-        advantages=aligned(np.full(num_answer, advantage, np.float32)),
-        rollout_logprobs=aligned(rollout.logprobs),
+        loss_mask=np.concatenate([np.zeros(num_prompt, np.bool_), written]),
+        advantages=aligned(np.where(written, advantage, 0.0).astype(np.float32)),
+        rollout_logprobs=aligned(np.where(written, rollout.logprobs, 0.0)),
         policy_versions=np.concatenate([np.full(num_prompt, -1, np.int32), rollout.policy_versions]).astype(np.int32),
+        chunk_ids=np.concatenate([np.full(num_prompt, -1, np.int32), chunks]) if rollout.turns else None,
+        expert=rollout.expert,
     )
 
 
-def build_batch(
-    rollouts: Sequence[Rollout], advantages: Mapping[str, float], *, temperature: float, max_length: int
-) -> TrainingBatch:
-    """All rollouts of a step as one batch; `advantages` by rollout id."""
+def build_batch(rollouts: Sequence[Rollout], *, temperature: float, max_length: int) -> TrainingBatch:
+    """All rollouts of a step as one batch, with advantages of 0."""
     return TrainingBatch(
-        samples=tuple(build_sample(rollout, advantages[rollout.rollout_id]) for rollout in rollouts),
+        samples=tuple(build_sample(rollout) for rollout in rollouts),
         temperature=temperature,
         max_length=max_length,
     )

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 from roll.cluster.base import open_cluster
 from roll.config import RLVRConfig
 from roll.config.load import load_run_config, resolved
-from roll.errors import DataError, RunDirectoryError, UserError
+from roll.errors import DataError, InfraError, RunDirectoryError, UserError
 from roll.pipelines import rlvr
 from roll.pipelines.checkpoint import (
     SavedRun,
@@ -25,7 +25,7 @@ from roll.pipelines.checkpoint import (
 )
 from roll.pipelines.measures import evaluation_metrics
 from roll.pipelines.setup import build_rewards, engine_specs, open_parts, prepare_material, sampling_plans
-from roll.pipelines.stop import StopRequest, stop_on_signals
+from roll.pipelines.stop import Interrupted, StopRequest, stop_on_signals
 from roll.protocols import InferenceEngine
 from roll.rollout import LLMProxy, RolloutScheduler
 from roll.tracking import RunDirectory, Summary, Tracker, read_metrics
@@ -61,8 +61,13 @@ async def _train(config: RLVRConfig, run: RunDirectory, saved: SavedRun | None) 
     step = saved.state.step if saved else 0
     stop = StopRequest()
     with Tracker(run, config, resumed_at=step if saved else None) as tracker, stop_on_signals(stop):
-        async with open_parts(config, run, tracker, stop, saved=saved) as parts:
-            await rlvr.run(parts)
+        try:
+            async with open_parts(config, run, tracker, stop, saved=saved) as parts:
+                await rlvr.run(parts)
+        except InfraError as error:
+            if stop:  # the signal reached a part of the run as well, before it could be asked to stop
+                raise Interrupted(stop.signal_name) from error
+            raise
         return tracker.finish()
 
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from roll.pipelines.learning import Selection
+from roll.pipelines.learning.selection import Selection
 from roll.rollout import Fate
 from roll.types import Group, Rollout, RolloutStatus, StepResult, TrainingBatch
 
@@ -15,6 +15,7 @@ __all__ = [
     "accuracy",
     "agreement",
     "evaluation_metrics",
+    "mean_advantages",
     "rollout_metrics",
     "selection_metrics",
     "training_metrics",
@@ -69,6 +70,11 @@ def selection_metrics(selection: Selection) -> dict[str, float]:
         "data/groups_filtered": float(selection.count(Fate.FILTERED)),
         "data/groups_failed": float(selection.count(Fate.FAILED)),
     }
+
+
+def mean_advantages(batch: TrainingBatch) -> dict[str, float]:
+    """Of every sample, over the tokens that the loss counts."""
+    return {s.sample_id: _mean(s.advantages[s.loss_mask].tolist()) for s in batch.samples}
 
 
 def agreement(batch: TrainingBatch, result: StepResult) -> dict[str, float]:

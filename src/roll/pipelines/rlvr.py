@@ -13,7 +13,7 @@ from dataclasses import replace
 from roll.data.samples import build_batch
 from roll.pipelines import measures
 from roll.pipelines.evaluate import evaluate
-from roll.pipelines.learning import Selection, select, settle
+from roll.pipelines.learning import Selection, select, settle, weigh
 from roll.pipelines.parts import Parts
 from roll.pipelines.stop import Interrupted
 from roll.types import Group, TrainingBatch
@@ -55,7 +55,12 @@ async def _generate(parts: Parts) -> tuple[list[Group], Selection]:
         parts.ledger.open(draws, parts.state.step + 1)
         groups = await parts.scheduler.collect(draws, parts.train_plan)
     with parts.spans.phase("advantages"):
-        return groups, select(groups, parts.config.algorithm)
+        return groups, select(
+            groups,
+            parts.config.algorithm,
+            max_length=parts.config.rollout.max_new_tokens,
+            moments=parts.state.moments,
+        )
 
 
 async def _learn(parts: Parts, groups: list[Group], selection: Selection) -> None:
@@ -63,14 +68,13 @@ async def _learn(parts: Parts, groups: list[Group], selection: Selection) -> Non
     state, config = parts.state, parts.config
     step = state.step + 1
     metrics = measures.rollout_metrics(groups) | measures.selection_metrics(selection)
+    advantages: dict[str, float] = {}
     if selection.rollouts:
         batch = build_batch(
-            selection.rollouts,
-            selection.advantages,
-            temperature=config.rollout.temperature,
-            max_length=config.rollout.max_new_tokens,
+            selection.rollouts, temperature=config.rollout.temperature, max_length=config.rollout.max_new_tokens
         )
-        batch = await _with_reference(parts, batch)
+        batch = weigh(await _with_reference(parts, batch), selection, config.algorithm)
+        advantages = measures.mean_advantages(batch)
         with parts.spans.phase("train"):
             result = await parts.trainer.train_step(batch, parts.loss)
         metrics |= measures.training_metrics(result) | measures.agreement(batch, result)
@@ -80,6 +84,7 @@ async def _learn(parts: Parts, groups: list[Group], selection: Selection) -> Non
                 metrics |= (await _sync(parts)).metrics()
     settle(parts.ledger, selection, step)
     state.step = step
+    state.moments = selection.moments
     state.data = parts.data.train.state()
     state.rewards.append(metrics["reward/mean"])
     metrics |= {f"ledger/{fate}": float(count) for fate, count in parts.ledger.counts().items()}
@@ -89,7 +94,7 @@ async def _learn(parts: Parts, groups: list[Group], selection: Selection) -> Non
         "engines/reissued": float(parts.proxy.num_reissued),
     }
     with parts.spans.phase("record"):
-        parts.tracker.log_rollouts(step, groups, selection.advantages)
+        parts.tracker.log_rollouts(step, groups, advantages)
         parts.tracker.log_step(step, metrics | parts.spans.metrics())
 
 

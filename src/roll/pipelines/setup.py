@@ -8,13 +8,13 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from roll.algorithms.losses import PolicyLoss
 from roll.cluster.base import Cluster, open_cluster
 from roll.config import RLVRConfig
 from roll.data import Data, build_data, held_out_draws
 from roll.inference import EngineSpec, resolve_engine_kind
 from roll.models import context_length, load_tokenizer, resolve_model, stop_token_ids
 from roll.pipelines.checkpoint import Checkpointer, SavedRun
+from roll.pipelines.learning import policy_loss
 from roll.pipelines.parts import Parts
 from roll.pipelines.state import RunState
 from roll.pipelines.stop import StopRequest
@@ -120,18 +120,6 @@ def trainer_spec(config: RLVRConfig, material: Material) -> TrainerSpec:
     )
 
 
-def policy_loss(config: RLVRConfig) -> PolicyLoss:
-    """The loss that the algorithm's settings describe."""
-    algorithm = config.algorithm
-    return PolicyLoss(
-        clip_low=algorithm.clip_low,
-        clip_high=algorithm.clip_high,
-        aggregation=algorithm.aggregation,
-        kl_coefficient=algorithm.kl.coefficient,
-        kl_estimator=algorithm.kl.estimator,
-    )
-
-
 def build_rewards(config: RLVRConfig, pool: WorkerPool) -> dict[str, Reward]:
     """By domain."""
     return {entry.domain or entry.source: build_reward(entry.reward, pool) for entry in config.data}
@@ -175,7 +163,7 @@ async def open_parts(
         stack.push_async_callback(cluster.close)
         trainer, engines, pool = await _start_roles(cluster, config, material, run, stack)
         reference = None
-        if config.algorithm.kl.coefficient > 0:
+        if config.algorithm.uses_reference:
             reference = await cluster.start_trainer(trainer_spec(config, material))
             stack.push_async_callback(reference.close)
         if saved:
@@ -208,7 +196,7 @@ async def open_parts(
             eval_plan=eval_plan,
             trainer=trainer,
             reference=reference,
-            loss=policy_loss(config),
+            loss=policy_loss(config.algorithm),
             weights=weights,
             checkpointer=Checkpointer(run, config.checkpoint, trainer),
             tracker=tracker,

@@ -5,11 +5,12 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from roll.algorithms.normalise import Moments
 from roll.errors import CheckpointError
 
 __all__ = ["RunState"]
 
-FORMAT = 1
+FORMAT = 2
 
 
 @dataclass(kw_only=True, slots=True)
@@ -28,12 +29,15 @@ class RunState:
     """Evaluation accuracy by step."""
     rewards: list[float] = field(default_factory=list)
     """Mean reward of each step."""
+    moments: dict[str, Moments] = field(default_factory=dict)
+    """Of all rewards so far, by domain, for running normalisation."""
     best_step: int | None = None
     """Step with the best evaluation accuracy (the earliest of equals)."""
 
     def to_json(self) -> dict[str, Any]:
         """Plain data with a format number."""
-        return {"format": FORMAT, **asdict(self)}
+        moments = {domain: value.to_json() for domain, value in self.moments.items()}
+        return {"format": FORMAT, **asdict(self), "moments": moments}
 
     @classmethod
     def from_json(cls, value: dict[str, Any]) -> RunState:
@@ -47,6 +51,7 @@ class RunState:
         if found != FORMAT:
             raise CheckpointError(f"state.json has format {found!r}, this version of ROLL reads {FORMAT}")
         try:
-            return cls(**fields)
-        except TypeError as error:
+            moments = {domain: Moments.from_json(m) for domain, m in fields.pop("moments").items()}
+            return cls(**fields, moments=moments)
+        except (KeyError, TypeError) as error:
             raise CheckpointError(f"state.json does not have the expected fields: {error}") from None

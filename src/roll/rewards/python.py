@@ -7,71 +7,25 @@ so) also gives a verdict; a plain number does neither.
 from __future__ import annotations
 
 import asyncio
-import functools
-import importlib.util
 import inspect
 import math
 import numbers
-import os
-import sys
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any
 
 from roll.config.rewards import PythonReward
 from roll.errors import ConfigError
 from roll.protocols import WorkerPool
-from roll.registry import import_object, nearest
+from roll.registry import load_function
 from roll.rewards.base import Judgement, Verifier, in_pool
 from roll.types import Rollout
 
 __all__ = ["call_reward", "load_reward", "python_verifier"]
 
 
-@functools.cache
 def load_reward(path: str) -> Callable[..., Any]:
-    """Import the function; files and modules are looked for from the current directory on.
-
-    Raises:
-        ConfigError: it cannot be imported, or is no function.
-    """
-    place, _, name = path.rpartition(":")
-    if os.getcwd() not in sys.path:
-        sys.path.insert(0, os.getcwd())
-    try:
-        function = _from_file(Path(place).expanduser(), name) if place.endswith(".py") else import_object(path)
-    except ConfigError:
-        raise
-    except (Exception, SystemExit) as error:  # the user's module may fail with anything while it is imported
-        line = _last_line(error)
-        raise ConfigError(
-            f"reward function '{path}' cannot be imported{line}: {type(error).__name__}: {error}"
-        ) from error
-    if not callable(function):
-        raise ConfigError(f"reward function '{path}' is of type {type(function).__name__}, not a function.")
-    return function
-
-
-def _from_file(file: Path, name: str) -> object:
-    if not file.is_file():
-        raise ConfigError(f"reward function: there is no file '{file}' (looked for from '{os.getcwd()}').")
-    spec = importlib.util.spec_from_file_location(f"roll_reward_{file.stem}", file)
-    assert spec is not None and spec.loader is not None, "a .py file has a loader"
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # dataclasses and pickles in it look their module up
-    spec.loader.exec_module(module)
-    if not hasattr(module, name):
-        known = [entry for entry in vars(module) if not entry.startswith("_")]
-        raise ConfigError(f"reward function: '{file}' has no '{name}'.{nearest(name, known)}")
-    return getattr(module, name)
-
-
-def _last_line(error: BaseException) -> str:
-    """Where the error was raised: ` (file:line)`."""
-    trace = error.__traceback__
-    while trace is not None and trace.tb_next is not None:
-        trace = trace.tb_next
-    return f" ({trace.tb_frame.f_code.co_filename}:{trace.tb_lineno})" if trace is not None else ""
+    """Import the function; see `roll.registry.load_function`."""
+    return load_function(path, "reward function")
 
 
 def call_reward(path: str, text: str, answer: str, metadata: Mapping[str, Any], options: dict[str, Any]) -> Judgement:

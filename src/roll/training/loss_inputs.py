@@ -50,8 +50,40 @@ def loss_inputs(layout: PackedLayout, batch: TrainingBatch, predicted: Tensor) -
         num_tokens=float(batch.num_loss_tokens),
         num_sequences=float(batch.num_sequences),
         max_length=float(batch.max_length),
+        chunk_ids=_chunk_ids(samples, layout, device),
         ref_logprobs=tokens(lambda s: s.ref_logprobs) if all(with_reference) else None,
+        expert=_repeated([s.expert for s in samples], lengths, device) if any(s.expert for s in samples) else None,
+        entropy_mask=_entropy_mask(samples, layout, device),
     )
+
+
+def _repeated(values: list[bool], lengths: Tensor, device: torch.device) -> Tensor:
+    """A value per sequence as one per token."""
+    return torch.repeat_interleave(torch.tensor(values, device=device), lengths)
+
+
+def _chunk_ids(samples: list[TrainingSample], layout: PackedLayout, device: torch.device) -> Tensor | None:
+    """Chunks of all sequences, numbered through."""
+    if all(s.chunk_ids is None for s in samples):
+        return None
+    parts, total = [], 0
+    for sample, span in zip(samples, layout.spans, strict=True):
+        own = sample.chunk_ids
+        ids = np.zeros(len(span.token_index), np.int64) if own is None else own[span.token_index].astype(np.int64)
+        dense = np.unique(ids, return_inverse=True)[1].reshape(-1)
+        parts.append(dense + total)
+        total += int(dense.max()) + 1 if len(dense) else 0
+    return torch.from_numpy(np.concatenate(parts)).to(device)
+
+
+def _entropy_mask(samples: list[TrainingSample], layout: PackedLayout, device: torch.device) -> Tensor | None:
+    if all(s.entropy_mask is None for s in samples):
+        return None
+    parts = [
+        np.ones(len(span.token_index), np.bool_) if s.entropy_mask is None else s.entropy_mask[span.token_index]
+        for s, span in zip(samples, layout.spans, strict=True)
+    ]
+    return torch.from_numpy(np.concatenate(parts)).to(device)
 
 
 def _old_logprobs(current: Tensor, samples: list[TrainingSample], layout: PackedLayout) -> Tensor:

@@ -6,11 +6,24 @@ import numpy as np
 import pytest
 
 from roll.config.algorithm import AlgorithmConfig
-from roll.pipelines.learning import select, settle
+from roll.data.samples import build_batch
+from roll.pipelines.learning import Selection, settle, weigh
+from roll.pipelines.learning import select as select_groups
 from roll.rollout import DataLedger, Fate
 from roll.types import Group, Prompt, PromptDraw, RewardResult, Rollout, RolloutStatus
 
 GRPO = AlgorithmConfig()
+
+
+def select(groups: list[Group], algorithm: AlgorithmConfig) -> Selection:
+    """With answers of at most 8 tokens."""
+    return select_groups(groups, algorithm, max_length=8)
+
+
+def advantages(chosen: Selection, algorithm: AlgorithmConfig = GRPO) -> dict[str, list[float]]:
+    """Of the answers' tokens, by rollout."""
+    batch = weigh(build_batch(chosen.rollouts, temperature=1.0, max_length=8), chosen, algorithm)
+    return {s.sample_id: s.advantages[s.loss_mask].tolist() for s in batch.samples}
 
 
 def group(draw_id: int, rewards: list[float | None], length: int = 2) -> Group:
@@ -40,7 +53,9 @@ def group(draw_id: int, rewards: list[float | None], length: int = 2) -> Group:
 def test_rewards_one_and_zero_get_opposite_advantages() -> None:
     chosen = select([group(0, [1.0, 0.0])], GRPO)
     # mean 0.5, unbiased standard deviation 1/sqrt(2): (1 - 0.5) / 0.70711 = 0.70711
-    assert chosen.advantages == pytest.approx({"0.0": 0.70711, "0.1": -0.70711}, abs=1e-4)
+    found = advantages(chosen)
+    assert found["0.0"] == pytest.approx([0.70711] * 2, abs=1e-4)
+    assert found["0.1"] == pytest.approx([-0.70711] * 2, abs=1e-4)
 
 
 def test_a_group_of_equal_rewards_is_filtered_and_counted() -> None:
@@ -51,15 +66,16 @@ def test_a_group_of_equal_rewards_is_filtered_and_counted() -> None:
 
 
 def test_equal_groups_are_trained_where_the_filter_is_off() -> None:
-    chosen = select([group(0, [1.0, 1.0])], GRPO.model_copy(update={"skip_zero_variance": False}))
-    assert chosen.advantages == {"0.0": 0.0, "0.1": 0.0}
+    algorithm = AlgorithmConfig.model_validate({"filters": {"skip_zero_variance": False}})
+    chosen = select([group(0, [1.0, 1.0])], algorithm)
+    assert advantages(chosen, algorithm) == {"0.0": [0.0, 0.0], "0.1": [0.0, 0.0]}
 
 
 def test_what_infrastructure_failed_is_in_no_baseline() -> None:
     with_failure = select([group(0, [1.0, None, 0.0])], GRPO)
     without = select([group(0, [1.0, 0.0])], GRPO)
-    assert sorted(with_failure.advantages.values()) == sorted(without.advantages.values())
-    assert "0.1" not in with_failure.advantages
+    assert sorted(advantages(with_failure).values()) == sorted(advantages(without).values())
+    assert "0.1" not in advantages(with_failure)
 
 
 def test_a_group_in_which_all_failed_has_failed_with_its_cause() -> None:

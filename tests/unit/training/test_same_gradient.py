@@ -26,7 +26,7 @@ from roll.training import TorchBackend
 from roll.training.precision import Precision
 from roll.types import TrainingBatch
 
-LOSS = PolicyLoss(clip_low=0.2, clip_high=0.2, kl_coefficient=0.1)
+LOSS = PolicyLoss(kl_coefficient=0.1)
 LAYOUTS: list[dict[str, Any]] = [
     {"share_prefix": True},
     {"share_prefix": False},

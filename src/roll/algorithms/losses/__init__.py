@@ -1,5 +1,7 @@
 """Losses: picklable callables from `LossInputs` to `LossOutputs`."""
 
+from roll.algorithms.losses.own import OwnLoss
 from roll.algorithms.losses.policy import PolicyLoss
+from roll.algorithms.losses.value import ValueLoss
 
-__all__ = ["PolicyLoss"]
+__all__ = ["OwnLoss", "PolicyLoss", "ValueLoss"]

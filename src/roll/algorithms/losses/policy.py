@@ -1,84 +1,137 @@
-"""The clipped policy-gradient loss of PPO and GRPO (arXiv 1707.06347 eq. 7, arXiv 2402.03300 eq. 3).
+"""The policy loss, put together from independent parts.
 
-    loss = sum_t w_t [ -gate(r_t, A_t) + beta * KL_t ],    r_t = pi(t) / pi_old(t)
+    loss = sum_t w_t [ -c_t gate(r_t, A_t) + beta KL_t - eta m_t H_t ]
 
-It is put together from independent parts: the ratio's level (`token_log_ratio`), the gate
-(`clipped_objective`), the token weights (`algorithms.aggregate`), and the KL estimator (`algorithms.kl`).
-Advantages come with the tokens.
+    r_t  ratio of new to old probability           `algorithms.ratio`
+    gate how ratio and advantage become one        `algorithms.gates`
+    c_t  engine's against the trainer's policy     `algorithms.correction`
+    w_t  from tokens to one number                 `algorithms.aggregate`
+    KL_t distance to the reference model           `algorithms.kl`
+    H_t  entropy, where m_t asks for a bonus
+
+Advantages come with the tokens. An expert's tokens have objective A log pi: no ratio, no correction.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 from roll.algorithms.aggregate import Aggregation, token_weights
+from roll.algorithms.correction import Correction
+from roll.algorithms.gates import Gate, MinClip
 from roll.algorithms.inputs import LossInputs, LossOutputs
-from roll.algorithms.kl import LOG_RATIO_LIMIT, KLEstimator, kl_per_token
+from roll.algorithms.kl import KLEstimator, kl_per_token
+from roll.algorithms.ratio import RatioLevel, Reduction, clamped, log_ratio
 
-__all__ = ["PolicyLoss", "clipped_objective", "token_log_ratio"]
+__all__ = ["PolicyLoss"]
 
-
-def token_log_ratio(inputs: LossInputs) -> Tensor:
-    """log pi/pi_old of every token [N], clamped so that `exp` stays finite."""
-    return torch.clamp(inputs.logprobs - inputs.old_logprobs, -LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
-
-
-def clipped_objective(ratio: Tensor, advantages: Tensor, clip_low: float, clip_high: float) -> Tensor:
-    """min(r A, clip(r, 1 - clip_low, 1 + clip_high) A) of every token [N]; to be maximised."""
-    return torch.minimum(ratio * advantages, torch.clamp(ratio, 1.0 - clip_low, 1.0 + clip_high) * advantages)
+_CLIP = MinClip()
+_CORRECTION = Correction()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PolicyLoss:
-    """Clipped policy gradient with an optional penalty on the distance to a reference model.
+    """Every policy-gradient method, by its parts; the defaults are PPO's clip as GRPO uses it.
 
     Metrics are means over the loss tokens of the global batch, and maxima where the name begins with `max/`.
     """
 
-    clip_low: float = 0.2
-    clip_high: float = 0.2
+    ratio_level: RatioLevel = "token"
+    ratio_reduce: Reduction = "geometric"
+    ratio_against: Literal["old", "rollout"] = "old"
+    ratio_token_limit: float | None = None
+    gate: Gate = _CLIP
     aggregation: Aggregation = "sequence_mean"
+    correction: Correction = _CORRECTION
     kl_coefficient: float = 0.0
     """0 leaves the penalty out; `ref_logprobs` are then not needed."""
     kl_estimator: KLEstimator = "k3"
+    entropy_coefficient: float = 0.0
+
+    @property
+    def needs_entropy(self) -> bool:
+        """The trainer must bring `LossInputs.entropy`."""
+        return self.entropy_coefficient > 0
+
+    @property
+    def needs_full_kl(self) -> bool:
+        """The trainer must bring `LossInputs.full_kl`."""
+        return self.kl_coefficient > 0 and self.kl_estimator == "full"
 
     def __call__(self, inputs: LossInputs) -> LossOutputs:
         """The micro-batch's share of the loss of the global batch.
 
         Raises:
-            ValueError: there is a KL penalty and no `ref_logprobs`.
+            ValueError: a penalty or bonus has a coefficient, and what it is computed from did not come.
         """
-        log_ratio = token_log_ratio(inputs)
-        ratio = log_ratio.exp()
+        ratio = log_ratio(
+            inputs,
+            level=self.ratio_level,
+            reduce=self.ratio_reduce,
+            against=self.ratio_against,
+            token_limit=self.ratio_token_limit,
+        )
         weights = token_weights(inputs, self.aggregation)
-        loss = -(weights * clipped_objective(ratio, inputs.advantages, self.clip_low, self.clip_high)).sum()
-        metrics = self._metrics(inputs, log_ratio.detach(), ratio.detach(), weights)
+        corrections = self.correction.weights(inputs)
+        objective = corrections * self.gate(ratio, inputs.logprobs, inputs.advantages)
+        if inputs.expert is not None:
+            objective = torch.where(inputs.expert, inputs.advantages * inputs.logprobs, objective)
+        loss = -(weights * objective).sum()
+        metrics = self._metrics(inputs, ratio.detach(), weights, corrections)
         if self.kl_coefficient > 0:
-            if inputs.ref_logprobs is None:
-                raise ValueError(f"kl_coefficient is {self.kl_coefficient} but the batch has no ref_logprobs")
-            kl = kl_per_token(inputs.logprobs, inputs.ref_logprobs, self.kl_estimator)
+            kl = self._kl(inputs)
             loss = loss + self.kl_coefficient * (weights * kl).sum()
             metrics["policy/kl_reference"] = kl.detach().sum() / inputs.num_tokens
+        if self.entropy_coefficient > 0:
+            entropy = _required(inputs.entropy, "entropy", self.entropy_coefficient)
+            bonus = entropy if inputs.entropy_mask is None else entropy.masked_fill(~inputs.entropy_mask, 0.0)
+            loss = loss - self.entropy_coefficient * (weights * bonus).sum()
+            metrics["policy/entropy"] = entropy.detach().sum() / inputs.num_tokens
         return LossOutputs(loss=loss, metrics=metrics)
 
-    def _metrics(self, inputs: LossInputs, log_ratio: Tensor, ratio: Tensor, weights: Tensor) -> dict[str, Tensor]:
-        advantages = inputs.advantages
-        clipped = ((ratio > 1.0 + self.clip_high) & (advantages > 0)) | (
-            (ratio < 1.0 - self.clip_low) & (advantages < 0)
-        )
-        mismatch = (inputs.old_logprobs - inputs.rollout_logprobs).abs()
+    def _kl(self, inputs: LossInputs) -> Tensor:
+        if self.kl_estimator == "full":
+            return _required(inputs.full_kl, "full_kl", self.kl_coefficient)
+        reference = _required(inputs.ref_logprobs, "ref_logprobs", self.kl_coefficient)
+        return kl_per_token(inputs.logprobs, reference, self.kl_estimator)
+
+    def _metrics(
+        self, inputs: LossInputs, ratio_log: Tensor, weights: Tensor, corrections: Tensor
+    ) -> dict[str, Tensor]:
+        advantages, ratio = inputs.advantages, ratio_log.exp()
+        low, high = self.gate.bounds
+        clipped = ((ratio > high) & (advantages > 0)) | ((ratio < low) & (advantages < 0))
+        token_log_ratio = clamped(inputs.logprobs.detach() - inputs.old_logprobs)
+        difference = clamped(inputs.old_logprobs - inputs.rollout_logprobs)
+        factor = difference.exp()
         sums = {
             "policy/clip_fraction": clipped.to(ratio.dtype).sum(),
-            "policy/approximate_kl": (ratio - 1.0 - log_ratio).sum(),
+            "policy/approximate_kl": (torch.expm1(token_log_ratio) - token_log_ratio).sum(),
             "policy/entropy_estimate": -inputs.logprobs.detach().sum(),
             "policy/ratio": ratio.sum(),
-            "policy/rollout_logprob_difference": mismatch.sum(),
+            "mismatch/kl": (torch.expm1(difference) - difference).sum(),
+            "mismatch/factor": factor.sum(),
+            "mismatch/factor_squared": factor.square().sum(),
+            "mismatch/truncated": _share(corrections > 0, factor, self.correction.upper).sum(),
+            "mismatch/left_out": (corrections == 0).to(ratio.dtype).sum(),
         }
         metrics = {name: value / inputs.num_tokens for name, value in sums.items()}
         metrics["policy/loss_scale"] = (weights * (advantages * ratio).abs()).sum()
         metrics["max/policy/ratio"] = ratio.max() if len(ratio) else ratio.new_zeros(())
-        metrics["max/policy/rollout_logprob_difference"] = mismatch.max() if len(mismatch) else ratio.new_zeros(())
+        metrics["max/mismatch/factor"] = factor.max() if len(factor) else ratio.new_zeros(())
         return metrics
+
+
+def _share(kept: Tensor, factor: Tensor, upper: float | None) -> Tensor:
+    """Tokens whose own factor the truncation would cut."""
+    return (kept & (factor > upper)).to(factor.dtype) if upper is not None else torch.zeros_like(factor)
+
+
+def _required(values: Tensor | None, name: str, coefficient: float) -> Tensor:
+    if values is None:
+        raise ValueError(f"a term with coefficient {coefficient} needs {name}, which the batch does not have")
+    return values

@@ -3,6 +3,8 @@
 vLLM's logging names `LOG_STREAM` as its stream (`VLLM_LOGGING_STREAM=ext://…`), so this module is imported when vLLM's
 logger is, before any model loads. In the process that owns the engine, only the stream is used.
 
+A child leaves the terminal's process group: Ctrl-C is for the owner, which saves first and ends its engines itself.
+
 A child ends when its parent does, even if the parent was SIGKILLed: Python keeps a pipe from parent to child whose
 closing tells of the parent's end (the portable counterpart of PR_SET_PDEATHSIG, which would fire when the *thread* that
 started the engine ends). Where some other process still holds that pipe, the change of the parent's id tells instead.
@@ -72,6 +74,8 @@ LOG_STREAM = LogStream(os.environ.get(LOG, os.devnull))
 
 if os.environ.get(OWNER, str(os.getpid())) != str(os.getpid()):
     _end_with_parent()
+    if os.getpgrp() != os.getpid():
+        os.setpgid(0, 0)
     if LOG in os.environ:
         os.dup2(LOG_STREAM.fileno(), 1)
         os.dup2(LOG_STREAM.fileno(), 2)

@@ -1,0 +1,71 @@
+"""A rollout as the estimation of advantages sees it: numbers alone. NumPy only."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from roll.types import BoolArray, FloatArray
+
+__all__ = ["Episode", "Float64Array", "turn_rewards_of"]
+
+Float64Array = NDArray[np.float64]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Episode:
+    """T is the number of tokens after the prompt, K the number of turns."""
+
+    group: int
+    """Rollouts of one prompt share it."""
+    reward: float
+    """Of the whole, after shaping; it comes with the last turn."""
+    num_tokens: int
+    """T"""
+    turns: tuple[tuple[int, int], ...] = ()
+    """[K] start and end of what the policy wrote; empty: all T tokens are one turn."""
+    turn_rewards: tuple[float, ...] = ()
+    """[K] of the environment; empty: all 0."""
+    states: tuple[str, ...] = ()
+    """[K] in which each turn began; an empty one equals no other."""
+    domain: str = ""
+    token_rewards: FloatArray | None = None
+    """[T] further rewards per token, such as a KL penalty; 0 outside turns."""
+    values: FloatArray | None = None
+    """[T] a critic's value of the state before each token."""
+    greedy_reward: float | None = None
+    """Of the greedy answer to the same prompt."""
+
+    @property
+    def spans(self) -> tuple[tuple[int, int], ...]:
+        """Its turns, also where it has only the one."""
+        return self.turns or ((0, self.num_tokens),)
+
+    @property
+    def mask(self) -> BoolArray:
+        """[T] which tokens the policy wrote."""
+        mask = np.zeros(self.num_tokens, dtype=np.bool_)
+        for start, end in self.spans:
+            mask[start:end] = True
+        return mask
+
+    @property
+    def total(self) -> float:
+        """Reward of the whole and of all turns."""
+        return self.reward + float(sum(self.turn_rewards))
+
+
+def turn_rewards_of(episode: Episode, outcome: float) -> Float64Array:
+    """[K] rewards by turn, with `outcome` on the last one."""
+    rewards = np.zeros(len(episode.spans))
+    rewards[: len(episode.turn_rewards)] = episode.turn_rewards
+    rewards[-1] += outcome
+    return rewards
+
+
+def concatenated(arrays: Sequence[Float64Array]) -> Float64Array:
+    """All of them in one; empty where there are none."""
+    return np.concatenate(arrays) if len(arrays) else np.zeros(0)

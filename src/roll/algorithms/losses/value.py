@@ -1,0 +1,48 @@
+"""The critic's loss (arXiv 1707.06347 eq. 9, with the value clip of arXiv 1506.02438's common implementation).
+
+loss = mean_t 1/2 max( (V - G)^2, (clip(V, V_old - e, V_old + e) - G)^2 )
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from roll.algorithms.inputs import LossInputs, LossOutputs
+
+__all__ = ["ValueLoss"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ValueLoss:
+    """Squared error of values against returns, over all loss tokens of the global batch."""
+
+    clip: float | None = None
+    """e; `None`: no clip."""
+
+    def __call__(self, inputs: LossInputs) -> LossOutputs:
+        """The micro-batch's share.
+
+        Raises:
+            ValueError: the inputs are not a critic's.
+        """
+        values, old, returns = inputs.values, inputs.old_values, inputs.returns
+        if values is None or returns is None or (old is None and self.clip is not None):
+            raise ValueError("a critic's loss needs values, returns and, to clip, old_values")
+        error = (values - returns).square()
+        clipped_share = torch.zeros_like(error)
+        if self.clip is not None and old is not None:
+            near = torch.clamp(values, old - self.clip, old + self.clip)
+            clipped_error = (near - returns).square()
+            clipped_share = (clipped_error > error).to(error.dtype)
+            error = torch.maximum(error, clipped_error)
+        plain = values.detach()
+        metrics = {
+            "value/mean": plain.sum() / inputs.num_tokens,
+            "value/error": (plain - returns).square().sum() / inputs.num_tokens,
+            "value/clip_fraction": clipped_share.detach().sum() / inputs.num_tokens,
+            "value/return": returns.sum() / inputs.num_tokens,
+            "value/return_squared": returns.square().sum() / inputs.num_tokens,
+        }
+        return LossOutputs(loss=0.5 * error.sum() / inputs.num_tokens, metrics=metrics)

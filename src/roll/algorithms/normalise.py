@@ -1,0 +1,158 @@
+"""Means and deviations of rewards: over nothing, a group, the batch, or the run so far. NumPy only.
+
+The GRPO paper does not say which standard deviation it means. Group and batch have the unbiased one (n - 1), as in the
+published implementations, so that learning rates carry over from them; whitening has the population's, as in GEM.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, TypeAlias
+
+import numpy as np
+
+from roll.algorithms.episodes import Episode, Float64Array, concatenated
+
+__all__ = ["EPSILON", "Baseline", "Moments", "Scope", "has_zero_variance", "normalised", "whitened"]
+
+Scope: TypeAlias = Literal["none", "group", "batch", "running"]
+Baseline: TypeAlias = Literal["none", "group", "batch", "running", "leave_one_out", "length_weighted", "greedy"]
+
+EPSILON = 1e-6
+"""Added to a standard deviation before dividing by it."""
+
+
+def has_zero_variance(rewards: Sequence[float] | Float64Array) -> bool:
+    """Whether all rewards of a group [G] are equal, which says nothing about any rollout."""
+    return len(rewards) == 0 or bool(np.max(rewards) == np.min(rewards))
+
+
+@dataclass(frozen=True, slots=True)
+class Moments:
+    """Count, mean and sum of squared deviations of all values seen (Welford 1962, merged as in Chan 1979)."""
+
+    count: int = 0
+    mean: float = 0.0
+    squares: float = 0.0
+
+    def including(self, values: Float64Array) -> Moments:
+        """With more values."""
+        if not len(values):
+            return self
+        count = self.count + len(values)
+        mean = float(np.mean(values))
+        shift = mean - self.mean
+        squares = float(np.square(values - mean).sum()) + shift**2 * self.count * len(values) / count
+        return Moments(count, self.mean + shift * len(values) / count, self.squares + squares)
+
+    @property
+    def std(self) -> float:
+        """Unbiased standard deviation; 0 for fewer than two values."""
+        return float(np.sqrt(self.squares / (self.count - 1))) if self.count > 1 else 0.0
+
+    def to_json(self) -> list[float]:
+        """Plain data."""
+        return [self.count, self.mean, self.squares]
+
+    @classmethod
+    def from_json(cls, value: Sequence[Any]) -> Moments:
+        """What `to_json` made."""
+        return cls(int(value[0]), float(value[1]), float(value[2]))
+
+
+def _centre(values: Float64Array) -> float:
+    """Mean; exactly the common value where all values are equal, whatever rounding says."""
+    return float(values[0]) if np.ptp(values) == 0 else float(np.mean(values))
+
+
+def _spread(values: Float64Array) -> float:
+    """Unbiased standard deviation; exactly 0 where all values are equal."""
+    return 0.0 if len(values) < 2 or np.ptp(values) == 0 else float(np.std(values, ddof=1))
+
+
+def normalised(
+    episodes: Sequence[Episode],
+    rewards: Float64Array,
+    *,
+    mean: Baseline,
+    std: Scope,
+    per_domain: bool = True,
+    running: Mapping[str, Moments] | None = None,
+    epsilon: float = EPSILON,
+) -> tuple[Float64Array, dict[str, Moments]]:
+    """(reward - mean) / (std + epsilon) of every episode [n].
+
+    Where all values in scope are equal there is no spread to divide by, and the difference stays as it is (a group
+    minus its own mean is then exactly 0).
+
+    Args:
+        episodes: all that were scored, before any filter: batch scopes count every one.
+        rewards: [n].
+        mean: `leave_one_out`: of the group's other rollouts (RLOO, arXiv 2402.14740 eq. 8), the reward itself minus
+            itself in a group of one. `length_weighted`: sum of length x reward over sum of lengths in the group (OPO,
+            arXiv 2505.23585 eq. 5). `greedy`: `Episode.greedy_reward` (ReMax, arXiv 2310.10505).
+        std: the divisor.
+        per_domain: batch and running scopes are kept for each domain on its own.
+        running: of earlier batches, by domain; this batch is included before it is used.
+        epsilon: keeps tiny spreads from blowing up.
+
+    Returns:
+        Normalised rewards, and the moments including this batch.
+
+    Raises:
+        ValueError: a reward is not finite, or a greedy reward is missing.
+    """
+    if not np.isfinite(rewards).all():
+        raise ValueError(f"rewards must be finite, got {rewards[~np.isfinite(rewards)][:3].tolist()}")
+    domains = [episode.domain if per_domain else "" for episode in episodes]
+    moments = dict(running or {})
+    by_domain, by_group = _indices(domains), _indices([episode.group for episode in episodes])
+    for domain, index in by_domain.items():
+        moments[domain] = moments.get(domain, Moments()).including(rewards[index])
+    result = rewards.astype(np.float64, copy=True)
+    for group, index in by_group.items():
+        own, domain = rewards[index], domains[index[0]]
+        scopes = {"group": own, "batch": rewards[by_domain[domain]]}
+        if mean in scopes:
+            result[index] -= _centre(scopes[mean])
+        elif mean == "running":
+            result[index] -= moments[domain].mean
+        elif mean != "none":
+            result[index] -= _own_baseline(mean, [episodes[i] for i in index], own, group)
+        if std != "none":
+            spread = moments[domain].std if std == "running" else _spread(scopes[std])
+            result[index] /= spread + epsilon if spread else 1.0
+    return result, moments
+
+
+def _indices(keys: Sequence[Any]) -> dict[Any, list[int]]:
+    found: dict[Any, list[int]] = defaultdict(list)
+    for index, key in enumerate(keys):
+        found[key].append(index)
+    return found
+
+
+def _own_baseline(mean: str, episodes: Sequence[Episode], rewards: Float64Array, group: Any) -> Float64Array | float:
+    if np.ptp(rewards) == 0 and mean != "greedy":
+        return rewards
+    if mean == "leave_one_out":
+        return (rewards.sum() - rewards) / (len(rewards) - 1)
+    if mean == "length_weighted":
+        lengths = np.array([episode.mask.sum() for episode in episodes], dtype=np.float64)
+        return float((lengths * rewards).sum() / max(lengths.sum(), 1.0))
+    greedy = [episode.greedy_reward for episode in episodes]
+    if any(value is None for value in greedy):
+        raise ValueError(f"group {group} has no reward of a greedy answer to compare with")
+    return np.array(greedy, dtype=np.float64)
+
+
+def whitened(values: Sequence[Float64Array], epsilon: float = 1e-9) -> list[Float64Array]:
+    """Mean 0 and population deviation 1 over all entries of all arrays; one entry alone stays as it is."""
+    together = concatenated(values)
+    if len(together) < 2:
+        return [array.copy() for array in values]
+    centre = _centre(together)
+    spread = float(np.std(together)) if np.ptp(together) else 0.0
+    return [(array - centre) / (spread + epsilon) if spread else array - centre for array in values]

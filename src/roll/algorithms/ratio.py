@@ -1,0 +1,76 @@
+"""The ratio of new to old probability: of a token, a chunk, or a whole sequence.
+
+Log-ratios are clamped to ± `LOG_RATIO_LIMIT` wherever they are exponentiated: that clamp is part of every formula here.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, TypeAlias
+
+import torch
+from torch import Tensor
+
+from roll.algorithms.inputs import LossInputs
+from roll.algorithms.kl import LOG_RATIO_LIMIT
+
+__all__ = ["RatioLevel", "Reduction", "clamped", "log_ratio", "segment_means", "segment_sums"]
+
+RatioLevel: TypeAlias = Literal["token", "chunk", "sequence", "sequence_token"]
+Reduction: TypeAlias = Literal["geometric", "product"]
+
+
+def clamped(log_ratio: Tensor) -> Tensor:
+    """Within ± `LOG_RATIO_LIMIT`, so that `exp` stays finite."""
+    return torch.clamp(log_ratio, -LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
+
+
+def segment_sums(values: Tensor, segment_ids: Tensor) -> Tensor:
+    """Sum of every segment [K] of `values` [N]; ids are 0 … K-1."""
+    size = int(segment_ids[-1]) + 1 if len(segment_ids) else 0
+    return values.new_zeros(size).index_add(0, segment_ids, values)
+
+
+def segment_means(values: Tensor, segment_ids: Tensor) -> Tensor:
+    """Mean of every segment [K]."""
+    return segment_sums(values, segment_ids) / segment_sums(torch.ones_like(values), segment_ids)
+
+
+def segments(inputs: LossInputs, level: str) -> Tensor:
+    """The ids [N] of the segments that a level speaks of."""
+    if level == "chunk" and inputs.chunk_ids is not None:
+        return inputs.chunk_ids
+    return inputs.sequence_ids
+
+
+def log_ratio(
+    inputs: LossInputs,
+    *,
+    level: RatioLevel = "token",
+    reduce: Reduction = "geometric",
+    against: Literal["old", "rollout"] = "old",
+    token_limit: float | None = None,
+) -> Tensor:
+    """log pi/old of every token [N], differentiable in `logprobs`, clamped.
+
+    Args:
+        inputs: the tokens.
+        level: a chunk's or sequence's value is the same at all its tokens. `sequence_token` has the sequence's value
+            and at each token its own gradient: sg(s) + log pi - sg(log pi) (GSPO, arXiv 2507.18071, eq. 14).
+        reduce: mean of the tokens' log-ratios, or their sum.
+        against: the denominator.
+        token_limit: before the mean is taken, a token's log-ratio may exceed ± this only where that lowers the
+            objective (GMPO, arXiv 2507.20673, eq. 4): above it where A > 0 it is cut, below where A < 0.
+    """
+    base = inputs.old_logprobs if against == "old" else inputs.rollout_logprobs
+    difference = inputs.logprobs - base
+    if level == "token":
+        return clamped(difference)
+    if token_limit is not None:
+        cut = torch.where(inputs.advantages > 0, difference.clamp(max=token_limit), difference.clamp(min=-token_limit))
+        difference = torch.where(inputs.advantages == 0, difference, cut)
+    ids = segments(inputs, level)
+    pool = segment_means if reduce == "geometric" else segment_sums
+    whole = clamped(pool(clamped(difference), ids))[ids]
+    if level == "sequence_token":
+        return whole.detach() + inputs.logprobs - inputs.logprobs.detach()
+    return whole

@@ -1,0 +1,76 @@
+"""Returns and advantages over time: per token, per turn, with a critic, and by states met again. NumPy only.
+
+Time runs over the tokens that the policy wrote; the environment's are skipped, as if its turns followed each other.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+
+import numpy as np
+
+from roll.algorithms.episodes import Episode, Float64Array, turn_rewards_of
+from roll.algorithms.normalise import EPSILON, Scope, _spread
+
+__all__ = ["discounted", "gae", "per_token", "step_advantages", "token_rewards", "turn_returns"]
+
+
+def discounted(rewards: Float64Array, gamma: float) -> Float64Array:
+    """G_t = r_t + gamma G_{t+1}, [n]."""
+    result = np.zeros(len(rewards))
+    running = 0.0
+    for index in range(len(rewards) - 1, -1, -1):
+        running = rewards[index] + gamma * running
+        result[index] = running
+    return result
+
+
+def token_rewards(episode: Episode, outcome: float) -> Float64Array:
+    """Reward of every token that the policy wrote [n]: a turn's on its last token, plus `Episode.token_rewards`."""
+    rewards = np.zeros(episode.num_tokens)
+    if episode.token_rewards is not None:
+        rewards += episode.token_rewards
+    for (start, end), reward in zip(episode.spans, turn_rewards_of(episode, outcome), strict=True):
+        if end > start:
+            rewards[end - 1] += reward
+    return rewards[episode.mask]
+
+
+def turn_returns(episode: Episode, outcome: float, gamma: float) -> Float64Array:
+    """G_k = sum_{j >= k} gamma^(j-k) r_j of every turn [K] (GEM, arXiv 2510.01051; IPA, arXiv 2512.24873 eq. 7)."""
+    return discounted(turn_rewards_of(episode, outcome), gamma)
+
+
+def gae(rewards: Float64Array, values: Float64Array, gamma: float, gae_lambda: float) -> Float64Array:
+    """Generalised advantage estimation [n] (arXiv 1506.02438 eq. 16); the value after the last token is 0."""
+    following = np.append(values[1:], 0.0)
+    return discounted(rewards + gamma * following - values, gamma * gae_lambda)
+
+
+def per_token(episode: Episode, by_turn: Float64Array) -> Float64Array:
+    """A value per turn [K] as one per token that the policy wrote [n]."""
+    return np.repeat(by_turn, [end - start for start, end in episode.spans])
+
+
+def step_advantages(episodes: Sequence[Episode], *, gamma: float, std: Scope) -> list[Float64Array]:
+    """GiGPO's step advantage of every turn [K] (arXiv 2505.10978 eq. 6-8).
+
+    Turns of one group that began in the same state are compared by their discounted returns; equal states of different
+    prompts are not. A state met once has advantage 0.
+    """
+    returns = [turn_returns(episode, episode.reward, gamma) for episode in episodes]
+    anchors: dict[tuple[int, str], list[tuple[int, int]]] = defaultdict(list)
+    for i, episode in enumerate(episodes):
+        for k, state in enumerate(episode.states):
+            if state:
+                anchors[episode.group, state].append((i, k))
+    result = [np.zeros(len(array)) for array in returns]
+    for members in anchors.values():
+        values = np.array([returns[i][k] for i, k in members])
+        if len(members) < 2 or np.ptp(values) == 0:
+            continue
+        divisor = _spread(values) + EPSILON if std != "none" else 1.0
+        for (i, k), value in zip(members, values, strict=True):
+            result[i][k] = (value - values.mean()) / divisor
+    return result

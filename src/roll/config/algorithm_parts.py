@@ -1,0 +1,295 @@
+"""The parts that an algorithm is made of; `AlgorithmConfig` puts them together, a preset chooses them."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field, model_validator
+
+from roll.config.base import Section, option
+
+__all__ = [
+    "AdvantageConfig",
+    "CorrectionConfig",
+    "CreditConfig",
+    "CriticConfig",
+    "EntropyConfig",
+    "FilterConfig",
+    "GateConfig",
+    "KLConfig",
+    "RatioConfig",
+    "RewardShapingConfig",
+    "UpdateConfig",
+    "WeightConfig",
+]
+
+FUNCTION = r"^(?:\w+(?:\.\w+)*|[^:]+\.py):\w+$"
+Level = Literal["token", "chunk", "sequence", "geometric"]
+
+
+class RewardShapingConfig(Section):
+    """What is done to a rollout's reward before advantages; the recorded reward stays as the verifier gave it."""
+
+    scale: float = option(1.0, "The reward is multiplied by this.", gt=0)
+    shift: float = option(0.0, "Then this is added.")
+    clip: float | None = option(None, "Then it is clipped to ± this.", gt=0)
+    overlong_buffer: int = option(
+        0,
+        "Soft overlong penalty (DAPO): over the last so many tokens before max_new_tokens the penalty grows from 0 to "
+        "`overlong_penalty`; 0 switches it off.",
+        unit="tokens",
+        ge=0,
+    )
+    overlong_penalty: float = option(1.0, "Largest soft overlong penalty.", ge=0)
+    format_penalty: float = option(
+        0.0, "Subtracted where the answer did not end, or the verifier found no answer in it.", ge=0
+    )
+
+
+class AdvantageConfig(Section):
+    """From rewards to a weight per token: (reward - mean) / std, then returns, then whitening, then a clip."""
+
+    estimator: Literal["outcome", "token", "turn", "anchor_state", "gae"] = option(
+        "outcome",
+        "`outcome`: one value per rollout. `token`: discounted sum of the rewards after each token. `turn`: discounted "
+        "sum of the rewards after each turn (ReBN, IPA). `anchor_state`: episode plus step advantage (GiGPO). "
+        "`gae`: generalised advantage estimation with a critic.",
+    )
+    mean: Literal["none", "group", "batch", "running", "leave_one_out", "length_weighted", "greedy"] = option(
+        "group",
+        "What is subtracted from a reward: nothing, the mean of its group, of the batch, of the run so far; of the "
+        "group's other rollouts (RLOO); of the group weighted by length (OPO); the reward of a greedy answer (ReMax).",
+    )
+    std: Literal["none", "group", "batch", "running"] = option(
+        "group", "What the difference is divided by: nothing, or a standard deviation over the group, batch or run."
+    )
+    per_domain: bool = option(True, "Take means and deviations of `batch` and `running` for each domain on its own.")
+    gamma: float = option(1.0, "Discount per token, or per turn where the estimator has turns.", ge=0, le=1)
+    gae_lambda: float = option(0.95, "GAE's lambda; 1 is the Monte Carlo return.", ge=0, le=1)
+    step_weight: float = option(1.0, "GiGPO: weight of the step advantage beside the episode's.", ge=0)
+    whiten: Literal["none", "token", "turn"] = option(
+        "none", "Finally take mean 0 and deviation 1 over all tokens, or all turns, of the batch."
+    )
+    clip: float | None = option(None, "Finally clip to ± this.", gt=0)
+    function: str | None = option(
+        None,
+        "Your own estimator in place of all of the above: `package.module:function` or `path/to/file.py:function`.",
+        examples=["examples/algorithms/median_baseline.py:advantages"],
+        pattern=FUNCTION,
+    )
+
+
+class RatioConfig(Section):
+    """The ratio of new to old probability that the gate sees."""
+
+    level: Literal["token", "chunk", "sequence", "sequence_token"] = option(
+        "token",
+        "Of each token; of each chunk (turn) or sequence as a whole; `sequence_token`: the sequence's value with each "
+        "token's own gradient (GSPO-token).",
+    )
+    reduce: Literal["geometric", "product"] = option(
+        "geometric", "A chunk's or sequence's ratio: geometric mean of its tokens' ratios, or their product."
+    )
+    against: Literal["old", "rollout"] = option(
+        "old", "Denominator: the policy before the update as the trainer computes it, or as the engine sampled it."
+    )
+    token_limit: float | None = option(
+        None,
+        "Before a sequence's mean is taken, a token's log-ratio may move the objective up by at most this (GMPO).",
+        gt=0,
+    )
+
+
+class _Clipped(Section):
+    low: float = option(0.2, "The ratio is clipped at 1 - low from below.", ge=0, le=1)
+    high: float = option(0.2, "The ratio is clipped at 1 + high from above.", ge=0)
+
+
+class MinClip(_Clipped):
+    """min(r A, clip(r, 1 - low, 1 + high) A): PPO, arXiv 1707.06347."""
+
+    type: Literal["min_clip"] = option(..., "Kind of gate.")
+
+
+class DualClip(_Clipped):
+    """As `min_clip`; for negative advantages never below bound x A: arXiv 1912.09729."""
+
+    type: Literal["dual_clip"] = option(..., "Kind of gate.")
+    bound: float = option(3.0, "Largest ratio that counts for negative advantages.", gt=1)
+
+
+class StopGradient(Section):
+    """sg(clip(r, lower, upper)) A log pi: TIS (0, 1), CISPO (1 - e, 1 + e)."""
+
+    type: Literal["stop_gradient"] = option(..., "Kind of gate.")
+    lower: float = option(0.0, "Smallest weight.", ge=0)
+    upper: float = option(1.0, "Largest weight.", gt=0)
+    mask: bool = option(False, "Drop tokens whose ratio left the bounds in the direction of their advantage.")
+
+
+class SignSplit(Section):
+    """A > 0: w+ A log pi. A <= 0: w- sg(clip(r, lower, upper)) A log pi: TOPR, arXiv 2503.14286."""
+
+    type: Literal["sign_split"] = option(..., "Kind of gate.")
+    positive_weight: float = option(1.0, "w+.", ge=0)
+    negative_weight: float = option(1.0, "w-.", ge=0)
+    lower: float = option(0.0, "Smallest weight of a token with negative advantage.", ge=0)
+    upper: float = option(1.0, "Largest weight of a token with negative advantage.", gt=0)
+
+
+class NoGate(Section):
+    """r A without a bound; at the first update its gradient is that of A log pi."""
+
+    type: Literal["none"] = option(..., "Kind of gate.")
+
+
+class LogProb(Section):
+    """A log pi, whatever the ratio: REINFORCE."""
+
+    type: Literal["log_prob"] = option(..., "Kind of gate.")
+
+
+class SquaredPenalty(Section):
+    """A log pi - tau/2 (log r)^2: Kimi k1.5, arXiv 2501.12599."""
+
+    type: Literal["squared_penalty"] = option(..., "Kind of gate.")
+    tau: float = option(0.1, "Weight of the squared log-ratio.", ge=0)
+
+
+class SoftGate(Section):
+    """4/tau sigmoid(tau (r - 1)) A, with a tau for each sign of A: SAPO, arXiv 2511.20347."""
+
+    type: Literal["soft"] = option(..., "Kind of gate.")
+    tau_positive: float = option(1.0, "Steepness for positive advantages.", gt=0)
+    tau_negative: float = option(1.05, "Steepness for negative advantages.", gt=0)
+
+
+GateConfig = Annotated[
+    MinClip | DualClip | StopGradient | SignSplit | NoGate | LogProb | SquaredPenalty | SoftGate,
+    Field(discriminator="type"),
+]
+
+
+class KLConfig(Section):
+    """A penalty on moving away from the reference model; at coefficient 0 it is off and none is loaded."""
+
+    coefficient: float = option(0.0, "Weight of the penalty.", ge=0)
+    estimator: Literal["k1", "k2", "k3", "absolute", "full"] = option(
+        "k3", "Estimator of the divergence per token (Schulman 2020); `full`: the exact sum over the vocabulary."
+    )
+    place: Literal["loss", "reward"] = option(
+        "loss", "In the loss, with a gradient of its own, or subtracted from every token's reward."
+    )
+    target: float | None = option(
+        None, "Adapt the coefficient so that the divergence comes to this (Ziegler 2019).", gt=0
+    )
+    horizon: int = option(10_000, "Rollouts over which the coefficient adapts.", unit="rollouts", ge=1)
+
+    @model_validator(mode="after")
+    def _computable(self) -> KLConfig:
+        if self.estimator == "full" and self.place == "reward":
+            raise ValueError("estimator full works in the loss alone: set place: loss, or estimator: k1")
+        if self.target is not None and self.coefficient == 0:
+            raise ValueError("target adapts the coefficient, which is 0: set it to where it begins, such as 0.1")
+        return self
+
+
+class EntropyConfig(Section):
+    """A bonus for entropy, exact over the vocabulary; at coefficient 0 it is off and costs nothing."""
+
+    coefficient: float = option(0.0, "Weight of the bonus.", ge=0)
+    drop_divergent: float = option(
+        0.0, "Share of tokens, those on whose value the critics differ most, that get no bonus (AsyPPO).", ge=0, lt=1
+    )
+
+
+class CorrectionConfig(Section):
+    """For the difference between the engine's probabilities and the trainer's: w = old/rollout, as a constant factor.
+
+    The factor is clipped at `upper`; where it leaves [mask_low, mask_high] the tokens are left out.
+    """
+
+    level: Level = option(
+        "token", "Of each token; product over a chunk's or sequence's tokens; `geometric`: a sequence's mean."
+    )
+    upper: float | None = option(
+        2.0, "The factor is truncated at this; null leaves the factor out, and masks alone remain.", gt=0
+    )
+    mask_low: float | None = option(None, "Tokens whose factor is below are left out.", ge=0)
+    mask_high: float | None = option(None, "Tokens whose factor is above are left out.", gt=0)
+    veto: float | None = option(
+        None, "A sequence with a token whose own factor is below this is left out as a whole.", gt=0, lt=1
+    )
+
+
+class FilterConfig(Section):
+    """Which groups and rollouts are trained."""
+
+    skip_zero_variance: bool = option(
+        True, "Leave out groups whose rewards are all equal: they have no gradient. They are counted."
+    )
+    min_mean: float | None = option(None, "Leave out groups whose mean reward is not above this.")
+    max_mean: float | None = option(None, "Leave out groups whose mean reward is not below this.")
+    min_std: float | None = option(None, "Leave out groups whose standard deviation is not above this.", ge=0)
+    drop_unfinished: bool = option(False, "Leave out rollouts that were cut off (overlong filtering).")
+    keep: Literal["all", "positive", "best", "worst", "extremes"] = option(
+        "all",
+        "Rollouts of a group that are trained: all, those with a positive reward (RAFT), the `keep_num` best, worst, "
+        "or best and worst.",
+    )
+    keep_num: int = option(2, "How many `best`, `worst` or `extremes` (of each end) keep.", ge=1)
+    top_variance: float = option(
+        1.0, "Share of groups that are trained: those with the largest deviation of reward (StarPO-S).", gt=0, le=1
+    )
+    refill: bool = option(
+        False, "Draw more prompts until prompts_per_step groups pass the filters (dynamic sampling, DAPO)."
+    )
+    max_refills: int = option(3, "At most so many times per step.", ge=1)
+
+
+class WeightConfig(Section):
+    """Factors on the advantages of whole rollouts, rescaled to mean 1."""
+
+    difficulty: bool = option(False, "0.5 + 1.5 x (1 - mean accuracy of the group): harder prompts count more.")
+    length: bool = option(False, "1.5 - length / longest: shorter answers count more.")
+
+
+class UpdateConfig(Section):
+    """How often a batch is used; beyond one update, old log-probs are computed first and held fixed."""
+
+    num_minibatches: int = option(1, "Parts of a step's batch, with an optimiser step each.", ge=1)
+    num_epochs: int = option(1, "Passes over the batch.", ge=1)
+
+
+class CriticConfig(Section):
+    """The value model of `estimator: gae`; loaded only there."""
+
+    model: str | None = option(None, "Its backbone; by default the policy's initial model.")
+    num_critics: int = option(
+        1, "Several learn from disjoint shares of every group's rollouts, and their mean counts (AsyPPO).", ge=1
+    )
+    learning_rate: float = option(1e-5, "Peak learning rate.", gt=0)
+    value_clip: float | None = option(None, "A value's update counts only up to ± this from the old value.", gt=0)
+    warmup_steps: int = option(0, "First steps in which critics alone are trained.", unit="steps", ge=0)
+    num_epochs: int = option(1, "Passes over each batch.", ge=1)
+    drop_agreed: float = option(
+        0.0, "Share of tokens, those on whose value the critics agree most, whose advantage becomes 0 (AsyPPO).", ge=0,
+        lt=1,
+    )  # fmt: skip
+
+
+class CreditConfig(Section):
+    """Advantages weighted by how the model's own attention uses a token: arXiv 2510.13554."""
+
+    type: Literal["none", "local", "global", "coupled"] = option(
+        "none",
+        "`local`: tokens where attention jumps far back (WAAD). `global`: tokens that later ones attend to (FAI). "
+        "`coupled`: both.",
+    )
+    amplification: float = option(1.5, "Factor on the advantages of chosen tokens.", ge=1)
+    share: float = option(0.4, "Share of each answer's tokens that is chosen.", gt=0, le=1)
+    window: int = option(10, "Distances count up to this in WAAD.", unit="tokens", ge=1)
+    horizon_start: int = option(10, "FAI counts attention from so many tokens later on.", unit="tokens", ge=1)
+    horizon_end: int = option(100, "FAI counts attention up to so many tokens later.", unit="tokens", ge=1)
+    introduction: int = option(3, "`coupled`: an anchor's introduction is looked for so many tokens back.", ge=1)
+    back_share: float = option(0.5, "`coupled`: share of an anchor's amplification that goes to it.", ge=0, le=1)

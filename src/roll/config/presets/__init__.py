@@ -1,0 +1,76 @@
+"""Named algorithms: each a module with its paper, formula and assumptions, and the keys that it sets.
+
+A preset is only a starting point: whatever the user writes wins, key by key. Where the user chooses another kind of
+gate, nothing of the preset's gate is left.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+from collections.abc import Mapping
+from copy import deepcopy
+from typing import Any, Literal, TypeAlias, get_args
+
+__all__ = ["DEFAULT_PRESET", "PRESET_NAMES", "PresetName", "describe_preset", "expand", "preset"]
+
+PresetName: TypeAlias = Literal[
+    "grpo",
+    "dr_grpo",
+    "rloo",
+    "reinforce",
+    "reinforce_pp",
+    "reinforce_pp_baseline",
+    "remax",
+    "opo",
+    "raft_pp",
+    "dapo",
+    "lite_ppo",
+    "gspo",
+    "gspo_token",
+    "gmpo",
+    "cispo",
+    "tis",
+    "topr",
+    "weighted_topr",
+    "decoupled_ppo",
+    "dual_clip",
+    "sapo",
+    "kimi15",
+    "ppo",
+    "asy_ppo",
+    "star_po",
+    "gi_gpo",
+    "rebn",
+    "ipa",
+    "attention_credit",
+]
+PRESET_NAMES: tuple[str, ...] = get_args(PresetName)
+DEFAULT_PRESET = "grpo"
+_BASE: dict[str, Any] = {"gate": {"type": "min_clip"}}
+
+
+def preset(name: str) -> dict[str, Any]:
+    """The keys below `algorithm` that a named algorithm sets."""
+    return deepcopy(importlib.import_module(f"{__name__}.{name}").PRESET)
+
+
+def describe_preset(name: str) -> str:
+    """Its paper, formula and assumptions."""
+    return inspect.cleandoc(importlib.import_module(f"{__name__}.{name}").__doc__ or "")
+
+
+def expand(given: Mapping[str, Any]) -> dict[str, Any]:
+    """The user's keys on top of those of the preset that `type` names; an unknown name adds nothing."""
+    name = given.get("type", DEFAULT_PRESET)
+    return _merge(_merge(_BASE, preset(name)), given) if name in PRESET_NAMES else dict(given)
+
+
+def _merge(base: dict[str, Any], top: Mapping[str, Any]) -> dict[str, Any]:
+    if "type" in base and top.get("type", base["type"]) != base["type"]:
+        return dict(top)
+    merged = dict(base)
+    for key, value in top.items():
+        below = base.get(key)
+        merged[key] = _merge(below, value) if isinstance(below, dict) and isinstance(value, Mapping) else value
+    return merged

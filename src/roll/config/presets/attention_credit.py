@@ -1,0 +1,16 @@
+"""Attention credit (Attention Illuminates LLM Reasoning, arXiv 2510.13554) on top of GRPO.
+
+    A'_t = gamma_t A_t;   gamma_t = 1.5 for chosen tokens, of which there are 40 % per answer, else 1
+    local: largest |WAAD_t - WAAD_{t+1}|;   global: largest FAI_t;   coupled: both, shared with an anchor's introduction
+
+Maps come from one more forward pass of five middle layers of the trained model itself. Thresholds of the coupled form
+are not in the paper; here they are quantiles of the answer (docs/algorithms.md).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+__all__ = ["PRESET"]
+
+PRESET: dict[str, Any] = {"credit": {"type": "coupled"}}

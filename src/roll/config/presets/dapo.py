@@ -1,0 +1,19 @@
+"""DAPO (arXiv 2503.14476): clip-higher, dynamic sampling, token-level loss, overlong shaping.
+
+    clip(r, 1 - 0.2, 1 + 0.28);   groups with 0 < #correct < G, refilled;   sum over all tokens / their number
+
+Soft overlong punishment depends on the answer's length limit: set `reward.overlong_buffer` (the paper: 4,096 of 20,480
+tokens). No KL. Refills cost generation: at most `filters.max_refills` per step, counted in `data/refills`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+__all__ = ["PRESET"]
+
+PRESET: dict[str, Any] = {
+    "gate": {"type": "min_clip", "low": 0.2, "high": 0.28},
+    "aggregation": "token_mean",
+    "filters": {"refill": True},
+}

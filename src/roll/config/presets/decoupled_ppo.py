@@ -1,0 +1,15 @@
+"""Decoupled PPO (AReaL, arXiv 2505.24298; Hilton 2021, arXiv 2110.00641).
+
+    loss = - sg(prox / behaviour) min( (pi/prox) A, clip(pi/prox, 1 - e, 1 + e) A )
+
+prox is the trainer's policy before the update, behaviour the engine's when it sampled: the trust region lies around the
+newest policy however stale the data are. The factor is truncated at `correction.upper` (5), which bounds its variance.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+__all__ = ["PRESET"]
+
+PRESET: dict[str, Any] = {"correction": {"level": "token", "upper": 5.0}}

@@ -1,0 +1,16 @@
+"""Dr. GRPO: GRPO without its two biases (arXiv 2503.20783).
+
+    A_i = R_i - mean_g R;   loss = -1/G sum_i 1/L_max sum_t min(r A, clip(r) A)
+
+Dividing by a group's deviation favours questions that are nearly solved or nearly hopeless; dividing by an answer's
+own length favours long wrong answers. Both are left out; the constant L_max is `rollout.max_new_tokens`, so the loss,
+and with it the fitting learning rate, is smaller than GRPO's where answers are shorter than that.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+__all__ = ["PRESET"]
+
+PRESET: dict[str, Any] = {"advantage": {"std": "none"}, "aggregation": "constant_length"}

@@ -1,0 +1,14 @@
+"""Dual-clip PPO (arXiv 1912.09729).
+
+    A >= 0: min(r A, clip(r) A);   A < 0: max( min(r A, clip(r) A), c A ),   c = 3
+
+Without the second bound a token with a negative advantage and a huge ratio has an unbounded loss.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+__all__ = ["PRESET"]
+
+PRESET: dict[str, Any] = {"gate": {"type": "dual_clip", "bound": 3.0}}

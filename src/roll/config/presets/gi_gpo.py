@@ -1,0 +1,16 @@
+"""GiGPO: group-in-group policy optimisation (arXiv 2505.10978).
+
+    A = A^E + omega A^S;   A^E = (R_i - mean) / std over rollouts of a prompt
+    A^S = (G_k - mean) / std over turns of those rollouts that began in the same state;   G_k = sum gamma^{j-k} r_j
+
+omega = 1, gamma = 0.95. States are compared within a prompt's group alone. A state met once gives A^S = 0: with states
+that never recur GiGPO is GRPO.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+__all__ = ["PRESET"]
+
+PRESET: dict[str, Any] = {"advantage": {"estimator": "anchor_state", "gamma": 0.95, "step_weight": 1.0}}

@@ -1,0 +1,16 @@
+"""GRPO: group-relative policy optimisation (DeepSeekMath, arXiv 2402.03300, eq. 3).
+
+    A_i = (R_i - mean_g R) / (std_g R + eps)
+    loss = -1/G sum_i 1/|o_i| sum_t min(r A, clip(r, 1 - e, 1 + e) A) + beta KL_k3
+
+No critic; every token of an answer has its rollout's advantage. The paper's beta is 0.04; here it is 0, as in most
+later work, so that no reference model is loaded. A group whose rewards are all equal has no gradient and is left out.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+__all__ = ["PRESET"]
+
+PRESET: dict[str, Any] = {}

@@ -1,0 +1,17 @@
+"""GSPO-token (arXiv 2507.18071, eq. 13): GSPO's ratio with each token's own gradient.
+
+    s_{i,t} = sg(s_i) pi_t / sg(pi_t)
+
+Equal to GSPO in value and gradient while all tokens of an answer have one advantage; takes per-token advantages too.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+__all__ = ["PRESET"]
+
+PRESET: dict[str, Any] = {
+    "ratio": {"level": "sequence_token"},
+    "gate": {"type": "min_clip", "low": 0.0003, "high": 0.0004},
+}

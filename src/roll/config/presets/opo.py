@@ -1,0 +1,19 @@
+"""OPO: on-policy RL with the optimal baseline (arXiv 2505.23585).
+
+    A_i = R_i - sum_g |o_j| R_j / sum_g |o_j|;   loss = -1/N sum_i A_i sum_t log pi(o_t)
+
+The length-weighted mean minimises the gradient's variance where a rollout's squared score grows with its length.
+Exactly on-policy: one update per batch, no clip, no KL, no entropy bonus.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+__all__ = ["PRESET"]
+
+PRESET: dict[str, Any] = {
+    "advantage": {"mean": "length_weighted", "std": "none"},
+    "gate": {"type": "log_prob"},
+    "aggregation": "sequence_sum",
+}

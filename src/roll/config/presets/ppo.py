@@ -1,0 +1,21 @@
+"""PPO with a critic and GAE (arXiv 1707.06347; GAE, arXiv 1506.02438).
+
+    delta_t = r_t + gamma V_{t+1} - V_t;   A_t = sum_k (gamma lambda)^k delta_{t+k}, whitened;   returns = A + V
+    actor: min(r A, clip(r) A), mean over tokens;   critic: 1/2 max((V - G)^2, (V_clip - G)^2)
+
+The reward lies on the last token. gamma = lambda = 1 makes the return unbiased for outcome rewards (arXiv 2503.24290
+finds it best); lower lambda trades variance for bias. Works with one rollout per prompt. Costs a second model.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+__all__ = ["PRESET"]
+
+PRESET: dict[str, Any] = {
+    "advantage": {"estimator": "gae", "mean": "none", "std": "none", "gae_lambda": 1.0, "whiten": "token"},
+    "aggregation": "token_mean",
+    "critic": {"value_clip": 0.5},
+    "filters": {"skip_zero_variance": False},
+}

@@ -1,0 +1,21 @@
+"""ReBN: return batch normalisation per turn (GEM, arXiv 2510.01051).
+
+    G_k = sum_{j >= k} gamma^{j-k} r_j per turn;   A = (G - mean) / std over all turns of the batch
+    loss = - sum over turns of A log pi(turn)
+
+A turn is one action, so any discount and dense rewards work, with one rollout per prompt. gamma = 0.9 as in GEM's
+games, where it teaches to finish sooner; on one-turn tasks it is batch whitening.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+__all__ = ["PRESET"]
+
+PRESET: dict[str, Any] = {
+    "advantage": {"estimator": "turn", "mean": "none", "std": "none", "gamma": 0.9, "whiten": "turn"},
+    "gate": {"type": "log_prob"},
+    "aggregation": "sequence_sum",
+    "filters": {"skip_zero_variance": False},
+}

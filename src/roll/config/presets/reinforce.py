@@ -1,0 +1,20 @@
+"""REINFORCE: the policy gradient itself (Williams 1992).
+
+    A_i = R_i - mean_batch R;   loss = -1/N sum_i A_i sum_t log pi(o_t)
+
+No ratio, no clip: for one on-policy update per batch. The batch's mean is the only baseline, so it works with one
+rollout per prompt; variance is large where prompts differ in difficulty. Set `advantage.mean: none` for none at all.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+__all__ = ["PRESET"]
+
+PRESET: dict[str, Any] = {
+    "advantage": {"mean": "batch", "std": "none"},
+    "gate": {"type": "log_prob"},
+    "aggregation": "sequence_sum",
+    "filters": {"skip_zero_variance": False},
+}

@@ -1,0 +1,20 @@
+"""ReMax: the reward of the greedy answer is the baseline (arXiv 2310.10505).
+
+    A_i = R_i - R(greedy answer to the same prompt);   loss = -1/N sum_i A_i sum_t log pi(o_t)
+
+Costs one more (greedy) answer per prompt and works with one rollout per prompt. A group whose rewards are all equal
+still says something where the greedy answer differs, so it is not left out.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+__all__ = ["PRESET"]
+
+PRESET: dict[str, Any] = {
+    "advantage": {"mean": "greedy", "std": "none"},
+    "gate": {"type": "log_prob"},
+    "aggregation": "sequence_sum",
+    "filters": {"skip_zero_variance": False},
+}

@@ -1,0 +1,19 @@
+"""RLOO: REINFORCE with a leave-one-out baseline (arXiv 2402.14740).
+
+    A_i = R_i - mean_{j != i} R_j;   loss = -1/N sum_i A_i log pi(o_i)
+
+Unbiased: a rollout is not in its own baseline. A_i is G/(G-1) times the group-centred reward. The whole answer is one
+action: log-probs are summed over its tokens. Needs groups of at least 2.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+__all__ = ["PRESET"]
+
+PRESET: dict[str, Any] = {
+    "advantage": {"mean": "leave_one_out", "std": "none"},
+    "gate": {"type": "log_prob"},
+    "aggregation": "sequence_sum",
+}

@@ -1,0 +1,14 @@
+"""SAPO: soft adaptive policy optimisation (arXiv 2511.20347).
+
+    f(r) = 4/tau sigmoid(tau (r - 1)),   tau = 1.0 for A > 0 and 1.05 for A <= 0;   loss: mean of -f(r) A
+
+A smooth gate in place of the clip: its gradient is 1 at r = 1 and fades on both sides, faster where A is negative.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+__all__ = ["PRESET"]
+
+PRESET: dict[str, Any] = {"gate": {"type": "soft"}}

@@ -1,0 +1,15 @@
+"""Weighted TOPR (ROLL Flash, arXiv 2510.11345): TOPR with a weight for each sign.
+
+    A > 0: -w+ A log pi;   A <= 0: -w- sg(clip(r, 0, 1)) A log pi
+
+The paper names the weights and gives none. Here w- = 0.5: with group-centred rewards few right answers and many wrong
+ones weigh the same in sum, and a smaller negative side slows the loss of entropy.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+__all__ = ["PRESET"]
+
+PRESET: dict[str, Any] = {"gate": {"type": "sign_split", "positive_weight": 1.0, "negative_weight": 0.5}}

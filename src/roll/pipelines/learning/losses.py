@@ -1,0 +1,51 @@
+"""The algorithm's settings as the callables that trainers run."""
+
+from __future__ import annotations
+
+from roll.algorithms import gates
+from roll.algorithms.correction import Correction
+from roll.algorithms.losses import OwnLoss, PolicyLoss, ValueLoss
+from roll.config.algorithm import AlgorithmConfig
+from roll.protocols import LossFn
+
+__all__ = ["policy_loss", "value_loss"]
+
+_GATES: dict[str, type[gates.Gate]] = {
+    "min_clip": gates.MinClip,
+    "dual_clip": gates.DualClip,
+    "stop_gradient": gates.StopGradient,
+    "sign_split": gates.SignSplit,
+    "none": gates.NoGate,
+    "log_prob": gates.LogProb,
+    "squared_penalty": gates.SquaredPenalty,
+    "soft": gates.SoftGate,
+}
+
+
+def policy_loss(algorithm: AlgorithmConfig, kl_coefficient: float | None = None) -> LossFn:
+    """The policy's loss.
+
+    Args:
+        algorithm: its settings.
+        kl_coefficient: in place of the configured one, where it adapts.
+    """
+    if algorithm.loss is not None:
+        return OwnLoss(path=algorithm.loss)
+    coefficient = algorithm.kl.coefficient if kl_coefficient is None else kl_coefficient
+    return PolicyLoss(
+        ratio_level=algorithm.ratio.level,
+        ratio_reduce=algorithm.ratio.reduce,
+        ratio_against=algorithm.ratio.against,
+        ratio_token_limit=algorithm.ratio.token_limit,
+        gate=_GATES[algorithm.gate.type](**algorithm.gate.model_dump(exclude={"type"})),
+        aggregation=algorithm.aggregation,
+        correction=Correction(**algorithm.correction.model_dump()),
+        kl_coefficient=coefficient if algorithm.kl.place == "loss" else 0.0,
+        kl_estimator=algorithm.kl.estimator,
+        entropy_coefficient=algorithm.entropy.coefficient,
+    )
+
+
+def value_loss(algorithm: AlgorithmConfig) -> ValueLoss:
+    """The critics' loss."""
+    return ValueLoss(clip=algorithm.critic.value_clip)

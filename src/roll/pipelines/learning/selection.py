@@ -1,0 +1,182 @@
+"""From scored groups to what a step learns from: shaped and normalised rewards, and which rollouts are trained."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from roll.algorithms.episodes import Episode, Float64Array
+from roll.algorithms.filters import kept_rollouts, reason_to_leave_out, top_variance
+from roll.algorithms.normalise import Moments, normalised
+from roll.algorithms.shaping import shaped_reward
+from roll.config.algorithm import AlgorithmConfig
+from roll.rollout import DataLedger, Fate
+from roll.types import Group, Rollout
+
+__all__ = ["Selection", "episode_of", "select", "settle"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Selection:
+    """What a step learns from, and what became of every group."""
+
+    rollouts: tuple[Rollout, ...]
+    """In the order of their groups."""
+    episodes: tuple[Episode, ...]
+    """The same as advantages see them; rewards shaped."""
+    outcomes: Float64Array
+    """[n] their normalised rewards."""
+    fates: dict[int, tuple[Fate, str]]
+    """By draw id, with the reason where it is not trained."""
+    accuracies: dict[int, float] = field(default_factory=dict)
+    """Of every group, by draw id: share of solved rollouts, or the mean reward where solving has no meaning."""
+    moments: dict[str, Moments] = field(default_factory=dict)
+    """Of all rewards of the run, this step's included."""
+
+    def count(self, fate: Fate) -> int:
+        """Groups with this fate."""
+        return sum(found is fate for found, _ in self.fates.values())
+
+
+def episode_of(rollout: Rollout, reward: float, greedy_reward: float | None = None) -> Episode:
+    """A rollout as numbers; `reward` is the shaped one."""
+    spans = rollout.spans
+    return Episode(
+        group=rollout.draw_id,
+        domain=rollout.prompt.domain,
+        reward=reward,
+        num_tokens=len(rollout.token_ids),
+        turns=tuple((turn.start, turn.end) for turn in spans),
+        turn_rewards=tuple(turn.reward for turn in spans),
+        states=tuple(turn.state for turn in spans),
+        greedy_reward=greedy_reward,
+    )
+
+
+def select(
+    groups: Sequence[Group],
+    algorithm: AlgorithmConfig,
+    *,
+    max_length: int,
+    moments: Mapping[str, Moments] | None = None,
+    greedy_rewards: Mapping[int, float] | None = None,
+) -> Selection:
+    """Shape and normalise rewards, and leave out groups and rollouts as the filters say.
+
+    A rollout that infrastructure failed is in no baseline; a group in which all failed has fate `failed`. Baselines and
+    deviations count every scored rollout, also those that are then left out.
+
+    Args:
+        groups: of the step.
+        algorithm: its settings.
+        max_length: longest possible answer in tokens.
+        moments: of the run before this step, for `running` scopes.
+        greedy_rewards: by draw id, for the baseline `greedy`.
+    """
+    greedy_rewards = greedy_rewards or {}
+    scored = [group.scored for group in groups]
+    shaped = [np.array([_shaped(r, algorithm, max_length) for r in rollouts]) for rollouts in scored]
+    episodes = [
+        episode_of(rollout, float(reward), greedy_rewards.get(rollout.draw_id))
+        for rollouts, rewards in zip(scored, shaped, strict=True)
+        for rollout, reward in zip(rollouts, rewards, strict=True)
+    ]
+    outcomes, moments = _outcomes(episodes, algorithm, moments)
+    fates = {group.draw.draw_id: _fate(group, algorithm) for group in groups}
+    _keep_top_variance(groups, fates, algorithm)
+    chosen = _chosen(groups, fates, algorithm)
+    place = {r.rollout_id: i for i, r in enumerate(r for rollouts in scored for r in rollouts)}
+    index = [place[rollout.rollout_id] for rollout in chosen]
+    return Selection(
+        rollouts=tuple(chosen),
+        episodes=tuple(episodes[i] for i in index),
+        outcomes=outcomes[index] if index else np.zeros(0),
+        fates=fates,
+        accuracies={group.draw.draw_id: _accuracy(group) for group in groups if group.scored},
+        moments=moments,
+    )
+
+
+def _shaped(rollout: Rollout, algorithm: AlgorithmConfig, max_length: int) -> float:
+    assert rollout.reward is not None
+    well_formed = rollout.finished and rollout.reward.verdict != "no answer"
+    settings = algorithm.reward.model_dump()
+    return shaped_reward(
+        rollout.reward.value,
+        length=len(rollout.token_ids),
+        max_length=max_length,
+        well_formed=well_formed,
+        **settings,
+    )
+
+
+def _outcomes(
+    episodes: list[Episode], algorithm: AlgorithmConfig, moments: Mapping[str, Moments] | None
+) -> tuple[Float64Array, dict[str, Moments]]:
+    settings = algorithm.advantage
+    whole = settings.estimator in ("outcome", "anchor_state")
+    rewards = np.array([e.total if whole else e.reward for e in episodes], dtype=np.float64)
+    if settings.function is not None:
+        return rewards, dict(moments or {})
+    return normalised(
+        episodes, rewards, mean=settings.mean, std=settings.std, per_domain=settings.per_domain, running=moments
+    )
+
+
+def _values(group: Group) -> Float64Array:
+    """[G] rewards as they were given, of whole and turns."""
+    values = [r.reward.value + sum(turn.reward for turn in r.turns) for r in group.scored if r.reward]
+    return np.array(values, dtype=np.float64)
+
+
+def _accuracy(group: Group) -> float:
+    solved = [float(r.reward.correct) for r in group.scored if r.reward and r.reward.correct is not None]
+    return float(np.mean(solved)) if solved else float(np.mean(_values(group)))
+
+
+def _fate(group: Group, algorithm: AlgorithmConfig) -> tuple[Fate, str]:
+    filters = algorithm.filters
+    trainable = [r for r in group.scored if len(r.token_ids)]
+    if not trainable:
+        causes = sorted({r.cause for r in group.rollouts if r.cause})
+        return Fate.FAILED, "; ".join(causes) or "no rollout has a token"
+    reason = reason_to_leave_out(
+        _values(group),
+        skip_zero_variance=filters.skip_zero_variance,
+        min_mean=filters.min_mean,
+        max_mean=filters.max_mean,
+        min_std=filters.min_std,
+    )
+    if not reason and not _kept(group, algorithm):
+        reason = f"no rollout is kept (filters.keep {filters.keep}, drop_unfinished {filters.drop_unfinished})"
+    return (Fate.FILTERED, reason) if reason else (Fate.TRAINED, "")
+
+
+def _kept(group: Group, algorithm: AlgorithmConfig) -> list[Rollout]:
+    """The rollouts of a group that are trained, if the group is."""
+    filters = algorithm.filters
+    kept = [group.scored[i] for i in kept_rollouts(_values(group), filters.keep, filters.keep_num)]
+    return [r for r in kept if len(r.token_ids) and (r.finished or not filters.drop_unfinished)]
+
+
+def _keep_top_variance(groups: Sequence[Group], fates: dict[int, tuple[Fate, str]], algorithm: AlgorithmConfig) -> None:
+    share = algorithm.filters.top_variance
+    if share == 1.0:
+        return
+    passed = [group for group in groups if fates[group.draw.draw_id][0] is Fate.TRAINED]
+    kept = set(top_variance([float(np.std(_values(group))) for group in passed], share))
+    for i, group in enumerate(passed):
+        if i not in kept:
+            fates[group.draw.draw_id] = (Fate.FILTERED, f"its reward varies less than that of the top {share:g}")
+
+
+def _chosen(groups: Sequence[Group], fates: dict[int, tuple[Fate, str]], algorithm: AlgorithmConfig) -> list[Rollout]:
+    return [r for g in groups if fates[g.draw.draw_id][0] is Fate.TRAINED for r in _kept(g, algorithm)]
+
+
+def settle(ledger: DataLedger, selection: Selection, step: int) -> None:
+    """Write every group's fate into the ledger."""
+    for draw_id, (fate, why) in selection.fates.items():
+        ledger.settle(draw_id, fate, step, why)

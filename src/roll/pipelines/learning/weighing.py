@@ -1,0 +1,168 @@
+"""From a selection to weights per token: advantages, a critic's targets, masks, factors. Pure functions of arrays.
+
+selection ─ values, KL penalty ─► episodes ─► advantages ─ critics' agreement ─ credit ─ factors ─► training batch
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from roll.algorithms.advantages import Estimate, drop_smallest, estimate, rescaled_weights
+from roll.algorithms.episodes import Episode, Float64Array
+from roll.config.algorithm import AlgorithmConfig
+from roll.errors import ConfigError
+from roll.pipelines.learning.selection import Selection
+from roll.registry import load_function
+from roll.types import BoolArray, FloatArray, TrainingBatch, TrainingSample
+
+__all__ = ["kl_token_rewards", "weigh"]
+
+
+def weigh(
+    batch: TrainingBatch,
+    selection: Selection,
+    algorithm: AlgorithmConfig,
+    *,
+    values: Sequence[Sequence[FloatArray]] = (),
+    token_rewards: Sequence[FloatArray] = (),
+    credit: Sequence[FloatArray] = (),
+) -> TrainingBatch:
+    """Give every token its advantage, and whatever else the algorithm wants of it.
+
+    Args:
+        batch: of the selection's rollouts, in order.
+        selection: their episodes and outcomes.
+        algorithm: its settings.
+        values: [M][n][L] by critic and sample.
+        token_rewards: [n][L] rewards per token, such as a KL penalty.
+        credit: [n][L] factors by attention.
+
+    Raises:
+        ConfigError: the user's own estimator returned something else than asked for.
+    """
+    starts = [sample.prefix_length for sample in batch.samples]
+    after = [_after_prompt(arrays, starts) for arrays in values]
+    episodes = [
+        replace(
+            episode,
+            values=np.mean([critic[i] for critic in after], axis=0) if after else None,
+            token_rewards=token_rewards[i][starts[i] :] if len(token_rewards) else None,
+        )
+        for i, episode in enumerate(selection.episodes)
+    ]
+    found = _estimate(episodes, selection.outcomes, algorithm)
+    spreads = [np.std([critic[i] for critic in after], axis=0) for i in range(len(episodes))] if after else []
+    agreed = _share(spreads, episodes, algorithm.critic.drop_agreed)
+    divergent = _share([-s for s in spreads], episodes, algorithm.entropy.drop_divergent)
+    factors = _factors(selection, algorithm)
+    samples = []
+    for i, sample in enumerate(batch.samples):
+        advantages = np.where(agreed[i], 0.0, found.advantages[i]) if agreed else found.advantages[i]
+        advantages = advantages * factors[i] * (algorithm.imitation_weight if sample.expert else 1.0)
+        if len(credit):
+            advantages = advantages * credit[i][starts[i] :]
+        old_values = np.mean([critic[i] for critic in values], axis=0) if len(values) else None
+        samples.append(
+            replace(
+                sample,
+                advantages=_aligned(advantages, sample),
+                returns=_aligned(found.returns[i], sample) if found.returns else None,
+                old_values=old_values.astype(np.float32) if old_values is not None else None,
+                entropy_mask=_aligned(~divergent[i], sample).astype(np.bool_) if divergent else None,
+            )
+        )
+    return replace(batch, samples=tuple(samples))
+
+
+def kl_token_rewards(batch: TrainingBatch, logprobs: Sequence[FloatArray], algorithm: AlgorithmConfig,
+                     coefficient: float) -> list[FloatArray]:  # fmt: skip
+    """-coefficient x KL of every token [n][L], 0 outside the loss mask; for a penalty in the reward.
+
+    Args:
+        batch: with `ref_logprobs`.
+        logprobs: [n][L] of the policy before the update.
+        algorithm: names the estimator.
+        coefficient: as it is at this step.
+    """
+    result = []
+    for sample, own in zip(batch.samples, logprobs, strict=True):
+        assert sample.ref_logprobs is not None, "the reference was asked"
+        penalty = _kl(own - sample.ref_logprobs, algorithm.kl.estimator)
+        result.append(np.where(sample.loss_mask, -coefficient * penalty, 0.0).astype(np.float32))
+    return result
+
+
+def _kl(difference: FloatArray, estimator: str) -> FloatArray:
+    """As `algorithms.kl.kl_per_token`, in NumPy."""
+    if estimator == "k2":
+        return np.float32(0.5) * np.square(difference)
+    if estimator == "absolute":
+        return np.abs(difference)
+    if estimator == "k3":
+        ratio = np.clip(-difference, -20.0, 20.0)
+        return np.expm1(ratio) - ratio
+    return difference
+
+
+def _after_prompt(arrays: Sequence[FloatArray], starts: Sequence[int]) -> list[FloatArray]:
+    return [array[start:] for array, start in zip(arrays, starts, strict=True)]
+
+
+def _aligned(answer: Any, sample: TrainingSample) -> FloatArray:
+    """[T] as [L], with zeros on the prompt."""
+    return np.concatenate([np.zeros(sample.prefix_length, np.float32), np.asarray(answer, np.float32)])
+
+
+def _estimate(episodes: list[Episode], outcomes: Float64Array, algorithm: AlgorithmConfig) -> Estimate:
+    settings = algorithm.advantage
+    if settings.function is not None:
+        return _own_estimate(load_function(settings.function, "advantage function"), settings.function, episodes)
+    return estimate(
+        episodes,
+        outcomes,
+        estimator=settings.estimator,
+        std=settings.std,
+        gamma=settings.gamma,
+        gae_lambda=settings.gae_lambda,
+        step_weight=settings.step_weight,
+        whiten=settings.whiten,
+        clip=settings.clip,
+    )
+
+
+def _own_estimate(function: Callable[..., Any], path: str, episodes: list[Episode]) -> Estimate:
+    """The user's estimator: `def advantages(episodes: list[Episode]) -> list` of one number, or [T], for each."""
+    given = function(episodes)
+    if len(given) != len(episodes):
+        raise ConfigError(f"advantage function '{path}' returned {len(given)} values for {len(episodes)} episodes.")
+    advantages = []
+    for episode, value in zip(episodes, given, strict=True):
+        array = np.asarray(value, dtype=np.float32)
+        if array.shape not in ((), (episode.num_tokens,)) or not np.isfinite(array).all():
+            raise ConfigError(
+                f"advantage function '{path}' returned an array of shape {array.shape} for an episode of "
+                f"{episode.num_tokens} tokens: return one finite number, or one per token."
+            )
+        advantages.append(np.where(episode.mask, array, np.float32(0.0)).astype(np.float32))
+    return Estimate(advantages=advantages)
+
+
+def _share(values: list[FloatArray], episodes: list[Episode], share: float) -> list[BoolArray]:
+    """The tokens that hold the smallest share of values; nothing where the share is 0."""
+    return drop_smallest(values, [episode.mask for episode in episodes], share) if share > 0 and values else []
+
+
+def _factors(selection: Selection, algorithm: AlgorithmConfig) -> Float64Array:
+    """[n] factors on whole rollouts, by difficulty and length."""
+    factors = np.ones(len(selection.rollouts))
+    if algorithm.weights.difficulty:
+        solved = np.array([selection.accuracies[r.draw_id] for r in selection.rollouts])
+        factors *= rescaled_weights(0.5 + 1.5 * (1.0 - np.clip(solved, 0.0, 1.0)))
+    if algorithm.weights.length and len(factors):
+        lengths = np.array([len(r.token_ids) for r in selection.rollouts], dtype=np.float64)
+        factors *= rescaled_weights(1.5 - lengths / max(lengths.max(), 1.0))
+    return factors
