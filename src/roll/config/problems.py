@@ -200,6 +200,10 @@ def unknown_key(path: KeyPath, document: Document, model: type[Section]) -> str:
     return f"unknown key '{dotted(path)}'{at(document, path)}.{hint}"
 
 
+def _depth(key: str) -> int:
+    return sum(part != "N" for part in key.split("."))
+
+
 def _meant(name: str, siblings: list[str], model: type[Section]) -> str:
     """In this order: almost a sibling, this very name elsewhere, another library's name, the closest of all."""
     places: dict[str, list[str]] = {}
@@ -209,8 +213,8 @@ def _meant(name: str, siblings: list[str], model: type[Section]) -> str:
     if likeness >= 0.85:
         return f" Did you mean '{sibling}'?"
     if name in places:
-        depth = min(place.count(".") for place in places[name])  # the most general place is what most people mean
-        parents = {place.rpartition(".")[0] for place in places[name] if place.count(".") == depth}
+        depth = min(map(_depth, places[name]))  # the most general place is what most people mean
+        parents = {place.rpartition(".")[0] for place in places[name] if _depth(place) == depth}
         shown = sorted(f"'{parent}'" if parent else "the top level" for parent in parents)
         return f" '{name}' belongs under {' or '.join(shown)}." if len(shown) <= 3 else ""
     if name in NAMES_ELSEWHERE:
