@@ -1,0 +1,221 @@
+"""Starting a program.
+
+    agent ── fork ──► init of the program ── fork ──► program
+                      (own PID, mount and IPC namespaces, own files)   (no capabilities, filter, limits)
+
+The init outlives the program by an instant: with it the kernel ends everything that the program left behind. Where
+the program shares the sandbox's namespaces (`fresh` is false), the agent itself is its parent.
+
+Invariants: between the fork and `_restrict` only our own code runs; whatever fails before the program starts ends
+the child with exit code 125 and a line on standard error; file descriptors of the agent reach no program.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import sys
+from roll.sandbox.agent import kernel
+
+FAILED_TO_START = 125
+_STATUS = 4
+"""File descriptor where an init, or the shell of a session, reports."""
+_MAX_DESCRIPTORS = 1 << 16
+
+
+class Become(BaseException):
+    """Raised in a forked child to leave the agent's loop and run Python source with the interpreter."""
+
+    def __init__(self, source, argv):
+        self.source = source
+        self.argv = argv
+
+
+class Started:
+    """A started program, seen from the agent."""
+
+    def __init__(self, pid, status, streams):
+        self.pid = pid
+        self.status = status
+        """File descriptor on which the init reports the program's end; None: `pid` is the program."""
+        self.streams = streams
+        """By file descriptor: `o`, `e` or `r`."""
+
+
+def start(request, settings, namespace):
+    """Fork the program that `request` describes.
+
+    Args:
+        request: what the host sent (see `serve.py`), with `stdin` as a file descriptor.
+        settings: of the sandbox: home, limits, filter, environment.
+        namespace: file descriptor of the agent's PID namespace; needed for `fresh`.
+    """
+    fresh = request["fresh"]
+    outputs = [os.pipe() for _ in range(3 if request["result"] else 2)]
+    status = os.pipe() if fresh else None
+    if fresh:
+        kernel.unshare(kernel.CLONE_NEWPID)
+    pid = os.fork()
+    if pid == 0:
+        _guarded(_child, request, settings, [write for _, write in outputs], status)
+    if fresh:
+        kernel.setns(namespace, kernel.CLONE_NEWPID)
+        os.close(status[1])
+    for read, write in outputs:
+        os.close(write)
+        os.set_blocking(read, False)
+    streams = {read: kind for (read, _), kind in zip(outputs, "oer")}
+    return Started(pid, status[0] if fresh else None, streams)
+
+
+def _guarded(function, *arguments):
+    """Run `function` in a child: it must not return into the agent's loop."""
+    try:
+        function(*arguments)
+    except Become:
+        raise
+    except BaseException as error:
+        os.write(2, ("sandbox: the program cannot be started: %s\n" % (error,)).encode())  # noqa: UP031
+    os._exit(FAILED_TO_START)
+
+
+def _child(request, settings, outputs, status):
+    import _signal
+
+    _signal.set_wakeup_fd(-1)
+    _signal.signal(_signal.SIGCHLD, _signal.SIG_DFL)
+    high = [_above_the_standard_ones(each) for each in (request["stdin"], *outputs)]
+    report = status[1] if status is not None else request.get("report")
+    if report is not None:
+        os.dup2(_above_the_standard_ones(report), _STATUS, status is None)
+    for new, old in enumerate(high):
+        os.dup2(old, new)
+    os.closerange(len(high), _STATUS)
+    os.closerange(_STATUS + (report is not None), _MAX_DESCRIPTORS)
+    if request["fresh"]:
+        kernel.unshare(kernel.CLONE_NEWNS | kernel.CLONE_NEWIPC)
+        kernel.private_proc()
+        limits = settings["limits"]
+        kernel.writable_space(settings["home"], limits["disk_bytes"], limits["max_files"])
+        pid = os.fork()
+        if pid:
+            _serve_as_init(pid, settings)
+        os.close(_STATUS)
+    _run(request, settings)
+
+
+def _above_the_standard_ones(descriptor):
+    """A duplicate that no descriptor of a program will overwrite."""
+    while descriptor <= _STATUS:
+        descriptor = os.dup(descriptor)
+    return descriptor
+
+
+def _serve_as_init(program, settings):
+    """Reap until the program ends; report how, and whether its disk was full. Ends with this process."""
+    os.closerange(0, _STATUS)
+    while True:
+        pid, code = os.waitpid(-1, 0)
+        if pid == program:
+            break
+    os.write(_STATUS, b"%d %d" % (code, disk_full(settings)))
+    os._exit(0)
+
+
+def disk_full(settings):
+    """Whether less than a page, or no further file, fits into the writable space."""
+    try:
+        space = os.statvfs(settings["home"])
+    except OSError:
+        return False
+    return space.f_blocks > 0 and (space.f_bavail == 0 or space.f_favail == 0)
+
+
+def _run(request, settings):
+    os.setsid()
+    _restrict(settings, request["cpu_s"])
+    os.umask(0o022)
+    os.chdir(settings["home"])
+    for path, data in request["files"].items():
+        _write(path, data)
+    if request["cwd"]:
+        os.chdir(request["cwd"])
+    environment = dict(settings["env"])
+    environment.update(request["env"])
+    import _signal
+
+    for name in ("SIGPIPE", "SIGXFSZ"):
+        _signal.signal(getattr(_signal, name), _signal.SIG_DFL)
+    if request["source"] is not None:
+        _signal.signal(_signal.SIGPIPE, _signal.SIG_IGN)
+        os.environ.clear()
+        os.environ.update(environment)
+        raise Become(request["source"], request["argv"])
+    try:
+        os.execvpe(request["argv"][0], request["argv"], environment)
+    except OSError as error:
+        os.write(2, ("sandbox: %s: %s\n" % (request["argv"][0], error.strerror)).encode())  # noqa: UP031
+        os._exit(126 if error.errno == 13 else 127)
+
+
+def _restrict(settings, cpu_s):
+    """Give up everything that a program must not have."""
+    kernel.hide_memory(False)
+    try:
+        with open("/proc/self/oom_score_adj", "w") as file:
+            file.write("1000")  # when memory runs out, the kernel takes the program, not the agent
+    except OSError:
+        pass
+    limits = settings["limits"]
+    bounds = {
+        resource.RLIMIT_CORE: 0,
+        resource.RLIMIT_NOFILE: limits["max_open_files"],
+        resource.RLIMIT_FSIZE: limits["file_size_bytes"],
+        resource.RLIMIT_MEMLOCK: 1 << 16,
+        resource.RLIMIT_MSGQUEUE: 1 << 16,
+    }
+    if settings["bound_processes"]:
+        bounds[resource.RLIMIT_NPROC] = limits["max_processes"] + 4
+    if settings["bound_address_space"]:
+        bounds[resource.RLIMIT_AS] = limits["memory_bytes"] + (1 << 30)
+    if cpu_s is not None:
+        bounds[resource.RLIMIT_CPU] = int(cpu_s) + 2  # in case that counting the whole tree fails
+    for kind, value in bounds.items():
+        hard = resource.getrlimit(kind)[1]
+        value = value if hard == resource.RLIM_INFINITY else min(value, hard)
+        resource.setrlimit(kind, (value, value))
+    kernel.give_up_privileges(settings["filter"])
+
+
+def _write(path, data):
+    if "/" in path:
+        os.makedirs(os.path.dirname(path) or "/", exist_ok=True)
+    with open(path, "wb") as file:
+        file.write(data)
+
+
+def run_python(source, argv):
+    """Run source as `__main__`, as `python file` would. Called at the top of the stack, returns when it ends."""
+    import builtins
+
+    import _sitebuiltins
+
+    for name in [name for name in sys.modules if name == "roll" or name.startswith("roll.")]:
+        del sys.modules[name]
+    end = "Ctrl-D (i.e. EOF)"
+    builtins.quit, builtins.exit = _sitebuiltins.Quitter("quit", end), _sitebuiltins.Quitter("exit", end)
+    main = type(sys)("__main__")
+    main.__builtins__ = builtins
+    sys.modules["__main__"] = main
+    sys.argv = ["program.py", *argv]
+    sys.path.insert(0, os.getcwd())
+    sys.excepthook = _excepthook
+    exec(compile(source, "program.py", "exec", dont_inherit=True), main.__dict__)
+
+
+def _excepthook(kind, error, trace):
+    """Without the frames of the agent."""
+    while trace is not None and trace.tb_frame.f_code.co_filename != "program.py":
+        trace = trace.tb_next
+    error.__context__ = None if isinstance(error.__context__, Become) else error.__context__
+    sys.__excepthook__(kind, error.with_traceback(trace), trace)

@@ -1,0 +1,341 @@
+"""The agent: starts programs and shells in its sandbox, bounds them, passes their output on.
+
+    host ──► fd 0: frames  length(4) marshal(message)
+    host ◄── fd 1: frames  length(4) kind(1) channel(4) payload;  kind: o, e, r = output;  x = the end, JSON
+
+    messages  ("data", channel, bytes)    more standard input for the program to be started
+              ("run", channel, request)   start a program; ends with x
+              ("shell", channel, {})      open a shell session; x when it is ready
+              ("line", channel, request)  a command for it; ends with x
+              ("kill", channel)           end a program, or interrupt a session's command
+              ("close", channel)          end a session
+
+One thread; one loop over poll(). Invariants: every "run" and "line" is answered by exactly one x; output is passed on
+before the x of its program; a program's time runs from its fork; nothing that a program does can block the loop, for
+the agent waits for nothing but poll() and for the host to read. When the host closes fd 0, everything ends.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import time
+
+import _signal
+import marshal
+
+from roll.sandbox.agent import kernel, programs, usage
+from roll.sandbox.agent.shell import Shell
+
+_READ_BYTES = 1 << 16
+_CHECK_S = 0.01
+_CHECK_LATER_S = 0.2
+
+
+def clock():
+    """Seconds."""
+    return time.monotonic()
+
+
+class Run:
+    """A running program."""
+
+    def __init__(self, agent, channel, request):
+        self.agent, self.channel = agent, channel
+        self.wall_s, self.cpu_s, self.output_left = request["wall_s"], request["cpu_s"], request["output_bytes"]
+        self.limits = []
+        self.cpu_used = 0.0
+        self.code = None
+        self.full = False
+        self.began = clock()
+        self.started = programs.start(request, agent.settings, agent.namespace)
+        self.open = set(self.started.streams)
+        self.next_check = self.began + self._check_after(0.0)
+
+    def deadline(self):
+        """When the loop must look at it again."""
+        return min(self.began + self.wall_s, self.next_check)
+
+    def _check_after(self, used):
+        if self.agent.settings["watch_memory"]:
+            return _CHECK_S
+        if self.cpu_s is None:
+            return 1e9
+        left = (self.cpu_s - used) / self.agent.num_cpus
+        return min(max(left, _CHECK_S), _CHECK_LATER_S + left)
+
+    def check(self, now):
+        """Compare with the limits that the kernel does not enforce."""
+        if now >= self.began + self.wall_s:
+            self.end("wall_time")
+        elif now >= self.next_check:
+            cpu, memory, threads = usage.totals(self.started.pid)
+            self.cpu_used = max(cpu, self.cpu_used)
+            limits = self.agent.settings["limits"]
+            if self.agent.settings["watch_memory"] and memory > limits["memory_bytes"]:
+                self.end("memory")
+            if self.agent.settings["watch_memory"] and threads >= limits["max_processes"]:
+                self.note("processes")
+            if self.cpu_s is not None and cpu >= self.cpu_s:
+                self.end("cpu_time")
+            self.next_check = now + self._check_after(cpu)
+
+    def note(self, limit):
+        """Remember that a limit was hit."""
+        if limit not in self.limits:
+            self.limits.append(limit)
+
+    def end(self, limit=None):
+        """Kill it, because of a limit or because the host wants it."""
+        if limit is not None:
+            self.note(limit)
+        self.wall_s = self.cpu_s = 1e9
+        if self.started.status is not None:
+            os.kill(self.started.pid, 9)
+        else:
+            usage.kill_tree(self.started.pid)
+
+    def read(self, descriptor):
+        """Pass output on; False when there is none now."""
+        try:
+            data = os.read(descriptor, _READ_BYTES)
+        except BlockingIOError:
+            return False
+        if not data:
+            self.open.discard(descriptor)
+            self.agent.forget(descriptor)
+            return False
+        if self.output_left > 0:
+            self.agent.send(self.started.streams[descriptor], self.channel, data[: self.output_left])
+            self.output_left -= len(data)
+            if self.output_left <= 0:
+                self.end("output")
+        return self.output_left > 0
+
+    def ended(self, status, used):
+        """Its process is gone: read what is left and report."""
+        if self.started.status is not None:
+            report = os.read(self.started.status, 64).split()
+            os.close(self.started.status)
+            if report:
+                status, self.full = int(report[0]), report[1] != b"0"
+        else:
+            self.full = programs.disk_full(self.agent.settings)
+        for descriptor in list(self.open):
+            while self.read(descriptor):
+                pass
+            if descriptor in self.open:
+                self.agent.forget(descriptor)
+        number = status & 0x7F
+        code = 128 + number if number else status >> 8
+        for number_of_limit, limit in ((24, "cpu_time"), (25, "file_size")):
+            if number == number_of_limit:
+                self.note(limit)
+        if self.full:
+            self.note("disk")
+        wall = clock() - self.began
+        cpu = max(used.ru_utime + used.ru_stime, self.cpu_used)
+        self.agent.send_end(self.channel, code, number, self.limits, wall, cpu, used.ru_maxrss * 1024)
+
+
+class Agent:
+    """See the module."""
+
+    def __init__(self, incoming, outgoing):
+        self.incoming, self.outgoing = incoming, outgoing
+        self.buffer = bytearray()
+        self.poll = select.poll()
+        self.poll.register(incoming, select.POLLIN)
+        self.wake = os.pipe()
+        for end in self.wake:
+            os.set_blocking(end, False)
+        self.poll.register(self.wake[0], select.POLLIN)
+        _signal.set_wakeup_fd(self.wake[1], warn_on_full_buffer=False)
+        _signal.signal(_signal.SIGCHLD, lambda *_: None)
+        self.stdin, self.runs, self.shells, self.owners = {}, {}, {}, {}
+        self.num_cpus = len(os.sched_getaffinity(0))
+        self.settings = {}
+        self.namespace = -1
+
+    def configure(self, settings):
+        """What the host sent first: prepare the sandbox."""
+        self.settings = settings
+        if settings["isolated"]:
+            self.namespace = os.open("/proc/self/ns/pid", os.O_RDONLY | os.O_CLOEXEC)
+            kernel.writable_space(settings["home"], settings["limits"]["disk_bytes"], settings["limits"]["max_files"])
+        kernel.hide_memory(True)
+        if os.getpid() != 1:
+            kernel.adopt_orphans()
+        import sys
+
+        sys.path[:0] = settings["python_path"]
+        for name in settings["preload"]:
+            __import__(name)
+
+    def serve(self):
+        """Loop until the host goes away."""
+        while True:
+            self.handle_messages()
+            now = clock()
+            busy = [*self.runs.values(), *self.shells.values()]
+            wait = min([each.deadline() for each in busy], default=now + 3600) - now
+            for descriptor, _ in self.poll.poll(max(0, int(wait * 1000) + 1)):
+                if descriptor == self.incoming:
+                    data = os.read(self.incoming, 1 << 20)
+                    if not data:
+                        return
+                    self.buffer += data
+                elif descriptor == self.wake[0]:
+                    os.read(descriptor, 4096)
+                elif descriptor in self.owners:
+                    self.owners[descriptor].read(descriptor)
+            self.reap()
+            now = clock()
+            for each in [*self.runs.values(), *self.shells.values()]:
+                if now >= each.deadline():
+                    each.check(now)
+
+    def handle_messages(self):
+        """All complete frames."""
+        start = 0
+        while len(self.buffer) - start >= 4:
+            end = start + 4 + int.from_bytes(self.buffer[start : start + 4], "little")
+            if len(self.buffer) < end:
+                break
+            message = marshal.loads(memoryview(self.buffer)[start + 4 : end])
+            start = end
+            getattr(self, "on_" + message[0])(*message[1:])
+        del self.buffer[:start]
+
+    def on_data(self, channel, data):
+        """Keep it in a file in memory: no program that reads slowly can block the agent."""
+        if channel not in self.stdin:
+            self.stdin[channel] = os.memfd_create("stdin")
+        view = memoryview(data)
+        while view:
+            view = view[os.write(self.stdin[channel], view) :]
+
+    def on_run(self, channel, request):
+        """Start a program."""
+        stdin = self.stdin.pop(channel, None)
+        if stdin is None:
+            stdin = os.open("/dev/null", os.O_RDONLY)
+        else:
+            os.lseek(stdin, 0, 0)
+        request["stdin"] = stdin
+        try:
+            run = Run(self, channel, request)
+        except OSError as error:
+            self.fail(channel, error)
+        else:
+            self.runs[channel] = run
+            self.watch(run.open, run)
+        os.close(stdin)  # not in `finally`: the forked program leaves this frame too, with other descriptors
+
+    def on_shell(self, channel, request):
+        """Open a session."""
+        try:
+            self.shells[channel] = shell = Shell(self, channel, request)
+        except OSError as error:
+            self.fail(channel, error)
+        else:
+            self.watch([shell.status], shell)
+
+    def on_line(self, channel, request):
+        """Run a command in a session."""
+        shell = self.shells.get(channel)
+        if shell is None:
+            self.fail(channel, OSError("the session has ended"))
+        else:
+            shell.run(request)
+
+    def on_kill(self, channel):
+        """End a program, or a session's command."""
+        for group in (self.runs, self.shells):
+            if channel in group:
+                group[channel].end()
+
+    def on_close(self, channel):
+        """End a session."""
+        if channel in self.shells:
+            self.shells[channel].close()
+
+    def reap(self):
+        """Collect ended children."""
+        while True:
+            try:
+                pid, status, used = os.wait4(-1, os.WNOHANG)
+            except ChildProcessError:
+                return
+            if pid == 0:
+                return
+            for group in (self.runs, self.shells):
+                for channel, each in list(group.items()):
+                    if each.started.pid == pid:
+                        del group[channel]
+                        each.ended(status, used)
+
+    def watch(self, descriptors, owner):
+        """Tell `owner` when one of them has something to read."""
+        for descriptor in descriptors:
+            self.owners[descriptor] = owner
+            self.poll.register(descriptor, select.POLLIN)
+
+    def ignore(self, descriptors):
+        """Stop that."""
+        for descriptor in descriptors:
+            if self.owners.pop(descriptor, None) is not None:
+                self.poll.unregister(descriptor)
+
+    def forget(self, descriptor):
+        """Stop that, and close it."""
+        self.ignore([descriptor])
+        os.close(descriptor)
+
+    def send(self, kind, channel, data):
+        """One frame to the host."""
+        frame = (len(data) + 5).to_bytes(4, "little") + kind.encode() + channel.to_bytes(4, "little") + data
+        view = memoryview(frame)
+        while view:
+            view = view[os.write(self.outgoing, view) :]
+
+    def send_end(self, channel, code, number, limits, wall_s, cpu_s, peak_bytes, closed=False):
+        """The x of a program or of a session's command. The strings are our own: nothing to escape."""
+        names = ",".join('"' + limit + '"' for limit in limits)
+        text = (
+            f'{{"code":{code},"signal":{number},"limits":[{names}],"wall_s":{wall_s:.6f},"cpu_s":{cpu_s:.6f},'
+            f'"peak":{peak_bytes},"closed":{"true" if closed else "false"}}}'
+        )
+        self.send("x", channel, text.encode())
+
+    def fail(self, channel, error):
+        """Something of ours failed."""
+        text = "".join(letter if " " <= letter <= "~" and letter not in '"\\' else "?" for letter in str(error))
+        self.send("x", channel, ('{"error":"' + text + '"}').encode())
+
+
+def main():
+    """Take over the first two file descriptors, and serve."""
+    incoming, outgoing = os.dup(0), os.dup(1)
+    null = os.open("/dev/null", os.O_RDWR)
+    os.dup2(null, 0)
+    os.dup2(null, 1)
+    agent = Agent(incoming, outgoing)
+    header = b""
+    while len(header) < 4:
+        header += os.read(incoming, 4 - len(header)) or os._exit(0)
+    size, body = int.from_bytes(header, "little"), b""
+    while len(body) < size:
+        body += os.read(incoming, size - len(body)) or os._exit(0)
+    try:
+        agent.configure(marshal.loads(body))
+    except BaseException as error:
+        agent.fail(0, error)
+        os._exit(1)
+    agent.send("x", 0, b"{}")
+    try:
+        agent.serve()
+    finally:
+        if os.getpid() != 1 and not isinstance(__import__("sys").exc_info()[1], programs.Become):
+            usage.kill_tree(os.getpid(), spare=(os.getpid(),))
+    os._exit(0)

@@ -1,0 +1,75 @@
+"""The modules that run in other processes, as text or compiled code to hand to a Python there.
+
+They keep their names, so that they are ordinary modules here (tests, types, linters) and need no installation there.
+"""
+
+from __future__ import annotations
+
+import functools
+import marshal
+from pathlib import Path
+
+__all__ = ["AGENT_READER", "agent_bytecode", "agent_source", "spawner_source"]
+
+_ROOT = Path(__file__).parent
+_AGENT = ("agent.kernel", "agent.usage", "agent.programs", "agent.shell", "agent.serve")
+_SPAWNER = ("agent.kernel", "host.cgroup", "host.image", "host.spawner")
+
+_LOADER = """
+import sys
+def load(parts):
+    kind = type(sys)
+    def parent(name):
+        above, _, short = name.rpartition(".")
+        if above and above not in sys.modules:
+            package = sys.modules[above] = kind(above)
+            package.__path__ = []
+            parent(above)
+        return sys.modules.get(above), short
+    for name, code in parts:
+        package, short = parent(name)
+        module = sys.modules[name] = kind(name)
+        exec(code, module.__dict__)
+        setattr(package, short, module)
+"""
+_RUN_AGENT = """
+def run():
+    from roll.sandbox.agent import programs, serve
+    try:
+        serve.main()
+    except programs.Become as become:
+        return programs, become.source, become.argv
+found = run()
+found[0].run_python(found[1], found[2])
+"""
+_RUN_SPAWNER = """
+from roll.sandbox.host import spawner
+spawner.main()
+"""
+
+AGENT_READER = "import marshal,os;a,b,c=marshal.loads(os.pread(3,1<<20,0));exec(a);load(b);exec(c)"
+"""For `python -c`, with file descriptor 3 on what `agent_bytecode` gave."""
+
+
+def _parts(modules: tuple[str, ...]) -> list[tuple[str, str]]:
+    return [(f"roll.sandbox.{name}", (_ROOT / f"{name.replace('.', '/')}.py").read_text()) for name in modules]
+
+
+@functools.cache
+def agent_source() -> str:
+    """The agent as one Python program."""
+    return f"{_LOADER}\nload({_parts(_AGENT)!r})\n{_RUN_AGENT}"
+
+
+@functools.cache
+def spawner_source() -> str:
+    """The spawner as one Python program."""
+    return f"{_LOADER}\nload({_parts(_SPAWNER)!r})\n{_RUN_SPAWNER}"
+
+
+@functools.cache
+def agent_bytecode() -> bytes:
+    """The agent compiled for this Python, for `AGENT_READER`."""
+    parts = [(name, compile(text, f"<{name}>", "exec", dont_inherit=True)) for name, text in _parts(_AGENT)]
+    first, last = (compile(text, "<agent>", "exec", dont_inherit=True) for text in (_LOADER, _RUN_AGENT))
+    return marshal.dumps((first, parts, last))

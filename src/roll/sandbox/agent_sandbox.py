@@ -1,0 +1,331 @@
+"""A sandbox with an agent inside, whichever runtime started it.
+
+Limits on time and output are kept by the agent. Should an agent not answer long after a program's time is over, the
+sandbox is ended and the program counts as over its time: only hostile code can bring this about.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shlex
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+from roll.sandbox import file_programs
+from roll.sandbox.connection import AgentConnection, AgentJob
+from roll.sandbox.counters import Counters
+from roll.sandbox.errors import SandboxError, SandboxPathError
+from roll.sandbox.types import (
+    Chunk,
+    Command,
+    ExecutionResult,
+    Limit,
+    Limits,
+    Outcome,
+    Program,
+    PythonCode,
+    SandboxSpec,
+    Snapshot,
+)
+
+__all__ = ["AgentSandbox", "SandboxJob", "ShellSession", "agent_settings"]
+
+SILENCE_S = 10.0
+"""How long after a program's time an agent may be silent."""
+FILE_S = 60.0
+_SEVERITY = (Limit.MEMORY, Limit.CPU_TIME, Limit.WALL_TIME, Limit.OUTPUT, Limit.FILE_SIZE, Limit.DISK, Limit.PROCESSES)
+
+
+def agent_settings(spec: SandboxSpec, *, home: str, env: dict[str, str], **flags: Any) -> dict[str, Any]:
+    """What an agent is told first. `flags`: isolated, filter, bound_processes, bound_address_space, watch_memory."""
+    return {
+        "home": home,
+        "env": env,
+        "limits": dict(vars(spec.limits)),
+        "preload": list(spec.preload),
+        "python_path": list(spec.python_path),
+        **flags,
+    }
+
+
+class SandboxJob:
+    """A started program: see `protocols.Job`."""
+
+    def __init__(self, sandbox: AgentSandbox, job: AgentJob, wall_s: float) -> None:
+        self._sandbox = sandbox
+        self._job = job
+        self._give_up = asyncio.get_running_loop().call_later(wall_s + SILENCE_S, self._abandon)
+        self._silent = False
+        self._result: ExecutionResult | None = None
+        job.end.add_done_callback(lambda _: self._give_up.cancel())
+
+    def _abandon(self) -> None:
+        self._silent = True
+        self._sandbox.destroy()
+
+    def done(self) -> bool:
+        """Whether it has ended."""
+        return self._job.end.done()
+
+    def kill(self) -> None:
+        """End it now."""
+        self._job.kill()
+
+    def stream(self) -> AsyncIterator[Chunk]:
+        """Its output as it comes."""
+        return self._job.stream()
+
+    async def wait(self) -> ExecutionResult:
+        """Its end."""
+        if self._result is None:
+            limits: set[Limit] = set()
+            try:
+                end = await asyncio.shield(self._job.end)
+            except SandboxError:
+                if self._silent:
+                    limits.add(Limit.WALL_TIME)
+                elif Limit.MEMORY in self._sandbox.counted():
+                    limits.add(Limit.MEMORY)
+                else:
+                    raise
+                end = {}
+            else:
+                limits |= self._sandbox.counted()
+            self._result = self._interpret(end, limits)
+        return self._result
+
+    def _interpret(self, end: dict[str, Any], limits: set[Limit]) -> ExecutionResult:
+        limits |= {Limit(name) for name in end.get("limits", ())}
+        code = int(end.get("code", 255))
+        ended_by_limit = bool(end.get("limits")) or not end or (code != 0 and bool(limits))
+        outcome = Outcome.SIGNALLED if end.get("signal") else Outcome.EXITED
+        if ended_by_limit:
+            outcome = next((Outcome(limit.value) for limit in _SEVERITY if limit in limits), outcome)
+        if outcome in (Outcome.DISK, Outcome.PROCESSES) and code == 0:
+            outcome = Outcome.EXITED
+        return ExecutionResult(
+            outcome=outcome,
+            exit_code=code if outcome in (Outcome.EXITED, Outcome.SIGNALLED) else None,
+            stdout=self._job.output("stdout"),
+            stderr=self._job.output("stderr"),
+            result=self._job.output("result"),
+            limits_hit=frozenset(limits),
+            wall_s=float(end.get("wall_s", 0.0)),
+            cpu_s=float(end.get("cpu_s", 0.0)),
+            peak_memory_bytes=int(end.get("peak", 0)),
+        )
+
+    @property
+    def closed_session(self) -> bool:
+        """Whether the shell ended with this command."""
+        job = self._job.end
+        return not job.done() or job.exception() is not None or bool(job.result().get("closed"))
+
+
+class AgentSandbox:
+    """See `protocols.LaunchedSandbox`."""
+
+    def __init__(
+        self,
+        spec: SandboxSpec,
+        settings: dict[str, Any],
+        connection: AgentConnection,
+        *,
+        destroy: Callable[[], None],
+        ended: asyncio.Future[None],
+        counters: Counters,
+    ) -> None:
+        self.spec = spec
+        self._home: str = settings["home"]
+        self._connection = connection
+        self._destroy = destroy
+        self._ended = ended
+        self._counters = counters
+        self._ready = connection.configure(settings)
+
+    @property
+    def home(self) -> str:
+        """Where relative paths begin, and where programs start."""
+        return self._home
+
+    @property
+    def broken(self) -> bool:
+        """Whether it has ended."""
+        return self._connection.lost
+
+    async def ready(self) -> None:
+        """Wait until the agent has started and imported what the spec asks for."""
+        await asyncio.shield(self._ready.end)
+
+    def counted(self) -> set[Limit]:
+        """Limits that the kernel has counted since the last time."""
+        return self._counters.news()
+
+    async def execute(self, program: Program) -> ExecutionResult:
+        """Run it among what else is in the sandbox."""
+        return await self._finish(self._start(program, fresh=False))
+
+    async def execute_fresh(self, program: Program) -> ExecutionResult:
+        """Run it in namespaces and files of its own."""
+        return await self._finish(self._start(program, fresh=True))
+
+    async def start(self, program: Program) -> SandboxJob:
+        """Start it; what it starts may outlive it."""
+        return self._start(program, fresh=False)
+
+    async def _finish(self, job: SandboxJob) -> ExecutionResult:
+        try:
+            return await job.wait()
+        except asyncio.CancelledError:
+            job.kill()
+            raise
+
+    def _start(self, program: Program, *, fresh: bool) -> SandboxJob:
+        limits = self.spec.limits
+        wall_s = limits.wall_s if program.wall_s is None else program.wall_s
+        output_bytes = limits.output_bytes if program.output_bytes is None else program.output_bytes
+        request = {
+            "fresh": fresh,
+            "result": program.result,
+            "files": dict(program.files),
+            "env": dict(program.env),
+            "cwd": program.cwd,
+            "wall_s": wall_s,
+            "cpu_s": limits.cpu_s if program.cpu_s is None else program.cpu_s,
+            "output_bytes": output_bytes,
+            "source": program.source if isinstance(program, PythonCode) else None,
+            "argv": list(program.argv),
+        }
+        _check(request)
+        return SandboxJob(self, self._connection.submit("run", request, program.stdin, output_bytes), wall_s)
+
+    async def session(self, *, env: dict[str, str] | None = None, cwd: str | None = None) -> ShellSession:
+        """Open a shell."""
+        request = {"env": dict(env or {}), "cwd": cwd}
+        _check(request)
+        job = SandboxJob(self, self._connection.submit("shell", request, b"", 0), SILENCE_S)
+        result = await job.wait()
+        if job.closed_session:
+            raise SandboxError(f"bash did not start in the sandbox (exit code {result.exit_code}); is it there?")
+        return ShellSession(self, self._connection, job._job.channel)
+
+    async def read_file(self, path: str, *, max_bytes: int = 2**26) -> bytes:
+        """See `protocols.Sandbox`."""
+        return await self._file_program(file_programs.READ, (path, str(max_bytes)), output_bytes=max_bytes + 1)
+
+    async def write_file(self, path: str, data: bytes, *, mode: int = 0o644) -> None:
+        """See `protocols.Sandbox`."""
+        await self._file_program(file_programs.WRITE, (path, str(mode)), stdin=data)
+
+    async def snapshot(self) -> Snapshot:
+        """See `protocols.Sandbox`."""
+        most = 2 * self.spec.limits.disk_bytes + 4096 * self.spec.limits.max_files
+        archive = await self._file_program(file_programs.SAVE, file_programs.places(self._home), output_bytes=most)
+        return Snapshot(archive=archive)
+
+    async def restore(self, snapshot: Snapshot) -> None:
+        """See `protocols.Sandbox`."""
+        await self._file_program(file_programs.LOAD, file_programs.places(self._home), stdin=snapshot.archive)
+
+    async def _file_program(
+        self, source: str, argv: tuple[str, ...], *, stdin: bytes = b"", output_bytes: int = 4096
+    ) -> bytes:
+        """Run one of our programs with the rights of any program: links that hostile code left lead nowhere else."""
+        result = await self.execute(
+            PythonCode(
+                source=source,
+                argv=argv,
+                stdin=stdin,
+                result=True,
+                wall_s=FILE_S,
+                cpu_s=FILE_S,
+                output_bytes=output_bytes,
+            )
+        )
+        if result.ok:
+            return result.stdout
+        number = int(result.result) if result.result.isdigit() else 0
+        reason = os.strerror(number) if number else f"{result.outcome} ({result.stderr[-200:]!r})"
+        raise SandboxPathError(number, f"in the sandbox: {reason}", argv[0])
+
+    def destroy(self) -> None:
+        """End everything in it, without waiting."""
+        self._connection.close()
+        self._destroy()
+
+    async def close(self) -> None:
+        """End everything in it."""
+        self.destroy()
+        await asyncio.shield(self._ended)
+
+
+def _check(request: dict[str, Any]) -> None:
+    """Zero bytes cannot be in arguments, variables and paths.
+
+    Raises:
+        ValueError: there is one.
+    """
+    texts = [*request.get("argv", ()), *request["env"], *request["env"].values(), *request.get("files", ())]
+    texts += [request["cwd"]] if request["cwd"] else []
+    for text in texts:
+        if "\0" in text:
+            raise ValueError(f"a zero byte in {text[:80]!r}: arguments, variables and paths cannot have one.")
+
+
+class ShellSession:
+    """See `protocols.Session`."""
+
+    def __init__(self, sandbox: AgentSandbox, connection: AgentConnection, channel: int) -> None:
+        self._sandbox = sandbox
+        self._connection = connection
+        self._channel = channel
+        self._lock = asyncio.Lock()
+        self._last: SandboxJob | None = None
+        self._closed = False
+
+    @property
+    def closed(self) -> bool:
+        """Whether the shell has ended."""
+        return self._closed or self._connection.lost
+
+    async def run(self, command: str, *, wall_s: float | None = None) -> ExecutionResult:
+        """Run a command and wait for it."""
+        job = await self.start(command, wall_s=wall_s)
+        try:
+            result = await job.wait()
+        except asyncio.CancelledError:
+            job.kill()
+            raise
+        self._closed = self._closed or job.closed_session
+        return result
+
+    async def start(self, command: str, *, wall_s: float | None = None) -> SandboxJob:
+        """Start a command; the session's next one waits for it."""
+        if "\0" in command:
+            raise ValueError("a zero byte in a command: bash cannot read it.")
+        async with self._lock:
+            if self._last is not None:
+                await self._last.wait()
+                self._closed = self._closed or self._last.closed_session
+            if self.closed:
+                raise SandboxError("the shell session has ended: open another one")
+            limits: Limits = self._sandbox.spec.limits
+            wall_s = limits.wall_s if wall_s is None else wall_s
+            request = {"command": command, "wall_s": wall_s, "output_bytes": limits.output_bytes}
+            job = self._connection.again(self._channel, "line", request, limits.output_bytes)
+            self._last = SandboxJob(self._sandbox, job, wall_s)
+            return self._last
+
+    async def background(self, command: str, *, wall_s: float | None = None) -> SandboxJob:
+        """Start a command beside the session, in its directory and with its exported variables."""
+        state = await self.run('builtin export -p; builtin printf "cd %q\\n" "$PWD"')
+        text = state.stdout.decode("utf-8", "surrogateescape")
+        script = f"{text}\neval {shlex.quote(command)}"
+        return await self._sandbox.start(Command(argv=("bash", "-c", script), wall_s=wall_s))
+
+    async def close(self) -> None:
+        """End the shell and what it started."""
+        if not self.closed:
+            self._closed = True
+            self._connection.send("close", self._channel)

@@ -1,0 +1,155 @@
+"""The `bubblewrap` runtime: unprivileged namespaces, the default on Linux.
+
+    manager's process ── spawner (one, small) ── bwrap ── agent ── programs
+                              └ user and control group per sandbox
+
+bwrap gives a sandbox its own user, PID, network, IPC, UTS, mount and cgroup namespaces over a read-only system; the
+agent, its first process, keeps the two capabilities that it needs to give every program namespaces of its own, and
+takes them from programs. See docs/security.md for what holds which attack back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import shutil
+import tempfile
+from pathlib import Path
+from typing import IO, Any
+
+from roll.sandbox.agent_code import AGENT_READER, agent_bytecode
+from roll.sandbox.agent_sandbox import AgentSandbox, agent_settings
+from roll.sandbox.connection import AgentConnection
+from roll.sandbox.counters import Counters
+from roll.sandbox.errors import SandboxError, SandboxUnavailableError
+from roll.sandbox.seccomp import SUPPORTED, seccomp_filter
+from roll.sandbox.spawner import SpawnerClient
+from roll.sandbox.system_plan import HOME, Plan, bwrap_arguments, environment, interpreter, system_plan
+from roll.sandbox.types import SandboxSpec
+
+__all__ = ["BubblewrapRuntime"]
+
+_log = logging.getLogger(__name__)
+
+_NAMESPACES = (
+    "--unshare-user --unshare-pid --unshare-net --unshare-ipc --unshare-uts --unshare-cgroup-try "
+    "--uid 1000 --gid 1000 --hostname sandbox --as-pid-1 --die-with-parent --new-session "
+    "--cap-add CAP_SYS_ADMIN --cap-add CAP_SETPCAP"
+).split()
+INSTALL = "Install it (Debian, Ubuntu: apt-get install bubblewrap; Fedora: dnf install bubblewrap)."
+
+
+class BubblewrapRuntime:
+    """See the module and `protocols.Runtime`."""
+
+    name = "bubblewrap"
+    fresh_programs = True
+
+    def __init__(self) -> None:
+        self._spawner: SpawnerClient | None = None
+        self._bwrap = ""
+        self._filter = b""
+        self._code = -1
+        self._complaints: IO[bytes] | None = None
+        self._images: dict[Plan, list[str]] = {}
+        self._building = asyncio.Lock()
+        self._bounds: dict[str, Any] = {}
+
+    async def start(self) -> None:
+        """Find bwrap, start the spawner, and try a sandbox."""
+        if self._spawner is not None:
+            return
+        self._bwrap = shutil.which("bwrap") or ""
+        if not self._bwrap:
+            raise SandboxUnavailableError(f"sandboxes need bubblewrap, and 'bwrap' is not in PATH. {INSTALL}")
+        if os.uname().machine not in SUPPORTED:
+            raise SandboxUnavailableError(
+                f"sandboxes need a system-call filter, and there is none for '{os.uname().machine}', "
+                f"only for {', '.join(SUPPORTED)}."
+            )
+        self._filter = seccomp_filter()
+        self._complaints = tempfile.TemporaryFile()
+        self._code = os.memfd_create("roll-agent")
+        os.write(self._code, agent_bytecode())
+        self._spawner = await SpawnerClient.start()
+        facts = self._spawner.facts
+        if not facts["groups"]:
+            _log.info("control groups cannot be made here: the agent counts the memory of sandboxes instead")
+        self._bounds = {
+            "bound_processes": True,
+            "bound_address_space": not facts["groups"],
+            "watch_memory": not facts["groups"],
+        }
+        try:
+            sandbox = await self.launch(SandboxSpec())
+            await sandbox.ready()
+            await sandbox.close()
+        except SandboxError as error:
+            await self.close()
+            raise SandboxUnavailableError(
+                f"bubblewrap is installed but does not start a sandbox here: {error}. It needs unprivileged user "
+                "namespaces (sysctl kernel.unprivileged_userns_clone=1, user.max_user_namespaces>0; on Ubuntu 24.04 "
+                "also kernel.apparmor_restrict_unprivileged_userns=0; in a container: --security-opt "
+                "seccomp=unconfined)."
+            ) from error
+
+    async def launch(self, spec: SandboxSpec) -> AgentSandbox:
+        """Start a sandbox."""
+        spawner = self._spawner
+        if spawner is None or self._complaints is None:
+            raise SandboxError("the bubblewrap runtime was not started, or is closed")
+        root = await self._root(spawner, spec)
+        arguments = [self._bwrap, *_NAMESPACES, *root, "--", str(interpreter()), "-SsPB", "-c", AGENT_READER]
+        settings = agent_settings(
+            spec, home=HOME, env=environment(), isolated=True, filter=self._filter, **self._bounds
+        )
+        limits = {"max_processes": spec.limits.max_processes, "memory_bytes": spec.limits.memory_bytes}
+        child = await spawner.spawn(arguments, limits, self._complaints.fileno(), self._code)
+        connection = AgentConnection(lambda: self._why_lost(spec))
+        loop = asyncio.get_running_loop()
+        await loop.create_unix_connection(lambda: connection, sock=child.socket)
+        return AgentSandbox(
+            spec,
+            settings,
+            connection,
+            destroy=child.kill,
+            ended=child.ended,
+            counters=Counters(child.counters),
+        )
+
+    def _why_lost(self, spec: SandboxSpec) -> str:
+        """What bwrap and agents complained about last."""
+        complaint = ""
+        if self._complaints is not None and not self._complaints.closed:
+            size = os.fstat(self._complaints.fileno()).st_size
+            complaint = os.pread(self._complaints.fileno(), 400, max(0, size - 400)).decode(errors="replace").strip()
+        return "the sandbox ended unexpectedly" + (f" (last message: {complaint})" if complaint else "")
+
+    async def _root(self, spawner: SpawnerClient, spec: SandboxSpec) -> list[str]:
+        """Arguments of bwrap for the file system of this spec."""
+        plan = system_plan(spec.mounts)
+        async with self._building:
+            if plan not in self._images:
+                if spawner.facts["root"]:
+                    directory = await spawner.image(f"image-{len(self._images)}", plan)
+                    self._images[plan] = ["--dev-bind", directory, "/", "--proc", "/proc"]
+                else:
+                    self._images[plan] = bwrap_arguments(plan)
+            return self._images[plan]
+
+    async def close(self) -> None:
+        """End every sandbox."""
+        spawner, self._spawner = self._spawner, None
+        if spawner is not None:
+            await spawner.close()
+        if self._code >= 0:
+            os.close(self._code)
+            self._code = -1
+        if self._complaints is not None:
+            self._complaints.close()
+        self._images.clear()
+        for path in Path(tempfile.gettempdir()).glob(f"roll-sandbox-files-{os.getpid()}-*"):
+            with contextlib.suppress(OSError):
+                shutil.rmtree(path)

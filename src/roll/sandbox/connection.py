@@ -1,0 +1,175 @@
+"""The host's end of the line to one agent.
+
+    execute ──► frames ──► agent ──► frames ──► data_received ──► the Job of the channel
+
+Invariants: one event loop; every job ends exactly once, with the agent's answer or with the loss of the line; nothing
+from the line is interpreted beyond its framing and one JSON object of known keys per job (an agent is ours, but it
+lives with hostile code); output that exceeds a job's limit is dropped.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import marshal
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+from roll.sandbox.errors import SandboxError
+from roll.sandbox.types import Chunk
+
+__all__ = ["AgentConnection", "AgentJob"]
+
+_STREAMS = {ord("o"): "stdout", ord("e"): "stderr", ord("r"): "result"}
+_END = ord("x")
+_MAX_FRAME_BYTES = 2**20
+_DATA_BYTES = 2**20
+
+
+class AgentJob:
+    """What one channel brings."""
+
+    def __init__(self, connection: AgentConnection, channel: int, output_bytes: int) -> None:
+        self.channel = channel
+        self.chunks: list[Chunk] = []
+        self.end: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
+        self._connection = connection
+        self._left = output_bytes
+        self._news = asyncio.Event()
+
+    def add(self, kind: int, data: bytes) -> None:
+        """A piece of output has come."""
+        if self._left > 0:
+            self.chunks.append(Chunk(stream=_STREAMS[kind], data=data[: self._left]))  # type: ignore[arg-type]
+            self._left -= len(data)
+            self._news.set()
+
+    def finish(self, end: dict[str, Any] | None, reason: str = "") -> None:
+        """The last thing that happens to a job."""
+        if not self.end.done():
+            if end is not None and "error" not in end:
+                self.end.set_result(end)
+            else:
+                self.end.set_exception(SandboxError(str(end["error"]) if end else reason))
+                self.end.exception()  # whoever waits gets it; nobody else is told
+        self._news.set()
+
+    def output(self, stream: str) -> bytes:
+        """All that has come of one stream."""
+        return b"".join(chunk.data for chunk in self.chunks if chunk.stream == stream)
+
+    async def stream(self) -> AsyncIterator[Chunk]:
+        """Output from the beginning, until the end."""
+        position = 0
+        while True:
+            while position < len(self.chunks):
+                yield self.chunks[position]
+                position += 1
+            if self.end.done():
+                return
+            self._news.clear()
+            await self._news.wait()
+
+    def kill(self) -> None:
+        """Ask the agent to end it."""
+        if not self.end.done():
+            self._connection.send("kill", self.channel)
+
+
+class AgentConnection(asyncio.Protocol):
+    """Frames in, frames out."""
+
+    def __init__(self, on_lost: Callable[[], str]) -> None:
+        self._on_lost = on_lost
+        self._transport: asyncio.WriteTransport | None = None
+        self._buffer = bytearray()
+        self._jobs: dict[int, AgentJob] = {}
+        self._next = 1
+        self.lost = False
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Called by the loop."""
+        self._transport = transport  # type: ignore[assignment]
+
+    def data_received(self, data: bytes) -> None:
+        """Called by the loop."""
+        buffer = self._buffer
+        buffer += data
+        start = 0
+        while len(buffer) - start >= 4:
+            size = int.from_bytes(buffer[start : start + 4], "little")
+            if not 5 <= size <= _MAX_FRAME_BYTES:
+                self.close()
+                return
+            end = start + 4 + size
+            if len(buffer) < end:
+                break
+            kind, channel = buffer[start + 4], int.from_bytes(buffer[start + 5 : start + 9], "little")
+            self._dispatch(kind, channel, bytes(buffer[start + 9 : end]))
+            start = end
+        del buffer[:start]
+
+    def _dispatch(self, kind: int, channel: int, payload: bytes) -> None:
+        job = self._jobs.get(channel)
+        if job is None:
+            return
+        if kind in _STREAMS:
+            job.add(kind, payload)
+        elif kind == _END:
+            del self._jobs[channel]
+            try:
+                end = json.loads(payload)
+            except ValueError:
+                end = None
+            job.finish(end if isinstance(end, dict) else {"error": "the agent's answer is malformed"})
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Called by the loop."""
+        self.lost = True
+        reason = self._on_lost()
+        for job in self._jobs.values():
+            job.finish(None, reason)
+        self._jobs.clear()
+
+    def configure(self, settings: dict[str, Any]) -> AgentJob:
+        """The first message; the job ends when the agent is ready."""
+        self._jobs[0] = job = AgentJob(self, 0, 0)
+        self._write(settings)
+        return job
+
+    def submit(self, name: str, request: dict[str, Any], stdin: bytes, output_bytes: int) -> AgentJob:
+        """Start a program (`run`) or a session (`shell`) on a channel of its own."""
+        job = self._open(self._next, output_bytes)
+        self._next += 1
+        for start in range(0, len(stdin), _DATA_BYTES):
+            self.send("data", job.channel, stdin[start : start + _DATA_BYTES])
+        self.send(name, job.channel, request)
+        return job
+
+    def again(self, channel: int, name: str, request: dict[str, Any], output_bytes: int) -> AgentJob:
+        """A further job on the channel of a session."""
+        job = self._open(channel, output_bytes)
+        self.send(name, channel, request)
+        return job
+
+    def _open(self, channel: int, output_bytes: int) -> AgentJob:
+        job = AgentJob(self, channel, output_bytes)
+        if self.lost:
+            job.finish(None, "the sandbox has ended")
+        else:
+            self._jobs[channel] = job
+        return job
+
+    def send(self, *message: Any) -> None:
+        """To the agent."""
+        self._write(message)
+
+    def _write(self, message: Any) -> None:
+        if self._transport is not None and not self.lost:
+            body = marshal.dumps(message, 4)
+            self._transport.write(len(body).to_bytes(4, "little") + body)
+
+    def close(self) -> None:
+        """Hang up: the agent ends itself and all that it started."""
+        if self._transport is not None:
+            self._transport.abort()

@@ -1,0 +1,94 @@
+"""Programs that work on files in a sandbox. They run there like any other program, without privileges.
+
+Each reports an error as the number in `errno`, on file descriptor 3, with exit code 1.
+"""
+
+from __future__ import annotations
+
+__all__ = ["LOAD", "READ", "SAVE", "WRITE", "places"]
+
+_FRAME = """
+import errno, os, stat, sys
+def work():
+{body}
+try:
+    work()
+except OSError as error:
+    os.write(3, str(error.errno or errno.EIO).encode())
+    os._exit(1)
+os._exit(0)
+"""
+
+
+def _program(body: str) -> str:
+    return _FRAME.format(body="\n".join("    " + line for line in body.strip().splitlines()))
+
+
+READ = _program("""
+file = os.open(sys.argv[1], os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+state = os.fstat(file)
+if stat.S_ISDIR(state.st_mode):
+    raise OSError(errno.EISDIR, "")
+if not stat.S_ISREG(state.st_mode):
+    raise OSError(errno.EINVAL, "")
+left = int(sys.argv[2])
+while True:
+    data = os.read(file, 1 << 16)
+    if not data:
+        break
+    left -= len(data)
+    if left < 0:
+        raise OSError(errno.EFBIG, "")
+    view = memoryview(data)
+    while view:
+        view = view[os.write(1, view):]
+""")
+
+WRITE = _program("""
+path = sys.argv[1]
+os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
+file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NONBLOCK | os.O_CLOEXEC, 0o600)
+if not stat.S_ISREG(os.fstat(file).st_mode):
+    raise OSError(errno.EINVAL, "")
+os.ftruncate(file, 0)
+while True:
+    view = memoryview(os.read(0, 1 << 20))
+    if not view:
+        break
+    while view:
+        view = view[os.write(file, view):]
+os.fchmod(file, int(sys.argv[2]))
+""")
+
+SAVE = _program("""
+import tarfile
+with os.fdopen(1, "wb", closefd=False) as sink, tarfile.open(fileobj=sink, mode="w|", format=tarfile.PAX_FORMAT) as archive:
+    for place in sys.argv[1:]:
+        name, _, path = place.partition("=")
+        archive.add(path, name)
+""")
+
+LOAD = _program("""
+import shutil, tarfile
+roots = dict(place.split("=", 1) for place in sys.argv[1:])
+for path in roots.values():
+    for entry in os.scandir(path):
+        if entry.is_dir(follow_symlinks=False):
+            shutil.rmtree(entry.path)
+        else:
+            os.unlink(entry.path)
+with os.fdopen(0, "rb", closefd=False) as source, tarfile.open(fileobj=source, mode="r|") as archive:
+    for member in archive:
+        root, _, rest = member.name.partition("/")
+        member.name = rest or "."
+        if member.islnk():
+            other, _, member.linkname = member.linkname.partition("/")
+            if other != root:
+                raise OSError(errno.EXDEV, "")
+        archive.extract(member, roots[root], set_attrs=True, numeric_owner=True, filter=lambda tar, path: tar)
+""")
+
+
+def places(home: str) -> tuple[str, ...]:
+    """Arguments of `SAVE` and `LOAD`: the directories of a snapshot."""
+    return (f"home={home}", "tmp=/tmp") if home != "/tmp" else ("home=/tmp",)

@@ -1,0 +1,186 @@
+"""Control groups: bounds on the processes and the memory of one sandbox, versions 1 and 2.
+
+Groups are made below the group that this process is in, so that bounds of a container or a job go on to hold. With
+version 2 that group must hand on the controllers; where it cannot (it has processes of its own), its parent is tried.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import time
+
+_CONTROLLERS = ("pids", "memory")
+_PREFIX = "roll-sandbox-"
+_REMOVE_S = 5.0
+
+
+def _read(path):
+    with open(path) as file:
+        return file.read()
+
+
+def _write(path, value):
+    with open(path, "w") as file:
+        file.write(str(value))
+
+
+def _mounts():
+    """Of every cgroup file system: mount point, path of its root in the hierarchy, type, options."""
+    for line in _read("/proc/self/mountinfo").splitlines():
+        left, _, right = line.partition(" - ")
+        kind, _, options = right.split(" ", 2)
+        if kind in ("cgroup", "cgroup2"):
+            fields = left.split()
+            yield fields[4], fields[3], kind, options.split(",")
+
+
+def _own_directory(mount, root, path):
+    """Where the group `path` of a hierarchy is seen under a mount of it."""
+    inside = os.path.relpath(path, root) if root != "/" else path.lstrip("/")
+    return mount if inside in (".", "") or inside.startswith("..") else os.path.join(mount, inside)
+
+
+def _bases():
+    """By controller, the directory below which groups can be made; {} where none can."""
+    own = {}
+    for line in _read("/proc/self/cgroup").splitlines():
+        _, names, path = line.split(":", 2)
+        for name in names.split(",") if names else ["unified"]:
+            own[name] = path
+    found = {}
+    for mount, root, kind, options in _mounts():
+        if kind == "cgroup":
+            for name in _CONTROLLERS:
+                if name in options and name in own:
+                    found[name] = _own_directory(mount, root, own[name])
+        elif "unified" in own:
+            directory = _own_directory(mount, root, own["unified"])
+            for base in (directory, os.path.dirname(directory)):
+                if base.startswith(mount) and _hands_on(base):
+                    found.update({name: found.get(name, base) for name in _CONTROLLERS})
+                    break
+    return found if len(found) == len(_CONTROLLERS) else {}
+
+
+def _hands_on(base):
+    """Whether groups below `base` can have both controllers; asks for it."""
+    control = os.path.join(base, "cgroup.subtree_control")
+    try:
+        if not set(_CONTROLLERS) <= set(_read(control).split()):
+            _write(control, " ".join("+" + name for name in _CONTROLLERS))
+        return set(_CONTROLLERS) <= set(_read(control).split())
+    except OSError:
+        return False
+
+
+class Groups:
+    """All groups of one spawner, in a directory named after its process."""
+
+    def __init__(self):
+        self.roots = []
+        self.by_controller = {}
+        for name, base in _bases().items():
+            _sweep(base)
+            root = os.path.join(base, _PREFIX + str(os.getpid()))
+            if root not in self.roots:
+                try:
+                    os.mkdir(root)
+                    if not os.path.exists(os.path.join(root, "cgroup.clone_children")):
+                        _write(os.path.join(root, "cgroup.subtree_control"), "+pids +memory")
+                except OSError:
+                    self.close()
+                    self.by_controller = {}
+                    return
+                self.roots.append(root)
+            self.by_controller[name] = root
+
+    @property
+    def available(self):
+        """Whether groups can be made here."""
+        return bool(self.by_controller)
+
+    def make(self, slot):
+        """The group of a slot."""
+        return Group({name: os.path.join(root, str(slot)) for name, root in self.by_controller.items()})
+
+    def close(self):
+        """Remove all; processes in them must have ended."""
+        for root in self.roots:
+            for name in os.listdir(root) if os.path.isdir(root) else ():
+                if os.path.isdir(os.path.join(root, name)):
+                    _remove(os.path.join(root, name))
+            _remove(root)
+        self.roots = []
+
+
+class Group:
+    """Bounds for the processes in it."""
+
+    def __init__(self, directories):
+        self.directories = directories
+        for directory in set(directories.values()):
+            os.makedirs(directory, exist_ok=True)
+        self.version = 1 if os.path.exists(directories["memory"] + "/memory.limit_in_bytes") else 2
+        self.bounds = None
+
+    def bound(self, max_processes, memory_bytes):
+        """Set the bounds, where they differ from what they were."""
+        if self.bounds == (max_processes, memory_bytes):
+            return
+        _write(self.directories["pids"] + "/pids.max", max_processes)
+        memory = self.directories["memory"]
+        if self.version == 2:
+            _write(memory + "/memory.max", memory_bytes)
+            _try_write(memory + "/memory.swap.max", 0)
+        else:
+            _try_write(memory + "/memory.memsw.limit_in_bytes", -1)
+            _write(memory + "/memory.limit_in_bytes", memory_bytes)
+            _try_write(memory + "/memory.memsw.limit_in_bytes", memory_bytes)
+        self.bounds = (max_processes, memory_bytes)
+
+    def enter(self):
+        """Move this process into it."""
+        for directory in set(self.directories.values()):
+            _write(directory + "/cgroup.procs", 0)
+
+    def counters(self):
+        """The files that count kills for memory and refused forks, with the word before the count."""
+        memory = "memory.oom_control" if self.version == 1 else "memory.events"
+        return (
+            (os.path.join(self.directories["memory"], memory), "oom_kill"),
+            (os.path.join(self.directories["pids"], "pids.events"), "max"),
+        )
+
+
+def _try_write(path, value):
+    try:
+        _write(path, value)
+    except OSError:
+        return  # no swap accounting here
+
+
+def _remove(directory):
+    """rmdir: the kernel lets go of ended processes a moment after they ended."""
+    give_up = time.monotonic() + _REMOVE_S
+    while True:
+        try:
+            os.rmdir(directory)
+            return
+        except FileNotFoundError:
+            return
+        except OSError as error:
+            if error.errno != errno.EBUSY or time.monotonic() > give_up:
+                return
+            time.sleep(0.005)
+
+
+def _sweep(base):
+    """Remove what spawners left that were killed."""
+    for name in os.listdir(base):
+        number = name[len(_PREFIX) :]
+        if name.startswith(_PREFIX) and number.isdigit() and not os.path.exists("/proc/" + number):
+            for entry in os.listdir(os.path.join(base, name)):
+                if os.path.isdir(os.path.join(base, name, entry)):
+                    _remove(os.path.join(base, name, entry))
+            _remove(os.path.join(base, name))

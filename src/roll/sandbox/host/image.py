@@ -1,0 +1,99 @@
+"""The file system that sandboxes see, built once by a spawner that is root, in its own mount namespace.
+
+A plan is a list of steps: ("bind", source, target), ("directory", path), ("file", path, bytes) and
+("link", content, path). The result is one read-only tree, reachable for every user though its sources
+may not be; it disappears with the namespace.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import stat
+
+from roll.sandbox.agent import kernel
+
+_PREFIX = "/tmp/roll-sandbox-"
+_BIND_RECURSIVE = 4096 | 16384
+_REMOUNT_READ_ONLY = 4096 | 32 | 1
+_NOSUID, _NODEV = 2, 4
+
+
+class Images:
+    """Trees by name."""
+
+    def __init__(self):
+        _sweep()
+        kernel.unshare(kernel.CLONE_NEWNS)
+        kernel.mount("none", "/", None, 16384 | (1 << 18))  # MS_REC | MS_PRIVATE
+        self.root = _PREFIX + str(os.getpid())
+        os.mkdir(self.root, 0o755)
+        kernel.mount("tmpfs", self.root, "tmpfs", _NOSUID | _NODEV, "mode=755,size=16m")
+
+    def build(self, name, plan):
+        """The directory of the tree."""
+        tree = os.path.join(self.root, name)
+        os.mkdir(tree, 0o755)
+        kernel.mount("tmpfs", tree, "tmpfs", _NOSUID, "mode=755,size=4m")
+        old = os.umask(0o022)
+        try:
+            for step in plan:
+                _do(tree, *step)
+        finally:
+            os.umask(old)
+        kernel.mount("none", tree, None, _REMOUNT_READ_ONLY | _NOSUID)
+        return tree
+
+    def close(self):
+        """Leave nothing on the host: an empty directory is all that it sees."""
+        try:
+            os.rmdir(self.root)
+        except OSError:
+            kernel.unmount(self.root)
+            shutil.rmtree(self.root, ignore_errors=True)
+
+
+def _do(tree, step, first, second=None):
+    if step == "bind" and first.startswith("/dev/") and _make_device(first, tree + second):
+        return
+    if step == "bind":
+        target = tree + second
+        if os.path.isdir(first):
+            os.makedirs(target, exist_ok=True)
+        else:
+            os.makedirs(os.path.dirname(target), exist_ok=True)
+            with open(target, "ab"):
+                pass
+        kernel.mount(first, target, None, _BIND_RECURSIVE)
+        device = 0 if first.startswith("/dev/") else _NODEV
+        kernel.mount("none", target, None, _REMOUNT_READ_ONLY | _NOSUID | device)
+    elif step == "directory":
+        os.makedirs(tree + first, exist_ok=True)
+    elif step == "file":
+        os.makedirs(os.path.dirname(tree + first), exist_ok=True)
+        with open(tree + first, "wb") as file:
+            file.write(second)
+    else:
+        os.symlink(first, tree + second)
+
+
+def _make_device(original, path):
+    """A node of our own, open to every user: those of some hosts are not. False where it may not be made."""
+    try:
+        os.mknod(path, stat.S_IFCHR | 0o666, os.stat(original).st_rdev)
+        os.chmod(path, 0o666)
+    except OSError:
+        return False
+    return True
+
+
+def _sweep():
+    """Remove empty directories of spawners that were killed."""
+    parent, prefix = os.path.split(_PREFIX)
+    for name in os.listdir(parent):
+        number = name[len(prefix) :]
+        if name.startswith(prefix) and number.isdigit() and not os.path.exists("/proc/" + number):
+            try:
+                os.rmdir(os.path.join(parent, name))
+            except OSError:
+                continue

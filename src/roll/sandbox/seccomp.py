@@ -1,0 +1,112 @@
+"""The system-call filter of sandboxed programs, as a BPF program for `prctl(PR_SET_SECCOMP)`.
+
+Default deny: the filter lists what is allowed (`syscalls.py`). A refused call fails with EPERM, one that is newer than
+the list with ENOSYS (so that libraries fall back); a foreign architecture (32-bit calls) ends the program. The kernel
+remembers which calls are always allowed, so the length of the list costs nothing per call.
+"""
+
+from __future__ import annotations
+
+import errno
+import platform
+import struct
+from collections.abc import Iterator
+
+from roll.sandbox.syscalls import allowed, number
+
+__all__ = ["SUPPORTED", "seccomp_filter"]
+
+SUPPORTED = ("x86_64", "aarch64")
+
+_AUDIT_ARCH = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
+_LOAD, _JUMP_EQUAL, _JUMP_AT_LEAST, _JUMP_ANY_BIT, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
+_ALLOW, _KILL, _FAIL = 0x7FFF0000, 0x80000000, 0x00050000
+_NUMBER, _ARCH = 0, 4
+"""Offsets in `struct seccomp_data`."""
+
+_X32_BIT = 0x40000000
+_FIRST_UNKNOWN = 463
+_NEW_NAMESPACE_FLAGS = 0x7E020080
+_SOCKET_FAMILIES = (1, 2, 10)
+"""Unix, IPv4, IPv6: there is no network behind the last two but the sandbox's own loopback. Not vsock, not netlink."""
+_TERMINAL_INJECTION = (0x5412, 0x541C)
+"""TIOCSTI and TIOCLINUX: they type into the terminal of whoever started the sandbox."""
+
+
+def _instruction(code: int, value: int, if_true: int = 0, if_false: int = 0) -> bytes:
+    return struct.pack("=HBBI", code, if_true, if_false, value)
+
+
+def _fail(error: int) -> bytes:
+    return _instruction(_RETURN, _FAIL | error)
+
+
+def _argument(index: int) -> bytes:
+    """Load the low half of an argument: all that are checked are 32 bits wide."""
+    return _instruction(_LOAD, 16 + 8 * index)
+
+
+_ALLOWED = _instruction(_RETURN, _ALLOW)
+
+
+def _only_for(call: int, body: list[bytes]) -> list[bytes]:
+    """`body` decides about `call`; for other calls it is skipped."""
+    return [_instruction(_JUMP_EQUAL, call, 0, len(body)), *body]
+
+
+def _one_of(values: tuple[int, ...], then: bytes, otherwise: bytes) -> list[bytes]:
+    tests = [_instruction(_JUMP_EQUAL, value, len(values) - index, 0) for index, value in enumerate(values)]
+    return [*tests, otherwise, then]
+
+
+def _ranges(numbers: list[int]) -> Iterator[tuple[int, int]]:
+    """Runs of consecutive numbers: first and last."""
+    first = last = numbers[0]
+    for value in numbers[1:]:
+        if value != last + 1:
+            yield first, last
+            first = value
+        last = value
+    yield first, last
+
+
+def seccomp_filter(architecture: str | None = None) -> bytes:
+    """The filter as an array of `struct sock_filter`.
+
+    Raises:
+        ValueError: there is no list for this architecture.
+    """
+    architecture = architecture or platform.machine()
+    if architecture not in SUPPORTED:
+        raise ValueError(f"there is no system-call filter for '{architecture}', only for {', '.join(SUPPORTED)}")
+    refused = _fail(errno.EPERM)
+    program = [
+        _instruction(_LOAD, _ARCH),
+        _instruction(_JUMP_EQUAL, _AUDIT_ARCH[architecture], 1, 0),
+        _instruction(_RETURN, _KILL),
+        _instruction(_LOAD, _NUMBER),
+    ]
+    if architecture == "x86_64":
+        program += [_instruction(_JUMP_AT_LEAST, _X32_BIT, 0, 1), _instruction(_RETURN, _KILL)]
+    namespaces = [_argument(0), _instruction(_JUMP_ANY_BIT, _NEW_NAMESPACE_FLAGS, 0, 1), refused, _ALLOWED]
+    families = [_argument(0), *_one_of(_SOCKET_FAMILIES, _ALLOWED, _fail(errno.EAFNOSUPPORT))]
+    terminal = [_argument(1), *_one_of(_TERMINAL_INJECTION, refused, _ALLOWED)]
+    own_limits = [_argument(0), *_one_of((0,), _ALLOWED, refused)]
+    for name, body in (
+        ("clone", namespaces),
+        ("clone3", [_fail(errno.ENOSYS)]),  # its flags are behind a pointer; libraries fall back to clone
+        ("socket", families),
+        ("ioctl", terminal),
+        ("prlimit64", own_limits),
+    ):
+        program += _only_for(number(name, architecture), body)
+    program += [_instruction(_JUMP_AT_LEAST, _FIRST_UNKNOWN, 0, 1), _fail(errno.ENOSYS)]
+    for first, last in _ranges(allowed(architecture)):
+        program += [
+            _instruction(_JUMP_AT_LEAST, last + 1, 3, 0),
+            _instruction(_JUMP_AT_LEAST, first, 0, 1),
+            _ALLOWED,
+            refused,
+        ]
+    program.append(refused)
+    return b"".join(program)

@@ -1,0 +1,187 @@
+"""The manager's end of the line to its spawner (`host/spawner.py`)."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import marshal
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from roll.sandbox.agent_code import spawner_source
+from roll.sandbox.errors import SandboxError, SandboxUnavailableError
+from roll.sandbox.system_plan import Plan
+
+__all__ = ["Child", "SpawnerClient"]
+
+START_S = 30.0
+END_S = 10.0
+_MESSAGE_BYTES = 1 << 17
+
+
+@dataclass(kw_only=True)
+class Child:
+    """A sandbox's outermost process."""
+
+    identity: int
+    socket: socket.socket
+    spawner: SpawnerClient
+    ended: asyncio.Future[None]
+    started: asyncio.Future[Sequence[tuple[str, str]]]
+    counters: Sequence[tuple[str, str]] = field(default_factory=tuple)
+
+    def kill(self) -> None:
+        """End it and everything in it."""
+        if not self.ended.done():
+            self.spawner.send(("kill", self.identity))
+
+
+class SpawnerClient:
+    """Starts sandboxes through the spawner; one event loop."""
+
+    def __init__(self, process: subprocess.Popen[bytes], control: socket.socket) -> None:
+        self.facts: dict[str, Any] = {}
+        self._process = process
+        self._control = control
+        self._children: dict[int, Child] = {}
+        self._images: dict[str, asyncio.Future[str]] = {}
+        self._next = 0
+        loop = asyncio.get_running_loop()
+        self._ready: asyncio.Future[None] = loop.create_future()
+        self._loop = loop
+        loop.add_reader(control.fileno(), self._read)
+
+    @classmethod
+    async def start(cls) -> SpawnerClient:
+        """Start the process.
+
+        Raises:
+            SandboxUnavailableError: it does not start.
+        """
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        for end in (ours, theirs):
+            end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4 * _MESSAGE_BYTES)
+        # Its socket becomes file descriptor 3: the shell-free way is a line of Python before the program.
+        code = f"import os\nif {theirs.fileno()} != 3: os.dup2({theirs.fileno()}, 3); os.close({theirs.fileno()})\n"
+        arguments = [sys.executable, "-I", "-S", "-B", "-c", code + spawner_source()]
+        process = await asyncio.to_thread(
+            subprocess.Popen,
+            arguments,
+            pass_fds=[theirs.fileno()],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=None,
+            env={"LC_ALL": "C.UTF-8"},
+            start_new_session=True,
+        )
+        theirs.close()
+        client = cls(process, ours)
+        try:
+            await asyncio.wait_for(client._ready, START_S)
+        except (SandboxError, TimeoutError) as error:
+            await client.close()
+            raise SandboxUnavailableError(f"the process that starts sandboxes does not start: {error}") from error
+        return client
+
+    def send(self, message: tuple[Any, ...], descriptors: Sequence[int] = ()) -> None:
+        """One message, with file descriptors."""
+        with contextlib.suppress(OSError):  # its end is seen by `_read`
+            socket.send_fds(self._control, [marshal.dumps(message)], list(descriptors))
+
+    def _read(self) -> None:
+        while True:
+            try:
+                data = self._control.recv(_MESSAGE_BYTES, socket.MSG_DONTWAIT)
+            except BlockingIOError:
+                return
+            except OSError:
+                data = b""
+            if not data:
+                self._lost()
+                return
+            name, *arguments = marshal.loads(data)
+            getattr(self, f"_on_{name}")(*arguments)
+
+    def _on_ready(self, facts: dict[str, Any]) -> None:
+        self.facts = facts
+        self._ready.set_result(None)
+
+    def _on_image(self, name: str, directory: str | None, error: str) -> None:
+        future = self._images.pop(name)
+        if directory is not None:
+            future.set_result(directory)
+        else:
+            future.set_exception(SandboxError(f"the file system of a sandbox cannot be built: {error}"))
+
+    def _on_started(self, identity: int, counters: Sequence[tuple[str, str]] | None) -> None:
+        child = self._children[identity]
+        if not child.started.done():
+            child.started.set_result(counters or ())
+
+    def _on_ended(self, identity: int, status: int, error: str) -> None:
+        child = self._children.pop(identity)
+        if not child.started.done():
+            child.started.set_exception(SandboxError(f"a sandbox cannot be started: {error or f'status {status}'}"))
+        if not child.ended.done():
+            child.ended.set_result(None)
+
+    def _lost(self) -> None:
+        """The spawner is gone, and with it every sandbox."""
+        self._loop.remove_reader(self._control.fileno())
+        if not self._ready.done():
+            self._ready.set_exception(SandboxError("it ended at once"))
+        for future in self._images.values():
+            future.set_exception(SandboxError("the process that starts sandboxes is gone"))
+        self._images.clear()
+        for identity in list(self._children):
+            self._on_ended(identity, -1, "the process that starts sandboxes is gone")
+
+    async def image(self, name: str, plan: Plan) -> str:
+        """Have a file system built; where it is."""
+        self._images[name] = future = self._loop.create_future()
+        self.send(("image", name, plan))
+        return await future
+
+    async def spawn(self, arguments: list[str], limits: dict[str, int], complaints: int, code: int) -> Child:
+        """Fork and execute; the child's file descriptors 0 and 1 are the other end of `Child.socket`.
+
+        Raises:
+            SandboxError: it cannot.
+        """
+        ours, theirs = socket.socketpair()
+        self._next += 1
+        child = Child(
+            identity=self._next,
+            socket=ours,
+            spawner=self,
+            ended=self._loop.create_future(),
+            started=self._loop.create_future(),
+        )
+        self._children[child.identity] = child
+        self.send(("start", child.identity, arguments, limits), [theirs.fileno(), complaints, code])
+        theirs.close()
+        try:
+            child.counters = await child.started
+        except BaseException:
+            ours.close()
+            child.kill()
+            raise
+        return child
+
+    async def close(self) -> None:
+        """End it, with every sandbox."""
+        with contextlib.suppress(OSError, ValueError):
+            self._loop.remove_reader(self._control.fileno())
+        self._control.close()
+        try:
+            await asyncio.to_thread(self._process.wait, END_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            await asyncio.to_thread(self._process.wait)
+        for identity in list(self._children):
+            self._on_ended(identity, -1, "closed")
