@@ -107,3 +107,7 @@ class CheckpointError(RollError, RuntimeError):
 
 class TrainingDivergedError(RollError, ArithmeticError):
     """Loss or gradients were not finite for too many steps in a row."""
+
+
+class AlarmError(RollError):
+    """An alarm stopped the run at a step's boundary; everything up to there is saved. Exit code 3."""

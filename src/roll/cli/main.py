@@ -5,6 +5,7 @@
 | 0 | done |
 | 1 | the run failed: a message, and the file with the details |
 | 2 | something that the user can mend: one message, nothing was overwritten |
+| 3 | an alarm stopped the run; everything is saved |
 | 130, 143 | interrupted (Ctrl-C, SIGTERM); a run saves its state first |
 """
 
@@ -20,7 +21,7 @@ from pathlib import Path
 import click
 
 from roll.cli.commands import Session, roll
-from roll.errors import RollError, UserError
+from roll.errors import AlarmError, RollError, UserError
 
 __all__ = ["guarded", "run"]
 
@@ -80,6 +81,10 @@ def _failed(error: Exception, session: Session) -> int:
         place = f" '{disk.filename}'" if disk.filename else ""
         click.echo(f"Error: cannot use{place}: {disk.strerror}. Free space or check permissions.", err=True)
         return 2
+    alarm = next((leaf for leaf in _leaves(error) if isinstance(leaf, AlarmError)), None)
+    if alarm is not None:
+        click.echo(f"Stopped by an alarm: {alarm}. Continue with: roll resume {session.run_dir}", err=True)
+        return 3
     known = next((leaf for leaf in _leaves(error) if isinstance(leaf, RollError)), None)
     report = _report(error, session)
     what = str(known) if known is not None else f"unexpected {type(error).__name__}: {_first_line(error)}"

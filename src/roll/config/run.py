@@ -7,6 +7,7 @@ from typing import Literal
 
 from pydantic import field_validator, model_validator
 
+from roll.config.alarms import AlarmsConfig
 from roll.config.algorithm import AlgorithmConfig
 from roll.config.base import Section, option
 from roll.config.cluster import ClusterConfig
@@ -48,6 +49,7 @@ class RLVRConfig(Section):
     checkpoint: CheckpointConfig = option(CheckpointConfig(), "Saving and keeping.")
     cluster: ClusterConfig = option(ClusterConfig(), "Where roles run.")
     tracking: TrackingConfig = option(TrackingConfig(), "What is recorded.")
+    alarms: AlarmsConfig = option(AlarmsConfig(), "When a run warns or stops.")
 
     @field_validator("data")
     @classmethod

@@ -8,17 +8,16 @@ from collections.abc import Sequence
 import numpy as np
 
 from roll.pipelines.learning.selection import Selection
-from roll.rollout import Fate
-from roll.types import Group, Rollout, RolloutStatus, StepResult, TrainingBatch
+from roll.pipelines.state import RunState
+from roll.rollout import DataLedger, Fate, LLMProxy
+from roll.types import Group, Rollout, RolloutStatus
 
 __all__ = [
     "accuracy",
-    "agreement",
     "evaluation_metrics",
-    "mean_advantages",
     "rollout_metrics",
+    "run_metrics",
     "selection_metrics",
-    "training_metrics",
 ]
 
 
@@ -72,36 +71,15 @@ def selection_metrics(selection: Selection) -> dict[str, float]:
     }
 
 
-def mean_advantages(batch: TrainingBatch) -> dict[str, float]:
-    """Of every sample, over the tokens that the loss counts."""
-    return {s.sample_id: _mean(s.advantages[s.loss_mask].tolist()) for s in batch.samples}
-
-
-def agreement(batch: TrainingBatch, result: StepResult) -> dict[str, float]:
-    """Mean and largest absolute difference of the engine's and the trainer's log-probs over all trained tokens."""
-    differences = [
-        np.abs(sample.rollout_logprobs - logprobs)[sample.loss_mask]
-        for sample, logprobs in zip(batch.samples, result.logprobs, strict=bool(result.logprobs))
-    ]
-    together = np.concatenate(differences) if differences else np.zeros(1, np.float32)
-    return {
-        "agreement/logprob_mean_abs": float(together.mean()),
-        "agreement/logprob_max_abs": float(together.max()),
+def run_metrics(state: RunState, ledger: DataLedger, proxy: LLMProxy) -> dict[str, float]:
+    """Of the whole run so far."""
+    metrics = {f"ledger/{fate}": float(count) for fate, count in ledger.counts().items()}
+    metrics |= {f"alarm/{name}": float(count) for name, count in state.alarms.items()}
+    return metrics | {
+        "policy_version": float(state.policy_version),
+        "engines/replaced": float(proxy.num_replaced),
+        "engines/reissued": float(proxy.num_reissued),
     }
-
-
-def training_metrics(result: StepResult) -> dict[str, float]:
-    """What the optimiser step reports."""
-    metrics = {
-        "training/loss": result.loss,
-        "training/grad_norm": result.grad_norm,
-        "training/learning_rate": result.learning_rate,
-        "training/num_tokens": float(result.num_tokens),
-        "training/num_loss_tokens": float(result.num_loss_tokens),
-        "training/stepped": float(result.stepped),
-    }
-    metrics |= {f"training/{name}": float(value) for name, value in result.metrics.items()}
-    return metrics | {f"time/{name}_s": float(value) for name, value in result.timings_s.items()}
 
 
 def evaluation_metrics(groups: Sequence[Group]) -> dict[str, float]:

@@ -9,7 +9,7 @@ from roll.data import Data
 from roll.pipelines.checkpoint import Checkpointer
 from roll.pipelines.state import RunState
 from roll.pipelines.stop import StopRequest
-from roll.protocols import LossFn, TrainerGroup
+from roll.protocols import TrainerGroup
 from roll.rollout import DataLedger, LLMProxy, RolloutScheduler, SamplingPlan
 from roll.tracking import Spans, Tracker
 from roll.types import PromptDraw
@@ -35,7 +35,8 @@ class Parts:
     trainer: TrainerGroup
     reference: TrainerGroup | None
     """The initial policy, where the KL penalty needs it."""
-    loss: LossFn
+    critics: tuple[TrainerGroup, ...]
+    """Value models, where the algorithm has any."""
     weights: WeightSync
     checkpointer: Checkpointer
     tracker: Tracker

@@ -8,24 +8,30 @@ follows runs to the step's boundary, where the run can be saved.
 
 from __future__ import annotations
 
-from dataclasses import replace
+import logging
 
-from roll.data.samples import build_batch
+from roll.errors import AlarmError
 from roll.pipelines import measures
 from roll.pipelines.evaluate import evaluate
-from roll.pipelines.learning import Selection, select, settle, weigh
+from roll.pipelines.learning.alarms import check_alarms
+from roll.pipelines.learning.collecting import Collected, collect
+from roll.pipelines.learning.measures import learning_metrics, mean_advantages
+from roll.pipelines.learning.selection import settle
+from roll.pipelines.learning.updates import learn
 from roll.pipelines.parts import Parts
 from roll.pipelines.stop import Interrupted
-from roll.types import Group, TrainingBatch
 from roll.weights import SyncReport
 
 __all__ = ["run"]
+
+logger = logging.getLogger(__name__)
 
 
 async def run(parts: Parts) -> None:
     """Run the remaining steps.
 
     Raises:
+        AlarmError: an alarm stops the run; everything up to this step's boundary is saved.
         Interrupted: a signal asked for a stop; everything up to the last step's boundary is saved.
     """
     config, state = parts.config, parts.state
@@ -35,11 +41,13 @@ async def run(parts: Parts) -> None:
         await _evaluate_if_due(parts)
         while state.step < config.training.num_steps:
             with parts.spans.step(state.step + 1):
-                groups, selection = await parts.stop.unless(_generate(parts))
-                await _learn(parts, groups, selection)
+                collected = await parts.stop.unless(collect(parts))
+                alarms = await _learn(parts, collected)
                 await _evaluate_if_due(parts)
-                if parts.checkpointer.due(state):
+                if alarms or parts.checkpointer.due(state):
                     await _save(parts)
+                if alarms:
+                    raise AlarmError("; ".join(alarms))
     except Interrupted:
         _return_to_boundary(parts)
         await _save(parts)
@@ -48,37 +56,18 @@ async def run(parts: Parts) -> None:
         await _save(parts)
 
 
-async def _generate(parts: Parts) -> tuple[list[Group], Selection]:
-    """Draw prompts, answer and score them, weigh the answers."""
-    with parts.spans.phase("generate"):
-        draws = parts.data.train.draw(parts.config.rollout.prompts_per_step)
-        parts.ledger.open(draws, parts.state.step + 1)
-        groups = await parts.scheduler.collect(draws, parts.train_plan)
-    with parts.spans.phase("advantages"):
-        return groups, select(
-            groups,
-            parts.config.algorithm,
-            max_length=parts.config.rollout.max_new_tokens,
-            moments=parts.state.moments,
-        )
-
-
-async def _learn(parts: Parts, groups: list[Group], selection: Selection) -> None:
-    """Update the policy, bring it to the engines, and cross the step's boundary."""
-    state, config = parts.state, parts.config
+async def _learn(parts: Parts, collected: Collected) -> list[str]:
+    """Update the policy, bring it to the engines, and cross the step's boundary; returns alarms that stop the run."""
+    state, selection = parts.state, collected.selection
     step = state.step + 1
-    metrics = measures.rollout_metrics(groups) | measures.selection_metrics(selection)
+    metrics = measures.rollout_metrics(collected.groups) | measures.selection_metrics(selection)
+    metrics["data/refills"] = float(collected.num_refills)
     advantages: dict[str, float] = {}
     if selection.rollouts:
-        batch = build_batch(
-            selection.rollouts, temperature=config.rollout.temperature, max_length=config.rollout.max_new_tokens
-        )
-        batch = weigh(await _with_reference(parts, batch), selection, config.algorithm)
-        advantages = measures.mean_advantages(batch)
-        with parts.spans.phase("train"):
-            result = await parts.trainer.train_step(batch, parts.loss)
-        metrics |= measures.training_metrics(result) | measures.agreement(batch, result)
-        if result.stepped:
+        learned = await learn(parts, selection)
+        metrics |= learning_metrics(learned.batch, learned.results, learned.critic_results) | learned.metrics
+        advantages = mean_advantages(learned.batch)
+        if learned.stepped:
             state.policy_version += 1
             with parts.spans.phase("sync"):
                 metrics |= (await _sync(parts)).metrics()
@@ -87,15 +76,14 @@ async def _learn(parts: Parts, groups: list[Group], selection: Selection) -> Non
     state.moments = selection.moments
     state.data = parts.data.train.state()
     state.rewards.append(metrics["reward/mean"])
-    metrics |= {f"ledger/{fate}": float(count) for fate, count in parts.ledger.counts().items()}
-    metrics |= {"policy_version": float(state.policy_version)}
-    metrics |= {
-        "engines/replaced": float(parts.proxy.num_replaced),
-        "engines/reissued": float(parts.proxy.num_reissued),
-    }
+    state.alarms, messages = check_alarms(parts.config.alarms, metrics, state.alarms)
+    metrics |= measures.run_metrics(state, parts.ledger, parts.proxy)
+    for message in messages:
+        logger.warning("%s", message)
     with parts.spans.phase("record"):
-        parts.tracker.log_rollouts(step, groups, advantages)
+        parts.tracker.log_rollouts(step, collected.groups, advantages)
         parts.tracker.log_step(step, metrics | parts.spans.metrics())
+    return messages if parts.config.alarms.action == "stop" else []
 
 
 async def _sync(parts: Parts) -> SyncReport:
@@ -104,16 +92,6 @@ async def _sync(parts: Parts) -> SyncReport:
     report = await parts.weights.push(parts.state.policy_version)
     await parts.proxy.restore(report.dead)
     return report
-
-
-async def _with_reference(parts: Parts, batch: TrainingBatch) -> TrainingBatch:
-    """Add `ref_logprobs`, where the KL penalty needs them."""
-    if parts.reference is None:
-        return batch
-    with parts.spans.phase("reference"):
-        logprobs = await parts.reference.logprobs(batch)
-    samples = tuple(replace(s, ref_logprobs=ref) for s, ref in zip(batch.samples, logprobs, strict=True))
-    return replace(batch, samples=samples)
 
 
 async def _evaluate_if_due(parts: Parts) -> None:

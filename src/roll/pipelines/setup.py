@@ -14,7 +14,6 @@ from roll.data import Data, build_data, held_out_draws
 from roll.inference import EngineSpec, resolve_engine_kind
 from roll.models import context_length, load_tokenizer, resolve_model, stop_token_ids
 from roll.pipelines.checkpoint import Checkpointer, SavedRun
-from roll.pipelines.learning import policy_loss
 from roll.pipelines.parts import Parts
 from roll.pipelines.state import RunState
 from roll.pipelines.stop import StopRequest
@@ -196,7 +195,7 @@ async def open_parts(
             eval_plan=eval_plan,
             trainer=trainer,
             reference=reference,
-            loss=policy_loss(config.algorithm),
+            critics=(),
             weights=weights,
             checkpointer=Checkpointer(run, config.checkpoint, trainer),
             tracker=tracker,

@@ -20,7 +20,7 @@ class RunState:
     step: int = 0
     """Steps completed."""
     policy_version: int = 0
-    """Optimiser steps made; a step without gradient leaves it."""
+    """Updates that the engines got; a step without gradient leaves it."""
     data: dict[str, Any] = field(default_factory=dict)
     """Cursor of the prompt stream (`PromptStream.state()`)."""
     evaluated_at: int = -1
@@ -31,6 +31,10 @@ class RunState:
     """Mean reward of each step."""
     moments: dict[str, Moments] = field(default_factory=dict)
     """Of all rewards so far, by domain, for running normalisation."""
+    kl_coefficient: float | None = None
+    """Where the KL penalty's coefficient adapts: its value for the next step."""
+    alarms: dict[str, int] = field(default_factory=dict)
+    """Steps in a row for each alarm."""
     best_step: int | None = None
     """Step with the best evaluation accuracy (the earliest of equals)."""
 

@@ -26,7 +26,11 @@ BASE: dict[str, Any] = {
     "output_dir": "runs",
     "seed": 3,
     "model": {"path": "m", "dtype": "float32", "lora": {"rank": 4, "alpha": 8.0}},
-    "algorithm": {"type": "grpo", "gate": {"type": "min_clip", "low": 0.2}, "kl": {"coefficient": 0.1, "estimator": "k3"}},
+    "algorithm": {
+        "type": "grpo",
+        "gate": {"type": "min_clip", "low": 0.2},
+        "kl": {"coefficient": 0.1, "estimator": "k3"},
+    },
     "data": [
         {"source": "arithmetic", "reward": [{"type": "math", "weight": 1.0}], "operations": ["+"], "max_operand": 9},
         {"source": "file", "path": "x.jsonl", "reward": [{"type": "regex", "pattern": "a"}], "limit": 5},

@@ -7,8 +7,9 @@ import pytest
 
 from roll.config.algorithm import AlgorithmConfig
 from roll.data.samples import build_batch
-from roll.pipelines.learning import Selection, settle, weigh
-from roll.pipelines.learning import select as select_groups
+from roll.pipelines.learning.selection import Selection, settle
+from roll.pipelines.learning.selection import select as select_groups
+from roll.pipelines.learning.weighing import weigh
 from roll.rollout import DataLedger, Fate
 from roll.types import Group, Prompt, PromptDraw, RewardResult, Rollout, RolloutStatus
 

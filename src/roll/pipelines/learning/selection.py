@@ -61,7 +61,7 @@ def select(
     *,
     max_length: int,
     moments: Mapping[str, Moments] | None = None,
-    greedy_rewards: Mapping[int, float] | None = None,
+    greedy: Sequence[Group] = (),
 ) -> Selection:
     """Shape and normalise rewards, and leave out groups and rollouts as the filters say.
 
@@ -73,10 +73,12 @@ def select(
         algorithm: its settings.
         max_length: longest possible answer in tokens.
         moments: of the run before this step, for `running` scopes.
-        greedy_rewards: by draw id, for the baseline `greedy`.
+        greedy: a greedy answer to each prompt, for the baseline `greedy`; a group without one has failed.
     """
-    greedy_rewards = greedy_rewards or {}
-    scored = [group.scored for group in groups]
+    greedy_rewards = {r.draw_id: _shaped(r, algorithm, max_length) for group in greedy for r in group.scored}
+    compares = algorithm.advantage.mean == "greedy"
+    lost = {g.draw.draw_id for g in groups if compares and g.draw.draw_id not in greedy_rewards}
+    scored = [() if group.draw.draw_id in lost else group.scored for group in groups]
     shaped = [np.array([_shaped(r, algorithm, max_length) for r in rollouts]) for rollouts in scored]
     episodes = [
         episode_of(rollout, float(reward), greedy_rewards.get(rollout.draw_id))
@@ -85,6 +87,7 @@ def select(
     ]
     outcomes, moments = _outcomes(episodes, algorithm, moments)
     fates = {group.draw.draw_id: _fate(group, algorithm) for group in groups}
+    fates |= dict.fromkeys(lost, (Fate.FAILED, "its greedy answer failed"))
     _keep_top_variance(groups, fates, algorithm)
     chosen = _chosen(groups, fates, algorithm)
     place = {r.rollout_id: i for i, r in enumerate(r for rollouts in scored for r in rollouts)}
@@ -94,7 +97,7 @@ def select(
         episodes=tuple(episodes[i] for i in index),
         outcomes=outcomes[index] if index else np.zeros(0),
         fates=fates,
-        accuracies={group.draw.draw_id: _accuracy(group) for group in groups if group.scored},
+        accuracies={g.draw.draw_id: _accuracy(g) for g in groups if g.scored},
         moments=moments,
     )
 

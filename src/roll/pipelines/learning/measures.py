@@ -1,0 +1,86 @@
+"""The figures of a step's updates."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from roll.types import StepResult, TrainingBatch
+
+__all__ = ["agreement", "learning_metrics", "mean_advantages", "training_metrics"]
+
+
+def _mean(values: Sequence[float]) -> float:
+    return float(np.mean(values)) if len(values) else 0.0
+
+
+def mean_advantages(batch: TrainingBatch) -> dict[str, float]:
+    """Of every sample, over the tokens that the loss counts."""
+    return {s.sample_id: _mean(s.advantages[s.loss_mask].tolist()) for s in batch.samples}
+
+
+def agreement(batch: TrainingBatch, results: Sequence[StepResult]) -> dict[str, float]:
+    """How far engine and trainer are apart, over all trained tokens.
+
+    The trainer's log-probs are those before the update, or of the only one. Besides mean and largest absolute
+    difference: quantiles of the factor old/rollout, and the effective sample size that it leaves, as a share of tokens.
+    """
+    given = [s.old_logprobs for s in batch.samples]
+    trainer = given if all(x is not None for x in given) else (results[0].logprobs if len(results) == 1 else ())
+    differences = [
+        (logprobs - sample.rollout_logprobs)[sample.loss_mask]
+        for sample, logprobs in zip(batch.samples, trainer, strict=bool(trainer))
+        if logprobs is not None and not sample.expert
+    ]
+    if not differences:
+        return {}
+    together = np.concatenate(differences).astype(np.float64)
+    factors = np.exp(np.clip(together, -20.0, 20.0))
+    low, middle, high = np.quantile(factors, (0.01, 0.5, 0.99))
+    return {
+        "agreement/logprob_mean_abs": float(np.abs(together).mean()),
+        "agreement/logprob_max_abs": float(np.abs(together).max()),
+        "agreement/factor_p01": float(low),
+        "agreement/factor_p50": float(middle),
+        "agreement/factor_p99": float(high),
+        "agreement/effective_sample_share": float(factors.sum() ** 2 / (len(factors) * np.square(factors).sum())),
+    }
+
+
+def training_metrics(results: Sequence[StepResult], prefix: str = "training") -> dict[str, float]:
+    """What the optimiser steps report: means over several, maxima where a name says so, sums of counts and times."""
+    if not results:
+        return {}
+    metrics = {
+        "loss": _mean([r.loss for r in results]),
+        "grad_norm": _mean([r.grad_norm for r in results]),
+        "learning_rate": results[-1].learning_rate,
+        "num_tokens": float(sum(r.num_tokens for r in results)),
+        "num_loss_tokens": float(sum(r.num_loss_tokens for r in results)),
+        "stepped": _mean([float(r.stepped) for r in results]),
+    }
+    if len(results) > 1:
+        metrics["num_updates"] = float(len(results))
+    for name in dict.fromkeys(name for r in results for name in r.metrics):
+        values = [float(r.metrics[name]) for r in results if name in r.metrics]
+        metrics[name] = max(values) if name.startswith("max/") else _mean(values)
+    found = {f"{prefix}/{name}": value for name, value in metrics.items()}
+    if prefix == "training":
+        for name in dict.fromkeys(name for r in results for name in r.timings_s):
+            found[f"time/{name}_s"] = float(sum(r.timings_s.get(name, 0.0) for r in results))
+    return found
+
+
+def learning_metrics(
+    batch: TrainingBatch, results: Sequence[StepResult], critic_results: Sequence[StepResult]
+) -> dict[str, float]:
+    """Of policy and critics."""
+    metrics = training_metrics(results) | training_metrics(critic_results, "critic") | agreement(batch, results)
+    if "critic/value/return" in metrics:
+        mean, squared = metrics["critic/value/return"], metrics["critic/value/return_squared"]
+        variance = squared - mean * mean
+        metrics["critic/explained_variance"] = (
+            1.0 - metrics["critic/value/error"] / variance if variance > 1e-8 else 0.0
+        )
+    return metrics

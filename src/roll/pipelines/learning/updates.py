@@ -1,0 +1,134 @@
+"""From a selection to new weights.
+
+batch ─ reference, old log-probs, values, attention ─► weigh ─► critics learn ─► policy updates
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from roll.algorithms.kl_controller import adapted_coefficient
+from roll.config.algorithm import AlgorithmConfig
+from roll.data.samples import build_batch
+from roll.pipelines.learning.credit import credit_factors
+from roll.pipelines.learning.losses import policy_loss, value_loss
+from roll.pipelines.learning.minibatches import critic_share, minibatches
+from roll.pipelines.learning.selection import Selection
+from roll.pipelines.learning.weighing import kl_token_rewards, weigh
+from roll.pipelines.parts import Parts
+from roll.types import FloatArray, StepResult, TrainingBatch
+
+__all__ = ["Learned", "learn"]
+
+
+@dataclass(kw_only=True, slots=True)
+class Learned:
+    """What a step's updates did."""
+
+    batch: TrainingBatch
+    results: list[StepResult] = field(default_factory=list)
+    """Of the policy, in order; empty while critics warm up."""
+    critic_results: list[StepResult] = field(default_factory=list)
+    metrics: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def stepped(self) -> bool:
+        """Whether the policy's weights moved."""
+        return any(result.stepped for result in self.results)
+
+
+async def learn(parts: Parts, selection: Selection) -> Learned:
+    """Compute what the algorithm asks for, then update critics and policy; the step is `parts.state.step + 1`."""
+    config, algorithm = parts.config, parts.config.algorithm
+    batch = build_batch(
+        selection.rollouts, temperature=config.rollout.temperature, max_length=config.rollout.max_new_tokens
+    )
+    batch = await _with_logprobs(parts, batch)
+    coefficient = parts.state.kl_coefficient
+    coefficient = algorithm.kl.coefficient if coefficient is None else coefficient
+    penalties: list[FloatArray] = []
+    if algorithm.uses_reference and algorithm.kl.place == "reward":
+        old = [s.old_logprobs for s in batch.samples if s.old_logprobs is not None]
+        penalties = kl_token_rewards(batch, old, algorithm, coefficient)
+    with parts.spans.phase("values" if parts.critics else "advantages"):
+        values = [await critic.values(batch) for critic in parts.critics]
+    batch = weigh(
+        batch,
+        selection,
+        algorithm,
+        values=values,
+        token_rewards=penalties,
+        credit=await credit_factors(parts, batch),
+    )
+    learned = Learned(batch=batch)
+    await _train_critics(parts, learned)
+    if parts.state.step >= (algorithm.critic.warmup_steps if algorithm.uses_critic else 0):
+        await _train_policy(parts, learned, coefficient)
+    _adapt(parts, learned, penalties, coefficient)
+    return learned
+
+
+def needs_old_logprobs(algorithm: AlgorithmConfig) -> bool:
+    """Whether the policy before the update must be computed: otherwise it is the current one at the only update."""
+    in_reward = algorithm.uses_reference and algorithm.kl.place == "reward"
+    return algorithm.updates_per_step > 1 or in_reward
+
+
+async def _with_logprobs(parts: Parts, batch: TrainingBatch) -> TrainingBatch:
+    """Add `old_logprobs` and `ref_logprobs` where something uses them."""
+    samples = batch.samples
+    if needs_old_logprobs(parts.config.algorithm):
+        with parts.spans.phase("old_logprobs"):
+            old = await parts.trainer.logprobs(batch)
+        samples = tuple(replace(s, old_logprobs=own) for s, own in zip(samples, old, strict=True))
+    if parts.reference is not None:
+        with parts.spans.phase("reference"):
+            ref = await parts.reference.logprobs(batch)
+        samples = tuple(replace(s, ref_logprobs=own) for s, own in zip(samples, ref, strict=True))
+    return replace(batch, samples=samples)
+
+
+async def _train_critics(parts: Parts, learned: Learned) -> None:
+    if not parts.critics:
+        return
+    algorithm, step = parts.config.algorithm, parts.state.step
+    with parts.spans.phase("train_critic"):
+        for index, critic in enumerate(parts.critics):
+            own = critic_share(learned.batch, index, len(parts.critics))
+            for epoch in range(algorithm.critic.num_epochs):
+                seed = (parts.config.seed, step, 1 + index, epoch)
+                for part in minibatches(own, algorithm.updates.num_minibatches, seed):
+                    learned.critic_results.append(await critic.train_step(part, value_loss(algorithm)))
+
+
+async def _train_policy(parts: Parts, learned: Learned, coefficient: float) -> None:
+    algorithm, step = parts.config.algorithm, parts.state.step
+    loss = policy_loss(algorithm, coefficient)
+    with parts.spans.phase("train"):
+        for epoch in range(algorithm.updates.num_epochs):
+            for part in minibatches(
+                learned.batch, algorithm.updates.num_minibatches, (parts.config.seed, step, 0, epoch)
+            ):
+                learned.results.append(await parts.trainer.train_step(part, loss))
+
+
+def _adapt(parts: Parts, learned: Learned, penalties: Sequence[FloatArray], coefficient: float) -> None:
+    """Measure the divergence, and move the coefficient towards its target."""
+    kl = parts.config.algorithm.kl
+    if kl.coefficient == 0:
+        return
+    if penalties:
+        counted = [p[s.loss_mask] for p, s in zip(penalties, learned.batch.samples, strict=True)]
+        measured = -float(np.concatenate(counted).mean()) / coefficient
+    elif learned.results:
+        measured = float(np.mean([r.metrics["policy/kl_reference"] for r in learned.results]))
+    else:
+        return
+    learned.metrics |= {"training/kl/reference": measured, "training/kl/coefficient": coefficient}
+    if kl.target is not None:
+        parts.state.kl_coefficient = adapted_coefficient(
+            coefficient, measured, target=kl.target, num_rollouts=len(learned.batch.samples), horizon=kl.horizon
+        )
