@@ -33,11 +33,27 @@ __all__ = ["BubblewrapRuntime"]
 
 _log = logging.getLogger(__name__)
 
-_NAMESPACES = (
-    "--unshare-user --unshare-pid --unshare-net --unshare-ipc --unshare-uts --unshare-cgroup-try "
-    "--uid 1000 --gid 1000 --hostname sandbox --as-pid-1 --die-with-parent --new-session "
-    "--cap-add CAP_SYS_ADMIN --cap-add CAP_SETPCAP"
-).split()
+_NAMESPACES = [
+    "--unshare-user",
+    "--unshare-pid",
+    "--unshare-net",
+    "--unshare-ipc",
+    "--unshare-uts",
+    "--unshare-cgroup-try",
+    "--uid",
+    "1000",
+    "--gid",
+    "1000",
+    "--hostname",
+    "sandbox",
+    "--as-pid-1",
+    "--die-with-parent",
+    "--new-session",
+    "--cap-add",
+    "CAP_SYS_ADMIN",
+    "--cap-add",
+    "CAP_SETPCAP",
+]
 INSTALL = "Install it (Debian, Ubuntu: apt-get install bubblewrap; Fedora: dnf install bubblewrap)."
 
 
@@ -70,7 +86,7 @@ class BubblewrapRuntime:
                 f"only for {', '.join(SUPPORTED)}."
             )
         self._filter = seccomp_filter()
-        self._complaints = tempfile.TemporaryFile()
+        self._complaints = tempfile.TemporaryFile()  # noqa: SIM115  (closed by `close`)
         self._code = os.memfd_create("roll-agent")
         os.write(self._code, agent_bytecode())
         self._spawner = await SpawnerClient.start()

@@ -62,7 +62,8 @@ os.fchmod(file, int(sys.argv[2]))
 
 SAVE = _program("""
 import tarfile
-with os.fdopen(1, "wb", closefd=False) as sink, tarfile.open(fileobj=sink, mode="w|", format=tarfile.PAX_FORMAT) as archive:
+sink = os.fdopen(1, "wb", closefd=False)
+with sink, tarfile.open(fileobj=sink, mode="w|", format=tarfile.PAX_FORMAT) as archive:
     for place in sys.argv[1:]:
         name, _, path = place.partition("=")
         archive.add(path, name)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import marshal
-import os
 import socket
 import subprocess
 import sys

@@ -15,6 +15,7 @@ from __future__ import annotations
 import os
 import resource
 import sys
+
 from roll.sandbox.agent import kernel
 
 FAILED_TO_START = 125
@@ -64,7 +65,7 @@ def start(request, settings, namespace):
     for read, write in outputs:
         os.close(write)
         os.set_blocking(read, False)
-    streams = {read: kind for (read, _), kind in zip(outputs, "oer")}
+    streams = {read: kind for (read, _), kind in zip(outputs, "oer", strict=False)}
     return Started(pid, status[0] if fresh else None, streams)
 
 
@@ -195,13 +196,16 @@ def _write(path, data):
 
 
 def run_python(source, argv):
-    """Run source as `__main__`, as `python file` would. Called at the top of the stack, returns when it ends."""
+    """Run source as `__main__`, as `python file` would, and end the process.
+
+    Called at the top of the stack. The interpreter is not torn down piece by piece: that takes longer than most
+    programs. What a program can notice is done: threads are waited for, exit functions run, its variables deleted
+    (files close), output flushed.
+    """
+    import _sitebuiltins
     import builtins
 
-    import _sitebuiltins
-
-    for name in [name for name in sys.modules if name == "roll" or name.startswith("roll.")]:
-        del sys.modules[name]
+    agent = [sys.modules.pop(name) for name in list(sys.modules) if name.partition(".")[0] == "roll"]
     end = "Ctrl-D (i.e. EOF)"
     builtins.quit, builtins.exit = _sitebuiltins.Quitter("quit", end), _sitebuiltins.Quitter("exit", end)
     main = type(sys)("__main__")
@@ -210,12 +214,50 @@ def run_python(source, argv):
     sys.argv = ["program.py", *argv]
     sys.path.insert(0, os.getcwd())
     sys.excepthook = _excepthook
-    exec(compile(source, "program.py", "exec", dont_inherit=True), main.__dict__)
+    code = 0
+    try:
+        exec(compile(source, "program.py", "exec", dont_inherit=True), main.__dict__)
+    except SystemExit as error:
+        code = _exit_code(error.code)
+    except BaseException as error:
+        sys.excepthook(type(error), error, error.__traceback__)
+        code = 130 if isinstance(error, KeyboardInterrupt) else 1
+    code = _leave(main) or code
+    del agent  # kept until here: to free modules costs time too
+    os._exit(code)
+
+
+def _exit_code(value):
+    """What `sys.exit(value)` means."""
+    if value is None:
+        return 0
+    if isinstance(value, int):
+        return value & 0xFF
+    sys.stderr.write(str(value) + "\n")
+    return 1
+
+
+def _leave(main):
+    """The end of an interpreter, without freeing everything; an exit code where output was lost."""
+    threading = sys.modules.get("threading")
+    if threading is not None:
+        threading._shutdown()
+    atexit = sys.modules.get("atexit")
+    if atexit is not None:
+        atexit._run_exitfuncs()
+    main.__dict__.clear()
+    lost = 0
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            if stream is not None:
+                stream.flush()
+        except (OSError, ValueError, AttributeError):
+            lost = 120
+    return lost
 
 
 def _excepthook(kind, error, trace):
     """Without the frames of the agent."""
     while trace is not None and trace.tb_frame.f_code.co_filename != "program.py":
         trace = trace.tb_next
-    error.__context__ = None if isinstance(error.__context__, Become) else error.__context__
     sys.__excepthook__(kind, error.with_traceback(trace), trace)

@@ -17,12 +17,11 @@ the agent waits for nothing but poll() and for the host to read. When the host c
 
 from __future__ import annotations
 
+import _signal
+import marshal
 import os
 import select
 import time
-
-import _signal
-import marshal
 
 from roll.sandbox.agent import kernel, programs, usage
 from roll.sandbox.agent.shell import Shell
@@ -171,6 +170,9 @@ class Agent:
         sys.path[:0] = settings["python_path"]
         for name in settings["preload"]:
             __import__(name)
+        import gc
+
+        gc.freeze()  # no collection in a forked program touches, and so copies, the agent's pages
 
     def serve(self):
         """Loop until the host goes away."""

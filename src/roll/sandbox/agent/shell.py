@@ -11,10 +11,9 @@ ignores this for a second is killed, and the session has ended.
 
 from __future__ import annotations
 
+import _signal
 import os
 import time
-
-import _signal
 
 from roll.sandbox.agent import programs, usage
 

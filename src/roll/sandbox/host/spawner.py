@@ -16,14 +16,13 @@ only after its sandbox's processes are reaped.
 
 from __future__ import annotations
 
+import _signal
 import array
+import marshal
 import os
 import select
 import socket
-import marshal
 import time
-
-import _signal
 
 from roll.sandbox.agent import kernel
 from roll.sandbox.host.cgroup import Groups
@@ -188,7 +187,7 @@ class Spawner:
 def kill_sandbox(bwrap):
     """SIGKILL for the agent below `bwrap`, so that `bwrap` ends when nothing of it is left; else for `bwrap`."""
     try:
-        with open("/proc/%d/task/%d/children" % (bwrap, bwrap)) as file:
+        with open(f"/proc/{bwrap}/task/{bwrap}/children") as file:
             children = file.read().split()
     except OSError:
         children = []
