@@ -1,1 +1,47 @@
-"""Isolated execution of programs that nobody vouches for. Start with `protocols.py` and `docs/security.md`."""
+"""Isolated execution of programs that nobody vouches for. See `protocols.py` and docs/security.md.
+
+async with SandboxManager() as sandboxes:
+    result = await sandboxes.execute(PythonCode(source="print(input())", stdin=b"1\\n", cpu_s=2.0))
+"""
+
+from __future__ import annotations
+
+from roll.sandbox.errors import SandboxError, SandboxPathError, SandboxUnavailableError, UntrustedCodeError
+from roll.sandbox.manager import SandboxManager
+from roll.sandbox.protocols import Job, Runtime, Sandbox, Session
+from roll.sandbox.types import (
+    Chunk,
+    Command,
+    ExecutionResult,
+    Limit,
+    Limits,
+    Mount,
+    Outcome,
+    Program,
+    PythonCode,
+    SandboxSpec,
+    Snapshot,
+)
+
+__all__ = [
+    "Chunk",
+    "Command",
+    "ExecutionResult",
+    "Job",
+    "Limit",
+    "Limits",
+    "Mount",
+    "Outcome",
+    "Program",
+    "PythonCode",
+    "Runtime",
+    "Sandbox",
+    "SandboxError",
+    "SandboxManager",
+    "SandboxPathError",
+    "SandboxSpec",
+    "SandboxUnavailableError",
+    "Session",
+    "Snapshot",
+    "UntrustedCodeError",
+]

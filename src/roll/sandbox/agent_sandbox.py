@@ -10,7 +10,7 @@ import asyncio
 import os
 import shlex
 from collections.abc import AsyncIterator, Callable
-from typing import Any
+from typing import Any, Self
 
 from roll.sandbox import file_programs
 from roll.sandbox.connection import AgentConnection, AgentJob
@@ -157,6 +157,16 @@ class AgentSandbox:
     async def ready(self) -> None:
         """Wait until the agent has started and imported what the spec asks for."""
         await asyncio.shield(self._ready.end)
+
+    def on_close(self, call: Callable[[], None]) -> None:
+        """Have `call` called once, when it has been closed or has ended by itself."""
+        self._ended.add_done_callback(lambda _: call())
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        await self.close()
 
     def counted(self) -> set[Limit]:
         """Limits that the kernel has counted since the last time."""

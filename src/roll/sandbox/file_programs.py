@@ -72,21 +72,30 @@ with sink, tarfile.open(fileobj=sink, mode="w|", format=tarfile.PAX_FORMAT) as a
 LOAD = _program("""
 import shutil, tarfile
 roots = dict(place.split("=", 1) for place in sys.argv[1:])
-for path in roots.values():
-    for entry in os.scandir(path):
-        if entry.is_dir(follow_symlinks=False):
-            shutil.rmtree(entry.path)
-        else:
-            os.unlink(entry.path)
-with os.fdopen(0, "rb", closefd=False) as source, tarfile.open(fileobj=source, mode="r|") as archive:
-    for member in archive:
+with os.fdopen(0, "rb", closefd=False) as source, tarfile.open(fileobj=source, mode="r:") as archive:
+    members = archive.getmembers()
+    kept = set()
+    for member in members:
         root, _, rest = member.name.partition("/")
         member.name = rest or "."
+        member.place = os.path.normpath(os.path.join(roots[root], member.name))
+        member.root = roots[root]
+        if member.isdir():
+            kept.add(member.place)
         if member.islnk():
             other, _, member.linkname = member.linkname.partition("/")
             if other != root:
                 raise OSError(errno.EXDEV, "")
-        archive.extract(member, roots[root], set_attrs=True, numeric_owner=True, filter=lambda tar, path: tar)
+    for path in roots.values():  # directories that stay are not replaced: shells may be in them
+        for directory, names, files in os.walk(path, topdown=False):
+            for name in files + names:
+                entry = os.path.join(directory, name)
+                if os.path.islink(entry) or not os.path.isdir(entry):
+                    os.unlink(entry)
+                elif entry not in kept:
+                    shutil.rmtree(entry)
+    for member in members:
+        archive.extract(member, member.root, set_attrs=True, numeric_owner=True, filter=lambda tar, path: tar)
 """)
 
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from typing import Protocol, runtime_checkable
+from collections.abc import AsyncIterator, Callable
+from typing import Protocol, Self, runtime_checkable
 
 from roll.sandbox.types import Chunk, ExecutionResult, Program, SandboxSpec, Snapshot
 
@@ -69,7 +69,14 @@ class Session(Protocol):
 
 @runtime_checkable
 class Sandbox(Protocol):
-    """An isolated file system and the processes in it. Paths are the sandbox's; relative ones are below `home`."""
+    """An isolated file system and the processes in it. Paths are the sandbox's; relative ones are below `home`.
+
+    `async with` closes it at the end.
+    """
+
+    async def __aenter__(self) -> Self: ...
+
+    async def __aexit__(self, *error: object) -> None: ...
 
     @property
     def home(self) -> str: ...
@@ -164,4 +171,8 @@ class LaunchedSandbox(Sandbox, Protocol):
 
     async def ready(self) -> None:
         """Wait until it has started."""
+        ...
+
+    def on_close(self, call: Callable[[], None]) -> None:
+        """Have `call` called once, when it has been closed or has ended by itself."""
         ...

@@ -180,7 +180,7 @@ class Agent:
             self.handle_messages()
             now = clock()
             busy = [*self.runs.values(), *self.shells.values()]
-            wait = min([each.deadline() for each in busy], default=now + 3600) - now
+            wait = min([now + 3600, *(each.deadline() for each in busy)]) - now
             for descriptor, _ in self.poll.poll(max(0, int(wait * 1000) + 1)):
                 if descriptor == self.incoming:
                     data = os.read(self.incoming, 1 << 20)

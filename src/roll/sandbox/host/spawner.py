@@ -28,7 +28,7 @@ from roll.sandbox.agent import kernel
 from roll.sandbox.host.cgroup import Groups
 from roll.sandbox.host.image import Images
 
-_OVERHEAD_BYTES = 48 * 2**20
+_OVERHEAD_BYTES = 32 * 2**20
 """Memory of bwrap and the agent, on top of what the sandbox may use."""
 _OVERHEAD_PROCESSES = 4
 _MESSAGE_BYTES = 1 << 17
