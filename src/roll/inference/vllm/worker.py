@@ -12,6 +12,7 @@ from __future__ import annotations
 import logging
 import os
 import pickle
+import sys
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -20,6 +21,7 @@ from typing import Any
 import torch
 
 from roll.errors import WeightSyncError
+from roll.inference.vllm import kernels
 from roll.types import TensorSpec, WeightUpdate
 from roll.weights import open_update
 
@@ -29,6 +31,10 @@ logger = logging.getLogger("vllm.roll")
 """Below `vllm`, so that messages go where vLLM's go."""
 LASTING = frozenset({"shared_memory"})
 """Transports whose tensors are not overwritten before the sync ends."""
+
+
+if "vllm" in sys.modules:  # a worker imports this module before it builds the model
+    kernels.register()
 
 
 def checkpoint_shapes(model_path: str | Path) -> dict[str, tuple[int, ...]] | None:
