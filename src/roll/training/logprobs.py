@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = ["CHUNK_ELEMENTS", "KEEP_BYTES", "token_logprobs"]
+__all__ = ["CHUNK_ELEMENTS", "KEEP_BYTES", "ProjectionGradient", "blocks_of", "scaled_logits", "token_logprobs"]
 
 CHUNK_ELEMENTS = 2**25
 """Logits that exist at once, in the model's dtype: 64 MiB in bfloat16, 682 predictions of 49,152 words."""
@@ -44,8 +44,8 @@ class _TokenLogprobs(torch.autograd.Function):
         kept: list[Tensor] = []
         for start in range(0, len(hidden), chunk):
             logits = hidden[start : start + chunk] @ weight.t()
-            for rows, block in _blocks(logits, start):
-                scaled = _scaled(block, temperature, result.dtype)
+            for rows, block in blocks_of(logits, start):
+                scaled = scaled_logits(block, temperature, result.dtype)
                 torch.amax(scaled, dim=1, out=largest[rows])
                 scaled.sub_(largest[rows, None])
                 torch.gather(scaled, 1, targets[rows, None], out=result[rows, None])
@@ -62,29 +62,64 @@ class _TokenLogprobs(torch.autograd.Function):
         wants_hidden, wants_weight = ctx.needs_input_grad[:2]
         scale = (grads[0] / ctx.temperature)[:, None]
         factor = -scale / total[:, None]
-        grad_hidden = torch.empty_like(hidden) if wants_hidden else None
-        grad_weight: Tensor | None = None
+        projection = ProjectionGradient(hidden, weight, ctx.chunk, wants_hidden, wants_weight, total.dtype)
         for i, start in enumerate(range(0, len(hidden), ctx.chunk)):
             part = slice(start, start + ctx.chunk)
             logits = kept[i] if kept else hidden[part] @ weight.t()
-            for rows, block in _blocks(logits, start):  # becomes the gradient of the logits
-                exponentials = _scaled(block, ctx.temperature, total.dtype).sub_(largest[rows, None]).exp_()
+            for rows, block in blocks_of(logits, start):  # becomes the gradient of the logits
+                exponentials = scaled_logits(block, ctx.temperature, total.dtype).sub_(largest[rows, None]).exp_()
                 gradient = exponentials.mul_(factor[rows])
                 block.copy_(gradient.scatter_add_(1, targets[rows, None], scale[rows]))
-            if grad_hidden is not None:
-                torch.mm(logits, weight, out=grad_hidden[part])
-            if wants_weight:
-                share = logits.t() @ hidden[part]
-                if grad_weight is not None:
-                    grad_weight.add_(share)
-                else:  # a sum of several is taken in float32
-                    grad_weight = share if len(hidden) <= ctx.chunk else share.to(total.dtype)
-        return grad_hidden, None if grad_weight is None else grad_weight.to(weight.dtype), None, None
+            projection.add(part, logits)
+        return *projection.result(), None, None
 
 
-def _blocks(logits: Tensor, start: int) -> Iterator[tuple[slice, Tensor]]:
-    """A chunk's logits by blocks of rows, with their place among all predictions."""
-    rows = len(logits)
+class ProjectionGradient:
+    """From the gradients of the logits, chunk by chunk, to those of hidden states and vocabulary projection.
+
+    Args:
+        hidden: [M, H]
+        weight: [V, H]
+        chunk: predictions of a chunk.
+        wants_hidden: whether the hidden states' is wanted.
+        wants_weight: whether the projection's is wanted.
+        high: dtype in which several chunks' shares are added up.
+    """
+
+    def __init__(
+        self, hidden: Tensor, weight: Tensor, chunk: int, wants_hidden: bool, wants_weight: bool, high: torch.dtype
+    ) -> None:
+        self._hidden, self._weight, self._wants_weight = hidden, weight, wants_weight
+        self._sum_dtype = hidden.dtype if len(hidden) <= chunk else high
+        self._grad_hidden = torch.empty_like(hidden) if wants_hidden else None
+        self._grad_weight: Tensor | None = None
+
+    def add(self, part: slice, grad_logits: Tensor) -> None:
+        """Take in a chunk's gradients [n, V], of the predictions in `part`."""
+        if self._grad_hidden is not None:
+            torch.mm(grad_logits, self._weight, out=self._grad_hidden[part])
+        if self._wants_weight:
+            share = grad_logits.t() @ self._hidden[part]
+            if self._grad_weight is not None:
+                self._grad_weight.add_(share)
+            else:
+                self._grad_weight = share.to(self._sum_dtype)
+
+    def result(self) -> tuple[Tensor | None, Tensor | None]:
+        """Gradients of the hidden states and of the projection, where they are wanted."""
+        weight = self._grad_weight
+        return self._grad_hidden, None if weight is None else weight.to(self._weight.dtype)
+
+
+def blocks_of(logits: Tensor, start: int, most: int | None = None) -> Iterator[tuple[slice, Tensor]]:
+    """A chunk's logits by blocks of rows, with their place among all predictions.
+
+    Args:
+        logits: [n, V], the first of prediction `start`.
+        start: see there.
+        most: elements of a block where the device does not ask for less; by default all.
+    """
+    rows = len(logits) if most is None else max(most // logits.shape[1], 1)
     if logits.device.type == "cpu":
         rows = max(CPU_BLOCK_ELEMENTS // logits.shape[1], 1)
     for first in range(0, len(logits), rows):
@@ -92,7 +127,7 @@ def _blocks(logits: Tensor, start: int) -> Iterator[tuple[slice, Tensor]]:
         yield slice(start + first, start + first + len(block)), block
 
 
-def _scaled(logits: Tensor, temperature: float, dtype: torch.dtype) -> Tensor:
+def scaled_logits(logits: Tensor, temperature: float, dtype: torch.dtype) -> Tensor:
     """A copy of the logits in `dtype`, divided by the temperature."""
     scaled = logits.to(dtype, copy=True)
     return scaled if temperature == 1.0 else scaled.div_(temperature)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 
@@ -61,14 +63,23 @@ def test_only_hidden_states_get_a_gradient_where_the_projection_is_frozen() -> N
 
 
 def peak_bytes(m: int, vocab: int, *, backward: bool) -> int:
-    """Largest sum of live tensor memory, from the profiler's record of every allocation."""
+    """Of the plain function."""
     h = torch.randn(m, 8, requires_grad=True)
     w = torch.randn(vocab, 8, requires_grad=True)
     targets = torch.zeros(m, dtype=torch.int64)
-    with torch.profiler.profile(profile_memory=True) as profile:
+
+    def run() -> None:
         result = token_logprobs(h, w, targets)
         if backward:
             result.sum().backward()
+
+    return peak_bytes_of(run)
+
+
+def peak_bytes_of(run: Callable[[], None]) -> int:
+    """Largest sum of live tensor memory, from the profiler's record of every allocation."""
+    with torch.profiler.profile(profile_memory=True) as profile:
+        run()
     live = largest = 0
     events = (e for e in profile.profiler.kineto_results.events() if e.name() == "[memory]")
     for event in sorted(events, key=lambda e: e.start_ns()):

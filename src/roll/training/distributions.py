@@ -1,0 +1,162 @@
+"""Entropy and divergence of next-token distributions, beside the log-probs, with gradients.
+
+    p_m = softmax(W h_m / temperature),     q_m = softmax(W' h'_m / temperature)    of the reference
+
+    entropy_m = -sum_v p log p              full_kl_m = sum_v p (log p - log q)
+
+As in `logprobs`: in chunks of predictions, the softmax in float32 (float64 for a float64 model), logits kept for
+the backward pass only while all of them together are small. The log-probs are the same to the bit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from roll.training import logprobs as plain
+from roll.training.logprobs import ProjectionGradient, blocks_of, scaled_logits, token_logprobs
+
+__all__ = ["Projection", "TokenStatistics", "token_statistics"]
+
+BLOCK_ELEMENTS = 2**23
+"""On an accelerator, several copies of so many logits exist at once, in float32: 32 MiB each."""
+
+
+class Projection(NamedTuple):
+    """Hidden states and the vocabulary projection that they go through."""
+
+    hidden: Tensor
+    """[M, H]"""
+    weight: Tensor
+    """[V, H]"""
+
+
+class TokenStatistics(NamedTuple):
+    """Of every prediction of a micro-batch; float32, or float64 for a float64 model."""
+
+    logprobs: Tensor
+    """[M] of the targets."""
+    entropy: Tensor | None = None
+    """[M] in nats, where it was asked for."""
+    full_kl: Tensor | None = None
+    """[M] KL(policy || reference) in nats, where a reference was given."""
+
+
+class _Distributions(torch.autograd.Function):
+    """With incoming gradients a, e, k of log-prob, entropy H and divergence K:
+
+        d loss / d z = (a onehot - p [a + e (log p + H) - k (log p - log q - K)]) / temperature
+
+    then two matrix products; the reference gets none. With s = z - max z and t = sum exp s, log p is s - log t.
+    Differences are taken of the s, so that equal distributions give exactly 0. Kept logits are overwritten with their
+    gradients: the backward pass runs once.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, hidden: Tensor, weight: Tensor, targets: Tensor, temperature: float, *reference: Tensor
+    ) -> tuple[Tensor, ...]:
+        chunk = max(plain.CHUNK_ELEMENTS // weight.shape[0], 1)
+        size = len(hidden) * weight.shape[0] * weight.element_size() * (2 if reference else 1)
+        keep = size <= plain.KEEP_BYTES and any(ctx.needs_input_grad)
+        dtype = torch.promote_types(hidden.dtype, torch.float32)
+        logprobs, entropy, kl = (hidden.new_empty(len(hidden), dtype=dtype) for _ in range(3))
+        sums = [torch.empty_like(logprobs) for _ in range(4)]
+        largest, total, other_largest, other_total = sums
+        kept: list[Tensor] = []
+        for part, chunks in _chunks(hidden, weight, reference, chunk):
+            for rows, block in blocks_of(chunks[0], part.start, BLOCK_ELEMENTS):
+                shifted = _shifted(block, temperature, largest[rows])
+                torch.gather(shifted, 1, targets[rows, None], out=logprobs[rows, None])
+                weights = shifted.exp()
+                torch.sum(weights, dim=1, out=total[rows])
+                if reference:
+                    other = _shifted(_same_rows(chunks[1], part, rows), temperature, other_largest[rows])
+                    torch.sum(torch.sub(shifted, other).mul_(weights), dim=1, out=kl[rows])
+                    torch.sum(other.exp_(), dim=1, out=other_total[rows])
+                torch.sum(shifted.mul_(weights), dim=1, out=entropy[rows])
+            if keep:
+                kept += chunks
+        log_total = total.log()
+        results = [logprobs.sub_(log_total), log_total - entropy.div_(total)]
+        if reference:
+            results.append(kl.div_(total).sub_(log_total).add_(other_total.log()))
+        ctx.save_for_backward(hidden, weight, targets, *sums, *results[1:], *reference, *kept)
+        ctx.chunk, ctx.temperature, ctx.num_reference = chunk, temperature, len(reference)
+        return tuple(results)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        hidden, weight, targets, largest, total, other_largest, other_total, entropy, *rest = ctx.saved_tensors
+        kl, reference, kept = (rest[0], rest[1:3], rest[3:]) if ctx.num_reference else (None, [], rest)
+        wants_hidden, wants_weight = ctx.needs_input_grad[:2]
+        log_total = total.log()
+        constant = grads[0] + grads[1] * (entropy - log_total)
+        if kl is not None:
+            constant += grads[2] * (kl + log_total - other_total.log())
+        factor = -1.0 / (total * ctx.temperature)
+        onehot = grads[0] / ctx.temperature
+        projection = ProjectionGradient(hidden, weight, ctx.chunk, wants_hidden, wants_weight, total.dtype)
+        for part, chunks in _chunks(hidden, weight, reference, ctx.chunk, kept):
+            for rows, block in blocks_of(chunks[0], part.start, BLOCK_ELEMENTS):  # becomes the gradient of the logits
+                shifted = scaled_logits(block, ctx.temperature, total.dtype).sub_(largest[rows, None])
+                bracket = torch.addcmul(constant[rows, None], shifted, grads[1][rows, None])
+                if kl is not None:
+                    own = _same_rows(chunks[1], part, rows)
+                    other = scaled_logits(own, ctx.temperature, total.dtype).sub_(other_largest[rows, None])
+                    bracket.addcmul_(other.sub_(shifted), grads[2][rows, None])
+                gradient = shifted.exp_().mul_(bracket).mul_(factor[rows, None])
+                block.copy_(gradient.scatter_add_(1, targets[rows, None], onehot[rows, None]))
+            projection.add(part, chunks[0])
+        return *projection.result(), None, None, *[None] * ctx.num_reference
+
+
+def _chunks(
+    hidden: Tensor, weight: Tensor, reference: Sequence[Tensor], chunk: int, kept: Iterable[Tensor] = ()
+) -> Iterator[tuple[slice, list[Tensor]]]:
+    """The logits of every chunk of predictions, the policy's and the reference's; kept ones are not computed again."""
+    again = iter(kept)
+    pairs = [(hidden, weight), *([tuple(reference)] if reference else [])]
+    for start in range(0, len(hidden), chunk):
+        part = slice(start, min(start + chunk, len(hidden)))
+        found = [next(again, None) for _ in pairs]
+        yield part, [h[part] @ w.t() if own is None else own for own, (h, w) in zip(found, pairs, strict=True)]
+
+
+def _same_rows(logits: Tensor, part: slice, rows: slice) -> Tensor:
+    """Of a chunk's logits those of the predictions in `rows`."""
+    return logits[rows.start - part.start : rows.stop - part.start]
+
+
+def _shifted(logits: Tensor, temperature: float, largest: Tensor) -> Tensor:
+    """A copy of the logits divided by the temperature, minus its maximum, which is written to `largest`."""
+    scaled = scaled_logits(logits, temperature, largest.dtype)
+    torch.amax(scaled, dim=1, out=largest)
+    return scaled.sub_(largest[:, None])
+
+
+def token_statistics(
+    policy: Projection,
+    targets: Tensor,
+    *,
+    temperature: float = 1.0,
+    entropy: bool = False,
+    reference: Projection | None = None,
+) -> TokenStatistics:
+    """Log-probs, and what else is asked for.
+
+    Args:
+        policy: its hidden states at the predicting positions, and its projection; differentiable in both.
+        targets: [M] int64.
+        temperature: above 0; of the policy's distribution and of the reference's.
+        entropy: whether it is wanted.
+        reference: the reference's, at the same positions; `None`: no divergence is wanted.
+    """
+    if not entropy and reference is None:
+        return TokenStatistics(token_logprobs(policy.hidden, policy.weight, targets, temperature=temperature))
+    found = _Distributions.apply(policy.hidden, policy.weight, targets, temperature, *(reference or ()))
+    assert isinstance(found, tuple)
+    return TokenStatistics(found[0], found[1] if entropy else None, found[2] if reference is not None else None)
