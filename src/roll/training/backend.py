@@ -1,12 +1,12 @@
-"""The `torch` train back-end: one rank of a trainer.
+"""The `torch` train back-end: one rank of a trainer, in any role.
 
     samples -> pack -> this rank's micro-batches, one after the other:
-                           network -> log-probs -> loss -> backward (gradients add up)
+                           network -> log-probs or values -> loss -> backward (gradients add up)
             -> global gradient norm -> AdamW on the master weights -> network
 
 Invariants: a micro-batch's loss is already its share of the batch's loss, so nothing divides by the number of
 micro-batches or ranks; every rank runs the same number of micro-batches; a step whose gradients are not
-finite changes nothing.
+finite changes nothing. A reference has neither gradients nor an optimiser.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from roll.errors import TrainingDivergedError
+from roll.algorithms.inputs import LossInputs
+from roll.errors import TrainingDivergedError, UnsupportedError
 from roll.protocols import LossFn, StateKind, WeightSource
 from roll.training.distributed import Ranks, default_num_threads, pick_device, reshard, shard
 from roll.training.export import export_model
 from roll.training.layout import PackedLayout, build_layout, idle_layout
-from roll.training.loading import load_model
-from roll.training.lora import find_adapters
-from roll.training.loss_inputs import loss_inputs
+from roll.training.loading import build_network
+from roll.training.lora import adapters_off, find_adapters
+from roll.training.loss_inputs import loss_inputs, value_inputs
 from roll.training.offload import StatePlacement
 from roll.training.optimizer import Optimizer
 from roll.training.packing import pack
-from roll.training.policy import PolicyNetwork
 from roll.training.precision import MasterWeights, Precision
-from roll.training.schedule import learning_rate
+from roll.training.schedule import Schedule
 from roll.training.spec import TrainerSpec
 from roll.training.state import load_state, save_state
 from roll.training.weights import TrainerWeights
@@ -53,19 +53,25 @@ class TorchBackend:
 
     Raises:
         ModelError: the model cannot be loaded, or its architecture cannot be packed.
+
+    `train_step` is for policies and critics, `logprobs` for policies and references, `values` for critics; asked for
+    anything else, a back-end raises `UnsupportedError`.
     """
 
     def __init__(self, spec: TrainerSpec, *, precision: Precision | None = None) -> None:
         self.spec = spec
+        self.schedule = spec.schedule or Schedule.of(spec.training)
         self.precision = precision or Precision.of(spec.model.dtype)
+        if spec.role == "reference":
+            self.precision = Precision(compute=self.precision.compute, master=self.precision.compute)
         torch.set_num_threads(spec.training.num_threads or default_num_threads(spec.node_ranks))
         torch.manual_seed(spec.seed)  # adapters begin equal on every rank
         self.device = pick_device(spec)
         self.ranks = Ranks(spec, self.device)
-        self.model = load_model(spec, self.precision.compute).to(self.device)
-        self.network = PolicyNetwork(self.model)
+        self.network = build_network(spec, self.precision.compute).to(self.device)
+        self.model = self.network.root
         if self.ranks.size > 1:
-            shard(self.network, self.model, self.ranks, self.precision)
+            shard(self.network, self.ranks, self.precision)
         trainable = {name: p for name, p in self.model.named_parameters() if p.requires_grad}
         self.masters = MasterWeights(trainable, self.precision)
         self.optimizer = Optimizer(self.masters, spec.training, self.ranks)
@@ -80,9 +86,10 @@ class TorchBackend:
         """All micro-batches and one optimiser step.
 
         Raises:
-            ValueError: no token of the batch is in the loss.
+            ValueError: no token of the batch is in the loss, or a sample lacks what the loss needs.
             TrainingDivergedError: gradients were not finite `training.max_nonfinite_steps` times in a row.
         """
+        self._check_role("train_step", "policy", "critic")
         if batch.num_loss_tokens == 0:
             raise ValueError("a training batch needs at least one token that the loss counts")
         started = time.perf_counter()
@@ -92,22 +99,22 @@ class TorchBackend:
         logprobs: dict[int, FloatArray] = {}
         num_tokens = 0
         for layout in self._layouts(batch, every_token=False):
-            predicted = self.network(layout, batch.temperature)
+            predicted = self._predict(layout, batch)
             if not layout.spans:
                 (0.0 * predicted.sum()).backward()
                 continue
-            inputs = loss_inputs(layout, batch, predicted)
-            outputs = loss(inputs)
+            outputs = loss(self._loss_inputs(layout, batch, predicted))
             (outputs.loss * self.ranks.size).backward()
             _add_metrics(sums, {"loss": outputs.loss.detach(), **outputs.metrics})
-            _collect(logprobs, layout, batch, predicted)
+            if self.spec.role == "policy":
+                _collect(logprobs, layout, batch, predicted)
             num_tokens += layout.num_tokens
         metrics = self.ranks.reduce_metrics(sums)
         tokens = self.ranks.gather(num_tokens)
         everything = self._merge(logprobs)
         backward_done = time.perf_counter()
         grad_norm = self.optimizer.grad_norm()
-        rate = learning_rate(self.num_steps, self.spec.training)
+        rate = self.schedule.rate(self.num_steps)
         stepped = bool(np.isfinite(grad_norm)) and bool(np.isfinite(metrics["loss"]))
         if stepped:
             self.optimizer.step(rate, grad_norm)
@@ -124,23 +131,33 @@ class TorchBackend:
             num_loss_tokens=batch.num_loss_tokens,
             stepped=stepped,
             metrics=metrics,
-            logprobs=_in_order(everything, batch),
+            logprobs=_in_order(everything, batch) if self.spec.role == "policy" else (),
             timings_s={"forward_backward": backward_done - started, "optimizer": finished - backward_done},
         )
 
-    @torch.no_grad()
-    def logprobs(self, batch: TrainingBatch) -> list[FloatArray]:
-        """Per sample [L]: of every token given those before it, at the batch's temperature; entry 0 is 0."""
-        self.network.eval()
-        found: dict[int, FloatArray] = {}
-        for layout in self._layouts(batch, every_token=True):
-            predicted = self.network(layout, batch.temperature)
-            _collect(found, layout, batch, predicted)
-        reshard(self.network)
-        return list(_in_order(self._merge(found), batch))
+    def logprobs(self, batch: TrainingBatch, *, adapter: bool = True) -> list[FloatArray]:
+        """Per sample [L]: of every token given those before it, at the batch's temperature; entry 0 is 0.
+
+        Args:
+            batch: only its tokens matter.
+            adapter: false gives those of the model below the adapters, which is the policy as it was at first.
+
+        Raises:
+            ValueError: `adapter` is false and the policy has none.
+        """
+        self._check_role("logprobs", "policy", "reference")
+        if adapter:
+            return self._score(batch, every_token=True)
+        with adapters_off(self.model):
+            return self._score(batch, every_token=True)
+
+    def values(self, batch: TrainingBatch) -> list[FloatArray]:
+        """Per sample [L]: the value of the state before each token that the loss counts; 0 elsewhere."""
+        self._check_role("values", "critic")
+        return self._score(batch, every_token=False)
 
     def weights(self) -> WeightSource:
-        """What the engines must hold: adapters merged, the model's dtype, HF names."""
+        """All weights: adapters merged, the model's dtype, HF names. For a policy, what the engines must hold."""
         parameters = dict(self.model.named_parameters())
         return TrainerWeights(
             names=list(parameters),
@@ -164,9 +181,9 @@ class TorchBackend:
         self.num_steps, self.num_nonfinite = counters["num_steps"], counters["num_nonfinite"]
 
     def export(self, path: Path) -> None:
-        """Write an HF safetensors model directory that `transformers` loads."""
-        name = str(self.engine_dtype).removeprefix("torch.")
-        export_model(path, self.weights(), self.model, self.spec.model_path, name, is_first=self.ranks.is_first)
+        """Write an HF safetensors model directory that `transformers` loads; a critic as a token classifier."""
+        source, dtype = self.spec.model_path, self.engine_dtype
+        export_model(path, self.weights(), self.network, source, dtype, is_first=self.ranks.is_first)
 
     def offload(self, states: Collection[StateKind]) -> None:
         """Move states to host memory, between steps. On a CPU they are there already."""
@@ -184,6 +201,31 @@ class TorchBackend:
     def engine_dtype(self) -> torch.dtype:
         """What the engines compute in."""
         return getattr(torch, self.spec.model.dtype)
+
+    def _check_role(self, method: str, *roles: str) -> None:
+        if self.spec.role not in roles:
+            raise UnsupportedError(
+                f"a trainer with role '{self.spec.role}' has no {method}: ask a {' or '.join(roles)}"
+            )
+
+    def _predict(self, layout: PackedLayout, batch: TrainingBatch) -> Tensor:
+        """[M] log-probs, or values, of the layout's predictions."""
+        if self.spec.role == "critic":
+            return self.network(layout)
+        return self.network(layout, batch.temperature)
+
+    def _loss_inputs(self, layout: PackedLayout, batch: TrainingBatch, predicted: Tensor) -> LossInputs:
+        return (value_inputs if self.spec.role == "critic" else loss_inputs)(layout, batch, predicted)
+
+    @torch.no_grad()
+    def _score(self, batch: TrainingBatch, *, every_token: bool) -> list[FloatArray]:
+        """Predictions of the current weights per sample [L], on every rank."""
+        self.network.eval()
+        found: dict[int, FloatArray] = {}
+        for layout in self._layouts(batch, every_token=every_token):
+            _collect(found, layout, batch, self._predict(layout, batch))
+        reshard(self.network)
+        return list(_in_order(self._merge(found), batch))
 
     def _counters(self) -> dict[str, int]:
         return {"num_steps": self.num_steps, "num_nonfinite": self.num_nonfinite}

@@ -127,7 +127,7 @@ def _collectives(device: torch.device) -> str:
     return dist.Backend.default_device_backend_map.get(device.type, "nccl")
 
 
-def shard(network: nn.Module, model: Any, ranks: Ranks, precision: Precision) -> None:
+def shard(network: Any, ranks: Ranks, precision: Precision) -> None:
     """Spread a network's weights over `dp_shard` with FSDP2, in place: layer by layer, then the rest.
 
     Every rank holds the whole model on its way here. The shards are in the master dtype; weights are gathered
@@ -138,9 +138,11 @@ def shard(network: nn.Module, model: Any, ranks: Ranks, precision: Precision) ->
         ModelError: the model does not keep its decoder layers where they are expected.
     """
     assert ranks.mesh is not None
-    layers = getattr(model.get_decoder(), "layers", None)
+    layers = getattr(network.decoder, "layers", None)
     if layers is None:
-        raise ModelError(f"{type(model).__name__} cannot be sharded: its decoder has no `layers`; train it on one rank")
+        raise ModelError(
+            f"{type(network.decoder).__name__} cannot be sharded: its decoder has no `layers`; train it on one rank"
+        )
     policy = MixedPrecisionPolicy(param_dtype=precision.compute, reduce_dtype=precision.master)
     mesh = ranks.mesh["dp_shard"]
     for parameter in network.parameters():

@@ -6,21 +6,26 @@ import os
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from roll.models import load_tokenizer
 from roll.protocols import WeightSource
+from roll.training.value import ValueNetwork
 
 __all__ = ["export_model"]
 
 
-def export_model(path: Path, weights: WeightSource, model: Any, source: str, dtype: str, *, is_first: bool) -> None:
+def export_model(
+    path: Path, weights: WeightSource, network: Any, source: str, dtype: torch.dtype, *, is_first: bool
+) -> None:
     """Write an HF model directory. Collective where `weights` is; only the first rank writes.
 
     Args:
         path: a directory, made if missing.
         weights: the complete model, tied weights once.
-        model: its configuration and generation settings are written.
+        network: `PolicyNetwork` or `ValueNetwork`; its configuration and generation settings are written.
         source: the model directory that the tokenizer is taken from.
-        dtype: of `weights`, as the configuration spells it.
+        dtype: of `weights`.
         is_first: whether this rank writes.
     """
     tensors = {name: tensor.cpu().contiguous() for name, tensor in weights if tensor is not None}
@@ -30,13 +35,17 @@ def export_model(path: Path, weights: WeightSource, model: Any, source: str, dty
 
     path.mkdir(parents=True, exist_ok=True)
     save_torch_state_dict(tensors, path, metadata={"format": "pt"})
-    attention, model.config._attn_implementation = model.config._attn_implementation, None
-    config = model.config.to_dict()
-    model.config._attn_implementation = attention
-    config.update(dtype=dtype, architectures=[type(model).__name__])
-    type(model.config).from_dict(config).save_pretrained(path)
-    if model.can_generate():
+    model = network.root
+    own = network.decoder.config if isinstance(network, ValueNetwork) else model.config
+    attention, own._attn_implementation = own._attn_implementation, None
+    config = own.to_dict()
+    own._attn_implementation = attention
+    config.update(dtype=str(dtype).removeprefix("torch."), architectures=[network.architecture])
+    if isinstance(network, ValueNetwork):
+        config.update(id2label={0: "value"}, label2id={"value": 0})
+    elif model.can_generate():
         model.generation_config.save_pretrained(path)
+    type(own).from_dict(config).save_pretrained(path)
     load_tokenizer(source).save_pretrained(path)
     for file in path.iterdir():
         _sync(file)

@@ -1,4 +1,4 @@
-"""Loading the model of a trainer, with its adapters."""
+"""Loading the network of a trainer: an HF model with its adapters, as the role uses it."""
 
 from __future__ import annotations
 
@@ -10,19 +10,28 @@ from torch import nn
 from roll.models import load_causal_lm
 from roll.training.attention import register_attention
 from roll.training.lora import add_adapters
+from roll.training.policy import PolicyNetwork
 from roll.training.spec import TrainerSpec
+from roll.training.value import ValueNetwork
 
-__all__ = ["load_model"]
+__all__ = ["build_network"]
 
 
-def load_model(spec: TrainerSpec, dtype: torch.dtype) -> Any:
-    """The HF causal language model in `dtype`, on the host.
+def build_network(spec: TrainerSpec, dtype: torch.dtype) -> PolicyNetwork | ValueNetwork:
+    """The network of a role in `dtype`, on the host.
+
+    Raises:
+        ModelError: the model cannot be loaded, or not be used in this role.
+    """
+    model = _load_model(spec, dtype)
+    return ValueNetwork(model) if spec.role == "critic" else PolicyNetwork(model)
+
+
+def _load_model(spec: TrainerSpec, dtype: torch.dtype) -> Any:
+    """The HF causal language model.
 
     Dropout of the model itself is off: log-probs must be those of the policy that sampled. An adapter's stays
     as configured.
-
-    Raises:
-        ModelError: it cannot be loaded, or the adapters do not fit it.
     """
     model = load_causal_lm(
         spec.model_path, dtype, attention=register_attention(), trust_remote_code=spec.model.trust_remote_code
@@ -30,6 +39,8 @@ def load_model(spec: TrainerSpec, dtype: torch.dtype) -> Any:
     for module in model.modules():
         if isinstance(module, nn.Dropout):
             module.p = 0.0
+    if spec.role == "reference":
+        return model.requires_grad_(False)
     if spec.model.lora is not None:
         add_adapters(model, spec.model.lora)
     if spec.training.activation_checkpointing:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,7 +13,7 @@ from torch import Tensor
 from roll.config.model import LoRAConfig
 from roll.errors import ModelError
 
-__all__ = ["Adapter", "add_adapters", "checkpoint_name", "find_adapters"]
+__all__ = ["Adapter", "adapters_off", "add_adapters", "checkpoint_name", "find_adapters"]
 
 _NAME = "default"
 
@@ -57,6 +59,27 @@ def add_adapters(model: Any, config: LoRAConfig) -> None:
     for parameter in model.parameters():
         if parameter.requires_grad:
             parameter.data = parameter.data.to(dtype)
+
+
+@contextlib.contextmanager
+def adapters_off(model: Any) -> Iterator[None]:
+    """Inside the block, a model computes with its frozen weights alone.
+
+    Raises:
+        ValueError: it has no adapters.
+    """
+    from peft.tuners.lora import LoraLayer
+
+    layers = [layer for layer in model.modules() if isinstance(layer, LoraLayer)]
+    if not layers:
+        raise ValueError("the model has no adapters to switch off: load a reference of its own")
+    for layer in layers:
+        layer.enable_adapters(False)
+    try:
+        yield
+    finally:
+        for layer in layers:
+            layer.enable_adapters(True)
 
 
 def checkpoint_name(parameter_name: str) -> str:

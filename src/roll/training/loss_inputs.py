@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -12,7 +13,7 @@ from roll.algorithms.inputs import LossInputs
 from roll.training.layout import PackedLayout
 from roll.types import FloatArray, TrainingBatch, TrainingSample
 
-__all__ = ["loss_inputs"]
+__all__ = ["loss_inputs", "value_inputs"]
 
 
 def loss_inputs(layout: PackedLayout, batch: TrainingBatch, predicted: Tensor) -> LossInputs:
@@ -31,8 +32,7 @@ def loss_inputs(layout: PackedLayout, batch: TrainingBatch, predicted: Tensor) -
     samples = [batch.samples[span.index] for span in spans]
 
     def tokens(array_of: Callable[[TrainingSample], FloatArray | None]) -> Tensor:
-        parts = [np.asarray(array_of(s))[span.token_index] for s, span in zip(samples, spans, strict=True)]
-        return torch.from_numpy(np.concatenate(parts)).to(device, dtype)
+        return _tokens(array_of, samples, layout, predicted)
 
     order = torch.from_numpy(np.concatenate([span.prediction_index for span in spans])).to(device)
     lengths = torch.tensor([len(span.token_index) for span in spans], device=device)
@@ -55,6 +55,45 @@ def loss_inputs(layout: PackedLayout, batch: TrainingBatch, predicted: Tensor) -
         expert=_repeated([s.expert for s in samples], lengths, device) if any(s.expert for s in samples) else None,
         entropy_mask=_entropy_mask(samples, layout, device),
     )
+
+
+def value_inputs(layout: PackedLayout, batch: TrainingBatch, predicted: Tensor) -> LossInputs:
+    """As `loss_inputs`, for a critic: values and their targets in place of log-probs.
+
+    Args:
+        layout: of the micro-batch, built for the tokens in the loss.
+        batch: the global batch; every sample has `returns`.
+        predicted: [M] values of the states before the layout's predictions, with gradient.
+
+    Raises:
+        ValueError: a sample has no `returns`, or some have `old_values` and others do not.
+    """
+    samples = [batch.samples[span.index] for span in layout.spans]
+    if any(s.returns is None for s in samples):
+        raise ValueError("a critic learns from returns, which some samples of the batch do not have")
+    with_old = [s.old_values is not None for s in samples]
+    if any(with_old) and not all(with_old):
+        raise ValueError("some samples of the batch have old_values and others do not")
+    common = loss_inputs(layout, batch, predicted)
+    return replace(
+        common,
+        logprobs=common.rollout_logprobs,
+        old_logprobs=common.rollout_logprobs,
+        values=common.logprobs,
+        old_values=_tokens(lambda s: s.old_values, samples, layout, predicted) if all(with_old) else None,
+        returns=_tokens(lambda s: s.returns, samples, layout, predicted),
+    )
+
+
+def _tokens(
+    array_of: Callable[[TrainingSample], FloatArray | None],
+    samples: list[TrainingSample],
+    layout: PackedLayout,
+    like: Tensor,
+) -> Tensor:
+    """[N] one of the samples' arrays at the loss tokens."""
+    parts = [np.asarray(array_of(s))[span.token_index] for s, span in zip(samples, layout.spans, strict=True)]
+    return torch.from_numpy(np.concatenate(parts)).to(like.device, like.dtype)
 
 
 def _repeated(values: list[bool], lengths: Tensor, device: torch.device) -> Tensor:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from roll.errors import ModelError
-from roll.training.attention import AttentionPlan
+from roll.training.hidden import final_hidden
 from roll.training.layout import PackedLayout
 from roll.training.logprobs import token_logprobs
 
@@ -42,19 +42,21 @@ class PolicyNetwork(nn.Module):
     def forward(self, layout: PackedLayout, temperature: float) -> Tensor:
         """Log-probs [M] of the layout's predictions, float32 or better."""
         head = self.model.get_output_embeddings().weight
-        device = head.device
-        plan = AttentionPlan(layout, device, self.compute_dtype)
-        output = self.model.get_decoder()(
-            input_ids=torch.from_numpy(layout.token_ids).to(device)[None],
-            position_ids=torch.from_numpy(layout.position_ids).to(device)[None],
-            use_cache=False,
-            roll_plan=plan,
-        )
-        hidden = output.last_hidden_state[0].index_select(0, torch.from_numpy(layout.rows).to(device))
-        targets = torch.from_numpy(layout.targets).to(device)
+        hidden = final_hidden(self.decoder, layout, head.device, head.dtype)
+        targets = torch.from_numpy(layout.targets).to(head.device)
         return token_logprobs(hidden, head, targets, temperature=temperature)
 
     @property
-    def compute_dtype(self) -> torch.dtype:
-        """Dtype of the vocabulary projection: inside `forward`, that of the computation."""
-        return self.model.get_output_embeddings().weight.dtype
+    def decoder(self) -> Any:
+        """The backbone, whose layers are sharded one by one."""
+        return self.model.get_decoder()
+
+    @property
+    def root(self) -> Any:
+        """The module below which parameters have the names of the HF checkpoint."""
+        return self.model
+
+    @property
+    def architecture(self) -> str:
+        """The class of `transformers` that an export is loaded with."""
+        return type(self.model).__name__

@@ -3,24 +3,63 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
+from typing import Literal
 
 from roll.config.training import TrainingConfig
 
-__all__ = ["learning_rate"]
+__all__ = ["Schedule"]
 
 
-def learning_rate(step: int, config: TrainingConfig) -> float:
-    """Learning rate of optimiser step `step` (0, 1, …); only steps that moved the weights count.
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Schedule:
+    """Warm-up and decay of one trainer, counted in its own optimiser steps.
 
-    It rises linearly over `warmup_steps` (the first step already moves: peak / warmup_steps), is at its peak
-    right after, and then stays, or falls linearly or along a half cosine so that it would reach 0 at
-    `num_steps`.
+    A step of the run may hold several of them (`algorithm.updates`), or none, while critics warm up alone.
     """
-    if step < config.warmup_steps:
-        return config.learning_rate * (step + 1) / config.warmup_steps
-    if config.schedule == "constant":
-        return config.learning_rate
-    remaining = max(config.num_steps - config.warmup_steps, 1)
-    progress = min((step - config.warmup_steps) / remaining, 1.0)
-    factor = 1.0 - progress if config.schedule == "linear" else 0.5 * (1.0 + math.cos(math.pi * progress))
-    return config.learning_rate * factor
+
+    peak: float
+    num_updates: int
+    """Optimiser steps of the whole run; the decay would reach 0 there."""
+    num_warmup: int = 0
+    """Optimiser steps over which the rate rises."""
+    shape: Literal["constant", "linear", "cosine"] = "constant"
+
+    @classmethod
+    def of(
+        cls,
+        training: TrainingConfig,
+        *,
+        updates_per_step: int = 1,
+        idle_steps: int = 0,
+        peak: float | None = None,
+    ) -> Schedule:
+        """What a configuration asks for.
+
+        Args:
+            training: counts in steps of the run.
+            updates_per_step: optimiser steps of this trainer in each of them.
+            idle_steps: steps of the run in which this trainer is not updated.
+            peak: in place of `training.learning_rate`.
+        """
+        return cls(
+            peak=training.learning_rate if peak is None else peak,
+            num_updates=max(training.num_steps - idle_steps, 0) * updates_per_step,
+            num_warmup=training.warmup_steps * updates_per_step,
+            shape=training.schedule,
+        )
+
+    def rate(self, update: int) -> float:
+        """Learning rate of optimiser step `update` (0, 1, …); only steps that moved the weights count.
+
+        It rises linearly over `num_warmup` (the first step already moves: peak / num_warmup), is at its peak
+        right after, and then stays, or falls linearly or along a half cosine so that it would reach 0 at `num_updates`.
+        """
+        if update < self.num_warmup:
+            return self.peak * (update + 1) / self.num_warmup
+        if self.shape == "constant":
+            return self.peak
+        remaining = max(self.num_updates - self.num_warmup, 1)
+        progress = min((update - self.num_warmup) / remaining, 1.0)
+        factor = 1.0 - progress if self.shape == "linear" else 0.5 * (1.0 + math.cos(math.pi * progress))
+        return self.peak * factor

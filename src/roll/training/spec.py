@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal, TypeAlias
 
 from roll.config.model import ModelConfig
 from roll.config.training import TrainingConfig
+from roll.training.schedule import Schedule
 
-__all__ = ["TrainerSpec"]
+__all__ = ["Role", "TrainerSpec"]
+
+Role: TypeAlias = Literal["policy", "critic", "reference"]
+"""`policy`: log-probs, trained, sent to engines. `critic`: a value per token, trained. `reference`: the policy as it
+was at first, frozen: no master weights, no gradients, no optimiser."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -17,7 +23,11 @@ class TrainerSpec:
     model_path: str
     """A Hugging Face model directory."""
     model: ModelConfig
+    """A critic trains adapters as the policy does, where `lora` is set; a reference has none."""
     training: TrainingConfig
+    role: Role = "policy"
+    schedule: Schedule | None = None
+    """By default that of `training` with one update a step."""
     seed: int = 0
     rank: int = 0
     world_size: int = 1

@@ -97,7 +97,10 @@ def reference_logprobs(model: Any, batch: TrainingBatch) -> list[torch.Tensor]:
 
 
 def reference_loss(logprobs: list[torch.Tensor], batch: TrainingBatch, *, clip: float, kl: float) -> torch.Tensor:
-    """GRPO written out as in the paper: a mean over sequences of a mean over tokens, PPO's clip, k3."""
+    """GRPO as in the paper: a mean over sequences of a mean over tokens, PPO's clip, k3.
+
+    The engine's probabilities are corrected for by a factor old / rollout, at most 2.
+    """
     terms = []
     for values, sample in zip(logprobs, batch.samples, strict=True):
         tokens = np.flatnonzero(sample.loss_mask)
@@ -111,6 +114,7 @@ def reference_loss(logprobs: list[torch.Tensor], batch: TrainingBatch, *, clip: 
         advantage = array(sample.advantages)
         ratio = torch.exp(new - array(sample.old_logprobs))
         objective = torch.minimum(ratio * advantage, ratio.clamp(1 - clip, 1 + clip) * advantage)
+        objective = objective * torch.exp(array(sample.old_logprobs) - array(sample.rollout_logprobs)).clamp(max=2.0)
         if kl:
             gap = array(sample.ref_logprobs) - new
             objective = objective - kl * (gap.exp() - gap - 1)

@@ -1,0 +1,34 @@
+"""The backbone's answer to a packed row: what every network of a trainer begins with."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from roll.training.attention import AttentionPlan
+from roll.training.layout import PackedLayout
+
+__all__ = ["final_hidden"]
+
+
+def final_hidden(decoder: Any, layout: PackedLayout, device: torch.device, dtype: torch.dtype) -> Tensor:
+    """Hidden states [M, H] after the last norm, at the rows of the layout's predictions.
+
+    Row `rows[m]` has seen everything before token `targets[m]` and nothing of it: the state in which that token was
+    chosen, for the policy's distribution and for the critic's value alike.
+
+    Args:
+        decoder: of an HF model loaded with the attention `roll_packed`.
+        layout: the micro-batch.
+        device: of the network.
+        dtype: that the network computes in.
+    """
+    output = decoder(
+        input_ids=torch.from_numpy(layout.token_ids).to(device)[None],
+        position_ids=torch.from_numpy(layout.position_ids).to(device)[None],
+        use_cache=False,
+        roll_plan=AttentionPlan(layout, device, dtype),
+    )
+    return output.last_hidden_state[0].index_select(0, torch.from_numpy(layout.rows).to(device))

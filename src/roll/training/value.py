@@ -1,0 +1,67 @@
+"""The network as a critic uses it: a packed row of tokens in, the value of the state before chosen tokens out."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from roll.errors import ModelError
+from roll.training.hidden import final_hidden
+from roll.training.layout import PackedLayout
+
+__all__ = ["ValueNetwork"]
+
+
+class ValueNetwork(nn.Module):
+    """V(s_t) = w h_t + b on the backbone of an HF causal language model; w and b begin at 0.
+
+    h_t is the hidden state that the policy would predict token t from: everything before it, nothing of it.
+    The vocabulary projection is let go; where it is tied to the embeddings, these stay. Parameters are named as in
+    HF's token classifiers, which this is one of, without dropout.
+
+    Args:
+        model: an HF model loaded with the attention `roll_packed`; with LoRA, what lies inside the peft wrapper.
+
+    Raises:
+        ModelError: the model has no vocabulary projection to take the head's place from.
+    """
+
+    def __init__(self, model: Any) -> None:
+        super().__init__()
+        projection = model.get_output_embeddings()
+        if projection is None:
+            raise ModelError(f"{type(model).__name__} cannot be a critic: it has no vocabulary projection to replace")
+        self._backbone: str = model.base_model_prefix
+        self.add_module(self._backbone, model.get_decoder())
+        weight = projection.weight
+        self.score = nn.Linear(weight.shape[1], 1, device=weight.device, dtype=weight.dtype)
+        nn.init.zeros_(self.score.weight)
+        nn.init.zeros_(self.score.bias)
+
+    def forward(self, layout: PackedLayout) -> Tensor:
+        """Values [M] of the states before the layout's predicted tokens, float32 or better."""
+        weight, bias = self.score.weight, self.score.bias
+        hidden = final_hidden(self.decoder, layout, weight.device, weight.dtype)
+        dtype = torch.promote_types(weight.dtype, torch.float32)
+        return F.linear(hidden.to(dtype), weight.to(dtype), bias.to(dtype)).squeeze(-1)
+
+    @property
+    def decoder(self) -> Any:
+        """The backbone, whose layers are sharded one by one."""
+        return getattr(self, self._backbone)
+
+    @property
+    def root(self) -> Any:
+        """The module below which parameters have the names of the HF checkpoint."""
+        return self
+
+    @property
+    def architecture(self) -> str:
+        """The class of `transformers` that an export is loaded with, where there is one for this backbone."""
+        from transformers import MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING
+
+        known: Any = MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING.get(type(self.decoder.config), type(self.decoder))
+        return known.__name__
