@@ -134,7 +134,7 @@ class Turn:
     end: int
     """Its tokens are `token_ids[start:end]` of the rollout; those between turns are the environment's."""
     reward: float = 0.0
-    """Of the environment, for this turn alone; the verifier's judgement of the whole comes on top of the last one."""
+    """Of the environment, for this turn alone: part of the rollout's reward, whose rest comes with the last turn."""
     state: str = ""
     """Names the state in which the turn began: equal texts, equal states. Empty where states mean nothing."""
 
@@ -252,6 +252,16 @@ class TrainingBatch:
     def num_sequences(self) -> int:
         """Samples with at least one token that the loss counts, in the whole batch."""
         return sum(bool(s.loss_mask.any()) for s in self.samples)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AttentionStatistics:
+    """What a policy's attention says of a sample's tokens: see `roll.algorithms.credit`. 0 before the answer."""
+
+    waad: FloatArray
+    """[L] windowed average attention distance of the local heads, in tokens."""
+    fai: FloatArray
+    """[L] future attention influence in the global heads, 0 … 1."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -1,0 +1,166 @@
+"""Advantages weighted by how the policy's own attention uses a token (arXiv 2510.13554).
+
+    d_h    = mean_t sum_s A_h[t, s] (t - s)                       lowest / highest 30 % of heads: local / global
+    WAAD_t = sum_s A_local[t, s] min(t - s, W)                    high: the token looks beyond its phrase
+    FAI_s  = mean over t in [s + 10, s + 100] of A_global[t, s]   high: later tokens come back to it, an anchor
+
+    local    amplify the tokens with the largest jumps |WAAD_t - WAAD_t+1|: a phrase begins
+    global   amplify the anchors: the tokens with the largest FAI
+    coupled  an anchor inside a phrase that another token introduced shares its amplification with that token
+
+A is the mean of the heads' attention maps, row t the attention of token t to the tokens s <= t. The trainer computes
+the maps and their statistics (`training.attention_maps`) from the weights below; what follows from them is here.
+
+What the paper leaves open, and what is chosen:
+
+* Heads are sorted for each sample on its own, over all observed layers together: a factor then depends on its sample
+  alone, not on what else is in the batch. Means over t are taken over the answer's tokens, the only ones that are
+  weighted; so no map of the prompt's own rows is needed.
+* FAI is cut at the end of the sample, and is 0 for tokens that nothing in its range follows.
+* Only tokens that the loss counts are chosen or share, and a share of them is rounded up. A token whose score is 0 is
+  never chosen: in an answer shorter than FAI's range no token is an anchor, and nothing is amplified.
+* `coupled` needs two thresholds and a share that the paper does not give; they are quantiles over the sample's own
+  tokens, so they fit any model. See `credit_factors`.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from roll.types import AttentionStatistics, BoolArray, FloatArray
+
+__all__ = ["CreditForm", "MapWeights", "credit_factors", "head_groups", "jumps", "map_weights", "top_share"]
+
+CreditForm: TypeAlias = Literal["local", "global", "coupled"]
+Int64Array: TypeAlias = NDArray[np.int64]
+
+HEAD_SHARE = 0.3
+"""Of all heads: so many are local, and so many global."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MapWeights:
+    """What rows of an attention map [R, N] are multiplied with, entry by entry, before they are summed up."""
+
+    distance: FloatArray
+    """[R, N] t - s: its sum over s, then its mean over t, is a head's distance."""
+    waad: FloatArray
+    """[R, N] min(t - s, W): its sum over s is WAAD [R]."""
+    fai: FloatArray
+    """[R, N] one over the number of tokens in s's range where t is one of them: its sum over t is FAI [N]."""
+
+
+def map_weights(num_tokens: int, rows: range, *, window: int, horizon: tuple[int, int]) -> MapWeights:
+    """The weights of some rows of a sample's maps; entries above the diagonal are 0.
+
+    Args:
+        num_tokens: N, of the whole sample.
+        rows: which rows, such as those of the answer; FAI is that of the sample where sums go over all of its rows.
+        window: W, in tokens.
+        horizon: FAI's range: it counts tokens so much later, first and last included.
+    """
+    first, last = horizon
+    assert 1 <= first <= last and window >= 1, (horizon, window)
+    keys = np.arange(num_tokens)
+    distance = np.array(rows)[:, None] - keys[None, :]
+    followers = np.minimum(num_tokens - 1, keys + last) - (keys + first) + 1
+    in_range = (distance >= first) & (distance <= last)
+    distance = np.maximum(distance, 0)
+    return MapWeights(
+        distance=distance.astype(np.float32),
+        waad=np.minimum(distance, window).astype(np.float32),
+        fai=(in_range / np.maximum(followers, 1)).astype(np.float32),
+    )
+
+
+def head_groups(distances: NDArray[np.floating], share: float = HEAD_SHARE) -> tuple[Int64Array, Int64Array]:
+    """Local and global heads: those with the smallest and the largest mean distance [K]; at least one each."""
+    count = max(round(share * len(distances)), 1)
+    order = np.argsort(distances, kind="stable")
+    return np.sort(order[:count]), np.sort(order[-count:])
+
+
+def jumps(waad: FloatArray) -> FloatArray:
+    """|WAAD_t - WAAD_t+1| [L]; 0 for the last token."""
+    return np.abs(np.diff(waad, append=waad[-1:]))
+
+
+def top_share(scores: FloatArray, mask: BoolArray, share: float) -> BoolArray:
+    """The tokens [L] with the largest scores: a share of those in `mask`, rounded up; earlier ones first where equal.
+
+    A score of 0 is never chosen.
+    """
+    candidates = np.flatnonzero(mask & (scores > 0))
+    count = math.ceil(share * int(mask.sum()) - 1e-9)  # 0.1 x 30 is a little above 3
+    chosen = candidates[np.argsort(-scores[candidates], kind="stable")[:count]]
+    result = np.zeros(len(scores), dtype=np.bool_)
+    result[chosen] = True
+    return result
+
+
+def credit_factors(
+    statistics: AttentionStatistics,
+    mask: BoolArray,
+    *,
+    form: CreditForm,
+    amplification: float = 1.5,
+    share: float = 0.4,
+    introduction: int = 3,
+    back_share: float = 0.5,
+    calm_quantile: float = 0.5,
+    jump_quantile: float = 0.6,
+) -> FloatArray:
+    """Factors [L] in 1 … `amplification` on the advantages of a sample's tokens; 1 outside `mask`.
+
+    In the coupled form, an anchor t is *dominated* if it does not itself look far back and one of the tokens just
+    before it opened a phrase: WAAD_t is at most the `calm_quantile` of the sample's, and the largest jump among the
+    `introduction` tokens before it is at least the `jump_quantile` of the sample's. It then keeps (1 - back_share) of
+    its amplification, and its introduction, the token of that jump (the nearest of equal ones), gets back_share of it.
+    What a token gets twice is added up, to at most the whole amplification.
+
+    Args:
+        statistics: of the sample, [L] each.
+        mask: [L] the tokens that the loss counts.
+        form: see the module.
+        amplification: factor on chosen tokens.
+        share: of the sample's tokens that is chosen.
+        introduction: how many tokens back an introduction is looked for; the paper tries 1 to 3.
+        back_share: half by default: anchor and introduction then weigh the same.
+        calm_quantile: the median by default, which calls half of the tokens calm.
+        jump_quantile: by default 1 - 0.4, which makes introductions the tokens that the local form amplifies.
+    """
+    gain = amplification - 1.0
+    jump = jumps(statistics.waad) if len(mask) else statistics.waad
+    if form == "local":
+        return _amplified(gain * top_share(jump, mask, share), amplification)
+    anchors = top_share(statistics.fai, mask, share)
+    gains = gain * anchors
+    if form == "global" or not anchors.any():
+        return _amplified(gains, amplification)
+    calm = statistics.waad <= np.quantile(statistics.waad[mask], calm_quantile)
+    largest, source = _largest_before(np.where(mask, jump, -np.inf), introduction)
+    opened = (largest >= np.quantile(jump[mask], jump_quantile)) & (largest > 0)
+    dominated = anchors & calm & opened
+    gains[dominated] -= back_share * gain
+    gains[np.unique(source[dominated])] += back_share * gain
+    return _amplified(gains, amplification)
+
+
+def _amplified(gains: NDArray[np.floating], amplification: float) -> FloatArray:
+    return np.clip(1.0 + gains, 1.0, amplification).astype(np.float32)
+
+
+def _largest_before(scores: NDArray[np.floating], reach: int) -> tuple[NDArray[np.floating], Int64Array]:
+    """The largest score among the `reach` tokens before each token, and where it is; the nearest of equal ones."""
+    largest = np.full(len(scores), -np.inf)
+    source = np.zeros(len(scores), dtype=np.int64)
+    for back in range(1, min(reach, len(scores) - 1) + 1):
+        better = scores[:-back] > largest[back:]
+        at = np.flatnonzero(better) + back
+        largest[at], source[at] = scores[at - back], at - back
+    return largest, source

@@ -1,0 +1,218 @@
+"""Attention credit: by hand, against loops written from the formulas, and what holds for any sample."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from roll.algorithms.credit import credit_factors, head_groups, jumps, map_weights, top_share
+from roll.types import AttentionStatistics
+
+FORMS = ("local", "global", "coupled")
+
+
+def statistics(waad: list[float], fai: list[float]) -> AttentionStatistics:
+    return AttentionStatistics(waad=np.array(waad, np.float32), fai=np.array(fai, np.float32))
+
+
+def everywhere(n: int) -> np.ndarray:
+    return np.ones(n, dtype=np.bool_)
+
+
+def test_statistics_of_a_small_map_by_hand() -> None:
+    attention = np.array([[1, 0, 0, 0], [0.5, 0.5, 0, 0], [0.2, 0.3, 0.5, 0], [0.4, 0.1, 0.2, 0.3]])
+    weights = map_weights(4, range(4), window=2, horizon=(1, 2))
+    distance = (attention * weights.distance).sum(1).mean()
+    assert distance == pytest.approx((0 + 0.5 + 0.7 + (1.2 + 0.2 + 0.2)) / 4)
+    waad = (attention * weights.waad).sum(1)
+    np.testing.assert_allclose(waad, [0, 0.5, 0.7, 0.8 + 0.2 + 0.2])  # the distance of 3 counts as 2
+    fai = (attention * weights.fai).sum(0)
+    np.testing.assert_allclose(fai, [(0.5 + 0.2) / 2, (0.3 + 0.1) / 2, 0.2, 0], atol=1e-7)
+
+
+@pytest.mark.parametrize(
+    ("n", "first", "window", "horizon"), [(30, 0, 5, (3, 9)), (17, 6, 10, (10, 100)), (1, 0, 4, (1, 1))]
+)
+def test_statistics_equal_loops_over_the_formulas(n: int, first: int, window: int, horizon: tuple[int, int]) -> None:
+    rng = np.random.default_rng(n)
+    attention = np.tril(rng.random((n, n)))
+    attention /= attention.sum(1, keepdims=True)
+    weights = map_weights(n, range(first, n), window=window, horizon=horizon)
+    rows = attention[first:]
+    waad = [sum(attention[t, s] * min(t - s, window) for s in range(t + 1)) for t in range(first, n)]
+    np.testing.assert_allclose((rows * weights.waad).sum(1), waad, rtol=1e-6)
+    distance = sum(sum(attention[t, s] * (t - s) for s in range(t + 1)) for t in range(first, n)) / (n - first)
+    assert (rows * weights.distance).sum(1).mean() == pytest.approx(distance, rel=1e-6)
+    found = (rows * weights.fai).sum(0)
+    for s in range(first, n):
+        followers = range(s + horizon[0], min(n - 1, s + horizon[1]) + 1)
+        expected = sum(attention[t, s] for t in followers) / len(followers) if len(followers) else 0.0
+        assert found[s] == pytest.approx(expected, rel=1e-6)
+
+
+def test_heads_are_sorted_by_distance() -> None:
+    local, far = head_groups(np.array([5.0, 1.0, 9.0, 2.0, 7.0, 3.0, 4.0, 6.0, 8.0, 0.5]))
+    assert local.tolist() == [1, 3, 9]
+    assert far.tolist() == [2, 4, 8]
+    assert [g.tolist() for g in head_groups(np.array([3.0]))] == [[0], [0]]
+
+
+def test_top_share_rounds_up_and_leaves_zeros_and_masked_tokens_out() -> None:
+    scores = np.array([0.0, 3.0, 9.0, 2.0, 2.0, 0.0], np.float32)
+    mask = np.array([1, 1, 0, 1, 1, 1], dtype=np.bool_)
+    assert np.flatnonzero(top_share(scores, mask, 0.4)).tolist() == [1, 3]  # 2 of 5; of equal ones the earlier
+    assert np.flatnonzero(top_share(scores, mask, 0.41)).tolist() == [1, 3, 4]
+    assert np.flatnonzero(top_share(scores, mask, 1.0)).tolist() == [1, 3, 4]
+    ten = np.arange(1, 31, dtype=np.float32)
+    assert top_share(ten, everywhere(30), 0.1).sum() == 3
+
+
+def test_local_amplifies_the_largest_jumps() -> None:
+    sample = statistics([1, 4, 4, 9, 2], [0, 0, 0, 0, 0])
+    assert jumps(sample.waad).tolist() == [3, 0, 5, 7, 0]
+    found = credit_factors(sample, everywhere(5), form="local", share=0.4)
+    assert found.tolist() == [1, 1, 1.5, 1.5, 1]
+    assert found.dtype == np.float32
+
+
+def test_global_amplifies_anchors() -> None:
+    sample = statistics([0, 0, 0, 0, 0], [0.1, 0.5, 0.2, 0.4, 0])
+    found = credit_factors(sample, everywhere(5), form="global", share=0.4, amplification=2.0)
+    assert found.tolist() == [1, 2, 1, 2, 1]
+
+
+def test_coupled_shares_a_dominated_anchors_amplification_with_its_introduction() -> None:
+    #                    0  1  2  3  4  5  6  7  8  9
+    sample = statistics([1, 1, 8, 1, 1, 1, 1, 9, 9, 9], [0, 0, 0, 0.9, 0, 0.5, 0, 0.7, 0, 0.8])
+    # anchors 3, 5, 7, 9; jumps 0 7 7 0 0 0 8 0 0 0; median WAAD 1, so 3 and 5 are calm; 0.6 quantile of jumps 0.
+    # 3: largest jump before it within 3 is 7, at 1 and 2; the nearer is 2. 5: within 2 … 4 the jump at 2.
+    # 7 and 9 look far back themselves and keep everything.
+    found = credit_factors(sample, everywhere(10), form="coupled", back_share=0.25)
+    assert found.tolist() == [1, 1, 1.125, 1.375, 1, 1.375, 1, 1.5, 1, 1.5]
+    nearer = credit_factors(sample, everywhere(10), form="coupled", back_share=0.25, introduction=2)
+    assert nearer.tolist() == [1, 1, 1.125, 1.375, 1, 1.5, 1, 1.5, 1, 1.5]  # 5 finds no jump at 3 or 4
+    kept = credit_factors(sample, everywhere(10), form="coupled", back_share=0.0)
+    assert kept.tolist() == credit_factors(sample, everywhere(10), form="global").tolist()
+    none_calm = credit_factors(sample, everywhere(10), form="coupled", back_share=0.25, jump_quantile=0.95)
+    assert none_calm.tolist() == kept.tolist()  # a jump of 7 is not among the top 5 %
+
+
+def test_an_introduction_that_is_an_anchor_itself_gets_at_most_the_whole_amplification() -> None:
+    sample = statistics([9, 1, 1, 1, 1], [0.9, 0.8, 0, 0, 0])
+    found = credit_factors(sample, everywhere(5), form="coupled", back_share=0.5)
+    assert found.tolist() == [1.5, 1.25, 1, 1, 1]
+
+
+def reference_factors(waad: list[float], fai: list[float], mask: list[bool], options: dict[str, Any]) -> list[float]:
+    """From the formulas, token by token."""
+    form, g, share = options["form"], options["amplification"], options["share"]
+    k, a = options["introduction"], options["back_share"]
+    n = len(waad)
+    jump = [abs(waad[t] - waad[t + 1]) if t + 1 < n else 0.0 for t in range(n)]
+    counted = [t for t in range(n) if mask[t]]
+    size = math.ceil(share * len(counted) - 1e-9)
+
+    def top(scores: list[float]) -> set[int]:
+        return set(sorted((t for t in counted if scores[t] > 0), key=lambda t: (-scores[t], t))[:size])
+
+    def quantile(values: list[float], q: float) -> float:
+        ordered, place = sorted(values), q * (len(values) - 1)
+        low, high = ordered[math.floor(place)], ordered[math.ceil(place)]
+        return low + (high - low) * (place - math.floor(place))
+
+    chosen = top(jump) if form == "local" else top(fai)
+    gamma = [1 + (g - 1) * (t in chosen) for t in range(n)]
+    if form == "coupled" and chosen:
+        calm_limit = quantile([waad[t] for t in counted], options["calm_quantile"])
+        jump_limit = quantile([jump[t] for t in counted], options["jump_quantile"])
+        introductions = set()
+        for t in chosen:
+            before = [u for u in range(max(t - k, 0), t) if mask[u]]
+            if waad[t] > calm_limit or not before:
+                continue
+            best = max(before, key=lambda u: (jump[u], u))
+            if jump[best] > 0 and jump[best] >= jump_limit:
+                gamma[t] -= a * (g - 1)
+                introductions.add(best)
+        for u in introductions:
+            gamma[u] += a * (g - 1)
+    return [min(x, g) for x in gamma]
+
+
+levels = st.integers(0, 12).map(lambda i: i / 4)  # exact in float32, and often equal
+
+
+@st.composite
+def samples(draw: st.DrawFn) -> tuple[AttentionStatistics, np.ndarray]:
+    n = draw(st.integers(1, 25))
+    values = [draw(st.lists(levels, min_size=n, max_size=n)) for _ in range(2)]
+    mask = np.array(draw(st.lists(st.booleans(), min_size=n, max_size=n)), dtype=np.bool_)
+    return statistics(*values), mask
+
+
+settings = st.fixed_dictionaries({
+    "form": st.sampled_from(FORMS),
+    "amplification": st.sampled_from([1.0, 1.5, 3.0]),
+    "share": st.sampled_from([0.1, 0.4, 1.0]),
+    "introduction": st.integers(1, 30),
+    "back_share": st.sampled_from([0.0, 0.5, 1.0]),
+    "calm_quantile": st.sampled_from([0.0, 0.5, 1.0]),
+    "jump_quantile": st.sampled_from([0.0, 0.5, 1.0]),
+})  # fmt: skip
+
+
+@given(samples(), settings)
+def test_factors_equal_loops_over_the_formulas(sample: tuple[AttentionStatistics, np.ndarray], options: dict) -> None:
+    of_sample, mask = sample
+    found = credit_factors(of_sample, mask, **options)
+    expected = reference_factors(of_sample.waad.tolist(), of_sample.fai.tolist(), mask.tolist(), options)
+    np.testing.assert_allclose(found, expected, rtol=1e-6)
+
+
+@given(samples(), settings)
+def test_factors_lie_between_one_and_the_amplification_and_are_one_outside_the_mask(
+    sample: tuple[AttentionStatistics, np.ndarray], options: dict
+) -> None:
+    of_sample, mask = sample
+    found = credit_factors(of_sample, mask, **options)
+    assert found.shape == mask.shape
+    assert (found >= 1).all()
+    assert (found <= np.float32(options["amplification"])).all()
+    assert (found[~mask] == 1).all()
+
+
+@given(samples(), settings, st.integers(1, 9))
+def test_what_stands_before_or_after_a_sample_does_not_count(
+    sample: tuple[AttentionStatistics, np.ndarray], options: dict, size: int
+) -> None:
+    of_sample, mask = sample
+    last = of_sample.waad[-1]  # a token behind is a neighbour: one like the last makes no jump
+    wider = AttentionStatistics(
+        waad=np.concatenate([np.full(size, 7, np.float32), of_sample.waad, np.full(size, last, np.float32)]),
+        fai=np.concatenate([np.full(size, 9, np.float32), of_sample.fai, np.full(size, 9, np.float32)]),
+    )
+    outside = np.zeros(size, dtype=np.bool_)
+    found = credit_factors(wider, np.concatenate([outside, mask, outside]), **options)
+    assert found[size:-size].tolist() == credit_factors(of_sample, mask, **options).tolist()
+
+
+@given(samples(), settings, st.sampled_from([0.25, 2.0, 64.0]))
+def test_thresholds_follow_the_scale_of_the_statistics(
+    sample: tuple[AttentionStatistics, np.ndarray], options: dict, scale: float
+) -> None:
+    of_sample, mask = sample
+    scaled = AttentionStatistics(waad=of_sample.waad * np.float32(scale), fai=of_sample.fai * np.float32(scale))
+    assert credit_factors(scaled, mask, **options).tolist() == credit_factors(of_sample, mask, **options).tolist()
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_an_answer_without_tokens_or_without_signal_is_left_alone(form: str) -> None:
+    assert credit_factors(statistics([], []), everywhere(0), form=form).tolist() == []
+    flat = statistics([2] * 8, [0] * 8)
+    assert credit_factors(flat, everywhere(8), form=form).tolist() == [1] * 8
+    assert credit_factors(flat, ~everywhere(8), form=form).tolist() == [1] * 8
