@@ -38,7 +38,8 @@ _SEVERITY = (Limit.MEMORY, Limit.CPU_TIME, Limit.WALL_TIME, Limit.OUTPUT, Limit.
 
 
 def agent_settings(spec: SandboxSpec, *, home: str, env: dict[str, str], **flags: Any) -> dict[str, Any]:
-    """What an agent is told first. `flags`: isolated, filter, bound_processes, bound_address_space, watch_memory."""
+    """What an agent is told first. `flags`: isolated (the files are its own), mount_space (it mounts them, and may
+    make namespaces), filter, bound_processes, bound_address_space, watch_memory."""
     return {
         "home": home,
         "env": env,
@@ -138,6 +139,8 @@ class AgentSandbox:
     ) -> None:
         self.spec = spec
         self._home: str = settings["home"]
+        # Without isolation /tmp is the host's.
+        self._places = (f"home={self._home}", "tmp=/tmp") if settings["isolated"] else (f"home={self._home}",)
         self._connection = connection
         self._destroy = destroy
         self._ended = ended
@@ -231,12 +234,12 @@ class AgentSandbox:
     async def snapshot(self) -> Snapshot:
         """See `protocols.Sandbox`."""
         most = 2 * self.spec.limits.disk_bytes + 4096 * self.spec.limits.max_files
-        archive = await self._file_program(file_programs.SAVE, file_programs.places(self._home), output_bytes=most)
+        archive = await self._file_program(file_programs.SAVE, self._places, output_bytes=most)
         return Snapshot(archive=archive)
 
     async def restore(self, snapshot: Snapshot) -> None:
         """See `protocols.Sandbox`."""
-        await self._file_program(file_programs.LOAD, file_programs.places(self._home), stdin=snapshot.archive)
+        await self._file_program(file_programs.LOAD, self._places, stdin=snapshot.archive)
 
     async def _file_program(
         self, source: str, argv: tuple[str, ...], *, stdin: bytes = b"", output_bytes: int = 4096

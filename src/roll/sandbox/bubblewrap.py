@@ -119,7 +119,7 @@ class BubblewrapRuntime:
         root = await self._root(spawner, spec)
         arguments = [self._bwrap, *_NAMESPACES, *root, "--", str(interpreter()), "-SsPB", "-c", AGENT_READER]
         settings = agent_settings(
-            spec, home=HOME, env=environment(), isolated=True, filter=self._filter, **self._bounds
+            spec, home=HOME, env=environment(), isolated=True, mount_space=True, filter=self._filter, **self._bounds
         )
         limits = {"max_processes": spec.limits.max_processes, "memory_bytes": spec.limits.memory_bytes}
         child = await spawner.spawn(arguments, limits, self._complaints.fileno(), self._code)

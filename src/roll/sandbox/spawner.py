@@ -43,7 +43,7 @@ class Child:
 class SpawnerClient:
     """Starts sandboxes through the spawner; one event loop."""
 
-    def __init__(self, process: subprocess.Popen[bytes], control: socket.socket) -> None:
+    def __init__(self, process: subprocess.Popen[Any], control: socket.socket) -> None:
         self.facts: dict[str, Any] = {}
         self._process = process
         self._control = control

@@ -14,6 +14,7 @@ import signal
 import socket
 import subprocess
 import tempfile
+from typing import Any
 
 from roll.sandbox.agent_code import agent_source
 from roll.sandbox.agent_sandbox import AgentSandbox, agent_settings
@@ -77,6 +78,7 @@ class SubprocessRuntime:
             home=directory,
             env={**env, "LANG": "C.UTF-8", "PYTHONHASHSEED": "0", "TMPDIR": directory},
             isolated=False,
+            mount_space=False,
             filter=b"",
             bound_processes=False,
             bound_address_space=True,
@@ -89,7 +91,7 @@ class SubprocessRuntime:
         sandbox.on_close(lambda: self._sandboxes.discard(sandbox))
         return sandbox
 
-    async def _watch(self, process: subprocess.Popen[bytes], directory: str, ended: asyncio.Future[None]) -> None:
+    async def _watch(self, process: subprocess.Popen[Any], directory: str, ended: asyncio.Future[None]) -> None:
         """The agent ends its programs and itself when the line closes."""
         try:
             await asyncio.to_thread(process.wait)

@@ -100,6 +100,10 @@ class SandboxSpec:
     """Directories in the sandbox from which Python programs may import, besides the standard library."""
     preload: tuple[str, ...] = ()
     """Modules that a warm sandbox has imported already, so that programs need not wait for them."""
+    pool: str = ""
+    """Programs of different pools never use the same sandbox, not even one after the other. A checker that is given
+    what a candidate must not know (the expected output) belongs into a pool of its own: the agent that passes it on
+    may keep a copy in its memory, and programs are forks of it."""
     image: str | None = None
     """For runtimes with images (`docker`)."""
 

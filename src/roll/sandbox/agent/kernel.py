@@ -23,7 +23,7 @@ def _library():
     try:
         import _ctypes
 
-        handle = _ctypes.dlopen(None, 0)
+        handle = _ctypes.dlopen(None, 0)  # pyrefly: ignore[bad-argument-type]
         call, address = _ctypes.call_function, _ctypes.dlsym
         return lambda name, *arguments: call(address(handle, name), arguments)
     except (ImportError, AttributeError):  # these names are not a promise of Python's

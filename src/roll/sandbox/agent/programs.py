@@ -53,20 +53,20 @@ def start(request, settings, namespace):
     """
     fresh = request["fresh"]
     outputs = [os.pipe() for _ in range(3 if request["result"] else 2)]
-    status = os.pipe() if fresh else None
+    status = os.pipe() if fresh else ()
     if fresh:
         kernel.unshare(kernel.CLONE_NEWPID)
     pid = os.fork()
     if pid == 0:
         _guarded(_child, request, settings, [write for _, write in outputs], status)
-    if fresh:
+    if status:
         kernel.setns(namespace, kernel.CLONE_NEWPID)
         os.close(status[1])
     for read, write in outputs:
         os.close(write)
         os.set_blocking(read, False)
     streams = {read: kind for (read, _), kind in zip(outputs, "oer", strict=False)}
-    return Started(pid, status[0] if fresh else None, streams)
+    return Started(pid, status[0] if status else None, streams)
 
 
 def _guarded(function, *arguments):
@@ -81,14 +81,14 @@ def _guarded(function, *arguments):
 
 
 def _child(request, settings, outputs, status):
-    import _signal
+    import _signal  # pyrefly: ignore[missing-import]
 
     _signal.set_wakeup_fd(-1)
     _signal.signal(_signal.SIGCHLD, _signal.SIG_DFL)
     high = [_above_the_standard_ones(each) for each in (request["stdin"], *outputs)]
-    report = status[1] if status is not None else request.get("report")
+    report = status[1] if status else request.get("report")
     if report is not None:
-        os.dup2(_above_the_standard_ones(report), _STATUS, status is None)
+        os.dup2(_above_the_standard_ones(report), _STATUS, not status)
     for new, old in enumerate(high):
         os.dup2(old, new)
     os.closerange(len(high), _STATUS)
@@ -143,7 +143,7 @@ def _run(request, settings):
         os.chdir(request["cwd"])
     environment = dict(settings["env"])
     environment.update(request["env"])
-    import _signal
+    import _signal  # pyrefly: ignore[missing-import]
 
     for name in ("SIGPIPE", "SIGXFSZ"):
         _signal.signal(getattr(_signal, name), _signal.SIG_DFL)

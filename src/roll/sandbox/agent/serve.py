@@ -17,7 +17,7 @@ the agent waits for nothing but poll() and for the host to read. When the host c
 
 from __future__ import annotations
 
-import _signal
+import _signal  # pyrefly: ignore[missing-import]
 import marshal
 import os
 import select
@@ -159,7 +159,7 @@ class Agent:
     def configure(self, settings):
         """What the host sent first: prepare the sandbox."""
         self.settings = settings
-        if settings["isolated"]:
+        if settings["mount_space"]:
             self.namespace = os.open("/proc/self/ns/pid", os.O_RDONLY | os.O_CLOEXEC)
             kernel.writable_space(settings["home"], settings["limits"]["disk_bytes"], settings["limits"]["max_files"])
         kernel.hide_memory(True)

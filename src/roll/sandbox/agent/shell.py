@@ -11,7 +11,7 @@ ignores this for a second is killed, and the session has ended.
 
 from __future__ import annotations
 
-import _signal
+import _signal  # pyrefly: ignore[missing-import]
 import os
 import time
 
@@ -108,7 +108,7 @@ class Shell:
             self.stop_at = now + 3600
             return
         for child in usage.children(self.started.pid) - self.before:
-            usage.kill_tree(child)
+            usage.kill_tree(child, stop=False)  # bash would take a stopped job as done, and go on
         os.kill(self.started.pid, _signal.SIGINT)
         self.stop_at = now + _RETRY_S
 

@@ -56,9 +56,9 @@ def children(pid):
     return {child for child, entry in processes().items() if entry[0] == pid}
 
 
-def kill_tree(root, spare=()):
-    """SIGKILL for `root` and its descendants; stopped first, so that none can start another meanwhile."""
-    for signal in (19, 9):  # SIGSTOP, SIGKILL
+def kill_tree(root, spare=(), stop=True):
+    """SIGKILL for `root` and its descendants; stopped first (SIGSTOP), so that none can start another meanwhile."""
+    for signal in (19, 9) if stop else (9,):
         for pid in tree(root):
             if pid not in spare:
                 try:

@@ -53,7 +53,7 @@ class Images:
             shutil.rmtree(self.root, ignore_errors=True)
 
 
-def _do(tree, step, first, second=None):
+def _do(tree, step, first, second=b""):
     if step == "bind" and first.startswith("/dev/") and _make_device(first, tree + second):
         return
     if step == "bind":

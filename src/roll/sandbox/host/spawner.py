@@ -16,7 +16,7 @@ only after its sandbox's processes are reaped.
 
 from __future__ import annotations
 
-import _signal
+import _signal  # pyrefly: ignore[missing-import]
 import array
 import marshal
 import os
@@ -102,6 +102,8 @@ class Spawner:
     def on_image(self, _, name, plan):
         """Build a tree."""
         try:
+            if self.images is None:
+                raise OSError("only root can build one")
             self.say("image", name, self.images.build(name, plan), "")
         except OSError as error:
             self.say("image", name, None, str(error))

@@ -1,0 +1,87 @@
+"""Sandboxes for tests: those of bubblewrap where it works, of docker where an engine and an image are there."""
+
+from __future__ import annotations
+
+import functools
+import os
+import shutil
+import subprocess
+from collections.abc import AsyncIterator
+
+import pytest
+import pytest_asyncio
+
+from roll.sandbox import Limits, SandboxManager, SandboxSpec, SandboxUnavailableError
+
+LIMITS = Limits(wall_s=20.0, memory_bytes=128 * 2**20, disk_bytes=16 * 2**20, file_size_bytes=8 * 2**20, max_files=512)
+IMAGE = os.environ.get("ROLL_TEST_IMAGE", "python:3.11-slim")
+"""Tests pull nothing: the image must be there."""
+
+
+@functools.cache
+def missing(runtime: str) -> str:
+    """Why tests of this runtime cannot run here; empty if they can."""
+    if runtime == "bubblewrap" and not shutil.which("bwrap"):
+        return "bubblewrap is not installed (scripts/setup.sh says how)"
+    if runtime == "docker":
+        docker = pytest.importorskip("docker", reason="the Docker SDK is not installed")
+        try:
+            client = docker.from_env()
+            client.images.get(IMAGE)
+            client.close()
+        except docker.errors.DockerException as error:
+            return f"no Docker engine, or no image '{IMAGE}': {error}"
+    return ""
+
+
+def spec_for(runtime: str, **settings: object) -> SandboxSpec:
+    return SandboxSpec(
+        **{
+            "limits": LIMITS,
+            "trust": "trusted" if runtime == "subprocess" else "untrusted",
+            "image": IMAGE if runtime == "docker" else None,
+            **settings,
+        }
+    )
+
+
+async def started(runtime: str, **settings: object) -> AsyncIterator[SandboxManager]:
+    """A manager, closed at the end; skips where the runtime cannot run."""
+    if reason := missing(runtime):
+        pytest.skip(reason)
+    manager = SandboxManager(runtime, spec=spec_for(runtime), **settings)
+    try:
+        await manager.start()
+    except SandboxUnavailableError as error:
+        pytest.skip(str(error))
+    yield manager
+    await manager.close()
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module", params=["bubblewrap", "docker", "subprocess"])
+async def sandboxes(request: pytest.FixtureRequest) -> AsyncIterator[SandboxManager]:
+    """A manager of each runtime."""
+    async for manager in started(request.param, warm=1):
+        yield manager
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def bubblewrap() -> AsyncIterator[SandboxManager]:
+    """A manager with one idle sandbox."""
+    async for manager in started("bubblewrap", warm=1):
+        yield manager
+
+
+def processes_below(pid: int) -> list[str]:
+    """Command lines of all descendants."""
+    listing = subprocess.run(["ps", "-eo", "pid=,ppid=,args="], capture_output=True, text=True, check=True).stdout
+    children: dict[int, list[tuple[int, str]]] = {}
+    for line in listing.splitlines():
+        child, parent, command = line.split(None, 2)
+        children.setdefault(int(parent), []).append((int(child), command))
+    found, waiting = [], [pid]
+    while waiting:
+        for child, command in children.get(waiting.pop(), ()):
+            found.append(command)
+            waiting.append(child)
+    return found
