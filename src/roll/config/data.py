@@ -7,9 +7,9 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Discriminator, Tag, field_validator, model_validator
 
 from roll.config.base import Section, option
-from roll.config.rewards import RewardConfig, RewardList, as_reward_list, check_pattern
+from roll.config.rewards import EnvironmentReward, RewardConfig, RewardList, as_reward_list, check_pattern
 
-__all__ = ["ArithmeticData", "DataConfig", "FileData", "HuggingFaceData", "ReasoningGymData"]
+__all__ = ["ArithmeticData", "DataConfig", "FileData", "GuessNumberData", "HuggingFaceData", "ReasoningGymData"]
 
 
 class _Source(Section):
@@ -22,17 +22,16 @@ class _Source(Section):
     prompt_template: str = option(
         "{prompt}", "How the user message is built; `{prompt}` stands for the source's own text."
     )
-    held_out: float = option(
-        0.1,
-        "Share of the source kept for evaluation alone (unless a separate `split` or file is given).",
-        ge=0,
-        lt=1,
-    )
 
     @field_validator("reward", mode="before", json_schema_input_type=str | RewardConfig | list[str | RewardConfig])
     @classmethod
     def _reward(cls, value: Any) -> Any:
         return as_reward_list(value)
+
+    @property
+    def turns(self) -> int:
+        """Answers of one rollout, at most."""
+        return 1
 
     @field_validator("prompt_template")
     @classmethod
@@ -42,7 +41,16 @@ class _Source(Section):
         return value
 
 
-class ArithmeticData(_Source):
+class _Split(_Source):
+    held_out: float = option(
+        0.1,
+        "Share of the source kept for evaluation alone (unless a separate `split` or file is given).",
+        ge=0,
+        lt=1,
+    )
+
+
+class ArithmeticData(_Split):
     """Seeded sums such as `3 + 4`; training and held-out operand pairs are disjoint."""
 
     source: Literal["arithmetic"] = option(..., "Name of the source.")
@@ -65,7 +73,21 @@ class ArithmeticData(_Source):
         return self
 
 
-class _Columns(_Source):
+class GuessNumberData(_Source):
+    """A game of several turns: guess a number, hear `higher` or `lower`, guess again."""
+
+    source: Literal["guess_number"] = option(..., "Name of the source.")
+    reward: RewardList = option([EnvironmentReward(type="environment")], "How episodes are scored.")
+    max_number: int = option(5, "The number lies between 1 and this.", ge=2)
+    num_turns: int = option(2, "Guesses.", ge=1)
+
+    @property
+    def turns(self) -> int:
+        """See the base class."""
+        return self.num_turns
+
+
+class _Columns(_Split):
     prompt_key: str = option("prompt", "Column with the prompt: text, or a list of chat messages.")
     answer_key: str | None = option("answer", "Column with the reference answer; `null` where rewards need none.")
     answer_pattern: str | None = option(
@@ -105,7 +127,7 @@ class HuggingFaceData(_Columns):
     held_out_split: str | None = option(None, "Split for evaluation; then nothing is held out of `split`.")
 
 
-class ReasoningGymData(_Source):
+class ReasoningGymData(_Split):
     """A generator of the `reasoning-gym` package, with its own scorer: `source: reasoning_gym:chain_sum`."""
 
     source: str = option(..., "`reasoning_gym:` and the task's name.", pattern=r"^reasoning_gym:[a-z0-9_]+$")
@@ -127,6 +149,7 @@ def _kind(value: Any) -> str:
 DataConfig = Annotated[
     Annotated[ArithmeticData, Tag("arithmetic")]
     | Annotated[FileData, Tag("file")]
+    | Annotated[GuessNumberData, Tag("guess_number")]
     | Annotated[HuggingFaceData, Tag("huggingface")]
     | Annotated[ReasoningGymData, Tag("reasoning_gym")],
     Discriminator(_kind),

@@ -10,6 +10,7 @@ from pydantic import Field, field_validator
 from roll.config.base import Section, option
 
 __all__ = [
+    "EnvironmentReward",
     "ExactReward",
     "MathReward",
     "PythonReward",
@@ -104,8 +105,17 @@ class ReasoningGymReward(_Reward):
     type: Literal["reasoning_gym"] = option(..., "Kind of reward.")
 
 
+class EnvironmentReward(_Reward):
+    """What the environment gave over all turns; for sources that have one."""
+
+    type: Literal["environment"] = option(..., "Kind of reward.")
+    solved_at: float = option(1.0, "The task counts as solved from this sum on.")
+    require_finished: bool = option(False, "Score 0 where the last turn was cut off before the model ended it.")
+
+
 RewardConfig = Annotated[
-    MathReward | ExactReward | RegexReward | PythonReward | ReasoningGymReward, Field(discriminator="type")
+    MathReward | ExactReward | RegexReward | PythonReward | ReasoningGymReward | EnvironmentReward,
+    Field(discriminator="type"),
 ]
 RewardList: TypeAlias = list[RewardConfig]
 

@@ -26,6 +26,7 @@ SOURCES: Registry[Loader] = Registry(
     "prompt source",
     {
         "arithmetic": "roll.data.arithmetic:arithmetic_prompts",
+        "guess_number": "roll.data.guess_number:guess_number_prompts",
         "file": "roll.data.files:file_prompts",
         "huggingface": "roll.data.huggingface:huggingface_prompts",
         "reasoning_gym": "roll.data.reasoning_gym:reasoning_gym_prompts",
@@ -113,9 +114,8 @@ def load_source(config: DataConfig, domain: str, seed: int) -> tuple[Source, Sou
     """
     training, held_out = SOURCES.get(config.source.partition(":")[0])(config, domain, seed)
     if not len(training):
-        raise DataError(
-            f"data source '{domain}' leaves no prompt for training: lower its held_out ({config.held_out})."
-        )
+        held_out = getattr(config, "held_out", 0)
+        raise DataError(f"data source '{domain}' leaves no prompt for training: lower its held_out ({held_out}).")
     return training, held_out
 
 

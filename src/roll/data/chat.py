@@ -39,20 +39,44 @@ class ChatRenderer:
             ids = self._tokenizer("\n\n".join(message["content"] for message in messages))["input_ids"]
         return np.asarray(ids, dtype=np.int32)
 
+    def follow_up(self, observation: str) -> IntArray:
+        """Ids that come between two answers: from the end of the assistant's message to where its next one begins.
+
+        They are what the template puts after a message's last token (its stop token, which the model wrote itself).
+
+        Raises:
+            DataError: the template refuses a second turn, or changes what came before it.
+        """
+        if not self.has_template:
+            return np.asarray(
+                self._tokenizer(f"\n\n{observation}\n\n", add_special_tokens=False)["input_ids"], dtype=np.int32
+            )
+        before: list[Message] = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
+        head = list(self._rendered(before, generation_prompt=False))
+        full = list(self._rendered([*before, {"role": "user", "content": observation}]))
+        special = set(self._tokenizer.all_special_ids)
+        ends = [i for i, token in enumerate(head) if token in special]
+        if full[: len(head)] != head or not ends:
+            raise DataError(
+                "the model's chat template writes a conversation differently once it goes on, so turns cannot be put "
+                "together token by token: choose a model whose template does not drop or change earlier messages."
+            )
+        return np.asarray(full[ends[-1] + 1 :], dtype=np.int32)
+
     def decode(self, token_ids: IntArray) -> str:
         """The text, without special tokens, otherwise as the model wrote it."""
         return str(
             self._tokenizer.decode(token_ids.tolist(), skip_special_tokens=True, clean_up_tokenization_spaces=False)
         )
 
-    def _rendered(self, messages: Sequence[Message]) -> Any:
+    def _rendered(self, messages: Sequence[Message], *, generation_prompt: bool = True) -> Any:
         from jinja2 import TemplateError
 
         template: Any = self._tokenizer.apply_chat_template
         try:
             return template(
                 [dict(message) for message in messages],
-                add_generation_prompt=True,
+                add_generation_prompt=generation_prompt,
                 tokenize=True,
                 return_dict=False,
             )

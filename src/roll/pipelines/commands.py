@@ -16,14 +16,14 @@ from roll.config import RLVRConfig
 from roll.config.load import load_run_config, resolved
 from roll.errors import DataError, InfraError, RunDirectoryError, UserError
 from roll.pipelines import rlvr
-from roll.pipelines.checkpoint import (
+from roll.pipelines.measures import evaluation_metrics
+from roll.pipelines.saved import (
     SavedRun,
     checkpoints,
     find_checkpoint,
     read_checkpoint,
     remove_unfinished,
 )
-from roll.pipelines.measures import evaluation_metrics
 from roll.pipelines.setup import build_rewards, engine_specs, open_parts, prepare_material, sampling_plans
 from roll.pipelines.stop import Interrupted, StopRequest, stop_on_signals
 from roll.protocols import InferenceEngine
@@ -98,7 +98,7 @@ async def _evaluate(config: RLVRConfig) -> dict[str, float]:
         stack.push_async_callback(pool.close)
         proxy = LLMProxy(engines, prepare=_nothing_to_sync)
         rewards = build_rewards(config, pool)
-        scheduler = RolloutScheduler(proxy, rewards, material.data.renderer.decode, seed=config.seed)
+        scheduler = RolloutScheduler(proxy, rewards, material.data.renderer, seed=config.seed)
         _, plan = sampling_plans(config, material.stop_token_ids)
         return evaluation_metrics(await scheduler.collect(draws, plan))
 

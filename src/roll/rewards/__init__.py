@@ -17,6 +17,7 @@ VERIFIERS: Registry[Callable[[Any, WorkerPool], Verifier]] = Registry(
     "reward",
     {
         "math": "roll.rewards.math:math_verifier",
+        "environment": "roll.rewards.environment:environment_verifier",
         "exact": "roll.rewards.exact:exact_verifier",
         "regex": "roll.rewards.regex:regex_verifier",
         "python": "roll.rewards.python:python_verifier",

@@ -1,6 +1,6 @@
 """RolloutScheduler: from drawn prompts to scored groups.
 
-    draws ──► group_size requests each ──► LLMProxy ──► tokens ──► reward, the moment a rollout ends ──► Group
+    draws ──► group_size loops each ──► LLMProxy ──► tokens ──► reward, the moment a rollout ends ──► Group
 
 Each rollout is its own task, so a slow answer or a hanging verifier holds nothing else back.
 
@@ -21,12 +21,12 @@ from dataclasses import dataclass, replace
 
 from roll.errors import InfraError
 from roll.protocols import Reward
+from roll.rollout.loops import Renderer, play, single_answer
 from roll.rollout.proxy import LLMProxy
 from roll.types import (
     Generation,
     GenerationRequest,
     Group,
-    IntArray,
     PromptDraw,
     Rollout,
     RolloutStatus,
@@ -61,7 +61,7 @@ class RolloutScheduler:
     Args:
         proxy: where requests go.
         rewards: by domain.
-        decode: tokens to text, for verifiers and people.
+        renderer: tokens to text, and what comes between two turns.
         seed: of the run.
         max_attempts: how often a rollout that infrastructure failed is issued before its fate is `infra_error`.
         on_rollout: told of every rollout as it ends (for a display); must return at once.
@@ -71,7 +71,7 @@ class RolloutScheduler:
         self,
         proxy: LLMProxy,
         rewards: Mapping[str, Reward],
-        decode: Callable[[IntArray], str],
+        renderer: Renderer,
         *,
         seed: int,
         max_attempts: int = 3,
@@ -79,7 +79,7 @@ class RolloutScheduler:
     ) -> None:
         self._proxy = proxy
         self._rewards = rewards
-        self._decode = decode
+        self._renderer = renderer
         self._seed = seed
         self._max_attempts = max_attempts
         self._on_rollout = on_rollout
@@ -89,8 +89,11 @@ class RolloutScheduler:
 
         When cancelled, requests under way are aborted at the engines before it returns.
         """
+        running: set[str] = set()
         tasks = [
-            asyncio.create_task(self._attempt(draw, index, plan), name=f"{plan.purpose}-{draw.draw_id}.{index}")
+            asyncio.create_task(
+                self._attempt(draw, index, plan, running), name=f"{plan.purpose}-{draw.draw_id}.{index}"
+            )
             for draw in draws
             for index in range(plan.group_size)
         ]
@@ -100,24 +103,38 @@ class RolloutScheduler:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
-            await self._proxy.abort_all([task.get_name() for task in tasks])
+            await self._proxy.abort_all(sorted(running))
             raise
         size = plan.group_size
         return [Group(draw=draw, rollouts=tuple(rollouts[i * size : (i + 1) * size])) for i, draw in enumerate(draws)]
 
-    async def _attempt(self, draw: PromptDraw, index: int, plan: SamplingPlan) -> Rollout:
+    async def _attempt(self, draw: PromptDraw, index: int, plan: SamplingPlan, running: set[str]) -> Rollout:
+        """One rollout and its reward; `running` holds the ids of requests that are at the engines."""
         request = GenerationRequest(
             request_id=f"{plan.purpose}-{draw.draw_id}.{index}",
             token_ids=draw.token_ids,
             sampling=replace(plan.sampling, seed=request_seed(self._seed, plan.purpose, draw.draw_id, index)),
         )
-        generation: Generation | None = None
+
+        async def generate(request: GenerationRequest) -> Generation:
+            running.add(request.request_id)
+            try:
+                generation = await self._proxy.generate(request)
+            except asyncio.CancelledError:
+                raise  # the request stays in `running`, to be aborted at the engines
+            except BaseException:
+                running.discard(request.request_id)
+                raise
+            running.discard(request.request_id)
+            return generation
+
+        loop = play if "env" in draw.prompt.metadata else single_answer
+        rollout: Rollout | None = None
         cause = ""
         for attempt in range(1, self._max_attempts + 1):
             try:
-                if generation is None:
-                    generation = await self._proxy.generate(request)
-                rollout = self._rollout(draw, index, generation)
+                if rollout is None:
+                    rollout = await loop(draw, index, request, generate, self._renderer)
                 scored = replace(rollout, reward=await self._rewards[draw.prompt.domain](rollout))
                 break
             except InfraError as error:
@@ -126,34 +143,23 @@ class RolloutScheduler:
                     "rollout %s, attempt %d of %d: %s", request.request_id, attempt, self._max_attempts, cause
                 )
         else:
-            scored = replace(self._rollout(draw, index, generation), status=RolloutStatus.INFRA_ERROR, cause=cause)
+            scored = replace(rollout or _nothing(draw, index), status=RolloutStatus.INFRA_ERROR, cause=cause)
         self._on_rollout(scored)
         return scored
 
-    def _rollout(self, draw: PromptDraw, index: int, generation: Generation | None) -> Rollout:
-        if generation is None:
-            generation = _nothing()
-        return Rollout(
-            draw_id=draw.draw_id,
-            index=index,
-            prompt=draw.prompt,
-            prompt_token_ids=draw.token_ids,
-            token_ids=generation.token_ids,
-            logprobs=generation.logprobs,
-            policy_versions=generation.policy_versions,
-            finish_reason=generation.finish_reason,
-            text=self._decode(generation.token_ids),
-            engine_id=generation.engine_id,
-        )
 
-
-def _nothing() -> Generation:
+def _nothing(draw: PromptDraw, index: int) -> Rollout:
+    """An attempt that never got an answer."""
     import numpy as np
 
-    return Generation(
-        request_id="",
+    return Rollout(
+        draw_id=draw.draw_id,
+        index=index,
+        prompt=draw.prompt,
+        prompt_token_ids=draw.token_ids,
         token_ids=np.zeros(0, np.int32),
         logprobs=np.zeros(0, np.float32),
         policy_versions=np.zeros(0, np.int32),
         finish_reason="abort",
+        text="",
     )

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from roll.algorithms.episodes import Episode, Float64Array
+from roll.algorithms.episodes import Episode, Float64Array, bounded
 from roll.algorithms.filters import kept_rollouts, reason_to_leave_out, top_variance
 from roll.algorithms.normalise import Moments, normalised
 from roll.algorithms.shaping import shaped_reward
@@ -40,8 +40,8 @@ class Selection:
         return sum(found is fate for found, _ in self.fates.values())
 
 
-def episode_of(rollout: Rollout, reward: float, greedy_reward: float | None = None) -> Episode:
-    """A rollout as numbers; `reward` is the shaped one."""
+def episode_of(rollout: Rollout, reward: float, greedy_reward: float | None = None, scale: float = 1.0) -> Episode:
+    """A rollout as numbers; `reward` is the shaped one, without those of turns, which are multiplied by `scale`."""
     spans = rollout.spans
     return Episode(
         group=rollout.draw_id,
@@ -49,7 +49,7 @@ def episode_of(rollout: Rollout, reward: float, greedy_reward: float | None = No
         reward=reward,
         num_tokens=len(rollout.token_ids),
         turns=tuple((turn.start, turn.end) for turn in spans),
-        turn_rewards=tuple(turn.reward for turn in spans),
+        turn_rewards=tuple(bounded(scale * turn.reward) for turn in spans),
         states=tuple(turn.state for turn in spans),
         greedy_reward=greedy_reward,
     )
@@ -75,13 +75,13 @@ def select(
         moments: of the run before this step, for `running` scopes.
         greedy: a greedy answer to each prompt, for the baseline `greedy`; a group without one has failed.
     """
-    greedy_rewards = {r.draw_id: _shaped(r, algorithm, max_length) for group in greedy for r in group.scored}
+    greedy_rewards = {r.draw_id: _compared(r, algorithm, max_length) for group in greedy for r in group.scored}
     compares = algorithm.advantage.mean == "greedy"
     lost = {g.draw.draw_id for g in groups if compares and g.draw.draw_id not in greedy_rewards}
     scored = [() if group.draw.draw_id in lost else group.scored for group in groups]
     shaped = [np.array([_shaped(r, algorithm, max_length) for r in rollouts]) for rollouts in scored]
     episodes = [
-        episode_of(rollout, float(reward), greedy_rewards.get(rollout.draw_id))
+        episode_of(rollout, float(reward), greedy_rewards.get(rollout.draw_id), algorithm.reward.scale)
         for rollouts, rewards in zip(scored, shaped, strict=True)
         for rollout, reward in zip(rollouts, rewards, strict=True)
     ]
@@ -107,7 +107,7 @@ def _shaped(rollout: Rollout, algorithm: AlgorithmConfig, max_length: int) -> fl
     well_formed = rollout.finished and rollout.reward.verdict != "no answer"
     settings = algorithm.reward.model_dump()
     return shaped_reward(
-        rollout.reward.value,
+        rollout.reward.value - sum(turn.reward for turn in rollout.turns),
         length=len(rollout.token_ids),
         max_length=max_length,
         well_formed=well_formed,
@@ -115,11 +115,21 @@ def _shaped(rollout: Rollout, algorithm: AlgorithmConfig, max_length: int) -> fl
     )
 
 
+def _compared(rollout: Rollout, algorithm: AlgorithmConfig, max_length: int) -> float:
+    """What a baseline is taken of: the shaped reward, and those of turns where one value counts for all of them."""
+    episode = episode_of(rollout, _shaped(rollout, algorithm, max_length), scale=algorithm.reward.scale)
+    return episode.total if _is_whole(algorithm) else episode.reward
+
+
+def _is_whole(algorithm: AlgorithmConfig) -> bool:
+    return algorithm.advantage.estimator in ("outcome", "anchor_state")
+
+
 def _outcomes(
     episodes: list[Episode], algorithm: AlgorithmConfig, moments: Mapping[str, Moments] | None
 ) -> tuple[Float64Array, dict[str, Moments]]:
     settings = algorithm.advantage
-    whole = settings.estimator in ("outcome", "anchor_state")
+    whole = _is_whole(algorithm)
     rewards = np.array([e.total if whole else e.reward for e in episodes], dtype=np.float64)
     if settings.function is not None:
         return rewards, dict(moments or {})
@@ -129,9 +139,8 @@ def _outcomes(
 
 
 def _values(group: Group) -> Float64Array:
-    """[G] rewards as they were given, of whole and turns."""
-    values = [r.reward.value + sum(turn.reward for turn in r.turns) for r in group.scored if r.reward]
-    return np.array(values, dtype=np.float64)
+    """[G] rewards as they were given."""
+    return np.array([r.reward.value for r in group.scored if r.reward], dtype=np.float64)
 
 
 def _accuracy(group: Group) -> float:
@@ -141,7 +150,7 @@ def _accuracy(group: Group) -> float:
 
 def _fate(group: Group, algorithm: AlgorithmConfig) -> tuple[Fate, str]:
     filters = algorithm.filters
-    trainable = [r for r in group.scored if len(r.token_ids)]
+    trainable = [r for r in group.scored if _num_written(r)]
     if not trainable:
         causes = sorted({r.cause for r in group.rollouts if r.cause})
         return Fate.FAILED, "; ".join(causes) or "no rollout has a token"
@@ -161,7 +170,12 @@ def _kept(group: Group, algorithm: AlgorithmConfig) -> list[Rollout]:
     """The rollouts of a group that are trained, if the group is."""
     filters = algorithm.filters
     kept = [group.scored[i] for i in kept_rollouts(_values(group), filters.keep, filters.keep_num)]
-    return [r for r in kept if len(r.token_ids) and (r.finished or not filters.drop_unfinished)]
+    return [r for r in kept if _num_written(r) and (r.finished or not filters.drop_unfinished)]
+
+
+def _num_written(rollout: Rollout) -> int:
+    """Tokens of the policy's own."""
+    return sum(turn.end - turn.start for turn in rollout.spans)
 
 
 def _keep_top_variance(groups: Sequence[Group], fates: dict[int, tuple[Fate, str]], algorithm: AlgorithmConfig) -> None:

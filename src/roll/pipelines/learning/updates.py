@@ -64,7 +64,7 @@ async def learn(parts: Parts, selection: Selection) -> Learned:
         credit=await credit_factors(parts, batch),
     )
     learned = Learned(batch=batch)
-    await _train_critics(parts, learned)
+    await _train_critics(parts, learned, values)
     if parts.state.step >= (algorithm.critic.warmup_steps if algorithm.uses_critic else 0):
         await _train_policy(parts, learned, coefficient)
     _adapt(parts, learned, penalties, coefficient)
@@ -91,13 +91,16 @@ async def _with_logprobs(parts: Parts, batch: TrainingBatch) -> TrainingBatch:
     return replace(batch, samples=samples)
 
 
-async def _train_critics(parts: Parts, learned: Learned) -> None:
+async def _train_critics(parts: Parts, learned: Learned, values: Sequence[Sequence[FloatArray]]) -> None:
+    """Each critic learns from its share; a value clip is around what that critic itself said, not their mean."""
     if not parts.critics:
         return
     algorithm, step = parts.config.algorithm, parts.state.step
     with parts.spans.phase("train_critic"):
         for index, critic in enumerate(parts.critics):
-            own = critic_share(learned.batch, index, len(parts.critics))
+            pairs = zip(learned.batch.samples, values[index], strict=True)
+            batch = replace(learned.batch, samples=tuple(replace(s, old_values=said) for s, said in pairs))
+            own = critic_share(batch, index, len(parts.critics))
             for epoch in range(algorithm.critic.num_epochs):
                 seed = (parts.config.seed, step, 1 + index, epoch)
                 for part in minibatches(own, algorithm.updates.num_minibatches, seed):

@@ -10,9 +10,10 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from roll.algorithms.advantages import Estimate, drop_smallest, estimate, rescaled_weights
-from roll.algorithms.episodes import Episode, Float64Array
+from roll.algorithms.episodes import LARGEST, Episode, Float64Array
 from roll.config.algorithm import AlgorithmConfig
 from roll.errors import ConfigError
 from roll.pipelines.learning.selection import Selection
@@ -49,13 +50,13 @@ def weigh(
     episodes = [
         replace(
             episode,
-            values=np.mean([critic[i] for critic in after], axis=0) if after else None,
+            values=np.mean([critic[i] for critic in after], axis=0, dtype=np.float64) if after else None,
             token_rewards=token_rewards[i][starts[i] :] if len(token_rewards) else None,
         )
         for i, episode in enumerate(selection.episodes)
     ]
     found = _estimate(episodes, selection.outcomes, algorithm)
-    spreads = [np.std([critic[i] for critic in after], axis=0) for i in range(len(episodes))] if after else []
+    spreads = [_deviation([critic[i] for critic in after]) for i in range(len(episodes))] if after else []
     agreed = _share(spreads, episodes, algorithm.critic.drop_agreed)
     divergent = _share([-s for s in spreads], episodes, algorithm.entropy.drop_divergent)
     factors = _factors(selection, algorithm)
@@ -65,13 +66,12 @@ def weigh(
         advantages = advantages * factors[i] * (algorithm.imitation_weight if sample.expert else 1.0)
         if len(credit):
             advantages = advantages * credit[i][starts[i] :]
-        old_values = np.mean([critic[i] for critic in values], axis=0) if len(values) else None
         samples.append(
             replace(
                 sample,
                 advantages=_aligned(advantages, sample),
                 returns=_aligned(found.returns[i], sample) if found.returns else None,
-                old_values=old_values.astype(np.float32) if old_values is not None else None,
+                old_values=_mean(values, i),
                 entropy_mask=_aligned(~divergent[i], sample).astype(np.bool_) if divergent else None,
             )
         )
@@ -92,24 +92,35 @@ def kl_token_rewards(batch: TrainingBatch, logprobs: Sequence[FloatArray], algor
     for sample, own in zip(batch.samples, logprobs, strict=True):
         assert sample.ref_logprobs is not None, "the reference was asked"
         penalty = _kl(own - sample.ref_logprobs, algorithm.kl.estimator)
-        result.append(np.where(sample.loss_mask, -coefficient * penalty, 0.0).astype(np.float32))
+        penalty = np.clip(coefficient * penalty.astype(np.float64), -LARGEST, LARGEST)
+        result.append(np.where(sample.loss_mask, -penalty, 0.0).astype(np.float32))
     return result
 
 
-def _kl(difference: FloatArray, estimator: str) -> FloatArray:
+def _kl(difference: FloatArray, estimator: str) -> NDArray[np.floating[Any]]:
     """As `algorithms.kl.kl_per_token`, in NumPy."""
     if estimator == "k2":
-        return np.float32(0.5) * np.square(difference)
+        return 0.5 * np.square(difference, dtype=np.float64)
     if estimator == "absolute":
         return np.abs(difference)
     if estimator == "k3":
-        ratio = np.clip(-difference, -20.0, 20.0)
+        ratio = np.clip(-difference.astype(np.float64), -20.0, 20.0)
         return np.expm1(ratio) - ratio
     return difference
 
 
 def _after_prompt(arrays: Sequence[FloatArray], starts: Sequence[int]) -> list[FloatArray]:
     return [array[start:] for array, start in zip(arrays, starts, strict=True)]
+
+
+def _deviation(of_critics: list[FloatArray]) -> FloatArray:
+    """[T] population deviation of the critics' values."""
+    return np.std(of_critics, axis=0, dtype=np.float64).astype(np.float32)
+
+
+def _mean(values: Sequence[Sequence[FloatArray]], index: int) -> FloatArray | None:
+    """[L] mean of the critics' values of a sample; `None` without a critic."""
+    return np.mean([v[index] for v in values], axis=0, dtype=np.float64).astype(np.float32) if len(values) else None
 
 
 def _aligned(answer: Any, sample: TrainingSample) -> FloatArray:
@@ -163,6 +174,6 @@ def _factors(selection: Selection, algorithm: AlgorithmConfig) -> Float64Array:
         solved = np.array([selection.accuracies[r.draw_id] for r in selection.rollouts])
         factors *= rescaled_weights(0.5 + 1.5 * (1.0 - np.clip(solved, 0.0, 1.0)))
     if algorithm.weights.length and len(factors):
-        lengths = np.array([len(r.token_ids) for r in selection.rollouts], dtype=np.float64)
+        lengths = np.array([episode.mask.sum() for episode in selection.episodes], dtype=np.float64)
         factors *= rescaled_weights(1.5 - lengths / max(lengths.max(), 1.0))
     return factors

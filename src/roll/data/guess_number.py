@@ -1,0 +1,36 @@
+"""A small task of several turns: guess a number, hear higher or lower, guess again."""
+
+from __future__ import annotations
+
+from roll.config.data import GuessNumberData
+from roll.data.rows import messages_of
+from roll.data.source import PromptList
+from roll.types import Prompt
+
+__all__ = ["guess_number_prompts"]
+
+
+def guess_number_prompts(config: GuessNumberData, domain: str, seed: int) -> tuple[PromptList, PromptList]:
+    """One prompt for every secret number, for training and for evaluation alike.
+
+    All of them read the same, so no answer can be learnt by heart: what is learnt is where to guess first, and what
+    `higher` and `lower` mean.
+    """
+    del seed
+    sides = (domain, f"{domain}/held_out")
+    training, held_out = (
+        PromptList(_prompt(config, domain, f"{side}/{secret}", secret) for secret in range(1, config.max_number + 1))
+        for side in sides
+    )
+    return training, held_out
+
+
+def _prompt(config: GuessNumberData, domain: str, uid: str, secret: int) -> Prompt:
+    options = {"max_number": config.max_number, "num_turns": config.num_turns, "secret": secret}
+    text = f"Guess my number from 1 to {config.max_number}."  # what `envs.guess_number` says at the beginning
+    return Prompt(
+        uid=uid,
+        domain=domain,
+        messages=messages_of(text, config.system_prompt, config.prompt_template),
+        metadata={"env": {"name": "guess_number", "options": options}},
+    )

@@ -1,0 +1,53 @@
+"""Guess a number, hear `higher` or `lower`, guess again."""
+
+from __future__ import annotations
+
+import re
+from random import Random
+from typing import Any
+
+__all__ = ["GuessNumber"]
+
+_NUMBER = re.compile(r"\d+")
+
+
+class GuessNumber:
+    """A secret whole number from 1 to `max_number`; reward 1 for the guess that hits it, else 0.
+
+    The last number of an action is the guess. An action without one costs its turn and tells nothing.
+
+    Args:
+        max_number: at least 2.
+        num_turns: guesses, at least 1.
+        secret: `None` draws it from the seed.
+    """
+
+    def __init__(self, max_number: int = 5, num_turns: int = 2, secret: int | None = None) -> None:
+        if max_number < 2 or num_turns < 1:
+            raise ValueError(f"max_number is at least 2 and num_turns at least 1, got {max_number} and {num_turns}")
+        if secret is not None and not 1 <= secret <= max_number:
+            raise ValueError(f"secret {secret} is not from 1 to {max_number}")
+        self._max_number, self._num_turns, self._given = max_number, num_turns, secret
+        self._secret = secret or 1
+        self._history: list[str] = []
+
+    def reset(self, seed: int | None = None) -> tuple[str, dict[str, Any]]:
+        """See `Env`."""
+        self._secret = self._given or Random(seed).randint(1, self._max_number)
+        self._history = []
+        return f"Guess my number from 1 to {self._max_number}.", {"state": "start"}
+
+    def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
+        """See `Env`."""
+        numbers = _NUMBER.findall(action)
+        guess = int(numbers[-1]) if numbers and len(numbers[-1]) <= 9 else None
+        if guess == self._secret:
+            return "Right!", 1.0, True, False, {"state": "won"}
+        if guess is None:
+            hint, remembered = "Say a number.", "?"
+        else:
+            direction = "higher" if guess < self._secret else "lower"
+            hint, remembered = f"No, it is {direction}. Guess again.", f"{guess} {direction}"
+        self._history.append(remembered)
+        over = len(self._history) >= self._num_turns
+        return hint, 0.0, over, False, {"state": ", ".join(self._history)}

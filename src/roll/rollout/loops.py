@@ -1,0 +1,129 @@
+"""How one rollout comes about: a single answer, or a conversation with an environment.
+
+    prompt ─► model ─► tokens of turn 1 ─► env.step ─► observation, as the chat template writes it ─► model ─► turn 2 …
+
+All turns stay one flat token sequence: what the model wrote is never rendered or tokenised again, so the trainer sees
+exactly what the engine did.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from typing import Protocol, TypeAlias
+
+import numpy as np
+
+from roll.envs import make
+from roll.types import Generation, GenerationRequest, IntArray, PromptDraw, Rollout, Turn
+
+__all__ = ["Generate", "Renderer", "RolloutLoop", "play", "single_answer"]
+
+Generate: TypeAlias = Callable[[GenerationRequest], Awaitable[Generation]]
+
+
+class Renderer(Protocol):
+    """What a loop needs of `ChatRenderer`."""
+
+    def follow_up(self, observation: str) -> IntArray:
+        """Ids from the end of the assistant's message to where its next one begins."""
+        ...
+
+    def decode(self, token_ids: IntArray) -> str:
+        """Text without special tokens."""
+        ...
+
+
+class RolloutLoop(Protocol):
+    """Makes one rollout, without its reward."""
+
+    async def __call__(
+        self, draw: PromptDraw, index: int, first: GenerationRequest, generate: Generate, renderer: Renderer
+    ) -> Rollout:
+        """`first` is the request for the first turn; its sampling holds for all turns."""
+        ...
+
+
+async def single_answer(
+    draw: PromptDraw, index: int, first: GenerationRequest, generate: Generate, renderer: Renderer
+) -> Rollout:
+    """One answer to the prompt."""
+    generation = await generate(first)
+    return _rollout(draw, index, [generation], [], (), renderer)
+
+
+async def play(
+    draw: PromptDraw, index: int, first: GenerationRequest, generate: Generate, renderer: Renderer
+) -> Rollout:
+    """A conversation with the environment that the prompt names (`metadata["env"]`), until one of the two ends it.
+
+    An answer that was cut off ends the episode: the model did not finish its turn.
+    """
+    settings = draw.prompt.metadata["env"]
+    env = make(settings["name"], settings["options"])
+    _, info = env.reset()
+    generations: list[Generation] = []
+    between: list[IntArray] = []
+    turns: list[Turn] = []
+    context, position = draw.token_ids, 0
+    while True:
+        request = _turn_request(first, context, len(turns))
+        generation = await generate(request)
+        generations.append(generation)
+        end = position + len(generation.token_ids)
+        over, reward, observation, state = True, 0.0, "", str(info.get("state", ""))
+        if generation.finish_reason == "stop":
+            observation, reward, ended, cut_off, info = env.step(renderer.decode(generation.token_ids))
+            over = ended or cut_off
+        turns.append(Turn(start=position, end=end, reward=reward, state=state))
+        if over:
+            return _rollout(draw, index, generations, between, tuple(turns), renderer)
+        follow_up = renderer.follow_up(observation)
+        between.append(follow_up)
+        context = np.concatenate([context, generation.token_ids, follow_up]).astype(np.int32)
+        position = end + len(follow_up)
+
+
+def _turn_request(first: GenerationRequest, context: IntArray, turn: int) -> GenerationRequest:
+    """The request of a later turn: its own id, and its own seed, which depends on the first one's alone."""
+    if turn == 0:
+        return first
+    seed = first.sampling.seed
+    sampling = replace(first.sampling, seed=None if seed is None else (seed + 0x9E3779B1 * turn) % 2**31)
+    return replace(first, request_id=f"{first.request_id}.t{turn}", token_ids=context, sampling=sampling)
+
+
+def _rollout(
+    draw: PromptDraw,
+    index: int,
+    generations: list[Generation],
+    between: list[IntArray],
+    turns: tuple[Turn, ...],
+    renderer: Renderer,
+) -> Rollout:
+    """All turns as one sequence; the environment's tokens have log-prob 0 and policy version -1."""
+    tokens: list[IntArray] = []
+    logprobs: list[np.ndarray] = []
+    versions: list[np.ndarray] = []
+    for position, generation in enumerate(generations):
+        tokens.append(generation.token_ids)
+        logprobs.append(generation.logprobs)
+        versions.append(generation.policy_versions)
+        if position < len(between):
+            tokens.append(between[position])
+            logprobs.append(np.zeros(len(between[position]), np.float32))
+            versions.append(np.full(len(between[position]), -1, np.int32))
+    token_ids = np.concatenate(tokens).astype(np.int32, copy=False)
+    return Rollout(
+        draw_id=draw.draw_id,
+        index=index,
+        prompt=draw.prompt,
+        prompt_token_ids=draw.token_ids,
+        token_ids=token_ids,
+        logprobs=np.concatenate(logprobs).astype(np.float32, copy=False),
+        policy_versions=np.concatenate(versions).astype(np.int32, copy=False),
+        finish_reason=generations[-1].finish_reason,
+        text=renderer.decode(token_ids),
+        engine_id=generations[-1].engine_id,
+        turns=turns,
+    )

@@ -1,0 +1,100 @@
+"""Conversations with an environment, as one flat sequence of tokens."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from roll.rollout.loops import play, single_answer
+from roll.types import Generation, GenerationRequest, IntArray, Prompt, PromptDraw, Rollout, SamplingParams
+
+
+class Numbers:
+    """Token 100 + n reads as `n`; an observation is one token 7."""
+
+    def decode(self, token_ids: IntArray) -> str:
+        return " ".join(str(token - 100) for token in token_ids if token >= 100)
+
+    def follow_up(self, observation: str) -> IntArray:
+        return np.array([7], dtype=np.int32)
+
+
+class Script:
+    """An engine that answers with given tokens, in turn."""
+
+    def __init__(self, *answers: list[int], finish: str = "stop") -> None:
+        self.answers, self.finish = list(answers), finish
+        self.requests: list[GenerationRequest] = []
+
+    async def generate(self, request: GenerationRequest) -> Generation:
+        self.requests.append(request)
+        tokens = self.answers.pop(0)
+        return Generation(
+            request_id=request.request_id,
+            token_ids=np.array(tokens, dtype=np.int32),
+            logprobs=np.full(len(tokens), -1.0, np.float32),
+            policy_versions=np.full(len(tokens), 3, np.int32),
+            finish_reason=self.finish,
+            engine_id="e",
+        )
+
+
+def draw(secret: int, num_turns: int = 2) -> PromptDraw:
+    options = {"max_number": 5, "num_turns": num_turns, "secret": secret}
+    prompt = Prompt(uid="g/1", domain="g", messages=(), metadata={"env": {"name": "guess_number", "options": options}})
+    return PromptDraw(draw_id=4, prompt=prompt, token_ids=np.array([1, 2], dtype=np.int32))
+
+
+async def episode(script: Script, secret: int, num_turns: int = 2) -> Rollout:
+    drawn = draw(secret, num_turns)
+    first = GenerationRequest(
+        request_id="train-4.0", token_ids=drawn.token_ids, sampling=SamplingParams(max_new_tokens=8, seed=11)
+    )
+    return await play(drawn, 0, first, script.generate, Numbers())
+
+
+async def test_turns_and_observations_lie_in_one_sequence() -> None:
+    script = Script([102, 9], [104, 9])
+    rollout = await episode(script, secret=4)
+    assert rollout.token_ids.tolist() == [102, 9, 7, 104, 9]
+    assert [(t.start, t.end, t.reward, t.state) for t in rollout.turns] == [
+        (0, 2, 0.0, "start"),
+        (3, 5, 1.0, "2 higher"),
+    ]
+    assert rollout.logprobs.tolist() == [-1.0, -1.0, 0.0, -1.0, -1.0]
+    assert rollout.policy_versions.tolist() == [3, 3, -1, 3, 3]
+    assert script.requests[1].token_ids.tolist() == [1, 2, 102, 9, 7]  # what the model wrote, never tokenised again
+    assert [r.request_id for r in script.requests] == ["train-4.0", "train-4.0.t1"]
+    assert len({r.sampling.seed for r in script.requests}) == 2
+
+
+async def test_a_right_guess_ends_the_episode_at_once() -> None:
+    rollout = await episode(Script([104]), secret=4)
+    assert [(t.start, t.end, t.reward) for t in rollout.turns] == [(0, 1, 1.0)]
+
+
+async def test_a_turn_that_was_cut_off_ends_the_episode_unfinished() -> None:
+    rollout = await episode(Script([104], finish="length"), secret=4)
+    assert not rollout.finished
+    assert [t.reward for t in rollout.turns] == [0.0]
+
+
+async def test_the_same_seed_gives_the_same_requests() -> None:
+    seeds = []
+    for _ in range(2):
+        script = Script([101], [102], [103])
+        await episode(script, secret=5, num_turns=3)
+        seeds.append([r.sampling.seed for r in script.requests])
+    assert seeds[0] == seeds[1]
+
+
+@pytest.mark.parametrize("tokens", [[5], []])
+async def test_a_single_answer_has_no_turns_of_its_own(tokens: list[int]) -> None:
+    drawn = draw(1)
+    first = GenerationRequest(
+        request_id="r", token_ids=drawn.token_ids, sampling=SamplingParams(max_new_tokens=8, seed=1)
+    )
+    rollout = await single_answer(drawn, 2, first, Script(tokens).generate, Numbers())
+    assert rollout.turns == ()
+    assert [(t.start, t.end) for t in rollout.spans] == [(0, len(tokens))]
+    assert rollout.index == 2
