@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -24,6 +24,7 @@ from roll.algorithms.inputs import LossInputs
 from roll.errors import TrainingDivergedError, UnsupportedError
 from roll.protocols import LossFn, StateKind, WeightSource
 from roll.training.distributed import Ranks, default_num_threads, pick_device, reshard, shard
+from roll.training.distributions import TokenStatistics
 from roll.training.export import export_model
 from roll.training.layout import PackedLayout, build_layout, idle_layout
 from roll.training.loading import build_network
@@ -98,12 +99,13 @@ class TorchBackend:
         sums: dict[str, Tensor] = {}
         logprobs: dict[int, FloatArray] = {}
         num_tokens = 0
+        wanted = [name for name in ("entropy", "full_kl") if getattr(loss, f"needs_{name}", False)]
         for layout in self._layouts(batch, every_token=False):
-            predicted = self._predict(layout, batch)
+            predicted, beside = self._predict(layout, batch, wanted)
             if not layout.spans:
                 (0.0 * predicted.sum()).backward()
                 continue
-            outputs = loss(self._loss_inputs(layout, batch, predicted))
+            outputs = loss(self._loss_inputs(layout, batch, predicted, beside))
             (outputs.loss * self.ranks.size).backward()
             _add_metrics(sums, {"loss": outputs.loss.detach(), **outputs.metrics})
             if self.spec.role == "policy":
@@ -208,14 +210,21 @@ class TorchBackend:
                 f"a trainer with role '{self.spec.role}' has no {method}: ask a {' or '.join(roles)}"
             )
 
-    def _predict(self, layout: PackedLayout, batch: TrainingBatch) -> Tensor:
-        """[M] log-probs, or values, of the layout's predictions."""
+    def _predict(
+        self, layout: PackedLayout, batch: TrainingBatch, wanted: Sequence[str] = ()
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """[M] log-probs, or values, of the layout's predictions, and what a loss wants beside log-probs."""
         if self.spec.role == "critic":
-            return self.network(layout)
-        return self.network(layout, batch.temperature)
+            return self.network(layout), {}
+        found: TokenStatistics = self.network(layout, batch.temperature, **dict.fromkeys(wanted, True))
+        return found.logprobs, {name: getattr(found, name) for name in wanted}
 
-    def _loss_inputs(self, layout: PackedLayout, batch: TrainingBatch, predicted: Tensor) -> LossInputs:
-        return (value_inputs if self.spec.role == "critic" else loss_inputs)(layout, batch, predicted)
+    def _loss_inputs(
+        self, layout: PackedLayout, batch: TrainingBatch, predicted: Tensor, beside: Mapping[str, Tensor]
+    ) -> LossInputs:
+        if self.spec.role == "critic":
+            return value_inputs(layout, batch, predicted)
+        return loss_inputs(layout, batch, predicted, **beside)
 
     @torch.no_grad()
     def _score(self, batch: TrainingBatch, *, every_token: bool) -> list[FloatArray]:
@@ -223,7 +232,7 @@ class TorchBackend:
         self.network.eval()
         found: dict[int, FloatArray] = {}
         for layout in self._layouts(batch, every_token=every_token):
-            _collect(found, layout, batch, self._predict(layout, batch))
+            _collect(found, layout, batch, self._predict(layout, batch)[0])
         reshard(self.network)
         return list(_in_order(self._merge(found), batch))
 

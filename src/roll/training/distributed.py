@@ -145,9 +145,10 @@ def shard(network: Any, ranks: Ranks, precision: Precision) -> None:
         )
     policy = MixedPrecisionPolicy(param_dtype=precision.compute, reduce_dtype=precision.master)
     mesh = ranks.mesh["dp_shard"]
-    for parameter in network.parameters():
+    for parameter in network.root.parameters():
         parameter.data = parameter.data.to(precision.master)
-    for layer in layers:
+    frozen = getattr(network, "reference", None)  # stays in the compute dtype
+    for layer in (*layers, *(() if frozen is None else frozen.get_decoder().layers)):
         fully_shard(layer, mesh=mesh, mp_policy=policy)
     fully_shard(network, mesh=mesh, mp_policy=policy)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -24,7 +25,10 @@ def build_network(spec: TrainerSpec, dtype: torch.dtype) -> PolicyNetwork | Valu
         ModelError: the model cannot be loaded, or not be used in this role.
     """
     model = _load_model(spec, dtype)
-    return ValueNetwork(model) if spec.role == "critic" else PolicyNetwork(model)
+    if spec.role == "critic":
+        return ValueNetwork(model)
+    copies = spec.holds_reference and spec.model.lora is None
+    return PolicyNetwork(model, _load_model(replace(spec, role="reference"), dtype) if copies else None)
 
 
 def _load_model(spec: TrainerSpec, dtype: torch.dtype) -> Any:

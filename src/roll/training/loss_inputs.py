@@ -16,13 +16,22 @@ from roll.types import FloatArray, TrainingBatch, TrainingSample
 __all__ = ["loss_inputs", "value_inputs"]
 
 
-def loss_inputs(layout: PackedLayout, batch: TrainingBatch, predicted: Tensor) -> LossInputs:
+def loss_inputs(
+    layout: PackedLayout,
+    batch: TrainingBatch,
+    predicted: Tensor,
+    *,
+    entropy: Tensor | None = None,
+    full_kl: Tensor | None = None,
+) -> LossInputs:
     """The loss tokens of a micro-batch, sequence after sequence.
 
     Args:
         layout: of the micro-batch, built for the tokens in the loss.
         batch: the global batch.
         predicted: [M] log-probs of the layout's predictions, with gradient.
+        entropy: [M] of their distributions, with gradient, where the loss asks for it.
+        full_kl: [M] their distributions' divergence from the reference's, likewise.
 
     Raises:
         ValueError: some samples have `ref_logprobs` and others do not.
@@ -53,7 +62,9 @@ def loss_inputs(layout: PackedLayout, batch: TrainingBatch, predicted: Tensor) -
         chunk_ids=_chunk_ids(samples, layout, device),
         ref_logprobs=tokens(lambda s: s.ref_logprobs) if all(with_reference) else None,
         expert=_repeated([s.expert for s in samples], lengths, device) if any(s.expert for s in samples) else None,
+        entropy=None if entropy is None else entropy.index_select(0, order),
         entropy_mask=_entropy_mask(samples, layout, device),
+        full_kl=None if full_kl is None else full_kl.index_select(0, order),
     )
 
 

@@ -1,16 +1,20 @@
-"""The network as the trainer uses it: a packed row of tokens in, log-probs of chosen tokens out."""
+"""The network as the trainer uses it: a packed row of tokens in, log-probs of chosen tokens out.
+
+On request also the entropy of their distributions, and how far these are from those of the policy as it was at first.
+"""
 
 from __future__ import annotations
 
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from roll.errors import ModelError
+from roll.training.distributions import Projection, TokenStatistics, token_statistics
 from roll.training.hidden import final_hidden
 from roll.training.layout import PackedLayout
-from roll.training.logprobs import token_logprobs
+from roll.training.lora import adapters_off
 
 __all__ = ["PolicyNetwork"]
 
@@ -24,14 +28,16 @@ class PolicyNetwork(nn.Module):
     Args:
         model: an HF model loaded with the attention `roll_packed`; with LoRA, what lies inside the peft
             wrapper.
+        reference: the same model as it was at first, frozen, for the divergence from it; with LoRA it is not needed.
 
     Raises:
         ModelError: the model computes its logits in a way that the chunked projection does not.
     """
 
-    def __init__(self, model: Any) -> None:
+    def __init__(self, model: Any, reference: Any = None) -> None:
         super().__init__()
         self.model = model
+        self.reference = reference
         head = model.get_output_embeddings()
         changes = [n for n in _LOGIT_CHANGES if getattr(model.config, n, None) not in (None, 1, 1.0)]
         if head is None or getattr(head, "bias", None) is not None:
@@ -39,12 +45,29 @@ class PolicyNetwork(nn.Module):
         if changes:
             raise ModelError(f"{type(model).__name__} cannot be trained: its logits are changed by {changes}")
 
-    def forward(self, layout: PackedLayout, temperature: float) -> Tensor:
-        """Log-probs [M] of the layout's predictions, float32 or better."""
-        head = self.model.get_output_embeddings().weight
-        hidden = final_hidden(self.decoder, layout, head.device, head.dtype)
-        targets = torch.from_numpy(layout.targets).to(head.device)
-        return token_logprobs(hidden, head, targets, temperature=temperature)
+    def forward(
+        self, layout: PackedLayout, temperature: float, *, entropy: bool = False, full_kl: bool = False
+    ) -> TokenStatistics:
+        """Log-probs [M] of the layout's predictions, float32 or better, and what else is asked for.
+
+        Raises:
+            ValueError: the divergence is asked for, and there is neither a reference nor an adapter to leave out.
+        """
+        targets = torch.from_numpy(layout.targets).to(self.model.get_output_embeddings().weight.device)
+        return token_statistics(
+            _project(self.model, layout),
+            targets,
+            temperature=temperature,
+            entropy=entropy,
+            reference=self._project_reference(layout) if full_kl else None,
+        )
+
+    @torch.no_grad()
+    def _project_reference(self, layout: PackedLayout) -> Projection:
+        if self.reference is not None:
+            return _project(self.reference, layout)
+        with adapters_off(self.model):
+            return _project(self.model, layout)
 
     @property
     def decoder(self) -> Any:
@@ -60,3 +83,9 @@ class PolicyNetwork(nn.Module):
     def architecture(self) -> str:
         """The class of `transformers` that an export is loaded with."""
         return type(self.model).__name__
+
+
+def _project(model: Any, layout: PackedLayout) -> Projection:
+    """Hidden states at the layout's predictions, and the projection to the vocabulary."""
+    weight = model.get_output_embeddings().weight
+    return Projection(final_hidden(model.get_decoder(), layout, weight.device, weight.dtype), weight)

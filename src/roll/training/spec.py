@@ -26,6 +26,9 @@ class TrainerSpec:
     """A critic trains adapters as the policy does, where `lora` is set; a reference has none."""
     training: TrainingConfig
     role: Role = "policy"
+    holds_reference: bool = False
+    """A policy: losses may ask for the divergence from the policy as it was at first, over the whole vocabulary. Unless
+    it has an adapter to leave out, it then keeps a frozen copy of the model, in the compute dtype."""
     schedule: Schedule | None = None
     """By default that of `training` with one update a step."""
     seed: int = 0
