@@ -365,7 +365,8 @@ async def measure_sync(kind: str) -> dict[str, Any]:
     from roll.algorithms.losses import PolicyLoss
     from roll.cluster.local import LocalCluster
     from roll.config.operations import WeightSyncConfig
-    from roll.pipelines.setup import engine_specs, prepare_material, probe_sequences, trainer_spec
+    from roll.pipelines.setup import engine_specs, prepare_material, probe_sequences
+    from roll.pipelines.trainers import policy_spec
     from roll.weights import WeightSync
 
     config = quickstart_config()
@@ -375,7 +376,7 @@ async def measure_sync(kind: str) -> dict[str, Any]:
     batch = random_batch(1, 2, (4, 4), 1000)
     with tempfile.TemporaryDirectory() as directory:
         spec = replace(spec, kind=kind, log_path=Path(directory) / "engine.log")
-        trainer = await cluster.start_trainer(trainer_spec(config, material))
+        trainer = await cluster.start_trainer(policy_spec(config, material.model_path))
         try:
             engines = await cluster.start_engines([spec])
             try:

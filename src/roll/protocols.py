@@ -125,14 +125,25 @@ class WeightSource(Protocol):
 
 @runtime_checkable
 class TrainBackend(Protocol):
-    """One rank of a trainer. With several ranks, every method is collective and every rank gets the whole batch."""
+    """One rank of a trainer. With several ranks, every method is collective and every rank gets the whole batch.
+
+    A policy has `logprobs` and is trained; a critic has `values` and is trained; a reference has `logprobs` alone. What
+    a role does not have raises `UnsupportedError`.
+    """
 
     def train_step(self, batch: TrainingBatch, loss: LossFn) -> StepResult:
         """All micro-batches and one optimiser step."""
         ...
 
-    def logprobs(self, batch: TrainingBatch) -> list[FloatArray]:
-        """Per sample [L], under the batch's temperature, of the current weights; entry 0 is 0."""
+    def logprobs(self, batch: TrainingBatch, *, adapter: bool = True) -> list[FloatArray]:
+        """Per sample [L], under the batch's temperature, of the current weights; entry 0 is 0.
+
+        `adapter=False` leaves LoRA adapters out: the policy as it was before training.
+        """
+        ...
+
+    def values(self, batch: TrainingBatch) -> list[FloatArray]:
+        """Per sample [L]: the critic's value of the state before each token that the loss counts; 0 elsewhere."""
         ...
 
     def weights(self) -> WeightSource:
@@ -160,6 +171,14 @@ class TrainBackend(Protocol):
         ...
 
 
+class Scorer(Protocol):
+    """Whatever gives log-probs of a batch: a trainer, a reference, a policy without its adapters."""
+
+    async def logprobs(self, batch: TrainingBatch) -> list[FloatArray]:
+        """See `TrainBackend.logprobs`."""
+        ...
+
+
 @runtime_checkable
 class TrainerGroup(Protocol):
     """All ranks of a trainer, seen from the controller. `cluster/` has an in-process one and a Ray one."""
@@ -169,7 +188,9 @@ class TrainerGroup(Protocol):
 
     async def train_step(self, batch: TrainingBatch, loss: LossFn) -> StepResult: ...
 
-    async def logprobs(self, batch: TrainingBatch) -> list[FloatArray]: ...
+    async def logprobs(self, batch: TrainingBatch, *, adapter: bool = True) -> list[FloatArray]: ...
+
+    async def values(self, batch: TrainingBatch) -> list[FloatArray]: ...
 
     async def send_weights(
         self, policy_version: int, transport: str, deliver: Callable[[WeightUpdate], Awaitable[None]]

@@ -24,7 +24,8 @@ from roll.cluster.local import LocalTrainerGroup
 from roll.config.model import ModelConfig
 from roll.config.operations import CheckpointConfig
 from roll.config.training import TrainingConfig
-from roll.pipelines.checkpoint import Checkpointer, find_checkpoint, read_checkpoint, remove_unfinished
+from roll.pipelines.checkpoint import Checkpointer
+from roll.pipelines.saved import find_checkpoint, read_checkpoint, remove_unfinished
 from roll.pipelines.state import RunState
 from roll.rollout import DataLedger
 from roll.tracking import RunDirectory

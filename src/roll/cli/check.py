@@ -67,6 +67,8 @@ class Report:
     engine_kind: str | None = None
     placement: Placement | None = None
     model: ModelDescription | None = None
+    critic: ModelDescription | None = None
+    """The critics' backbone, where it is not the policy's."""
     model_is_here: bool = False
     longest_prompt: int | None = None
     sample: tuple[Prompt, str, int] | None = None
@@ -150,6 +152,12 @@ def _look_at_model(report: Report) -> None:
         report.notes.append(f"the model '{path}' is not on this machine yet: it is {what} when the run starts.")
     if report.model is not None:
         _check_context(report.config, report.model.context_length)
+    backbone = report.config.algorithm.critic.model
+    if report.config.algorithm.uses_critic and backbone is not None:
+        if find_model(backbone) is not None or backbone in CATALOGUE:
+            report.critic = describe_model(backbone)
+        else:
+            report.notes.append(f"the critics' model '{backbone}' is not on this machine yet: the run downloads it.")
 
 
 def _check_context(config: RLVRConfig, context_length: int) -> None:
@@ -219,7 +227,7 @@ def _estimate(report: Report) -> None:
     if model is None or report.engine_kind is None:
         return
     context = config.inference.max_context or longest + config.rollout.max_new_tokens
-    report.disk = disk_use(config, model, report.batch, longest_prompt=longest)
+    report.disk = disk_use(config, model, report.batch, longest_prompt=longest, critic_sizes=report.critic)
     report.memory = memory_by_role(
         config,
         model,
@@ -227,6 +235,7 @@ def _estimate(report: Report) -> None:
         engine_kind=report.engine_kind,
         max_context=context,
         on_accelerator=bool(report.machine.accelerator_bytes),
+        critic_sizes=report.critic,
     )
     _compare_memory(report)
 
@@ -249,10 +258,9 @@ def _bytes_by_device(report: Report) -> dict[int, int]:
     mapping = report.config.cluster.device_mapping
     needed: dict[int, int] = {}
     for role in report.memory:
-        devices = mapping.actor_infer if role.role == "actor_infer" else mapping.actor_train
-        share = role.bytes_each // (report.config.inference.tensor_parallel if role.role == "actor_infer" else 1)
-        for device in devices:
-            needed[device] = needed.get(device, 0) + share
+        devices = mapping.devices(role.role)
+        for device in devices:  # several critics share theirs, the devices of an engine share its memory
+            needed[device] = needed.get(device, 0) + role.bytes_total // len(devices)
     return needed
 
 

@@ -61,8 +61,7 @@ def _where(report: Report, role: str) -> str:
         return "this process"
     if role == "processes":
         return "one for each"
-    seats = report.placement.engines if role == "actor_infer" else report.placement.trainer
-    return "; ".join(dict.fromkeys(_seat(seat) for seat in seats))
+    return "; ".join(dict.fromkeys(_seat(seat) for seat in report.placement.seats(role)))
 
 
 def _seat(seat: Seat) -> str:

@@ -22,7 +22,10 @@ class Cluster(Protocol):
     """Starts the roles of a run on its devices."""
 
     async def start_trainer(self, spec: TrainerSpec) -> TrainerGroup:
-        """Start all ranks of a trainer; `spec` is that of rank 0 of one, and is adapted to the ranks there are."""
+        """Start all ranks of a trainer, in any role, on the role's devices.
+
+        `spec` is that of rank 0 of one, and is adapted to the ranks there are.
+        """
         ...
 
     async def start_engines(self, specs: Sequence[EngineSpec]) -> EngineGroup:

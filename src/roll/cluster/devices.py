@@ -28,9 +28,17 @@ class Placement:
     num_nodes: int
     devices_per_node: int
     trainer: tuple[Seat, ...]
-    """By rank."""
+    """By rank; so for the next two."""
+    critic: tuple[Seat, ...]
+    """Of every critic: several share devices."""
+    reference: tuple[Seat, ...]
     engines: tuple[Seat, ...]
     """By engine."""
+
+    def seats(self, role: str) -> tuple[Seat, ...]:
+        """Of a role in the words of the device mapping, or of a trainer's spec (`policy`)."""
+        roles = {"critic": self.critic, "reference": self.reference, "actor_infer": self.engines}
+        return roles.get(role, self.trainer)
 
     @property
     def workers_on_first_node(self) -> int:
@@ -49,8 +57,8 @@ def place(config: RLVRConfig, devices_per_node: int) -> Placement:
     """
     total = config.cluster.num_nodes * devices_per_node
     mapping = config.cluster.device_mapping
-    for role, devices in (("actor_train", mapping.actor_train), ("actor_infer", mapping.actor_infer)):
-        beyond = [device for device in devices if device >= total]
+    for role in ("actor_train", "actor_infer", "critic", "reference"):
+        beyond = [device for device in mapping.devices(role) if device >= total]
         if beyond:
             raise PlacementError(
                 f"cluster.device_mapping.{role} names device {beyond[0]}, but {config.cluster.num_nodes} x "
@@ -62,9 +70,15 @@ def place(config: RLVRConfig, devices_per_node: int) -> Placement:
     return Placement(
         num_nodes=config.cluster.num_nodes,
         devices_per_node=devices_per_node,
-        trainer=tuple(_seat([device], devices_per_node, "trainer rank") for device in mapping.actor_train),
+        trainer=_ranks(mapping.devices("actor_train"), devices_per_node),
+        critic=_ranks(mapping.devices("critic"), devices_per_node),
+        reference=_ranks(mapping.devices("reference"), devices_per_node),
         engines=tuple(_seat(devices, devices_per_node, "engine") for devices in engines),
     )
+
+
+def _ranks(devices: Sequence[int], devices_per_node: int) -> tuple[Seat, ...]:
+    return tuple(_seat([device], devices_per_node, "rank") for device in devices)
 
 
 def _seat(devices: Sequence[int], devices_per_node: int, role: str) -> Seat:

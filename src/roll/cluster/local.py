@@ -1,6 +1,6 @@
-"""One trainer rank and its engines in this process; no Ray.
+"""One rank of each trainer, and the engines, in this process; no Ray.
 
-The trainer's work runs in one thread of its own, so the controller's loop stays free; calls keep their order.
+A trainer's work runs in one thread of its own, so the controller's loop stays free; calls keep their order.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class LocalTrainerGroup:
     @classmethod
     async def start(cls, spec: TrainerSpec) -> LocalTrainerGroup:
         """Load the model in the trainer's thread."""
-        thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="trainer")
+        thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix=spec.role)
 
         def build() -> TorchBackend:
             from roll.training.backend import TorchBackend
@@ -59,9 +59,13 @@ class LocalTrainerGroup:
         """See `TrainBackend.train_step`."""
         return await self._call(self._backend.train_step, batch, loss)
 
-    async def logprobs(self, batch: TrainingBatch) -> list[FloatArray]:
+    async def logprobs(self, batch: TrainingBatch, *, adapter: bool = True) -> list[FloatArray]:
         """See `TrainBackend.logprobs`."""
-        return await self._call(self._backend.logprobs, batch)
+        return await self._call(lambda: self._backend.logprobs(batch, adapter=adapter))
+
+    async def values(self, batch: TrainingBatch) -> list[FloatArray]:
+        """See `TrainBackend.values`."""
+        return await self._call(self._backend.values, batch)
 
     async def send_weights(
         self, policy_version: int, transport: str, deliver: Callable[[WeightUpdate], Awaitable[None]]

@@ -100,7 +100,8 @@ class RayCluster:
         """CPU threads per actor: the machine's cores, shared between ranks and engines; devices need no limit."""
         if self._accelerated:
             return None
-        sharing = max(len(self._placement.trainer), len(self._placement.engines))
+        roles = ("actor_train", "critic", "reference", "actor_infer")
+        sharing = max(len(self._placement.seats(role)) for role in roles)
         return max(1, (os.cpu_count() or 1) // min(sharing, self._placement.workers_on_first_node or 1))
 
     def _options(self, seat: Seat, threads: int | None) -> dict[str, Any]:
@@ -124,7 +125,7 @@ class RayCluster:
         """See `Cluster.start_trainer`."""
         threads = spec.training.num_threads or self._threads
         training = spec.training.model_copy(update={"num_threads": threads})
-        seats = [self._options(seat, threads) for seat in self._placement.trainer]
+        seats = [self._options(seat, threads) for seat in self._placement.seats(spec.role)]
         return await RayTrainerGroup.start(replace(spec, training=training), seats)
 
     async def start_engines(self, specs: Sequence[EngineSpec]) -> RayEngineGroup:

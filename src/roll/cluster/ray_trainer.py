@@ -53,8 +53,11 @@ class TrainerActor:
         """As the backend's; so for all that follow."""
         return self._backend.train_step(batch, loss)
 
-    def logprobs(self, batch: TrainingBatch) -> list[FloatArray]:
-        return self._backend.logprobs(batch)
+    def logprobs(self, batch: TrainingBatch, adapter: bool) -> list[FloatArray]:
+        return self._backend.logprobs(batch, adapter=adapter)
+
+    def values(self, batch: TrainingBatch) -> list[FloatArray]:
+        return self._backend.values(batch)
 
     def save(self, path: Path) -> None:
         self._backend.save(path)
@@ -117,10 +120,15 @@ class RayTrainerGroup:
         shared = ray.put(batch)
         return await self._first([actor.train_step.remote(shared, loss) for actor in self._actors])
 
-    async def logprobs(self, batch: TrainingBatch) -> list[FloatArray]:
+    async def logprobs(self, batch: TrainingBatch, *, adapter: bool = True) -> list[FloatArray]:
         """See `TrainBackend.logprobs`."""
         shared = ray.put(batch)
-        return await self._first([actor.logprobs.remote(shared) for actor in self._actors])
+        return await self._first([actor.logprobs.remote(shared, adapter) for actor in self._actors])
+
+    async def values(self, batch: TrainingBatch) -> list[FloatArray]:
+        """See `TrainBackend.values`."""
+        shared = ray.put(batch)
+        return await self._first([actor.values.remote(shared) for actor in self._actors])
 
     async def send_weights(
         self, policy_version: int, transport: str, deliver: Callable[[WeightUpdate], Awaitable[None]]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from pydantic import field_validator
+from pydantic import field_validator, model_validator
 
 from roll.config.base import Section, option
 
@@ -39,11 +39,27 @@ class DeviceMapping(Section):
 
     actor_train: list[int] = option([0], "Devices of the trainer: one rank each.")
     actor_infer: list[int] = option([0], "Devices of the engines: `inference.tensor_parallel` each.")
+    critic: list[int] | None = option(
+        None, "Devices of every critic: one rank each; by default those of `actor_train`."
+    )
+    reference: list[int] | None = option(
+        None, "Devices of the reference: one rank each; by default those of `actor_train`."
+    )
 
     @field_validator("actor_train", "actor_infer", mode="before", json_schema_input_type=list[int] | int | str)
     @classmethod
     def _devices(cls, value: Any) -> Any:
         return parse_devices(value)
+
+    @field_validator("critic", "reference", mode="before", json_schema_input_type=list[int] | int | str | None)
+    @classmethod
+    def _optional_devices(cls, value: Any) -> Any:
+        return None if value is None else parse_devices(value)
+
+    def devices(self, role: str) -> list[int]:
+        """Of a role: `actor_train`, `actor_infer`, `critic` or `reference`."""
+        named = getattr(self, role)
+        return self.actor_train if named is None else named
 
 
 class ClusterConfig(Section):
@@ -56,3 +72,14 @@ class ClusterConfig(Section):
         None, "Devices of each machine; by default what is found (CPU: one per core).", ge=1
     )
     device_mapping: DeviceMapping = option(DeviceMapping(), "Devices of each role.")
+
+    @model_validator(mode="after")
+    def _local_runs_one_rank(self) -> ClusterConfig:
+        for role in ("critic", "reference"):
+            devices = getattr(self.device_mapping, role)
+            if self.type == "local" and devices not in (None, [0]):
+                raise ValueError(
+                    f"device_mapping.{role} names devices {devices}, but type local runs one rank of it, on device 0: "
+                    "set type: ray, or leave it out"
+                )
+        return self

@@ -85,7 +85,7 @@ class RoleMemory:
 
     role: str
     count: int
-    """Ranks or engines."""
+    """Ranks or engines; of several critics all."""
     parts: Mapping[str, int]
     """Bytes by what they hold."""
 
@@ -192,6 +192,7 @@ def memory_by_role(
     engine_kind: str,
     max_context: int,
     on_accelerator: bool,
+    critic_sizes: ModelSizes | None = None,
 ) -> list[RoleMemory]:
     """Memory of each role.
 
@@ -202,44 +203,74 @@ def memory_by_role(
         engine_kind: `vllm` or `hf`.
         max_context: longest prompt plus answer, in tokens.
         on_accelerator: whether the figures are for a device's memory; host libraries are then left out.
+        critic_sizes: of `algorithm.critic.model`, where it is not the policy's.
     """
     element = 2 if config.model.dtype == "bfloat16" else 4
+    mapping, ranks = config.cluster.device_mapping, config.num_ranks
+    policy = _trained(config, sizes, ranks, element) | _passes(config, sizes, batch, ranks, element)
+    policy["logits"] = _logits(sizes, batch.tokens_per_micro_batch, element)
     roles = [
-        RoleMemory(role="actor_train", count=config.num_ranks, parts=_trainer(config, sizes, batch, element)),
+        RoleMemory(role="actor_train", count=ranks, parts=policy),
         RoleMemory(
             role="actor_infer",
             count=config.num_engines,
             parts=_engine(config, sizes, engine_kind, max_context, element, on_accelerator),
         ),
     ]
-    if config.algorithm.kl.coefficient > 0:
-        weights = {"weights": sizes.num_parameters * element // config.num_ranks}
-        roles.append(RoleMemory(role="reference", count=config.num_ranks, parts=weights))
+    if config.algorithm.uses_critic:
+        ranks, backbone = len(mapping.devices("critic")), critic_sizes or sizes
+        parts = _trained(config, backbone, ranks, element) | _passes(config, backbone, batch, ranks, element)
+        roles.append(RoleMemory(role="critic", count=ranks * config.algorithm.critic.num_critics, parts=parts))
+    if config.algorithm.uses_reference and config.model.lora is None:
+        ranks = len(mapping.devices("reference"))
+        parts = {"weights": sizes.num_parameters * element // ranks, **_gathered(sizes, ranks, element)}
+        parts["logits"] = _logits(sizes, _micro_batch(config, batch, ranks), element)
+        roles.append(RoleMemory(role="reference", count=ranks, parts=parts))
     if not on_accelerator:
         separate = config.cluster.type == "ray"
-        processes = 1 + (config.num_ranks + config.num_engines if separate else 0)
+        processes = 1 + (sum(role.count for role in roles) if separate else 0)
         roles.append(RoleMemory(role="processes", count=processes, parts={"libraries": LIBRARIES_BYTES}))
     return roles
 
 
-def _trainer(config: RLVRConfig, sizes: ModelSizes, batch: BatchArithmetic, element: int) -> dict[str, int]:
-    total, ranks = sizes.num_parameters, config.num_ranks
-    lora = config.model.lora
-    trained = num_lora_parameters(sizes, lora.rank) if lora else total
+def _trained(config: RLVRConfig, sizes: ModelSizes, ranks: int, element: int) -> dict[str, int]:
+    """A rank's share of what training keeps between steps, and of gradients."""
+    trained = _num_trained(config, sizes)
     own_copy = element != 4
-    parts = {"master weights": 4 * trained // ranks} if own_copy or lora else {}
-    parts["weights"] = total * element // ranks
+    parts = {"master weights": 4 * trained // ranks} if own_copy or config.model.lora else {}
+    parts["weights"] = sizes.num_parameters * element // ranks
     parts["gradients"] = 4 * trained // ranks
     parts["AdamW"] = 8 * trained // ranks
-    if ranks > 1:
-        embedding = sizes.vocab_size * sizes.hidden_size
-        layer = max(0, total - embedding) // max(1, sizes.num_layers)
-        parts["gathered weights"] = element * (embedding + 2 * layer)
-    per_token = activation_bytes_per_token(sizes, element, checkpointing=config.training.activation_checkpointing)
-    parts["activations"] = batch.tokens_per_micro_batch * per_token
-    logits = batch.tokens_per_micro_batch * sizes.vocab_size * (8 + element)
-    parts["logits"] = min(logits, LOGIT_CHUNK_BYTES)
     return parts
+
+
+def _passes(config: RLVRConfig, sizes: ModelSizes, batch: BatchArithmetic, ranks: int, element: int) -> dict[str, int]:
+    """What a forward and backward pass over a micro-batch needs besides, up to the final hidden states."""
+    per_token = activation_bytes_per_token(sizes, element, checkpointing=config.training.activation_checkpointing)
+    return {**_gathered(sizes, ranks, element), "activations": _micro_batch(config, batch, ranks) * per_token}
+
+
+def _micro_batch(config: RLVRConfig, batch: BatchArithmetic, ranks: int) -> int:
+    """Tokens that a rank sends through the network at once."""
+    return min(math.ceil(batch.trained_tokens / ranks), config.training.max_tokens_per_micro_batch)
+
+
+def _gathered(sizes: ModelSizes, ranks: int, element: int) -> dict[str, int]:
+    """Weights that several ranks hold whole for the moment: embeddings, and two layers."""
+    if ranks == 1:
+        return {}
+    embedding = sizes.vocab_size * sizes.hidden_size
+    layer = max(0, sizes.num_parameters - embedding) // max(1, sizes.num_layers)
+    return {"gathered weights": element * (embedding + 2 * layer)}
+
+
+def _logits(sizes: ModelSizes, num_tokens: int, element: int) -> int:
+    return min(num_tokens * sizes.vocab_size * (8 + element), LOGIT_CHUNK_BYTES)
+
+
+def _num_trained(config: RLVRConfig, sizes: ModelSizes) -> int:
+    lora = config.model.lora
+    return num_lora_parameters(sizes, lora.rank) if lora else sizes.num_parameters
 
 
 def _engine(
@@ -258,11 +289,19 @@ def _engine(
     return parts
 
 
-def disk_use(config: RLVRConfig, sizes: ModelSizes, batch: BatchArithmetic, *, longest_prompt: int) -> DiskUse:
-    """What the run directory will hold: model and optimiser state per checkpoint, recorded rollouts."""
+def disk_use(
+    config: RLVRConfig,
+    sizes: ModelSizes,
+    batch: BatchArithmetic,
+    *,
+    longest_prompt: int,
+    critic_sizes: ModelSizes | None = None,
+) -> DiskUse:
+    """What the run directory will hold: model and optimiser states per checkpoint, recorded rollouts."""
     element = 2 if config.model.dtype == "bfloat16" else 4
-    lora = config.model.lora
-    trained = num_lora_parameters(sizes, lora.rank) if lora else sizes.num_parameters
+    trained = _num_trained(config, sizes)
+    if config.algorithm.uses_critic:
+        trained += config.algorithm.critic.num_critics * _num_trained(config, critic_sizes or sizes)
     checkpoint, steps = config.checkpoint, config.training.num_steps
     saves = (steps // checkpoint.every_num_steps if checkpoint.every_num_steps else 0) + checkpoint.at_end
     kept = min(saves, checkpoint.keep_last) + (checkpoint.keep_best and saves > 1)

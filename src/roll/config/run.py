@@ -63,6 +63,8 @@ class RLVRConfig(Section):
     @model_validator(mode="after")
     def _consistent(self) -> RLVRConfig:
         self._check_groups()
+        self._check_lengths()
+        self._check_roles()
         if self.training.warmup_steps > self.training.num_steps:
             raise ValueError(
                 f"training.warmup_steps {self.training.warmup_steps} exceeds training.num_steps "
@@ -101,6 +103,32 @@ class RLVRConfig(Section):
             raise ValueError(
                 f"algorithm.critic.num_critics {critic.num_critics} critics share each group's rollouts, but "
                 f"rollout.group_size is {size}: raise the one or lower the other"
+            )
+
+    def _check_lengths(self) -> None:
+        buffer, answer = self.algorithm.reward.overlong_buffer, self.rollout.max_new_tokens
+        if buffer > answer:
+            raise ValueError(
+                f"algorithm.reward.overlong_buffer {buffer} exceeds rollout.max_new_tokens {answer}, so that the "
+                "shortest answer is punished: lower the one or raise the other"
+            )
+
+    def _check_roles(self) -> None:
+        mapping, algorithm = self.cluster.device_mapping, self.algorithm
+        if mapping.critic is not None and not algorithm.uses_critic:
+            raise ValueError(
+                "cluster.device_mapping.critic is set but no critic is used: remove it, or set "
+                "algorithm.advantage.estimator to gae"
+            )
+        if mapping.reference is not None and not algorithm.uses_reference:
+            raise ValueError(
+                "cluster.device_mapping.reference is set but no reference is used: remove it, or set "
+                "algorithm.kl.coefficient"
+            )
+        if mapping.reference is not None and self.model.lora is not None:
+            raise ValueError(
+                "cluster.device_mapping.reference is set, but with model.lora the reference is the policy without its "
+                "adapters: remove it"
             )
 
     @property

@@ -1,7 +1,7 @@
-"""Checkpoints: atomic, pruned, and found again.
+"""Writing checkpoints: atomic, and pruned.
 
     checkpoints/step-000020/   model/ (HF safetensors)   trainer/ (optimiser, schedule, RNG of every rank)
-                               state.json   ledger.jsonl   COMPLETE
+                               critic-0/ … (as trainer/)   state.json   ledger.jsonl
 
 Invariants:
     - a directory called `step-N` is complete: everything is written under another name, flushed to the disk, and
@@ -11,77 +11,38 @@ Invariants:
 
 from __future__ import annotations
 
-import json
-import logging
-import re
+import asyncio
 import shutil
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
 
 from roll.config.operations import CheckpointConfig
-from roll.errors import CheckpointError
+from roll.pipelines.saved import UNFINISHED, checkpoints, critic_directory, remove_unfinished
 from roll.pipelines.state import RunState
 from roll.protocols import TrainerGroup
 from roll.rollout.ledger import DataLedger
 from roll.tracking import RunDirectory, atomic
 
-__all__ = ["Checkpointer", "SavedRun", "find_checkpoint", "read_checkpoint"]
-
-logger = logging.getLogger(__name__)
-
-_STEP = re.compile(r"^step-(\d{6,})$")
-_UNFINISHED = ".saving-"
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class SavedRun:
-    """A checkpoint's controller part, and where the trainer's lies."""
-
-    path: Path
-    state: RunState
-    ledger: DataLedger
-
-    @property
-    def trainer_path(self) -> Path:
-        """What `TrainerGroup.load` reads."""
-        return self.path / "trainer"
-
-
-def checkpoints(directory: Path) -> dict[int, Path]:
-    """Complete checkpoints by step, ascending."""
-    if not directory.is_dir():
-        return {}
-    found = {int(m.group(1)): p for p in directory.iterdir() if (m := _STEP.match(p.name)) and p.is_dir()}
-    return dict(sorted(found.items()))
-
-
-def find_checkpoint(directory: Path) -> Path | None:
-    """The newest complete checkpoint, or `None` where there is none."""
-    return next(reversed(checkpoints(directory).values()), None)
-
-
-def read_checkpoint(path: Path) -> SavedRun:
-    """Read a checkpoint's controller part.
-
-    Raises:
-        CheckpointError: a file is missing or malformed.
-    """
-    try:
-        state = RunState.from_json(json.loads((path / "state.json").read_text(encoding="utf-8")))
-        ledger = DataLedger.loads((path / "ledger.jsonl").read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise CheckpointError(f"checkpoint '{path}' cannot be read: {error}") from error
-    return SavedRun(path=path, state=state, ledger=ledger)
+__all__ = ["Checkpointer"]
 
 
 class Checkpointer:
-    """Writes and prunes the checkpoints of one run."""
+    """Writes and prunes the checkpoints of one run.
 
-    def __init__(self, run: RunDirectory, config: CheckpointConfig, trainer: TrainerGroup) -> None:
+    Args:
+        run: where they go.
+        config: which are written and kept.
+        trainer: of the policy.
+        critics: whose states are saved beside it.
+    """
+
+    def __init__(
+        self, run: RunDirectory, config: CheckpointConfig, trainer: TrainerGroup, critics: Sequence[TrainerGroup] = ()
+    ) -> None:
         self._run = run
         self._config = config
         self._trainer = trainer
+        self._critics = tuple(critics)
         self._saved_step = -1
 
     def due(self, state: RunState) -> bool:
@@ -96,11 +57,13 @@ class Checkpointer:
         if self._saved_step == state.step or final.is_dir():
             return final
         remove_unfinished(self._run.checkpoints_dir)
-        temporary = final.with_name(f"{_UNFINISHED}{final.name}")
+        temporary = final.with_name(f"{UNFINISHED}{final.name}")
         temporary.mkdir(parents=True)
         await self._trainer.save(temporary / "trainer")
+        for index, critic in enumerate(self._critics):
+            await critic.save(temporary / critic_directory(index))
         await self._trainer.export(temporary / "model")
-        await _in_thread(lambda: self._finish(temporary, final, state, ledger))
+        await asyncio.to_thread(self._finish, temporary, final, state, ledger)
         self._saved_step = state.step
         return final
 
@@ -117,20 +80,6 @@ class Checkpointer:
             keep.add(state.best_step)
         for step, path in saved.items():
             if step not in keep:
-                discard = path.with_name(f"{_UNFINISHED}{path.name}")
+                discard = path.with_name(f"{UNFINISHED}{path.name}")
                 path.rename(discard)
                 shutil.rmtree(discard)
-
-
-async def _in_thread(function: Callable[[], None]) -> None:
-    import asyncio
-
-    await asyncio.to_thread(function)
-
-
-def remove_unfinished(directory: Path) -> None:
-    """Remove what a crash while saving or pruning left behind."""
-    if directory.is_dir():
-        for path in directory.iterdir():
-            if path.name.startswith(_UNFINISHED):
-                shutil.rmtree(path)

@@ -9,7 +9,7 @@ from roll.data import Data
 from roll.pipelines.checkpoint import Checkpointer
 from roll.pipelines.state import RunState
 from roll.pipelines.stop import StopRequest
-from roll.protocols import TrainerGroup
+from roll.protocols import Scorer, TrainerGroup
 from roll.rollout import DataLedger, LLMProxy, RolloutScheduler, SamplingPlan
 from roll.tracking import Spans, Tracker
 from roll.types import PromptDraw
@@ -33,7 +33,7 @@ class Parts:
     train_plan: SamplingPlan
     eval_plan: SamplingPlan
     trainer: TrainerGroup
-    reference: TrainerGroup | None
+    reference: Scorer | None
     """The initial policy, where the KL penalty needs it."""
     critics: tuple[TrainerGroup, ...]
     """Value models, where the algorithm has any."""

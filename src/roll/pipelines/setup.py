@@ -7,27 +7,31 @@ from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any, cast
 
 from roll.cluster.base import Cluster, open_cluster
 from roll.config import RLVRConfig
 from roll.data import Data, build_data, held_out_draws
 from roll.inference import EngineSpec, resolve_engine_kind
 from roll.models import context_length, load_tokenizer, resolve_model, stop_token_ids
-from roll.pipelines.checkpoint import Checkpointer, SavedRun
+from roll.pipelines.checkpoint import Checkpointer
 from roll.pipelines.parts import Parts
+from roll.pipelines.saved import SavedRun
 from roll.pipelines.state import RunState
 from roll.pipelines.stop import StopRequest
-from roll.protocols import EngineGroup, Reward, TrainerGroup, WorkerPool
+from roll.pipelines.trainers import critic_path, critic_specs, policy_spec, reference_of, reference_specs
+from roll.protocols import EngineGroup, Reward, Scorer, TrainerGroup, WorkerPool
 from roll.rewards import build_reward
 from roll.rollout import DataLedger, LLMProxy, RolloutScheduler, SamplingPlan
 from roll.tracking import RunDirectory, Tracker
-from roll.training import TrainerSpec
 from roll.types import IntArray, SamplingParams
 from roll.weights import WeightSync
 
 __all__ = ["Material", "engine_specs", "open_parts", "prepare_material", "sampling_plans"]
 
 NUM_PROBES = 4
+OBSERVATION_TOKENS = 64
+"""Room for what an environment says between two turns."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -35,6 +39,8 @@ class Material:
     """What can be prepared without any device: the model's files, its tokenizer, the prompts."""
 
     model_path: Path
+    critic_path: Path
+    """Backbone of the critics, where there are any."""
     stop_token_ids: tuple[int, ...]
     data: Data
     max_context: int
@@ -49,13 +55,15 @@ def prepare_material(config: RLVRConfig) -> Material:
     """
     model_path = resolve_model(config.model.path)
     tokenizer = load_tokenizer(model_path)
-    answer = config.rollout.max_new_tokens
+    turns = max(entry.turns for entry in config.data)
+    answer = config.rollout.max_new_tokens * turns + OBSERVATION_TOKENS * (turns - 1)
     max_context = config.inference.max_context or context_length(model_path)
     data = build_data(config.data, tokenizer, config.seed, max_context - answer)
     if config.inference.max_context is None and data.longest_prompt is not None:
         max_context = min(max_context, data.longest_prompt + answer)
     return Material(
         model_path=model_path,
+        critic_path=critic_path(config, model_path, tokenizer),
         stop_token_ids=stop_token_ids(model_path),
         data=data,
         max_context=max_context,
@@ -85,6 +93,7 @@ def sampling_plans(config: RLVRConfig, stop_ids: tuple[int, ...]) -> tuple[Sampl
 def engine_specs(config: RLVRConfig, material: Material, run: RunDirectory | None) -> list[EngineSpec]:
     """One spec per engine of the device mapping."""
     mapping = config.cluster.device_mapping
+    trainers = {device for role in ("actor_train", "critic", "reference") for device in mapping.devices(role)}
     return [
         EngineSpec(
             engine_id=f"engine-{index}",
@@ -97,7 +106,7 @@ def engine_specs(config: RLVRConfig, material: Material, run: RunDirectory | Non
             tensor_parallel=config.inference.tensor_parallel,
             seed=config.seed,
             num_threads=config.training.num_threads,
-            colocated=bool(set(mapping.actor_infer) & set(mapping.actor_train)),
+            colocated=bool(set(mapping.actor_infer) & trainers),
             trust_remote_code=config.model.trust_remote_code,
             options=config.inference.options,
             log_path=run.log_path("engine", index) if run else None,
@@ -112,26 +121,30 @@ def probe_sequences(data: Data) -> list[IntArray]:
     return [draw.token_ids for draw in draws]
 
 
-def trainer_spec(config: RLVRConfig, material: Material) -> TrainerSpec:
-    """The trainer, seen from its only rank; a cluster adapts it to several."""
-    return TrainerSpec(
-        model_path=str(material.model_path), model=config.model, training=config.training, seed=config.seed
-    )
-
-
 def build_rewards(config: RLVRConfig, pool: WorkerPool) -> dict[str, Reward]:
     """By domain."""
     return {entry.domain or entry.source: build_reward(entry.reward, pool) for entry in config.data}
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Roles:
+    trainer: TrainerGroup
+    critics: tuple[TrainerGroup, ...]
+    reference: Scorer | None
+    engines: EngineGroup
+    pool: WorkerPool
+
+
 async def _start_roles(
     cluster: Cluster, config: RLVRConfig, material: Material, run: RunDirectory, stack: AsyncExitStack
-) -> tuple[TrainerGroup, EngineGroup, WorkerPool]:
-    """Start trainer, engines, and reward workers at the same time; whatever started is closed by `stack`."""
+) -> _Roles:
+    """Start all trainers, engines, and reward workers at the same time; whatever started is closed by `stack`."""
+    critics = critic_specs(config, material.critic_path)
+    frozen = reference_specs(config, material.model_path)
     started = await asyncio.gather(
-        cluster.start_trainer(trainer_spec(config, material)),
         cluster.start_engines(engine_specs(config, material, run)),
         cluster.start_pool(config.rollout.num_reward_workers),
+        *map(cluster.start_trainer, [policy_spec(config, material.model_path), *critics, *frozen]),
         return_exceptions=True,
     )
     for role in started:
@@ -140,8 +153,14 @@ async def _start_roles(
     for role in started:
         if isinstance(role, BaseException):
             raise role
-    trainer, engines, pool = started
-    return trainer, engines, pool  # type: ignore[return-value]  # exceptions were raised above
+    engines, pool, trainer, *others = cast(list[Any], started)  # exceptions were raised above
+    return _Roles(
+        trainer=trainer,
+        critics=tuple(others[: len(critics)]),
+        reference=reference_of(config, trainer, others[len(critics) :]),
+        engines=engines,
+        pool=pool,
+    )
 
 
 @asynccontextmanager
@@ -160,21 +179,19 @@ async def open_parts(
     async with AsyncExitStack() as stack:
         cluster = open_cluster(config)
         stack.push_async_callback(cluster.close)
-        trainer, engines, pool = await _start_roles(cluster, config, material, run, stack)
-        reference = None
-        if config.algorithm.uses_reference:
-            reference = await cluster.start_trainer(trainer_spec(config, material))
-            stack.push_async_callback(reference.close)
+        roles = await _start_roles(cluster, config, material, run, stack)
         if saved:
-            await trainer.load(saved.trainer_path)
+            await roles.trainer.load(saved.trainer_path)
+            for index, critic in enumerate(roles.critics):
+                await critic.load(saved.critic_path(index))
         weights = WeightSync(
-            trainer,
-            engines,
+            roles.trainer,
+            roles.engines,
             config.weight_sync,
             probe=probe_sequences(material.data),
             transport=cluster.transport(resolve_engine_kind(config.inference.engine)),
         )
-        proxy = LLMProxy(engines, weights.push_to, max_attempts=config.rollout.max_attempts)
+        proxy = LLMProxy(roles.engines, weights.push_to, max_attempts=config.rollout.max_attempts)
         train_plan, eval_plan = sampling_plans(config, material.stop_token_ids)
         yield Parts(
             config=config,
@@ -185,19 +202,19 @@ async def open_parts(
             proxy=proxy,
             scheduler=RolloutScheduler(
                 proxy,
-                build_rewards(config, pool),
-                material.data.renderer.decode,
+                build_rewards(config, roles.pool),
+                material.data.renderer,
                 seed=config.seed,
                 max_attempts=config.rollout.max_attempts,
                 on_rollout=tracker.on_rollout,
             ),
             train_plan=train_plan,
             eval_plan=eval_plan,
-            trainer=trainer,
-            reference=reference,
-            critics=(),
+            trainer=roles.trainer,
+            reference=roles.reference,
+            critics=roles.critics,
             weights=weights,
-            checkpointer=Checkpointer(run, config.checkpoint, trainer),
+            checkpointer=Checkpointer(run, config.checkpoint, roles.trainer, roles.critics),
             tracker=tracker,
             spans=tracker.spans,
             stop=stop,

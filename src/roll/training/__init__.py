@@ -1,8 +1,9 @@
 """Train back-ends: packed batches, gradients, optimiser, checkpoints. Importing it imports no torch."""
 
-from roll.training.spec import TrainerSpec
+from roll.training.schedule import Schedule
+from roll.training.spec import Role, TrainerSpec
 
-__all__ = ["TorchBackend", "TrainerSpec"]
+__all__ = ["Role", "Schedule", "TorchBackend", "TrainerSpec"]
 
 
 def __getattr__(name: str) -> object:

@@ -11,7 +11,9 @@ from roll.config import RLVRConfig
 from roll.errors import PlacementError
 
 
-def config(mapping: dict[str, Any], *, nodes: int = 1, tensor_parallel: int = 1) -> RLVRConfig:
+def config(
+    mapping: dict[str, Any], *, nodes: int = 1, tensor_parallel: int = 1, kind: str = "ray", **changes: Any
+) -> RLVRConfig:
     return RLVRConfig.model_validate(
         {
             "name": "x",
@@ -19,7 +21,8 @@ def config(mapping: dict[str, Any], *, nodes: int = 1, tensor_parallel: int = 1)
             "training": {"num_steps": 1},
             "data": [{"source": "arithmetic", "reward": "math"}],
             "inference": {"tensor_parallel": tensor_parallel},
-            "cluster": {"type": "ray", "num_nodes": nodes, "device_mapping": mapping},
+            "cluster": {"type": kind, "num_nodes": nodes, "device_mapping": mapping},
+            **changes,
         }
     )
 
@@ -29,6 +32,36 @@ def test_disaggregated_roles_get_their_own_devices() -> None:
     assert [seat.local_devices for seat in placement.trainer] == [(0,), (1,)]
     assert [seat.local_devices for seat in placement.engines] == [(2,), (3,)]
     assert placement.workers_on_first_node == 4
+
+
+def test_critics_and_the_reference_share_the_trainers_devices_unless_they_are_named() -> None:
+    shared = place(config({"actor_train": "0-1", "actor_infer": 2}), devices_per_node=8)
+    assert shared.critic == shared.reference == shared.trainer == shared.seats("policy")
+    mapping = {"actor_train": "0-1", "actor_infer": 2, "critic": "3-5", "reference": 6}
+    apart = place(config(mapping, algorithm={"type": "ppo", "kl": {"coefficient": 0.1}}), devices_per_node=8)
+    assert [seat.local_devices for seat in apart.seats("critic")] == [(3,), (4,), (5,)]
+    assert [seat.local_devices for seat in apart.seats("reference")] == [(6,)]
+    assert apart.seats("actor_train") == apart.trainer
+
+
+@pytest.mark.parametrize("role", ["critic", "reference"])
+def test_devices_of_a_role_that_the_run_does_not_have_are_refused(role: str) -> None:
+    with pytest.raises(ValueError, match=f"device_mapping.{role} is set but no {role} is used"):
+        config({"actor_train": 0, "actor_infer": 1, role: 2})
+
+
+def test_devices_for_a_reference_that_is_the_policy_without_adapters_are_refused() -> None:
+    with pytest.raises(ValueError, match="the reference is the policy without its adapters"):
+        config(
+            {"reference": 1},
+            algorithm={"kl": {"coefficient": 0.1}},
+            model={"path": "m", "lora": {"rank": 2}},
+        )
+
+
+def test_a_local_run_has_one_rank_of_every_role() -> None:
+    with pytest.raises(ValueError, match=r"device_mapping\.critic names devices \[0, 1\]"):
+        config({"critic": "0-1"}, kind="local", algorithm={"type": "ppo"})
 
 
 def test_global_numbers_become_machine_and_local_device() -> None:

@@ -138,12 +138,56 @@ def test_an_engine_holds_weights_and_keys_and_values():
 
 def test_a_reference_is_there_only_for_a_penalty():
     assert "reference" not in memory_of()
-    assert memory_of("algorithm.kl.coefficient=0.1")["reference"].bytes_total == 2_000_000
+    parts = memory_of("algorithm.kl.coefficient=0.1")["reference"].parts
+    assert parts == {"weights": 2_000_000, "logits": 2368 * 256 * (8 + 2)}
+
+
+def test_a_reference_on_two_ranks_gathers_embeddings_and_two_layers():
+    reference = memory_of("algorithm.kl.coefficient=0.1", *RAY)["reference"]
+    embedding = 256 * 192
+    assert reference.count == 2
+    assert reference.parts["weights"] == 1_000_000
+    assert reference.parts["gathered weights"] == 2 * (embedding + 2 * (1_000_000 - embedding) // 2)
+
+
+def test_with_adapters_the_policy_is_its_own_reference():
+    assert "reference" not in memory_of("algorithm.kl.coefficient=0.1", "model.lora.rank=4")
+
+
+def test_every_critic_is_trained_in_full_but_has_no_logits():
+    assert "critic" not in memory_of()
+    critic = memory_of("algorithm.type=ppo")["critic"]
+    policy = memory_of()["actor_train"]
+    assert critic.count == 1
+    assert critic.parts == {name: size for name, size in policy.parts.items() if name != "logits"}
+    assert memory_of("algorithm.type=asy_ppo")["critic"].bytes_total == 2 * critic.bytes_total
+
+
+def test_critics_of_another_model_count_with_its_size():
+    config, batch = batch_of("algorithm.type=ppo")
+    roles = memory_by_role(
+        config,
+        Sizes(),
+        batch,
+        engine_kind="hf",
+        max_context=72,
+        on_accelerator=False,
+        critic_sizes=Sizes(num_parameters=500_000),
+    )
+    critic = next(role for role in roles if role.role == "critic")
+    assert (critic.parts["AdamW"], critic.parts["weights"]) == (4_000_000, 1_000_000)
+
+
+def test_critics_on_devices_of_their_own_are_spread_over_them():
+    critic = memory_of("algorithm.type=asy_ppo", *RAY, "cluster.device_mapping.critic=2-5")["critic"]
+    assert critic.count == 2 * 4
+    assert critic.parts["AdamW"] == 8_000_000 // 4
 
 
 def test_libraries_count_in_main_memory_only():
     assert memory_of()["processes"].count == 1
     assert memory_of(*RAY)["processes"].count == 1 + 2 + 2
+    assert memory_of(*RAY, "algorithm.type=asy_ppo")["processes"].count == 1 + 2 + 2 + 2 * 2
     assert "processes" not in memory_of(on_accelerator=True)
 
 
@@ -163,6 +207,13 @@ def test_checkpoints_are_counted(overrides, kept):
     assert use.num_checkpoints == kept
     assert use.checkpoint_bytes == 14_000_000
     assert use.peak_bytes == (kept + (kept > 0)) * 14_000_000 + use.rollout_bytes
+
+
+def test_checkpoints_hold_every_critics_masters_and_moments():
+    config, batch = batch_of("algorithm.type=asy_ppo")
+    assert disk_use(config, Sizes(), batch, longest_prompt=40).checkpoint_bytes == 14_000_000 + 2 * 12_000_000
+    small = disk_use(config, Sizes(), batch, longest_prompt=40, critic_sizes=Sizes(num_parameters=500_000))
+    assert small.checkpoint_bytes == 14_000_000 + 2 * 6_000_000
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])

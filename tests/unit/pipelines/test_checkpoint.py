@@ -10,13 +10,8 @@ import pytest
 
 from roll.config.operations import CheckpointConfig
 from roll.errors import CheckpointError
-from roll.pipelines.checkpoint import (
-    Checkpointer,
-    checkpoints,
-    find_checkpoint,
-    read_checkpoint,
-    remove_unfinished,
-)
+from roll.pipelines.checkpoint import Checkpointer
+from roll.pipelines.saved import checkpoints, find_checkpoint, read_checkpoint, remove_unfinished
 from roll.pipelines.state import RunState
 from roll.rollout import DataLedger, Fate
 from roll.tracking import RunDirectory

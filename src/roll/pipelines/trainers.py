@@ -1,0 +1,103 @@
+"""The trainers of a run: what policy, critics and reference are built from.
+
+policy      trained, sent to engines
+critics     trained on returns, each from its own share of the rollouts; started where `algorithm.critic` is used
+reference   the policy as it was at first: a frozen model, or the policy without its adapters, which costs nothing
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from roll.config import RLVRConfig
+from roll.errors import ModelError
+from roll.models import load_tokenizer, resolve_model
+from roll.protocols import Scorer, TrainerGroup
+from roll.training import Schedule, TrainerSpec
+from roll.types import FloatArray, TrainingBatch
+
+__all__ = ["WithoutAdapters", "critic_path", "critic_specs", "policy_spec", "reference_of", "reference_specs"]
+
+
+class WithoutAdapters:
+    """A policy with its LoRA adapters left out; implements `Scorer`."""
+
+    def __init__(self, policy: TrainerGroup) -> None:
+        self._policy = policy
+
+    async def logprobs(self, batch: TrainingBatch) -> list[FloatArray]:
+        """See `Scorer.logprobs`."""
+        return await self._policy.logprobs(batch, adapter=False)
+
+
+def policy_spec(config: RLVRConfig, model_path: Path) -> TrainerSpec:
+    """The policy, seen from its only rank; a cluster adapts it, and every other, to several."""
+    algorithm = config.algorithm
+    return TrainerSpec(
+        model_path=str(model_path),
+        model=config.model,
+        training=config.training,
+        schedule=Schedule.of(
+            config.training,
+            updates_per_step=algorithm.updates_per_step,
+            idle_steps=algorithm.critic.warmup_steps if algorithm.uses_critic else 0,
+        ),
+        seed=config.seed,
+    )
+
+
+def critic_specs(config: RLVRConfig, backbone: Path) -> list[TrainerSpec]:
+    """One for each critic; none where the algorithm uses none."""
+    algorithm, critic = config.algorithm, config.algorithm.critic
+    if not algorithm.uses_critic:
+        return []
+    schedule = Schedule.of(
+        config.training,
+        updates_per_step=critic.num_epochs * algorithm.updates.num_minibatches,
+        peak=critic.learning_rate,
+    )
+    return [
+        TrainerSpec(
+            model_path=str(backbone),
+            model=config.model,
+            training=config.training,
+            role="critic",
+            schedule=schedule,
+            seed=config.seed + 1 + index,
+        )
+        for index in range(critic.num_critics)
+    ]
+
+
+def reference_specs(config: RLVRConfig, model_path: Path) -> list[TrainerSpec]:
+    """The reference, where one is used and the policy itself cannot be it."""
+    if not config.algorithm.uses_reference or config.model.lora is not None:
+        return []
+    model, training = config.model, config.training
+    return [TrainerSpec(model_path=str(model_path), model=model, training=training, role="reference", seed=config.seed)]
+
+
+def reference_of(config: RLVRConfig, policy: TrainerGroup, own: list[TrainerGroup]) -> Scorer | None:
+    """What says `ref_logprobs`: a model of its own where one was started, else the policy without its adapters."""
+    if not config.algorithm.uses_reference:
+        return None
+    return own[0] if own else WithoutAdapters(policy)
+
+
+def critic_path(config: RLVRConfig, model_path: Path, tokenizer: Any) -> Path:
+    """The critics' backbone.
+
+    Raises:
+        ModelError: it cannot be found, or it reads other tokens than the policy writes.
+    """
+    name = config.algorithm.critic.model
+    if name is None or not config.algorithm.uses_critic:
+        return model_path
+    path = resolve_model(name)
+    if load_tokenizer(path).get_vocab() != tokenizer.get_vocab():
+        raise ModelError(
+            f"algorithm.critic.model '{name}' has another tokenizer than model.path '{config.model.path}': a critic "
+            "reads the policy's tokens, so take a model of the same family."
+        )
+    return path
