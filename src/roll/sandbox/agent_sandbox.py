@@ -38,8 +38,11 @@ _SEVERITY = (Limit.MEMORY, Limit.CPU_TIME, Limit.WALL_TIME, Limit.OUTPUT, Limit.
 
 
 def agent_settings(spec: SandboxSpec, *, home: str, env: dict[str, str], **flags: Any) -> dict[str, Any]:
-    """What an agent is told first. `flags`: isolated (the files are its own), mount_space (it mounts them, and may
-    make namespaces), filter, bound_processes, bound_address_space, watch_memory."""
+    """What an agent is told first.
+
+    `flags`: isolated (the files are its own), mount_space (it mounts them, and may make namespaces), own_group (its
+    control group is that of the sandbox), filter, bound_processes, bound_address_space, watch_memory.
+    """
     return {
         "home": home,
         "env": env,

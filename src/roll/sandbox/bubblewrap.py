@@ -94,7 +94,7 @@ class BubblewrapRuntime:
         if not facts["groups"]:
             _log.info("control groups cannot be made here: the agent counts the memory of sandboxes instead")
         self._bounds = {
-            "bound_processes": True,
+            "bound_processes": not facts["groups"],
             "bound_address_space": not facts["groups"],
             "watch_memory": not facts["groups"],
         }
@@ -119,7 +119,14 @@ class BubblewrapRuntime:
         root = await self._root(spawner, spec)
         arguments = [self._bwrap, *_NAMESPACES, *root, "--", str(interpreter()), "-SsPB", "-c", AGENT_READER]
         settings = agent_settings(
-            spec, home=HOME, env=environment(), isolated=True, mount_space=True, filter=self._filter, **self._bounds
+            spec,
+            home=HOME,
+            env=environment(),
+            isolated=True,
+            mount_space=True,
+            own_group=False,
+            filter=self._filter,
+            **self._bounds,
         )
         limits = {"max_processes": spec.limits.max_processes, "memory_bytes": spec.limits.memory_bytes}
         child = await spawner.spawn(arguments, limits, self._complaints.fileno(), self._code)

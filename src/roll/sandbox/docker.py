@@ -77,6 +77,7 @@ class DockerRuntime:
             },
             isolated=True,
             mount_space=False,
+            own_group=True,
             filter=seccomp_filter() if platform.machine() in SUPPORTED else b"",
             bound_processes=False,
             bound_address_space=False,

@@ -79,6 +79,7 @@ class SubprocessRuntime:
             env={**env, "LANG": "C.UTF-8", "PYTHONHASHSEED": "0", "TMPDIR": directory},
             isolated=False,
             mount_space=False,
+            own_group=False,
             filter=b"",
             bound_processes=False,
             bound_address_space=True,

@@ -74,7 +74,9 @@ async def bubblewrap() -> AsyncIterator[SandboxManager]:
 
 def processes_below(pid: int) -> list[str]:
     """Command lines of all descendants."""
-    listing = subprocess.run(["ps", "-eo", "pid=,ppid=,args="], capture_output=True, text=True, check=True).stdout
+    listing = subprocess.run(
+        ["ps", "-ww", "-eo", "pid=,ppid=,args="], capture_output=True, text=True, check=True
+    ).stdout
     children: dict[int, list[tuple[int, str]]] = {}
     for line in listing.splitlines():
         child, parent, command = line.split(None, 2)

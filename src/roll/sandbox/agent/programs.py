@@ -145,10 +145,11 @@ def _run(request, settings):
     environment.update(request["env"])
     import _signal  # pyrefly: ignore[missing-import]
 
-    for name in ("SIGPIPE", "SIGXFSZ"):
+    for name in ("SIGINT", "SIGPIPE", "SIGXFSZ"):
         _signal.signal(getattr(_signal, name), _signal.SIG_DFL)
     if request["source"] is not None:
         _signal.signal(_signal.SIGPIPE, _signal.SIG_IGN)
+        _signal.signal(_signal.SIGINT, _signal.default_int_handler)
         os.environ.clear()
         os.environ.update(environment)
         raise Become(request["source"], request["argv"])

@@ -43,6 +43,7 @@ class Run:
         self.agent, self.channel = agent, channel
         self.wall_s, self.cpu_s, self.output_left = request["wall_s"], request["cpu_s"], request["output_bytes"]
         self.limits = []
+        self.kills = usage.kills_for_memory() if agent.settings["own_group"] else None
         self.cpu_used = 0.0
         self.code = None
         self.full = False
@@ -132,6 +133,8 @@ class Run:
                 self.note(limit)
         if self.full:
             self.note("disk")
+        if self.kills is not None and usage.kills_for_memory() > self.kills:
+            self.note("memory")
         wall = clock() - self.began
         cpu = max(used.ru_utime + used.ru_stime, self.cpu_used)
         self.agent.send_end(self.channel, code, number, self.limits, wall, cpu, used.ru_maxrss * 1024)
@@ -151,6 +154,7 @@ class Agent:
         self.poll.register(self.wake[0], select.POLLIN)
         _signal.set_wakeup_fd(self.wake[1], warn_on_full_buffer=False)
         _signal.signal(_signal.SIGCHLD, lambda *_: None)
+        _signal.signal(_signal.SIGINT, _signal.SIG_IGN)  # a first process gets no signal that it does not handle
         self.stdin, self.runs, self.shells, self.owners = {}, {}, {}, {}
         self.num_cpus = len(os.sched_getaffinity(0))
         self.settings = {}

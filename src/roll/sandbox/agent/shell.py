@@ -107,9 +107,10 @@ class Shell:
             usage.kill_tree(self.started.pid)
             self.stop_at = now + 3600
             return
+        # First the interrupt, then the kills: a bash that sees its command end, but no interrupt yet, goes on.
+        os.kill(self.started.pid, _signal.SIGINT)
         for child in usage.children(self.started.pid) - self.before:
             usage.kill_tree(child, stop=False)  # bash would take a stopped job as done, and go on
-        os.kill(self.started.pid, _signal.SIGINT)
         self.stop_at = now + _RETRY_S
 
     def close(self):

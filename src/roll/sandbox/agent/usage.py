@@ -65,3 +65,16 @@ def kill_tree(root, spare=(), stop=True):
                     os.kill(pid, signal)
                 except OSError:
                     continue
+
+
+def kills_for_memory():
+    """How many processes of its own control group the kernel has killed for want of memory, if that can be read."""
+    for path in ("/sys/fs/cgroup/memory.events", "/sys/fs/cgroup/memory/memory.oom_control"):
+        try:
+            with open(path) as file:
+                for line in file:
+                    if line.startswith("oom_kill "):
+                        return int(line.split()[1])
+        except (OSError, ValueError):
+            continue
+    return 0

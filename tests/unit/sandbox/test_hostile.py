@@ -1,0 +1,232 @@
+"""Hostile programs are contained: the verdict is right, the host unharmed, nothing is left."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import platform
+import secrets
+import socket
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+from unit.sandbox.conftest import processes_below, spec_for
+from unit.sandbox.hostile import HOSTILE, Hostile
+
+import roll
+from roll.sandbox import Command, Outcome, PythonCode, SandboxManager, SandboxPathError
+from roll.sandbox.manager import SandboxManager as Manager
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+SECURITY_PAGE = Path(__file__).parents[3] / "docs" / "security.md"
+
+
+@dataclasses.dataclass(frozen=True)
+class Host:
+    """What hostile programs look for."""
+
+    words: dict[str, str]
+    canary: Path
+    secret: str
+
+
+@pytest.fixture(scope="module")
+def host(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Host]:
+    """A secret in a file, in the environment and behind sockets."""
+    directory = tmp_path_factory.mktemp("canary")
+    directory.chmod(0o755)
+    secret = f"CANARY-{secrets.token_hex(16)}"
+    canary = directory / "canary"
+    canary.write_text(secret)
+    canary.chmod(0o666)
+    os.environ["ROLL_TEST_CANARY"] = secret
+    abstract = f"roll-test-{os.getpid()}"
+    with (
+        socket.create_server(("127.0.0.1", 0)) as tcp,
+        socket.socket(socket.AF_UNIX) as hidden,
+        socket.socket(socket.AF_UNIX) as file,
+    ):
+        hidden.bind(f"\0{abstract}")
+        hidden.listen()
+        file.bind(str(directory / "socket"))
+        file.listen()
+        words = {
+            "HOST_PORT": str(tcp.getsockname()[1]),
+            "HOST_ABSTRACT": abstract,
+            "HOST_SOCKET": str(directory / "socket"),
+            "HOST_CANARY": str(canary),
+            "HOST_SOURCE": str(roll.__file__),
+            "HOST_PID": str(os.getpid()),
+        }
+        yield Host(words, canary, secret)
+    del os.environ["ROLL_TEST_CANARY"]
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def contained(bubblewrap: SandboxManager, host: Host) -> AsyncIterator[SandboxManager]:
+    """A manager whose checker has the secret."""
+    checker = PythonCode(source="import sys; print(len(sys.stdin.read()))", stdin=host.secret.encode())
+    result = await bubblewrap.execute(checker, spec=spec_for("bubblewrap", pool="checker"))
+    assert result.stdout == b"39\n"
+    yield bubblewrap
+
+
+def _with(program: PythonCode | Command, words: dict[str, str]) -> PythonCode | Command:
+    if isinstance(program, Command):
+        return program
+    source = program.source
+    for word, value in words.items():
+        source = source.replace(word, value)
+    return dataclasses.replace(program, source=source)
+
+
+def _left(manager: Manager) -> list[str]:
+    """Processes of sandboxes that are neither bwrap nor an agent."""
+    found = processes_below(manager.runtime._spawner._process.pid)
+    return [command for command in found if "-SsPB -c import marshal" not in command]
+
+
+@pytest.mark.parametrize("hostile", HOSTILE, ids=lambda hostile: hostile.name)
+async def test_hostile_program_is_contained(contained: SandboxManager, host: Host, hostile: Hostile) -> None:
+    if platform.machine() != "x86_64" and "call(" in getattr(hostile.program, "source", ""):
+        pytest.skip("its system calls are numbered for x86-64")
+    result = await contained.execute(_with(hostile.program, host.words))
+    assert b"BREACH" not in result.stdout + result.result, result
+    assert result.outcome in hostile.outcomes, result
+    assert hostile.limits <= result.limits_hit, result
+    if hostile.says is not None:
+        assert hostile.says in result.stdout, result
+    assert _left(contained) == []
+    assert host.canary.read_text() == host.secret
+    after = await contained.execute(PythonCode(source="import os; print(os.listdir('.'), os.listdir('/tmp'))"))
+    assert after.stdout == b"[] []\n"
+
+
+def test_every_hostile_program_is_described() -> None:
+    page = SECURITY_PAGE.read_text()
+    assert len(HOSTILE) >= 60
+    assert len({hostile.name for hostile in HOSTILE}) == len(HOSTILE)
+    missing = [each.name for each in HOSTILE if f"| {each.name} | {each.proves} |" not in page]
+    assert missing == [], "docs/security.md lacks them"
+
+
+TRACES = """
+import ctypes, os, socket
+libc = ctypes.CDLL(None)
+for place in ("/tmp/left", "/dev/shm/left", "left"):
+    open(place, "w").write("x")
+libc.shmget(4711, 4096, 0o1666)
+libc.semget(4711, 1, 0o1666)
+libc.msgget(4711, 0o1666)
+libc.mq_open(b"/left", os.O_CREAT | os.O_RDWR, 0o666, None)
+s = socket.socket(socket.AF_UNIX); s.bind("\\0left")
+if os.fork() == 0:
+    os.setsid()
+    import time; time.sleep(1000)
+"""
+LOOK = """
+import ctypes, os, socket
+libc = ctypes.CDLL(None)
+found = [place for place in ("/tmp/left", "/dev/shm/left", "left") if os.path.exists(place)]
+if libc.shmget(4711, 4096, 0) >= 0: found.append("shm")
+if libc.semget(4711, 1, 0) >= 0: found.append("sem")
+if libc.msgget(4711, 0) >= 0: found.append("msg")
+if libc.mq_open(b"/left", os.O_RDONLY) >= 0: found.append("mq")
+try: socket.socket(socket.AF_UNIX).bind("\\0left")
+except OSError: found.append("socket")
+found += [pid for pid in os.listdir("/proc") if pid.isdigit() and int(pid) > 2]
+print(found)
+"""
+
+
+async def test_nothing_of_a_program_meets_the_next_one(contained: SandboxManager) -> None:
+    """Files, System V and POSIX objects, abstract sockets, processes: in the same warm sandbox."""
+    assert (await contained.execute(PythonCode(source=TRACES))).ok
+    assert (await contained.execute(PythonCode(source=LOOK))).stdout == b"[]\n"
+
+
+async def test_links_left_in_a_sandbox_lead_the_host_nowhere(contained: SandboxManager, host: Host) -> None:
+    async with await contained.create() as sandbox:
+        shell = await sandbox.session()
+        await shell.run(f"ln -s {host.canary} canary; ln -s /etc/shadow shadow; ln -s /proc/1/environ environ; mkdir d")
+        await shell.run(f"ln -s {host.canary.parent} directory; ln -s / root; mkfifo fifo")
+        for path in ("canary", "shadow", "environ", "directory/canary", "fifo", "root/etc/shadow"):
+            with pytest.raises(SandboxPathError):
+                await sandbox.read_file(path)
+        for path in ("canary", "shadow", "directory/new", "root/usr/bin/new", "/proc/1/mem", "fifo"):
+            with pytest.raises(SandboxPathError):
+                await sandbox.write_file(path, b"changed")
+    assert host.canary.read_text() == host.secret
+    assert [path.name for path in host.canary.parent.iterdir() if path.name not in ("canary", "socket")] == []
+
+
+async def test_a_forged_snapshot_writes_nothing_outside(contained: SandboxManager, host: Host) -> None:
+    import io
+    import tarfile
+
+    from roll.sandbox import Snapshot
+
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w") as archive:
+        for name, kind, target in (
+            ("home/link", tarfile.SYMTYPE, str(host.canary.parent)),
+            ("home/link/canary", tarfile.REGTYPE, ""),
+            ("home/../../../../../../../../usr/bin/new", tarfile.REGTYPE, ""),
+            ("home/disk", tarfile.BLKTYPE, ""),
+        ):
+            member = tarfile.TarInfo(name)
+            member.type, member.linkname = kind, target
+            archive.addfile(member)
+    async with await contained.create() as sandbox:
+        with pytest.raises(SandboxPathError):
+            await sandbox.restore(Snapshot(archive=buffer.getvalue()))
+    assert host.canary.read_text() == host.secret
+
+
+async def test_a_candidate_cannot_change_its_checker(contained: SandboxManager) -> None:
+    """Files, start-up modules and patched built-ins of one program do not exist for another."""
+    cheat = """
+import builtins, os, site, sys
+for name in ("checker.py", "sitecustomize.py", "usercustomize.py", "json.py"):
+    for place in (".", "/tmp", "/dev/shm"):
+        open(f"{place}/{name}", "w").write("print('passed'); raise SystemExit(0)")
+builtins.print = lambda *_: os.write(1, b"passed")
+int.__eq__ if True else None
+sys.modules["json"] = None
+"""
+    assert (await contained.execute(PythonCode(source=cheat))).exit_code == 0
+    checker = PythonCode(
+        source="import json, checker\nprint(json.dumps(checker.ok))", files={"checker.py": b"ok = False"}
+    )
+    assert (await contained.execute(checker)).stdout == b"false\n"
+
+
+async def test_an_object_equal_to_everything_is_only_text_to_the_checker(contained: SandboxManager) -> None:
+    candidate = """
+class Equal:
+    def __eq__(self, other): return True
+    def __repr__(self): return "Equal()"
+print(Equal())
+"""
+    answer = (await contained.execute(PythonCode(source=candidate))).stdout
+    checker = PythonCode(source="import sys; print(sys.stdin.read().strip() == '42')", stdin=answer)
+    assert (await contained.execute(checker, spec=spec_for("bubblewrap", pool="checker"))).stdout == b"False\n"
+
+
+async def test_a_sandbox_survives_its_programs(contained: SandboxManager) -> None:
+    """In a sandbox that is kept, programs share processes and files, but not the agent."""
+    async with await contained.create() as sandbox:
+        attack = """
+import os, signal
+for number in (9, 15, 19, 11, 2):
+    for pid in (1, -1):
+        try: os.kill(pid, number)
+        except OSError: pass
+print("BREACH" if os.access("/proc/1/mem", os.R_OK) and open("/proc/1/mem", "rb").read(1) else "")
+"""
+        assert b"BREACH" not in (await sandbox.execute(PythonCode(source=attack))).stdout
+        bomb = await sandbox.execute(Command(argv=("bash", "-c", ":() { :|:& }; :; sleep 50"), wall_s=0.5))
+        assert bomb.outcome in (Outcome.WALL_TIME, Outcome.PROCESSES)
+    assert _left(contained) == []
