@@ -34,7 +34,7 @@ from numpy.typing import NDArray
 
 from roll.types import AttentionStatistics, BoolArray, FloatArray
 
-__all__ = ["CreditForm", "MapWeights", "credit_factors", "head_groups", "jumps", "map_weights", "top_share"]
+__all__ = ["CreditForm", "DistanceWeights", "credit_factors", "distance_weights", "head_groups", "jumps", "top_share"]
 
 CreditForm: TypeAlias = Literal["local", "global", "coupled"]
 Int64Array: TypeAlias = NDArray[np.int64]
@@ -44,37 +44,36 @@ HEAD_SHARE = 0.3
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class MapWeights:
-    """What rows of an attention map [R, N] are multiplied with, entry by entry, before they are summed up."""
+class DistanceWeights:
+    """What an entry A[t, s] of an attention map counts for, by its distance t - s = 0 … N - 1."""
 
     distance: FloatArray
-    """[R, N] t - s: its sum over s, then its mean over t, is a head's distance."""
+    """[N] t - s: sum over s, and mean over t, to a head's distance."""
     waad: FloatArray
-    """[R, N] min(t - s, W): its sum over s is WAAD [R]."""
+    """[N] min(t - s, W): sum over s to WAAD_t."""
     fai: FloatArray
-    """[R, N] one over the number of tokens in s's range where t is one of them: its sum over t is FAI [N]."""
+    """[N] 1 within FAI's range, else 0: sum over t, and divide by `num_followers`, to FAI_s."""
+    num_followers: FloatArray
+    """[N] by s: tokens within FAI's range of token s, at least 1."""
 
 
-def map_weights(num_tokens: int, rows: range, *, window: int, horizon: tuple[int, int]) -> MapWeights:
-    """The weights of some rows of a sample's maps; entries above the diagonal are 0.
+def distance_weights(num_tokens: int, *, window: int, horizon: tuple[int, int]) -> DistanceWeights:
+    """For a sample of N tokens.
 
     Args:
-        num_tokens: N, of the whole sample.
-        rows: which rows, such as those of the answer; FAI is that of the sample where sums go over all of its rows.
+        num_tokens: N.
         window: W, in tokens.
         horizon: FAI's range: it counts tokens so much later, first and last included.
     """
     first, last = horizon
     assert 1 <= first <= last and window >= 1, (horizon, window)
-    keys = np.arange(num_tokens)
-    distance = np.array(rows)[:, None] - keys[None, :]
-    followers = np.minimum(num_tokens - 1, keys + last) - (keys + first) + 1
-    in_range = (distance >= first) & (distance <= last)
-    distance = np.maximum(distance, 0)
-    return MapWeights(
+    distance = np.arange(num_tokens)
+    followers = np.minimum(num_tokens - 1, distance + last) - (distance + first) + 1
+    return DistanceWeights(
         distance=distance.astype(np.float32),
         waad=np.minimum(distance, window).astype(np.float32),
-        fai=(in_range / np.maximum(followers, 1)).astype(np.float32),
+        fai=((distance >= first) & (distance <= last)).astype(np.float32),
+        num_followers=np.maximum(followers, 1).astype(np.float32),
     )
 
 

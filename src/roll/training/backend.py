@@ -23,6 +23,7 @@ from torch import Tensor
 from roll.algorithms.inputs import LossInputs
 from roll.errors import TrainingDivergedError, UnsupportedError
 from roll.protocols import LossFn, StateKind, WeightSource
+from roll.training.attention_maps import observe_attention, with_last_token
 from roll.training.distributed import Ranks, default_num_threads, pick_device, reshard, shard
 from roll.training.distributions import TokenStatistics
 from roll.training.export import export_model
@@ -32,13 +33,14 @@ from roll.training.lora import adapters_off, find_adapters
 from roll.training.loss_inputs import loss_inputs, value_inputs
 from roll.training.offload import StatePlacement
 from roll.training.optimizer import Optimizer
-from roll.training.packing import pack
+from roll.training.packing import Block, pack
+from roll.training.policy import PolicyNetwork
 from roll.training.precision import MasterWeights, Precision
 from roll.training.schedule import Schedule
 from roll.training.spec import TrainerSpec
 from roll.training.state import load_state, save_state
 from roll.training.weights import TrainerWeights
-from roll.types import FloatArray, StepResult, TrainingBatch
+from roll.types import AttentionStatistics, FloatArray, StepResult, TrainingBatch, TrainingSample
 
 __all__ = ["TorchBackend"]
 
@@ -158,6 +160,27 @@ class TorchBackend:
         self._check_role("values", "critic")
         return self._score(batch, every_token=False)
 
+    @torch.no_grad()
+    def attention_statistics(
+        self, batch: TrainingBatch, window: int, horizon: tuple[int, int]
+    ) -> list[AttentionStatistics]:
+        """Per sample, what the policy's attention says of its answer's tokens: see `algorithms.credit`.
+
+        Args:
+            batch: only its tokens matter, and where answers begin.
+            window: distances count up to this in WAAD, in tokens.
+            horizon: FAI counts attention from so many tokens later, first and last.
+        """
+        self._check_role("attention_statistics", "policy")
+        assert isinstance(self.network, PolicyNetwork)
+        self.network.eval()
+        share = self._share(with_last_token(batch.samples), every_token=True)
+        sharded = self.ranks.size > 1
+        found = observe_attention(self.network, share, window=window, horizon=horizon, sharded=sharded)
+        reshard(self.network)
+        everything = {index: own for part in self.ranks.gather(found) for index, own in part.items()}
+        return [everything[index] for index in range(len(batch.samples))]
+
     def weights(self) -> WeightSource:
         """All weights: adapters merged, the model's dtype, HF names. For a policy, what the engines must hold."""
         parameters = dict(self.model.named_parameters())
@@ -240,16 +263,20 @@ class TorchBackend:
         return {"num_steps": self.num_steps, "num_nonfinite": self.num_nonfinite}
 
     def _layouts(self, batch: TrainingBatch, *, every_token: bool) -> list[PackedLayout]:
+        """This rank's micro-batches, laid out."""
+        share = self._share(batch.samples, every_token=every_token)
+        return [build_layout(blocks, every_token=every_token) if blocks else idle_layout() for blocks in share]
+
+    def _share(self, samples: Sequence[TrainingSample], *, every_token: bool) -> list[tuple[Block, ...]]:
         """This rank's micro-batches; as many as every other rank's."""
         config = self.spec.training
-        share = pack(
-            batch.samples,
+        return pack(
+            samples,
             max_tokens=config.max_tokens_per_micro_batch,
             share_prefix=config.share_prefix,
             num_ranks=self.ranks.size,
             every_token=every_token,
         )[self.ranks.rank]
-        return [build_layout(blocks, every_token=every_token) if blocks else idle_layout() for blocks in share]
 
     def _merge(self, found: dict[int, FloatArray]) -> dict[int, FloatArray]:
         return {index: values for part in self.ranks.gather(found) for index, values in part.items()}

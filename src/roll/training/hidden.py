@@ -7,13 +7,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from roll.training.attention import AttentionPlan
+from roll.training.attention import AttentionPlan, Observer
 from roll.training.layout import PackedLayout
 
 __all__ = ["final_hidden"]
 
 
-def final_hidden(decoder: Any, layout: PackedLayout, device: torch.device, dtype: torch.dtype) -> Tensor:
+def final_hidden(
+    decoder: Any, layout: PackedLayout, device: torch.device, dtype: torch.dtype, observer: Observer | None = None
+) -> Tensor:
     """Hidden states [M, H] after the last norm, at the rows of the layout's predictions.
 
     Row `rows[m]` has seen everything before token `targets[m]` and nothing of it: the state in which that token was
@@ -24,11 +26,12 @@ def final_hidden(decoder: Any, layout: PackedLayout, device: torch.device, dtype
         layout: the micro-batch.
         device: of the network.
         dtype: that the network computes in.
+        observer: is shown every layer's queries and keys.
     """
     output = decoder(
         input_ids=torch.from_numpy(layout.token_ids).to(device)[None],
         position_ids=torch.from_numpy(layout.position_ids).to(device)[None],
         use_cache=False,
-        roll_plan=AttentionPlan(layout, device, dtype),
+        roll_plan=AttentionPlan(layout, device, dtype, observer),
     )
     return output.last_hidden_state[0].index_select(0, torch.from_numpy(layout.rows).to(device))

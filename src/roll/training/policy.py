@@ -8,9 +8,10 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from roll.errors import ModelError
+from roll.training.attention import Observer
 from roll.training.distributions import Projection, TokenStatistics, token_statistics
 from roll.training.hidden import final_hidden
 from roll.training.layout import PackedLayout
@@ -53,7 +54,7 @@ class PolicyNetwork(nn.Module):
         Raises:
             ValueError: the divergence is asked for, and there is neither a reference nor an adapter to leave out.
         """
-        targets = torch.from_numpy(layout.targets).to(self.model.get_output_embeddings().weight.device)
+        targets = torch.from_numpy(layout.targets).to(self.device)
         return token_statistics(
             _project(self.model, layout),
             targets,
@@ -68,6 +69,24 @@ class PolicyNetwork(nn.Module):
             return _project(self.reference, layout)
         with adapters_off(self.model):
             return _project(self.model, layout)
+
+    def observe(self, layout: PackedLayout, observer: Observer) -> None:
+        """Show every layer's queries and keys to `observer`; no logits are computed."""
+        final_hidden(self.decoder, layout, self.device, self._head.dtype, observer)
+
+    @property
+    def _head(self) -> Tensor:
+        return self.model.get_output_embeddings().weight
+
+    @property
+    def device(self) -> torch.device:
+        """Where it runs."""
+        return self._head.device
+
+    @property
+    def num_layers(self) -> int:
+        """Decoder layers."""
+        return self.model.config.get_text_config().num_hidden_layers
 
     @property
     def decoder(self) -> Any:
