@@ -116,6 +116,8 @@ class BubblewrapRuntime:
         spawner = self._spawner
         if spawner is None or self._complaints is None:
             raise SandboxError("the bubblewrap runtime was not started, or is closed")
+        if spawner.lost:
+            spawner = await self._again(spawner)
         root = await self._root(spawner, spec)
         arguments = [self._bwrap, *_NAMESPACES, *root, "--", str(interpreter()), "-SsPB", "-c", AGENT_READER]
         settings = agent_settings(
@@ -141,6 +143,18 @@ class BubblewrapRuntime:
             ended=child.ended,
             counters=Counters(child.counters),
         )
+
+    async def _again(self, lost: SpawnerClient) -> SpawnerClient:
+        """A spawner in place of one that was killed; its sandboxes are gone."""
+        async with self._building:
+            if self._spawner is lost:
+                _log.warning("the process that starts sandboxes was killed: starting another")
+                await lost.close()
+                self._images.clear()
+                self._spawner = await SpawnerClient.start()
+        if self._spawner is None:
+            raise SandboxError("the bubblewrap runtime is closed")
+        return self._spawner
 
     def _why_lost(self, spec: SandboxSpec) -> str:
         """What bwrap and agents complained about last."""

@@ -45,6 +45,7 @@ class SpawnerClient:
 
     def __init__(self, process: subprocess.Popen[Any], control: socket.socket) -> None:
         self.facts: dict[str, Any] = {}
+        self.lost = False
         self._process = process
         self._control = control
         self._children: dict[int, Child] = {}
@@ -131,6 +132,7 @@ class SpawnerClient:
 
     def _lost(self) -> None:
         """The spawner is gone, and with it every sandbox."""
+        self.lost = True
         self._loop.remove_reader(self._control.fileno())
         if not self._ready.done():
             self._ready.set_exception(SandboxError("it ended at once"))
@@ -142,6 +144,8 @@ class SpawnerClient:
 
     async def image(self, name: str, plan: Plan) -> str:
         """Have a file system built; where it is."""
+        if self.lost:
+            raise SandboxError("the process that starts sandboxes is gone")
         self._images[name] = future = self._loop.create_future()
         self.send(("image", name, plan))
         return await future
@@ -152,6 +156,8 @@ class SpawnerClient:
         Raises:
             SandboxError: it cannot.
         """
+        if self.lost:
+            raise SandboxError("the process that starts sandboxes is gone")
         ours, theirs = socket.socketpair()
         self._next += 1
         child = Child(

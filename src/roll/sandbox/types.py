@@ -81,7 +81,7 @@ class Limits:
 
 @dataclass(frozen=True, kw_only=True)
 class Mount:
-    """A file or directory of the host that programs may read."""
+    """A file or directory of the host that programs may read, as far as any user of the host may."""
 
     source: str
     target: str

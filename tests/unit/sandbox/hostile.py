@@ -132,7 +132,7 @@ for _ in range(20):
         time.sleep(50)
 while True: os.wait()
 """,
-        wall_s=5.0,
+        wall_s=2.0,
         outcomes=frozenset({Outcome.MEMORY, Outcome.WALL_TIME}),
         limits=frozenset({Limit.MEMORY}),
     ),

@@ -1,0 +1,80 @@
+"""The filter, interpreted instruction by instruction."""
+
+from __future__ import annotations
+
+import errno
+import struct
+
+import pytest
+
+from roll.sandbox.seccomp import seccomp_filter
+from roll.sandbox.syscalls import CHECKED, allowed, number
+
+ALLOW, KILL, FAIL = 0x7FFF0000, 0x80000000, 0x00050000
+ARCH = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
+architectures = pytest.mark.parametrize("architecture", ["x86_64", "aarch64"])
+
+
+def verdict(architecture: str, call: int, *arguments: int, arch: int | None = None) -> int:
+    """What the kernel would do, by the rules of classic BPF."""
+    values = [*arguments, *[0] * (6 - len(arguments))]
+    data = struct.pack("=IIQ6Q", call, ARCH[architecture] if arch is None else arch, 0, *values)
+    program = list(struct.iter_unpack("=HBBI", seccomp_filter(architecture)))
+    position = accumulator = 0
+    while True:
+        code, if_true, if_false, value = program[position]
+        position += 1
+        if code == 0x20:
+            accumulator = struct.unpack_from("=I", data, value)[0]
+        elif code == 0x06:
+            return value
+        else:
+            holds = {0x15: accumulator == value, 0x35: accumulator >= value, 0x45: bool(accumulator & value)}[code]
+            position += if_true if holds else if_false
+
+
+@architectures
+def test_exactly_the_listed_calls_are_allowed(architecture: str) -> None:
+    checked = {number(name, architecture) for name in CHECKED}
+    permitted = {call for call in range(600) if call not in checked and verdict(architecture, call) == ALLOW}
+    assert permitted == set(allowed(architecture))
+
+
+@architectures
+def test_refused_calls_fail_and_newer_ones_do_not_exist(architecture: str) -> None:
+    refused = set(range(463)) - set(allowed(architecture)) - {number(name, architecture) for name in CHECKED}
+    assert {verdict(architecture, call) for call in refused} == {FAIL | errno.EPERM}
+    assert verdict(architecture, 463) == FAIL | errno.ENOSYS
+
+
+@architectures
+def test_arguments_decide_about_five_calls(architecture: str) -> None:
+    def of(name: str, *arguments: int) -> int:
+        return verdict(architecture, number(name, architecture), *arguments)
+
+    assert of("clone", 0x003D0F00) == ALLOW  # a thread
+    assert of("clone", 17) == ALLOW  # a process
+    for flag in (0x00020000, 0x02000000, 0x04000000, 0x08000000, 0x10000000, 0x20000000, 0x40000000, 0x80):
+        assert of("clone", flag | 17) == FAIL | errno.EPERM
+    assert of("clone3") == FAIL | errno.ENOSYS
+    assert {family: of("socket", family) for family in (1, 2, 10, 16, 17, 38, 40)} == {
+        1: ALLOW,
+        2: ALLOW,
+        10: ALLOW,
+        **dict.fromkeys((16, 17, 38, 40), FAIL | errno.EAFNOSUPPORT),
+    }
+    assert of("ioctl", 0, 0x5401) == ALLOW
+    assert of("ioctl", 0, 0x5412) == FAIL | errno.EPERM
+    assert of("prlimit64", 0) == ALLOW
+    assert of("prlimit64", 1) == FAIL | errno.EPERM
+
+
+@architectures
+def test_other_tables_of_calls_end_the_program(architecture: str) -> None:
+    assert verdict(architecture, 0, arch=0x40000003) == KILL  # 32-bit x86
+    assert verdict("x86_64", 0x40000000) == KILL  # x32
+
+
+def test_an_unknown_architecture_is_refused_by_name() -> None:
+    with pytest.raises(ValueError, match=r"'riscv64'.*x86_64"):
+        seccomp_filter("riscv64")
