@@ -14,7 +14,7 @@ from typing import Literal, TypeAlias
 
 import numpy as np
 
-from roll.algorithms.episodes import Episode, Float64Array, concatenated
+from roll.algorithms.episodes import LARGEST, Episode, Float64Array, concatenated
 from roll.algorithms.normalise import Scope, whitened
 from roll.algorithms.returns import discounted, gae, per_token, step_advantages, token_rewards, turn_returns
 from roll.types import BoolArray, FloatArray
@@ -116,7 +116,7 @@ def _by_turn(
 def _values(episode: Episode) -> Float64Array:
     if episode.values is None:
         raise ValueError("gae needs a critic's values, which an episode does not have")
-    return episode.values[episode.mask].astype(np.float64)
+    return np.clip(episode.values[episode.mask].astype(np.float64), -LARGEST, LARGEST)
 
 
 def _spread_out(episode: Episode, tokens: Float64Array) -> FloatArray:
@@ -127,20 +127,17 @@ def _spread_out(episode: Episode, tokens: Float64Array) -> FloatArray:
 
 
 def drop_smallest(values: Sequence[FloatArray], masks: Sequence[BoolArray], share: float) -> list[BoolArray]:
-    """Which tokens hold the smallest `share` of all values under the masks: floor(share x n), earlier ones first.
+    """Which tokens hold the smallest `share` of all values under the masks.
 
-    AsyPPO (arXiv 2510.01656): where critics agree, tokens leave the policy gradient.
+    AsyPPO (arXiv 2510.01656): where critics agree, tokens leave the policy gradient. They are those below the value at
+    place floor(share x n) of the n sorted ones. Of equal values there all stay or all go, whatever the order of the
+    batch; where critics agree everywhere, as before their first update, all stay.
     """
-    together = concatenated([np.asarray(v, np.float64)[m] for v, m in zip(values, masks, strict=True)])
-    chosen = np.zeros(len(together), dtype=np.bool_)
-    chosen[np.argsort(together, kind="stable")[: int(share * len(together))]] = True
-    result, start = [], 0
-    for mask in masks:
-        dropped = np.zeros(len(mask), dtype=np.bool_)
-        dropped[mask] = chosen[start : start + int(mask.sum())]
-        start += int(mask.sum())
-        result.append(dropped)
-    return result
+    together = np.sort(concatenated([np.asarray(v, np.float64)[m] for v, m in zip(values, masks, strict=True)]))
+    if not len(together):
+        return [np.zeros(len(mask), dtype=np.bool_) for mask in masks]
+    threshold = together[int(share * len(together))]
+    return [mask & (np.asarray(v, np.float64) < threshold) for v, mask in zip(values, masks, strict=True)]
 
 
 def rescaled_weights(weights: Float64Array) -> Float64Array:

@@ -27,7 +27,8 @@ CorrectionLevel: TypeAlias = Literal["token", "chunk", "sequence", "geometric"]
 class Correction:
     """See `roll.config.algorithm_parts.CorrectionConfig`.
 
-    `chunk` and `geometric` are geometric means over a chunk's or sequence's tokens, `sequence` is the product.
+    Log-ratios are clamped to ± `LOG_RATIO_LIMIT`, of tokens and again of what they come to. `chunk` and `geometric` are
+    geometric means over a chunk's or sequence's tokens, `sequence` is the product.
     """
 
     level: CorrectionLevel = "token"
@@ -44,6 +45,12 @@ class Correction:
         ids = segments(inputs, self.level)
         pool = segment_sums if self.level == "sequence" else segment_means
         return clamped(pool(difference, ids))[ids].exp()
+
+    def truncates(self, inputs: LossInputs) -> Tensor:
+        """[N] bool: whose factor exceeds `upper`."""
+        if self.upper is None:
+            return torch.zeros_like(inputs.advantages, dtype=torch.bool)
+        return self.factor(inputs) > self.upper
 
     def weights(self, inputs: LossInputs) -> Tensor:
         """What multiplies every token's objective [N]: 0 where it is left out."""

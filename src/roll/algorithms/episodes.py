@@ -10,9 +10,17 @@ from numpy.typing import NDArray
 
 from roll.types import BoolArray, FloatArray
 
-__all__ = ["Episode", "Float64Array", "turn_rewards_of"]
+__all__ = ["LARGEST", "Episode", "Float64Array", "bounded", "concatenated", "turn_rewards_of"]
 
 Float64Array = NDArray[np.float64]
+
+LARGEST = 1e9
+"""Rewards and values are clamped to ± this, so that no square or sum of theirs overflows."""
+
+
+def bounded(value: float) -> float:
+    """Within ± `LARGEST`."""
+    return min(max(value, -LARGEST), LARGEST)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

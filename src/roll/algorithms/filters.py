@@ -24,6 +24,8 @@ def reason_to_leave_out(
     min_std: float | None = None,
 ) -> str:
     """Why a group with these rewards [G] is not trained; empty where it is."""
+    if not len(rewards):
+        return "it has no rollout"
     if skip_zero_variance and has_zero_variance(rewards):
         return f"zero variance: every reward is {rewards[0]:g}"
     mean, std = float(np.mean(rewards)), float(np.std(rewards))

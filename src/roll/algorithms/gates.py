@@ -7,13 +7,12 @@ gradient of every one of them is that of A log pi, except for weights that are i
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol, TypeAlias
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
 __all__ = [
-    "Bounds",
     "DualClip",
     "Gate",
     "LogProb",
@@ -25,23 +24,27 @@ __all__ = [
     "StopGradient",
 ]
 
-Bounds: TypeAlias = tuple[float, float]
-
 
 class Gate(Protocol):
     """The seam."""
-
-    @property
-    def bounds(self) -> Bounds:
-        """Ratios outside count as clipped in the metrics."""
-        ...
 
     def __call__(self, log_ratio: Tensor, logprobs: Tensor, advantages: Tensor) -> Tensor:
         """Objective of every token [N]."""
         ...
 
+    def clipped(self, ratio: Tensor, advantages: Tensor) -> Tensor:
+        """[N] bool, for the metrics: tokens on whose objective a bound acts."""
+        ...
 
-_UNBOUNDED: Bounds = (0.0, float("inf"))
+
+class _Unbounded:
+    """A gate without a bound."""
+
+    __slots__ = ()
+
+    def clipped(self, ratio: Tensor, advantages: Tensor) -> Tensor:
+        """See `Gate`."""
+        return torch.zeros_like(ratio, dtype=torch.bool)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -51,15 +54,14 @@ class MinClip:
     low: float = 0.2
     high: float = 0.2
 
-    @property
-    def bounds(self) -> Bounds:
-        """Of the clip."""
-        return 1.0 - self.low, 1.0 + self.high
-
     def __call__(self, log_ratio: Tensor, logprobs: Tensor, advantages: Tensor) -> Tensor:
         """See `Gate`."""
         ratio = log_ratio.exp()
-        return torch.minimum(ratio * advantages, ratio.clamp(*self.bounds) * advantages)
+        return torch.minimum(ratio * advantages, ratio.clamp(1.0 - self.low, 1.0 + self.high) * advantages)
+
+    def clipped(self, ratio: Tensor, advantages: Tensor) -> Tensor:
+        """See `Gate`."""
+        return ((ratio > 1.0 + self.high) & (advantages > 0)) | ((ratio < 1.0 - self.low) & (advantages < 0))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -70,15 +72,18 @@ class DualClip:
     high: float = 0.2
     bound: float = 3.0
 
-    @property
-    def bounds(self) -> Bounds:
-        """Of the inner clip."""
-        return 1.0 - self.low, 1.0 + self.high
-
     def __call__(self, log_ratio: Tensor, logprobs: Tensor, advantages: Tensor) -> Tensor:
         """See `Gate`."""
-        inner = MinClip(low=self.low, high=self.high)(log_ratio, logprobs, advantages)
+        inner = self._inner(log_ratio, logprobs, advantages)
         return torch.where(advantages < 0, torch.maximum(inner, self.bound * advantages), inner)
+
+    def clipped(self, ratio: Tensor, advantages: Tensor) -> Tensor:
+        """See `Gate`."""
+        return self._inner.clipped(ratio, advantages) | ((ratio > self.bound) & (advantages < 0))
+
+    @property
+    def _inner(self) -> MinClip:
+        return MinClip(low=self.low, high=self.high)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -93,11 +98,6 @@ class StopGradient:
     upper: float = 1.0
     mask: bool = False
 
-    @property
-    def bounds(self) -> Bounds:
-        """Of the weight."""
-        return self.lower, self.upper
-
     def __call__(self, log_ratio: Tensor, logprobs: Tensor, advantages: Tensor) -> Tensor:
         """See `Gate`."""
         ratio = log_ratio.detach().exp()
@@ -106,6 +106,10 @@ class StopGradient:
             gone = ((advantages > 0) & (ratio > self.upper)) | ((advantages < 0) & (ratio < self.lower))
             weight = weight.masked_fill(gone, 0.0)
         return weight * advantages * logprobs
+
+    def clipped(self, ratio: Tensor, advantages: Tensor) -> Tensor:
+        """See `Gate`."""
+        return (ratio > self.upper) | (ratio < self.lower)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -117,26 +121,20 @@ class SignSplit:
     lower: float = 0.0
     upper: float = 1.0
 
-    @property
-    def bounds(self) -> Bounds:
-        """Of the weight of negative tokens."""
-        return self.lower, self.upper
-
     def __call__(self, log_ratio: Tensor, logprobs: Tensor, advantages: Tensor) -> Tensor:
         """See `Gate`."""
         tapered = self.negative_weight * log_ratio.detach().exp().clamp(self.lower, self.upper)
         weight = torch.where(advantages > 0, torch.full_like(tapered, self.positive_weight), tapered)
         return weight * advantages * logprobs
 
+    def clipped(self, ratio: Tensor, advantages: Tensor) -> Tensor:
+        """See `Gate`."""
+        return ((ratio > self.upper) | (ratio < self.lower)) & (advantages < 0)
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class NoGate:
+class NoGate(_Unbounded):
     """r A."""
-
-    @property
-    def bounds(self) -> Bounds:
-        """None."""
-        return _UNBOUNDED
 
     def __call__(self, log_ratio: Tensor, logprobs: Tensor, advantages: Tensor) -> Tensor:
         """See `Gate`."""
@@ -144,13 +142,8 @@ class NoGate:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class LogProb:
+class LogProb(_Unbounded):
     """A log pi, whatever the ratio: REINFORCE (Williams 1992)."""
-
-    @property
-    def bounds(self) -> Bounds:
-        """None."""
-        return _UNBOUNDED
 
     def __call__(self, log_ratio: Tensor, logprobs: Tensor, advantages: Tensor) -> Tensor:
         """See `Gate`."""
@@ -158,15 +151,10 @@ class LogProb:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class SquaredPenalty:
+class SquaredPenalty(_Unbounded):
     """A log pi - tau/2 (log r)^2: Kimi k1.5, arXiv 2501.12599 section 2.3.2."""
 
     tau: float = 0.1
-
-    @property
-    def bounds(self) -> Bounds:
-        """None."""
-        return _UNBOUNDED
 
     def __call__(self, log_ratio: Tensor, logprobs: Tensor, advantages: Tensor) -> Tensor:
         """See `Gate`."""
@@ -174,21 +162,15 @@ class SquaredPenalty:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class SoftGate:
+class SoftGate(_Unbounded):
     """4/tau sigmoid(tau (r - 1)) A, with a tau for each sign of A: SAPO, arXiv 2511.20347 eq. 6."""
 
     tau_positive: float = 1.0
     tau_negative: float = 1.05
 
-    @property
-    def bounds(self) -> Bounds:
-        """None: it fades without a bound."""
-        return _UNBOUNDED
-
     def __call__(self, log_ratio: Tensor, logprobs: Tensor, advantages: Tensor) -> Tensor:
         """See `Gate`."""
         ratio = log_ratio.exp()
-        tau = torch.where(
-            advantages > 0, torch.full_like(ratio, self.tau_positive), torch.full_like(ratio, self.tau_negative)
-        )
+        positive, negative = (torch.full_like(ratio, tau) for tau in (self.tau_positive, self.tau_negative))
+        tau = torch.where(advantages > 0, positive, negative)
         return 4.0 / tau * torch.sigmoid(tau * (ratio - 1.0)) * advantages

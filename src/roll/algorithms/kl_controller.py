@@ -6,7 +6,10 @@ __all__ = ["adapted_coefficient"]
 
 
 def adapted_coefficient(coefficient: float, kl: float, *, target: float, num_rollouts: int, horizon: int) -> float:
-    """coefficient x (1 + clip(kl / target - 1, -0.2, 0.2) x num_rollouts / horizon).
+    """coefficient x (1 + clip(kl / target - 1, -0.2, 0.2) x min(num_rollouts / horizon, 1)).
+
+    The last factor is Ziegler's, where the horizon is longer than a step; a shorter one could make the coefficient
+    negative.
 
     Args:
         coefficient: of the step that was made.
@@ -16,4 +19,4 @@ def adapted_coefficient(coefficient: float, kl: float, *, target: float, num_rol
         horizon: rollouts over which an error of 20 % changes the coefficient by 20 %.
     """
     error = min(max(kl / target - 1.0, -0.2), 0.2)
-    return coefficient * (1.0 + error * num_rollouts / horizon)
+    return coefficient * (1.0 + error * min(num_rollouts / horizon, 1.0))

@@ -70,7 +70,6 @@ def log_ratio(
         difference = torch.where(inputs.advantages == 0, difference, cut)
     ids = segments(inputs, level)
     pool = segment_means if reduce == "geometric" else segment_sums
-    whole = clamped(pool(clamped(difference), ids))[ids]
-    if level == "sequence_token":
-        return whole.detach() + inputs.logprobs - inputs.logprobs.detach()
-    return whole
+    own = clamped(difference)
+    whole = clamped(pool(own, ids))[ids]
+    return whole.detach() + own - own.detach() if level == "sequence_token" else whole

@@ -27,14 +27,21 @@ def discounted(rewards: Float64Array, gamma: float) -> Float64Array:
 
 
 def token_rewards(episode: Episode, outcome: float) -> Float64Array:
-    """Reward of every token that the policy wrote [n]: a turn's on its last token, plus `Episode.token_rewards`."""
+    """Reward of every token that the policy wrote [n]: a turn's on its last token, plus `Episode.token_rewards`.
+
+    A turn without a token leaves its reward to the last token before it, or where there is none to the first one.
+    """
     rewards = np.zeros(episode.num_tokens)
     if episode.token_rewards is not None:
         rewards += episode.token_rewards
+    written = np.flatnonzero(episode.mask)
+    if not len(written):
+        return np.zeros(0)
+    place = int(written[0])
     for (start, end), reward in zip(episode.spans, turn_rewards_of(episode, outcome), strict=True):
-        if end > start:
-            rewards[end - 1] += reward
-    return rewards[episode.mask]
+        place = end - 1 if end > start else place
+        rewards[place] += reward
+    return rewards[written]
 
 
 def turn_returns(episode: Episode, outcome: float, gamma: float) -> Float64Array:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from roll.algorithms.episodes import bounded
+
 __all__ = ["shaped_reward", "soft_overlong"]
 
 
@@ -28,9 +30,12 @@ def shaped_reward(
     overlong_penalty: float = 1.0,
     format_penalty: float = 0.0,
 ) -> float:
-    """clip(scale x reward + shift) - overlong penalty - format penalty; see `RewardShapingConfig`."""
+    """clip(scale x reward + shift) - overlong penalty - format penalty; see `RewardShapingConfig`.
+
+    Within ± `LARGEST`.
+    """
     value = scale * reward + shift
     if clip is not None:
         value = min(max(value, -clip), clip)
     value -= overlong_penalty * soft_overlong(length, max_length, overlong_buffer)
-    return value if well_formed else value - format_penalty
+    return bounded(value if well_formed else value - format_penalty)

@@ -82,35 +82,67 @@ class AlgorithmConfig(Section):
 
     @model_validator(mode="after")
     def _consistent(self) -> AlgorithmConfig:
-        advantage, gate = self.advantage, self.gate
-        if advantage.estimator == "anchor_state" and advantage.mean != "group":
-            raise ValueError(
-                f"advantage.estimator anchor_state compares rollouts of one prompt: set advantage.mean to group, "
-                f"got {advantage.mean}"
-            )
-        lower, upper = getattr(gate, "lower", 0.0), getattr(gate, "upper", 1.0)
-        if lower > upper:
-            raise ValueError(f"gate.lower {lower} exceeds gate.upper {upper}")
-        if self.critic.drop_agreed + self.entropy.drop_divergent > 0 and self.critic.num_critics < 2:
-            raise ValueError(
-                "critic.drop_agreed and entropy.drop_divergent compare several critics: set critic.num_critics to 2 "
-                f"or more, got {self.critic.num_critics}"
-            )
-        for name in ("num_critics", "warmup_steps", "value_clip"):
-            default = CriticConfig.model_fields[name].default
-            if not self.uses_critic and getattr(self.critic, name) != default:
-                raise ValueError(
-                    f"critic.{name} is set but no critic is used: set advantage.estimator to gae, got "
-                    f"{advantage.estimator}"
-                )
-        low, high = self.correction.mask_low, self.correction.mask_high
-        if low is not None and high is not None and low > high:
-            raise ValueError(f"correction.mask_low {low} exceeds correction.mask_high {high}")
-        if self.filters.refill and not (
-            self.filters.skip_zero_variance
-            or self.filters.min_mean is not None
-            or self.filters.max_mean is not None
-            or self.filters.min_std is not None
-        ):
-            raise ValueError("filters.refill needs a filter that leaves groups out, such as skip_zero_variance: true")
+        problem = self._impossible() or self._without_effect()
+        if problem:
+            raise ValueError(problem)
         return self
+
+    def _impossible(self) -> str:
+        """What cannot be computed, or would be computed twice; empty where all is well."""
+        advantage, critic, filters = self.advantage, self.critic, self.filters
+        if advantage.estimator == "anchor_state" and advantage.mean != "group" and advantage.function is None:
+            return (
+                "advantage.estimator anchor_state compares rollouts of one prompt: set advantage.mean to group, got "
+                f"{advantage.mean}"
+            )
+        if advantage.whiten == "turn" and advantage.estimator in ("token", "gae") and advantage.function is None:
+            return (
+                f"advantage.whiten turn: advantage.estimator {advantage.estimator} has a value for each token, not for "
+                "each turn; set advantage.whiten to token"
+            )
+        if self.ratio.against == "rollout" and self.correction.upper is not None and self.loss is None:
+            return (
+                "ratio.against rollout has the engine's probabilities in the ratio already, so correction.upper would "
+                "correct for them twice: set correction.upper to null (masks still work)"
+            )
+        if critic.drop_agreed + self.entropy.drop_divergent > 0 and critic.num_critics < 2:
+            return (
+                "critic.drop_agreed and entropy.drop_divergent compare several critics: set critic.num_critics to 2 "
+                f"or more, got {critic.num_critics}"
+            )
+        if filters.refill and not filters.leaves_groups_out:
+            return "filters.refill needs a filter that leaves groups out, such as skip_zero_variance: true"
+        if filters.refill and filters.top_variance < 1:
+            return (
+                f"filters.top_variance {filters.top_variance:g} always leaves groups out, so filters.refill would "
+                "never end before max_refills: set one of them to its default"
+            )
+        return ""
+
+    def _without_effect(self) -> str:
+        """A key that was set and would change nothing; what the preset itself sets may stay."""
+        estimator = self.advantage.estimator
+        off_policy = self.gate.type != "log_prob"
+        pooled = off_policy and self.ratio.level != "token"
+        critic = {f"critic.{name}": self.uses_critic for name in CriticConfig.model_fields if name != "drop_agreed"}
+        effective = {
+            "advantage.gamma": estimator != "outcome",
+            "advantage.gae_lambda": estimator == "gae",
+            "advantage.step_weight": estimator == "anchor_state",
+        }
+        needed = {
+            **{key: (used, f"advantage.estimator is {estimator}") for key, used in effective.items()},
+            **{key: (used, "no critic is used: set advantage.estimator to gae") for key, used in critic.items()},
+            "ratio.level": (off_policy, "gate.type log_prob has no ratio"),
+            "ratio.against": (off_policy, "gate.type log_prob has no ratio"),
+            "ratio.reduce": (pooled, "ratio.level is token: set it to chunk or sequence"),
+            "ratio.token_limit": (pooled, "ratio.level is token: set it to sequence"),
+        }
+        preset, default = expand({"type": self.type}), AlgorithmConfig.model_fields
+        for key, (used, reason) in needed.items():
+            section, name = key.split(".")
+            value = getattr(getattr(self, section), name)
+            usual = getattr(default[section].default, name)
+            if not used and value != usual and value != preset.get(section, {}).get(name, usual):
+                return f"{key} {value} would change nothing, since {reason}"
+        return ""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, TypeVar
 
 from pydantic import Field, model_validator
 
@@ -28,7 +28,10 @@ Level = Literal["token", "chunk", "sequence", "geometric"]
 
 
 class RewardShapingConfig(Section):
-    """What is done to a rollout's reward before advantages; the recorded reward stays as the verifier gave it."""
+    """What is done to a rollout's reward before advantages; the recorded reward stays as the verifier gave it.
+
+    An environment's rewards of single turns are scaled; the rest is done to what the whole got on top of them.
+    """
 
     scale: float = option(1.0, "The reward is multiplied by this.", gt=0)
     shift: float = option(0.0, "Then this is added.")
@@ -118,6 +121,15 @@ class DualClip(_Clipped):
     bound: float = option(3.0, "Largest ratio that counts for negative advantages.", gt=1)
 
 
+_Bounded = TypeVar("_Bounded", "StopGradient", "SignSplit")
+
+
+def _ordered(gate: _Bounded) -> _Bounded:
+    if gate.lower > gate.upper:
+        raise ValueError(f"lower {gate.lower} exceeds upper {gate.upper}")
+    return gate
+
+
 class StopGradient(Section):
     """sg(clip(r, lower, upper)) A log pi: TIS (0, 1), CISPO (1 - e, 1 + e)."""
 
@@ -125,6 +137,10 @@ class StopGradient(Section):
     lower: float = option(0.0, "Smallest weight.", ge=0)
     upper: float = option(1.0, "Largest weight.", gt=0)
     mask: bool = option(False, "Drop tokens whose ratio left the bounds in the direction of their advantage.")
+
+    @model_validator(mode="after")
+    def _ordered(self) -> StopGradient:
+        return _ordered(self)
 
 
 class SignSplit(Section):
@@ -135,6 +151,10 @@ class SignSplit(Section):
     negative_weight: float = option(1.0, "w-.", ge=0)
     lower: float = option(0.0, "Smallest weight of a token with negative advantage.", ge=0)
     upper: float = option(1.0, "Largest weight of a token with negative advantage.", gt=0)
+
+    @model_validator(mode="after")
+    def _ordered(self) -> SignSplit:
+        return _ordered(self)
 
 
 class NoGate(Section):
@@ -210,7 +230,9 @@ class CorrectionConfig(Section):
     """
 
     level: Level = option(
-        "token", "Of each token; product over a chunk's or sequence's tokens; `geometric`: a sequence's mean."
+        "token",
+        "Of each token; `chunk`: geometric mean over a chunk's (turn's) tokens; `sequence`: product over a sequence's; "
+        "`geometric`: geometric mean over a sequence's.",
     )
     upper: float | None = option(
         2.0, "The factor is truncated at this; null leaves the factor out, and masks alone remain.", gt=0
@@ -221,16 +243,26 @@ class CorrectionConfig(Section):
         None, "A sequence with a token whose own factor is below this is left out as a whole.", gt=0, lt=1
     )
 
+    @model_validator(mode="after")
+    def _ordered(self) -> CorrectionConfig:
+        if self.mask_low is not None and self.mask_high is not None and self.mask_low > self.mask_high:
+            raise ValueError(f"mask_low {self.mask_low} exceeds mask_high {self.mask_high}: every token is left out")
+        return self
+
 
 class FilterConfig(Section):
     """Which groups and rollouts are trained."""
 
     skip_zero_variance: bool = option(
-        True, "Leave out groups whose rewards are all equal: they have no gradient. They are counted."
+        True,
+        "Leave out groups whose rewards are all equal: they say nothing. Here and below, rewards are as verifiers and "
+        "environments gave them, before `algorithm.reward` shapes them. What is left out is counted.",
     )
     min_mean: float | None = option(None, "Leave out groups whose mean reward is not above this.")
     max_mean: float | None = option(None, "Leave out groups whose mean reward is not below this.")
-    min_std: float | None = option(None, "Leave out groups whose standard deviation is not above this.", ge=0)
+    min_std: float | None = option(
+        None, "Leave out groups whose (population) standard deviation is not above this.", ge=0
+    )
     drop_unfinished: bool = option(False, "Leave out rollouts that were cut off (overlong filtering).")
     keep: Literal["all", "positive", "best", "worst", "extremes"] = option(
         "all",
@@ -245,6 +277,19 @@ class FilterConfig(Section):
         False, "Draw more prompts until prompts_per_step groups pass the filters (dynamic sampling, DAPO)."
     )
     max_refills: int = option(3, "At most so many times per step.", ge=1)
+
+    @property
+    def leaves_groups_out(self) -> bool:
+        """Whether any filter can leave out a whole group."""
+        bounds = (self.min_mean, self.max_mean, self.min_std)
+        some = self.skip_zero_variance or self.drop_unfinished or self.keep == "positive"
+        return some or any(bound is not None for bound in bounds)
+
+    @model_validator(mode="after")
+    def _satisfiable(self) -> FilterConfig:
+        if self.min_mean is not None and self.max_mean is not None and self.min_mean >= self.max_mean:
+            raise ValueError(f"min_mean {self.min_mean:g} is not below max_mean {self.max_mean:g}: no group would pass")
+        return self
 
 
 class WeightConfig(Section):

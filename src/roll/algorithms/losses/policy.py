@@ -103,10 +103,14 @@ class PolicyLoss:
         self, inputs: LossInputs, ratio_log: Tensor, weights: Tensor, corrections: Tensor
     ) -> dict[str, Tensor]:
         advantages, ratio = inputs.advantages, ratio_log.exp()
-        low, high = self.gate.bounds
-        clipped = ((ratio > high) & (advantages > 0)) | ((ratio < low) & (advantages < 0))
         token_log_ratio = clamped(inputs.logprobs.detach() - inputs.old_logprobs)
         difference = clamped(inputs.old_logprobs - inputs.rollout_logprobs)
+        clipped = self.gate.clipped(ratio, advantages)
+        truncated = (corrections > 0) & self.correction.truncates(inputs)
+        if inputs.expert is not None:  # no engine sampled these tokens, and no gate sees them
+            difference = difference.masked_fill(inputs.expert, 0.0)
+            clipped, truncated = clipped & ~inputs.expert, truncated & ~inputs.expert
+            corrections = corrections.masked_fill(inputs.expert, 1.0)
         factor = difference.exp()
         sums = {
             "policy/clip_fraction": clipped.to(ratio.dtype).sum(),
@@ -116,7 +120,7 @@ class PolicyLoss:
             "mismatch/kl": (torch.expm1(difference) - difference).sum(),
             "mismatch/factor": factor.sum(),
             "mismatch/factor_squared": factor.square().sum(),
-            "mismatch/truncated": _share(corrections > 0, factor, self.correction.upper).sum(),
+            "mismatch/truncated": truncated.to(ratio.dtype).sum(),
             "mismatch/left_out": (corrections == 0).to(ratio.dtype).sum(),
         }
         metrics = {name: value / inputs.num_tokens for name, value in sums.items()}
@@ -124,11 +128,6 @@ class PolicyLoss:
         metrics["max/policy/ratio"] = ratio.max() if len(ratio) else ratio.new_zeros(())
         metrics["max/mismatch/factor"] = factor.max() if len(factor) else ratio.new_zeros(())
         return metrics
-
-
-def _share(kept: Tensor, factor: Tensor, upper: float | None) -> Tensor:
-    """Tokens whose own factor the truncation would cut."""
-    return (kept & (factor > upper)).to(factor.dtype) if upper is not None else torch.zeros_like(factor)
 
 
 def _required(values: Tensor | None, name: str, coefficient: float) -> Tensor:

@@ -1,6 +1,8 @@
-"""The critic's loss (arXiv 1707.06347 eq. 9, with the value clip of arXiv 1506.02438's common implementation).
+"""The critic's loss: the squared error of PPO, arXiv 1707.06347 eq. 9, with the value clip of its authors' code.
 
 loss = mean_t 1/2 max( (V - G)^2, (clip(V, V_old - e, V_old + e) - G)^2 )
+
+Without a clip it is 1/2 (V - G)^2. The clip is in no paper; it comes from OpenAI Baselines.
 """
 
 from __future__ import annotations

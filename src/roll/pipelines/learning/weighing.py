@@ -50,7 +50,7 @@ def weigh(
     episodes = [
         replace(
             episode,
-            values=np.mean([critic[i] for critic in after], axis=0, dtype=np.float64) if after else None,
+            values=_mean([critic[i] for critic in after]),
             token_rewards=token_rewards[i][starts[i] :] if len(token_rewards) else None,
         )
         for i, episode in enumerate(selection.episodes)
@@ -71,7 +71,7 @@ def weigh(
                 sample,
                 advantages=_aligned(advantages, sample),
                 returns=_aligned(found.returns[i], sample) if found.returns else None,
-                old_values=_mean(values, i),
+                old_values=_mean([critic[i] for critic in values]),
                 entropy_mask=_aligned(~divergent[i], sample).astype(np.bool_) if divergent else None,
             )
         )
@@ -115,12 +115,12 @@ def _after_prompt(arrays: Sequence[FloatArray], starts: Sequence[int]) -> list[F
 
 def _deviation(of_critics: list[FloatArray]) -> FloatArray:
     """[T] population deviation of the critics' values."""
-    return np.std(of_critics, axis=0, dtype=np.float64).astype(np.float32)
+    return np.asarray(np.std(of_critics, axis=0, dtype=np.float64), np.float32)
 
 
-def _mean(values: Sequence[Sequence[FloatArray]], index: int) -> FloatArray | None:
-    """[L] mean of the critics' values of a sample; `None` without a critic."""
-    return np.mean([v[index] for v in values], axis=0, dtype=np.float64).astype(np.float32) if len(values) else None
+def _mean(of_critics: list[FloatArray]) -> FloatArray | None:
+    """[T] mean of the critics' values; `None` without a critic."""
+    return np.asarray(np.mean(of_critics, axis=0, dtype=np.float64), np.float32) if of_critics else None
 
 
 def _aligned(answer: Any, sample: TrainingSample) -> FloatArray:

@@ -1,0 +1,76 @@
+"""A step of learning, from rollouts to the loss, as the pipeline takes it; float64 where ROLL leaves the choice."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from cases import LONGEST, after_prompt, inputs_of, to_groups
+from reference_advantages import Attempt
+
+from roll.algorithms.inputs import LossInputs, LossOutputs
+from roll.config.algorithm import AlgorithmConfig
+from roll.data.samples import build_batch
+from roll.pipelines.learning.losses import policy_loss
+from roll.pipelines.learning.selection import Selection, select
+from roll.pipelines.learning.weighing import kl_token_rewards, weigh
+from roll.types import TrainingBatch
+
+
+@dataclass(frozen=True, kw_only=True)
+class Step:
+    """What a step made of its rollouts."""
+
+    algorithm: AlgorithmConfig
+    selection: Selection
+    batch: TrainingBatch
+    attempts: dict[str, Attempt]
+
+    @property
+    def advantages(self) -> dict[str, list[float]]:
+        """Of the loss tokens, by sample."""
+        return {s.sample_id: s.advantages[s.loss_mask].tolist() for s in self.batch.samples}
+
+    def inputs(self, **given: Any) -> LossInputs:
+        return inputs_of(self.batch, self.attempts, **given)
+
+    def loss(self, **given: Any) -> tuple[LossOutputs, np.ndarray]:
+        """Loss and gradient in every loss token's log-prob."""
+        inputs = self.inputs(**given)
+        outputs = policy_loss(self.algorithm)(inputs)
+        outputs.loss.backward()
+        assert inputs.logprobs.grad is not None
+        return outputs, inputs.logprobs.grad.numpy()
+
+
+def algorithm_of(name: str, **keys: Any) -> AlgorithmConfig:
+    return AlgorithmConfig.model_validate({"type": name, **keys})
+
+
+def take_step(algorithm: AlgorithmConfig, attempts: Sequence[Attempt]) -> Step:
+    by_name = {attempt.name: attempt for attempt in attempts}
+    greedy = to_groups(attempts, greedy=True) if algorithm.advantage.mean == "greedy" else ()
+    selection = select(to_groups(attempts), algorithm, max_length=LONGEST, greedy=greedy)
+    batch = build_batch(selection.rollouts, temperature=1.0, max_length=LONGEST)
+    own = [by_name[s.sample_id] for s in batch.samples]
+    samples = [
+        replace(s, old_logprobs=after_prompt(a.old), ref_logprobs=after_prompt(a.ref))
+        for s, a in zip(batch.samples, own, strict=True)
+    ]
+    batch = replace(batch, samples=tuple(samples))
+    rewards = []
+    if algorithm.uses_reference and algorithm.kl.place == "reward":
+        old = [after_prompt(a.old) for a in own]
+        rewards = kl_token_rewards(batch, old, algorithm, algorithm.kl.coefficient)
+    critics = algorithm.critic.num_critics if algorithm.uses_critic else 0
+    batch = weigh(
+        batch,
+        selection,
+        algorithm,
+        values=[[after_prompt(a.values[m]) for a in own] for m in range(critics)],
+        token_rewards=rewards,
+        credit=[after_prompt(a.credit) for a in own] if algorithm.credit.type != "none" else (),
+    )
+    return Step(algorithm=algorithm, selection=selection, batch=batch, attempts=by_name)

@@ -1,0 +1,222 @@
+"""Every gate, ratio level, correction, aggregation, KL estimator and the critic's loss against plain loops."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import reference_loss as paper
+import torch
+from cases import LONGEST, loss_inputs_of, random_answers
+
+from roll.algorithms import gates
+from roll.algorithms.aggregate import token_weights
+from roll.algorithms.correction import Correction
+from roll.algorithms.inputs import LossInputs
+from roll.algorithms.kl import kl_per_token
+from roll.algorithms.losses import PolicyLoss, ValueLoss
+from roll.algorithms.ratio import log_ratio
+
+SHAPES = [(1,), (1, 1, 1, 1), (5,), (3, 1, 4, 2, 6), (2, 7, 1, 3)]
+GATES: dict[str, tuple[gates.Gate, paper.Objective]] = {
+    "min_clip": (gates.MinClip(low=0.1, high=0.28), paper.ppo(0.1, 0.28)),
+    "min_clip_from_zero": (gates.MinClip(low=1.0, high=0.0), paper.ppo(1.0, 0.0)),
+    "dual_clip": (gates.DualClip(low=0.2, high=0.2, bound=1.4), paper.dual_clip(0.2, 0.2, 1.4)),
+    "stop_gradient": (gates.StopGradient(lower=0.9, upper=1.1), paper.weighted_log_prob(0.9, 1.1)),
+    "stop_gradient_mask": (
+        gates.StopGradient(lower=0.9, upper=1.1, mask=True),
+        paper.weighted_log_prob(0.9, 1.1, True),
+    ),
+    "sign_split": (
+        gates.SignSplit(positive_weight=1.5, negative_weight=0.5, lower=0.9, upper=1.1),
+        paper.by_sign(1.5, 0.5, 0.9, 1.1),
+    ),
+    "none": (gates.NoGate(), paper.ratio_alone),
+    "log_prob": (gates.LogProb(), paper.log_prob),
+    "squared_penalty": (gates.SquaredPenalty(tau=0.3), paper.squared_penalty(0.3)),
+    "soft": (gates.SoftGate(tau_positive=2.0, tau_negative=0.5), paper.soft(2.0, 0.5)),
+}
+OVER = {"sequence_mean": "answers", "token_mean": "tokens", "constant_length": "longest", "sequence_sum": "sums"}
+OFF = {"correction": Correction(upper=None)}
+PAPER_OFF = paper.Correction(upper=None)
+
+
+def both(loss: PolicyLoss, reference: paper.Loss, lengths: tuple[int, ...], seed: int, noise: float = 0.3) -> None:
+    """Value and gradient agree."""
+    answers = random_answers(seed, lengths, noise)
+    inputs = loss_inputs_of(answers)
+    outputs = loss(inputs)
+    outputs.loss.backward()
+    assert outputs.loss.item() == pytest.approx(paper.total_loss(answers, reference, LONGEST), rel=1e-11, abs=1e-12)
+    assert inputs.logprobs.grad is not None
+    expected = paper.gradient(answers, reference, LONGEST)
+    scale = max(abs(x) for x in expected)
+    np.testing.assert_allclose(inputs.logprobs.grad.numpy(), expected, rtol=1e-5, atol=1e-8 + 1e-8 * scale)
+
+
+@pytest.mark.parametrize("lengths", SHAPES, ids=str)
+@pytest.mark.parametrize("name", GATES)
+def test_gates(name: str, lengths: tuple[int, ...]) -> None:
+    gate, objective = GATES[name]
+    both(PolicyLoss(gate=gate, **OFF), paper.Loss(objective=objective, correction=PAPER_OFF), lengths, 1)
+
+
+@pytest.mark.parametrize("against", ["old", "rollout"])
+@pytest.mark.parametrize("reduce", ["geometric", "product"])
+@pytest.mark.parametrize("level", ["token", "chunk", "sequence", "sequence_token"])
+@pytest.mark.parametrize("name", GATES)
+def test_ratio_levels_under_every_gate(name: str, level: Any, reduce: Any, against: Any) -> None:
+    gate, objective = GATES[name]
+    loss = PolicyLoss(gate=gate, ratio_level=level, ratio_reduce=reduce, ratio_against=against, **OFF)
+    reference = paper.Loss(objective=objective, ratio=level, reduce=reduce, against=against, correction=PAPER_OFF)
+    both(loss, reference, (3, 1, 4, 2), 2, noise=0.1)
+
+
+@pytest.mark.parametrize("level", ["chunk", "sequence"])
+@pytest.mark.parametrize("seed", range(3))
+def test_a_limit_on_tokens_before_the_mean_is_taken(level: Any, seed: int) -> None:
+    loss = PolicyLoss(gate=gates.NoGate(), ratio_level=level, ratio_token_limit=0.1, **OFF)
+    reference = paper.Loss(objective=paper.ratio_alone, ratio=level, token_limit=0.1, correction=PAPER_OFF)
+    both(loss, reference, (3, 1, 4, 2), seed)
+
+
+@pytest.mark.parametrize("level", ["token", "chunk", "sequence", "geometric"])
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"upper": 1.1},
+        {"upper": None, "mask_low": 0.8},
+        {"upper": None, "mask_high": 1.2},
+        {"upper": 1.5, "mask_low": 0.7, "mask_high": 1.3},
+        {"upper": 2.0, "veto": 0.6},
+    ],
+    ids=str,
+)
+def test_corrections(level: Any, given: dict[str, float | None]) -> None:
+    named = {"mask_low": "low", "mask_high": "high"}
+    reference = paper.Correction(level=level, **{named.get(k, k): v for k, v in given.items()})  # type: ignore[arg-type]
+    for seed in range(4):
+        answers = random_answers(seed, (3, 1, 4, 2, 6))
+        weights = Correction(level=level, **given).weights(loss_inputs_of(answers))  # type: ignore[arg-type]
+        expected = [paper.correction_weight(a, t, reference) for a in answers for t in range(len(a.new))]
+        np.testing.assert_allclose(weights.numpy(), expected, rtol=1e-12)
+    loss = PolicyLoss(correction=Correction(level=level, **given))  # type: ignore[arg-type]
+    both(loss, paper.Loss(objective=paper.ppo(0.2, 0.2), correction=reference), (3, 1, 4, 2), 5)
+
+
+@pytest.mark.parametrize("lengths", SHAPES, ids=str)
+@pytest.mark.parametrize("aggregation", OVER)
+def test_aggregations(aggregation: Any, lengths: tuple[int, ...]) -> None:
+    answers = random_answers(3, lengths)
+    found = token_weights(loss_inputs_of(answers), aggregation)
+    expected = [paper.token_weight(a, answers, OVER[aggregation], LONGEST) for a in answers for _ in a.new]
+    np.testing.assert_allclose(found.numpy(), expected, rtol=1e-14)
+    both(
+        PolicyLoss(aggregation=aggregation),
+        paper.Loss(objective=paper.ppo(0.2, 0.2), over=OVER[aggregation]),
+        lengths,
+        3,
+    )
+
+
+@pytest.mark.parametrize("estimator", ["k1", "k2", "k3", "absolute", "full"])
+@pytest.mark.parametrize("aggregation", OVER)
+def test_kl_in_the_loss(estimator: Any, aggregation: Any) -> None:
+    loss = PolicyLoss(kl_coefficient=0.7, kl_estimator=estimator, aggregation=aggregation)
+    reference = paper.Loss(objective=paper.ppo(0.2, 0.2), beta=0.7, kl=estimator, over=OVER[aggregation])
+    both(loss, reference, (3, 1, 4, 2), 6)
+
+
+@pytest.mark.parametrize("aggregation", OVER)
+def test_entropy_bonus_where_it_is_paid(aggregation: Any) -> None:
+    loss = PolicyLoss(entropy_coefficient=0.3, aggregation=aggregation)
+    both(loss, paper.Loss(objective=paper.ppo(0.2, 0.2), eta=0.3, over=OVER[aggregation]), (3, 1, 4, 2), 7)
+    answers = [replace(a, gets_bonus=[]) for a in random_answers(7, (3, 1, 4, 2))]
+    inputs = replace(loss_inputs_of(random_answers(7, (3, 1, 4, 2))), entropy_mask=None)
+    reference = paper.Loss(objective=paper.ppo(0.2, 0.2), eta=0.3, over=OVER[aggregation])
+    assert loss(inputs).loss.item() == pytest.approx(paper.total_loss(answers, reference, LONGEST), rel=1e-12)
+
+
+def test_entropy_and_full_kl_carry_their_own_gradient() -> None:
+    inputs = loss_inputs_of(random_answers(8, (3, 1, 4)))
+    assert inputs.entropy is not None
+    assert inputs.full_kl is not None
+    entropy, kl = inputs.entropy.requires_grad_(), inputs.full_kl.requires_grad_()
+    loss = PolicyLoss(entropy_coefficient=0.3, kl_coefficient=0.5, kl_estimator="full", aggregation="token_mean")
+    loss(inputs).loss.backward()
+    assert inputs.entropy_mask is not None
+    torch.testing.assert_close(entropy.grad, -0.3 / 8 * inputs.entropy_mask.double())
+    torch.testing.assert_close(kl.grad, torch.full((8,), 0.5 / 8, dtype=torch.float64))
+
+
+@pytest.mark.parametrize("clip", [None, 0.2, 1.0])
+@pytest.mark.parametrize("lengths", SHAPES, ids=str)
+def test_value_loss(lengths: tuple[int, ...], clip: float | None) -> None:
+    rng = np.random.default_rng(9)
+    values, old, returns = rng.normal(size=(3, sum(lengths)))
+    inputs = value_inputs(lengths, values, old, returns)
+    outputs = ValueLoss(clip=clip)(inputs)
+    outputs.loss.backward()
+    arguments = old.tolist(), returns.tolist(), clip
+    assert outputs.loss.item() == pytest.approx(paper.value_loss(values.tolist(), *arguments), rel=1e-12)
+    assert inputs.values is not None
+    assert inputs.values.grad is not None
+    for i in range(len(values)):
+        up, down = values.copy(), values.copy()
+        up[i] += 1e-6
+        down[i] -= 1e-6
+        slope = (paper.value_loss(up.tolist(), *arguments) - paper.value_loss(down.tolist(), *arguments)) / 2e-6
+        assert inputs.values.grad[i].item() == pytest.approx(slope, rel=1e-5, abs=1e-8)
+
+
+def value_inputs(lengths: tuple[int, ...], values: np.ndarray, old: np.ndarray, returns: np.ndarray) -> LossInputs:
+    inputs = loss_inputs_of(random_answers(0, lengths))
+    tensors = [torch.tensor(x, dtype=torch.float64) for x in (values, old, returns)]
+    return replace(inputs, values=tensors[0].requires_grad_(), old_values=tensors[1], returns=tensors[2])
+
+
+@pytest.mark.parametrize("name", GATES)
+def test_clipped_tokens_are_those_whose_objective_a_bound_changes(name: str) -> None:
+    """Without its bounds, a gate has another objective at exactly these tokens."""
+    gate, objective = GATES[name]
+    unbounded: dict[str, paper.Objective] = {
+        "min_clip": paper.ratio_alone,
+        "min_clip_from_zero": paper.ratio_alone,
+        "dual_clip": paper.ratio_alone,
+        "stop_gradient": lambda r, s, p, a: s * a * p,
+        "stop_gradient_mask": lambda r, s, p, a: s * a * p,
+        "sign_split": paper.by_sign(1.5, 0.5, 0.0, float("inf")),
+    }
+    ratios = (0.05, 0.5, 0.95, 1.0, 1.05, 1.5, 5.0)
+    for r, a in itertools.product(ratios, (-2.0, -0.5, 0.0, 1.0)):
+        changed = objective(r, r, -1.0, a) != unbounded.get(name, objective)(r, r, -1.0, a)
+        found = gate.clipped(torch.tensor([r], dtype=torch.float64), torch.tensor([a], dtype=torch.float64))
+        if a != 0:
+            assert found.item() == changed, (r, a)
+
+
+def test_metrics_leave_out_what_no_engine_sampled() -> None:
+    answers = random_answers(1, (3, 2, 4, 5))  # the fourth is an expert's
+    hidden = [*answers[:3], replace(answers[3], rollout=[0.0] * 5, old=[-9.0] * 5)]
+    metrics = PolicyLoss()(loss_inputs_of(hidden)).metrics
+    own = PolicyLoss()(loss_inputs_of(answers[:3])).metrics
+    for name in ("mismatch/kl", "mismatch/truncated", "mismatch/left_out", "policy/clip_fraction"):
+        assert metrics[name].item() == pytest.approx(own[name].item() * 9 / 14), name
+
+
+def test_unknown_names_are_refused() -> None:
+    inputs = loss_inputs_of(random_answers(1, (3,)))
+    with pytest.raises(ValueError, match="median"):
+        token_weights(inputs, "median")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="k4"):
+        kl_per_token(inputs.logprobs, inputs.old_logprobs, "k4")  # type: ignore[arg-type]
+
+
+def test_without_chunk_ids_a_sequence_is_one_chunk() -> None:
+    inputs = replace(loss_inputs_of(random_answers(1, (3, 2, 4))), chunk_ids=None)
+    torch.testing.assert_close(log_ratio(inputs, level="chunk"), log_ratio(inputs, level="sequence"))
+    chunk, geometric = (Correction(level=level).factor(inputs) for level in ("chunk", "geometric"))
+    torch.testing.assert_close(chunk, geometric)
