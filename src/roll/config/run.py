@@ -99,6 +99,11 @@ class RLVRConfig(Section):
                 "got 1 (a group of one equals its own mean); raise it, or set advantage.mean and advantage.std to "
                 "batch or none"
             )
+        if size == 1 and self.algorithm.filters.skip_zero_variance:
+            raise ValueError(
+                "algorithm.filters.skip_zero_variance leaves out every group of one, since its rewards are all equal: "
+                "set it to false, or rollout.group_size to 2 or more, got 1"
+            )
         if self.algorithm.uses_critic and size < critic.num_critics:
             raise ValueError(
                 f"algorithm.critic.num_critics {critic.num_critics} critics share each group's rollouts, but "
@@ -125,11 +130,21 @@ class RLVRConfig(Section):
                 "cluster.device_mapping.reference is set but no reference is used: remove it, or set "
                 "algorithm.kl.coefficient"
             )
-        if mapping.reference is not None and self.model.lora is not None:
-            raise ValueError(
-                "cluster.device_mapping.reference is set, but with model.lora the reference is the policy without its "
-                "adapters: remove it"
-            )
+        if mapping.reference is not None and not self.starts_reference:
+            why = "with model.lora the reference is the policy without its adapters"
+            if self.algorithm.kl.estimator == "full":
+                why = "with algorithm.kl.estimator full the trainer itself keeps the reference"
+            raise ValueError(f"cluster.device_mapping.reference is set, but {why}: remove it")
+
+    @property
+    def trainer_holds_reference(self) -> bool:
+        """Whether the policy's own loss needs the reference's whole distribution."""
+        return self.algorithm.uses_reference and self.algorithm.kl.estimator == "full"
+
+    @property
+    def starts_reference(self) -> bool:
+        """Whether the reference is a role of its own: neither the policy without adapters, nor kept by the trainer."""
+        return self.algorithm.uses_reference and self.model.lora is None and not self.trainer_holds_reference
 
     @property
     def num_ranks(self) -> int:
