@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias, runtime_checkable
 
 from roll.types import (
+    AttentionStatistics,
     EngineLoad,
     FloatArray,
     Generation,
@@ -146,6 +147,18 @@ class TrainBackend(Protocol):
         """Per sample [L]: the critic's value of the state before each token that the loss counts; 0 elsewhere."""
         ...
 
+    def attention_statistics(
+        self, batch: TrainingBatch, window: int, horizon: tuple[int, int]
+    ) -> list[AttentionStatistics]:
+        """Per sample, what the policy's attention says of its answer's tokens: see `roll.algorithms.credit`.
+
+        Args:
+            batch: only its tokens matter, and where answers begin (`prefix_length`).
+            window: of WAAD, in tokens.
+            horizon: of FAI, in tokens, first and last.
+        """
+        ...
+
     def weights(self) -> WeightSource:
         """What the engines must hold: LoRA merged, engine's dtype, HF names."""
         ...
@@ -191,6 +204,10 @@ class TrainerGroup(Protocol):
     async def logprobs(self, batch: TrainingBatch, *, adapter: bool = True) -> list[FloatArray]: ...
 
     async def values(self, batch: TrainingBatch) -> list[FloatArray]: ...
+
+    async def attention_statistics(
+        self, batch: TrainingBatch, window: int, horizon: tuple[int, int]
+    ) -> list[AttentionStatistics]: ...
 
     async def send_weights(
         self, policy_version: int, transport: str, deliver: Callable[[WeightUpdate], Awaitable[None]]
