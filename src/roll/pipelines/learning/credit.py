@@ -2,18 +2,30 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+from roll.algorithms import credit
+from roll.pipelines.parts import Parts
 from roll.types import FloatArray, TrainingBatch
-
-if TYPE_CHECKING:
-    from roll.pipelines.parts import Parts
 
 __all__ = ["credit_factors"]
 
 
 async def credit_factors(parts: Parts, batch: TrainingBatch) -> list[FloatArray]:
-    """[n][L] factors, or nothing."""
-    if parts.config.algorithm.credit.type == "none":
+    """[n][L] factors on the advantages of a batch; nothing where the algorithm does not weigh them."""
+    settings = parts.config.algorithm.credit
+    if settings.type == "none":
         return []
-    raise NotImplementedError
+    with parts.spans.phase("attention"):
+        horizon = (settings.horizon_start, settings.horizon_end)
+        statistics = await parts.trainer.attention_statistics(batch, settings.window, horizon)
+    return [
+        credit.credit_factors(
+            found,
+            sample.loss_mask,
+            form=settings.type,
+            amplification=settings.amplification,
+            share=settings.share,
+            introduction=settings.introduction,
+            back_share=settings.back_share,
+        )
+        for found, sample in zip(statistics, batch.samples, strict=True)
+    ]
