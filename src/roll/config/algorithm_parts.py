@@ -338,3 +338,15 @@ class CreditConfig(Section):
     horizon_end: int = option(100, "FAI counts attention up to so many tokens later.", unit="tokens", ge=1)
     introduction: int = option(3, "`coupled`: an anchor's introduction is looked for so many tokens back.", ge=1)
     back_share: float = option(0.5, "`coupled`: share of an anchor's amplification that goes to it.", ge=0, le=1)
+    calm_quantile: float = option(
+        0.5, "`coupled`: only an anchor whose WAAD is at most this quantile of its answer's shares.", ge=0, le=1
+    )
+    jump_quantile: float = option(
+        0.6, "`coupled`: an introduction's jump in WAAD is at least this quantile of its answer's.", ge=0, le=1
+    )
+
+    @model_validator(mode="after")
+    def _a_range(self) -> CreditConfig:
+        if self.horizon_start > self.horizon_end:
+            raise ValueError(f"horizon_start {self.horizon_start} exceeds horizon_end {self.horizon_end}")
+        return self
