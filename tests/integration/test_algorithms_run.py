@@ -101,3 +101,15 @@ def test_an_alarm_stops_the_run_where_it_can_go_on(tmp_path: Path, tiny_model: P
         roll.train(base)
     assert [row["step"] for row in steps(tmp_path)] == [1, 2]
     assert (tmp_path / "run" / "checkpoints" / "step-000002").is_dir()
+
+
+def test_a_loss_and_an_advantage_of_the_users_own_are_used(tmp_path: Path, tiny_model: Path) -> None:
+    directory = Path(__file__).parents[2] / "examples" / "algorithms"
+    algorithm = {
+        "advantage": {"function": f"{directory}/median_baseline.py:advantages"},
+        "loss": f"{directory}/pulled_loss.py:loss",
+    }
+    roll.train(config(tmp_path, tiny_model, algorithm, checkpoint={"at_end": False}))
+    rows = [row for row in steps(tmp_path) if row.get("training/stepped")]
+    assert rows
+    assert all("training/own/pull" in row for row in rows)

@@ -12,6 +12,7 @@ from typing import Any
 from roll.config.base import Section
 from roll.config.document import Document
 from roll.config.keys import Key, all_keys, tag_key, template
+from roll.config.presets import PRESET_NAMES, preset, settings
 from roll.config.problems import show, unknown_key
 from roll.config.run import RLVRConfig
 from roll.errors import ConfigError
@@ -91,13 +92,20 @@ def _block(key: Key, model: type[Section]) -> str:
     chosen_by = f"  ({tag_key(key.owner)}: {', '.join(key.variants)})" if key.variants else ""
     lines = [key.dotted + chosen_by, textwrap.indent(textwrap.fill(key.meaning, _WIDTH - 2), "  "), ""]
     if key.members:
-        return "\n".join([*lines, *_members(key)]).rstrip()
+        extra = _presets() if key.path == ("algorithm",) else []
+        return "\n".join([*lines, *_members(key), *extra]).rstrip()
     facts = [("type", key.type_words)]
     facts += [("unit", key.unit)] if key.unit else []
     facts += [("default", default_words(key))]
     facts += [("in", _where(key, model))]
     facts += [("change", f"{key.dotted.replace('.N', '.0')}={_as_override(_example(key))}")]
     return "\n".join(lines + [f"  {name:<9}{text}" for name, text in facts])
+
+
+def _presets() -> list[str]:
+    """What each value of `algorithm.type` sets."""
+    rows = [(name, ", ".join(settings(preset(name))) or "nothing: it is the default") for name in PRESET_NAMES]
+    return ["", "  type: the preset that the other keys start from, and what it sets", "", _indented(_table(rows))]
 
 
 def _members(key: Key) -> Iterator[str]:

@@ -8,11 +8,22 @@ from __future__ import annotations
 
 import importlib
 import inspect
-from collections.abc import Mapping
+import json
+from collections.abc import Iterator, Mapping
 from copy import deepcopy
+from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias, get_args
 
-__all__ = ["DEFAULT_PRESET", "PRESET_NAMES", "PresetName", "describe_preset", "expand", "preset"]
+__all__ = [
+    "DEFAULT_PRESET",
+    "PRESET_NAMES",
+    "PresetName",
+    "PresetNote",
+    "describe_preset",
+    "expand",
+    "preset",
+    "preset_note",
+]
 
 PresetName: TypeAlias = Literal[
     "grpo",
@@ -58,6 +69,30 @@ def preset(name: str) -> dict[str, Any]:
 def describe_preset(name: str) -> str:
     """Its paper, formula and assumptions."""
     return inspect.cleandoc(importlib.import_module(f"{__name__}.{name}").__doc__ or "")
+
+
+def settings(values: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
+    """`key=value` of every key that a preset sets, as an override would be written."""
+    for key, value in values.items():
+        if isinstance(value, Mapping):
+            yield from settings(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}={value if isinstance(value, str) else json.dumps(value)}"
+
+
+@dataclass(frozen=True, slots=True)
+class PresetNote:
+    """A line about it."""
+
+    when: str
+    cost: str
+    stability: str
+
+
+def preset_note(name: str) -> PresetNote:
+    """When to use it, what it costs beside generation and training, how stable it is."""
+    module = importlib.import_module(f"{__name__}.{name}")
+    return PresetNote(module.WHEN, module.COST, module.STABILITY)
 
 
 def expand(given: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,7 +1,9 @@
 """AsyPPO: asymmetric PPO with mini-critics (arXiv 2510.01656).
 
     M = 2 critics, each trained on its own half of every group's rollouts;   V = their mean;   sigma_t = their deviation
-    sigma_t in the lowest 20 %: A_t = 0;   in the highest 20 %: no entropy bonus;   else PPO with an entropy bonus
+    A = GAE of V, whitened;   critic m: 1/2 mean_t (V_m - G)^2, with a value clip;   G = A + V before whitening
+    loss = -1/n sum_i 1/|o_i| sum_t I^A min(r A, clip(r, 0.8, 1.2) A) + beta I^H H(pi_t)
+    I^A = 0 where sigma_t is in the lowest 20 %, I^H = 0 where it is in the highest 20 %
 
 Critics may be smaller than the policy (`critic.model`). Constants that the paper leaves open: GAE lambda 1 as in `ppo`,
 entropy coefficient 0.001, small enough that short answers keep ending.
@@ -11,8 +13,11 @@ from __future__ import annotations
 
 from typing import Any
 
-__all__ = ["PRESET"]
+__all__ = ["COST", "PRESET", "STABILITY", "WHEN"]
 
+WHEN = "PPO for a large policy with small critics."
+COST = "policy and 2 critics"
+STABILITY = "steadier than one critic"
 PRESET: dict[str, Any] = {
     "advantage": {"estimator": "gae", "mean": "none", "std": "none", "gae_lambda": 1.0, "whiten": "token"},
     "critic": {"num_critics": 2, "drop_agreed": 0.2, "value_clip": 0.5},

@@ -11,6 +11,9 @@ from __future__ import annotations
 
 from typing import Any
 
-__all__ = ["PRESET"]
+__all__ = ["COST", "PRESET", "STABILITY", "WHEN"]
 
+WHEN = "Long reasoning, where few tokens decide."
+COST = "one more partial forward pass"
+STABILITY = "as grpo; sharp in its constants"
 PRESET: dict[str, Any] = {"credit": {"type": "coupled"}}

@@ -1,6 +1,7 @@
 """DAPO (arXiv 2503.14476): clip-higher, dynamic sampling, token-level loss, overlong shaping.
 
-    clip(r, 1 - 0.2, 1 + 0.28);   groups with 0 < #correct < G, refilled;   sum over all tokens / their number
+    loss = -1/(sum_i |o_i|) sum_i sum_t min(r A, clip(r, 1 - 0.2, 1 + 0.28) A);   A as in GRPO
+    groups with 0 < #correct < G, refilled
 
 Soft overlong punishment depends on the answer's length limit: set `reward.overlong_buffer` (the paper: 4,096 of 20,480
 tokens). No KL. Refills cost generation: at most `filters.max_refills` per step, counted in `data/refills`.
@@ -10,8 +11,11 @@ from __future__ import annotations
 
 from typing import Any
 
-__all__ = ["PRESET"]
+__all__ = ["COST", "PRESET", "STABILITY", "WHEN"]
 
+WHEN = "Long reasoning; many prompts that are solved or hopeless."
+COST = "up to max_refills + 1 times the generation"
+STABILITY = "keeps entropy; set reward.overlong_buffer"
 PRESET: dict[str, Any] = {
     "gate": {"type": "min_clip", "low": 0.2, "high": 0.28},
     "aggregation": "token_mean",

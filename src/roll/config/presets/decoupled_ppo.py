@@ -10,6 +10,9 @@ from __future__ import annotations
 
 from typing import Any
 
-__all__ = ["PRESET"]
+__all__ = ["COST", "PRESET", "STABILITY", "WHEN"]
 
+WHEN = "Stale rollouts and several updates per batch."
+COST = "one more forward pass when there are several updates"
+STABILITY = "steady off-policy"
 PRESET: dict[str, Any] = {"correction": {"level": "token", "upper": 5.0}}

@@ -9,6 +9,9 @@ from __future__ import annotations
 
 from typing import Any
 
-__all__ = ["PRESET"]
+__all__ = ["COST", "PRESET", "STABILITY", "WHEN"]
 
+WHEN = "Several updates per batch, large negative advantages."
+COST = "1 model"
+STABILITY = "steadier than grpo off-policy"
 PRESET: dict[str, Any] = {"gate": {"type": "dual_clip", "bound": 3.0}}

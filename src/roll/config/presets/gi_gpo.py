@@ -11,6 +11,9 @@ from __future__ import annotations
 
 from typing import Any
 
-__all__ = ["PRESET"]
+__all__ = ["COST", "PRESET", "STABILITY", "WHEN"]
 
+WHEN = "Episodes of several turns in which states recur."
+COST = "1 model"
+STABILITY = "as grpo"
 PRESET: dict[str, Any] = {"advantage": {"estimator": "anchor_state", "gamma": 0.95, "step_weight": 1.0}}

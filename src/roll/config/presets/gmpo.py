@@ -2,14 +2,22 @@
 
     loss = -1/G sum_i A_i exp( 1/|o_i| sum_t clip-one-sided(log r_t, e) ),   e = 0.4
 
-A token's log-ratio counts only up to ± 0.4 in the direction that raises the objective; the geometric mean keeps single
-tokens from dominating an answer.
+clip-one-sided cuts where that bounds the objective: log r at e where A > 0, at -e where A < 0 (the paper's clip range
+is e^-0.4 to e^0.4). The geometric mean keeps single tokens from dominating an answer; the engine is corrected for by
+one as well.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-__all__ = ["PRESET"]
+__all__ = ["COST", "PRESET", "STABILITY", "WHEN"]
 
-PRESET: dict[str, Any] = {"ratio": {"level": "sequence", "token_limit": 0.4}, "gate": {"type": "none"}}
+WHEN = "Several updates per batch with outlier tokens."
+COST = "1 model"
+STABILITY = "steady"
+PRESET: dict[str, Any] = {
+    "ratio": {"level": "sequence", "token_limit": 0.4},
+    "gate": {"type": "none"},
+    "correction": {"level": "geometric"},
+}

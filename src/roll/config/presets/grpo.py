@@ -11,6 +11,9 @@ from __future__ import annotations
 
 from typing import Any
 
-__all__ = ["PRESET"]
+__all__ = ["COST", "PRESET", "STABILITY", "WHEN"]
 
+WHEN = "Verifiable rewards, groups of 4 or more; the default."
+COST = "1 model"
+STABILITY = "steady; a group's deviation can blow small differences up"
 PRESET: dict[str, Any] = {}

@@ -1,4 +1,4 @@
-"""GSPO-token (arXiv 2507.18071, eq. 13): GSPO's ratio with each token's own gradient.
+"""GSPO-token (arXiv 2507.18071, eq. 13-14): GSPO's ratio with each token's own gradient.
 
     s_{i,t} = sg(s_i) pi_t / sg(pi_t)
 
@@ -9,9 +9,13 @@ from __future__ import annotations
 
 from typing import Any
 
-__all__ = ["PRESET"]
+__all__ = ["COST", "PRESET", "STABILITY", "WHEN"]
 
+WHEN = "As gspo, with advantages that differ within an answer."
+COST = "1 model"
+STABILITY = "as gspo"
 PRESET: dict[str, Any] = {
     "ratio": {"level": "sequence_token"},
     "gate": {"type": "min_clip", "low": 0.0003, "high": 0.0004},
+    "correction": {"level": "geometric"},
 }

@@ -13,8 +13,11 @@ from __future__ import annotations
 
 from typing import Any
 
-__all__ = ["PRESET"]
+__all__ = ["COST", "PRESET", "STABILITY", "WHEN"]
 
+WHEN = "Episodes of many turns, tools, mismatch between engine and trainer."
+COST = "1 model"
+STABILITY = "steady off-policy"
 PRESET: dict[str, Any] = {
     "advantage": {"estimator": "turn", "std": "none", "gamma": 0.95},
     "ratio": {"level": "chunk"},

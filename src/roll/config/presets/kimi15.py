@@ -1,14 +1,18 @@
 """Kimi k1.5's policy mirror descent (arXiv 2501.12599, section 2.3.2).
 
-    loss = -(R_i - mean_g R) log pi + tau/2 (log pi - log old)^2,   tau = 0.1
+    loss = 1/G sum_i 1/|o_i| sum_t -(R_i - mean_g R) log pi_t + tau/2 (log pi_t - log old_t)^2,   tau = 0.1
 
 The squared log-ratio holds the policy near the old one in place of a clip; it acts from the second update on a batch.
+Per token, as in ROLL Flash (arXiv 2510.11345); the paper squares the log-ratio of the whole answer and gives no tau.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-__all__ = ["PRESET"]
+__all__ = ["COST", "PRESET", "STABILITY", "WHEN"]
 
+WHEN = "Several updates per batch, a squared penalty in place of a clip."
+COST = "1 model"
+STABILITY = "steady; tau sets how far it moves"
 PRESET: dict[str, Any] = {"advantage": {"std": "none"}, "gate": {"type": "squared_penalty", "tau": 0.1}}

@@ -10,8 +10,11 @@ from __future__ import annotations
 
 from typing import Any
 
-__all__ = ["PRESET"]
+__all__ = ["COST", "PRESET", "STABILITY", "WHEN"]
 
+WHEN = "Answers of very different lengths, strictly on-policy."
+COST = "1 model"
+STABILITY = "one update per batch only"
 PRESET: dict[str, Any] = {
     "advantage": {"mean": "length_weighted", "std": "none"},
     "gate": {"type": "log_prob"},

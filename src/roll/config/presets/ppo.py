@@ -11,8 +11,11 @@ from __future__ import annotations
 
 from typing import Any
 
-__all__ = ["PRESET"]
+__all__ = ["COST", "PRESET", "STABILITY", "WHEN"]
 
+WHEN = "Dense or delayed rewards, one rollout per prompt, long episodes."
+COST = "policy and critic"
+STABILITY = "the critic must be warm; see critic.warmup_steps"
 PRESET: dict[str, Any] = {
     "advantage": {"estimator": "gae", "mean": "none", "std": "none", "gae_lambda": 1.0, "whiten": "token"},
     "aggregation": "token_mean",

@@ -1,6 +1,6 @@
 """RAFT++: rejection sampling with importance ratio and clip (arXiv 2504.11343).
 
-    trained: rollouts with R > 0, each with A = R;   loss: PPO's clip, mean over a rollout's tokens
+    A_i = R_i where R_i > 0, the others are not trained;   loss = -1/n sum_i 1/|o_i| sum_t min(r A, clip(r, 0.8, 1.2) A)
 
 No baseline and no negative signal: entropy falls fast; the paper finds it close to GRPO early on, behind it later.
 Works on groups of one. A group in which every answer is right is trained as well.
@@ -10,8 +10,11 @@ from __future__ import annotations
 
 from typing import Any
 
-__all__ = ["PRESET"]
+__all__ = ["COST", "PRESET", "STABILITY", "WHEN"]
 
+WHEN = "Only right answers are to be trusted (a noisy verifier of wrong ones)."
+COST = "1 model"
+STABILITY = "entropy falls fast"
 PRESET: dict[str, Any] = {
     "advantage": {"mean": "none", "std": "none"},
     "filters": {"skip_zero_variance": False, "keep": "positive"},

@@ -4,15 +4,19 @@
     loss = - sum over turns of A log pi(turn)
 
 A turn is one action, so any discount and dense rewards work, with one rollout per prompt. gamma = 0.9 as in GEM's
-games, where it teaches to finish sooner; on one-turn tasks it is batch whitening.
+games, where it teaches to finish sooner; on one-turn tasks it is batch whitening. The sum is divided by the number of
+rollouts.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-__all__ = ["PRESET"]
+__all__ = ["COST", "PRESET", "STABILITY", "WHEN"]
 
+WHEN = "Episodes of several turns, rewards on the way, a discount."
+COST = "1 model"
+STABILITY = "one update per batch only"
 PRESET: dict[str, Any] = {
     "advantage": {"estimator": "turn", "mean": "none", "std": "none", "gamma": 0.9, "whiten": "turn"},
     "gate": {"type": "log_prob"},

@@ -10,8 +10,11 @@ from __future__ import annotations
 
 from typing import Any
 
-__all__ = ["PRESET"]
+__all__ = ["COST", "PRESET", "STABILITY", "WHEN"]
 
+WHEN = "The simplest baseline; one rollout per prompt."
+COST = "1 model"
+STABILITY = "noisy; one update per batch only"
 PRESET: dict[str, Any] = {
     "advantage": {"mean": "batch", "std": "none"},
     "gate": {"type": "log_prob"},

@@ -11,8 +11,11 @@ from __future__ import annotations
 
 from typing import Any
 
-__all__ = ["PRESET"]
+__all__ = ["COST", "PRESET", "STABILITY", "WHEN"]
 
+WHEN = "One rollout per prompt, prompts of equal difficulty."
+COST = "1 model"
+STABILITY = "steady; noisy where prompts differ in difficulty"
 PRESET: dict[str, Any] = {
     "advantage": {"estimator": "token", "mean": "none", "std": "none", "whiten": "token"},
     "kl": {"estimator": "k1", "place": "reward"},

@@ -10,8 +10,11 @@ from __future__ import annotations
 
 from typing import Any
 
-__all__ = ["PRESET"]
+__all__ = ["COST", "PRESET", "STABILITY", "WHEN"]
 
+WHEN = "Groups, with a deviation that single groups cannot blow up."
+COST = "1 model"
+STABILITY = "steady"
 PRESET: dict[str, Any] = {
     "advantage": {"std": "none", "whiten": "token"},
     "kl": {"estimator": "k2"},

@@ -10,8 +10,11 @@ from __future__ import annotations
 
 from typing import Any
 
-__all__ = ["PRESET"]
+__all__ = ["COST", "PRESET", "STABILITY", "WHEN"]
 
+WHEN = "One rollout per prompt and a baseline of its own."
+COST = "one more answer per prompt"
+STABILITY = "steady; one update per batch only"
 PRESET: dict[str, Any] = {
     "advantage": {"mean": "greedy", "std": "none"},
     "gate": {"type": "log_prob"},

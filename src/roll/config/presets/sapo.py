@@ -9,6 +9,9 @@ from __future__ import annotations
 
 from typing import Any
 
-__all__ = ["PRESET"]
+__all__ = ["COST", "PRESET", "STABILITY", "WHEN"]
 
+WHEN = "Several updates per batch without a hard clip."
+COST = "1 model"
+STABILITY = "steady"
 PRESET: dict[str, Any] = {"gate": {"type": "soft"}}

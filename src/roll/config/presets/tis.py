@@ -9,6 +9,9 @@ from __future__ import annotations
 
 from typing import Any
 
-__all__ = ["PRESET"]
+__all__ = ["COST", "PRESET", "STABILITY", "WHEN"]
 
+WHEN = "Stale rollouts (asynchronous training)."
+COST = "1 model"
+STABILITY = "steady off-policy"
 PRESET: dict[str, Any] = {"gate": {"type": "stop_gradient", "lower": 0.0, "upper": 1.0}}

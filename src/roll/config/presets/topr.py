@@ -11,6 +11,9 @@ from __future__ import annotations
 
 from typing import Any
 
-__all__ = ["PRESET"]
+__all__ = ["COST", "PRESET", "STABILITY", "WHEN"]
 
+WHEN = "Stale rollouts, right answers rare."
+COST = "1 model"
+STABILITY = "steady off-policy; may lose entropy"
 PRESET: dict[str, Any] = {"gate": {"type": "sign_split"}}

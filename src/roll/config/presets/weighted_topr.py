@@ -10,6 +10,9 @@ from __future__ import annotations
 
 from typing import Any
 
-__all__ = ["PRESET"]
+__all__ = ["COST", "PRESET", "STABILITY", "WHEN"]
 
+WHEN = "As topr, with the negative side held back."
+COST = "1 model"
+STABILITY = "as topr"
 PRESET: dict[str, Any] = {"gate": {"type": "sign_split", "positive_weight": 1.0, "negative_weight": 0.5}}
