@@ -209,6 +209,8 @@ def memory_by_role(
     mapping, ranks = config.cluster.device_mapping, config.num_ranks
     policy = _trained(config, sizes, ranks, element) | _passes(config, sizes, batch, ranks, element)
     policy["logits"] = _logits(sizes, batch.tokens_per_micro_batch, element)
+    if config.trainer_holds_reference and config.model.lora is None:
+        policy["reference"] = sizes.num_parameters * element // ranks
     roles = [
         RoleMemory(role="actor_train", count=ranks, parts=policy),
         RoleMemory(
@@ -221,7 +223,7 @@ def memory_by_role(
         ranks, backbone = len(mapping.devices("critic")), critic_sizes or sizes
         parts = _trained(config, backbone, ranks, element) | _passes(config, backbone, batch, ranks, element)
         roles.append(RoleMemory(role="critic", count=ranks * config.algorithm.critic.num_critics, parts=parts))
-    if config.algorithm.uses_reference and config.model.lora is None:
+    if config.starts_reference:
         ranks = len(mapping.devices("reference"))
         parts = {"weights": sizes.num_parameters * element // ranks, **_gathered(sizes, ranks, element)}
         parts["logits"] = _logits(sizes, _micro_batch(config, batch, ranks), element)

@@ -2,7 +2,8 @@
 
 policy      trained, sent to engines
 critics     trained on returns, each from its own share of the rollouts; started where `algorithm.critic` is used
-reference   the policy as it was at first: a frozen model, or the policy without its adapters, which costs nothing
+reference   the policy as it was at first: a frozen model, or the policy without its adapters, which costs nothing;
+            for the divergence over the whole vocabulary the policy's own trainer keeps it
 """
 
 from __future__ import annotations
@@ -38,6 +39,7 @@ def policy_spec(config: RLVRConfig, model_path: Path) -> TrainerSpec:
         model_path=str(model_path),
         model=config.model,
         training=config.training,
+        holds_reference=config.trainer_holds_reference,
         schedule=Schedule.of(
             config.training,
             updates_per_step=algorithm.updates_per_step,
@@ -71,8 +73,8 @@ def critic_specs(config: RLVRConfig, backbone: Path) -> list[TrainerSpec]:
 
 
 def reference_specs(config: RLVRConfig, model_path: Path) -> list[TrainerSpec]:
-    """The reference, where one is used and the policy itself cannot be it."""
-    if not config.algorithm.uses_reference or config.model.lora is not None:
+    """The reference, where it is a role of its own."""
+    if not config.starts_reference:
         return []
     model, training = config.model, config.training
     return [TrainerSpec(model_path=str(model_path), model=model, training=training, role="reference", seed=config.seed)]
@@ -80,7 +82,7 @@ def reference_specs(config: RLVRConfig, model_path: Path) -> list[TrainerSpec]:
 
 def reference_of(config: RLVRConfig, policy: TrainerGroup, own: list[TrainerGroup]) -> Scorer | None:
     """What says `ref_logprobs`: a model of its own where one was started, else the policy without its adapters."""
-    if not config.algorithm.uses_reference:
+    if not config.algorithm.uses_reference or config.trainer_holds_reference:
         return None
     return own[0] if own else WithoutAdapters(policy)
 

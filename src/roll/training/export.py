@@ -28,7 +28,7 @@ def export_model(
         dtype: of `weights`.
         is_first: whether this rank writes.
     """
-    tensors = {name: tensor.cpu().contiguous() for name, tensor in weights if tensor is not None}
+    tensors = {name: _alone(tensor.cpu()) for name, tensor in weights if tensor is not None}
     if not is_first:
         return
     from huggingface_hub import save_torch_state_dict
@@ -50,6 +50,12 @@ def export_model(
     for file in path.iterdir():
         _sync(file)
     _sync(path)
+
+
+def _alone(tensor: torch.Tensor) -> torch.Tensor:
+    """With a storage of its own: what was gathered from uneven shards is a view of a padded one."""
+    whole = tensor.is_contiguous() and tensor.untyped_storage().nbytes() == tensor.nbytes
+    return tensor if whole else tensor.clone(memory_format=torch.contiguous_format)
 
 
 def _sync(path: Path) -> None:

@@ -59,6 +59,11 @@ def test_devices_for_a_reference_that_is_the_policy_without_adapters_are_refused
         )
 
 
+def test_devices_for_a_reference_that_the_trainer_keeps_are_refused() -> None:
+    with pytest.raises(ValueError, match="the trainer itself keeps the reference"):
+        config({"reference": 1}, algorithm={"kl": {"coefficient": 0.1, "estimator": "full"}})
+
+
 def test_a_local_run_has_one_rank_of_every_role() -> None:
     with pytest.raises(ValueError, match=r"device_mapping\.critic names devices \[0, 1\]"):
         config({"critic": "0-1"}, kind="local", algorithm={"type": "ppo"})

@@ -154,6 +154,14 @@ def test_with_adapters_the_policy_is_its_own_reference():
     assert "reference" not in memory_of("algorithm.kl.coefficient=0.1", "model.lora.rank=4")
 
 
+def test_for_the_full_divergence_the_trainer_keeps_the_reference():
+    full = ["algorithm.kl.coefficient=0.1", "algorithm.kl.estimator=full"]
+    roles = memory_of(*full)
+    assert "reference" not in roles
+    assert roles["actor_train"].parts["reference"] == 2_000_000
+    assert "reference" not in memory_of(*full, "model.lora.rank=4")["actor_train"].parts
+
+
 def test_every_critic_is_trained_in_full_but_has_no_logits():
     assert "critic" not in memory_of()
     critic = memory_of("algorithm.type=ppo")["critic"]

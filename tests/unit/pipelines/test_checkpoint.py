@@ -21,12 +21,15 @@ from roll.types import Prompt, PromptDraw
 class FileTrainer:
     """Writes one file where a trainer writes its state; may fail, as a full disk does."""
 
-    def __init__(self) -> None:
+    def __init__(self, state: str = "weights") -> None:
+        self.state = state
         self.fails = False
 
     async def save(self, path: Path) -> None:
         path.mkdir()
-        (path / "weights").write_text("weights")
+        if self.fails:
+            raise OSError("disk full")
+        (path / "weights").write_text(self.state)
 
     async def export(self, path: Path) -> None:
         if self.fails:
@@ -59,6 +62,28 @@ async def test_a_checkpoint_reads_back_as_written(run: RunDirectory) -> None:
     assert list(saved.ledger) == list(ledger_of(3))
     assert (saved.trainer_path / "weights").read_text() == "weights"
     assert path == run.checkpoint_path(4)
+
+
+async def test_critics_are_saved_beside_the_trainer_and_found_by_number(run: RunDirectory) -> None:
+    critics = [FileTrainer("first"), FileTrainer("second")]
+    path = await Checkpointer(run, CheckpointConfig(), FileTrainer(), critics).save(RunState(step=1), ledger_of(0))
+    saved = read_checkpoint(path)
+    assert [(saved.critic_path(i) / "weights").read_text() for i in (0, 1)] == ["first", "second"]
+    assert saved.critic_path(1) == path / "critic-1"
+    with pytest.raises(CheckpointError, match=r"holds no 'critic-2'.*fewer critics"):
+        saved.critic_path(2)
+
+
+async def test_a_critic_that_cannot_be_saved_leaves_the_previous_checkpoint_whole(run: RunDirectory) -> None:
+    critics = [FileTrainer(), FileTrainer()]
+    checkpointer = Checkpointer(run, CheckpointConfig(keep_last=1), FileTrainer(), critics)
+    await checkpointer.save(RunState(step=1), ledger_of(1))
+    critics[1].fails = True
+    with pytest.raises(OSError, match="disk full"):
+        await checkpointer.save(RunState(step=2), ledger_of(2))
+    found = find_checkpoint(run.checkpoints_dir)
+    assert found is not None and read_checkpoint(found).state.step == 1
+    assert read_checkpoint(found).critic_path(1).is_dir()
 
 
 async def test_the_newest_are_kept_and_the_best_where_asked(run: RunDirectory) -> None:
