@@ -9,7 +9,7 @@ CODE := src tests tools benchmarks
 OFFLINE := HF_HUB_OFFLINE=1 VLLM_NO_USAGE_STATS=1 DO_NOT_TRACK=1 RAY_USAGE_STATS_ENABLED=0
 
 .DEFAULT_GOAL := help
-.PHONY: help setup quickstart test test-all chaos lint format bench-step bench-parts sweep example-reasoning docs clean
+.PHONY: help setup quickstart test test-all chaos lint format bench-step bench-parts bench-sandbox sweep example-reasoning docs clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-18s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -52,6 +52,9 @@ bench-parts: setup ## trainer utilisation, weight sync, idle engine, command lat
 
 sweep: setup ## every algorithm on the quickstart task: a table and a plot (about 40 minutes)
 	@$(PY) benchmarks/sweep.py $(ARGS)
+
+bench-sandbox: setup ## sandboxes: start to first output, programs per second, many at once
+	@$(PY) benchmarks/bench_sandbox.py $(ARGS)
 
 docs: setup ## build the documentation into site/
 	@$(INSTALL) -r requirements/docs.txt

@@ -54,6 +54,22 @@ check_machine() {
         fail "$free_gib GiB of disk are free in $PWD; the environment needs $NEEDED_GIB. Free some, or clone elsewhere."
 }
 
+# Sandboxes (code rewards) need bubblewrap, which is the system's package. Without it everything else works.
+install_bubblewrap() {
+    command -v bwrap >/dev/null && return
+    local as_root=()
+    [ "$(id -u)" = 0 ] || as_root=(sudo -n)
+    local install=("${as_root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get install --yes --quiet --no-install-recommends bubblewrap)
+    if command -v apt-get >/dev/null; then
+        echo "\$ ${install[*]}" >>$LOG
+        timeout 120 "${install[@]}" </dev/null >>$LOG 2>&1 && return
+        timeout 120 "${as_root[@]}" apt-get update --quiet </dev/null >>$LOG 2>&1 || true
+        timeout 120 "${install[@]}" </dev/null >>$LOG 2>&1 && return
+    fi
+    echo "  Not installed: bubblewrap, which sandboxes need (code rewards; their tests skip). Install it as root:
+  apt-get install bubblewrap (Debian, Ubuntu), dnf install bubblewrap (Fedora)."
+}
+
 step=0
 begin() { # announce a step; its duration is printed by the next one
     step=$((step + 1)) began=$SECONDS
@@ -102,5 +118,6 @@ pip --no-deps --editable .
 run $VENV/bin/python -c 'import torch, transformers; print(torch.__version__, transformers.__version__)'
 end
 
+install_bubblewrap
 stamp >$STAMP
 echo "Done in $SECONDS s. Next: make quickstart, make test, or $VENV/bin/roll --help"

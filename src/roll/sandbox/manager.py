@@ -25,6 +25,8 @@ __all__ = ["RUNS_PER_SANDBOX", "SandboxManager"]
 
 RUNS_PER_SANDBOX = 1000
 LAUNCH_ATTEMPTS = 2
+REFILL_AFTER_S = 0.01
+"""The sandbox that was just taken goes first: starting another would compete with its program for the cores."""
 
 
 class SandboxManager:
@@ -162,25 +164,26 @@ class SandboxManager:
     def _refill(self, spec: SandboxSpec) -> None:
         """In the background, bring the idle ones of this spec back to their number."""
         if self._open and len(self._idle[spec]) + self._starting[spec] < self._warm:
+            self._starting[spec] += 1
             task = asyncio.create_task(self._fill_quietly(spec))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
 
     async def _fill_quietly(self, spec: SandboxSpec) -> None:
-        with contextlib.suppress(SandboxError):  # whoever needs the next one is told
-            await self._fill(spec)
-
-    async def _fill(self, spec: SandboxSpec) -> None:
-        self._starting[spec] += 1
         try:
-            sandbox = await self._launch(spec)
-            try:
-                await sandbox.ready()
-            except BaseException:
-                await sandbox.close()
-                raise
+            await asyncio.sleep(REFILL_AFTER_S)
+            with contextlib.suppress(SandboxError):  # whoever needs the next one is told
+                await self._fill(spec)
         finally:
             self._starting[spec] -= 1
+
+    async def _fill(self, spec: SandboxSpec) -> None:
+        sandbox = await self._launch(spec)
+        try:
+            await sandbox.ready()
+        except BaseException:
+            await sandbox.close()
+            raise
         if self._open and len(self._idle[spec]) < self._warm:
             self._idle[spec].insert(0, (sandbox, 0))
         else:

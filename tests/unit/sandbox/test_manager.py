@@ -168,7 +168,8 @@ async def main():
     async with SandboxManager("bubblewrap", warm=2) as sandboxes:
         sandbox = await sandboxes.create()
         job = await sandbox.start(PythonCode(source="import time; time.sleep(1000)", wall_s=1000))
-        running = asyncio.create_task(sandboxes.execute(PythonCode(source="import time; time.sleep(1000)", wall_s=1000)))
+        program = PythonCode(source="import time; time.sleep(1000)", wall_s=1000)
+        running = asyncio.create_task(sandboxes.execute(program))
         print("running", flush=True)
         await running
 asyncio.run(main())
