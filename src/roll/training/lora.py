@@ -65,9 +65,6 @@ def add_adapters(model: Any, config: LoRAConfig) -> None:
 def adapters_off(model: Any) -> Iterator[None]:
     """Inside the block, a model computes with its frozen weights alone.
 
-    Of peft's own switch only the half that matters here is used: the other half freezes the adapters for the time, and
-    FSDP, which may first see them then, would leave them frozen.
-
     Raises:
         ValueError: it has no adapters.
     """
@@ -77,12 +74,12 @@ def adapters_off(model: Any) -> Iterator[None]:
     if not layers:
         raise ValueError("the model has no adapters to switch off: load a reference of its own")
     for layer in layers:
-        layer._disable_adapters = True
+        layer.enable_adapters(False)
     try:
         yield
     finally:
         for layer in layers:
-            layer._disable_adapters = False
+            layer.enable_adapters(True)
 
 
 def checkpoint_name(parameter_name: str) -> str:

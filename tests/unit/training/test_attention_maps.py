@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from test_architectures import MODELS, write_model
 from training_helpers import make_batch, make_spec
 
 from roll.algorithms.losses import PolicyLoss
@@ -86,6 +87,16 @@ def test_statistics_equal_those_of_eager_maps(
     assert_close(found, expected, batch, 1e-6)
     assert any(own.waad.max() > 1 for own in found)
     assert any(own.fai.max() > 0.02 for own in found)
+
+
+@pytest.mark.parametrize("name", ["Qwen3", "Mistral", "Gemma3Text", "Phi3", "SmolLM3"])
+def test_other_decoders_and_sliding_windows(tiny_model: Path, tmp_path: Path, name: str) -> None:
+    path = write_model(tmp_path / name, tiny_model, name, **MODELS[name])
+    batch = make_batch(6, **SHAPE)
+    model = load_causal_lm(path, torch.float64, attention="eager")
+    backend = TorchBackend(make_spec(path), precision=DOUBLE)
+    found = backend.attention_statistics(batch, WINDOW, HORIZON)
+    assert_close(found, reference_statistics(model, batch), batch, 1e-6)
 
 
 @pytest.mark.parametrize("lora", [None, LoRAConfig(rank=2)])
