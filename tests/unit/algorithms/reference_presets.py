@@ -127,6 +127,7 @@ CLIP = paper.ppo(0.2, 0.2)
 ANSWERS = paper.Loss(objective=CLIP)
 TOKENS = paper.Loss(objective=CLIP, over="tokens")
 REINFORCE = paper.Loss(objective=paper.log_prob, over="sums")
+GSPO = paper.Loss(objective=paper.ppo(3e-4, 4e-4), correction=paper.Correction(level="geometric"))
 GRPO = everywhere(ref.group_scored)
 
 METHODS: dict[str, Method] = {
@@ -153,10 +154,10 @@ METHODS: dict[str, Method] = {
     # 2508.08221
     "lite_ppo": Method(advantages=everywhere(ref.group_centred_over_batch_std), loss=TOKENS),
     # 2507.18071
-    "gspo": Method(advantages=GRPO, loss=paper.Loss(objective=paper.ppo(3e-4, 4e-4), ratio="sequence")),
-    "gspo_token": Method(advantages=GRPO, loss=paper.Loss(objective=paper.ppo(3e-4, 4e-4), ratio="sequence_token")),
+    "gspo": Method(advantages=GRPO, loss=replace(GSPO, ratio="sequence")),
+    "gspo_token": Method(advantages=GRPO, loss=replace(GSPO, ratio="sequence_token")),
     # 2507.20673
-    "gmpo": Method(advantages=GRPO, loss=paper.Loss(objective=paper.ratio_alone, ratio="sequence", token_limit=0.4)),
+    "gmpo": Method(advantages=GRPO, loss=replace(GSPO, objective=paper.ratio_alone, ratio="sequence", token_limit=0.4)),
     # 2506.13585
     "cispo": Method(advantages=GRPO, loss=replace(TOKENS, objective=paper.weighted_log_prob(0.0, 3.0))),
     # 2510.11345
