@@ -7,6 +7,7 @@ import signal
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 from chaos.harness import Run, tiny_config
 
@@ -38,3 +39,35 @@ def test_a_signal_saves_and_the_resumed_run_goes_on_as_if_nothing_had_been(
     reference.finish()
     assert run.metrics() == reference.metrics()
     assert run.ledger() == reference.ledger()
+
+
+@pytest.mark.slow
+@pytest.mark.vllm
+@pytest.mark.timeout(300)
+def test_ctrl_c_while_vllm_starts_is_an_interruption(tmp_path: Path, tiny_model: Path) -> None:
+    pytest.importorskip("vllm")
+    run = Run(tmp_path / "vllm", tiny_config(tiny_model, engine="vllm", num_steps=3))
+    process = run.begin()
+    end = time.monotonic() + DEADLINE_S
+    while not _engines(process.pid):
+        assert process.poll() is None and time.monotonic() < end, process.communicate()[1].decode()
+        time.sleep(0.01)
+    (engine,) = _engines(process.pid)
+    os.killpg(process.pid, signal.SIGINT)  # as a terminal does: to the whole foreground group
+    _, errors = process.communicate(timeout=DEADLINE_S)
+    assert process.returncode == 130, errors.decode()
+    assert "Interrupted" in errors.decode()
+    assert not engine.is_running()
+
+
+def _engines(process_id: int) -> list[psutil.Process]:
+    """vLLM's processes below this one, once they have named themselves."""
+    found = []
+    for child in psutil.Process(process_id).children(recursive=True):
+        try:
+            name = child.name() + " ".join(child.cmdline())
+        except psutil.Error:
+            continue
+        if "EngineCore" in name:
+            found.append(child)
+    return found

@@ -29,6 +29,7 @@ from roll.pipelines.stop import Interrupted, StopRequest, stop_on_signals
 from roll.protocols import InferenceEngine
 from roll.rollout import LLMProxy, RolloutScheduler
 from roll.tracking import RunDirectory, Summary, Tracker, read_metrics
+from roll.tracking.sinks import check_packages
 
 __all__ = ["evaluate", "export", "resume", "train"]
 
@@ -38,6 +39,7 @@ T = TypeVar("T")
 
 def train(config: RLVRConfig) -> Summary:
     """Run a configuration from its first step to its last, in a new run directory."""
+    check_packages(config.tracking)
     with RunDirectory.create(config.run_dir, resolved(config)) as run:
         try:
             return _run(_train(config, run, None))
