@@ -50,6 +50,9 @@ bench-step: setup ## time per training step, beside TRL's GRPOTrainer
 bench-parts: setup ## trainer utilisation, weight sync, idle engine, command latency
 	@$(PY) benchmarks/bench_parts.py $(ARGS)
 
+bench-algorithms: setup ## cost of the algorithm layer beside a training step
+	@$(PY) benchmarks/bench_algorithms.py $(ARGS)
+
 sweep: setup ## every algorithm on the quickstart task: a table and a plot (about 40 minutes)
 	@$(PY) benchmarks/sweep.py $(ARGS)
 

@@ -1,0 +1,158 @@
+"""What the algorithm layer costs beside a training step: rewards, filters, advantages, weights, the loss itself.
+
+    make bench-algorithms
+
+One quickstart-sized step (8 groups of 8 answers of 16 to 32 tokens) of the default model: `train_step` with its loss,
+and beside it everything that is algorithm: `select` and `weigh` on the controller, and the loss on the tokens of the
+batch with its gradient to the log-probs. Attention credit's forward pass is given apart.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+from _report import report
+from bench_parts import quickstart_config, random_batch
+
+from roll.algorithms.inputs import LossInputs
+from roll.config.algorithm import AlgorithmConfig
+from roll.config.presets import PRESET_NAMES
+from roll.data.samples import build_batch
+from roll.models import resolve_model
+from roll.pipelines.learning.losses import policy_loss
+from roll.pipelines.learning.selection import Selection, select
+from roll.pipelines.learning.weighing import weigh
+from roll.training import TrainerSpec
+from roll.training.backend import TorchBackend
+from roll.types import Group, Prompt, PromptDraw, RewardResult, Rollout, TrainingBatch, Turn
+
+ANSWER = (16, 32)
+REPEATS = 5
+LIMIT_PERCENT = 2.0
+ATTENTION_LIMIT_PERCENT = 4.0
+
+
+def groups_of(batch: TrainingBatch) -> list[Group]:
+    """The batch's samples as scored rollouts, two turns each."""
+    rng = np.random.default_rng(1)
+    groups: dict[int, list[Rollout]] = {}
+    for sample in batch.samples:
+        length, start = len(sample) - sample.prefix_length, sample.prefix_length
+        prompt = Prompt(uid=f"p/{sample.group_id}", domain="d", messages=())
+        own = groups.setdefault(sample.group_id, [])
+        half = length // 2
+        own.append(
+            Rollout(
+                draw_id=sample.group_id,
+                index=len(own),
+                prompt=prompt,
+                prompt_token_ids=sample.token_ids[:start],
+                token_ids=sample.token_ids[start:],
+                logprobs=np.full(length, -10.0, np.float32),
+                policy_versions=np.zeros(length, np.int32),
+                finish_reason="stop",
+                text="",
+                reward=RewardResult(value=float(rng.integers(0, 2)), correct=True, verdict="correct"),
+                turns=(Turn(start=0, end=half, state="s"), Turn(start=half, end=length, state=str(rng.integers(3)))),
+            )
+        )
+    return [
+        Group(draw=PromptDraw(draw_id=i, prompt=own[0].prompt, token_ids=own[0].prompt_token_ids), rollouts=tuple(own))
+        for i, own in groups.items()
+    ]
+
+
+def median_of(work: Callable[[], Any]) -> float:
+    """Median seconds, after one call that is not counted."""
+    times = []
+    for _ in range(REPEATS + 1):
+        begin = time.perf_counter()
+        work()
+        times.append(time.perf_counter() - begin)
+    return statistics.median(times[1:])
+
+
+def inputs_of(batch: TrainingBatch) -> LossInputs:
+    """The batch's loss tokens, all in one, with random log-probs."""
+    lengths = torch.tensor([int(s.loss_mask.sum()) for s in batch.samples])
+    total = int(lengths.sum())
+    noise = torch.randn(5, total, generator=torch.Generator().manual_seed(0)) * 0.1
+    ids = torch.arange(len(lengths)).repeat_interleave(lengths)
+    return LossInputs(
+        logprobs=(noise[0] - 10).requires_grad_(),
+        old_logprobs=noise[1] - 10,
+        rollout_logprobs=noise[2] - 10,
+        ref_logprobs=noise[3] - 10,
+        advantages=torch.from_numpy(np.concatenate([s.advantages[s.loss_mask] for s in batch.samples])),
+        sequence_ids=ids,
+        chunk_ids=ids,
+        sequence_lengths=lengths.float(),
+        num_tokens=float(total),
+        num_sequences=float(len(lengths)),
+        max_length=float(ANSWER[1]),
+        entropy=noise[4].abs().requires_grad_(),
+    )
+
+
+def layer_seconds(preset: str, groups: list[Group]) -> dict[str, float]:
+    """Of one preset: choosing, weighing, the loss and its gradient."""
+    algorithm = AlgorithmConfig.model_validate({"type": preset})
+    limits = {"max_length": ANSWER[1]}
+
+    def choose() -> Selection:
+        return select(groups, algorithm, **limits, greedy=groups)
+
+    selection = choose()
+    plain = build_batch(selection.rollouts, temperature=1.0, max_length=ANSWER[1])
+    values = [[np.zeros(len(s), np.float32) for s in plain.samples] for _ in range(algorithm.critic.num_critics)]
+    values = values if algorithm.uses_critic else []
+
+    def weighed() -> TrainingBatch:
+        return weigh(plain, selection, algorithm, values=values)
+
+    inputs, loss = inputs_of(weighed()), policy_loss(algorithm)
+
+    def learn() -> None:
+        loss(replace(inputs, logprobs=inputs.logprobs.detach().requires_grad_())).loss.backward()
+
+    return {"select_s": median_of(choose), "weigh_s": median_of(weighed), "loss_s": median_of(learn)}
+
+
+def main() -> None:
+    """Measure a step, then every preset beside it."""
+    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
+    config = quickstart_config()
+    path = str(resolve_model(config.model.path))
+    training = config.training.model_copy(update={"learning_rate": 1e-6})
+    backend = TorchBackend(TrainerSpec(model_path=path, model=config.model, training=training))
+    batch = random_batch(8, 8, ANSWER, 49_000)
+    step_s = median_of(lambda: backend.train_step(batch, policy_loss(AlgorithmConfig())))
+    attention_s = median_of(lambda: backend.attention_statistics(batch, 10, (10, 100)))
+    groups = groups_of(batch)
+    layers = {preset: layer_seconds(preset, groups) for preset in PRESET_NAMES}
+    shares = {preset: 100.0 * sum(layer.values()) / step_s for preset, layer in layers.items()}
+    worst = max(shares, key=lambda preset: shares[preset])
+    attention = 100.0 * attention_s / step_s
+    lines = (
+        (f"algorithm layer, {worst} (the dearest), % of train_step", shares[worst], LIMIT_PERCENT),
+        ("attention statistics, % of train_step", attention, ATTENTION_LIMIT_PERCENT),
+    )
+    for label, value, limit in lines:
+        met = "met" if value <= limit else "MISSED"
+        print(f"{label:<64} {value:>7.3f}   target <= {limit:g} {met}", file=sys.stderr)
+    report(
+        "algorithms_cost",
+        {"step_s": step_s, "attention_percent": attention, "share_percent": shares, "seconds": layers},
+    )
+
+
+if __name__ == "__main__":
+    main()
