@@ -140,7 +140,7 @@ def _outcomes(
 
 def _values(group: Group) -> Float64Array:
     """[G] rewards as they were given."""
-    return np.array([r.reward.value for r in group.scored if r.reward], dtype=np.float64)
+    return np.array([bounded(r.reward.value) for r in group.scored if r.reward], dtype=np.float64)
 
 
 def _accuracy(group: Group) -> float:
