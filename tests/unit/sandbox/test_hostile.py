@@ -229,4 +229,23 @@ print("BREACH" if os.access("/proc/1/mem", os.R_OK) and open("/proc/1/mem", "rb"
         assert b"BREACH" not in (await sandbox.execute(PythonCode(source=attack))).stdout
         bomb = await sandbox.execute(Command(argv=("bash", "-c", ":() { :|:& }; :; sleep 50"), wall_s=0.5))
         assert bomb.outcome in (Outcome.WALL_TIME, Outcome.PROCESSES)
+
+
+async def test_taking_all_processes_of_a_kept_sandbox_is_no_infrastructure_error(contained: SandboxManager) -> None:
+    hoard = """
+import os, time
+if os.fork(): os._exit(0)
+os.setsid()
+while True:
+    try:
+        if os.fork() == 0: time.sleep(1000)
+    except OSError: time.sleep(0.01)
+"""
+    async with await contained.create() as sandbox:
+        assert (await sandbox.execute(PythonCode(source=hoard))).ok
+        for _ in range(200):
+            result = await sandbox.execute(PythonCode(source="pass"))
+            if not result.ok:
+                break
+        assert result.outcome is Outcome.PROCESSES
     assert _left(contained) == []

@@ -38,10 +38,10 @@ def manager(**settings: object) -> SandboxManager:
     return SandboxManager("bubblewrap", **{"spec": spec_for("bubblewrap"), "warm": 0, **settings})
 
 
-def groups_and_directories() -> set[str]:
-    """What a spawner leaves on the host while it runs."""
-    found = {str(path) for path in Path("/sys/fs/cgroup").rglob("roll-sandbox-*")}
-    return found | {str(path) for path in Path("/tmp").glob("roll-sandbox-*")}
+def groups_and_directories(spawner: int) -> set[str]:
+    """What the spawner with this pid has on the host while it runs."""
+    found = {str(path) for path in Path("/sys/fs/cgroup").rglob(f"roll-sandbox-{spawner}")}
+    return found | {str(path) for path in Path("/tmp").glob(f"roll-sandbox-{spawner}")}
 
 
 async def test_a_warm_sandbox_is_used_again() -> None:
@@ -180,21 +180,25 @@ asyncio.run(main())
 def test_nothing_outlives_a_killed_training(number: int) -> None:
     if reason := missing("bubblewrap"):
         pytest.skip(reason)
-    before = groups_and_directories()
     process = subprocess.Popen(
         [sys.executable, "-c", textwrap.dedent(HOST)], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
     )
-    assert process.stdout is not None and process.stdout.readline() == b"running\n"
-    below = psutil.Process(process.pid).children(recursive=True)
-    assert len(below) >= 5
-    process.send_signal(number)
-    process.wait(20)
+    try:
+        assert process.stdout is not None and process.stdout.readline() == b"running\n"
+        (spawner,) = psutil.Process(process.pid).children()
+        below = [spawner, *spawner.children(recursive=True)]
+        assert len(below) >= 5
+        assert groups_and_directories(spawner.pid) or os.geteuid() != 0
+        process.send_signal(number)
+        process.wait(20)
+    finally:
+        process.kill()
     _, alive = psutil.wait_procs(below, timeout=20)
     assert alive == []
     give_up = time.monotonic() + 10
-    while groups_and_directories() - before and time.monotonic() < give_up:
+    while groups_and_directories(spawner.pid) and time.monotonic() < give_up:
         time.sleep(0.01)
-    assert groups_and_directories() - before == set()
+    assert groups_and_directories(spawner.pid) == set()
 
 
 def _descriptors() -> int:
@@ -202,7 +206,7 @@ def _descriptors() -> int:
 
 
 async def _leaks_after(num_executions: int) -> None:
-    before = groups_and_directories(), Path("/proc/self/mounts").read_text(), sorted(os.listdir("/tmp"))
+    mounts, files = Path("/proc/self/mounts").read_text(), os.listdir("/tmp")
     descriptors = _descriptors()
     programs = [
         PythonCode(
@@ -230,8 +234,10 @@ async def _leaks_after(num_executions: int) -> None:
         assert len(os.listdir(f"/proc/{pid}/fd")) <= spawner_descriptors
         assert sandboxes.health()["programs"] == num_executions + 2
     assert _descriptors() <= descriptors
-    assert (groups_and_directories(), Path("/proc/self/mounts").read_text()) == before[:2]
-    assert [name for name in os.listdir("/tmp") if name not in before[2] and name.startswith("roll")] == []
+    assert groups_and_directories(pid) == set()
+    assert Path("/proc/self/mounts").read_text() == mounts
+    assert [name for name in os.listdir("/tmp") if name not in files and name.startswith("roll-sandbox-files")] == []
+    assert not psutil.pid_exists(pid)
 
 
 async def test_two_hundred_executions_leak_nothing() -> None:

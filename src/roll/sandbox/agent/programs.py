@@ -54,13 +54,21 @@ def start(request, settings, namespace):
     fresh = request["fresh"]
     outputs = [os.pipe() for _ in range(3 if request["result"] else 2)]
     status = os.pipe() if fresh else ()
-    if fresh:
-        kernel.unshare(kernel.CLONE_NEWPID)
-    pid = os.fork()
+    pid = -1
+    try:
+        if fresh:
+            kernel.unshare(kernel.CLONE_NEWPID)
+        pid = os.fork()
+    except OSError:
+        for descriptor in [each for pair in outputs for each in pair] + list(status):
+            os.close(descriptor)
+        raise
+    finally:
+        if fresh and pid != 0:  # the agent's further children are for its own namespace again
+            kernel.setns(namespace, kernel.CLONE_NEWPID)
     if pid == 0:
         _guarded(_child, request, settings, [write for _, write in outputs], status)
     if status:
-        kernel.setns(namespace, kernel.CLONE_NEWPID)
         os.close(status[1])
     for read, write in outputs:
         os.close(write)

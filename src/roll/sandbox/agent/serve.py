@@ -49,6 +49,7 @@ class Run:
         self.cpu_used = 0.0
         self.code = None
         self.full = False
+        self.killed = False
         self.began = clock()
         self.started = programs.start(request, agent.settings, agent.namespace)
         self.open = set(self.started.streams)
@@ -94,6 +95,7 @@ class Run:
         if limit is not None:
             self.note(limit)
         self.wall_s = self.cpu_s = 1e9
+        self.killed = True
         if self.started.status is not None:
             os.kill(self.started.pid, 9)
         else:
@@ -123,6 +125,11 @@ class Run:
             os.close(self.started.status)
             if report:
                 status, self.full = int(report[0]), report[1] != b"0"
+            elif not self.killed:
+                for descriptor in list(self.open):
+                    self.agent.forget(descriptor)
+                self.agent.fail(self.channel, "the namespaces of a program could not be made")
+                return
         else:
             self.full = programs.disk_full(self.agent.settings)
         for descriptor in list(self.open):
@@ -243,6 +250,8 @@ class Agent:
         request["stdin"] = stdin
         try:
             run = Run(self, channel, request)
+        except BlockingIOError:  # what else runs here has taken all processes
+            self.send_end(channel, programs.FAILED_TO_START, 0, ["processes"], 0.0, 0.0, 0)
         except OSError as error:
             self.fail(channel, error)
         else:
