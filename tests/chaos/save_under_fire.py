@@ -19,7 +19,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from roll.algorithms.losses import PolicyLoss
+from roll.algorithms.losses import PolicyLoss, ValueLoss
 from roll.cluster.local import LocalTrainerGroup
 from roll.config.model import ModelConfig
 from roll.config.operations import CheckpointConfig
@@ -27,15 +27,16 @@ from roll.config.training import TrainingConfig
 from roll.pipelines.checkpoint import Checkpointer
 from roll.pipelines.saved import find_checkpoint, read_checkpoint, remove_unfinished
 from roll.pipelines.state import RunState
+from roll.protocols import LossFn
 from roll.rollout import DataLedger
 from roll.tracking import RunDirectory
-from roll.training import TorchBackend, TrainerSpec
+from roll.training import Role, TorchBackend, TrainerSpec
 from roll.types import TrainingBatch, TrainingSample
 
 
-def trained_backend(model: Path) -> TorchBackend:
+def trained_backend(model: Path, role: Role, loss: LossFn) -> TorchBackend:
     """A trainer with optimiser state."""
-    backend = TorchBackend(spec(model))
+    backend = TorchBackend(spec(model, role))
     tokens = np.array([5, 6, 7, 8], np.int32)
     sample = TrainingSample(
         sample_id="0.0",
@@ -45,17 +46,19 @@ def trained_backend(model: Path) -> TorchBackend:
         loss_mask=np.array([False, False, True, True]),
         advantages=np.ones(4, np.float32),
         rollout_logprobs=np.zeros(4, np.float32),
+        returns=np.ones(4, np.float32),
     )
-    backend.train_step(TrainingBatch(samples=(sample,)), PolicyLoss())
+    backend.train_step(TrainingBatch(samples=(sample,)), loss)
     return backend
 
 
-def spec(model: Path) -> TrainerSpec:
+def spec(model: Path, role: Role) -> TrainerSpec:
     training = TrainingConfig(num_steps=4, learning_rate=1e-3, num_threads=1)
-    return TrainerSpec(model_path=str(model), model=ModelConfig(path=str(model), dtype="float32"), training=training)
+    config = ModelConfig(path=str(model), dtype="float32")
+    return TrainerSpec(model_path=str(model), model=config, training=training, role=role)
 
 
-def save(run: RunDirectory, backend: TorchBackend, step: int, kill_at: int) -> int:
+def save(run: RunDirectory, policy: TorchBackend, critic: TorchBackend, step: int, kill_at: int) -> int:
     """Save in a forked child, killed at call `kill_at` (0: never); returns its count of calls, -1 if it was killed."""
     reader, writer = os.pipe()
     child = os.fork()
@@ -63,8 +66,8 @@ def save(run: RunDirectory, backend: TorchBackend, step: int, kill_at: int) -> i
         switch = ctypes.CDLL(None)
         switch.killswitch_count.restype = ctypes.c_long
         with ThreadPoolExecutor(1) as thread:
-            trainer = LocalTrainerGroup(backend, thread)
-            checkpointer = Checkpointer(run, CheckpointConfig(keep_last=1), trainer)
+            trainer, other = LocalTrainerGroup(policy, thread), LocalTrainerGroup(critic, thread)
+            checkpointer = Checkpointer(run, CheckpointConfig(keep_last=1), trainer, [other])
             switch.killswitch_arm(ctypes.c_long(kill_at), str(run.checkpoints_dir).encode())
             asyncio.run(checkpointer.save(RunState(step=step), DataLedger()))
             os.write(writer, str(switch.killswitch_count()).encode())
@@ -83,18 +86,18 @@ def main() -> None:
     model, directory = Path(sys.argv[1]), Path(sys.argv[2])
     every = int(sys.argv[3]) if len(sys.argv) > 3 else 1
     torch.set_num_threads(1)
-    backend = trained_backend(model)
+    trainers = trained_backend(model, "policy", PolicyLoss()), trained_backend(model, "critic", ValueLoss())
     assert threading.active_count() == 1, "forking needs a process without threads"
     run = RunDirectory.create(directory, {"name": directory.name})
-    save(run, backend, 1, 0)
-    num_calls = save(run, backend, 2, 0)
+    save(run, *trainers, 1, 0)
+    num_calls = save(run, *trainers, 2, 0)
     lost: list[str] = []
     moments = range(1, num_calls + 1, every)
     for moment in moments:
         shutil.rmtree(run.checkpoints_dir)
         run.checkpoints_dir.mkdir()
-        save(run, backend, 1, 0)
-        killed = save(run, backend, 2, moment) == -1
+        save(run, *trainers, 1, 0)
+        killed = save(run, *trainers, 2, moment) == -1
         remove_unfinished(run.checkpoints_dir)
         found = find_checkpoint(run.checkpoints_dir)
         problem = "no checkpoint is left" if found is None else loads(found, model)
@@ -109,10 +112,11 @@ def loads(path: Path, model: Path) -> str:
     """What keeps a checkpoint from being resumed; empty if nothing does."""
     try:
         saved = read_checkpoint(path)
-        backend = TorchBackend(spec(model))
-        backend.load(saved.trainer_path)
+        policy, critic = TorchBackend(spec(model, "policy")), TorchBackend(spec(model, "critic"))
+        policy.load(saved.trainer_path)
+        critic.load(saved.critic_path(0))
         assert f"step-{saved.state.step:06d}" == path.name
-        assert backend.num_steps == 1
+        assert policy.num_steps == critic.num_steps == 1
         assert (path / "model" / "model.safetensors").stat().st_size > 0
     except Exception as error:
         return f"{path.name}: {error}"

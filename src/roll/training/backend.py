@@ -36,6 +36,7 @@ from roll.training.optimizer import Optimizer
 from roll.training.packing import Block, pack
 from roll.training.policy import PolicyNetwork
 from roll.training.precision import MasterWeights, Precision
+from roll.training.randomness import Randomness
 from roll.training.schedule import Schedule
 from roll.training.spec import TrainerSpec
 from roll.training.state import load_state, save_state
@@ -68,7 +69,6 @@ class TorchBackend:
         if spec.role == "reference":
             self.precision = Precision(compute=self.precision.compute, master=self.precision.compute)
         torch.set_num_threads(spec.training.num_threads or default_num_threads(spec.node_ranks))
-        torch.manual_seed(spec.seed)  # adapters begin equal on every rank
         self.device = pick_device(spec)
         self.ranks = Ranks(spec, self.device)
         self.network = build_network(spec, self.precision.compute).to(self.device)
@@ -79,7 +79,7 @@ class TorchBackend:
         self.masters = MasterWeights(trainable, self.precision)
         self.optimizer = Optimizer(self.masters, spec.training, self.ranks)
         self.placement = StatePlacement(self.network, self.masters, self.optimizer, self.device)
-        torch.manual_seed(spec.seed + spec.rank)
+        self._randomness = Randomness(spec.seed + spec.rank, self.device)
         self.num_steps = 0
         """Optimiser steps that moved the weights."""
         self.num_nonfinite = 0
@@ -194,7 +194,7 @@ class TorchBackend:
 
     def save(self, path: Path) -> None:
         """Write everything needed to go on below `path`, an empty or missing directory; fsynced."""
-        save_state(path, self.masters, self.optimizer, self._counters(), self.ranks)
+        save_state(path, self.masters, self.optimizer, self._counters(), self.ranks, self._randomness)
 
     def load(self, path: Path) -> None:
         """Read what `save` wrote, also under another number of ranks.
@@ -202,7 +202,8 @@ class TorchBackend:
         Raises:
             CheckpointError: it is incomplete, damaged, or of another model.
         """
-        counters = load_state(path, self.masters, self.optimizer, self._counters(), self.ranks, self.spec.seed)
+        parts = self.masters, self.optimizer, self._counters(), self.ranks, self._randomness
+        counters = load_state(path, *parts, self.spec.seed)
         self.num_steps, self.num_nonfinite = counters["num_steps"], counters["num_nonfinite"]
 
     def export(self, path: Path) -> None:
@@ -237,6 +238,12 @@ class TorchBackend:
         self, layout: PackedLayout, batch: TrainingBatch, wanted: Sequence[str] = ()
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """[M] log-probs, or values, of the layout's predictions, and what a loss wants beside log-probs."""
+        with self._randomness.own():
+            return self._forward(layout, batch, wanted)
+
+    def _forward(
+        self, layout: PackedLayout, batch: TrainingBatch, wanted: Sequence[str]
+    ) -> tuple[Tensor, dict[str, Tensor]]:
         if self.spec.role == "critic":
             return self.network(layout), {}
         found: TokenStatistics = self.network(layout, batch.temperature, **dict.fromkeys(wanted, True))

@@ -46,7 +46,7 @@ def _load_model(spec: TrainerSpec, dtype: torch.dtype) -> Any:
     if spec.role == "reference":
         return model.requires_grad_(False)
     if spec.model.lora is not None:
-        add_adapters(model, spec.model.lora)
+        add_adapters(model, spec.model.lora, spec.seed)
     if spec.training.activation_checkpointing:
         model.gradient_checkpointing_enable({"use_reentrant": False})
     return model

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from roll.config.model import LoRAConfig
 from roll.errors import ModelError
@@ -37,8 +38,10 @@ class Adapter:
         return weight.to(dtype) + self.scale * (delta.t() if self.transposed else delta)
 
 
-def add_adapters(model: Any, config: LoRAConfig) -> None:
+def add_adapters(model: Any, config: LoRAConfig, seed: int) -> None:
     """Freeze an HF model's weights and give its linear layers adapters, in the model's dtype.
+
+    They begin as peft's do, but from `seed` alone: equal on every rank, whatever else the process draws meanwhile.
 
     Raises:
         ModelError: `target_modules` names nothing in this model.
@@ -56,8 +59,11 @@ def add_adapters(model: Any, config: LoRAConfig) -> None:
         inject_adapter_in_model(settings, model, adapter_name=_NAME)
     except ValueError as error:
         raise ModelError(f"model.lora.target_modules {config.target_modules!r} cannot be used here: {error}") from error
-    for parameter in model.parameters():
+    generator = torch.Generator().manual_seed(seed)
+    for name, parameter in model.named_parameters():
         if parameter.requires_grad:
+            if ".lora_A." in name:
+                nn.init.kaiming_uniform_(parameter, a=math.sqrt(5), generator=generator)
             parameter.data = parameter.data.to(dtype)
 
 

@@ -29,19 +29,25 @@ from roll.errors import CheckpointError
 from roll.training.distributed import Ranks
 from roll.training.optimizer import Optimizer
 from roll.training.precision import MasterWeights
+from roll.training.randomness import Randomness
 
 __all__ = ["load_state", "save_state"]
 
 
 def save_state(
-    path: Path, weights: MasterWeights, optimizer: Optimizer, counters: Mapping[str, int], ranks: Ranks
+    path: Path,
+    weights: MasterWeights,
+    optimizer: Optimizer,
+    counters: Mapping[str, int],
+    ranks: Ranks,
+    randomness: Randomness,
 ) -> None:
     """Write below `path`, an empty or missing directory, and fsync. Collective."""
     state: dict[str, Any] = _tensors(weights, optimizer)
     updates = optimizer.steps()
     state["updates"] = torch.tensor([updates[name] for name in sorted(updates)], dtype=torch.int64)
     state["counters"] = torch.tensor([counters[name] for name in sorted(counters)], dtype=torch.int64)
-    state.update(_random_states(ranks))
+    state.update(_random_states(ranks, randomness))
     path.mkdir(parents=True, exist_ok=True)
     with _quiet():
         dcp.save(state, storage_writer=dcp.FileSystemWriter(path, sync_files=True), no_dist=ranks.size == 1)
@@ -58,6 +64,7 @@ def load_state(
     optimizer: Optimizer,
     counters: Mapping[str, int],
     ranks: Ranks,
+    randomness: Randomness,
     seed: int,
 ) -> dict[str, int]:
     """Read what `save_state` wrote, in place; returns the counters. Collective.
@@ -82,7 +89,7 @@ def load_state(
         names = sorted(weights.parameters)
         state["updates"] = torch.zeros(len(names), dtype=torch.int64)
         state["counters"] = torch.zeros(len(counters), dtype=torch.int64)
-        random = _random_states(ranks)
+        random = {name: torch.empty_like(value) for name, value in _random_states(ranks, randomness).items()}
         known = all(name in saved for name in random)
         if known:
             state.update(random)
@@ -96,9 +103,9 @@ def load_state(
     optimizer.set_steps(dict(zip(names, state["updates"].tolist(), strict=True)))
     result = dict(zip(sorted(counters), state["counters"].tolist(), strict=True))
     if known:
-        _set_random_states(state, ranks)
+        randomness.states = {name.rpartition("/")[2]: state[name] for name in random}
     else:
-        torch.manual_seed(hash((seed, ranks.rank, result["num_steps"])) % 2**63)
+        randomness.restart(hash((seed, ranks.rank, result["num_steps"])) % 2**63)
     return result
 
 
@@ -130,15 +137,5 @@ def _like(local: Tensor, full: Tensor) -> Tensor:
     )
 
 
-def _random_states(ranks: Ranks) -> dict[str, Tensor]:
-    states = {f"rng/{ranks.rank}/cpu": torch.get_rng_state()}
-    if ranks.device.type != "cpu":
-        states[f"rng/{ranks.rank}/device"] = torch.get_device_module(ranks.device).get_rng_state(ranks.device)
-    return states
-
-
-def _set_random_states(state: Mapping[str, Tensor], ranks: Ranks) -> None:
-    torch.set_rng_state(state[f"rng/{ranks.rank}/cpu"])
-    if ranks.device.type != "cpu":
-        module = torch.get_device_module(ranks.device)
-        module.set_rng_state(state[f"rng/{ranks.rank}/device"], ranks.device)
+def _random_states(ranks: Ranks, randomness: Randomness) -> dict[str, Tensor]:
+    return {f"rng/{ranks.rank}/{name}": state for name, state in randomness.states.items()}

@@ -55,6 +55,31 @@ def test_a_run_that_can_start_is_described_and_0(place, capsys):
         assert words in shown.out
 
 
+def test_critics_and_a_reference_are_shown_with_what_they_need(place):
+    from roll.models.tiny import write_tiny_model
+
+    smaller = write_tiny_model(place / "smaller", layers=1)
+    own = ["algorithm.type=asy_ppo", f"algorithm.critic.model={smaller}", "algorithm.kl.coefficient=0.1"]
+    report = inspect(load_config("config.yaml", own))
+    roles = {role.role: role for role in report.memory}
+    assert roles["critic"].count == 2
+    assert roles["critic"].parts["AdamW"] == 8 * report.critic.num_parameters < roles["actor_train"].parts["AdamW"]
+    assert roles["reference"].parts["weights"] == 2 * report.model.num_parameters
+    assert not report.problems
+
+
+def test_critics_are_shown_where_they_sit(place, capsys):
+    changes = ["cluster.type=ray", "cluster.devices_per_node=4", "cluster.device_mapping.critic=2-3"]
+    assert run(["check", "config.yaml", "algorithm.type=ppo", *changes]) == 0
+    (line,) = [line for line in capsys.readouterr().out.splitlines() if line.strip().startswith("critic ")]
+    assert "node 0 device 2; node 0 device 3" in line
+
+
+def test_a_critics_model_that_is_not_here_is_noted(place):
+    report = inspect(load_config("config.yaml", ["algorithm.type=ppo", "algorithm.critic.model=nobody/nothing"]))
+    assert any("the critics' model 'nobody/nothing' is not on this machine" in note for note in report.notes)
+
+
 def test_nothing_is_written(place):
     before = sorted(place.rglob("*"))
     assert run(["check", "config.yaml"]) == 0

@@ -1,0 +1,57 @@
+"""A trainer's random numbers, apart from those of every other role in its process.
+
+torch has one generator per process and device. Trainers of several roles may share a process, each in a thread of its
+own, so what one draws there must not depend on when another was built or trained. Only an adapter's dropout draws any.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping
+
+import torch
+from torch import Tensor
+
+__all__ = ["Randomness"]
+
+
+class Randomness:
+    """States of this rank's generators, by `cpu` and `device`; put in place of the process's own while it computes.
+
+    Trainers of one process compute one after the other, so nothing else draws meanwhile.
+    """
+
+    def __init__(self, seed: int, device: torch.device) -> None:
+        self._module = None if device.type == "cpu" else torch.get_device_module(device)
+        self._device = device
+        self.states: dict[str, Tensor] = {}
+        self.restart(seed)
+
+    def restart(self, seed: int) -> None:
+        """Begin anew from a seed."""
+        outer = self._current()
+        torch.manual_seed(seed)
+        self.states = self._current()
+        self._put(outer)
+
+    @contextlib.contextmanager
+    def own(self) -> Iterator[None]:
+        """Inside the block, torch draws from these generators."""
+        outer = self._current()
+        self._put(self.states)
+        try:
+            yield
+        finally:
+            self.states = self._current()
+            self._put(outer)
+
+    def _current(self) -> dict[str, Tensor]:
+        states = {"cpu": torch.get_rng_state()}
+        if self._module is not None:
+            states["device"] = self._module.get_rng_state(self._device)
+        return states
+
+    def _put(self, states: Mapping[str, Tensor]) -> None:
+        torch.set_rng_state(states["cpu"])
+        if self._module is not None:
+            self._module.set_rng_state(states["device"], self._device)

@@ -1,0 +1,77 @@
+"""What a trainer draws is its own, whatever else happens in its process."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import torch
+from training_helpers import make_batch, make_spec
+
+from roll.algorithms.losses import PolicyLoss
+from roll.config.model import LoRAConfig
+from roll.training import TorchBackend
+from roll.training.randomness import Randomness
+
+DROPOUT = LoRAConfig(rank=2, dropout=0.3)
+
+
+def test_a_block_draws_from_its_own_generator_and_leaves_the_processs_alone() -> None:
+    torch.manual_seed(7)
+    expected = torch.rand(3)
+    torch.manual_seed(5)
+    first, second = torch.rand(2), torch.rand(2)
+    own = Randomness(5, torch.device("cpu"))
+    torch.manual_seed(7)
+    with own.own():
+        assert torch.equal(torch.rand(2), first)
+    assert torch.equal(torch.rand(3), expected)
+    with own.own():
+        assert torch.equal(torch.rand(2), second)
+    own.restart(5)
+    with own.own():
+        assert torch.equal(torch.rand(2), first)
+
+
+def test_trainers_of_one_process_do_not_move_each_others_dropout(tiny_model: Path) -> None:
+    spec, batch = make_spec(tiny_model, lora=DROPOUT), make_batch()
+    alone = TorchBackend(spec)
+    expected = [alone.train_step(batch, PolicyLoss()) for _ in range(3)]
+    mine = TorchBackend(spec)
+    other = TorchBackend(make_spec(tiny_model, lora=DROPOUT, seed=9))
+    for result in expected:
+        torch.rand(3)
+        assert mine.train_step(batch, PolicyLoss()).loss == result.loss
+        other.train_step(batch, PolicyLoss())
+
+
+def test_dropout_differs_from_step_to_step(tiny_model: Path) -> None:
+    backend = TorchBackend(make_spec(tiny_model, lora=DROPOUT, learning_rate=0.01))
+    for _ in range(2):  # B begins at 0
+        backend.train_step(make_batch(), PolicyLoss())
+    backend.network.train()
+    once, again = (backend._score(make_batch(1), every_token=True) for _ in range(2))
+    assert all((a == b).all() for a, b in zip(once, again, strict=True))  # scoring has none
+    (layout,) = backend._layouts(make_batch(1), every_token=True)
+    backend.network.train()
+    first, second = (backend._predict(layout, make_batch(1))[0] for _ in range(2))
+    assert not torch.equal(first, second)
+
+
+def test_adapters_begin_from_the_seed_alone_also_when_built_side_by_side(tiny_model: Path) -> None:
+    def adapters(seed: int) -> dict[str, torch.Tensor]:
+        return dict(TorchBackend(make_spec(tiny_model, lora=LoRAConfig(rank=2), seed=seed)).model.named_parameters())
+
+    with ThreadPoolExecutor(4) as threads:
+        built = list(threads.map(adapters, [0, 1, 0, 1, 0, 1]))
+    for weights in built[2:]:
+        twin = built[0] if torch.equal(weights[NAME], built[0][NAME]) else built[1]
+        assert all(torch.equal(weights[name], twin[name]) for name in weights)
+    assert torch.equal(built[0][NAME], built[4][NAME])
+    assert not torch.equal(built[0][NAME], built[1][NAME])
+    assert built[0][NAME].abs().max() <= 1 / 32**0.5  # kaiming with a = sqrt 5: uniform in +- 1 / sqrt(inputs)
+    assert built[0][NAME].abs().max() > 0.8 / 32**0.5
+    assert not built[0][NAME.replace("lora_A", "lora_B")].any()
+
+
+NAME = "model.layers.0.self_attn.q_proj.lora_A.default.weight"
