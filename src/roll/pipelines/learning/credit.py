@@ -26,6 +26,8 @@ async def credit_factors(parts: Parts, batch: TrainingBatch) -> list[FloatArray]
             share=settings.share,
             introduction=settings.introduction,
             back_share=settings.back_share,
+            calm_quantile=settings.calm_quantile,
+            jump_quantile=settings.jump_quantile,
         )
         for found, sample in zip(statistics, batch.samples, strict=True)
     ]
