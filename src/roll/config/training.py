@@ -13,11 +13,14 @@ class TrainingConfig(Section):
     """Optimisation of the policy."""
 
     num_steps: int = option(
-        ..., "Steps of the run; each draws prompts, generates, and updates once.", ge=1, examples=[40]
+        ...,
+        "Steps of the run; each draws prompts, generates, and updates as `algorithm.updates` says.",
+        ge=1,
+        examples=[40],
     )
     learning_rate: float = option(1e-6, "Peak learning rate of AdamW.", gt=0)
     schedule: Literal["constant", "linear", "cosine"] = option(
-        "constant", "How the learning rate decays after warm-up."
+        "constant", "How the learning rate decays after warm-up, over all updates of the run."
     )
     warmup_steps: int = option(0, "Steps over which the learning rate rises from 0.", unit="steps", ge=0)
     weight_decay: float = option(0.0, "Decoupled weight decay.", ge=0)
