@@ -104,6 +104,12 @@ class RLVRConfig(Section):
                 "algorithm.filters.skip_zero_variance leaves out every group of one, since its rewards are all equal: "
                 "set it to false, or rollout.group_size to 2 or more, got 1"
             )
+        parts, prompts = self.algorithm.updates.num_minibatches, self.rollout.prompts_per_step
+        if parts > prompts:
+            raise ValueError(
+                f"algorithm.updates.num_minibatches {parts} exceeds rollout.prompts_per_step {prompts}, but a "
+                "mini-batch is made of whole groups: lower the one or raise the other"
+            )
         if self.algorithm.uses_critic and size < critic.num_critics:
             raise ValueError(
                 f"algorithm.critic.num_critics {critic.num_critics} critics share each group's rollouts, but "

@@ -19,7 +19,8 @@ def minibatches(batch: TrainingBatch, num: int, seed: tuple[int, ...]) -> Iterat
     than parts give fewer parts. A part without a token in the loss is left out.
     """
     if num == 1:
-        yield batch
+        if batch.num_loss_tokens:
+            yield batch
         return
     groups: dict[int, list[int]] = {}
     for index, sample in enumerate(batch.samples):

@@ -1,0 +1,318 @@
+"""No key below `algorithm` is dead: changing it alone changes what a step collects, computes, or starts.
+
+Two steps go through the pipeline's own functions (`collect`, `learn`, the trainers' specs). Behind them stand an engine
+that answers from a list, and trainers that write down what they are asked to do, with the loss's value.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from cases import random_attempts, to_groups
+from model_helpers import loss_inputs_of_batch
+
+from roll.config import RLVRConfig
+from roll.config.algorithm import AlgorithmConfig
+from roll.config.keys import Key, all_keys
+from roll.models import load_tokenizer
+from roll.models.tiny import write_tiny_model
+from roll.pipelines.learning.collecting import collect
+from roll.pipelines.learning.updates import learn
+from roll.pipelines.state import RunState
+from roll.pipelines.trainers import critic_path, critic_specs, policy_spec
+from roll.protocols import LossFn
+from roll.types import AttentionStatistics, FloatArray, Group, PromptDraw, StepResult, TrainingBatch
+
+KEYS = {(key.dotted, variant): key for key in all_keys(AlgorithmConfig) for variant in key.variants or ("",)
+        if not key.members}  # fmt: skip
+
+GAE = {"advantage.estimator": "gae", "advantage.mean": "none", "advantage.std": "none"}
+TWO_CRITICS = {**GAE, "critic.num_critics": 2}
+TURNS = {"advantage.estimator": "turn"}
+KL = {"kl.coefficient": 0.1}
+TARGET = {**KL, "kl.target": 0.01}
+TWICE = {"updates.num_epochs": 2}
+CREDIT = {"credit.type": "coupled", "credit.share": 0.6, "credit.horizon_start": 1, "credit.horizon_end": 8}
+SEQUENCE = {"ratio.level": "sequence", **TWICE}
+ANY = {"filters.skip_zero_variance": False}
+
+
+def gate(kind: str, **more: Any) -> dict[str, Any]:
+    return {"gate.type": kind, **TWICE, **{f"gate.{name}": value for name, value in more.items()}}
+
+
+CASES: dict[tuple[str, str], tuple[dict[str, Any], Any]] = {
+    ("type", ""): ({}, "dapo"),
+    ("reward.scale", ""): ({"advantage.std": "none"}, 2.0),
+    ("reward.shift", ""): ({"advantage.mean": "none"}, 0.5),
+    ("reward.clip", ""): ({}, 0.5),
+    ("reward.overlong_buffer", ""): ({}, 12),
+    ("reward.overlong_penalty", ""): ({"reward.overlong_buffer": 12}, 0.5),
+    ("reward.format_penalty", ""): ({}, 0.3),
+    ("advantage.estimator", ""): ({}, "turn"),
+    ("advantage.mean", ""): ({}, "leave_one_out"),
+    ("advantage.std", ""): ({}, "running"),
+    ("advantage.per_domain", ""): ({"advantage.mean": "batch"}, False),
+    ("advantage.gamma", ""): (TURNS, 0.5),
+    ("advantage.gae_lambda", ""): (GAE, 0.5),
+    ("advantage.step_weight", ""): ({"advantage.estimator": "anchor_state"}, 0.5),
+    ("advantage.whiten", ""): ({}, "token"),
+    ("advantage.clip", ""): ({}, 0.5),
+    ("advantage.function", ""): ({}, "OWN:advantages"),
+    ("ratio.level", ""): (TWICE, "sequence"),
+    ("ratio.reduce", ""): (SEQUENCE, "product"),
+    ("ratio.against", ""): ({"correction.upper": None}, "rollout"),
+    ("ratio.token_limit", ""): (SEQUENCE, 0.05),
+    ("gate.type", "min_clip"): (gate("soft"), "min_clip"),
+    ("gate.low", "min_clip"): (gate("min_clip"), 0.05),
+    ("gate.high", "min_clip"): (gate("min_clip"), 0.05),
+    ("gate.type", "dual_clip"): (gate("soft"), "dual_clip"),
+    ("gate.low", "dual_clip"): (gate("dual_clip"), 0.05),
+    ("gate.high", "dual_clip"): (gate("dual_clip"), 0.05),
+    ("gate.bound", "dual_clip"): (gate("dual_clip"), 1.05),
+    ("gate.type", "stop_gradient"): (TWICE, "stop_gradient"),
+    ("gate.lower", "stop_gradient"): (gate("stop_gradient"), 0.95),
+    ("gate.upper", "stop_gradient"): (gate("stop_gradient"), 1.05),
+    ("gate.mask", "stop_gradient"): (gate("stop_gradient", lower=0.95, upper=1.05), True),
+    ("gate.type", "sign_split"): (TWICE, "sign_split"),
+    ("gate.positive_weight", "sign_split"): (gate("sign_split"), 0.5),
+    ("gate.negative_weight", "sign_split"): (gate("sign_split"), 0.5),
+    ("gate.lower", "sign_split"): (gate("sign_split"), 0.95),
+    ("gate.upper", "sign_split"): (gate("sign_split"), 0.95),
+    ("gate.type", "none"): (TWICE, "none"),
+    ("gate.type", "log_prob"): (TWICE, "log_prob"),
+    ("gate.type", "squared_penalty"): (TWICE, "squared_penalty"),
+    ("gate.tau", "squared_penalty"): (gate("squared_penalty"), 1.0),
+    ("gate.type", "soft"): (TWICE, "soft"),
+    ("gate.tau_positive", "soft"): (gate("soft"), 2.0),
+    ("gate.tau_negative", "soft"): (gate("soft"), 2.0),
+    ("aggregation", ""): ({}, "token_mean"),
+    ("kl.coefficient", ""): ({}, 0.1),
+    ("kl.estimator", ""): (KL, "k2"),
+    ("kl.place", ""): (KL, "reward"),
+    ("kl.target", ""): (KL, 0.01),
+    ("kl.horizon", ""): (TARGET, 100),
+    ("entropy.coefficient", ""): ({}, 0.1),
+    ("entropy.drop_divergent", ""): ({**TWO_CRITICS, "entropy.coefficient": 0.1}, 0.5),
+    ("correction.level", ""): ({}, "sequence"),
+    ("correction.upper", ""): ({}, 1.01),
+    ("correction.mask_low", ""): ({}, 0.9),
+    ("correction.mask_high", ""): ({}, 1.1),
+    ("correction.veto", ""): ({}, 0.8),
+    ("filters.skip_zero_variance", ""): ({}, False),
+    ("filters.min_mean", ""): ({}, 0.5),
+    ("filters.max_mean", ""): ({}, 0.5),
+    ("filters.min_std", ""): ({}, 0.5),
+    ("filters.drop_unfinished", ""): ({}, True),
+    ("filters.keep", ""): ({}, "positive"),
+    ("filters.keep_num", ""): ({"filters.keep": "best"}, 1),
+    ("filters.top_variance", ""): ({}, 0.3),
+    ("filters.refill", ""): ({}, True),
+    ("filters.max_refills", ""): ({"filters.refill": True, "filters.min_mean": 1.0}, 1),
+    ("weights.difficulty", ""): ({}, True),
+    ("weights.length", ""): ({}, True),
+    ("updates.num_minibatches", ""): ({}, 2),
+    ("updates.num_epochs", ""): ({}, 2),
+    ("critic.model", ""): (GAE, "OTHER"),
+    ("critic.num_critics", ""): (GAE, 2),
+    ("critic.learning_rate", ""): (GAE, 1e-4),
+    ("critic.value_clip", ""): ({**GAE, "critic.num_epochs": 2}, 0.01),
+    ("critic.warmup_steps", ""): (GAE, 1),
+    ("critic.num_epochs", ""): (GAE, 2),
+    ("critic.drop_agreed", ""): (TWO_CRITICS, 0.5),
+    ("credit.type", ""): ({}, "local"),
+    ("credit.amplification", ""): (CREDIT, 2.0),
+    ("credit.share", ""): (CREDIT, 0.2),
+    ("credit.window", ""): (CREDIT, 3),
+    ("credit.horizon_start", ""): (CREDIT, 3),
+    ("credit.horizon_end", ""): (CREDIT, 4),
+    ("credit.introduction", ""): (CREDIT, 1),
+    ("credit.back_share", ""): (CREDIT, 0.9),
+    ("credit.calm_quantile", ""): (CREDIT, 0.1),
+    ("credit.jump_quantile", ""): (CREDIT, 0.0),
+    ("imitation_weight", ""): ({}, 0.5),
+    ("loss", ""): ({}, "OWN:loss"),
+}
+"""By key and kind of gate: what else must be set, and the other value."""
+
+OWN = """
+import numpy as np
+from roll.algorithms.inputs import LossOutputs
+
+def advantages(episodes):
+    return [episode.total - 0.25 for episode in episodes]
+
+def loss(inputs):
+    return LossOutputs(loss=-inputs.logprobs.sum() / inputs.num_tokens)
+"""
+
+
+def test_there_is_a_case_for_every_key() -> None:
+    assert sorted(CASES) == sorted(KEYS)
+
+
+@pytest.mark.parametrize(("dotted", "kind"), CASES, ids=lambda value: value)
+def test_a_key_changes_the_result(dotted: str, kind: str, tmp_path: Path, tiny_model: Path) -> None:
+    given, value = CASES[dotted, kind]
+    key = KEYS[dotted, kind]
+    before = {k: v for k, v in {**_default(key), **given}.items() if k != dotted or k in given}
+    after = {**given, dotted: value}
+    first, second = (run(config_of(keys, tmp_path, tiny_model), tiny_model) for keys in (before, after))
+    assert first == run(config_of(before, tmp_path, tiny_model), tiny_model), "the same settings give the same"
+    assert first != second
+
+
+def _default(key: Key) -> dict[str, Any]:
+    return {} if key.required or key.default is None else {key.dotted: key.default}
+
+
+def config_of(keys: dict[str, Any], directory: Path, model: Path) -> RLVRConfig:
+    (directory / "own.py").write_text(OWN)
+    algorithm: dict[str, Any] = {}
+    for dotted, value in keys.items():
+        if isinstance(value, str) and value.startswith("OWN:"):
+            value = f"{directory / 'own.py'}:{value[4:]}"
+        if value == "OTHER":
+            value = str(write_tiny_model(directory / "other", seed=5))
+        section, _, name = dotted.rpartition(".")
+        (algorithm.setdefault(section, {}) if section else algorithm)[name] = value
+    return RLVRConfig.model_validate(
+        {
+            "name": "keys",
+            "model": str(model),
+            "algorithm": algorithm,
+            "data": [{"source": "arithmetic", "reward": "math"}],
+            "rollout": {"prompts_per_step": 5, "group_size": 2, "max_new_tokens": 16},
+            "training": {"num_steps": 4},
+        }
+    )
+
+
+def run(config: RLVRConfig, model: Path) -> list[Any]:
+    """All that happens in two steps."""
+    log: list[Any] = [
+        repr(policy_spec(config, model)),
+        repr(critic_specs(config, model)),
+        str(critic_path(config, model, load_tokenizer(model))),
+    ]
+    num_critics = config.algorithm.critic.num_critics if config.algorithm.uses_critic else 0
+    parts: Any = SimpleNamespace(
+        config=config,
+        state=RunState(),
+        spans=SimpleNamespace(phase=nothing),
+        data=SimpleNamespace(train=Prompts()),
+        ledger=SimpleNamespace(open=lambda draws, step: log.append([d.draw_id for d in draws])),
+        scheduler=Answers(),
+        train_plan=None,
+        trainer=Recorder("policy", 0, log),
+        critics=tuple(Recorder("critic", i, log) for i in range(num_critics)),
+        reference=Recorder("reference", 0, log) if config.algorithm.uses_reference else None,
+    )
+    asyncio.run(two_steps(parts))
+    return [*log, parts.state.kl_coefficient]
+
+
+async def two_steps(parts: Any) -> None:
+    for _ in range(2):
+        collected = await collect(parts)
+        await learn(parts, collected.selection)
+        parts.state.moments = collected.selection.moments
+        parts.state.step += 1
+
+
+@contextmanager
+def nothing(name: str) -> Iterator[None]:
+    yield
+
+
+def all_groups() -> list[Group]:
+    """Conversations of two domains, some groups without variance, an expert among the rollouts."""
+    attempts, number = [], 0
+    for seed in range(12):
+        kind = ("multi_turn", "many_domains", "zero_variance", "ragged")[seed % 4]
+        for a in random_attempts(seed, kind):
+            group = 100 * seed + a.group
+            attempts.append(replace(a, group=group, domain=f"d{group % 2}", expert=seed == 1 and a.index == 0))
+    ids = {group: i for i, group in enumerate(dict.fromkeys(a.group for a in attempts))}
+    number = len(ids)
+    assert number > 25
+    return to_groups([replace(a, group=ids[a.group]) for a in attempts])
+
+
+class Prompts:
+    """Every draw in order."""
+
+    def __init__(self) -> None:
+        self._waiting = all_groups()
+
+    def draw(self, n: int) -> list[PromptDraw]:
+        drawn, self._waiting = self._waiting[:n], self._waiting[n:]
+        return [group.draw for group in drawn]
+
+
+class Answers:
+    """A scheduler that has all groups ready."""
+
+    def __init__(self) -> None:
+        self._groups = {group.draw.draw_id: group for group in all_groups()}
+
+    async def collect(self, draws: Sequence[PromptDraw], plan: Any) -> list[Group]:
+        return [self._groups[draw.draw_id] for draw in draws]
+
+
+class Recorder:
+    """A trainer whose policy moves a little with every update, and which writes down what it was asked."""
+
+    def __init__(self, role: str, index: int, log: list[Any]) -> None:
+        self.role, self.index, self.log, self.updates = role, index, log, 0
+
+    def _numbers(self, batch: TrainingBatch, scale: float, salt: int) -> list[FloatArray]:
+        result = []
+        for sample in batch.samples:
+            rng = np.random.default_rng([salt, self.index, *map(ord, sample.sample_id)])
+            result.append((scale * rng.normal(size=len(sample))).astype(np.float32))
+        return result
+
+    async def logprobs(self, batch: TrainingBatch, *, adapter: bool = True) -> list[FloatArray]:
+        shift = 0.3 if self.role == "reference" else 0.15 * self.updates
+        base = [s.rollout_logprobs for s in batch.samples]
+        near, away = self._numbers(batch, 0.3, 1), self._numbers(batch, shift, 2 + self.updates)
+        return [b + x + y for b, x, y in zip(base, near, away, strict=True)]
+
+    async def values(self, batch: TrainingBatch) -> list[FloatArray]:
+        return self._numbers(batch, 0.5 + 0.1 * self.updates, 3)
+
+    async def attention_statistics(
+        self, batch: TrainingBatch, window: int, horizon: tuple[int, int]
+    ) -> list[AttentionStatistics]:
+        far = [np.abs(x) for x in self._numbers(batch, 6.0, 4)]
+        near = [np.abs(x) for x in self._numbers(batch, 1.0, 10 * horizon[0] + horizon[1])]
+        return [
+            AttentionStatistics(waad=np.minimum(w, np.float32(window)), fai=f) for w, f in zip(far, near, strict=True)
+        ]
+
+    async def train_step(self, batch: TrainingBatch, loss: LossFn) -> StepResult:
+        current = await self.logprobs(batch)
+        values = await self.values(batch)
+        inputs = loss_inputs_of_batch(batch, current, values, [np.abs(x) for x in self._numbers(batch, 1.0, 5)])
+        outputs = loss(inputs)
+        moving = inputs.values if self.role == "critic" else inputs.logprobs
+        assert moving is not None
+        (gradient,) = torch.autograd.grad(outputs.loss, moving)
+        self.log.append((self.role, self.index, [s.sample_id for s in batch.samples]))
+        self.log.append((outputs.loss.item(), gradient.tolist()))
+        self.updates += 1
+        metrics = {name: value.item() for name, value in outputs.metrics.items()}
+        return StepResult(
+            loss=outputs.loss.item(), grad_norm=1.0, learning_rate=1.0, num_tokens=1, num_loss_tokens=1, stepped=True,
+            metrics=metrics,
+        )  # fmt: skip
