@@ -1,0 +1,181 @@
+"""The `algorithm` section: presets under the user's keys, and settings that cannot work or would change nothing."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from roll.config.algorithm import AlgorithmConfig
+from roll.config.load import dump_yaml, load_config
+from roll.config.presets import PRESET_NAMES, describe_preset, preset
+from roll.errors import ConfigError
+
+QUICKSTART = Path(__file__).parents[3] / "examples" / "quickstart.yaml"
+
+
+def leaves(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    result = {}
+    for name, value in tree.items():
+        inner = leaves(value, f"{prefix}{name}.") if isinstance(value, dict) else {f"{prefix}{name}": value}
+        result |= inner
+    return result
+
+
+def at(config: AlgorithmConfig, dotted: str) -> Any:
+    value: Any = config
+    for name in dotted.split("."):
+        value = getattr(value, name)
+    return value
+
+
+def refusal(*overrides: str) -> str:
+    with pytest.raises(ConfigError) as caught:
+        load_config(QUICKSTART, [f"algorithm.{o}" if not o.startswith("rollout.") else o for o in overrides])
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("name", PRESET_NAMES)
+def test_a_preset_sets_its_keys_and_nothing_else(name: str) -> None:
+    config = AlgorithmConfig(type=name)
+    own, plain = leaves(preset(name)), leaves(AlgorithmConfig().model_dump())
+    for dotted, value in own.items():
+        assert at(config, dotted) == value, dotted
+    expanded = leaves(config.model_dump())
+    kind = config.gate.type != "min_clip"  # another gate has other keys
+    changed = {k for k, v in expanded.items() if plain.get(k, v) != v or (k not in plain and not kind)}
+    assert {k for k in changed if not (kind and k.startswith("gate."))} <= own.keys() | {"type"}
+
+
+@pytest.mark.parametrize("name", PRESET_NAMES)
+def test_a_preset_survives_being_written_out(name: str, tmp_path: Path) -> None:
+    group = ["rollout.group_size=8"]
+    config = load_config(QUICKSTART, [f"algorithm.type={name}", *group])
+    (tmp_path / "resolved.yaml").write_text(dump_yaml(config))
+    again = load_config(tmp_path / "resolved.yaml")
+    assert again == config
+    assert again.algorithm.type == name
+
+
+@pytest.mark.parametrize("name", PRESET_NAMES)
+def test_the_users_keys_win(name: str) -> None:
+    own = leaves(preset(name))
+    others: dict[str, Any] = {"aggregation": "constant_length", "advantage.clip": 3.0, "reward.scale": 2.0}
+    numbers = {k: v for k, v in own.items() if isinstance(v, float) and "drop" not in k}
+    changed = {k: v / 2 if v else 0.25 for k, v in numbers.items() if k != "gate.bound"} | others
+    tree: dict[str, Any] = {"type": name}
+    for dotted, value in changed.items():
+        section, _, key = dotted.rpartition(".")
+        (tree.setdefault(section, {}) if section else tree)[key] = value
+    config = AlgorithmConfig.model_validate(tree)
+    for dotted, value in (own | changed).items():
+        assert at(config, dotted) == value, dotted
+
+
+def test_another_gate_keeps_nothing_of_the_presets() -> None:
+    config = AlgorithmConfig.model_validate({"type": "dapo", "gate": {"type": "min_clip"}})
+    assert at(config, "gate.high") == 0.28
+    config = AlgorithmConfig.model_validate({"type": "dapo", "gate": {"type": "dual_clip"}})
+    assert (at(config, "gate.high"), at(config, "gate.bound")) == (0.2, 3.0)
+
+
+def test_an_unknown_preset_is_answered_with_the_known_ones() -> None:
+    assert "grpo" in refusal("type=grop")
+
+
+def test_presets_are_described() -> None:
+    assert describe_preset("grpo").startswith("GRPO: group-relative policy optimisation (DeepSeekMath")
+
+
+IMPOSSIBLE = {
+    "a discount without time": (["advantage.gamma=0.9"], "advantage.gamma 0.9 would change nothing", "outcome"),
+    "lambda without a critic": (["advantage.gae_lambda=0.5"], "gae_lambda 0.5 would change nothing", "outcome"),
+    "step weight without states": (["advantage.step_weight=0.5"], "step_weight 0.5 would change nothing", "outcome"),
+    "a critic's clip without one": (["critic.value_clip=0.5"], "no critic is used", "estimator to gae"),
+    "a critic's rate without one": (["critic.learning_rate=1e-4"], "no critic is used", "estimator to gae"),
+    "several critics without one": (["critic.num_critics=2"], "no critic is used", "estimator to gae"),
+    "agreement of one critic": (["type=ppo", "critic.drop_agreed=0.2"], "compare several critics", "num_critics to 2"),
+    "bonus by agreement of one": (["type=ppo", "entropy.drop_divergent=0.2"], "several critics", "got 1"),
+    "turns of tokens": (["advantage.estimator=token", "advantage.whiten=turn"], "not for each turn", "to token"),
+    "turns of a critic": (["type=ppo", "advantage.whiten=turn"], "not for each turn", "whiten to token"),
+    "states without groups": (["advantage.estimator=anchor_state", "advantage.mean=none"], "mean to group", "got none"),
+    "two corrections": (["ratio.against=rollout"], "correct for them twice", "correction.upper to null"),
+    "a product of one token": (["ratio.reduce=product"], "would change nothing", "chunk or sequence"),
+    "a limit before no mean": (["ratio.token_limit=0.4"], "would change nothing", "set it to sequence"),
+    "a level without a ratio": (["type=rloo", "ratio.level=sequence"], "log_prob has no ratio", "ratio.level"),
+    "a refill without a filter": (
+        ["filters.refill=true", "filters.skip_zero_variance=false"], "needs a filter", "skip_zero_variance: true",
+    ),
+    "a refill that never ends": (["filters.refill=true", "filters.top_variance=0.5"], "always leaves", "default"),
+    "no mean can pass": (["filters.min_mean=0.5", "filters.max_mean=0.5"], "no group would pass", "0.5"),
+    "no factor can pass": (["correction.mask_low=2", "correction.mask_high=1"], "every token is left out", "mask_low"),
+    "weights upside down": (["type=tis", "gate.lower=2"], "lower 2.0 exceeds upper 1.0", "gate"),
+    "full divergence in the reward": (
+        ["kl.coefficient=0.1", "kl.estimator=full", "kl.place=reward"], "works in the loss alone", "place: loss",
+    ),
+    "a target for no penalty": (["kl.target=0.1"], "which is 0", "such as 0.1"),
+    "groups of one": (["rollout.group_size=1"], "group_size >= 2", "raise it"),
+    "leave one out of one": (["type=rloo", "rollout.group_size=1"], "leave_one_out", "group_size >= 2"),
+    "the optimal baseline of one": (["type=opo", "rollout.group_size=1"], "length_weighted", "group_size >= 2"),
+    "variance of one": (
+        ["type=reinforce", "filters.skip_zero_variance=true", "rollout.group_size=1"], "every group of one", "false",
+    ),
+    "critics without rollouts": (["type=asy_ppo", "rollout.group_size=1"], "share each group's rollouts", "raise"),
+    "parts of nothing": (["updates.num_minibatches=9"], "exceeds rollout.prompts_per_step 8", "whole groups"),
+    "a buffer over the answer": (["reward.overlong_buffer=33"], "exceeds rollout.max_new_tokens 32", "lower"),
+    "a horizon upside down": (["type=attention_credit", "credit.horizon_start=101"], "horizon", "101"),
+    "a function that is no path": (["loss=my_loss"], "algorithm.loss", "my_loss"),
+    "a clip of nothing": (["advantage.clip=0"], "advantage.clip", "> 0"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", IMPOSSIBLE)
+def test_impossible_settings_are_refused_with_the_reason_and_the_fix(name: str) -> None:
+    overrides, reason, fix = IMPOSSIBLE[name]
+    text = refusal(*overrides)
+    assert reason in text, text
+    assert fix in text, text
+    assert len(text.splitlines()) <= 3, text
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ["type=ipa", "advantage.estimator=outcome"],
+        ["type=ppo", "advantage.estimator=outcome", "advantage.mean=group"],
+        ["type=gspo", "ratio.level=token"],
+        ["type=gmpo", "ratio.level=token"],
+        ["type=topr", "gate.type=log_prob"],
+    ],
+    ids=" ".join,
+)
+def test_what_a_preset_leaves_behind_is_no_mistake(overrides: list[str], tmp_path: Path) -> None:
+    config = load_config(QUICKSTART, [f"algorithm.{o}" for o in overrides])
+    (tmp_path / "resolved.yaml").write_text(dump_yaml(config))
+    assert load_config(tmp_path / "resolved.yaml") == config
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ["algorithm.type=raft_pp", "algorithm.filters.refill=true"],
+        ["algorithm.type=reinforce", "rollout.group_size=1"],
+        ["algorithm.type=remax", "rollout.group_size=1"],
+        ["algorithm.type=ppo", "rollout.group_size=1"],
+        ["algorithm.ratio.against=rollout", "algorithm.correction.upper=null"],
+        ["algorithm.advantage.estimator=turn", "algorithm.advantage.whiten=turn", "algorithm.advantage.gamma=0.9"],
+        ["algorithm.reward.overlong_buffer=32"],
+        ["algorithm.updates.num_minibatches=8"],
+    ],
+    ids=" ".join,
+)
+def test_what_can_work_is_accepted(overrides: list[str]) -> None:
+    load_config(QUICKSTART, overrides)
+
+
+def test_numbers_that_are_none_are_refused() -> None:
+    for value in (float("nan"), float("inf")):
+        with pytest.raises(ValidationError, match="finite"):
+            AlgorithmConfig.model_validate({"advantage": {"clip": value}})
