@@ -33,7 +33,7 @@ def register() -> None:
     class FusedRMSNorm(RMSNorm):
         """`RMSNorm` in one pass."""
 
-        def forward_cpu(
+        def forward_cpu(  # type: ignore[bad-override]  # vLLM types the method it does not have as never returning
             self, x: torch.Tensor, residual: torch.Tensor | None = None
         ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
             """As the native one; a residual is added in place."""
