@@ -104,6 +104,15 @@ class RLVRConfig(Section):
                 "algorithm.filters.skip_zero_variance leaves out every group of one, since its rewards are all equal: "
                 "set it to false, or rollout.group_size to 2 or more, got 1"
             )
+        if (
+            advantage.estimator == "anchor_state"
+            and advantage.function is None
+            and all(e.turns == 1 for e in self.data)
+        ):
+            raise ValueError(
+                "algorithm.advantage.estimator anchor_state compares turns that began in the same state, but no source "
+                "under data has several turns: use one that has, such as guess_number, or set algorithm.type to grpo"
+            )
         parts, prompts = self.algorithm.updates.num_minibatches, self.rollout.prompts_per_step
         if parts > prompts:
             raise ValueError(

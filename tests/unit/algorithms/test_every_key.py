@@ -190,7 +190,7 @@ def config_of(keys: dict[str, Any], directory: Path, model: Path) -> RLVRConfig:
             "name": "keys",
             "model": str(model),
             "algorithm": algorithm,
-            "data": [{"source": "arithmetic", "reward": "math"}],
+            "data": [{"source": "guess_number"}],
             "rollout": {"prompts_per_step": 5, "group_size": 2, "max_new_tokens": 16},
             "training": {"num_steps": 4},
         }

@@ -14,6 +14,8 @@ from roll.config.presets import PRESET_NAMES, describe_preset, preset
 from roll.errors import ConfigError
 
 QUICKSTART = Path(__file__).parents[3] / "examples" / "quickstart.yaml"
+GUESS = QUICKSTART.with_name("guess.yaml")
+"""Episodes of several turns, so that every preset has what it needs."""
 
 
 def leaves(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -51,8 +53,7 @@ def test_a_preset_sets_its_keys_and_nothing_else(name: str) -> None:
 
 @pytest.mark.parametrize("name", PRESET_NAMES)
 def test_a_preset_survives_being_written_out(name: str, tmp_path: Path) -> None:
-    group = ["rollout.group_size=8"]
-    config = load_config(QUICKSTART, [f"algorithm.type={name}", *group])
+    config = load_config(GUESS, [f"algorithm.type={name}"])
     (tmp_path / "resolved.yaml").write_text(dump_yaml(config))
     again = load_config(tmp_path / "resolved.yaml")
     assert again == config
@@ -123,6 +124,7 @@ IMPOSSIBLE = {
         ["type=reinforce", "filters.skip_zero_variance=true", "rollout.group_size=1"], "every group of one", "false",
     ),
     "critics without rollouts": (["type=asy_ppo", "rollout.group_size=1"], "share each group's rollouts", "raise"),
+    "states without turns": (["type=gi_gpo"], "no source under data has several turns", "guess_number"),
     "parts of nothing": (["updates.num_minibatches=9"], "exceeds rollout.prompts_per_step 8", "whole groups"),
     "a buffer over the answer": (["reward.overlong_buffer=33"], "exceeds rollout.max_new_tokens 32", "lower"),
     "a horizon upside down": (["type=attention_credit", "credit.horizon_start=101"], "horizon", "101"),
