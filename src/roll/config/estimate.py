@@ -130,7 +130,7 @@ def batch_arithmetic(
     """
     rollout, training, evaluation = config.rollout, config.training, config.evaluation
     copies = 1 if training.share_prefix else rollout.group_size
-    per_group = copies * longest_prompt + rollout.group_size * rollout.max_new_tokens
+    per_group = copies * longest_prompt + rollout.group_size * config.max_answer_tokens
     trained = rollout.prompts_per_step * per_group
     per_rank = math.ceil(trained / config.num_ranks)
     prompts_in_run = training.num_steps * rollout.prompts_per_step
@@ -139,7 +139,7 @@ def batch_arithmetic(
     return BatchArithmetic(
         prompts_per_step=rollout.prompts_per_step,
         rollouts_per_step=config.rollouts_per_step,
-        generated_tokens=config.rollouts_per_step * rollout.max_new_tokens,
+        generated_tokens=config.rollouts_per_step * config.max_answer_tokens,
         trained_tokens=trained,
         micro_batches=math.ceil(per_rank / training.max_tokens_per_micro_batch),
         tokens_per_micro_batch=min(per_rank, training.max_tokens_per_micro_batch),
@@ -307,7 +307,7 @@ def disk_use(
     checkpoint, steps = config.checkpoint, config.training.num_steps
     saves = (steps // checkpoint.every_num_steps if checkpoint.every_num_steps else 0) + checkpoint.at_end
     kept = min(saves, checkpoint.keep_last) + (checkpoint.keep_best and saves > 1)
-    tokens = config.rollout.max_new_tokens + longest_prompt
+    tokens = config.max_answer_tokens + longest_prompt
     rollouts = steps * batch.rollouts_per_step + batch.num_evaluations * batch.evaluation_samples
     return DiskUse(
         checkpoint_bytes=sizes.num_parameters * element + 12 * trained,

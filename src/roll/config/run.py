@@ -126,7 +126,7 @@ class RLVRConfig(Section):
             )
 
     def _check_lengths(self) -> None:
-        buffer, answer = self.algorithm.reward.overlong_buffer, self.rollout.max_new_tokens
+        buffer, answer = self.algorithm.reward.overlong_buffer, self.max_answer_tokens
         if buffer > answer:
             raise ValueError(
                 f"algorithm.reward.overlong_buffer {buffer} exceeds rollout.max_new_tokens {answer}, so that the "
@@ -170,6 +170,11 @@ class RLVRConfig(Section):
     def num_engines(self) -> int:
         """Inference engines."""
         return len(self.cluster.device_mapping.actor_infer) // self.inference.tensor_parallel
+
+    @property
+    def max_answer_tokens(self) -> int:
+        """Most tokens that the policy can write in one rollout, over all its turns."""
+        return self.rollout.max_new_tokens * max(entry.turns for entry in self.data)
 
     @property
     def rollouts_per_step(self) -> int:

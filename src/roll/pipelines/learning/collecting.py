@@ -45,7 +45,7 @@ async def collect(parts: Parts) -> Collected:
             selection = select(
                 groups,
                 parts.config.algorithm,
-                max_length=parts.config.rollout.max_new_tokens,
+                max_length=parts.config.max_answer_tokens,
                 moments=parts.state.moments,
                 greedy=greedy,
             )

@@ -108,7 +108,7 @@ def _shaped(rollout: Rollout, algorithm: AlgorithmConfig, max_length: int) -> fl
     settings = algorithm.reward.model_dump()
     return shaped_reward(
         rollout.reward.value - sum(turn.reward for turn in rollout.turns),
-        length=len(rollout.token_ids),
+        length=sum(turn.end - turn.start for turn in rollout.spans),
         max_length=max_length,
         well_formed=well_formed,
         **settings,

@@ -43,9 +43,7 @@ class Learned:
 async def learn(parts: Parts, selection: Selection) -> Learned:
     """Compute what the algorithm asks for, then update critics and policy; the step is `parts.state.step + 1`."""
     config, algorithm = parts.config, parts.config.algorithm
-    batch = build_batch(
-        selection.rollouts, temperature=config.rollout.temperature, max_length=config.rollout.max_new_tokens
-    )
+    batch = build_batch(selection.rollouts, temperature=config.rollout.temperature, max_length=config.max_answer_tokens)
     batch = await _with_logprobs(parts, batch)
     coefficient = parts.state.kl_coefficient
     coefficient = algorithm.kl.coefficient if coefficient is None else coefficient
