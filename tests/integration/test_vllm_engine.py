@@ -357,9 +357,12 @@ async def test_an_idle_engine_uses_no_cpu(engine: VLLMEngine) -> None:
         return sum(sum(process.cpu_times()[:2]) for process in processes if process.is_running())
 
     await asyncio.sleep(1.0)  # vLLM's housekeeping after a request
-    before, began = busy_s(), time.monotonic()
-    await asyncio.sleep(4.0)
-    assert (busy_s() - before) / (time.monotonic() - began) <= 0.02
+    shares = []
+    for _ in range(3):  # the best counts: other work makes each wake-up dearer, and a spinning engine is always busy
+        before, began = busy_s(), time.monotonic()
+        await asyncio.sleep(2.0)
+        shares.append((busy_s() - before) / (time.monotonic() - began))
+    assert min(shares) <= 0.02, shares
 
 
 async def test_messages_go_to_the_log_file(engine: VLLMEngine, log: Path) -> None:
