@@ -5,19 +5,23 @@ from __future__ import annotations
 import re
 from typing import Annotated, Any, Literal, TypeAlias
 
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 
 from roll.config.base import Section, option
 
 __all__ = [
+    "ChoiceReward",
     "EnvironmentReward",
     "ExactReward",
+    "LengthPenalty",
     "MathReward",
     "PythonReward",
     "ReasoningGymReward",
     "RegexReward",
+    "RepetitionPenalty",
     "RewardConfig",
     "RewardList",
+    "ShortAnswerReward",
     "as_reward_list",
     "check_pattern",
 ]
@@ -113,8 +117,71 @@ class EnvironmentReward(_Reward):
     require_finished: bool = option(False, "Score 0 where the last turn was cut off before the model ended it.")
 
 
+class ChoiceReward(_Reward):
+    """Multiple choice: 1 where the letter that the answer settles on is the reference's."""
+
+    type: Literal["choice"] = option(..., "Kind of reward.")
+    letters: str = option("ABCDE", "Letters that may be chosen.", pattern=r"^[A-Z]{2,26}$")
+
+    @property
+    def needs_answer(self) -> bool:
+        """See the base class."""
+        return True
+
+
+class ShortAnswerReward(_Reward):
+    """Short answers to questions, compared by words without case, punctuation and articles, as SQuAD does.
+
+    What stands between the last `<answer>` and `</answer>` counts, or else the whole text.
+    """
+
+    type: Literal["short_answer"] = option(..., "Kind of reward.")
+    score: Literal["exact", "f1"] = option("f1", "1 for the same words alone, or the F1 score over words.")
+    references_key: str | None = option(
+        None, "Column with further reference answers, a list of texts; the best counts.", examples=["aliases"]
+    )
+
+    @property
+    def needs_answer(self) -> bool:
+        """See the base class."""
+        return self.references_key is None
+
+
+class RepetitionPenalty(_Reward):
+    """0 to -1 for repeated n-grams of tokens; give it a weight beside the reward that decides."""
+
+    type: Literal["repetition"] = option(..., "Kind of reward.")
+    ngram_size: int = option(4, "Tokens that are compared as one.", unit="tokens", ge=1)
+    tolerance: float = option(0.1, "Share of repeated n-grams that costs nothing.", ge=0, lt=1)
+    require_finished: bool = option(False, "Give 0, no penalty, where the answer was cut off.")
+
+
+class LengthPenalty(_Reward):
+    """0 to -1 for tokens beyond a limit; give it a weight beside the reward that decides."""
+
+    type: Literal["length"] = option(..., "Kind of reward.")
+    free_tokens: int = option(..., "Tokens that cost nothing.", unit="tokens", ge=0, examples=[256])
+    full_tokens: int = option(..., "Tokens at which the penalty is -1.", unit="tokens", ge=1, examples=[512])
+    require_finished: bool = option(False, "Give 0, no penalty, where the answer was cut off.")
+
+    @model_validator(mode="after")
+    def _range(self) -> LengthPenalty:
+        if self.full_tokens <= self.free_tokens:
+            raise ValueError(f"full_tokens {self.full_tokens} must exceed free_tokens {self.free_tokens}")
+        return self
+
+
 RewardConfig = Annotated[
-    MathReward | ExactReward | RegexReward | PythonReward | ReasoningGymReward | EnvironmentReward,
+    MathReward
+    | ExactReward
+    | RegexReward
+    | PythonReward
+    | ReasoningGymReward
+    | EnvironmentReward
+    | ChoiceReward
+    | ShortAnswerReward
+    | RepetitionPenalty
+    | LengthPenalty,
     Field(discriminator="type"),
 ]
 RewardList: TypeAlias = list[RewardConfig]

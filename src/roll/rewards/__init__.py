@@ -16,7 +16,11 @@ __all__ = ["VERIFIERS", "Judgement", "Verifier", "build_reward"]
 VERIFIERS: Registry[Callable[[Any, WorkerPool], Verifier]] = Registry(
     "reward",
     {
+        "choice": "roll.rewards.choice:choice_verifier",
+        "length": "roll.rewards.penalties:length_penalty_verifier",
         "math": "roll.rewards.math:math_verifier",
+        "repetition": "roll.rewards.penalties:repetition_penalty_verifier",
+        "short_answer": "roll.rewards.short_answer:short_answer_verifier",
         "environment": "roll.rewards.environment:environment_verifier",
         "exact": "roll.rewards.exact:exact_verifier",
         "regex": "roll.rewards.regex:regex_verifier",

@@ -1,0 +1,55 @@
+"""Short answers to questions: exact match and F1 over words, as SQuAD scores them (arXiv 1606.05250)."""
+
+from __future__ import annotations
+
+import re
+import string
+from collections import Counter
+
+from roll.config.rewards import ShortAnswerReward
+from roll.protocols import WorkerPool
+from roll.rewards.base import Judgement, Verifier
+from roll.types import Rollout
+
+__all__ = ["exact_match", "f1", "normalised_words", "short_answer_verifier"]
+
+_PUNCTUATION = str.maketrans(dict.fromkeys(string.punctuation, " "))
+_ARTICLES = {"a", "an", "the"}
+_TAGGED = re.compile(r"<answer>(.*?)</answer>", re.DOTALL | re.IGNORECASE)
+_LONGEST = 20_000
+
+
+def normalised_words(text: str) -> list[str]:
+    """Words in lower case, without punctuation and articles."""
+    return [word for word in text[-_LONGEST:].casefold().translate(_PUNCTUATION).split() if word not in _ARTICLES]
+
+
+def exact_match(answer: str, reference: str) -> bool:
+    """Whether both have the same words in the same order."""
+    return normalised_words(answer) == normalised_words(reference)
+
+
+def f1(answer: str, reference: str) -> float:
+    """Harmonic mean of precision and recall over words, counted as often as they occur; 1 where both have none."""
+    given, wanted = normalised_words(answer), normalised_words(reference)
+    if not given or not wanted:
+        return float(given == wanted)
+    common = sum((Counter(given) & Counter(wanted)).values())
+    return 2.0 * common / (len(given) + len(wanted))
+
+
+def short_answer_verifier(config: ShortAnswerReward, pool: WorkerPool) -> Verifier:
+    """Compares in place with the reference, or with each of several (the column that `references_key` names)."""
+
+    async def judge(rollout: Rollout) -> Judgement:
+        tagged = _TAGGED.findall(rollout.text)
+        answer = tagged[-1] if tagged else rollout.text
+        more = rollout.prompt.metadata.get(config.references_key, ()) if config.references_key else ()
+        references = [text for text in (rollout.prompt.answer, *map(str, more)) if text]
+        exact = any(exact_match(answer, reference) for reference in references)
+        best = max((f1(answer, reference) for reference in references), default=0.0)
+        value = best if config.score == "f1" else float(exact)
+        verdict = "correct" if exact else ("partly" if best > 0 and config.score == "f1" else "wrong")
+        return Judgement(value=value, verdict=verdict, correct=exact)
+
+    return Verifier(judge=judge, decides=True)
