@@ -13,7 +13,7 @@ from roll.types import Rollout
 
 __all__ = ["exact_match", "f1", "normalised_words", "short_answer_verifier"]
 
-_PUNCTUATION = str.maketrans(dict.fromkeys(string.punctuation, " "))
+_PUNCTUATION = str.maketrans(string.punctuation, " " * len(string.punctuation))
 _ARTICLES = {"a", "an", "the"}
 _TAGGED = re.compile(r"<answer>(.*?)</answer>", re.DOTALL | re.IGNORECASE)
 _LONGEST = 20_000
