@@ -108,6 +108,7 @@ def test_a_loss_and_an_advantage_of_the_users_own_are_used(tmp_path: Path, tiny_
     algorithm = {
         "advantage": {"function": f"{directory}/median_baseline.py:advantages"},
         "loss": f"{directory}/pulled_loss.py:loss",
+        "kl": {"coefficient": 0.1},  # brings the reference's log-probs, should the loss want them
     }
     roll.train(config(tmp_path, tiny_model, algorithm, checkpoint={"at_end": False}))
     rows = [row for row in steps(tmp_path) if row.get("training/stepped")]

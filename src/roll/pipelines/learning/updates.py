@@ -124,10 +124,11 @@ def _adapt(parts: Parts, learned: Learned, penalties: Sequence[FloatArray], coef
     if penalties:
         counted = [p[s.loss_mask] for p, s in zip(penalties, learned.batch.samples, strict=True)]
         measured = -float(np.concatenate(counted).mean()) / coefficient
-    elif learned.results:
-        measured = float(np.mean([r.metrics["policy/kl_reference"] for r in learned.results]))
-    else:
-        return
+    else:  # a loss of the user's own need not report it
+        found = [r.metrics["policy/kl_reference"] for r in learned.results if "policy/kl_reference" in r.metrics]
+        if not found:
+            return
+        measured = float(np.mean(found))
     learned.metrics |= {"training/kl/reference": measured, "training/kl/coefficient": coefficient}
     if kl.target is not None:
         parts.state.kl_coefficient = adapted_coefficient(
