@@ -72,15 +72,14 @@ def page(found: dict[str, dict[str, Any]]) -> str:
         f"`{' '.join(COMMON[:2])}`. Held-out accuracy is sampled at temperature 1.0; unfinished answers are wrong.",
         "One seed and one easy task: this shows that each method learns, not which is best.",
         "",
-        "| preset | held-out before | held-out after | reward, last 5 | steps to reward 0.8 | s per step | peak GiB |",
-        "|---|---|---|---|---|---|---|",
+        "| preset | held-out before | held-out after | reward, last 5 | steps to reward 0.8 | peak GiB |",
+        "|---|---|---|---|---|---|",
     ]
     for preset, figures in found.items():
         reached = str(figures["steps_to_goal"] or "not reached")
         lines.append(
             f"| `{preset}` | {figures['accuracy_before']:.3f} | {figures['accuracy_after']:.3f} | "
-            f"{figures['reward_last5']:.3f} | {reached} | {figures['seconds_per_step']:.1f} | "
-            f"{figures['peak_gib']:.1f} |"
+            f"{figures['reward_last5']:.3f} | {reached} | {figures['peak_gib']:.1f} |"
         )
     return "\n".join([*lines, "", "![Reward by step](algorithms.png)", "", "Made by `make sweep`.", ""])
 
