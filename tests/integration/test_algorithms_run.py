@@ -114,3 +114,16 @@ def test_a_loss_and_an_advantage_of_the_users_own_are_used(tmp_path: Path, tiny_
     rows = [row for row in steps(tmp_path) if row.get("training/stepped")]
     assert rows
     assert all("training/own/pull" in row for row in rows)
+
+
+@pytest.mark.parametrize("key", ["loss", "advantage.function"])
+def test_a_function_that_is_not_there_is_refused_before_anything_starts(
+    tmp_path: Path, tiny_model: Path, key: str
+) -> None:
+    from roll.errors import ConfigError
+
+    missing = f"{tmp_path}/none.py:f"
+    algorithm = {"loss": missing} if key == "loss" else {"advantage": {"function": missing}}
+    with pytest.raises(ConfigError, match="there is no file"):
+        roll.train(config(tmp_path, tiny_model, algorithm))
+    assert not (tmp_path / "run").exists()

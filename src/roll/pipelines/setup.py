@@ -15,6 +15,7 @@ from roll.data import Data, build_data, held_out_draws
 from roll.inference import EngineSpec, resolve_engine_kind
 from roll.models import context_length, load_tokenizer, resolve_model, stop_token_ids
 from roll.pipelines.checkpoint import Checkpointer
+from roll.pipelines.learning.losses import check_own_functions
 from roll.pipelines.parts import Parts
 from roll.pipelines.saved import SavedRun
 from roll.pipelines.state import RunState
@@ -53,6 +54,7 @@ def prepare_material(config: RLVRConfig) -> Material:
     Raises:
         UserError: the model or a source cannot be used; a prompt is longer than the context.
     """
+    check_own_functions(config.algorithm)
     model_path = resolve_model(config.model.path)
     tokenizer = load_tokenizer(model_path)
     turns = max(entry.turns for entry in config.data)

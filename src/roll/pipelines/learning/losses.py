@@ -7,8 +7,9 @@ from roll.algorithms.correction import Correction
 from roll.algorithms.losses import OwnLoss, PolicyLoss, ValueLoss
 from roll.config.algorithm import AlgorithmConfig
 from roll.protocols import LossFn
+from roll.registry import load_function
 
-__all__ = ["policy_loss", "value_loss"]
+__all__ = ["check_own_functions", "policy_loss", "value_loss"]
 
 _GATES: dict[str, type[gates.Gate]] = {
     "min_clip": gates.MinClip,
@@ -20,6 +21,17 @@ _GATES: dict[str, type[gates.Gate]] = {
     "squared_penalty": gates.SquaredPenalty,
     "soft": gates.SoftGate,
 }
+
+
+def check_own_functions(algorithm: AlgorithmConfig) -> None:
+    """Import the user's own loss and advantage function, before anything is started.
+
+    Raises:
+        ConfigError: one cannot be imported.
+    """
+    for path, kind in ((algorithm.loss, "loss"), (algorithm.advantage.function, "advantage function")):
+        if path is not None:
+            load_function(path, kind)
 
 
 def policy_loss(algorithm: AlgorithmConfig, kl_coefficient: float | None = None) -> LossFn:
