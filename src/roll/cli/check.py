@@ -290,9 +290,11 @@ def _look_at_disk(report: Report) -> None:
 
 
 def _try_rewards(report: Report) -> None:
-    """Score one prompt of every domain, in a worker process as a run does."""
+    """Score one prompt of every domain that has answers, in a worker process as a run does."""
     entries = {entry.domain or entry.source: entry for entry in report.config.data}
-    report.trials = asyncio.run(_trials([(entries[domain], prompt) for domain, prompt in report.examples.items()]))
+    # a game's reward comes from playing it: there is no answer to try
+    examples = [(entries[domain], p) for domain, p in report.examples.items() if "env" not in p.metadata]
+    report.trials = asyncio.run(_trials(examples))
     for trial in report.trials:
         if not trial.tells_apart:
             report.notes.append(
