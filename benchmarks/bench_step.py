@@ -31,7 +31,7 @@ def run_config(directory: str, num_steps: int) -> dict[str, Any]:
         "name": "bench-step",
         "output_dir": directory,
         "model": MODEL,
-        "algorithm": {"skip_zero_variance": False},
+        "algorithm": {"filters": {"skip_zero_variance": False}},
         "data": [{"source": "arithmetic", "reward": "math"}],
         "rollout": {
             "prompts_per_step": PROMPTS_PER_STEP,
