@@ -1,0 +1,61 @@
+"""How answers are scored."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, TypeAlias
+
+from pydantic import Field
+
+from roll.config.rewards.base import RewardSection, check_pattern
+from roll.config.rewards.own import EnvironmentReward, PythonReward, ReasoningGymReward
+from roll.config.rewards.text import (
+    ChoiceReward,
+    ExactReward,
+    LengthPenalty,
+    MathReward,
+    RegexReward,
+    RepetitionPenalty,
+    ShortAnswerReward,
+)
+
+__all__ = [
+    "ChoiceReward",
+    "EnvironmentReward",
+    "ExactReward",
+    "LengthPenalty",
+    "MathReward",
+    "PythonReward",
+    "ReasoningGymReward",
+    "RegexReward",
+    "RepetitionPenalty",
+    "RewardConfig",
+    "RewardList",
+    "RewardSection",
+    "ShortAnswerReward",
+    "as_reward_list",
+    "check_pattern",
+]
+
+
+RewardConfig = Annotated[
+    MathReward
+    | ExactReward
+    | RegexReward
+    | PythonReward
+    | ReasoningGymReward
+    | EnvironmentReward
+    | ChoiceReward
+    | ShortAnswerReward
+    | RepetitionPenalty
+    | LengthPenalty,
+    Field(discriminator="type"),
+]
+RewardList: TypeAlias = list[RewardConfig]
+
+
+def as_reward_list(value: Any) -> Any:
+    """`math` and `{type: math}` are short for `[{type: math}]`."""
+    if value == []:
+        raise ValueError("the list is empty: name at least one reward, such as `math`")
+    entries = value if isinstance(value, list) else [value]
+    return [{"type": entry} if isinstance(entry, str) else entry for entry in entries]

@@ -1,0 +1,40 @@
+"""Rewards that someone else scores: a function of the user's, a task's own scorer, an environment."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from roll.config.base import option
+from roll.config.rewards.base import RewardSection
+
+__all__ = ["EnvironmentReward", "PythonReward", "ReasoningGymReward"]
+
+
+class PythonReward(RewardSection):
+    """A function of yours: `def reward(text, answer, metadata) -> float`.
+
+    Annotated `-> bool`, it also decides whether the task was solved, which accuracy counts.
+    """
+
+    type: Literal["python"] = option(..., "Kind of reward.")
+    function: str = option(
+        ...,
+        "Where it is: `package.module:function`, or a file: `path/to/file.py:function`.",
+        examples=["my_package.rewards:score", "examples/rewards/short_answer.py:score"],
+        pattern=r"^(?:\w+(?:\.\w+)*|[^:]+\.py):\w+$",
+    )
+    options: dict[str, Any] = option({}, "Further keyword arguments for the function.")
+
+
+class ReasoningGymReward(RewardSection):
+    """The scorer that a reasoning-gym task brings along."""
+
+    type: Literal["reasoning_gym"] = option(..., "Kind of reward.")
+
+
+class EnvironmentReward(RewardSection):
+    """What the environment gave over all turns; for sources that have one."""
+
+    type: Literal["environment"] = option(..., "Kind of reward.")
+    solved_at: float = option(1.0, "The task counts as solved from this sum on.")
+    require_finished: bool = option(False, "Score 0 where the last turn was cut off before the model ended it.")
