@@ -1,0 +1,1 @@
+"""Virtual time, and models of engines, trainers and rewards: the production schedulers run here without hardware."""

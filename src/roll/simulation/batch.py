@@ -1,0 +1,402 @@
+"""Continuous batching in closed form: between two changes of a batch, its steps are computed, not gone through.
+
+    waiting ──admit──► prefilling ──last chunk: first token──► decoding ──last token──► finished
+       ▲                                                          │
+       └──────────────── preempted: cache too full ◄──────────────┘
+
+The rules are those of vLLM's scheduler (V1), one step after the other:
+
+    1. At the boundary between two steps, requests that were aborted leave.
+    2. Each resident request needs room for one more token; while there is not enough, the one admitted last is
+       preempted: it loses its cache, keeps its tokens, and waits at its old place in the queue.
+    3. The step decodes one token of every decoding request. What is left of `max_batched_tokens` prefills: first the
+       requests that are being prefilled, then waiting ones (lowest priority number first, then first come), as long
+       as there is a slot, and room for their whole context, their first token, and a token of everyone else. Nobody is
+       admitted at a boundary at which someone was preempted.
+    4. A prefill's last chunk gives the request's first token (for a preempted one: its next).
+
+A step that prefills is an event of its own; a stretch of steps that only decode is one event, whatever its length:
+its end is the next finish or the step at which the cache is full, its time a quadratic polynomial (`costs`). So the
+work for a request is O(log n), whatever its number of tokens.
+
+Invariants:
+    - everything here is a function of the calls and their times; nothing asks a clock;
+    - `begin` is only called between steps, `complete` only at the end of the current stretch;
+    - tokens of resident requests never exceed the capacity.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from enum import Enum
+
+from roll.simulation.costs import EngineCosts
+
+__all__ = ["BatchLimits", "BatchTotals", "ContinuousBatch", "SimulatedRequest"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BatchLimits:
+    """What an engine's batch may hold."""
+
+    max_num_seqs: int
+    """Requests at once."""
+    max_batched_tokens: int
+    """Tokens of one step, decoded and prefilled."""
+    kv_capacity: int
+    """Tokens of resident requests."""
+
+    def __post_init__(self) -> None:
+        assert self.max_num_seqs < self.max_batched_tokens, "decoding would leave no room to prefill"
+
+
+class Place(Enum):
+    """Where a request is."""
+
+    WAITING = 0
+    PREFILLING = 1
+    DECODING = 2
+    GONE = 3
+
+
+@dataclass(slots=True, eq=False)
+class SimulatedRequest:
+    """A request inside a batch."""
+
+    request_id: str
+    num_prompt: int
+    """Tokens of its prompt."""
+    num_wanted: int
+    """Tokens that it will generate."""
+    priority: int = 0
+    order: int = 0
+    """Of arrival, set by the batch."""
+    place: Place = Place.WAITING
+    generated: int = 0
+    """Tokens it had when `since` steps were done."""
+    since: int = 0
+    to_prefill: int = 0
+    """Of a prefilling one."""
+
+
+@dataclass(slots=True)
+class BatchTotals:
+    """What a batch has done so far."""
+
+    num_steps: int = 0
+    busy_s: float = 0.0
+    num_generated: int = 0
+    num_prefilled: int = 0
+    num_preempted: int = 0
+    num_finished: int = 0
+
+
+@dataclass(slots=True)
+class _Stretch:
+    """Steps without a change of the batch; the k-th takes `first_s + k growth_s`."""
+
+    start_s: float
+    first_s: float
+    growth_s: float
+    num_steps: int
+    chunks: list[tuple[SimulatedRequest, int]] = field(default_factory=list)
+    """Prefilled in its only step."""
+
+    def time_of(self, num_steps: int) -> float:
+        """When so many steps are done."""
+        return self.start_s + num_steps * self.first_s + self.growth_s * (num_steps * (num_steps - 1) / 2)
+
+    def done_by(self, now: float) -> int:
+        """Steps that are done at a moment."""
+        elapsed = now - self.start_s
+        if elapsed <= 0:
+            return 0
+        half = self.first_s - self.growth_s / 2
+        guess = int(2 * elapsed / (half + math.sqrt(half * half + 2 * self.growth_s * elapsed)))
+        guess = min(max(guess, 0), self.num_steps)
+        while guess < self.num_steps and self.time_of(guess + 1) <= now:
+            guess += 1
+        while guess > 0 and self.time_of(guess) > now:
+            guess -= 1
+        return guess
+
+
+class ContinuousBatch:
+    """The batch of one engine; see the module."""
+
+    def __init__(self, costs: EngineCosts, limits: BatchLimits) -> None:
+        self.costs = costs
+        self.limits = limits
+        self.totals = BatchTotals()
+        self._num_arrived = 0
+        self._waiting: list[tuple[int, int, SimulatedRequest]] = []
+        self._num_waiting = 0
+        self._resident: dict[SimulatedRequest, None] = {}
+        """In order of admission."""
+        self._prefilling: list[SimulatedRequest] = []
+        self._num_decoding = 0
+        self._finish: list[tuple[int, int, SimulatedRequest]] = []
+        """By the step of the last token; entries of requests that left stay until they come up."""
+        self._leaving: list[SimulatedRequest] = []
+        self._kv = 0
+        """Tokens of resident requests when `totals.num_steps` were done."""
+        self._context = 0
+        """Those of decoding ones."""
+        self._stretch: _Stretch | None = None
+        self._held_until = 0.0
+
+    # ---- looking
+
+    @property
+    def is_running(self) -> bool:
+        """Whether a step is under way."""
+        return self._stretch is not None
+
+    @property
+    def num_running(self) -> int:
+        """Requests with a slot."""
+        return len(self._resident)
+
+    @property
+    def num_waiting(self) -> int:
+        """Requests without one."""
+        return self._num_waiting
+
+    def requests(self) -> Iterator[SimulatedRequest]:
+        """All requests, resident ones first."""
+        yield from self._resident
+        yield from (request for _, _, request in sorted(self._waiting) if request.place is Place.WAITING)
+
+    def kv_used(self, now: float) -> int:
+        """Tokens of resident requests at a moment."""
+        return self._kv + self._num_decoding * self._done_by(now)
+
+    def generated(self, request: SimulatedRequest, now: float) -> int:
+        """Tokens that a request has at a moment: those of steps that are done."""
+        if request.place is not Place.DECODING:
+            return request.generated
+        return request.generated + self.totals.num_steps - request.since + self._done_by(now)
+
+    def _done_by(self, now: float) -> int:
+        """Steps of this stretch that are done. One that prefills counts when it is completed, with what comes of it."""
+        stretch = self._stretch
+        return 0 if stretch is None or stretch.chunks else stretch.done_by(now)
+
+    def would_admit(self, request: SimulatedRequest) -> bool:
+        """Whether a boundary now might admit this waiting request: it is next, and there is a slot."""
+        head = self._waiting_head()
+        return head is request and len(self._resident) < self.limits.max_num_seqs
+
+    # ---- requests
+
+    def submit(self, request: SimulatedRequest) -> None:
+        """A request comes; it must fit the cache by itself (`num_prompt + num_wanted`)."""
+        assert request.num_prompt + request.num_wanted <= self.limits.kv_capacity, f"{request} can never fit the cache"
+        request.order = self._num_arrived
+        self._num_arrived += 1
+        self._enqueue(request)
+
+    def leave(self, request: SimulatedRequest, now: float) -> int:
+        """A request is aborted; it keeps its slot until the step under way is done.
+
+        Returns:
+            The tokens that it has.
+        """
+        generated = self.generated(request, now)
+        if request.place is Place.WAITING:
+            request.place = Place.GONE
+            self._num_waiting -= 1
+        elif self._stretch is None:
+            self._release(request)
+        else:
+            self._leaving.append(request)
+        return generated
+
+    def preempt_all(self) -> None:
+        """Between steps: every resident request loses its cache and waits at its old place."""
+        assert self._stretch is None, "a step is under way"
+        for request in reversed(list(self._resident)):
+            self._preempt(request)
+
+    def hold(self, until: float) -> None:
+        """No step begins before this moment."""
+        self._held_until = max(self._held_until, until)
+
+    # ---- steps
+
+    def begin(self, now: float) -> float | None:
+        """Between steps: compose the next stretch.
+
+        Returns:
+            When it ends; `None` if there is nothing to do.
+        """
+        assert self._stretch is None, "a step is under way"
+        preempted = self._make_room()
+        chunks, num_prefilled, pairs = self._prefill(may_admit=not preempted)
+        start = max(now, self._held_until)
+        if chunks:
+            seconds = self.costs.step_s(self._num_decoding + num_prefilled, self._context, pairs)
+            self._stretch = _Stretch(start, seconds, 0.0, 1, chunks)
+        elif self._num_decoding:
+            first = self.costs.decode_s(self._num_decoding) + self._context * self.costs.context_s
+            growth = self._num_decoding * self.costs.context_s
+            # after a preemption, nobody could be admitted at this boundary, but somebody may at the next
+            num_steps = 1 if preempted else self._num_decode_steps()
+            self._stretch = _Stretch(start, first, growth, num_steps)
+        else:
+            return None
+        return self._stretch.time_of(self._stretch.num_steps)
+
+    def interrupt(self, now: float) -> float:
+        """Let the stretch end at the first boundary from now on.
+
+        Returns:
+            When that is.
+        """
+        stretch = self._stretch
+        assert stretch is not None, "nothing is under way"
+        done = stretch.done_by(now)
+        if done < stretch.num_steps and stretch.time_of(done) < now:
+            done += 1
+        stretch.num_steps = min(stretch.num_steps, done)
+        return stretch.time_of(stretch.num_steps)
+
+    def complete(self) -> list[SimulatedRequest]:
+        """The stretch is over.
+
+        Returns:
+            The requests that finished with it, in order of arrival.
+        """
+        stretch, self._stretch = self._stretch, None
+        assert stretch is not None, "nothing is under way"
+        num_steps, totals = stretch.num_steps, self.totals
+        new_tokens = num_steps * self._num_decoding
+        self._kv += new_tokens
+        self._context += new_tokens
+        totals.num_steps += num_steps
+        totals.num_generated += new_tokens
+        totals.busy_s += stretch.time_of(num_steps) - stretch.start_s
+        if num_steps:
+            for request, chunk in stretch.chunks:
+                self._prefilled(request, chunk)
+        for request in self._leaving:
+            if request.place is not Place.GONE:
+                self._release(request)
+        self._leaving.clear()
+        return self._finished()
+
+    # ---- inside
+
+    def _finished(self) -> list[SimulatedRequest]:
+        finished: list[SimulatedRequest] = []
+        while self._finish and self._finish[0][0] <= self.totals.num_steps:
+            step, _, request = heapq.heappop(self._finish)
+            if self._is_due(request, step):
+                self._release(request)
+                finished.append(request)
+        self.totals.num_finished += len(finished)
+        return sorted(finished, key=lambda request: request.order) if len(finished) > 1 else finished
+
+    @staticmethod
+    def _is_due(request: SimulatedRequest, step: int) -> bool:
+        """Whether an entry of `_finish` is still true."""
+        return request.place is Place.DECODING and request.since + request.num_wanted - request.generated == step
+
+    def _num_decode_steps(self) -> int:
+        """Until somebody finishes or the cache is full."""
+        while not self._is_due(self._finish[0][2], self._finish[0][0]):
+            heapq.heappop(self._finish)
+        to_finish = self._finish[0][0] - self.totals.num_steps
+        to_full = (self.limits.kv_capacity - self._kv) // self._num_decoding
+        return min(to_finish, to_full)
+
+    def _make_room(self) -> bool:
+        """Preempt until every resident request has room for a token; whether anybody was."""
+        preempted = False
+        while self._resident and self._kv + len(self._resident) > self.limits.kv_capacity:
+            self._preempt(next(reversed(self._resident)))
+            self.totals.num_preempted += 1
+            preempted = True
+        return preempted
+
+    def _prefill(self, *, may_admit: bool) -> tuple[list[tuple[SimulatedRequest, int]], int, float]:
+        """Chunks of the next step, their tokens, and their (query, key) pairs; admits waiting requests."""
+        if not self._prefilling and not (may_admit and self._num_waiting):
+            return [], 0, 0.0
+        chunks: list[tuple[SimulatedRequest, int]] = []
+        pairs = 0.0
+        room = self.limits.max_batched_tokens - self._num_decoding
+        budget = room
+        for request in self._prefilling:
+            if budget <= 0:
+                break
+            budget, pairs = self._add_chunk(chunks, request, budget, pairs)
+        while may_admit and budget > 0 and len(self._resident) < self.limits.max_num_seqs:
+            head = self._waiting_head()
+            if head is None:
+                break
+            context = head.num_prompt + head.generated
+            if self._kv + len(self._resident) + context + 1 > self.limits.kv_capacity:
+                break
+            heapq.heappop(self._waiting)
+            self._num_waiting -= 1
+            head.place, head.to_prefill = Place.PREFILLING, context
+            self._kv += context
+            self._resident[head] = None
+            self._prefilling.append(head)
+            budget, pairs = self._add_chunk(chunks, head, budget, pairs)
+        return chunks, room - budget, pairs
+
+    @staticmethod
+    def _add_chunk(
+        chunks: list[tuple[SimulatedRequest, int]], request: SimulatedRequest, budget: int, pairs: float
+    ) -> tuple[int, float]:
+        chunk = min(request.to_prefill, budget)
+        before = request.num_prompt + request.generated - request.to_prefill
+        chunks.append((request, chunk))
+        return budget - chunk, pairs + chunk * (before + chunk / 2)
+
+    def _prefilled(self, request: SimulatedRequest, chunk: int) -> None:
+        request.to_prefill -= chunk
+        self.totals.num_prefilled += chunk
+        if request.to_prefill:
+            return
+        self._prefilling.remove(request)
+        request.place = Place.DECODING
+        request.generated += 1
+        request.since = self.totals.num_steps
+        self.totals.num_generated += 1
+        self._kv += 1
+        self._context += request.num_prompt + request.generated
+        self._num_decoding += 1
+        last = request.since + request.num_wanted - request.generated
+        heapq.heappush(self._finish, (last, request.order, request))
+
+    def _preempt(self, request: SimulatedRequest) -> None:
+        self._release(request)
+        self._enqueue(request)
+
+    def _release(self, request: SimulatedRequest) -> None:
+        """Between steps: take a request out, with its tokens counted."""
+        if request.place is Place.DECODING:
+            request.generated += self.totals.num_steps - request.since
+            self._context -= request.num_prompt + request.generated
+            self._num_decoding -= 1
+        else:
+            self._prefilling.remove(request)
+        self._kv -= request.num_prompt + request.generated
+        del self._resident[request]
+        request.place = Place.GONE
+
+    def _enqueue(self, request: SimulatedRequest) -> None:
+        request.place = Place.WAITING
+        heapq.heappush(self._waiting, (request.priority, request.order, request))
+        self._num_waiting += 1
+
+    def _waiting_head(self) -> SimulatedRequest | None:
+        while self._waiting and self._waiting[0][2].place is not Place.WAITING:
+            heapq.heappop(self._waiting)
+        return self._waiting[0][2] if self._waiting else None

@@ -1,0 +1,233 @@
+"""Virtual time: an asyncio event loop whose clock jumps to the next timer as soon as nothing is left to do now.
+
+    ready callbacks ──► none left ──► settled callbacks ──► none left ──► time := next timer ──► its callbacks …
+          ▲                                  │                                  │
+          └──────────────────────────────────┴──────────────────────────────────┘
+
+Code that asks the running loop for the time (`loop.time`, `asyncio.sleep`, `asyncio.timeout`) runs here unchanged: a
+day takes as long as its callbacks take to compute.
+
+Invariants:
+    - time never goes back, and moves only when no callback is ready; callbacks take no time;
+    - timers of one moment run in the order in which they were set (asyncio's own loop does not promise that), ready
+      callbacks in the order in which they became ready; so the same program runs the same way every time. With
+      `shuffle`, both orders are drawn from the seed instead: every seed is one schedule, found again by its number;
+    - a program that waits for what can never happen ends with `DeadlockError`, which names who waits and where.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+import itertools
+import math
+import random
+from asyncio import events
+from collections import deque
+from collections.abc import Callable, Coroutine
+from typing import Any, TypeVar
+
+from roll.errors import RollError
+
+__all__ = ["DeadlockError", "TimeLimitError", "VirtualTimeLoop", "run"]
+
+T = TypeVar("T")
+
+MAX_CALLBACKS_PER_INSTANT = 50_000_000
+"""After so many callbacks without a moment passing, the program goes round in circles."""
+NAMED_TASKS = 20
+"""So many waiting tasks are named in an error."""
+PRUNE_ABOVE = 100
+"""Cancelled timers are cleared away when there are more of them than this, and more than live ones."""
+
+
+class DeadlockError(RollError):
+    """Nothing is ready and no timer is set, but the program has not ended."""
+
+
+class TimeLimitError(RollError):
+    """The program reached its limit of virtual time, or time stood still."""
+
+
+class _Timer(asyncio.TimerHandle):
+    """Asyncio's own, with what it keeps about itself declared."""
+
+    _scheduled: bool
+    """Whether it waits in the loop's queue."""
+
+
+class VirtualTimeLoop(asyncio.BaseEventLoop):
+    """An event loop without the outside world: no sockets, no signals, no threads, and a clock of its own.
+
+    `run_in_executor` (and so `asyncio.to_thread`) calls the function at once: it takes no virtual time.
+
+    Args:
+        seed: of `random`, and of the schedule where `shuffle` asks for one.
+        shuffle: run what is ready at the same time in an order drawn from the seed.
+        limit_s: virtual time after which the program is ended; finds programs that wait for ever beside a timer that
+            ticks for ever.
+    """
+
+    _ready: deque[asyncio.Handle]
+    _stopping: bool
+
+    def __init__(self, *, seed: int = 0, shuffle: bool = False, limit_s: float = math.inf) -> None:
+        super().__init__()
+        self.seed = seed
+        self.random = random.Random(seed)
+        self.num_callbacks = 0
+        """Called so far, for measurements."""
+        self._now = 0.0
+        self._limit_s = limit_s
+        self._order = random.Random(seed) if shuffle else None
+        self._timers: list[tuple[float, int, _Timer]] = []
+        self._sequence = itertools.count()
+        self._num_cancelled = 0
+        self._settled: deque[asyncio.Handle] = deque()
+        self._num_this_instant = 0
+
+    def time(self) -> float:
+        """Virtual seconds since the loop was made."""
+        return self._now
+
+    def call_at(
+        self, when: float, callback: Callable[..., object], *args: Any, context: Any = None
+    ) -> asyncio.TimerHandle:
+        """Call at a moment of virtual time; one that has passed means: now."""
+        if not when >= 0:
+            raise ValueError(f"a timer was set to {when}: not a moment in time")
+        if self.is_closed():
+            raise RuntimeError("the event loop is closed")
+        timer = _Timer(when, callback, args, self, context)
+        timer._scheduled = True
+        heapq.heappush(self._timers, (when, next(self._sequence), timer))
+        return timer
+
+    def call_settled(self, callback: Callable[..., object], *args: Any) -> asyncio.Handle:
+        """Call at this moment, once nothing else is ready: whoever acts on all that happened now, acts once."""
+        handle = asyncio.Handle(callback, args, self)
+        self._settled.append(handle)
+        return handle
+
+    def run_in_executor(self, executor: Any, func: Callable[..., T], *args: Any) -> asyncio.Future[T]:
+        """Call the function now, in this thread."""
+        future = self.create_future()
+        try:
+            future.set_result(func(*args))
+        except (SystemExit, KeyboardInterrupt):
+            raise
+        except BaseException as error:  # whatever a thread's function raises belongs to whoever awaits it
+            future.set_exception(error)
+        return future
+
+    def _run_once(self) -> None:
+        """One turn: everything that is ready now; before it, time moves if nothing is."""
+        ready = self._ready
+        if not ready:
+            if self._settled:
+                ready.append(self._settled.popleft())
+            elif not self._stopping:
+                self._advance()
+        if self._order is not None and len(ready) > 1:
+            handles = list(ready)
+            self._order.shuffle(handles)
+            ready.clear()
+            ready.extend(handles)
+        num_ready = len(ready)
+        self.num_callbacks += num_ready
+        self._num_this_instant += num_ready
+        if self._num_this_instant > MAX_CALLBACKS_PER_INSTANT:
+            raise TimeLimitError(
+                f"time stands still at {self._now:g} s: {self._num_this_instant:,} callbacks ran. {self._waiting()}"
+            )
+        for _ in range(num_ready):
+            handle = ready.popleft()
+            if not handle._cancelled:
+                handle._run()
+
+    def _advance(self) -> None:
+        """Move to the next timer, and make ready all that are due then."""
+        timers = self._timers
+        while timers and timers[0][2]._cancelled:
+            heapq.heappop(timers)[2]._scheduled = False
+            self._num_cancelled -= 1
+        if not timers:
+            raise DeadlockError(f"nothing can happen any more at {self._now:g} s. {self._waiting()}")
+        now = max(self._now, timers[0][0])
+        if now > self._limit_s:
+            raise TimeLimitError(f"the limit of {self._limit_s:g} s of virtual time is reached. {self._waiting()}")
+        if now > self._now:
+            self._num_this_instant = 0
+        self._now = now
+        while timers and timers[0][0] <= now:
+            timer = heapq.heappop(timers)[2]
+            timer._scheduled = False
+            if timer._cancelled:
+                self._num_cancelled -= 1
+            else:
+                self._ready.append(timer)
+
+    def _timer_handle_cancelled(self, handle: _Timer) -> None:
+        """Asyncio tells of every timer that is cancelled while it waits."""
+        if not handle._scheduled:
+            return
+        self._num_cancelled += 1
+        if self._num_cancelled > max(PRUNE_ABOVE, len(self._timers) // 2):
+            for entry in self._timers:
+                entry[2]._scheduled = not entry[2]._cancelled
+            self._timers = [entry for entry in self._timers if not entry[2]._cancelled]
+            heapq.heapify(self._timers)
+            self._num_cancelled = 0
+
+    def _waiting(self) -> str:
+        """Who waits, and where."""
+        tasks = sorted(asyncio.all_tasks(self), key=lambda task: task.get_name())
+        if not tasks:
+            return "No task waits."
+        named = [f"  {task.get_name()}: {_place(task)}" for task in tasks[:NAMED_TASKS]]
+        more = f"\n  … and {len(tasks) - NAMED_TASKS} more" if len(tasks) > NAMED_TASKS else ""
+        return f"{len(tasks)} task{'s wait' if len(tasks) > 1 else ' waits'}:\n" + "\n".join(named) + more
+
+    def _process_events(self, event_list: Any) -> None:
+        """There is no outside world."""
+
+    def _write_to_self(self) -> None:
+        """Nothing to wake: the loop never sleeps."""
+
+
+def _place(task: asyncio.Task[Any]) -> str:
+    """The innermost function that a task is in, with its line, and the one that called it."""
+    frames: list[str] = []
+    inner: Any = task.get_coro()
+    while inner is not None:
+        frame = getattr(inner, "cr_frame", None) or getattr(inner, "gi_frame", None)
+        if frame is not None:
+            frames.append(f"{frame.f_code.co_name} ({frame.f_code.co_filename}:{frame.f_lineno})")
+        inner = getattr(inner, "cr_await", None) or getattr(inner, "gi_yieldfrom", None)
+    return " ← ".join(frames[-1:-3:-1]) or "not begun"
+
+
+def run(main: Coroutine[Any, Any, T], *, seed: int = 0, shuffle: bool = False, limit_s: float = math.inf) -> T:
+    """Run a program in virtual time to its end; what it leaves running is cancelled, as with `asyncio.run`.
+
+    Whatever it raises carries a note with the seed that replays it.
+
+    Args:
+        main: the program.
+        seed: see `VirtualTimeLoop`.
+        shuffle: see `VirtualTimeLoop`.
+        limit_s: see `VirtualTimeLoop`.
+
+    Raises:
+        DeadlockError: it waits for what can never happen.
+        TimeLimitError: it goes on for longer than `limit_s`, or for ever at one moment.
+    """
+    loop = VirtualTimeLoop(seed=seed, shuffle=shuffle, limit_s=limit_s)
+    try:
+        with asyncio.Runner(loop_factory=lambda: loop) as runner:
+            return runner.run(main)
+    except BaseException as error:
+        error.add_note(f"in virtual time, seed {seed}{', shuffled' if shuffle else ''}, at {loop.time():g} s")
+        raise
+    finally:
+        events._set_running_loop(None)

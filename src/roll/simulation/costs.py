@@ -1,0 +1,120 @@
+"""What a step of an engine, a training step, and a weight sync cost on given hardware: a roofline model.
+
+One engine step decodes one token of every running request, and may prefill some prompt tokens beside that:
+
+    step = overhead + max(reading the weights once, tokens x FLOPs per token) + tokens x communication
+           + context tokens of decoding requests x reading their keys and values
+           + (query, key) pairs of prefilled tokens x attention FLOPs
+
+Small batches are bound by memory (the first argument of max), large ones by arithmetic. Between two changes of the
+batch the context grows by one token per request and step, so the time of n steps is a quadratic polynomial of n; the
+engine model relies on that. See "Roofline" (Williams et al., CACM 2009) and "Efficiently Scaling Transformer Inference"
+(arXiv 2211.05102, section 3) for the counts.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from roll.simulation.hardware import Device, Model
+
+__all__ = ["EngineCosts", "engine_costs", "kv_capacity_tokens", "sync_s", "train_s"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EngineCosts:
+    """Coefficients of an engine's step, in seconds."""
+
+    overhead_s: float
+    """Of every step: launches, scheduling, latency of collectives."""
+    weights_s: float
+    """Reading all weights once."""
+    token_s: float
+    """Arithmetic of all linear layers, per token in the step."""
+    communication_s: float
+    """Per token in the step."""
+    context_s: float
+    """Reading keys and values, per context token of a decoding request."""
+    pair_s: float
+    """Attention of prefilled tokens, per (query, key) pair."""
+
+    def decode_s(self, num_requests: int) -> float:
+        """A step that decodes a token of so many requests, without reading their keys and values."""
+        return self.step_s(num_requests, 0, 0.0)
+
+    def step_s(self, num_tokens: int, context_tokens: int, pairs: float) -> float:
+        """A step.
+
+        Args:
+            num_tokens: decoded and prefilled.
+            context_tokens: of all decoding requests.
+            pairs: of prefilled tokens.
+        """
+        linear = max(self.weights_s, num_tokens * self.token_s) + num_tokens * self.communication_s
+        return self.overhead_s + linear + context_tokens * self.context_s + pairs * self.pair_s
+
+
+def engine_costs(model: Model, device: Device, tensor_parallel: int) -> EngineCosts:
+    """Costs of an engine whose weights, heads and cache are divided among `tensor_parallel` devices."""
+    bandwidth = device.memory_bandwidth * device.bandwidth_efficiency * tensor_parallel
+    flops = device.flops * device.compute_efficiency * tensor_parallel
+    latency, per_token = _collectives(model, device, tensor_parallel)
+    return EngineCosts(
+        overhead_s=device.step_overhead_s + latency,
+        weights_s=model.active_bytes / bandwidth,
+        token_s=2 * model.active_parameters / flops,
+        communication_s=per_token,
+        context_s=model.kv_bytes_per_token / bandwidth,
+        pair_s=4 * model.num_layers * model.query_size / flops,
+    )
+
+
+def _collectives(model: Model, device: Device, tensor_parallel: int) -> tuple[float, float]:
+    """Latency per step and transfer time per token of two all-reduces per layer (ring: 2 (n-1)/n of the data)."""
+    if tensor_parallel == 1:
+        return 0.0, 0.0
+    number = 2 * model.num_layers
+    moved = 2 * (tensor_parallel - 1) / tensor_parallel * model.hidden_size * model.element_bytes
+    return number * device.collective_latency_s, number * moved / device.link_bandwidth
+
+
+def kv_capacity_tokens(model: Model, device: Device, tensor_parallel: int, memory_share: float) -> int:
+    """Tokens whose keys and values fit beside the weights; 0 or less where not even those fit.
+
+    Args:
+        model: whose keys and values.
+        device: of the engine.
+        tensor_parallel: devices of the engine.
+        memory_share: of each device's memory, for weights and cache.
+    """
+    free = device.memory_bytes * memory_share * tensor_parallel - model.weight_bytes
+    return int(free // model.kv_bytes_per_token)
+
+
+def train_s(
+    model: Model, device: Device, num_devices: int, num_tokens: int, mean_length: float, *, passes: float
+) -> float:
+    """An update, or a forward pass, over so many tokens.
+
+    A forward pass takes 2 FLOPs per parameter and token and 4 x layers x width per (query, key) pair, half of the
+    square; the backward pass twice as many (arXiv 2001.08361, section 2.1).
+
+    Args:
+        model: that is trained.
+        device: of the trainer.
+        num_devices: that share the tokens.
+        num_tokens: prompts and answers, over all samples.
+        mean_length: of a sample in tokens, weighted by tokens: what a token sees of its sample is half of it.
+        passes: forward passes' worth of arithmetic: 1 for log-probs, 3 for an update, 4 with recomputed activations.
+    """
+    per_token = 2 * model.active_parameters + 4 * model.num_layers * model.query_size * mean_length / 2
+    return passes * num_tokens * per_token / (num_devices * device.flops * device.training_efficiency)
+
+
+def sync_s(model: Model, device: Device, *, colocated: bool) -> float:
+    """A weight sync: every engine receives all weights at the same time (pipelined broadcast).
+
+    Between devices of one machine the interconnect carries it, between machines the network, `network_bandwidth`.
+    """
+    bandwidth = device.link_bandwidth if colocated else device.network_bandwidth
+    return device.sync_overhead_s + model.weight_bytes / bandwidth

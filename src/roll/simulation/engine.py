@@ -1,0 +1,411 @@
+"""A simulated inference engine behind the protocol of the real ones.
+
+    generate ─► ContinuousBatch ─► timer at the end of its stretch ─► finished ─► futures
+                    ▲
+     abort, pause, update_weights, stall, death: the stretch ends at the next boundary between two steps
+
+All that changes at one moment is acted upon once, when the loop has nothing else to do then (`call_settled`); so a
+batch is composed of every request that came by then, in order.
+
+Invariants:
+    - every `generate` ends with one `Generation` or one error;
+    - a request's tokens depend on the request alone: id 0 for every generated token, as many as `answer_tokens` says;
+    - each token carries the policy version of the weights that its step used; weights change between two steps;
+    - a paused engine begins no step.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, field
+from typing import cast
+
+import numpy as np
+
+from roll.errors import EngineDiedError, UserError, WeightSyncError
+from roll.protocols import PauseMode
+from roll.simulation.batch import BatchLimits, BatchTotals, ContinuousBatch, SimulatedRequest
+from roll.simulation.clock import VirtualTimeLoop
+from roll.simulation.costs import EngineCosts
+from roll.types import (
+    EngineLoad,
+    FinishReason,
+    FloatArray,
+    Generation,
+    GenerationRequest,
+    IntArray,
+    WeightReceipt,
+    WeightUpdate,
+)
+
+__all__ = ["AnswerTokens", "EngineSettings", "SimulatedEngine"]
+
+AnswerTokens = Callable[[GenerationRequest], int]
+"""How many tokens an engine would generate for a request if nothing cut it off: at least 1."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EngineSettings:
+    """What all engines of a simulation have in common."""
+
+    costs: EngineCosts
+    limits: BatchLimits
+    update_s: float = 0.0
+    """A weight update, from the offer to the receipt."""
+    recompute_on_update: bool = True
+    """Whether requests that were kept are prefilled again under new weights (as ROLL's vLLM engine does)."""
+    start_s: float = 0.0
+    """Starting, also of a replacement."""
+    sleep_s: float = 0.0
+    wake_s: float = 0.0
+
+
+@dataclass(slots=True, eq=False)
+class _Live:
+    """A request, who waits for it, and which versions made its tokens so far."""
+
+    inner: SimulatedRequest
+    future: asyncio.Future[Generation]
+    finish_reason: FinishReason
+    runs: list[tuple[int, int]] = field(default_factory=list)
+    """(policy version, number of tokens), for versions before the current one."""
+
+    @property
+    def num_marked(self) -> int:
+        """Tokens in `runs`."""
+        return sum(count for _, count in self.runs)
+
+
+class SimulatedEngine:
+    """See `roll.protocols.InferenceEngine`; the module's docstring has the guarantees.
+
+    Args:
+        engine_id: its name.
+        settings: what it costs and holds.
+        answer_tokens: how long answers are.
+    """
+
+    def __init__(self, engine_id: str, settings: EngineSettings, answer_tokens: AnswerTokens) -> None:
+        self.engine_id = engine_id
+        self.settings = settings
+        self.policy_version = 0
+        self._answer_tokens = answer_tokens
+        self._batch = ContinuousBatch(settings.costs, settings.limits)
+        self._live: dict[str, _Live] = {}
+        self._held: list[_Live] = []
+        """Came while the engine was draining."""
+        self._timer: asyncio.TimerHandle | None = None
+        self._plan_is_due = False
+        self._paused = False
+        self._draining = False
+        self._unsynced = ""
+        """Why there are no weights to generate with."""
+        self._at_rest: list[asyncio.Future[None]] = []
+        self._update_lock = asyncio.Lock()
+        self._death = ""
+
+    # ---- life
+
+    async def start(self) -> None:
+        """Load the model."""
+        await asyncio.sleep(self.settings.start_s)
+
+    async def close(self) -> None:
+        """End it; waiting requests get `EngineDiedError`."""
+        self.die("it was closed")
+
+    def die(self, cause: str) -> None:
+        """End now, as a crash would: every request gets `EngineDiedError`; may be called twice."""
+        if self._death:
+            return
+        self._death = cause
+        if self._timer is not None:
+            self._timer.cancel()
+        error = EngineDiedError(self.engine_id, cause)
+        for future in [*(live.future for live in self._live.values()), *self._at_rest]:
+            if not future.done():
+                future.set_exception(error)
+        self._live.clear()
+        self._held.clear()
+        self._at_rest.clear()
+
+    def stall(self, duration_s: float) -> None:
+        """Begin no step for so long; the one under way ends as it would."""
+        if not self._death:
+            self._batch.hold(self._loop.time() + duration_s)
+            self._changed()
+
+    @property
+    def totals(self) -> BatchTotals:
+        """What it has done so far; steps count when their stretch is over."""
+        return self._batch.totals
+
+    def load(self) -> EngineLoad:
+        """How busy it is right now."""
+        batch = self._batch
+        return EngineLoad(
+            num_running=batch.num_running,
+            num_waiting=batch.num_waiting + len(self._held),
+            kv_used=batch.kv_used(self._loop.time()) / batch.limits.kv_capacity,
+            capacity=batch.limits.max_num_seqs,
+        )
+
+    # ---- requests
+
+    async def generate(self, request: GenerationRequest) -> Generation:
+        """Run one request to its end; see the protocol.
+
+        Raises:
+            UserError: it can never fit the cache, or its id is in use.
+            EngineDiedError: the engine is gone.
+            WeightSyncError: the engine woke up, and no weights have come since.
+        """
+        self._check()
+        if self._unsynced:
+            raise WeightSyncError(f"engine {self.engine_id} {self._unsynced}: sync weights first.")
+        live = self._new(request)
+        if self._draining:
+            self._held.append(live)
+        else:
+            self._submit(live)
+        try:
+            return await live.future
+        except asyncio.CancelledError:
+            self._leave(live)
+            raise
+
+    async def logprobs(self, sequences: Sequence[IntArray]) -> list[FloatArray]:
+        """Zeros, after the time of prefilling the sequences by themselves."""
+        self._check()
+        costs = self.settings.costs
+        await asyncio.sleep(sum(costs.step_s(len(seq), 0, len(seq) ** 2 / 2) for seq in sequences))
+        self._check()
+        return [_zeros(np.float32, len(sequence)) for sequence in sequences]
+
+    async def abort(self, request_ids: Collection[str]) -> None:
+        """End these requests now, with the tokens of all steps that are done; unknown ids are ignored."""
+        self._check()
+        for request_id in request_ids:
+            live = self._live.get(request_id)
+            if live is not None:
+                self._abort(live)
+
+    # ---- control
+
+    async def pause(self, mode: PauseMode) -> None:
+        """Stop after the step under way. `drain` finishes what came before, `abort` ends it; later requests wait."""
+        self._check()
+        if mode == "drain":
+            self._paused, self._draining = False, True
+            self._changed()
+            held = set(self._held)
+            futures = [live.future for live in self._live.values() if live not in held]
+            if futures:
+                await asyncio.wait(futures)
+            self._check()
+            if not self._draining:  # resumed meanwhile
+                return
+        self._paused = True
+        if mode == "abort":
+            for live in list(self._live.values()):
+                self._abort(live)
+        await self._rest()
+
+    async def resume(self) -> None:
+        """Decode again."""
+        self._check()
+        self._paused = self._draining = False
+        held, self._held = self._held, []
+        for live in held:
+            self._submit(live)
+        self._changed()
+
+    async def update_weights(self, update: WeightUpdate) -> WeightReceipt:
+        """Take new weights; running requests are held meanwhile."""
+        async with self._update_lock:
+            self._check()
+            began = self._loop.time()
+            own_pause = not self._paused
+            if own_pause:
+                await self.pause("keep")
+            await asyncio.sleep(self.settings.update_s)
+            self._check()
+            self._mark_versions()
+            self.policy_version = update.policy_version
+            self._unsynced = ""
+            if self.settings.recompute_on_update:
+                self._batch.preempt_all()
+            if own_pause:
+                await self.resume()
+            return WeightReceipt(
+                engine_id=self.engine_id,
+                policy_version=update.policy_version,
+                checksums={},
+                duration_s=self._loop.time() - began,
+            )
+
+    async def sleep(self) -> None:
+        """Give the device's memory back; running requests are aborted."""
+        await self.pause("abort")
+        self._unsynced = "sleeps"
+        await asyncio.sleep(self.settings.sleep_s)
+
+    async def wake(self) -> None:
+        """Take the memory again; weights must be synced before the next request."""
+        self._check()
+        await asyncio.sleep(self.settings.wake_s)
+        self._unsynced = "has no weights since it woke up"
+        await self.resume()
+
+    # ---- inside
+
+    @property
+    def _loop(self) -> VirtualTimeLoop:
+        return cast(VirtualTimeLoop, asyncio.get_running_loop())
+
+    def _check(self) -> None:
+        if self._death:
+            raise EngineDiedError(self.engine_id, self._death)
+
+    def _new(self, request: GenerationRequest) -> _Live:
+        request_id, limit = request.request_id, request.sampling.max_new_tokens
+        if request_id in self._live:
+            raise UserError(f"request id {request_id} is in use: give every request its own.")
+        wanted, num_prompt = max(1, self._answer_tokens(request)), len(request.token_ids)
+        inner = SimulatedRequest(request_id, num_prompt, min(wanted, limit), request.priority)
+        if num_prompt + inner.num_wanted > self.settings.limits.kv_capacity:
+            raise UserError(
+                f"request {request_id} needs {num_prompt + inner.num_wanted:,} tokens of cache and engine "
+                f"{self.engine_id} has {self.settings.limits.kv_capacity:,}: raise inference.tensor_parallel, or lower "
+                "rollout.max_new_tokens."
+            )
+        live = _Live(inner, self._loop.create_future(), "stop" if wanted <= limit else "length")
+        self._live[request_id] = live
+        return live
+
+    def _submit(self, live: _Live) -> None:
+        self._batch.submit(live.inner)
+        if not self._batch.is_running or self._batch.would_admit(live.inner):
+            self._changed()
+
+    def _abort(self, live: _Live) -> None:
+        """End a request with what it has."""
+        num_tokens = self._leave(live)
+        if not live.future.done():
+            live.future.set_result(self._generation(live, num_tokens, "abort"))
+
+    def _leave(self, live: _Live) -> int:
+        """Take a request out; returns its tokens."""
+        if self._live.get(live.inner.request_id) is not live:
+            return live.inner.generated
+        del self._live[live.inner.request_id]
+        if live in self._held:
+            self._held.remove(live)
+            return 0
+        num_tokens = self._batch.leave(live.inner, self._loop.time())
+        self._changed()
+        return num_tokens
+
+    def _mark_versions(self) -> None:
+        """What was generated so far was generated by the version that ends now."""
+        now = self._loop.time()
+        for live in self._live.values():
+            fresh = self._batch.generated(live.inner, now) - live.num_marked
+            if fresh:
+                live.runs.append((self.policy_version, fresh))
+
+    def _generation(self, live: _Live, num_tokens: int, reason: FinishReason) -> Generation:
+        fresh = num_tokens - live.num_marked
+        runs = [*live.runs, (self.policy_version, fresh)] if fresh or not live.runs else live.runs
+        return Generation(
+            request_id=live.inner.request_id,
+            token_ids=_zeros(np.int32, num_tokens),
+            logprobs=_zeros(np.float32, num_tokens),
+            policy_versions=_versions(runs),
+            finish_reason=reason,
+            engine_id=self.engine_id,
+        )
+
+    def _changed(self) -> None:
+        """The batch may have to change: look once everything else at this moment has been done."""
+        if not self._plan_is_due:
+            self._plan_is_due = True
+            self._loop.call_settled(self._plan)
+
+    def _plan(self) -> None:
+        """At a boundary, begin the next stretch; inside one, let it end at the next boundary."""
+        self._plan_is_due = False
+        if self._death:
+            return
+        batch, now = self._batch, self._loop.time()
+        if batch.is_running:
+            end = batch.interrupt(now)
+            if end > now:
+                self._set_timer(end)
+                return
+            self._complete()
+        if self._paused:
+            for future in self._at_rest:
+                if not future.done():
+                    future.set_result(None)
+            self._at_rest.clear()
+            return
+        end = batch.begin(now)
+        if end is not None:
+            self._set_timer(end)
+
+    def _complete(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        for inner in self._batch.complete():
+            live = self._live.pop(inner.request_id)
+            if not live.future.done():
+                live.future.set_result(self._generation(live, inner.generated, live.finish_reason))
+
+    def _on_boundary(self) -> None:
+        self._timer = None
+        self._complete()
+        self._changed()
+
+    def _set_timer(self, when: float) -> None:
+        if self._timer is not None:
+            if self._timer.when() == when:
+                return
+            self._timer.cancel()
+        self._timer = self._loop.call_at(when, self._on_boundary)
+
+    async def _rest(self) -> None:
+        """Wait until no step is under way."""
+        if self._batch.is_running:
+            future: asyncio.Future[None] = self._loop.create_future()
+            self._at_rest.append(future)
+            self._changed()
+            await future
+
+
+_shared: dict[tuple[str, int], np.ndarray] = {}
+"""One array of each kind and fill value, read-only, as long as the longest that was asked for; all others are views."""
+
+
+def _constant(dtype: type[np.generic], value: int, length: int) -> np.ndarray:
+    key = (dtype.__name__, value)
+    array = _shared.get(key)
+    if array is None or len(array) < length:
+        if array is None and len(_shared) > 64:
+            _shared.clear()
+        array = np.full(max(1024, 1 << (length - 1).bit_length() if length else 0), value, dtype)
+        array.flags.writeable = False
+        _shared[key] = array
+    return array[:length]
+
+
+def _zeros(dtype: type[np.generic], length: int) -> np.ndarray:
+    return _constant(dtype, 0, length)
+
+
+def _versions(runs: Sequence[tuple[int, int]]) -> IntArray:
+    if len(runs) == 1:
+        return _constant(np.int32, *runs[0])
+    return np.concatenate([_constant(np.int32, version, count) for version, count in runs])

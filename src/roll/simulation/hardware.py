@@ -1,0 +1,153 @@
+"""Descriptions of devices and models, by name or from a YAML file of the same form (`devices.yaml`, `models.yaml`)."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any, TypeVar
+
+import yaml
+
+from roll.errors import ConfigError
+from roll.registry import nearest
+
+__all__ = ["Device", "Model", "device", "device_names", "model", "model_names"]
+
+_HERE = Path(__file__).parent
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Device:
+    """One accelerator, or one CPU worker slot. Rates are peaks; the efficiencies say what of them is reached."""
+
+    name: str
+    flops: float
+    """Dense bfloat16, per second."""
+    memory_bandwidth: float
+    """Bytes per second."""
+    memory_bytes: float
+    link_bandwidth: float
+    """To the other devices of the machine, in one direction; bytes per second."""
+    network_bandwidth: float
+    """To other machines, per device, in one direction; bytes per second."""
+    compute_efficiency: float
+    """Of an engine's matrix products with large batches."""
+    bandwidth_efficiency: float
+    """Of reading weights and cache while decoding."""
+    training_efficiency: float
+    """Model FLOPs utilisation of training."""
+    step_overhead_s: float
+    """Of every engine step: launches and the engine's own scheduling."""
+    collective_latency_s: float
+    """Of one small all-reduce within a machine."""
+    sync_overhead_s: float
+    """Of every weight sync, whatever its size."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Model:
+    """A decoder's sizes."""
+
+    name: str
+    parameters: float
+    active_parameters: float
+    """That a token passes through: fewer than all for a mixture of experts."""
+    num_layers: int
+    hidden_size: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    element_bytes: int = 2
+
+    @property
+    def weight_bytes(self) -> float:
+        """All weights."""
+        return self.parameters * self.element_bytes
+
+    @property
+    def active_bytes(self) -> float:
+        """Weights that a decoding step reads (of experts: those of one token, so a lower bound for small batches)."""
+        return self.active_parameters * self.element_bytes
+
+    @property
+    def kv_bytes_per_token(self) -> float:
+        """Keys and values of one token over all layers."""
+        return 2 * self.num_layers * self.num_kv_heads * self.head_dim * self.element_bytes
+
+    @property
+    def query_size(self) -> int:
+        """Width of the queries of all heads."""
+        return self.num_heads * self.head_dim
+
+
+T = TypeVar("T", Device, Model)
+
+
+def device(name: str) -> Device:
+    """A device by name, or the one that a YAML file describes.
+
+    Raises:
+        ConfigError: there is no such name or file, or a quantity is missing or no positive number.
+    """
+    return _find(Device, "device", name, "devices.yaml")
+
+
+def model(name: str) -> Model:
+    """A model by name, or the one that a YAML file describes; see `device`."""
+    return _find(Model, "model", name, "models.yaml")
+
+
+def device_names() -> list[str]:
+    """Devices that come with ROLL."""
+    return list(_entries("devices.yaml"))
+
+
+def model_names() -> list[str]:
+    """Models that come with ROLL."""
+    return list(_entries("models.yaml"))
+
+
+@functools.cache
+def _entries(file: str) -> dict[str, dict[str, Any]]:
+    return yaml.safe_load((_HERE / file).read_text(encoding="utf-8"))
+
+
+def _find(kind: type[T], what: str, name: str, file: str) -> T:
+    known = _entries(file)
+    if name in known:
+        return _build(kind, what, name, known[name])
+    path = Path(name)
+    if path.suffix not in {".yaml", ".yml"}:
+        raise ConfigError(
+            f"unknown {what} '{name}'.{nearest(name, list(known))} Known: {', '.join(known)}; or name a YAML file "
+            f"with the same keys."
+        )
+    try:
+        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{what} file '{name}' cannot be read: {error}.") from None
+    if not isinstance(content, dict):
+        raise ConfigError(f"{what} file '{name}' is not a mapping of names to values.")
+    return _build(kind, what, path.stem, content)
+
+
+def _build(kind: type[T], what: str, name: str, values: dict[str, Any]) -> T:
+    if kind is Model:
+        values = {"active_parameters": values.get("parameters")} | values
+    given = {"name": name} | values
+    known = {field.name for field in fields(kind)}
+    for key in given:
+        if key not in known:
+            raise ConfigError(f"{what} '{name}' has the unknown key '{key}'.{nearest(str(key), sorted(known))}")
+    for field in fields(kind):
+        value = given.get(field.name)
+        if field.name == "name" or (field.name == "element_bytes" and value is None):
+            continue
+        if value is None:
+            raise ConfigError(f"{what} '{name}' lacks '{field.name}'.")
+        if isinstance(value, bool) or not isinstance(value, int | float) or value < 0:
+            raise ConfigError(f"{what} '{name}': '{field.name}' is {value!r}, not a number of at least 0.")
+        if value == 0 and not field.name.endswith("_s"):
+            raise ConfigError(f"{what} '{name}': '{field.name}' is 0, so nothing would ever be done.")
+    return kind(**given)
