@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias, runtime_checkable
 
 from roll.types import (
+    AttentionRange,
     AttentionStatistics,
     EngineLoad,
     FloatArray,
@@ -147,15 +148,14 @@ class TrainBackend(Protocol):
         """Per sample [L]: the critic's value of the state before each token that the loss counts; 0 elsewhere."""
         ...
 
-    def attention_statistics(
-        self, batch: TrainingBatch, window: int, horizon: tuple[int, int]
-    ) -> list[AttentionStatistics]:
-        """Per sample, what the policy's attention says of its answer's tokens: see `roll.algorithms.credit`.
+    def logprobs_and_attention(
+        self, batch: TrainingBatch, of: AttentionRange
+    ) -> tuple[list[FloatArray], list[AttentionStatistics]]:
+        """What `logprobs` returns, and from the same pass what the policy's attention says: `roll.algorithms.credit`.
 
         Args:
-            batch: only its tokens matter, and where answers begin (`prefix_length`).
-            window: of WAAD, in tokens.
-            horizon: of FAI, in tokens, first and last.
+            batch: its tokens, where answers begin (`prefix_length`), and which tokens the loss counts.
+            of: distances that count.
         """
         ...
 
@@ -205,9 +205,9 @@ class TrainerGroup(Protocol):
 
     async def values(self, batch: TrainingBatch) -> list[FloatArray]: ...
 
-    async def attention_statistics(
-        self, batch: TrainingBatch, window: int, horizon: tuple[int, int]
-    ) -> list[AttentionStatistics]: ...
+    async def logprobs_and_attention(
+        self, batch: TrainingBatch, of: AttentionRange
+    ) -> tuple[list[FloatArray], list[AttentionStatistics]]: ...
 
     async def send_weights(
         self, policy_version: int, transport: str, deliver: Callable[[WeightUpdate], Awaitable[None]]

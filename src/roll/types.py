@@ -46,6 +46,8 @@ class Prompt:
     """What the verifier compares with; empty where a reward needs none."""
     metadata: Mapping[str, Any] = field(default_factory=dict)
     """Anything else a reward wants; plain data only."""
+    expert: tuple[str, ...] = ()
+    """What an expert answered, turn by turn; empty where there is no demonstration."""
     attachments: tuple[Any, ...] = ()
     """Multimodal inputs (pixel values with their grid, …); empty for text."""
 
@@ -123,6 +125,8 @@ class RewardResult:
     """In a word, for people: `correct`, `wrong`, `unfinished`, `no answer`."""
     correct: bool | None = None
     """Whether the task was solved, for accuracy; `None` where that has no meaning."""
+    decisions: Mapping[str, bool] = field(default_factory=dict)
+    """What each part that decides says of the task, by name; where they differ, one of them errs."""
     duration_s: float = 0.0
 
 
@@ -198,6 +202,26 @@ class Group:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class AttentionRange:
+    """How far apart tokens are whose attention counts, in tokens: see `roll.algorithms.credit`."""
+
+    window: int
+    """Of WAAD: greater distances count as this."""
+    horizon: tuple[int, int]
+    """Of FAI: tokens so much later count, first and last included."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AttentionStatistics:
+    """What a policy's attention says of a sample's tokens: see `roll.algorithms.credit`. 0 before the answer."""
+
+    waad: FloatArray
+    """[L] windowed average attention distance of the local heads, in tokens."""
+    fai: FloatArray
+    """[L] future attention influence in the global heads, 0 … 1."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class TrainingSample:
     """One flat token sequence for the trainer. All arrays are [L], aligned with `token_ids`.
 
@@ -228,6 +252,8 @@ class TrainingSample:
     """What a critic should say of the state before each token."""
     old_values: FloatArray | None = None
     """What it said before the update."""
+    attention: AttentionStatistics | None = None
+    """Of the policy before the update; `None` means: taken in the update's own forward pass where a loss asks."""
 
     def __len__(self) -> int:
         return len(self.token_ids)
@@ -252,16 +278,6 @@ class TrainingBatch:
     def num_sequences(self) -> int:
         """Samples with at least one token that the loss counts, in the whole batch."""
         return sum(bool(s.loss_mask.any()) for s in self.samples)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class AttentionStatistics:
-    """What a policy's attention says of a sample's tokens: see `roll.algorithms.credit`. 0 before the answer."""
-
-    waad: FloatArray
-    """[L] windowed average attention distance of the local heads, in tokens."""
-    fai: FloatArray
-    """[L] future attention influence in the global heads, 0 … 1."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

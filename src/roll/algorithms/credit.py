@@ -16,6 +16,9 @@ What the paper leaves open, and what is chosen:
 * Heads are sorted for each sample on its own, over all observed layers together: a factor then depends on its sample
   alone, not on what else is in the batch. Means over t are taken over the answer's tokens, the only ones that are
   weighted; so no map of the prompt's own rows is needed.
+* A sample's last token (the last that the loss counts) predicts nothing and never goes through the network: it has no
+  row of its own, attends to no other, and keeps the WAAD of the token before it, so that neither has a jump.
+* The last token of any turn has no jump: what follows it is the environment's.
 * FAI is cut at the end of the sample, and is 0 for tokens that nothing in its range follows.
 * Only tokens that the loss counts are chosen or share, and a share of them is rounded up. A token whose score is 0 is
   never chosen: in an answer shorter than FAI's range no token is an anchor, and nothing is amplified.
@@ -84,9 +87,10 @@ def head_groups(distances: NDArray[np.floating], share: float = HEAD_SHARE) -> t
     return np.sort(order[:count]), np.sort(order[-count:])
 
 
-def jumps(waad: FloatArray) -> FloatArray:
-    """|WAAD_t - WAAD_t+1| [L]; 0 for the last token."""
-    return np.abs(np.diff(waad, append=waad[-1:]))
+def jumps(waad: FloatArray, mask: BoolArray) -> FloatArray:
+    """|WAAD_t - WAAD_t+1| [L] between tokens of `mask`; 0 for the last one of a turn."""
+    together = mask & np.append(mask[1:], False)[: len(mask)]
+    return np.where(together, np.abs(np.diff(waad, append=waad[-1:])), np.float32(0.0))
 
 
 def top_share(scores: FloatArray, mask: BoolArray, share: float) -> BoolArray:
@@ -134,7 +138,7 @@ def credit_factors(
         jump_quantile: by default 1 - 0.4, which makes introductions the tokens that the local form amplifies.
     """
     gain = amplification - 1.0
-    jump = jumps(statistics.waad) if len(mask) else statistics.waad
+    jump = jumps(statistics.waad, mask)
     if form == "local":
         return _amplified(gain * top_share(jump, mask, share), amplification)
     anchors = top_share(statistics.fai, mask, share)

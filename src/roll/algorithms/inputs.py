@@ -9,10 +9,22 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from torch import Tensor
 
-__all__ = ["LossInputs", "LossOutputs"]
+from roll.types import AttentionStatistics, BoolArray
+
+__all__ = ["LossInputs", "LossOutputs", "SequenceAttention"]
+
+
+class SequenceAttention(NamedTuple):
+    """Of one sequence, with all of its tokens: also those that the loss does not count."""
+
+    statistics: AttentionStatistics
+    """[L]"""
+    mask: BoolArray
+    """[L] the tokens that the loss counts."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -49,6 +61,8 @@ class LossInputs:
     """[N] bool: the token gets an entropy bonus; `None`: every one."""
     full_kl: Tensor | None = None
     """[N] float32, KL(policy || reference) over the vocabulary, with gradient; where the loss asks for it."""
+    attention: tuple[SequenceAttention, ...] | None = None
+    """[S] of every sequence what the policy's attention says of its tokens; where the loss asks for it."""
     values: Tensor | None = None
     """[N] float32, of the critic, with gradient; in a critic's loss."""
     old_values: Tensor | None = None

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, TypeVar
 from roll.config.run import RLVRConfig
 from roll.inference import EngineSpec, build_engine
 from roll.protocols import InferenceEngine, LossFn, WorkerPool
-from roll.types import AttentionStatistics, FloatArray, StepResult, TrainingBatch, WeightUpdate
+from roll.types import AttentionRange, AttentionStatistics, FloatArray, StepResult, TrainingBatch, WeightUpdate
 
 if TYPE_CHECKING:
     from roll.training import TrainerSpec
@@ -67,11 +67,11 @@ class LocalTrainerGroup:
         """See `TrainBackend.values`."""
         return await self._call(self._backend.values, batch)
 
-    async def attention_statistics(
-        self, batch: TrainingBatch, window: int, horizon: tuple[int, int]
-    ) -> list[AttentionStatistics]:
-        """See `TrainBackend.attention_statistics`."""
-        return await self._call(self._backend.attention_statistics, batch, window, horizon)
+    async def logprobs_and_attention(
+        self, batch: TrainingBatch, of: AttentionRange
+    ) -> tuple[list[FloatArray], list[AttentionStatistics]]:
+        """See `TrainBackend.logprobs_and_attention`."""
+        return await self._call(self._backend.logprobs_and_attention, batch, of)
 
     async def send_weights(
         self, policy_version: int, transport: str, deliver: Callable[[WeightUpdate], Awaitable[None]]

@@ -23,7 +23,7 @@ from ray.exceptions import RayActorError, RayTaskError
 from roll.errors import WorkerDiedError
 from roll.protocols import LossFn
 from roll.training import TrainerSpec
-from roll.types import AttentionStatistics, FloatArray, StepResult, TrainingBatch, WeightUpdate
+from roll.types import AttentionRange, AttentionStatistics, FloatArray, StepResult, TrainingBatch, WeightUpdate
 from roll.weights import Sender, conduct
 
 __all__ = ["RayTrainerGroup", "TrainerActor"]
@@ -59,10 +59,10 @@ class TrainerActor:
     def values(self, batch: TrainingBatch) -> list[FloatArray]:
         return self._backend.values(batch)
 
-    def attention_statistics(
-        self, batch: TrainingBatch, window: int, horizon: tuple[int, int]
-    ) -> list[AttentionStatistics]:
-        return self._backend.attention_statistics(batch, window, horizon)
+    def logprobs_and_attention(
+        self, batch: TrainingBatch, of: AttentionRange
+    ) -> tuple[list[FloatArray], list[AttentionStatistics]]:
+        return self._backend.logprobs_and_attention(batch, of)
 
     def save(self, path: Path) -> None:
         self._backend.save(path)
@@ -135,12 +135,12 @@ class RayTrainerGroup:
         shared = ray.put(batch)
         return await self._first([actor.values.remote(shared) for actor in self._actors])
 
-    async def attention_statistics(
-        self, batch: TrainingBatch, window: int, horizon: tuple[int, int]
-    ) -> list[AttentionStatistics]:
-        """See `TrainBackend.attention_statistics`."""
+    async def logprobs_and_attention(
+        self, batch: TrainingBatch, of: AttentionRange
+    ) -> tuple[list[FloatArray], list[AttentionStatistics]]:
+        """See `TrainBackend.logprobs_and_attention`."""
         shared = ray.put(batch)
-        return await self._first([actor.attention_statistics.remote(shared, window, horizon) for actor in self._actors])
+        return await self._first([actor.logprobs_and_attention.remote(shared, of) for actor in self._actors])
 
     async def send_weights(
         self, policy_version: int, transport: str, deliver: Callable[[WeightUpdate], Awaitable[None]]

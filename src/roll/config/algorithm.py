@@ -15,6 +15,7 @@ from roll.config.algorithm_parts import (
     EntropyConfig,
     FilterConfig,
     GateConfig,
+    ImitationConfig,
     KLConfig,
     MinClip,
     RatioConfig,
@@ -51,7 +52,7 @@ class AlgorithmConfig(Section):
     updates: UpdateConfig = option(UpdateConfig(), "How often a batch is used.")
     critic: CriticConfig = option(CriticConfig(), "Value models.")
     credit: CreditConfig = option(CreditConfig(), "Advantages weighted by attention.")
-    imitation_weight: float = option(1.0, "IPA: factor on the tokens of expert rollouts.", ge=0)
+    imitation: ImitationConfig = option(ImitationConfig(), "Demonstrations, imitated beside the policy's rollouts.")
     loss: str | None = option(
         None,
         "Your own loss in place of ratio, gate, KL, entropy and correction: `package.module:function` or "

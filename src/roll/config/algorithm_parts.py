@@ -16,6 +16,7 @@ __all__ = [
     "EntropyConfig",
     "FilterConfig",
     "GateConfig",
+    "ImitationConfig",
     "KLConfig",
     "RatioConfig",
     "RewardShapingConfig",
@@ -297,6 +298,22 @@ class WeightConfig(Section):
 
     difficulty: bool = option(False, "0.5 + 1.5 x (1 - mean accuracy of the group): harder prompts count more.")
     length: bool = option(False, "1.5 - length / longest: shorter answers count more.")
+
+
+class ImitationConfig(Section):
+    """Demonstrations that the data bring (`expert_key`), as further rollouts of their prompts.
+
+    They are in no baseline, no filter and no critic's lessons: a demonstration's tokens have the objective
+    weight x G log pi, G being its own (shaped) reward, discounted per turn where the estimator has turns. One whose
+    reward is not positive is left out.
+    """
+
+    weight: float = option(1.0, "IPA's lambda_IL: factor on a demonstration's tokens; 0 leaves all out.", ge=0)
+    when: Literal["always", "unsolved"] = option(
+        "always",
+        "`always`: with every prompt that has a demonstration. `unsolved`: only where no rollout of the policy "
+        "got as much reward as it.",
+    )
 
 
 class UpdateConfig(Section):

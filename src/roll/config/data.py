@@ -33,6 +33,11 @@ class _Source(Section):
         """Answers of one rollout, at most."""
         return 1
 
+    @property
+    def has_demonstrations(self) -> bool:
+        """Whether prompts may bring an expert's answer."""
+        return False
+
     @field_validator("prompt_template")
     @classmethod
     def _template(cls, value: str) -> str:
@@ -80,11 +85,19 @@ class GuessNumberData(_Source):
     reward: RewardList = option([EnvironmentReward(type="environment")], "How episodes are scored.")
     max_number: int = option(5, "The number lies between 1 and this.", ge=2)
     num_turns: int = option(2, "Guesses.", ge=1)
+    demonstrations: bool = option(
+        False, "Every prompt brings the guesses of an expert, which halves the range each time, to be imitated."
+    )
 
     @property
     def turns(self) -> int:
         """See the base class."""
         return self.num_turns
+
+    @property
+    def has_demonstrations(self) -> bool:
+        """See the base class."""
+        return self.demonstrations
 
 
 class _Columns(_Split):
@@ -94,7 +107,17 @@ class _Columns(_Split):
         None,
         "Regular expression whose first group is the reference answer inside that column (GSM8K: `#### (.+)`).",
     )
+    expert_key: str | None = option(
+        None,
+        "Column with a demonstration, an answer as text: where a row has one and it earns a reward, it is imitated "
+        "beside the policy's own answers (`algorithm.imitation`).",
+    )
     limit: int | None = option(None, "Use only the first so many rows.", ge=1)
+
+    @property
+    def has_demonstrations(self) -> bool:
+        """See the base class."""
+        return self.expert_key is not None
 
     @field_validator("answer_pattern")
     @classmethod

@@ -65,6 +65,7 @@ class RLVRConfig(Section):
         self._check_groups()
         self._check_lengths()
         self._check_roles()
+        self._check_demonstrations()
         if self.training.warmup_steps > self.training.num_steps:
             raise ValueError(
                 f"training.warmup_steps {self.training.warmup_steps} exceeds training.num_steps "
@@ -131,6 +132,14 @@ class RLVRConfig(Section):
             raise ValueError(
                 f"algorithm.reward.overlong_buffer {buffer} exceeds rollout.max_new_tokens {answer}, so that the "
                 "shortest answer is punished: lower the one or raise the other"
+            )
+
+    def _check_demonstrations(self) -> None:
+        imitation = self.algorithm.imitation
+        if imitation != type(imitation)() and not any(entry.has_demonstrations for entry in self.data):
+            raise ValueError(
+                "algorithm.imitation would change nothing, since no source under data has demonstrations: name their "
+                "column as expert_key, or remove it"
             )
 
     def _check_roles(self) -> None:

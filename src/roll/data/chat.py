@@ -39,6 +39,27 @@ class ChatRenderer:
             ids = self._tokenizer("\n\n".join(message["content"] for message in messages))["input_ids"]
         return np.asarray(ids, dtype=np.int32)
 
+    def answer(self, text: str) -> IntArray:
+        """Ids of an answer as the model would write it, with the token that ends its message.
+
+        Raises:
+            DataError: the template begins an assistant's message differently once there is one.
+        """
+        if not self.has_template:
+            ids = [*self._tokenizer(text, add_special_tokens=False)["input_ids"], self._tokenizer.eos_token_id]
+            return np.asarray(ids, dtype=np.int32)
+        question: list[Message] = [{"role": "user", "content": "a"}]
+        head = list(self._rendered(question))
+        full = list(self._rendered([*question, {"role": "assistant", "content": text}], generation_prompt=False))
+        special = set(self._tokenizer.all_special_ids)
+        ends = [i for i, token in enumerate(full) if token in special]
+        if full[: len(head)] != head or not ends or ends[-1] < len(head):
+            raise DataError(
+                "the model's chat template writes an answer differently from where the model would begin it, so "
+                f"demonstrations cannot be put into its tokens: leave them out (the answer was {text[:60]!r})."
+            )
+        return np.asarray(full[len(head) : ends[-1] + 1], dtype=np.int32)
+
     def follow_up(self, observation: str) -> IntArray:
         """Ids that come between two answers: from the end of the assistant's message to where its next one begins.
 

@@ -7,7 +7,7 @@ from roll.data.rows import messages_of
 from roll.data.source import PromptList
 from roll.types import Prompt
 
-__all__ = ["guess_number_prompts"]
+__all__ = ["guess_number_prompts", "halving_guesses"]
 
 
 def guess_number_prompts(config: GuessNumberData, domain: str, seed: int) -> tuple[PromptList, PromptList]:
@@ -25,6 +25,19 @@ def guess_number_prompts(config: GuessNumberData, domain: str, seed: int) -> tup
     return training, held_out
 
 
+def halving_guesses(max_number: int, num_turns: int, secret: int) -> tuple[str, ...]:
+    """What an expert says: always the middle of what is left, the lower one of two."""
+    low, high = 1, max_number
+    guesses: list[str] = []
+    for _ in range(num_turns):
+        guess = (low + high) // 2
+        guesses.append(str(guess))
+        if guess == secret:
+            break
+        low, high = (guess + 1, high) if guess < secret else (low, guess - 1)
+    return tuple(guesses)
+
+
 def _prompt(config: GuessNumberData, domain: str, uid: str, secret: int) -> Prompt:
     options = {"max_number": config.max_number, "num_turns": config.num_turns, "secret": secret}
     text = f"Guess my number from 1 to {config.max_number}."  # what `envs.guess_number` says at the beginning
@@ -32,5 +45,6 @@ def _prompt(config: GuessNumberData, domain: str, uid: str, secret: int) -> Prom
         uid=uid,
         domain=domain,
         messages=messages_of(text, config.system_prompt, config.prompt_template),
+        expert=halving_guesses(config.max_number, config.num_turns, secret) if config.demonstrations else (),
         metadata={"env": {"name": "guess_number", "options": options}},
     )

@@ -167,7 +167,7 @@ def messages_of(text: str, system_prompt: str | None, template: str) -> tuple[Me
 
 
 def prompt_of_row(config: FileData | HuggingFaceData, domain: str, row: Row, key: str, where: str) -> Prompt:
-    """One row as a prompt; columns other than prompt and answer become its metadata.
+    """One row as a prompt; columns other than prompt, answer and demonstration become its metadata.
 
     Args:
         key: what the prompt's uid ends with.
@@ -177,12 +177,13 @@ def prompt_of_row(config: FileData | HuggingFaceData, domain: str, row: Row, key
         DataError: a column is missing or of the wrong type.
     """
     content = _column(row, config.prompt_key, where, "prompt_key")
-    taken = {config.prompt_key, config.answer_key}
+    taken = {config.prompt_key, config.answer_key, config.expert_key}
     return Prompt(
         uid=f"{domain}/{key}",
         domain=domain,
         messages=_messages(content, config, where),
         answer=_answer(row, config, where),
+        expert=_expert(row, config, where),
         metadata={name: value for name, value in row.items() if name not in taken},
     )
 
@@ -247,6 +248,21 @@ def _answer(row: Row, config: FileData | HuggingFaceData, where: str) -> str:
             "or choose a reward that needs none."
         )
     return text
+
+
+def _expert(row: Row, config: FileData | HuggingFaceData, where: str) -> tuple[str, ...]:
+    """The demonstration; nothing where the row has none."""
+    if config.expert_key is None:
+        return ()
+    value = _column(row, config.expert_key, where, "expert_key")
+    if value is None or value == "":
+        return ()
+    if not isinstance(value, str):
+        raise DataError(
+            f"{where}: column '{config.expert_key}' must be the text of an answer, or null where there is none, got "
+            f"{_short(value)}."
+        )
+    return (_text(value, config.expert_key, where),)
 
 
 def _short(value: Any) -> str:

@@ -29,7 +29,8 @@ class Fingerprint:
 
     def add(self, prompt: Prompt) -> None:
         """Take in the next prompt."""
-        parts = [prompt.uid, prompt.answer, *(f"{m['role']}\x00{m['content']}" for m in prompt.messages)]
+        chat = (f"{m['role']}\x00{m['content']}" for m in prompt.messages)
+        parts = [prompt.uid, prompt.answer, *chat, *prompt.expert]
         self._digest.update("\x01".join(parts).encode("utf-8", "surrogatepass") + b"\x02")
 
     def text(self) -> str:

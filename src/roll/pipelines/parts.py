@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from roll.config import RLVRConfig
@@ -9,7 +10,7 @@ from roll.data import Data
 from roll.pipelines.checkpoint import Checkpointer
 from roll.pipelines.state import RunState
 from roll.pipelines.stop import StopRequest
-from roll.protocols import Scorer, TrainerGroup
+from roll.protocols import Reward, Scorer, TrainerGroup
 from roll.rollout import DataLedger, LLMProxy, RolloutScheduler, SamplingPlan
 from roll.tracking import Spans, Tracker
 from roll.types import PromptDraw
@@ -30,6 +31,8 @@ class Parts:
     ledger: DataLedger
     proxy: LLMProxy
     scheduler: RolloutScheduler
+    rewards: Mapping[str, Reward]
+    """By domain."""
     train_plan: SamplingPlan
     eval_plan: SamplingPlan
     trainer: TrainerGroup

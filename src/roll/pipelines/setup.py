@@ -195,6 +195,7 @@ async def open_parts(
         )
         proxy = LLMProxy(roles.engines, weights.push_to, max_attempts=config.rollout.max_attempts)
         train_plan, eval_plan = sampling_plans(config, material.stop_token_ids)
+        rewards = build_rewards(config, roles.pool)
         yield Parts(
             config=config,
             state=state,
@@ -204,12 +205,13 @@ async def open_parts(
             proxy=proxy,
             scheduler=RolloutScheduler(
                 proxy,
-                build_rewards(config, roles.pool),
+                rewards,
                 material.data.renderer,
                 seed=config.seed,
                 max_attempts=config.rollout.max_attempts,
                 on_rollout=tracker.on_rollout,
             ),
+            rewards=rewards,
             train_plan=train_plan,
             eval_plan=eval_plan,
             trainer=roles.trainer,

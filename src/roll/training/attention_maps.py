@@ -1,19 +1,21 @@
 """What the live policy's attention says of a sample's tokens, without a map ever leaving this room.
 
-    samples -> pack -> network, no gradient, up to the last observed layer
+    samples -> pack -> the forward pass that is made anyway, for the update or for the log-probs before it
                           observed layer: queries, keys -> rows of its maps -> sums over heads' maps, then gone
             -> local and global heads of each sample -> WAAD and FAI (`algorithms.credit`)
 
 Packed attention never has the maps, so they are computed beside it for the observed layers: the softmax of exactly
-the queries and keys that the layer works with, for the answer's tokens alone. At any time, of one sample and one
-layer, at most `MAP_ELEMENTS` entries exist.
+the queries and keys that the layer works with, for the answer's tokens alone. All layers keep their fast attention,
+no gradient flows through the maps, and at any time at most `MAP_ELEMENTS` entries of them exist.
+
+Invariant: a sample's statistics depend on nothing but the sample and the weights; not on its neighbours, its place, or
+on which of the two passes they are taken in.
 """
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -21,21 +23,15 @@ from torch import Tensor
 
 from roll.algorithms.credit import distance_weights, head_groups
 from roll.errors import UnsupportedError
-from roll.training.layout import build_layout, idle_layout
 from roll.training.packing import Block
-from roll.training.policy import PolicyNetwork
-from roll.types import AttentionStatistics, TrainingSample
+from roll.types import AttentionRange, AttentionStatistics
 
-__all__ = ["MapObserver", "observe_attention", "observed_layers", "with_last_token"]
+__all__ = ["MapObserver", "observed_layers"]
 
 MAP_ELEMENTS = {"cpu": 2**20, "other": 2**26}
 """Entries of maps, all heads together, that exist at once: 4 MiB stay in a CPU's cache, 256 MiB keep a device busy."""
 
 NUM_LAYERS = 5
-
-
-class ObservationDone(Exception):
-    """Nothing that follows in the network is needed; not an error."""
 
 
 def observed_layers(num_layers: int, count: int = NUM_LAYERS) -> tuple[int, ...]:
@@ -44,108 +40,67 @@ def observed_layers(num_layers: int, count: int = NUM_LAYERS) -> tuple[int, ...]
     return tuple(sorted({round(x) for x in np.linspace(first, last, count)}))
 
 
-def with_last_token(samples: Iterable[TrainingSample]) -> tuple[TrainingSample, ...]:
-    """The samples, one token longer: a layout leaves out the last one, which predicts nothing but asks here as well."""
-    return tuple(replace(s, token_ids=np.append(s.token_ids, s.token_ids[-1:])) for s in samples)
-
-
-def observe_attention(
-    network: PolicyNetwork,
-    micro_batches: Sequence[Sequence[Block]],
-    *,
-    window: int,
-    horizon: tuple[int, int],
-    sharded: bool,
-) -> dict[int, AttentionStatistics]:
-    """Statistics by the samples' index in their batch, of this rank's micro-batches.
-
-    Args:
-        network: in evaluation mode.
-        micro_batches: blocks of samples from `with_last_token`; one without blocks is run for the other ranks' sake.
-        window: of WAAD, in tokens.
-        horizon: of FAI, in tokens, first and last.
-        sharded: whether the forward pass is collective, so that none may be cut short.
-
-    Raises:
-        UnsupportedError: the model has no attention where it is looked for.
-    """
-    layers = observed_layers(network.num_layers)
-    found: dict[int, AttentionStatistics] = {}
-    for blocks in micro_batches:
-        layout = build_layout(blocks, every_token=True) if blocks else idle_layout()
-        observer = MapObserver(blocks, layers, window=window, horizon=horizon, device=network.device, stop=not sharded)
-        with contextlib.suppress(ObservationDone):
-            network.observe(layout, observer)
-        found |= observer.results()
-    return found
-
-
 @dataclass(slots=True)
 class _Track:
-    """A sample in the packed row, and what was found so far."""
+    """A sample in the packed row, and what was found so far. N is its tokens before the last one in the loss."""
 
     index: int
+    size: int
+    """L, its tokens."""
     rows: Tensor
-    """[L] its tokens' entries in the row."""
+    """[N] its tokens' entries in the row."""
     first: int
     """Of the answer's tokens."""
     distances: list[Tensor] = field(default_factory=list)
-    """By observed layer: [H]; likewise [H, L - first] for the next two."""
+    """By observed layer: [H]; likewise [H, N - first] for the next two."""
     waad: list[Tensor] = field(default_factory=list)
     fai: list[Tensor] = field(default_factory=list)
 
 
 class MapObserver:
-    """Looks at the attention of one micro-batch; an `attention.Observer`.
+    """Looks at the attention of one micro-batch while its forward pass runs; an `attention.Observer`.
 
     Args:
-        blocks: of the micro-batch, of samples from `with_last_token`.
+        blocks: of the micro-batch.
         layers: which ones to look at, ascending.
-        window: of WAAD, in tokens.
-        horizon: of FAI, in tokens.
+        of: distances that count.
         device: of the network.
-        stop: raise `ObservationDone` after the last of them. Not under FSDP, which must end what it began.
     """
 
     def __init__(
-        self,
-        blocks: Sequence[Block],
-        layers: Sequence[int],
-        *,
-        window: int,
-        horizon: tuple[int, int],
-        device: torch.device,
-        stop: bool,
+        self, blocks: Sequence[Block], layers: Sequence[int], of: AttentionRange, device: torch.device
     ) -> None:
         self._layers = frozenset(layers)
         self._last = max(layers)
-        self._window, self._horizon = window, horizon
-        self._stop = stop
+        self._of = of
         self._layer = -1
         self._tracks = list(_tracks(blocks, device))
 
+    @torch.no_grad()
     def __call__(self, queries: Tensor, keys: Tensor, scale: float, window: int | None) -> None:
-        """Take in the next layer: queries [N, H, d] and keys [N, K, d] of the packed row."""
+        """Take in the next layer: queries [M, H, d] and keys [M, K, d] of the packed row.
+
+        Activation checkpointing runs layers again in the backward pass: what comes after the last observed one is not
+        looked at.
+        """
         self._layer += 1
         if self._layer in self._layers:
             for track in self._tracks:
-                self._look(track, queries, keys, scale, window)
-        if self._layer == self._last and self._stop:
-            raise ObservationDone
+                self._look(track, queries.detach(), keys.detach(), scale, window)
 
     def _look(self, track: _Track, queries: Tensor, keys: Tensor, scale: float, window: int | None) -> None:
         dtype = torch.promote_types(queries.dtype, torch.float32)
         q = queries.index_select(0, track.rows[track.first :]).to(dtype) * scale
-        k = keys.index_select(0, track.rows).to(dtype).permute(1, 2, 0)  # [K, d, L]
+        k = keys.index_select(0, track.rows).to(dtype).permute(1, 2, 0)  # [K, d, N]
         length, num_heads = k.shape[2], q.shape[1]
         q = q.unflatten(1, (k.shape[0], -1)).permute(1, 2, 0, 3)  # [K, H / K, T, d]
-        of = distance_weights(length, window=self._window, horizon=self._horizon)
+        of = distance_weights(length, window=self._of.window, horizon=self._of.horizon)
         by_distance = torch.from_numpy(np.stack([of.distance, of.waad, of.fai])).to(k)
         column = torch.arange(length, device=k.device)
         waad: list[Tensor] = []
         distance, fai = k.new_zeros(num_heads), k.new_zeros(num_heads, length)
         size = MAP_ELEMENTS.get(k.device.type, MAP_ELEMENTS["other"])
-        step = max(size // (num_heads * length), 1)
+        step = max(size // max(num_heads * length, 1), 1)
         for start in range(track.first, length, step):
             stop = min(start + step, length)
             apart = column[start:stop, None] - column
@@ -176,24 +131,33 @@ class MapObserver:
 
 
 def _statistics(track: _Track) -> AttentionStatistics:
-    """Means over the sample's local and its global heads, 0 before the answer."""
+    """Means over the sample's local and its global heads; 0 before the answer.
+
+    What follows the last row has no jump: it keeps that row's WAAD.
+    """
     local, far = head_groups(torch.cat(track.distances).cpu().numpy())
-    before = np.zeros(track.first)
-    waad, fai = (torch.cat(parts).cpu().numpy() for parts in (track.waad, track.fai))
-    return AttentionStatistics(
-        waad=np.concatenate([before, waad[local].mean(0)]).astype(np.float32),
-        fai=np.concatenate([before, fai[far].mean(0)]).astype(np.float32),
-    )
+    found = [torch.cat(parts).cpu().numpy() for parts in (track.waad, track.fai)]
+    waad, fai = np.zeros(track.size, np.float32), np.zeros(track.size, np.float32)
+    end = len(track.rows)
+    if end > track.first:
+        waad[track.first : end] = found[0][local].mean(0)
+        waad[end:] = waad[end - 1]
+        fai[track.first : end] = found[1][far].mean(0)
+    return AttentionStatistics(waad=waad, fai=fai)
 
 
-def _tracks(blocks: Sequence[Block], device: torch.device) -> Iterable[_Track]:
-    """Where `layout.build_layout` puts the samples."""
+def _tracks(blocks: Iterable[Block], device: torch.device) -> Iterator[_Track]:
+    """Where `layout.build_layout` puts the samples, as far as the loss's own pass would go."""
     start = 0
     for block in blocks:
         offset = start + block.prefix_length
         for member in block.members:
+            sample = member.sample
             own = member.num_inputs - block.prefix_length
             rows = np.concatenate([np.arange(start, start + block.prefix_length), np.arange(offset, offset + own)])
-            yield _Track(index=member.index, rows=torch.from_numpy(rows).to(device), first=member.sample.prefix_length)
+            in_loss = np.flatnonzero(sample.loss_mask)
+            rows = rows[: int(in_loss[-1])] if len(in_loss) else rows[:0]
+            first = min(sample.prefix_length, len(rows))
+            yield _Track(index=member.index, size=len(sample), rows=torch.from_numpy(rows).to(device), first=first)
             offset += own
         start = offset

@@ -23,7 +23,7 @@ from torch import Tensor
 from roll.algorithms.inputs import LossInputs
 from roll.errors import TrainingDivergedError, UnsupportedError
 from roll.protocols import LossFn, StateKind, WeightSource
-from roll.training.attention_maps import observe_attention, with_last_token
+from roll.training.attention_maps import MapObserver, observed_layers
 from roll.training.distributed import Ranks, default_num_threads, pick_device, reshard, shard
 from roll.training.distributions import TokenStatistics
 from roll.training.export import export_model
@@ -41,7 +41,14 @@ from roll.training.schedule import Schedule
 from roll.training.spec import TrainerSpec
 from roll.training.state import load_state, save_state
 from roll.training.weights import TrainerWeights
-from roll.types import AttentionStatistics, FloatArray, StepResult, TrainingBatch, TrainingSample
+from roll.types import (
+    AttentionRange,
+    AttentionStatistics,
+    FloatArray,
+    StepResult,
+    TrainingBatch,
+    TrainingSample,
+)
 
 __all__ = ["TorchBackend"]
 
@@ -102,12 +109,15 @@ class TorchBackend:
         logprobs: dict[int, FloatArray] = {}
         num_tokens = 0
         wanted = [name for name in ("entropy", "full_kl") if getattr(loss, f"needs_{name}", False)]
-        for layout in self._layouts(batch, every_token=False):
-            predicted, beside = self._predict(layout, batch, wanted)
+        observed = getattr(loss, "needs_attention", None) if any(s.attention is None for s in batch.samples) else None
+        for blocks in self._share(batch.samples, every_token=False):
+            layout, observer = _layout(blocks, every_token=False), self._observer(blocks, observed)
+            predicted, beside = self._predict(layout, batch, wanted, observer)
             if not layout.spans:
                 (0.0 * predicted.sum()).backward()
                 continue
-            outputs = loss(self._loss_inputs(layout, batch, predicted, beside))
+            attention = observer.results() if observer is not None else None
+            outputs = loss(self._loss_inputs(layout, batch, predicted, beside, attention))
             (outputs.loss * self.ranks.size).backward()
             _add_metrics(sums, {"loss": outputs.loss.detach(), **outputs.metrics})
             if self.spec.role == "policy":
@@ -160,26 +170,23 @@ class TorchBackend:
         self._check_role("values", "critic")
         return self._score(batch, every_token=False)
 
-    @torch.no_grad()
-    def attention_statistics(
-        self, batch: TrainingBatch, window: int, horizon: tuple[int, int]
-    ) -> list[AttentionStatistics]:
-        """Per sample, what the policy's attention says of its answer's tokens: see `algorithms.credit`.
+    def logprobs_and_attention(
+        self, batch: TrainingBatch, of: AttentionRange
+    ) -> tuple[list[FloatArray], list[AttentionStatistics]]:
+        """What `logprobs` returns, and from the same pass what the attention says of every sample's answer.
 
         Args:
-            batch: only its tokens matter, and where answers begin.
-            window: distances count up to this in WAAD, in tokens.
-            horizon: FAI counts attention from so many tokens later, first and last.
+            batch: its tokens, where answers begin, and which tokens the loss counts.
+            of: distances that count.
         """
-        self._check_role("attention_statistics", "policy")
-        assert isinstance(self.network, PolicyNetwork)
-        self.network.eval()
-        share = self._share(with_last_token(batch.samples), every_token=True)
-        sharded = self.ranks.size > 1
-        found = observe_attention(self.network, share, window=window, horizon=horizon, sharded=sharded)
-        reshard(self.network)
-        everything = {index: own for part in self.ranks.gather(found) for index, own in part.items()}
-        return [everything[index] for index in range(len(batch.samples))]
+        self._check_role("logprobs_and_attention", "policy")
+        statistics: dict[int, AttentionStatistics] = {}
+        logprobs = self._score(batch, every_token=True, of=of, statistics=statistics)
+        everything = {index: own for part in self.ranks.gather(statistics) for index, own in part.items()}
+        nothing = [np.zeros(len(sample), np.float32) for sample in batch.samples]
+        return logprobs, [
+            everything.get(i, AttentionStatistics(waad=zeros, fai=zeros)) for i, zeros in enumerate(nothing)
+        ]
 
     def weights(self) -> WeightSource:
         """All weights: adapters merged, the model's dtype, HF names. For a policy, what the engines must hold."""
@@ -235,44 +242,72 @@ class TorchBackend:
             )
 
     def _predict(
-        self, layout: PackedLayout, batch: TrainingBatch, wanted: Sequence[str] = ()
+        self,
+        layout: PackedLayout,
+        batch: TrainingBatch,
+        wanted: Sequence[str] = (),
+        observer: MapObserver | None = None,
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """[M] log-probs, or values, of the layout's predictions, and what a loss wants beside log-probs."""
         with self._randomness.own():
-            return self._forward(layout, batch, wanted)
+            return self._forward(layout, batch, wanted, observer)
 
     def _forward(
-        self, layout: PackedLayout, batch: TrainingBatch, wanted: Sequence[str]
+        self, layout: PackedLayout, batch: TrainingBatch, wanted: Sequence[str], observer: MapObserver | None
     ) -> tuple[Tensor, dict[str, Tensor]]:
         if self.spec.role == "critic":
             return self.network(layout), {}
-        found: TokenStatistics = self.network(layout, batch.temperature, **dict.fromkeys(wanted, True))
+        beside = dict.fromkeys(wanted, True)
+        found: TokenStatistics = self.network(layout, batch.temperature, observer=observer, **beside)
         return found.logprobs, {name: getattr(found, name) for name in wanted}
 
     def _loss_inputs(
-        self, layout: PackedLayout, batch: TrainingBatch, predicted: Tensor, beside: Mapping[str, Tensor]
+        self,
+        layout: PackedLayout,
+        batch: TrainingBatch,
+        predicted: Tensor,
+        beside: Mapping[str, Tensor],
+        attention: Mapping[int, AttentionStatistics] | None,
     ) -> LossInputs:
         if self.spec.role == "critic":
             return value_inputs(layout, batch, predicted)
-        return loss_inputs(layout, batch, predicted, **beside)
+        return loss_inputs(layout, batch, predicted, attention=attention, **beside)
 
     @torch.no_grad()
-    def _score(self, batch: TrainingBatch, *, every_token: bool) -> list[FloatArray]:
-        """Predictions of the current weights per sample [L], on every rank."""
+    def _score(
+        self,
+        batch: TrainingBatch,
+        *,
+        every_token: bool,
+        of: AttentionRange | None = None,
+        statistics: dict[int, AttentionStatistics] | None = None,
+    ) -> list[FloatArray]:
+        """Predictions of the current weights per sample [L], on every rank.
+
+        Args:
+            batch: see there.
+            every_token: also of those that the loss does not count.
+            of: look at the attention, over this range.
+            statistics: takes in what is seen, of this rank's share.
+        """
         self.network.eval()
         found: dict[int, FloatArray] = {}
-        for layout in self._layouts(batch, every_token=every_token):
-            _collect(found, layout, batch, self._predict(layout, batch)[0])
+        for blocks in self._share(batch.samples, every_token=every_token):
+            layout, observer = _layout(blocks, every_token=every_token), self._observer(blocks, of)
+            _collect(found, layout, batch, self._predict(layout, batch, observer=observer)[0])
+            if observer is not None and statistics is not None:
+                statistics |= observer.results()
         reshard(self.network)
         return list(_in_order(self._merge(found), batch))
 
     def _counters(self) -> dict[str, int]:
         return {"num_steps": self.num_steps, "num_nonfinite": self.num_nonfinite}
 
-    def _layouts(self, batch: TrainingBatch, *, every_token: bool) -> list[PackedLayout]:
-        """This rank's micro-batches, laid out."""
-        share = self._share(batch.samples, every_token=every_token)
-        return [build_layout(blocks, every_token=every_token) if blocks else idle_layout() for blocks in share]
+    def _observer(self, blocks: Sequence[Block], of: AttentionRange | None) -> MapObserver | None:
+        """Of a micro-batch's attention, where something wants to know of it."""
+        if of is None or not isinstance(self.network, PolicyNetwork):
+            return None
+        return MapObserver(blocks, observed_layers(self.network.num_layers), of, self.device)
 
     def _share(self, samples: Sequence[TrainingSample], *, every_token: bool) -> list[tuple[Block, ...]]:
         """This rank's micro-batches; as many as every other rank's."""
@@ -297,6 +332,11 @@ class TorchBackend:
                 f"loss {loss} or gradient norm {grad_norm} was not finite, {self.num_nonfinite} steps in a row. "
                 "Lower training.learning_rate, or raise training.max_nonfinite_steps."
             )
+
+
+def _layout(blocks: Sequence[Block], *, every_token: bool) -> PackedLayout:
+    """A micro-batch; one without blocks takes part for the other ranks' sake."""
+    return build_layout(blocks, every_token=every_token) if blocks else idle_layout()
 
 
 def _add_metrics(sums: dict[str, Tensor], new: dict[str, Tensor]) -> None:

@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
 from roll.errors import ModelError, PlacementError
 from roll.training.precision import Precision
@@ -151,8 +151,6 @@ def shard(network: Any, ranks: Ranks, precision: Precision) -> None:
     for layer in (*layers, *(() if frozen is None else frozen.get_decoder().layers)):
         fully_shard(layer, mesh=mesh, mp_policy=policy)
     fully_shard(network, mesh=mesh, mp_policy=policy)
-    if hasattr(network, "observe"):
-        register_fsdp_forward_method(network, "observe")
 
 
 def reshard(network: nn.Module) -> None:

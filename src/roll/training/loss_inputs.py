@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from roll.algorithms.inputs import LossInputs
+from roll.algorithms.inputs import LossInputs, SequenceAttention
 from roll.training.layout import PackedLayout
-from roll.types import FloatArray, TrainingBatch, TrainingSample
+from roll.types import AttentionStatistics, FloatArray, TrainingBatch, TrainingSample
 
 __all__ = ["loss_inputs", "value_inputs"]
 
@@ -23,6 +23,7 @@ def loss_inputs(
     *,
     entropy: Tensor | None = None,
     full_kl: Tensor | None = None,
+    attention: Mapping[int, AttentionStatistics] | None = None,
 ) -> LossInputs:
     """The loss tokens of a micro-batch, sequence after sequence.
 
@@ -32,9 +33,10 @@ def loss_inputs(
         predicted: [M] log-probs of the layout's predictions, with gradient.
         entropy: [M] of their distributions, with gradient, where the loss asks for it.
         full_kl: [M] their distributions' divergence from the reference's, likewise.
+        attention: by the samples' index in their batch, where the loss asks for it and samples do not bring it.
 
     Raises:
-        ValueError: some samples have `ref_logprobs` and others do not.
+        ValueError: some samples have `ref_logprobs`, or `attention`, and others do not.
     """
     device, dtype = predicted.device, predicted.dtype
     spans = layout.spans
@@ -65,6 +67,7 @@ def loss_inputs(
         entropy=None if entropy is None else entropy.index_select(0, order),
         entropy_mask=_entropy_mask(samples, layout, device),
         full_kl=None if full_kl is None else full_kl.index_select(0, order),
+        attention=_attention(samples, layout, attention),
     )
 
 
@@ -134,6 +137,21 @@ def _entropy_mask(samples: list[TrainingSample], layout: PackedLayout, device: t
         for s, span in zip(samples, layout.spans, strict=True)
     ]
     return torch.from_numpy(np.concatenate(parts)).to(device)
+
+
+def _attention(
+    samples: list[TrainingSample], layout: PackedLayout, found: Mapping[int, AttentionStatistics] | None
+) -> tuple[SequenceAttention, ...] | None:
+    """Those that samples bring; where they bring none, the current ones."""
+    if found is None and all(s.attention is None for s in samples):
+        return None
+    result = []
+    for sample, span in zip(samples, layout.spans, strict=True):
+        own = sample.attention if found is None else found[span.index]
+        if own is None:
+            raise ValueError("some samples of the batch have attention and others do not")
+        result.append(SequenceAttention(own, sample.loss_mask))
+    return tuple(result)
 
 
 def _old_logprobs(current: Tensor, samples: list[TrainingSample], layout: PackedLayout) -> Tensor:

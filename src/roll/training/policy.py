@@ -47,16 +47,29 @@ class PolicyNetwork(nn.Module):
             raise ModelError(f"{type(model).__name__} cannot be trained: its logits are changed by {changes}")
 
     def forward(
-        self, layout: PackedLayout, temperature: float, *, entropy: bool = False, full_kl: bool = False
+        self,
+        layout: PackedLayout,
+        temperature: float,
+        *,
+        entropy: bool = False,
+        full_kl: bool = False,
+        observer: Observer | None = None,
     ) -> TokenStatistics:
         """Log-probs [M] of the layout's predictions, float32 or better, and what else is asked for.
+
+        Args:
+            layout: the micro-batch.
+            temperature: of the distributions.
+            entropy: whether theirs is wanted.
+            full_kl: whether their divergence from the reference's is wanted.
+            observer: is shown every layer's queries and keys.
 
         Raises:
             ValueError: the divergence is asked for, and there is neither a reference nor an adapter to leave out.
         """
         targets = torch.from_numpy(layout.targets).to(self.device)
         return token_statistics(
-            _project(self.model, layout),
+            _project(self.model, layout, observer),
             targets,
             temperature=temperature,
             entropy=entropy,
@@ -69,10 +82,6 @@ class PolicyNetwork(nn.Module):
             return _project(self.reference, layout)
         with adapters_off(self.model):
             return _project(self.model, layout)
-
-    def observe(self, layout: PackedLayout, observer: Observer) -> None:
-        """Show every layer's queries and keys to `observer`; no logits are computed."""
-        final_hidden(self.decoder, layout, self.device, self._head.dtype, observer)
 
     @property
     def _head(self) -> Tensor:
@@ -104,7 +113,7 @@ class PolicyNetwork(nn.Module):
         return type(self.model).__name__
 
 
-def _project(model: Any, layout: PackedLayout) -> Projection:
+def _project(model: Any, layout: PackedLayout, observer: Observer | None = None) -> Projection:
     """Hidden states at the layout's predictions, and the projection to the vocabulary."""
     weight = model.get_output_embeddings().weight
-    return Projection(final_hidden(model.get_decoder(), layout, weight.device, weight.dtype), weight)
+    return Projection(final_hidden(model.get_decoder(), layout, weight.device, weight.dtype, observer), weight)

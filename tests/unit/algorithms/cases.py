@@ -11,8 +11,8 @@ import reference_loss as paper
 import torch
 from reference_advantages import Attempt, Turn
 
-from roll.algorithms.inputs import LossInputs
-from roll.types import Group, Prompt, PromptDraw, RewardResult, Rollout, TrainingBatch
+from roll.algorithms.inputs import LossInputs, SequenceAttention
+from roll.types import AttentionStatistics, Group, Prompt, PromptDraw, RewardResult, Rollout, TrainingBatch
 from roll.types import Turn as RollTurn
 
 LONGEST = 16
@@ -91,7 +91,8 @@ def random_tokens(rng: np.random.Generator, length: int, critics: int) -> dict[s
         "rollout": floats(0.3, old).tolist(),
         "ref": floats(0.3, new).tolist(),
         "values": values,
-        "credit": np.where(rng.integers(2, size=length) > 0, np.float32(1.5), np.float32(1.0)).tolist(),
+        "waad": (rng.integers(0, 13, size=length) / 4).tolist(),
+        "fai": (rng.integers(0, 13, size=length) / 16).tolist(),
         "entropy": np.abs(floats(1.0)).tolist(),
     }
 
@@ -133,6 +134,11 @@ def after_prompt(values: Sequence[float]) -> np.ndarray:
     return np.concatenate([np.zeros(PROMPT, np.float32), np.array(values, np.float32)])
 
 
+def attention_of(attempt: Attempt) -> AttentionStatistics:
+    """What the policy's attention says of a rollout, its prompt included."""
+    return AttentionStatistics(waad=after_prompt(attempt.waad), fai=after_prompt(attempt.fai))
+
+
 def inputs_of(batch: TrainingBatch, attempts: dict[str, Attempt], *, order: Sequence[int] | None = None,
               totals: TrainingBatch | None = None) -> LossInputs:  # fmt: skip
     """What a loss sees of the samples of a batch, in float64, put together sample by sample.
@@ -144,7 +150,7 @@ def inputs_of(batch: TrainingBatch, attempts: dict[str, Attempt], *, order: Sequ
         totals: the batch whose counts normalise the loss; by default this one.
     """
     columns: dict[str, list[float]] = {name: [] for name in ("new", "old", "rollout", "ref", "advantages", "entropy")}
-    sequences, chunks, lengths, expert, bonus = [], [], [], [], []
+    sequences, chunks, lengths, expert, bonus, attention = [], [], [], [], [], []
     chunk = -1
     for i in range(len(batch.samples)) if order is None else order:
         sample = batch.samples[i]
@@ -166,6 +172,7 @@ def inputs_of(batch: TrainingBatch, attempts: dict[str, Attempt], *, order: Sequ
             expert.append(sample.expert)
             bonus.append(True if sample.entropy_mask is None else bool(sample.entropy_mask[place]))
         lengths.append(len(places))
+        attention.append(SequenceAttention(attention_of(attempt), sample.loss_mask))
     tensors = {name: torch.tensor(column, dtype=torch.float64) for name, column in columns.items()}
     whole = totals or batch
     return LossInputs(
@@ -177,6 +184,7 @@ def inputs_of(batch: TrainingBatch, attempts: dict[str, Attempt], *, order: Sequ
         entropy=tensors["entropy"],
         entropy_mask=torch.tensor(bonus, dtype=torch.bool),
         expert=torch.tensor(expert, dtype=torch.bool) if any(expert) else None,
+        attention=tuple(attention),
         sequence_ids=torch.tensor(sequences, dtype=torch.int64),
         sequence_lengths=torch.tensor(lengths, dtype=torch.float64),
         chunk_ids=torch.tensor(chunks, dtype=torch.int64),

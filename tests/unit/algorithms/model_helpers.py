@@ -13,12 +13,12 @@ from cases import PROMPT, random_attempts
 from pipeline_helpers import algorithm_of, take_step
 from training_helpers import grads_of, make_spec
 
-from roll.algorithms.inputs import LossInputs
+from roll.algorithms.inputs import LossInputs, SequenceAttention
 from roll.config.algorithm import AlgorithmConfig
 from roll.pipelines.learning.losses import policy_loss
 from roll.protocols import LossFn
 from roll.training import TorchBackend
-from roll.types import TrainingBatch, TrainingSample
+from roll.types import AttentionStatistics, TrainingBatch, TrainingSample
 
 VOCAB = 260
 STILL = {"learning_rate": 1e-30}
@@ -38,7 +38,7 @@ def batch_of(name: str, model: Any, seed: int = 3) -> TrainingBatch:
     """Conversations of random tokens, near the model's policy; an expert's among them for IPA."""
     attempts = random_attempts(seed, "multi_turn", critics=2 if name == "asy_ppo" else 1)
     if name == "ipa":
-        attempts = [replace(a, expert=a.index == 0) for a in attempts]
+        attempts = [replace(a, expert=True, reward=1.0) if a.index == 0 else a for a in attempts]
     batch = take_step(algorithm(name), attempts).batch
     rng = np.random.default_rng(seed)
     prompts = {s.group_id: rng.integers(4, VOCAB, PROMPT).astype(np.int32) for s in batch.samples}
@@ -117,6 +117,7 @@ def _inputs(
         ref_logprobs=column("ref_logprobs"),
         advantages=column("advantages"),
         expert=torch.tensor([s.expert for s in samples]).repeat_interleave(lengths),
+        attention=tuple(SequenceAttention(s.attention, s.loss_mask) for s in samples if s.attention) or None,
         sequence_ids=torch.arange(len(samples)).repeat_interleave(lengths),
         sequence_lengths=lengths.double(),
         chunk_ids=torch.tensor(chunks),
@@ -138,6 +139,10 @@ def disturbed(batch: TrainingBatch, seed: int) -> TrainingBatch:
         }
         if sample.chunk_ids is not None:
             changed["chunk_ids"] = np.where(outside, 77, sample.chunk_ids).astype(np.int32)
+        if sample.attention is not None:
+            noise = np.where(outside, 100 * rng.normal(size=len(sample)), 0.0).astype(np.float32)
+            found = sample.attention
+            changed["attention"] = AttentionStatistics(waad=found.waad + noise, fai=found.fai - noise)
         if sample.entropy_mask is not None:
             changed["entropy_mask"] = sample.entropy_mask ^ outside
         last = int(np.flatnonzero(sample.loss_mask)[-1]) if sample.loss_mask.any() else sample.prefix_length - 1

@@ -7,10 +7,11 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-from cases import LONGEST, after_prompt, inputs_of, to_groups
+from cases import LONGEST, after_prompt, attention_of, inputs_of, to_groups
 from reference_advantages import Attempt
 
 from roll.algorithms.inputs import LossInputs, LossOutputs
+from roll.algorithms.losses import CreditedLoss
 from roll.config.algorithm import AlgorithmConfig
 from roll.data.samples import build_batch
 from roll.pipelines.learning.losses import policy_loss
@@ -33,6 +34,19 @@ class Step:
         """Of the loss tokens, by sample."""
         return {s.sample_id: s.advantages[s.loss_mask].tolist() for s in self.batch.samples}
 
+    def weighted(self, sample_id: str) -> list[float]:
+        """Advantages of a sample's loss tokens as they enter the loss, after attention credit."""
+        batch = replace(self.batch, samples=tuple(s for s in self.batch.samples if s.sample_id == sample_id))
+        seen: list[LossInputs] = []
+
+        def look(inputs: LossInputs) -> LossOutputs:
+            seen.append(inputs)
+            return LossOutputs(loss=inputs.logprobs.sum())
+
+        loss = policy_loss(self.algorithm)
+        (replace(loss, loss=look) if isinstance(loss, CreditedLoss) else look)(inputs_of(batch, self.attempts))
+        return seen[0].advantages.tolist()
+
     def inputs(self, **given: Any) -> LossInputs:
         return inputs_of(self.batch, self.attempts, **given)
 
@@ -51,12 +65,14 @@ def algorithm_of(name: str, **keys: Any) -> AlgorithmConfig:
 
 def take_step(algorithm: AlgorithmConfig, attempts: Sequence[Attempt]) -> Step:
     by_name = {attempt.name: attempt for attempt in attempts}
-    greedy = to_groups(attempts, greedy=True) if algorithm.advantage.mean == "greedy" else ()
-    selection = select(to_groups(attempts), algorithm, max_length=LONGEST, greedy=greedy)
+    own_attempts = [a for a in attempts if not a.expert]
+    greedy = to_groups(own_attempts, greedy=True) if algorithm.advantage.mean == "greedy" else ()
+    shown = [r for group in to_groups([a for a in attempts if a.expert]) for r in group.rollouts]
+    selection = select(to_groups(own_attempts), algorithm, max_length=LONGEST, greedy=greedy, demonstrations=shown)
     batch = build_batch(selection.rollouts, temperature=1.0, max_length=LONGEST)
     own = [by_name[s.sample_id] for s in batch.samples]
     samples = [
-        replace(s, old_logprobs=after_prompt(a.old), ref_logprobs=after_prompt(a.ref))
+        replace(s, old_logprobs=after_prompt(a.old), ref_logprobs=after_prompt(a.ref), attention=attention_of(a))
         for s, a in zip(batch.samples, own, strict=True)
     ]
     batch = replace(batch, samples=tuple(samples))
@@ -71,6 +87,5 @@ def take_step(algorithm: AlgorithmConfig, attempts: Sequence[Attempt]) -> Step:
         algorithm,
         values=[[after_prompt(a.values[m]) for a in own] for m in range(critics)],
         token_rewards=rewards,
-        credit=[after_prompt(a.credit) for a in own] if algorithm.credit.type != "none" else (),
     )
     return Step(algorithm=algorithm, selection=selection, batch=batch, attempts=by_name)

@@ -46,7 +46,8 @@ class Attempt:
     values: list[list[float]] = field(default_factory=list)
     """By critic."""
     token_rewards: list[float] = field(default_factory=list)
-    credit: list[float] = field(default_factory=list)
+    waad: list[float] = field(default_factory=list)
+    fai: list[float] = field(default_factory=list)
     entropy: list[float] = field(default_factory=list)
 
     @property

@@ -213,8 +213,8 @@ def total_loss(answers: list[Answer], loss: Loss, longest: int) -> float:
                 r, s = token_ratio(answer, t, loss)
                 gain = loss.objective(r, s, answer.new[t], answer.advantages[t])
                 gain *= correction_weight(answer, t, loss.correction)
-            if loss.beta:
-                full = loss.kl == "full"
+            full = loss.kl == "full"
+            if loss.beta and (full or not answer.expert):
                 gain -= loss.beta * (answer.full_kl[t] if full else kl_estimate(answer.new[t], answer.ref[t], loss.kl))
             if loss.eta and (not answer.gets_bonus or answer.gets_bonus[t]):
                 gain += loss.eta * answer.entropy[t]

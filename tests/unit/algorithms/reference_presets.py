@@ -11,6 +11,8 @@ from dataclasses import dataclass, replace
 import reference_advantages as ref
 import reference_loss as paper
 from reference_advantages import Attempt, ByToken
+from reference_credit import PRESET as CREDIT
+from reference_credit import reference_factors
 
 Advantages = Callable[[list[Attempt], list[Attempt]], ByToken]
 """(all scored rollouts, those that are trained) -> a value for each written token of the latter."""
@@ -50,7 +52,9 @@ class Method:
         for a in trained:
             own = [0.0 if drop else x for x, drop in zip(advantages[a.name], agreed[a.name], strict=True)]
             if self.uses_credit:
-                own = [x * a.credit[t] for x, t in zip(own, a.written, strict=True)]
+                mask = [t in set(a.written) for t in range(a.length)]
+                factors = reference_factors(a.waad, a.fai, mask, CREDIT)
+                own = [x * factors[t] for x, t in zip(own, a.written, strict=True)]
             result.append(
                 paper.Answer(
                     new=[a.new[t] for t in a.written],

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import math
-from typing import Any
-
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from reference_credit import reference_factors
 
 from roll.algorithms.credit import credit_factors, distance_weights, head_groups, jumps, top_share
 from roll.types import AttentionStatistics
@@ -55,7 +53,9 @@ def test_top_share_rounds_up_and_leaves_zeros_and_masked_tokens_out() -> None:
 
 def test_local_amplifies_the_largest_jumps() -> None:
     sample = statistics([1, 4, 4, 9, 2], [0, 0, 0, 0, 0])
-    assert jumps(sample.waad).tolist() == [3, 0, 5, 7, 0]
+    assert jumps(sample.waad, everywhere(5)).tolist() == [3, 0, 5, 7, 0]
+    gap = np.array([1, 1, 1, 0, 1], dtype=np.bool_)  # an environment's token: a turn ends before it
+    assert jumps(sample.waad, gap).tolist() == [3, 0, 0, 0, 0]
     found = credit_factors(sample, everywhere(5), form="local", share=0.4)
     assert found.tolist() == [1, 1, 1.5, 1.5, 1]
     assert found.dtype == np.float32
@@ -87,42 +87,6 @@ def test_an_introduction_that_is_an_anchor_itself_gets_at_most_the_whole_amplifi
     sample = statistics([9, 1, 1, 1, 1], [0.9, 0.8, 0, 0, 0])
     found = credit_factors(sample, everywhere(5), form="coupled", back_share=0.5)
     assert found.tolist() == [1.5, 1.25, 1, 1, 1]
-
-
-def reference_factors(waad: list[float], fai: list[float], mask: list[bool], options: dict[str, Any]) -> list[float]:
-    """From the formulas, token by token."""
-    form, g, share = options["form"], options["amplification"], options["share"]
-    k, a = options["introduction"], options["back_share"]
-    n = len(waad)
-    jump = [abs(waad[t] - waad[t + 1]) if t + 1 < n else 0.0 for t in range(n)]
-    counted = [t for t in range(n) if mask[t]]
-    size = math.ceil(share * len(counted) - 1e-9)
-
-    def top(scores: list[float]) -> set[int]:
-        return set(sorted((t for t in counted if scores[t] > 0), key=lambda t: (-scores[t], t))[:size])
-
-    def quantile(values: list[float], q: float) -> float:
-        ordered, place = sorted(values), q * (len(values) - 1)
-        low, high = ordered[math.floor(place)], ordered[math.ceil(place)]
-        return low + (high - low) * (place - math.floor(place))
-
-    chosen = top(jump) if form == "local" else top(fai)
-    gamma = [1 + (g - 1) * (t in chosen) for t in range(n)]
-    if form == "coupled" and chosen:
-        calm_limit = quantile([waad[t] for t in counted], options["calm_quantile"])
-        jump_limit = quantile([jump[t] for t in counted], options["jump_quantile"])
-        introductions = set()
-        for t in chosen:
-            before = [u for u in range(max(t - k, 0), t) if mask[u]]
-            if waad[t] > calm_limit or not before:
-                continue
-            best = max(before, key=lambda u: (jump[u], u))
-            if jump[best] > 0 and jump[best] >= jump_limit:
-                gamma[t] -= a * (g - 1)
-                introductions.add(best)
-        for u in introductions:
-            gamma[u] += a * (g - 1)
-    return [min(x, g) for x in gamma]
 
 
 levels = st.integers(0, 12).map(lambda i: i / 4)  # exact in float32, and often equal
@@ -172,9 +136,8 @@ def test_what_stands_before_or_after_a_sample_does_not_count(
     sample: tuple[AttentionStatistics, np.ndarray], options: dict, size: int
 ) -> None:
     of_sample, mask = sample
-    last = of_sample.waad[-1]  # a token behind is a neighbour: one like the last makes no jump
     wider = AttentionStatistics(
-        waad=np.concatenate([np.full(size, 7, np.float32), of_sample.waad, np.full(size, last, np.float32)]),
+        waad=np.concatenate([np.full(size, 7, np.float32), of_sample.waad, np.full(size, 8, np.float32)]),
         fai=np.concatenate([np.full(size, 9, np.float32), of_sample.fai, np.full(size, 9, np.float32)]),
     )
     outside = np.zeros(size, dtype=np.bool_)

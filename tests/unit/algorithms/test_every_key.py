@@ -23,6 +23,7 @@ from model_helpers import loss_inputs_of_batch
 from roll.config import RLVRConfig
 from roll.config.algorithm import AlgorithmConfig
 from roll.config.keys import Key, all_keys
+from roll.data import ChatRenderer
 from roll.models import load_tokenizer
 from roll.models.tiny import write_tiny_model
 from roll.pipelines.learning.collecting import collect
@@ -30,7 +31,19 @@ from roll.pipelines.learning.updates import learn
 from roll.pipelines.state import RunState
 from roll.pipelines.trainers import critic_path, critic_specs, policy_spec
 from roll.protocols import LossFn
-from roll.types import AttentionStatistics, FloatArray, Group, PromptDraw, StepResult, TrainingBatch
+from roll.rollout import SamplingPlan
+from roll.types import (
+    AttentionRange,
+    AttentionStatistics,
+    FloatArray,
+    Group,
+    PromptDraw,
+    RewardResult,
+    Rollout,
+    SamplingParams,
+    StepResult,
+    TrainingBatch,
+)
 
 KEYS = {(key.dotted, variant): key for key in all_keys(AlgorithmConfig) for variant in key.variants or ("",)
         if not key.members}  # fmt: skip
@@ -139,7 +152,8 @@ CASES: dict[tuple[str, str], tuple[dict[str, Any], Any]] = {
     ("credit.back_share", ""): (CREDIT, 0.9),
     ("credit.calm_quantile", ""): (CREDIT, 0.1),
     ("credit.jump_quantile", ""): (CREDIT, 0.0),
-    ("imitation_weight", ""): ({}, 0.5),
+    ("imitation.weight", ""): ({}, 0.5),
+    ("imitation.when", ""): ({}, "unsolved"),
     ("loss", ""): ({}, "OWN:loss"),
 }
 """By key and kind of gate: what else must be set, and the other value."""
@@ -190,7 +204,7 @@ def config_of(keys: dict[str, Any], directory: Path, model: Path) -> RLVRConfig:
             "name": "keys",
             "model": str(model),
             "algorithm": algorithm,
-            "data": [{"source": "guess_number"}],
+            "data": [{"source": "guess_number", "demonstrations": True}],
             "rollout": {"prompts_per_step": 5, "group_size": 2, "max_new_tokens": 16},
             "training": {"num_steps": 4},
         }
@@ -209,10 +223,11 @@ def run(config: RLVRConfig, model: Path) -> list[Any]:
         config=config,
         state=RunState(),
         spans=SimpleNamespace(phase=nothing),
-        data=SimpleNamespace(train=Prompts()),
+        data=SimpleNamespace(train=Prompts(), renderer=ChatRenderer(load_tokenizer(str(model)))),
+        rewards=dict.fromkeys(("d", "d0", "d1"), one_half),
         ledger=SimpleNamespace(open=lambda draws, step: log.append([d.draw_id for d in draws])),
         scheduler=Answers(),
-        train_plan=None,
+        train_plan=SamplingPlan(purpose="train", group_size=9, sampling=SamplingParams(max_new_tokens=4)),
         trainer=Recorder("policy", 0, log),
         critics=tuple(Recorder("critic", i, log) for i in range(num_critics)),
         reference=Recorder("reference", 0, log) if config.algorithm.uses_reference else None,
@@ -235,17 +250,28 @@ def nothing(name: str) -> Iterator[None]:
 
 
 def all_groups() -> list[Group]:
-    """Conversations of two domains, some groups without variance, an expert among the rollouts."""
+    """Conversations of two domains, some groups without variance; some prompts have a demonstration."""
     attempts, number = [], 0
     for seed in range(12):
         kind = ("multi_turn", "many_domains", "zero_variance", "ragged")[seed % 4]
         for a in random_attempts(seed, kind):
             group = 100 * seed + a.group
-            attempts.append(replace(a, group=group, domain=f"d{group % 2}", expert=seed == 1 and a.index == 0))
+            attempts.append(replace(a, group=group, domain=f"d{group % 2}"))
     ids = {group: i for i, group in enumerate(dict.fromkeys(a.group for a in attempts))}
     number = len(ids)
     assert number > 25
-    return to_groups([replace(a, group=ids[a.group]) for a in attempts])
+    groups = to_groups([replace(a, group=ids[a.group]) for a in attempts])
+    return [with_demonstration(group) if group.draw.draw_id % 2 else group for group in groups]
+
+
+def with_demonstration(group: Group) -> Group:
+    prompt = replace(group.draw.prompt, expert=("an answer",))
+    return replace(group, draw=replace(group.draw, prompt=prompt))
+
+
+async def one_half(rollout: Rollout) -> RewardResult:
+    """What demonstrations get: more than some of the policy's rollouts, less than others."""
+    return RewardResult(value=0.5)
 
 
 class Prompts:
@@ -291,18 +317,24 @@ class Recorder:
     async def values(self, batch: TrainingBatch) -> list[FloatArray]:
         return self._numbers(batch, 0.5 + 0.1 * self.updates, 3)
 
-    async def attention_statistics(
-        self, batch: TrainingBatch, window: int, horizon: tuple[int, int]
-    ) -> list[AttentionStatistics]:
+    async def logprobs_and_attention(
+        self, batch: TrainingBatch, of: AttentionRange
+    ) -> tuple[list[FloatArray], list[AttentionStatistics]]:
+        return await self.logprobs(batch), self._attention(batch, of)
+
+    def _attention(self, batch: TrainingBatch, of: AttentionRange) -> list[AttentionStatistics]:
         far = [np.abs(x) for x in self._numbers(batch, 6.0, 4)]
-        near = [np.abs(x) for x in self._numbers(batch, 1.0, 10 * horizon[0] + horizon[1])]
-        return [
-            AttentionStatistics(waad=np.minimum(w, np.float32(window)), fai=f) for w, f in zip(far, near, strict=True)
-        ]
+        near = [np.abs(x) for x in self._numbers(batch, 1.0, 10 * of.horizon[0] + of.horizon[1])]
+        pairs = zip(far, near, strict=True)
+        return [AttentionStatistics(waad=np.minimum(w, np.float32(of.window)), fai=f) for w, f in pairs]
 
     async def train_step(self, batch: TrainingBatch, loss: LossFn) -> StepResult:
         current = await self.logprobs(batch)
         values = await self.values(batch)
+        observed = getattr(loss, "needs_attention", None)
+        if observed is not None and batch.samples[0].attention is None:
+            seen = zip(batch.samples, self._attention(batch, observed), strict=True)
+            batch = replace(batch, samples=tuple(replace(s, attention=own) for s, own in seen))
         inputs = loss_inputs_of_batch(batch, current, values, [np.abs(x) for x in self._numbers(batch, 1.0, 5)])
         outputs = loss(inputs)
         moving = inputs.values if self.role == "critic" else inputs.logprobs

@@ -66,7 +66,7 @@ def test_masked_tokens_never_move_loss_or_gradient(name: str, kind: str, seed: i
         replace(
             a,
             values=[garbage(critic, a) for critic in a.values],
-            **{n: garbage(getattr(a, n), a) for n in ("new", "old", "rollout", "ref", "credit", "entropy")},
+            **{n: garbage(getattr(a, n), a) for n in ("new", "old", "rollout", "ref", "waad", "fai", "entropy")},
         )
         for a in attempts
     ]

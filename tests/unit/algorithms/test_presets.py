@@ -39,7 +39,7 @@ def test_advantages_loss_and_selection_are_those_of_the_paper(name: str, beta: f
             continue
         answers = method.answers(attempts)
         for attempt, answer in zip(trained, answers, strict=True):
-            found = step.advantages[attempt.name]
+            found = step.weighted(attempt.name)
             np.testing.assert_allclose(found, answer.advantages, rtol=2e-6, atol=2e-6, err_msg=f"{kind} {seed}")
         rounded = [_rounded(answer) for answer in answers]
         outputs, _ = step.loss()

@@ -129,6 +129,7 @@ IMPOSSIBLE = {
     "a buffer over the answer": (["reward.overlong_buffer=33"], "exceeds rollout.max_new_tokens 32", "lower"),
     "a horizon upside down": (["type=attention_credit", "credit.horizon_start=101"], "horizon", "101"),
     "a function that is no path": (["loss=my_loss"], "algorithm.loss", "my_loss"),
+    "imitation of nobody": (["imitation.weight=0.5"], "no source under data has demonstrations", "expert_key"),
     "a clip of nothing": (["advantage.clip=0"], "advantage.clip", "> 0"),
 }  # fmt: skip
 

@@ -1,4 +1,7 @@
-"""The statistics of the live policy's attention equal those of transformers' own eager maps, written out as loops."""
+"""The statistics of the live policy's attention equal those of transformers' own eager maps, written out as loops.
+
+They are taken in two places, both without a pass of their own: in the update's, and in that of the log-probs before it.
+"""
 
 from __future__ import annotations
 
@@ -10,9 +13,10 @@ import numpy as np
 import pytest
 import torch
 from test_architectures import MODELS, write_model
-from training_helpers import make_batch, make_spec
+from training_helpers import grads_of, make_batch, make_spec, relative_error
 
-from roll.algorithms.losses import PolicyLoss
+from roll.algorithms.inputs import LossInputs, LossOutputs
+from roll.algorithms.losses import CreditedLoss, PolicyLoss
 from roll.config.model import LoRAConfig
 from roll.errors import UnsupportedError
 from roll.models import load_causal_lm
@@ -20,10 +24,11 @@ from roll.models.tiny import write_tiny_model
 from roll.training import TorchBackend, attention_maps
 from roll.training.attention_maps import observed_layers
 from roll.training.precision import Precision
-from roll.types import AttentionStatistics, TrainingBatch
+from roll.types import AttentionRange, AttentionStatistics, TrainingBatch
 
 DOUBLE = Precision(compute=torch.float64, master=torch.float64)
 WINDOW, HORIZON = 4, (2, 7)
+RANGE = AttentionRange(window=WINDOW, horizon=HORIZON)
 SHAPE = {"groups": 3, "group_size": 3, "response": (1, 20)}
 
 
@@ -33,7 +38,10 @@ def _model_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def reference_statistics(model: Any, batch: TrainingBatch) -> list[tuple[list[float], list[float]]]:
-    """WAAD and FAI of every token by the formulas, from the maps that transformers returns."""
+    """WAAD and FAI of every token by the formulas, from the maps that transformers returns.
+
+    The last token in the loss predicts nothing: it has no row, and keeps the WAAD of the one before.
+    """
     num_layers = model.config.num_hidden_layers
     result = []
     for sample in batch.samples:
@@ -41,22 +49,51 @@ def reference_statistics(model: Any, batch: TrainingBatch) -> list[tuple[list[fl
         with torch.no_grad():
             attentions = model(input_ids=ids, output_attentions=True).attentions
         maps = [m for layer in observed_layers(num_layers) for m in attentions[layer][0].double().numpy()]
-        n, first = len(sample), sample.prefix_length
+        n, first = int(np.flatnonzero(sample.loss_mask)[-1]), sample.prefix_length
         far = []
         for m in maps:
             spans = [sum(m[t, s] * (t - s) for s in range(t + 1)) for t in range(first, n)]
-            far.append(sum(spans) / len(spans))
+            far.append(sum(spans) / max(len(spans), 1))
         order = sorted(range(len(maps)), key=lambda i: far[i])
         count = round(0.3 * len(maps))
         local = sum(maps[i] for i in order[:count]) / count
         wide = sum(maps[i] for i in order[-count:]) / count
-        waad, fai = [0.0] * n, [0.0] * n
+        waad, fai = [0.0] * len(sample), [0.0] * len(sample)
         for t in range(first, n):
             waad[t] = sum(local[t, s] * min(t - s, WINDOW) for s in range(t + 1))
             later = [wide[u, t] for u in range(t + HORIZON[0], min(n - 1, t + HORIZON[1]) + 1)]
             fai[t] = sum(later) / len(later) if later else 0.0
+        if n > first:
+            waad[n:] = [waad[n - 1]] * (len(sample) - n)
         result.append((waad, fai))
     return result
+
+
+def statistics_in_an_update(backend: TorchBackend, batch: TrainingBatch) -> list[AttentionStatistics]:
+    """What a loss is shown while the policy is updated, by sample."""
+    seen: dict[bytes, AttentionStatistics] = {}
+
+    @dataclasses.dataclass
+    class Looking:
+        needs_attention = RANGE
+
+        def __call__(self, inputs: LossInputs) -> LossOutputs:
+            assert inputs.attention is not None
+            for own in inputs.attention:
+                assert id(own.mask) in masks
+                seen[masks[id(own.mask)]] = own.statistics
+            return LossOutputs(loss=inputs.logprobs.sum())
+
+    masks = {id(s.loss_mask): s.sample_id.encode() for s in batch.samples}
+    backend.train_step(batch, Looking())
+    return [seen[s.sample_id.encode()] for s in batch.samples]
+
+
+def statistics_before_updates(backend: TorchBackend, batch: TrainingBatch) -> list[AttentionStatistics]:
+    return backend.logprobs_and_attention(batch, RANGE)[1]
+
+
+BOTH_PLACES = pytest.mark.parametrize("look", [statistics_in_an_update, statistics_before_updates])
 
 
 def assert_close(found: list[AttentionStatistics], expected: list[Any], batch: TrainingBatch, limit: float) -> None:
@@ -67,46 +104,48 @@ def assert_close(found: list[AttentionStatistics], expected: list[Any], batch: T
         np.testing.assert_allclose(own.fai, fai, rtol=limit, atol=limit)
 
 
+@BOTH_PLACES
 @pytest.mark.parametrize(
     ("settings", "elements"),
     [
         ({}, 2**20),
         ({"share_prefix": False, "max_tokens_per_micro_batch": 40}, 50),
-        ({"max_tokens_per_micro_batch": 1}, 1),
+        ({"max_tokens_per_micro_batch": 1, "activation_checkpointing": True}, 1),
     ],
 )
 def test_statistics_equal_those_of_eager_maps(
-    monkeypatch: pytest.MonkeyPatch, model_path: Path, settings: dict[str, Any], elements: int
+    monkeypatch: pytest.MonkeyPatch, model_path: Path, settings: dict[str, Any], elements: int, look: Any
 ) -> None:
     monkeypatch.setitem(attention_maps.MAP_ELEMENTS, "cpu", elements)  # one row of maps at a time, or all
     batch = make_batch(**SHAPE)
     model = load_causal_lm(model_path, torch.float64, attention="eager")
     expected = reference_statistics(model, batch)
     backend = TorchBackend(make_spec(model_path, **settings), precision=DOUBLE)
-    found = backend.attention_statistics(batch, WINDOW, HORIZON)
+    found = look(backend, batch)
     assert_close(found, expected, batch, 1e-6)
     assert any(own.waad.max() > 1 for own in found)
     assert any(own.fai.max() > 0.02 for own in found)
 
 
+@BOTH_PLACES
 @pytest.mark.parametrize("name", ["Qwen3", "Mistral", "Gemma3Text", "Phi3", "SmolLM3"])
-def test_other_decoders_and_sliding_windows(tiny_model: Path, tmp_path: Path, name: str) -> None:
+def test_other_decoders_and_sliding_windows(tiny_model: Path, tmp_path: Path, name: str, look: Any) -> None:
     path = write_model(tmp_path / name, tiny_model, name, **MODELS[name])
     batch = make_batch(6, **SHAPE)
     model = load_causal_lm(path, torch.float64, attention="eager")
     backend = TorchBackend(make_spec(path), precision=DOUBLE)
-    found = backend.attention_statistics(batch, WINDOW, HORIZON)
-    assert_close(found, reference_statistics(model, batch), batch, 1e-6)
+    expected = reference_statistics(model, batch)
+    assert_close(look(backend, batch), expected, batch, 1e-6)
 
 
 @pytest.mark.parametrize("lora", [None, LoRAConfig(rank=2)])
 def test_maps_are_those_of_the_policy_as_it_is_now(model_path: Path, lora: LoRAConfig | None) -> None:
     batch = make_batch(3, **SHAPE)
     backend = TorchBackend(make_spec(model_path, lora=lora, learning_rate=0.03))
-    before = backend.attention_statistics(batch, WINDOW, HORIZON)
+    before = statistics_before_updates(backend, batch)
     for seed in (1, 2, 3):
         backend.train_step(make_batch(seed, **SHAPE), PolicyLoss())
-    after = backend.attention_statistics(batch, WINDOW, HORIZON)
+    after = statistics_before_updates(backend, batch)
     assert max(np.abs(a.waad - b.waad).max() for a, b in zip(before, after, strict=True)) > 1e-2
     model = load_causal_lm(model_path, torch.float32, attention="eager")
     model.load_state_dict({n: t.detach() for n, t in backend.weights()}, strict=False)
@@ -114,48 +153,69 @@ def test_maps_are_those_of_the_policy_as_it_is_now(model_path: Path, lora: LoRAC
     assert_close(after, reference_statistics(model.double(), batch), batch, 1e-4)
 
 
-def test_looking_changes_nothing_of_what_follows(model_path: Path) -> None:
+@pytest.mark.parametrize("checkpointing", [False, True])
+def test_looking_changes_nothing_of_what_is_learnt(model_path: Path, checkpointing: bool) -> None:
     batch = make_batch(**SHAPE)
+    plain = CreditedLoss(loss=PolicyLoss(), range=RANGE, amplification=1.0)  # factors of 1
     results = []
-    for look in (False, True):
-        backend = TorchBackend(make_spec(model_path, activation_checkpointing=True))
-        if look:
-            backend.attention_statistics(batch, WINDOW, HORIZON)
-        results.append(dataclasses.replace(backend.train_step(batch, PolicyLoss()), timings_s={}, logprobs=()))
-    assert results[0] == results[1]
+    for loss in (PolicyLoss(), plain):
+        backend = TorchBackend(make_spec(model_path, activation_checkpointing=checkpointing))
+        result = backend.train_step(batch, loss)
+        metrics = {n: v for n, v in result.metrics.items() if n != "policy/credit_factor"}
+        results.append((dataclasses.replace(result, timings_s={}, logprobs=(), metrics=metrics), grads_of(backend)))
+    assert results[0][0] == results[1][0]
+    assert all(torch.equal(results[1][1][n], grad) for n, grad in results[0][1].items())
 
 
-def test_a_sample_does_not_depend_on_what_is_in_the_batch_or_in_which_order(model_path: Path) -> None:
+def test_log_probs_are_those_without_looking(model_path: Path) -> None:
+    batch = make_batch(**SHAPE)
+    backend = TorchBackend(make_spec(model_path))
+    logprobs, _ = backend.logprobs_and_attention(batch, RANGE)
+    assert all(np.array_equal(a, b) for a, b in zip(logprobs, backend.logprobs(batch), strict=True))
+
+
+def test_an_update_is_the_same_wherever_the_maps_were_taken(model_path: Path) -> None:
+    batch = make_batch(**SHAPE)
+    loss = CreditedLoss(loss=PolicyLoss(), range=RANGE)
+    first, second = (TorchBackend(make_spec(model_path), precision=DOUBLE) for _ in range(2))
+    _, seen = second.logprobs_and_attention(batch, RANGE)
+    brought = dataclasses.replace(
+        batch,
+        samples=tuple(dataclasses.replace(s, attention=own) for s, own in zip(batch.samples, seen, strict=True)),
+    )
+    results = [first.train_step(batch, loss), second.train_step(brought, loss)]
+    assert results[0].metrics["policy/credit_factor"] > 1.05
+    assert results[0].loss == pytest.approx(results[1].loss, rel=1e-12)
+    assert relative_error(grads_of(first), grads_of(second)) < 1e-12
+    plain = TorchBackend(make_spec(model_path), precision=DOUBLE)
+    plain.train_step(batch, PolicyLoss())
+    assert relative_error(grads_of(plain), grads_of(second)) > 1e-2
+
+
+@BOTH_PLACES
+def test_a_sample_does_not_depend_on_what_is_in_the_batch_or_in_which_order(model_path: Path, look: Any) -> None:
     batch = make_batch(5, **SHAPE)
-    backend = TorchBackend(make_spec(model_path, max_tokens_per_micro_batch=60))
-    found = backend.attention_statistics(batch, WINDOW, HORIZON)
+    spec = make_spec(model_path, max_tokens_per_micro_batch=60)
+    found = look(TorchBackend(spec), batch)
     some = dataclasses.replace(batch, samples=batch.samples[::-2])
-    for own, other in zip(backend.attention_statistics(some, WINDOW, HORIZON), found[::-2], strict=True):
+    for own, other in zip(look(TorchBackend(spec), some), found[::-2], strict=True):
         np.testing.assert_allclose(own.waad, other.waad, atol=1e-5)
         np.testing.assert_allclose(own.fai, other.fai, atol=1e-6)
 
 
-def test_an_empty_answer_gets_zeros_for_its_prompt(model_path: Path) -> None:
+def test_an_empty_answer_gets_zeros(model_path: Path) -> None:
     batch = make_batch(**SHAPE)
-    short = dataclasses.replace(
-        batch.samples[0],
-        **{n: getattr(batch.samples[0], n)[: batch.samples[0].prefix_length] for n in ("token_ids", "loss_mask")},
-    )
+    end = batch.samples[0].prefix_length
+    names = ("token_ids", "loss_mask", "advantages", "rollout_logprobs")
+    short = dataclasses.replace(batch.samples[0], **{n: getattr(batch.samples[0], n)[:end] for n in names})
     mixed = dataclasses.replace(batch, samples=(short, *batch.samples[1:]))
     backend = TorchBackend(make_spec(model_path))
-    found = backend.attention_statistics(mixed, WINDOW, HORIZON)
+    found = statistics_before_updates(backend, mixed)
     assert found[0].waad.tolist() == found[0].fai.tolist() == [0.0] * len(short)
-    for own, other in zip(found[1:], backend.attention_statistics(batch, WINDOW, HORIZON)[1:], strict=True):
+    for own, other in zip(found[1:], statistics_before_updates(backend, batch)[1:], strict=True):
         np.testing.assert_allclose(own.waad, other.waad, atol=1e-5)
-
-
-def test_layers_behind_the_last_observed_one_do_not_run(model_path: Path) -> None:
-    backend = TorchBackend(make_spec(model_path))
-    ran: list[int] = []
-    for index, layer in enumerate(backend.network.decoder.layers):
-        layer.register_forward_hook(lambda *_, index=index: ran.append(index))
-    backend.attention_statistics(make_batch(**SHAPE), WINDOW, HORIZON)
-    assert ran == [0, 1, 2, 3, 4]  # of nine layers 3, 4 and 5 are observed; 5 ends when its queries and keys are there
+    result = backend.train_step(mixed, CreditedLoss(loss=PolicyLoss(), range=RANGE))
+    assert result.stepped
 
 
 @pytest.mark.parametrize(
@@ -168,5 +228,5 @@ def test_layers_are_spaced_evenly_over_the_middle_third(num_layers: int, expecte
 
 def test_a_critic_has_no_policy_to_look_at(model_path: Path) -> None:
     backend = TorchBackend(dataclasses.replace(make_spec(model_path), role="critic"))
-    with pytest.raises(UnsupportedError, match="attention_statistics"):
-        backend.attention_statistics(make_batch(**SHAPE), WINDOW, HORIZON)
+    with pytest.raises(UnsupportedError, match="logprobs_and_attention"):
+        backend.logprobs_and_attention(make_batch(**SHAPE), RANGE)

@@ -10,10 +10,11 @@ import torch
 from training_helpers import grads_of, make_batch, make_spec
 
 from roll.algorithms.correction import Correction
-from roll.algorithms.losses import PolicyLoss
+from roll.algorithms.losses import CreditedLoss, PolicyLoss
 from roll.config.model import LoRAConfig
 from roll.training import TorchBackend
 from roll.training.precision import Precision
+from roll.types import AttentionRange
 
 SMALL = {"max_tokens_per_micro_batch": 30}
 BARE = Correction(upper=None)
@@ -25,7 +26,7 @@ CASES: dict[str, dict[str, Any]] = {
     "checkpointing": {"dtype": "float64", "activation_checkpointing": True},
     "lora": {"dtype": "float64", "lora": LoRAConfig(rank=2), "learning_rate": 0.02},
 }
-WINDOW, HORIZON = 4, (2, 7)
+RANGE = AttentionRange(window=4, horizon=(2, 7))
 
 
 def work(case: str, model: Path, **ranks: Any) -> dict[str, Any]:
@@ -40,10 +41,10 @@ def work(case: str, model: Path, **ranks: Any) -> dict[str, Any]:
     backend.train_step(make_batch(1), PLAIN)
     found["result"] = backend.train_step(batch, BOTH)
     found["grads"] = grads_of(backend)
-    found["statistics"] = backend.attention_statistics(batch, WINDOW, HORIZON)
+    found["statistics"] = backend.logprobs_and_attention(batch, RANGE)[1]
     one = dataclasses.replace(batch, samples=batch.samples[:1])
-    found["one"] = backend.attention_statistics(one, WINDOW, HORIZON)  # the other rank has nothing to do
-    found["then"] = backend.train_step(make_batch(3), BOTH)
+    found["one"] = backend.logprobs_and_attention(one, RANGE)[1]  # the other rank has nothing to do
+    found["then"] = backend.train_step(make_batch(3), CreditedLoss(loss=BOTH, range=RANGE))
     if case == "lora":
         found["still below"] = backend.logprobs(batch, adapter=False)
     return found

@@ -1,7 +1,8 @@
 """Losses: picklable callables from `LossInputs` to `LossOutputs`."""
 
+from roll.algorithms.losses.credited import CreditedLoss
 from roll.algorithms.losses.own import OwnLoss
 from roll.algorithms.losses.policy import PolicyLoss
 from roll.algorithms.losses.value import ValueLoss
 
-__all__ = ["OwnLoss", "PolicyLoss", "ValueLoss"]
+__all__ = ["CreditedLoss", "OwnLoss", "PolicyLoss", "ValueLoss"]

@@ -9,7 +9,8 @@
     KL_t distance to the reference model           `algorithms.kl`
     H_t  entropy, where m_t asks for a bonus
 
-Advantages come with the tokens. An expert's tokens have objective A log pi: no ratio, no correction.
+Advantages come with the tokens. An expert's tokens have objective A log pi: no ratio, no correction, and none of the
+divergences that are estimated from samples, since the policy did not sample them.
 """
 
 from __future__ import annotations
@@ -97,7 +98,8 @@ class PolicyLoss:
         if self.kl_estimator == "full":
             return _required(inputs.full_kl, "full_kl", self.kl_coefficient)
         reference = _required(inputs.ref_logprobs, "ref_logprobs", self.kl_coefficient)
-        return kl_per_token(inputs.logprobs, reference, self.kl_estimator)
+        kl = kl_per_token(inputs.logprobs, reference, self.kl_estimator)
+        return kl if inputs.expert is None else kl.masked_fill(inputs.expert, 0.0)
 
     def _metrics(
         self, inputs: LossInputs, ratio_log: Tensor, weights: Tensor, corrections: Tensor

@@ -3,7 +3,8 @@
     A'_t = gamma_t A_t;   gamma_t = 1.5 for chosen tokens, of which there are 40 % per answer, else 1
     local: largest |WAAD_t - WAAD_{t+1}|;   global: largest FAI_t;   coupled: both, shared with an anchor's introduction
 
-Maps come from one more forward pass of five middle layers of the trained model itself. Thresholds of the coupled form
+Maps come from five middle layers of the trained model itself, in the forward pass that the update makes anyway; with
+several updates per batch, in the one before them. Thresholds of the coupled form
 are not in the paper; here they are quantiles of the answer (docs/algorithms.md).
 """
 
@@ -14,6 +15,6 @@ from typing import Any
 __all__ = ["COST", "PRESET", "STABILITY", "WHEN"]
 
 WHEN = "Long reasoning, where few tokens decide."
-COST = "one more partial forward pass"
+COST = "1 model; 5 layers' maps"
 STABILITY = "as grpo; sharp in its constants"
 PRESET: dict[str, Any] = {"credit": {"type": "coupled"}}

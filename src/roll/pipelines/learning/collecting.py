@@ -6,10 +6,11 @@ import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from roll.pipelines.learning.demonstrations import demonstrations
 from roll.pipelines.learning.selection import Selection, select
 from roll.pipelines.parts import Parts
 from roll.rollout import Fate
-from roll.types import Group, PromptDraw
+from roll.types import Group, PromptDraw, Rollout
 
 __all__ = ["Collected", "collect"]
 
@@ -33,6 +34,7 @@ async def collect(parts: Parts) -> Collected:
     wanted = parts.config.rollout.prompts_per_step
     groups: list[Group] = []
     greedy: list[Group] = []
+    shown: list[Rollout] = []
     missing, refills = wanted, 0
     while True:
         with parts.spans.phase("generate"):
@@ -41,6 +43,7 @@ async def collect(parts: Parts) -> Collected:
             fresh, baseline = await _answers(parts, draws)
             groups += fresh
             greedy += baseline
+            shown += await demonstrations(parts, draws)
         with parts.spans.phase("advantages"):
             selection = select(
                 groups,
@@ -48,6 +51,7 @@ async def collect(parts: Parts) -> Collected:
                 max_length=parts.config.max_answer_tokens,
                 moments=parts.state.moments,
                 greedy=greedy,
+                demonstrations=shown,
             )
         missing = wanted - selection.count(Fate.TRAINED)
         if not filters.refill or missing <= 0 or refills == filters.max_refills:

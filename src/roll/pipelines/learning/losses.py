@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from roll.algorithms import gates
 from roll.algorithms.correction import Correction
-from roll.algorithms.losses import OwnLoss, PolicyLoss, ValueLoss
+from roll.algorithms.losses import CreditedLoss, OwnLoss, PolicyLoss, ValueLoss
 from roll.config.algorithm import AlgorithmConfig
 from roll.protocols import LossFn
 from roll.registry import load_function
+from roll.types import AttentionRange
 
-__all__ = ["check_own_functions", "policy_loss", "value_loss"]
+__all__ = ["attention_range", "check_own_functions", "policy_loss", "value_loss"]
 
 _GATES: dict[str, type[gates.Gate]] = {
     "min_clip": gates.MinClip,
@@ -34,6 +35,14 @@ def check_own_functions(algorithm: AlgorithmConfig) -> None:
             load_function(path, kind)
 
 
+def attention_range(algorithm: AlgorithmConfig) -> AttentionRange | None:
+    """What the policy's loss must know of its attention, if anything."""
+    credit = algorithm.credit
+    if credit.type == "none":
+        return None
+    return AttentionRange(window=credit.window, horizon=(credit.horizon_start, credit.horizon_end))
+
+
 def policy_loss(algorithm: AlgorithmConfig, kl_coefficient: float | None = None) -> LossFn:
     """The policy's loss.
 
@@ -41,6 +50,14 @@ def policy_loss(algorithm: AlgorithmConfig, kl_coefficient: float | None = None)
         algorithm: its settings.
         kl_coefficient: in place of the configured one, where it adapts.
     """
+    loss, observed, form = _policy_loss(algorithm, kl_coefficient), attention_range(algorithm), algorithm.credit.type
+    if observed is None or form == "none":
+        return loss
+    settings = algorithm.credit.model_dump(exclude={"type", "window", "horizon_start", "horizon_end"})
+    return CreditedLoss(loss=loss, range=observed, form=form, **settings)
+
+
+def _policy_loss(algorithm: AlgorithmConfig, kl_coefficient: float | None) -> LossFn:
     if algorithm.loss is not None:
         return OwnLoss(path=algorithm.loss)
     coefficient = algorithm.kl.coefficient if kl_coefficient is None else kl_coefficient

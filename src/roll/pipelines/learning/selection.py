@@ -23,11 +23,11 @@ class Selection:
     """What a step learns from, and what became of every group."""
 
     rollouts: tuple[Rollout, ...]
-    """In the order of their groups."""
+    """In the order of their groups; then demonstrations."""
     episodes: tuple[Episode, ...]
     """The same as advantages see them; rewards shaped."""
     outcomes: Float64Array
-    """[n] their normalised rewards."""
+    """[n] their normalised rewards; a demonstration's as it is."""
     fates: dict[int, tuple[Fate, str]]
     """By draw id, with the reason where it is not trained."""
     accuracies: dict[int, float] = field(default_factory=dict)
@@ -62,6 +62,7 @@ def select(
     max_length: int,
     moments: Mapping[str, Moments] | None = None,
     greedy: Sequence[Group] = (),
+    demonstrations: Sequence[Rollout] = (),
 ) -> Selection:
     """Shape and normalise rewards, and leave out groups and rollouts as the filters say.
 
@@ -74,6 +75,8 @@ def select(
         max_length: longest possible answer in tokens.
         moments: of the run before this step, for `running` scopes.
         greedy: a greedy answer to each prompt, for the baseline `greedy`; a group without one has failed.
+        demonstrations: experts' rollouts of some of the prompts; in no baseline, and filtered by nothing but
+            `algorithm.imitation`. A draw whose demonstration is trained has been trained.
     """
     greedy_rewards = {r.draw_id: _compared(r, algorithm, max_length) for group in greedy for r in group.scored}
     compares = algorithm.advantage.mean == "greedy"
@@ -92,14 +95,31 @@ def select(
     chosen = _chosen(groups, fates, algorithm)
     place = {r.rollout_id: i for i, r in enumerate(r for rollouts in scored for r in rollouts)}
     index = [place[rollout.rollout_id] for rollout in chosen]
+    shown = _imitated(demonstrations, groups, algorithm, max_length)
+    fates |= {rollout.draw_id: (Fate.TRAINED, "") for rollout, _ in shown}
     return Selection(
-        rollouts=tuple(chosen),
-        episodes=tuple(episodes[i] for i in index),
-        outcomes=outcomes[index] if index else np.zeros(0),
+        rollouts=(*chosen, *(rollout for rollout, _ in shown)),
+        episodes=(*(episodes[i] for i in index), *(episode for _, episode in shown)),
+        outcomes=np.array([*outcomes[index], *(episode.reward for _, episode in shown)], dtype=np.float64),
         fates=fates,
         accuracies={g.draw.draw_id: _accuracy(g) for g in groups if g.scored},
         moments=moments,
     )
+
+
+def _imitated(
+    demonstrations: Sequence[Rollout], groups: Sequence[Group], algorithm: AlgorithmConfig, max_length: int
+) -> list[tuple[Rollout, Episode]]:
+    """The demonstrations that earned something and, with `when: unsolved`, more than the policy did by itself."""
+    best = {g.draw.draw_id: _values(g).max() for g in groups if g.scored}
+    result = []
+    for rollout in demonstrations:
+        assert rollout.reward is not None, "a demonstration was scored"
+        unsolved = rollout.reward.value > best.get(rollout.draw_id, -np.inf)
+        episode = episode_of(rollout, _shaped(rollout, algorithm, max_length), scale=algorithm.reward.scale)
+        if episode.total > 0 and _num_written(rollout) and (unsolved or algorithm.imitation.when == "always"):
+            result.append((rollout, episode))
+    return result
 
 
 def _shaped(rollout: Rollout, algorithm: AlgorithmConfig, max_length: int) -> float:

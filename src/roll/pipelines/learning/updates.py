@@ -1,6 +1,9 @@
 """From a selection to new weights.
 
-batch ─ reference, old log-probs, values, attention ─► weigh ─► critics learn ─► policy updates
+batch ─ reference, old log-probs, values ─► weigh ─► critics learn ─► policy updates
+
+Attention credit is the loss's: its maps come from the forward pass before the first of several updates, where one is
+made for the old log-probs, else from the only update's own.
 """
 
 from __future__ import annotations
@@ -13,8 +16,7 @@ import numpy as np
 from roll.algorithms.kl_controller import adapted_coefficient
 from roll.config.algorithm import AlgorithmConfig
 from roll.data.samples import build_batch
-from roll.pipelines.learning.credit import credit_factors
-from roll.pipelines.learning.losses import policy_loss, value_loss
+from roll.pipelines.learning.losses import attention_range, policy_loss, value_loss
 from roll.pipelines.learning.minibatches import critic_share, minibatches
 from roll.pipelines.learning.selection import Selection
 from roll.pipelines.learning.weighing import kl_token_rewards, weigh
@@ -53,15 +55,10 @@ async def learn(parts: Parts, selection: Selection) -> Learned:
         penalties = kl_token_rewards(batch, old, algorithm, coefficient)
     with parts.spans.phase("values" if parts.critics else "advantages"):
         values = [await critic.values(batch) for critic in parts.critics]
-    batch = weigh(
-        batch,
-        selection,
-        algorithm,
-        values=values,
-        token_rewards=penalties,
-        credit=await credit_factors(parts, batch),
-    )
+    batch = weigh(batch, selection, algorithm, values=values, token_rewards=penalties)
     learned = Learned(batch=batch)
+    if any(entry.has_demonstrations for entry in config.data):
+        learned.metrics["data/demonstrations"] = float(sum(s.expert for s in batch.samples))
     await _train_critics(parts, learned, values)
     if parts.state.step >= (algorithm.critic.warmup_steps if algorithm.uses_critic else 0):
         await _train_policy(parts, learned, coefficient)
@@ -76,11 +73,16 @@ def needs_old_logprobs(algorithm: AlgorithmConfig) -> bool:
 
 
 async def _with_logprobs(parts: Parts, batch: TrainingBatch) -> TrainingBatch:
-    """Add `old_logprobs` and `ref_logprobs` where something uses them."""
-    samples = batch.samples
-    if needs_old_logprobs(parts.config.algorithm):
+    """Add `old_logprobs` and `ref_logprobs` where something uses them, and what the same pass says of attention."""
+    samples, algorithm = batch.samples, parts.config.algorithm
+    if needs_old_logprobs(algorithm):
+        observed = attention_range(algorithm)
         with parts.spans.phase("old_logprobs"):
-            old = await parts.trainer.logprobs(batch)
+            if observed is None:
+                old = await parts.trainer.logprobs(batch)
+            else:
+                old, seen = await parts.trainer.logprobs_and_attention(batch, observed)
+                samples = tuple(replace(s, attention=own) for s, own in zip(samples, seen, strict=True))
         samples = tuple(replace(s, old_logprobs=own) for s, own in zip(samples, old, strict=True))
     if parts.reference is not None:
         with parts.spans.phase("reference"):
@@ -97,7 +99,9 @@ async def _train_critics(parts: Parts, learned: Learned, values: Sequence[Sequen
     with parts.spans.phase("train_critic"):
         for index, critic in enumerate(parts.critics):
             pairs = zip(learned.batch.samples, values[index], strict=True)
-            batch = replace(learned.batch, samples=tuple(replace(s, old_values=said) for s, said in pairs))
+            batch = replace(
+                learned.batch, samples=tuple(replace(s, old_values=said) for s, said in pairs if not s.expert)
+            )
             own = critic_share(batch, index, len(parts.critics))
             for epoch in range(algorithm.critic.num_epochs):
                 seed = (parts.config.seed, step, 1 + index, epoch)
@@ -122,7 +126,8 @@ def _adapt(parts: Parts, learned: Learned, penalties: Sequence[FloatArray], coef
     if kl.coefficient == 0:
         return
     if penalties:
-        counted = [p[s.loss_mask] for p, s in zip(penalties, learned.batch.samples, strict=True)]
+        own = [(p, s) for p, s in zip(penalties, learned.batch.samples, strict=True) if not s.expert]
+        counted = [p[s.loss_mask] for p, s in own]
         measured = -float(np.concatenate(counted).mean()) / coefficient
     else:  # a loss of the user's own need not report it
         found = [r.metrics["policy/kl_reference"] for r in learned.results if "policy/kl_reference" in r.metrics]

@@ -1,11 +1,11 @@
 """From a selection to weights per token: advantages, a critic's targets, masks, factors. Pure functions of arrays.
 
-selection ─ values, KL penalty ─► episodes ─► advantages ─ critics' agreement ─ credit ─ factors ─► training batch
+selection ─ values, KL penalty ─► episodes ─► advantages ─ critics' agreement ─ factors ─► training batch
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -14,11 +14,12 @@ from numpy.typing import NDArray
 
 from roll.algorithms.advantages import Estimate, drop_smallest, estimate, rescaled_weights
 from roll.algorithms.episodes import LARGEST, Episode, Float64Array
+from roll.algorithms.returns import per_token, turn_returns
 from roll.config.algorithm import AlgorithmConfig
 from roll.errors import ConfigError
 from roll.pipelines.learning.selection import Selection
 from roll.registry import load_function
-from roll.types import BoolArray, FloatArray, TrainingBatch, TrainingSample
+from roll.types import BoolArray, FloatArray, Rollout, TrainingBatch, TrainingSample
 
 __all__ = ["kl_token_rewards", "weigh"]
 
@@ -30,42 +31,39 @@ def weigh(
     *,
     values: Sequence[Sequence[FloatArray]] = (),
     token_rewards: Sequence[FloatArray] = (),
-    credit: Sequence[FloatArray] = (),
 ) -> TrainingBatch:
     """Give every token its advantage, and whatever else the algorithm wants of it.
 
     Args:
         batch: of the selection's rollouts, in order.
-        selection: their episodes and outcomes.
+        selection: their episodes and outcomes; demonstrations come last.
         algorithm: its settings.
         values: [M][n][L] by critic and sample.
         token_rewards: [n][L] rewards per token, such as a KL penalty.
-        credit: [n][L] factors by attention.
 
     Raises:
         ConfigError: the user's own estimator returned something else than asked for.
     """
-    starts = [sample.prefix_length for sample in batch.samples]
-    after = [_after_prompt(arrays, starts) for arrays in values]
+    starts = [sample.prefix_length for sample in batch.samples if not sample.expert]
+    num_own = len(starts)
+    after = [_after_prompt(arrays[:num_own], starts) for arrays in values]
     episodes = [
         replace(
             episode,
             values=_mean([critic[i] for critic in after]),
             token_rewards=token_rewards[i][starts[i] :] if len(token_rewards) else None,
         )
-        for i, episode in enumerate(selection.episodes)
+        for i, episode in enumerate(selection.episodes[:num_own])
     ]
-    found = _estimate(episodes, selection.outcomes, algorithm)
+    found = _estimate(episodes, selection.outcomes[:num_own], algorithm)
     spreads = [_deviation([critic[i] for critic in after]) for i in range(len(episodes))] if after else []
     agreed = _share(spreads, episodes, algorithm.critic.drop_agreed)
     divergent = _share([-s for s in spreads], episodes, algorithm.entropy.drop_divergent)
-    factors = _factors(selection, algorithm)
+    factors = _factors(selection.rollouts[:num_own], episodes, selection.accuracies, algorithm)
     samples = []
-    for i, sample in enumerate(batch.samples):
+    for i, sample in enumerate(batch.samples[:num_own]):
         advantages = np.where(agreed[i], 0.0, found.advantages[i]) if agreed else found.advantages[i]
-        advantages = advantages * factors[i] * (algorithm.imitation_weight if sample.expert else 1.0)
-        if len(credit):
-            advantages = advantages * credit[i][starts[i] :]
+        advantages = advantages * factors[i]
         samples.append(
             replace(
                 sample,
@@ -75,7 +73,18 @@ def weigh(
                 entropy_mask=_aligned(~divergent[i], sample).astype(np.bool_) if divergent else None,
             )
         )
-    return replace(batch, samples=tuple(samples))
+    shown = zip(batch.samples[num_own:], selection.episodes[num_own:], selection.outcomes[num_own:], strict=True)
+    imitated = [replace(s, advantages=_aligned(_imitation(e, o, algorithm), s)) for s, e, o in shown]
+    return replace(batch, samples=(*samples, *imitated))
+
+
+def _imitation(episode: Episode, outcome: float, algorithm: AlgorithmConfig) -> NDArray[np.floating[Any]]:
+    """[T] weight x G of a demonstration: its own return, which no baseline touches (arXiv 2512.24873 eq. 7 and 10)."""
+    has_turns = algorithm.advantage.estimator in ("turn", "anchor_state")
+    gamma = algorithm.advantage.gamma if has_turns else 1.0
+    result = np.zeros(episode.num_tokens)
+    result[episode.mask] = per_token(episode, turn_returns(episode, outcome, gamma))
+    return algorithm.imitation.weight * result
 
 
 def kl_token_rewards(batch: TrainingBatch, logprobs: Sequence[FloatArray], algorithm: AlgorithmConfig,
@@ -167,13 +176,18 @@ def _share(values: list[FloatArray], episodes: list[Episode], share: float) -> l
     return drop_smallest(values, [episode.mask for episode in episodes], share) if share > 0 and values else []
 
 
-def _factors(selection: Selection, algorithm: AlgorithmConfig) -> Float64Array:
+def _factors(
+    rollouts: Sequence[Rollout],
+    episodes: Sequence[Episode],
+    accuracies: Mapping[int, float],
+    algorithm: AlgorithmConfig,
+) -> Float64Array:
     """[n] factors on whole rollouts, by difficulty and length."""
-    factors = np.ones(len(selection.rollouts))
+    factors = np.ones(len(rollouts))
     if algorithm.weights.difficulty:
-        solved = np.array([selection.accuracies[r.draw_id] for r in selection.rollouts])
+        solved = np.array([accuracies[r.draw_id] for r in rollouts])
         factors *= rescaled_weights(0.5 + 1.5 * (1.0 - np.clip(solved, 0.0, 1.0)))
     if algorithm.weights.length and len(factors):
-        lengths = np.array([episode.mask.sum() for episode in selection.episodes], dtype=np.float64)
+        lengths = np.array([episode.mask.sum() for episode in episodes], dtype=np.float64)
         factors *= rescaled_weights(1.5 - lengths / max(lengths.max(), 1.0))
     return factors

@@ -1,0 +1,82 @@
+"""Any loss with its advantages weighted by attention: A'_t = gamma_t A_t (arXiv 2510.13554).
+
+The maps come from the forward pass that gives the log-probs, so nothing is computed twice. The factors depend on the
+sample and the weights alone, and the advantages enter a loss through the product A'_t: so it makes no difference that
+they are weighted here and not before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+
+from roll.algorithms.credit import CreditForm, credit_factors
+from roll.algorithms.inputs import LossInputs, LossOutputs
+from roll.types import AttentionRange, AttentionStatistics, BoolArray, FloatArray
+
+__all__ = ["CreditedLoss"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CreditedLoss:
+    """See `credit_factors` for all fields but the first two."""
+
+    loss: Callable[[LossInputs], LossOutputs]
+    """Gets the weighted advantages; what it needs, this needs."""
+    range: AttentionRange
+    form: CreditForm = "coupled"
+    amplification: float = 1.5
+    share: float = 0.4
+    introduction: int = 3
+    back_share: float = 0.5
+    calm_quantile: float = 0.5
+    jump_quantile: float = 0.6
+
+    @property
+    def needs_entropy(self) -> bool:
+        """As the inner loss."""
+        return getattr(self.loss, "needs_entropy", False)
+
+    @property
+    def needs_full_kl(self) -> bool:
+        """As the inner loss."""
+        return getattr(self.loss, "needs_full_kl", False)
+
+    @property
+    def needs_attention(self) -> AttentionRange:
+        """The trainer must bring `LossInputs.attention` over this range."""
+        return self.range
+
+    def __call__(self, inputs: LossInputs) -> LossOutputs:
+        """The micro-batch's share. An expert's tokens are not weighted: the policy's attention did not choose them.
+
+        Raises:
+            ValueError: the statistics did not come.
+        """
+        if inputs.attention is None:
+            raise ValueError("attention credit needs LossInputs.attention, which the trainer did not bring")
+        factors = torch.from_numpy(np.concatenate([self._factors(*own) for own in inputs.attention]))
+        factors = factors.to(inputs.advantages)
+        if inputs.expert is not None:
+            factors = factors.masked_fill(inputs.expert, 1.0)
+        outputs = self.loss(replace(inputs, advantages=inputs.advantages * factors))
+        mean = factors.sum() / inputs.num_tokens
+        return replace(outputs, metrics={**outputs.metrics, "policy/credit_factor": mean})
+
+    def _factors(self, statistics: AttentionStatistics, mask: BoolArray) -> FloatArray:
+        """[n] of the tokens that the loss counts."""
+        factors = credit_factors(
+            statistics,
+            mask,
+            form=self.form,
+            amplification=self.amplification,
+            share=self.share,
+            introduction=self.introduction,
+            back_share=self.back_share,
+            calm_quantile=self.calm_quantile,
+            jump_quantile=self.jump_quantile,
+        )
+        return factors[mask]
