@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from roll.config.base import Section, option
+from roll.config.scheduling import SchedulingConfig
 
 __all__ = ["EvaluationConfig", "RolloutConfig"]
 
@@ -22,6 +23,14 @@ class RolloutConfig(Section):
         ge=1,
     )
     num_reward_workers: int = option(1, "Processes that score answers.", ge=1)
+    loop: str | None = option(
+        None,
+        "A coroutine of yours that makes one rollout, in place of ROLL's: `package.module:function`, or "
+        "`path/to/file.py:function`. It gets (draw, index, first, generate, renderer) and returns a `Rollout`.",
+        examples=["examples/loops/second_try.py:second_try"],
+        pattern=r"^(?:\w+(?:\.\w+)*|[^:]+\.py):\w+$",
+    )
+    scheduling: SchedulingConfig = option(SchedulingConfig(), "Order of rollouts, and what a step takes of them.")
 
 
 class EvaluationConfig(Section):

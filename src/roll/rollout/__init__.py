@@ -1,7 +1,24 @@
 """Scheduling of rollouts: asyncio alone, with the running loop's clock; no torch, ray, or vLLM."""
 
+from roll.rollout.attempts import SamplingPlan
+from roll.rollout.controller import AsyncController, Batch, Feed
 from roll.rollout.ledger import DataLedger, Fate
+from roll.rollout.lifecycle import LifeCycle, RolloutState, Transition
 from roll.rollout.proxy import LLMProxy
-from roll.rollout.scheduler import RolloutScheduler, SamplingPlan
+from roll.rollout.routing import Router
+from roll.rollout.scheduler import RolloutScheduler
 
-__all__ = ["DataLedger", "Fate", "LLMProxy", "RolloutScheduler", "SamplingPlan"]
+__all__ = [
+    "AsyncController",
+    "Batch",
+    "DataLedger",
+    "Fate",
+    "Feed",
+    "LLMProxy",
+    "LifeCycle",
+    "RolloutScheduler",
+    "RolloutState",
+    "Router",
+    "SamplingPlan",
+    "Transition",
+]

@@ -10,7 +10,7 @@ import pytest
 
 from roll.errors import EngineDiedError, RewardInfraError
 from roll.rollout import LLMProxy, RolloutScheduler, SamplingPlan
-from roll.rollout.scheduler import request_seed
+from roll.rollout.attempts import request_seed
 from roll.types import (
     EngineLoad,
     Generation,
@@ -72,7 +72,7 @@ class CountingEngine:
         self.aborted += request_ids
 
     def load(self) -> EngineLoad:
-        return EngineLoad(num_running=0, num_waiting=0, kv_used=0.0, capacity=1)
+        return EngineLoad(num_running=0, num_waiting=0, kv_used=0.0, capacity=8)
 
 
 class Engines:

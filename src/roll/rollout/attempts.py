@@ -1,0 +1,182 @@
+"""One rollout from its place in the queue to its reward.
+
+    queued ──► generating (turns, through the proxy) ──► rewarding ──► accepted
+       ▲───── again, within its budget ◄── infrastructure failed ──┘
+
+Invariants:
+    - a rollout that the infrastructure failed is issued again within its budget, then marked `infra_error`: it never
+      gets a reward of 0 and never enters a baseline;
+    - a request's seed depends on the run's seed, the draw, and the index alone: not on time, engines, or attempts.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from roll.errors import InfraError
+from roll.protocols import Reward
+from roll.rollout.lifecycle import LifeCycle, RolloutState
+from roll.rollout.loops import Renderer, RolloutLoop, play, single_answer
+from roll.rollout.proxy import LLMProxy
+from roll.types import Generation, GenerationRequest, PromptDraw, Rollout, RolloutStatus, SamplingParams
+
+__all__ = ["Attempts", "SamplingPlan", "request_seed"]
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SamplingPlan:
+    """How many rollouts each prompt gets, and how they are sampled."""
+
+    purpose: str
+    """`train`, `eval`, …; part of every request's id and seed."""
+    group_size: int
+    sampling: SamplingParams
+    """Its seed is replaced by each request's own."""
+
+
+def request_seed(run_seed: int, purpose: str, draw_id: int, index: int) -> int:
+    """A request's seed: 31 bits of a hash, so it is the same on every machine and in every process."""
+    digest = hashlib.blake2b(f"{run_seed}/{purpose}/{draw_id}/{index}".encode(), digest_size=4).digest()
+    return int.from_bytes(digest, "big") >> 1
+
+
+class Attempts:
+    """Makes rollouts.
+
+    Args:
+        proxy: where requests go.
+        rewards: by domain.
+        renderer: tokens to text, and what comes between two turns.
+        life: owner of all rollouts' states.
+        seed: of the run.
+        max_attempts: how often a rollout that infrastructure failed is issued before it is given up.
+        replicate: whether a prompt's rollouts may run on different engines.
+        loop: makes a rollout, in place of ROLL's own.
+        on_rollout: told of every rollout as it ends (for a display); must return at once.
+    """
+
+    def __init__(
+        self,
+        proxy: LLMProxy,
+        rewards: Mapping[str, Reward],
+        renderer: Renderer,
+        life: LifeCycle,
+        *,
+        seed: int,
+        max_attempts: int = 3,
+        replicate: bool = True,
+        loop: RolloutLoop | None = None,
+        on_rollout: Callable[[Rollout], None] = lambda rollout: None,
+    ) -> None:
+        self._proxy = proxy
+        self._rewards = rewards
+        self._renderer = renderer
+        self._life = life
+        self._seed = seed
+        self._max_attempts = max_attempts
+        self._replicate = replicate
+        self._loop = loop
+        self._on_rollout = on_rollout
+
+    async def attempt(
+        self,
+        draw: PromptDraw,
+        index: int,
+        plan: SamplingPlan,
+        *,
+        on_start: Callable[[], None] = lambda: None,
+        before_reward: asyncio.Event | None = None,
+    ) -> Rollout:
+        """One rollout and its reward.
+
+        Args:
+            draw: its prompt.
+            index: within its group.
+            plan: how to sample.
+            on_start: called when an engine first gets it.
+            before_reward: scoring waits for this.
+        """
+        rollout_id = f"{plan.purpose}-{draw.draw_id}.{index}"
+        self._life.begin(rollout_id)
+        try:
+            rollout = await self._tries(rollout_id, draw, index, plan, on_start, before_reward)
+        except asyncio.CancelledError:
+            self._life.move(rollout_id, RolloutState.ABORTED)
+            raise
+        except BaseException as error:
+            self._life.move(rollout_id, RolloutState.ABORTED, f"{type(error).__name__}: {error}")
+            raise
+        self._on_rollout(rollout)
+        return rollout
+
+    async def _tries(
+        self,
+        rollout_id: str,
+        draw: PromptDraw,
+        index: int,
+        plan: SamplingPlan,
+        on_start: Callable[[], None],
+        before_reward: asyncio.Event | None,
+    ) -> Rollout:
+        life = self._life
+        request = GenerationRequest(
+            request_id=rollout_id,
+            token_ids=draw.token_ids,
+            sampling=replace(plan.sampling, seed=request_seed(self._seed, plan.purpose, draw.draw_id, index)),
+        )
+        session = rollout_id if self._replicate else f"{plan.purpose}-{draw.draw_id}"
+        loop = self._loop or (play if "env" in draw.prompt.metadata else single_answer)
+
+        def started(engine_id: str) -> None:
+            if life.state(rollout_id) is RolloutState.QUEUED:
+                life.move(rollout_id, RolloutState.GENERATING, engine_id)
+                on_start()
+
+        async def generate(request: GenerationRequest) -> Generation:
+            return await self._proxy.generate(request, session=session, pinned=not self._replicate, on_start=started)
+
+        rollout: Rollout | None = None
+        cause = ""
+        for attempt in range(1, self._max_attempts + 1):
+            if attempt > 1:
+                life.move(rollout_id, RolloutState.QUEUED, cause)
+            try:
+                if rollout is None:
+                    rollout = await loop(draw, index, request, generate, self._renderer)
+                if life.state(rollout_id) is RolloutState.QUEUED:  # only its reward is due, or a loop without a model
+                    life.move(rollout_id, RolloutState.GENERATING)
+                life.move(rollout_id, RolloutState.REWARDING)
+                if before_reward is not None:
+                    await before_reward.wait()
+                scored = replace(rollout, reward=await self._rewards[draw.prompt.domain](rollout))
+            except InfraError as error:
+                cause = f"{type(error).__name__}: {error}"
+                logger.warning("rollout %s, attempt %d of %d: %s", rollout_id, attempt, self._max_attempts, cause)
+            else:
+                life.move(rollout_id, RolloutState.ACCEPTED)
+                return scored
+        life.move(rollout_id, RolloutState.INFRA_ERROR, cause)
+        return replace(rollout or _nothing(draw, index), status=RolloutStatus.INFRA_ERROR, cause=cause)
+
+
+def _nothing(draw: PromptDraw, index: int) -> Rollout:
+    """An attempt that never got an answer."""
+    return Rollout(
+        draw_id=draw.draw_id,
+        index=index,
+        prompt=draw.prompt,
+        prompt_token_ids=draw.token_ids,
+        token_ids=np.zeros(0, np.int32),
+        logprobs=np.zeros(0, np.float32),
+        policy_versions=np.zeros(0, np.int32),
+        finish_reason="abort",
+        text="",
+    )

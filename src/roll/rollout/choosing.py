@@ -1,0 +1,114 @@
+"""What a synchronous round launches, and which finished groups close it.
+
+    queue            N prompts; closes when all are done
+    + redundancy     rN prompts; closes at N: the first launched (`launch_order`), or the first finished
+    tail batching    short round: rN prompts x rR rollouts, closes at N complete prompts, leftovers are deferred;
+                     long round, when N prompts are deferred: these, without redundancy (RollPacker, arXiv 2509.21009)
+
+With α > 0 there are no rounds: the buffer's freshness rule alone decides.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from roll.config.scheduling import SchedulingConfig
+from roll.rollout.buffer import Live, SampleBuffer
+
+__all__ = ["Round", "choose", "next_round"]
+
+
+@dataclass(kw_only=True, slots=True)
+class Round:
+    """One synchronous step's launch."""
+
+    num_prompts: int
+    num_rollouts: int
+    """Of each prompt."""
+    first_finished: bool
+    num_deferred: int = 0
+    """Prompts that earlier rounds left, to begin with."""
+    kind: str = ""
+    mandatory: set[int] = field(default_factory=set)
+    """Draws that the round waits for, so that nothing is deferred twice."""
+
+
+def next_round(config: SchedulingConfig, *, wanted: int, group_size: int, num_deferred: int) -> Round:
+    """Decide what to launch.
+
+    Args:
+        config: the policies.
+        wanted: groups that the step trains, N.
+        group_size: rollouts that a group needs, R.
+        num_deferred: prompts that wait in the deferred queue.
+    """
+    plain = Round(
+        num_prompts=wanted, num_rollouts=group_size, first_finished=False, num_deferred=min(num_deferred, wanted)
+    )
+    if config.type == "batch":
+        return plain
+    if config.type == "tail_batching":
+        if num_deferred >= wanted:
+            plain.kind = "long"
+            return plain
+        plain.kind, plain.num_deferred = "short", 0
+    plain.num_prompts = config.num_prompts(wanted)
+    plain.num_rollouts = config.num_rollouts(group_size)
+    plain.first_finished = config.first_finished
+    return plain
+
+
+def choose(
+    buffer: SampleBuffer, current: Round, wanted: int, quota: Counter[str], speculates: bool
+) -> list[Live] | None:
+    """The groups that the step takes, or `None` while it has to wait.
+
+    Args:
+        buffer: live groups.
+        current: what was launched.
+        wanted: groups that the step trains.
+        quota: groups of each domain; empty where the mix is free.
+        speculates: whether more was launched than the step trains.
+    """
+    if not speculates:
+        if len(buffer) == 0:
+            return []
+        return buffer.oldest_ready() if buffer.may_take() else None
+    if not current.first_finished:
+        return _launched_first(buffer, wanted, quota)
+    if any(live.draw_id in current.mandatory for live in buffer.running):
+        return None
+    first = sorted(buffer.ready, key=lambda live: (live.draw_id not in current.mandatory, live.finished))
+    taken = list(_within(first, wanted, quota))
+    return _in_launch_order(taken) if len(taken) == wanted or not buffer.running else None
+
+
+def _launched_first(buffer: SampleBuffer, wanted: int, quota: Counter[str]) -> list[Live] | None:
+    """The first that were launched, once nothing launched before the last of them still runs."""
+    taken: list[Live] = []
+    for live in _within((live for live in buffer if not live.taken), wanted, quota):
+        if live.finished is None:
+            return None
+        taken.append(live)
+    return taken
+
+
+def _within(entries: Iterable[Live], wanted: int, quota: Counter[str]) -> Iterable[Live]:
+    """The first `wanted` entries, of each domain no more than its quota."""
+    left = Counter(quota)
+    count = 0
+    for live in entries:
+        domain = live.run.draw.prompt.domain
+        if count == wanted:
+            return
+        if quota and not left[domain]:
+            continue
+        left[domain] -= 1
+        count += 1
+        yield live
+
+
+def _in_launch_order(entries: list[Live]) -> list[Live]:
+    return sorted(entries, key=lambda live: live.order)

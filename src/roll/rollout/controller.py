@@ -1,0 +1,360 @@
+"""AsyncController: keeps rollouts running ahead of training, within the freshness bound, and makes up the batches.
+
+    stream ──► deferred, fresh draws ──► admit (≤ N + ⌈αN⌉ groups live) ──► RolloutScheduler ──► SampleBuffer
+                      ▲                                                            │
+                      └── defer ◄── leftovers of a step that closed early          ▼
+    settle(version) ◄── sync ◄── suspend ◄── train on ◄───────────────────── next_batch()
+
+The loop calls `next_batch`, trains, brings the weights to the engines inside `updating()`, and calls `settle`. With
+α > 0, `settle` launches the next groups at once, so that they run beside the next step; with α = 0, `next_batch` does,
+so that nothing runs between two steps.
+
+Invariants:
+    - every draw that was launched is in exactly one place: live, deferred, or in the batch that accounts for it
+      (trained, left out, expired); none is lost, none is trained twice;
+    - with α > 0, at most N + ⌈αN⌉ groups are live, so at most (1 + ⌈α⌉) N finished ones lie in the buffer;
+    - with `wait`, no token of a batch is more than ⌈α⌉ policy versions older than the trainer, and nothing is dropped
+      for its age; with `drop`, what gets older is stopped and expires;
+    - which groups a synchronous step trains depends on time only under `first_finished`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections import Counter, deque
+from collections.abc import AsyncIterator, Callable, Collection, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+
+from roll.config.scheduling import SchedulingConfig
+from roll.rollout.attempts import SamplingPlan
+from roll.rollout.buffer import Live, SampleBuffer
+from roll.rollout.choosing import Round, choose, next_round
+from roll.rollout.group_run import Doom, GroupRun
+from roll.rollout.lifecycle import RolloutState, Transition
+from roll.rollout.proxy import LLMProxy
+from roll.rollout.scheduler import RolloutScheduler
+from roll.types import Group, PromptDraw
+
+__all__ = ["AsyncController", "Batch", "Feed"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Feed:
+    """What the controller draws from, and what it asks of finished groups."""
+
+    draw: Callable[[int, str | None], Sequence[PromptDraw]]
+    """The next prompts, of one domain if it is given; recorded in the ledger by the caller."""
+    plans: tuple[SamplingPlan, ...]
+    """Of a group and its companions."""
+    batch_size: int
+    """Groups per step, N."""
+    num_steps: int | None = None
+    """Batches that will be asked for; nothing is launched that no step could train."""
+    left_out: Callable[[Group], str] | None = None
+    """Why a filter leaves a group out, empty if it passes; given where another group takes its place."""
+    max_refills: int = 0
+    """Groups that may take others' places, in each step, as a multiple of N."""
+    doomed: Doom | None = None
+
+
+@dataclass(kw_only=True, slots=True)
+class Batch:
+    """What a step gets, and what became of everything else since the last one."""
+
+    groups: list[Group] = field(default_factory=list)
+    """To be trained, and those in `left_out`; by draw id."""
+    companions: dict[str, list[Group]] = field(default_factory=dict)
+    """By purpose, of the same draws."""
+    left_out: dict[int, str] = field(default_factory=dict)
+    """By draw id, why a group that was replaced by another one is not trained."""
+    expired: dict[int, str] = field(default_factory=dict)
+    """By draw id, why a draw will never be trained."""
+    expired_lengths: list[int] = field(default_factory=list)
+    """Tokens of finished rollouts that were thrown away with their groups."""
+    num_refills: int = 0
+    kind: str = ""
+    """Of the round: `short` or `long` with tail batching, otherwise empty."""
+    staleness: list[int] = field(default_factory=list)
+    """Of each group, in policy versions, by when it began."""
+
+
+class AsyncController:
+    """See the module.
+
+    Args:
+        scheduler: makes rollouts.
+        proxy: suspended while weights change.
+        config: the policies.
+        feed: where prompts come from and what passes.
+        version: the trainer's policy version.
+        pending: draws that an earlier process left in flight; launched first.
+    """
+
+    def __init__(
+        self,
+        scheduler: RolloutScheduler,
+        proxy: LLMProxy,
+        config: SchedulingConfig,
+        feed: Feed,
+        *,
+        version: int = 0,
+        pending: Sequence[PromptDraw] = (),
+    ) -> None:
+        self.buffer = SampleBuffer(feed.batch_size, config.max_staleness)
+        self.buffer.version = version
+        self._scheduler = scheduler
+        self._proxy = proxy
+        self._config = config
+        self._feed = feed
+        self._deferred = deque(pending)
+        self._limit = feed.batch_size + math.ceil(config.async_ratio * feed.batch_size)
+        self._batches_left = feed.num_steps
+        self._round = Round(
+            num_prompts=feed.batch_size,
+            num_rollouts=config.num_rollouts(feed.plans[0].group_size),
+            first_finished=config.first_finished,
+        )
+        self._quota: Counter[str] = Counter()
+        self._left_out: dict[int, tuple[GroupRun, str]] = {}
+        self._expired: dict[int, str] = {}
+        self._expired_lengths: list[int] = []
+        self._num_refills = 0
+        self._refills_due: list[str] = []
+        """Domains of groups whose places are to be filled when a round of `batch` has ended."""
+        self._scoring = asyncio.Event() if config.type == "batch" else None
+        self._num_generating = 0
+        self._changed = asyncio.Event()
+        self._error: BaseException | None = None
+        self._stopping: set[asyncio.Task[None]] = set()
+        if self._scoring is not None:
+            scheduler.life.listen(self._watch_generation)
+
+    # ---- what the loop calls
+
+    async def next_batch(self) -> Batch:
+        """Wait for the groups of the next step.
+
+        Raises:
+            Exception: whatever ended a rollout that is neither the model's nor the infrastructure's failure.
+        """
+        if not self.buffer.running and not self.buffer.num_ready:
+            self._open_round()
+        while True:
+            if self._error is not None:
+                raise self._error
+            chosen = choose(self.buffer, self._round, self._feed.batch_size, self._quota, self._speculates)
+            if chosen is not None:
+                return await self._close(chosen)
+            self._changed.clear()
+            await self._changed.wait()
+
+    @asynccontextmanager
+    async def updating(self) -> AsyncIterator[None]:
+        """Inside, engines stand still and may get new weights; rollouts in flight go on afterwards."""
+        if not self._proxy.num_running and not self._proxy.num_waiting:
+            yield
+            return
+        await self._proxy.suspend(self._config.pause_mode)
+        try:
+            yield
+        finally:
+            await self._proxy.resume()
+
+    async def settle(self, version: int, trained: Collection[str]) -> None:
+        """The step is done: let go of its groups, and launch what may run beside the next one.
+
+        Args:
+            version: the trainer's policy version now, which engines hold.
+            trained: ids of the rollouts that the update learned from.
+        """
+        life = self._scheduler.life
+        for live in self.buffer.settle_taken():
+            for life_id, rollout in live.run.scored_ids.items():
+                if life.state(life_id) is not RolloutState.ACCEPTED:
+                    continue
+                own = life_id.partition("-")[0] == self._feed.plans[0].purpose
+                used = own and rollout.rollout_id in trained
+                after = RolloutState.TRAINED if used else RolloutState.FILTERED if own else RolloutState.MEASURED
+                life.move(life_id, after)
+        self.buffer.version = version
+        if self._batches_left is not None:
+            self._batches_left -= 1
+        self._num_refills = 0
+        if self._config.async_ratio > 0:
+            if self._config.stale_policy == "drop":
+                await self._expire(self.buffer.overdue(), "too old")
+            self._fill()
+
+    async def close(self) -> None:
+        """Stop everything that runs."""
+        runs = [live.run for live in self.buffer]
+        await self._scheduler.stop(runs)
+        for run in runs:
+            self._scheduler.release(run, RolloutState.ABORTED, "the run ends")
+        await asyncio.gather(*self._stopping, return_exceptions=True)
+
+    def in_flight(self) -> list[PromptDraw]:
+        """Draws that were launched or deferred, and are in no batch yet; by draw id."""
+        live = [entry.run.draw for entry in self.buffer if not entry.taken]
+        return sorted([*live, *self._deferred], key=lambda draw: draw.draw_id)
+
+    # ---- launching
+
+    @property
+    def _speculates(self) -> bool:
+        return self._round.num_prompts > self._feed.batch_size
+
+    def _open_round(self) -> None:
+        """Nothing runs: decide what the next step launches."""
+        size = self._feed.batch_size
+        if self._config.async_ratio > 0:
+            self._fill()
+            return
+        self._round = next_round(
+            self._config,
+            wanted=size,
+            group_size=self._feed.plans[0].group_size,
+            num_deferred=len(self._deferred),
+        )
+        first = [self._deferred.popleft() for _ in range(min(len(self._deferred), self._round.num_deferred))]
+        fresh = list(self._feed.draw(max(0, size - len(first)), None))
+        self._quota = Counter()
+        if self._config.domain_quotas:
+            self._quota.update(draw.prompt.domain for draw in [*first, *fresh])
+        self._launch([*first, *fresh], mandatory=len(first))
+        extra = self._round.num_prompts - size
+        if extra > 0 and self._quota:
+            for domain, share in sorted(self._quota.items()):
+                self._launch(self._feed.draw(math.ceil(extra * share / size), domain))
+        elif extra > 0:
+            self._launch(self._feed.draw(extra, None))
+
+    def _fill(self) -> None:
+        """Launch as much as may be live."""
+        limit = self._limit
+        if self._batches_left is not None:
+            limit = min(limit, self._batches_left * self._feed.batch_size)
+        missing = limit - len(self.buffer)
+        if missing > 0:
+            first = [self._deferred.popleft() for _ in range(min(missing, len(self._deferred)))]
+            self._launch([*first, *self._feed.draw(missing - len(first), None)])
+
+    def _launch(self, draws: Sequence[PromptDraw], mandatory: int = 0) -> None:
+        feed, current = self._feed, self._round
+        if self._scoring is not None:
+            self._scoring.clear()
+        for number, draw in enumerate(draws):
+            run = self._scheduler.launch(
+                draw,
+                feed.plans,
+                num_launched=current.num_rollouts,
+                first_finished=current.first_finished,
+                doomed=feed.doomed,
+                on_start=self._on_start,
+                on_end=self._on_end,
+                before_reward=self._scoring,
+            )
+            self.buffer.admit(run, max(self._limit, current.num_prompts + len(self._quota)))
+            if number < mandatory:
+                current.mandatory.add(draw.draw_id)
+            if self._scoring is not None:
+                self._num_generating += len(run.tasks)
+
+    def _on_start(self, run: GroupRun) -> None:
+        self.buffer.start(run.draw.draw_id)
+
+    def _on_end(self, run: GroupRun) -> None:
+        """A group is complete: keep it, or put another one in its place."""
+        self._changed.set()
+        if run.error is not None:
+            self._error = self._error or run.error
+            return
+        if run.tasks:  # redundant rollouts that were cancelled
+            self._end_later([run])
+        why = self._reason(run) if self._feed.left_out is not None else ""
+        redundant = self._speculates and len(self.buffer) > self._feed.batch_size
+        may_refill = self._num_refills < self._feed.max_refills * self._feed.batch_size
+        if why and (redundant or may_refill):
+            self.buffer.discard(run.draw.draw_id)
+            self._scheduler.release(run, RolloutState.FILTERED, why)
+            self._left_out[run.draw.draw_id] = (run, why)
+            if not redundant:
+                self._num_refills += 1
+                self._refills_due.append(run.draw.prompt.domain)
+        else:
+            self.buffer.finish(run.draw.draw_id)
+        if self._refills_due and (self._config.type != "batch" or not self.buffer.running):
+            due, self._refills_due = self._refills_due, []
+            for domain in due:
+                self._launch(self._feed.draw(1, domain if self._quota else None))
+
+    def _reason(self, run: GroupRun) -> str:
+        if run.doomed:
+            return "no outcome of its running rollouts could pass the filters"
+        return self._feed.left_out(run.group) if self._feed.left_out is not None else ""
+
+    def _watch_generation(self, event: Transition) -> None:
+        """`batch`: scoring begins when nothing is generated any more."""
+        assert self._scoring is not None
+        if not event.rollout_id.startswith(tuple(f"{plan.purpose}-" for plan in self._feed.plans)):
+            return
+        states = (RolloutState.QUEUED, RolloutState.GENERATING)
+        if event.before in states and event.after not in states:
+            self._num_generating -= 1
+            if self._num_generating == 0:
+                self._scoring.set()
+        elif event.before not in (None, *states) and event.after in states:
+            self._num_generating += 1
+
+    # ---- closing
+
+    async def _close(self, chosen: Sequence[Live]) -> Batch:
+        taken = [self.buffer.take(live.draw_id) for live in chosen]
+        await asyncio.gather(*self._stopping)
+        if self._config.async_ratio == 0:
+            await self._leave([live for live in self.buffer if not live.taken])
+        pairs = [(live.run, "") for live in taken] + list(self._left_out.values())
+        pairs.sort(key=lambda pair: pair[0].draw.draw_id)
+        batch = Batch(
+            groups=[run.group for run, _ in pairs],
+            left_out={run.draw.draw_id: why for run, why in pairs if why}
+            | {live.draw_id: self._reason(live.run) for live in taken if live.run.doomed},
+            expired=self._expired,
+            expired_lengths=self._expired_lengths,
+            num_refills=self._num_refills,
+            kind=self._round.kind,
+            staleness=[self.buffer.version - (live.version or 0) for live in taken if live.version is not None],
+        )
+        for run, _ in pairs:
+            for purpose, group in run.companions.items():
+                batch.companions.setdefault(purpose, []).append(group)
+        self._left_out, self._expired, self._expired_lengths = {}, {}, []
+        return batch
+
+    async def _leave(self, rest: Sequence[Live]) -> None:
+        """The step has what it needs: leftovers are deferred, or expire."""
+        if self._config.leftovers == "drop":
+            await self._expire(rest, "redundant: the step had enough groups")
+            return
+        await self._stop(rest, RolloutState.ABORTED, "deferred")
+        self._deferred.extend(live.run.draw for live in rest)
+
+    async def _expire(self, rest: Sequence[Live], why: str) -> None:
+        for live in rest:
+            self._expired[live.draw_id] = why
+            self._expired_lengths += [len(rollout.token_ids) for rollout in live.run.scored_ids.values()]
+        await self._stop(rest, RolloutState.EXPIRED, why)
+
+    async def _stop(self, rest: Sequence[Live], fate: RolloutState, why: str) -> None:
+        for live in rest:
+            self.buffer.discard(live.draw_id)
+        await self._scheduler.stop([live.run for live in rest])
+        for live in rest:
+            self._scheduler.release(live.run, fate, why)
+
+    def _end_later(self, runs: Sequence[GroupRun]) -> None:
+        task = asyncio.create_task(self._scheduler.stop(runs))
+        self._stopping.add(task)
+        task.add_done_callback(self._stopping.discard)

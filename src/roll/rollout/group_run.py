@@ -1,0 +1,166 @@
+"""All attempts at one draw, under way.
+
+A group is complete as soon as its result cannot change any more; attempts that are then still running are stopped.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from typing import TypeAlias
+
+from roll.rollout.attempts import Attempts, SamplingPlan
+from roll.types import Group, PromptDraw, Rollout, RolloutStatus
+
+__all__ = ["Doom", "GroupRun"]
+
+Doom: TypeAlias = Callable[[Sequence[float], int], bool]
+"""From the rewards so far and the number of those still to come: whether no outcome could pass the filters."""
+
+
+class GroupRun:
+    """Runs the attempts at one draw as tasks.
+
+    Args:
+        draw: the prompt.
+        plans: how its rollouts are sampled; the first one's make the group, the others' are companions (a greedy answer
+            for a baseline), given back beside it.
+        attempts: makes rollouts.
+        num_launched: rollouts to start for the group; more than `plans[0].group_size` are redundant.
+        first_finished: whether the first that finish make the group, or those that were launched first.
+        doomed: says that a group cannot pass its filters any more.
+        on_start: called when the first rollout gets an engine.
+        on_end: called once, when the group is complete, doomed, or has failed with an error.
+        before_reward: scoring waits for this.
+    """
+
+    def __init__(
+        self,
+        draw: PromptDraw,
+        plans: Sequence[SamplingPlan],
+        attempts: Attempts,
+        *,
+        num_launched: int | None = None,
+        first_finished: bool = False,
+        doomed: Doom | None = None,
+        on_start: Callable[[GroupRun], None] = lambda run: None,
+        on_end: Callable[[GroupRun], None] = lambda run: None,
+        before_reward: asyncio.Event | None = None,
+    ) -> None:
+        self.draw = draw
+        self.error: BaseException | None = None
+        """A failure that is neither the model's nor the infrastructure's."""
+        self.ended = False
+        self.doomed = False
+        self._plan = plans[0]
+        self._first_finished = first_finished
+        self._doom = doomed
+        self._on_end = on_end
+        self._on_start = on_start
+        self._started = False
+        self._done: dict[int, Rollout] = {}
+        self._companions: dict[str, dict[int, Rollout]] = {plan.purpose: {} for plan in plans[1:]}
+        self._running: dict[asyncio.Task[Rollout], tuple[str, int]] = {}
+        for plan in plans:
+            count = (num_launched or plan.group_size) if plan is self._plan else plan.group_size
+            for index in range(count):
+                work = attempts.attempt(draw, index, plan, on_start=self._start, before_reward=before_reward)
+                task = asyncio.create_task(work, name=f"{plan.purpose}-{draw.draw_id}.{index}")
+                self._running[task] = (plan.purpose, index)
+                task.add_done_callback(self._finish)
+
+    @property
+    def group(self) -> Group:
+        """What the group is made of; whole once it has ended."""
+        chosen = self._chosen()
+        return Group(draw=self.draw, rollouts=tuple(chosen))
+
+    @property
+    def companions(self) -> Mapping[str, Group]:
+        """By purpose, the groups of the other plans."""
+        return {
+            purpose: Group(draw=self.draw, rollouts=tuple(done[i] for i in sorted(done)))
+            for purpose, done in self._companions.items()
+        }
+
+    @property
+    def scored_ids(self) -> dict[str, Rollout]:
+        """By the id of its life cycle, every rollout that was scored, of companions too."""
+        found = {self._plan.purpose: self._done, **self._companions}
+        return {
+            f"{purpose}-{rollout.rollout_id}": rollout
+            for purpose, done in found.items()
+            for rollout in done.values()
+            if _counts(rollout)
+        }
+
+    def stop(self) -> None:
+        """Cancel what is running; `on_end` is not called any more."""
+        self.ended = True
+        for task in self._running:
+            task.cancel()
+
+    @property
+    def tasks(self) -> list[asyncio.Task[Rollout]]:
+        """Attempts that have not ended, cancelled ones included."""
+        return list(self._running)
+
+    def _start(self) -> None:
+        if not self._started:
+            self._started = True
+            self._on_start(self)
+
+    def _finish(self, task: asyncio.Task[Rollout]) -> None:
+        purpose, index = self._running.pop(task)
+        if task.cancelled():
+            return
+        error = task.exception()
+        if error is not None:
+            self.error = self.error or error
+            self._end()
+            return
+        if self.ended:
+            return
+        if purpose != self._plan.purpose:
+            self._companions[purpose][index] = task.result()
+        else:
+            self._done[index] = task.result()
+            if self._doom is not None and not self._complete():
+                rewards = [r.reward.value for r in self._done.values() if r.reward is not None and _counts(r)]
+                missing = self._plan.group_size - len(rewards)
+                self.doomed = 0 < missing <= len(self._running) and self._doom(rewards, missing)
+        if self.doomed or (self._complete() and self._companions_complete()):
+            self._end()
+
+    def _end(self) -> None:
+        if self.ended:
+            return
+        self.stop()
+        self._on_end(self)
+
+    def _companions_complete(self) -> bool:
+        return not any(purpose in self._companions for purpose, _ in self._running.values())
+
+    def _complete(self) -> bool:
+        """Whether the group's result is settled."""
+        running = [index for purpose, index in self._running.values() if purpose == self._plan.purpose]
+        if not running:
+            return True
+        good = sorted(index for index, rollout in self._done.items() if _counts(rollout))
+        size = self._plan.group_size
+        if len(good) < size:
+            return False
+        return self._first_finished or good[size - 1] < min(running)
+
+    def _chosen(self) -> list[Rollout]:
+        """The group's rollouts, by index; failed ones only where there are not enough others."""
+        good = [rollout for rollout in self._done.values() if _counts(rollout)]  # in the order in which they finished
+        if not self._first_finished:
+            good.sort(key=lambda rollout: rollout.index)
+        size = self._plan.group_size
+        failed = sorted((r for r in self._done.values() if not _counts(r)), key=lambda rollout: rollout.index)
+        return sorted([*good[:size], *failed[: max(0, size - len(good))]], key=lambda rollout: rollout.index)
+
+
+def _counts(rollout: Rollout) -> bool:
+    return rollout.status is RolloutStatus.COMPLETED

@@ -1,0 +1,141 @@
+"""The life of every rollout: one explicit state machine, one owner, every transition an event.
+
+    queued ──► generating ──► rewarding ──► accepted ──► trained
+      │  ◄──(again)── │  ◄──(again)── │         ├──► measured   (of an evaluation)
+      └───────────────┴───────────────┴─────────┴──► filtered | expired | aborted | infra_error
+
+Invariants, checked on every move:
+    - a rollout begins `queued` and ends in exactly one final state; none is lost, and none ends twice;
+    - only the moves of `MOVES` happen: nothing is trained that was not scored, or scored that was not generated;
+    - the number of live rollouts is the number of those that began less those that ended.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from enum import StrEnum
+
+__all__ = ["FINAL", "MOVES", "LifeCycle", "LiveRollout", "RolloutState", "Transition"]
+
+
+class RolloutState(StrEnum):
+    """Where a rollout stands."""
+
+    QUEUED = "queued"
+    """Waits for a slot at an engine."""
+    GENERATING = "generating"
+    REWARDING = "rewarding"
+    ACCEPTED = "accepted"
+    """Scored; waits for its group and for its step."""
+    TRAINED = "trained"
+    MEASURED = "measured"
+    """Counted in an evaluation."""
+    FILTERED = "filtered"
+    """Scored, and left out by a filter."""
+    EXPIRED = "expired"
+    """Too old to be trained."""
+    ABORTED = "aborted"
+    """Stopped because its result is not needed."""
+    INFRA_ERROR = "infra_error"
+    """We failed it, more often than its budget allows."""
+
+
+_S = RolloutState
+_GIVEN_UP = frozenset({_S.EXPIRED, _S.ABORTED, _S.INFRA_ERROR})
+MOVES: dict[RolloutState, frozenset[RolloutState]] = {
+    _S.QUEUED: frozenset({_S.GENERATING}) | _GIVEN_UP,
+    _S.GENERATING: frozenset({_S.REWARDING, _S.QUEUED}) | _GIVEN_UP,
+    _S.REWARDING: frozenset({_S.ACCEPTED, _S.QUEUED}) | _GIVEN_UP,
+    _S.ACCEPTED: frozenset({_S.TRAINED, _S.MEASURED, _S.FILTERED, _S.EXPIRED, _S.ABORTED}),
+}
+"""From each live state to where a rollout may go; what is not a key is final."""
+FINAL = frozenset(_S) - frozenset(MOVES)
+
+
+@dataclass(frozen=True, slots=True)
+class Transition:
+    """One move of one rollout. `before` is `None` for its beginning."""
+
+    rollout_id: str
+    before: RolloutState | None
+    after: RolloutState
+    time: float
+    """Of the running loop, in seconds."""
+    detail: str = ""
+    """The engine, or the reason."""
+
+
+@dataclass(slots=True)
+class LiveRollout:
+    """A rollout that has not ended."""
+
+    rollout_id: str
+    state: RolloutState
+    since: float
+    """When it entered this state."""
+    began: float
+    detail: str = ""
+
+
+class LifeCycle:
+    """Owner of all rollouts' states.
+
+    Args:
+        listeners: told of every transition, in order; must return at once.
+    """
+
+    def __init__(self, *listeners: Callable[[Transition], None]) -> None:
+        self._listeners = list(listeners)
+        self._live: dict[str, LiveRollout] = {}
+        self.totals: Counter[RolloutState] = Counter()
+        """How often each state was entered."""
+
+    def __len__(self) -> int:
+        return len(self._live)
+
+    def __iter__(self) -> Iterator[LiveRollout]:
+        """Live rollouts, in the order in which they began."""
+        return iter(self._live.values())
+
+    def listen(self, listener: Callable[[Transition], None]) -> None:
+        """Tell another listener from now on."""
+        self._listeners.append(listener)
+
+    def begin(self, rollout_id: str) -> None:
+        """A rollout enters, queued."""
+        assert rollout_id not in self._live, f"rollout {rollout_id} begins twice"
+        now = asyncio.get_running_loop().time()
+        self._live[rollout_id] = LiveRollout(rollout_id, RolloutState.QUEUED, now, now)
+        self._tell(rollout_id, None, RolloutState.QUEUED, now, "")
+
+    def move(self, rollout_id: str, to: RolloutState, detail: str = "") -> None:
+        """A rollout goes on, or ends."""
+        rollout = self._live.get(rollout_id)
+        assert rollout is not None, f"rollout {rollout_id} is not live, so it cannot become {to}"
+        before = rollout.state
+        assert to in MOVES[before], f"rollout {rollout_id} cannot go from {before} to {to}"
+        now = asyncio.get_running_loop().time()
+        if to in MOVES:
+            rollout.state, rollout.since, rollout.detail = to, now, detail
+        else:
+            del self._live[rollout_id]
+        self._tell(rollout_id, before, to, now, detail)
+
+    def state(self, rollout_id: str) -> RolloutState | None:
+        """Where it stands; `None` once it has ended."""
+        rollout = self._live.get(rollout_id)
+        return rollout.state if rollout else None
+
+    def counts(self) -> dict[RolloutState, int]:
+        """Live rollouts by state."""
+        return Counter(rollout.state for rollout in self._live.values())
+
+    def _tell(self, rollout_id: str, before: RolloutState | None, after: RolloutState, now: float, detail: str) -> None:
+        self.totals[after] += 1
+        if self._listeners:
+            event = Transition(rollout_id, before, after, now, detail)
+            for listener in self._listeners:
+                listener(event)

@@ -1,0 +1,175 @@
+"""Which engine gets the next request: the least loaded that has room.
+
+Load is what we gave an engine and did not get back (exact, at any distance), then its KV use (its own report). An
+engine has room while it runs fewer requests than it can at once and its KV cache is not too full; so requests wait
+here, where any engine that becomes free takes them, and not in the queue of a busy one.
+
+Choosing costs O(log engines): engines lie in a heap by load, in which outdated entries are skipped.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import OrderedDict
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+from roll.protocols import InferenceEngine
+
+__all__ = ["Router", "RoutingPolicy"]
+
+RoutingPolicy: TypeAlias = Literal["least_loaded", "round_robin"]
+
+REMEMBERED = 65_536
+"""Sessions whose engine is remembered."""
+CANDIDATES = 2
+"""Least loaded engines whose KV use is compared."""
+LOOKAHEAD = 1 / 8
+"""Requests beyond an engine's capacity, as a share of it: they are there when a slot becomes free."""
+
+
+@dataclass(slots=True)
+class _Slot:
+    engine: InferenceEngine
+    order: int
+    limit: int
+    """Requests that it gets at once, at most."""
+    num_requests: int = 0
+    serving: bool = True
+
+
+class Router:
+    """Knows the engines and what each is doing.
+
+    Args:
+        policy: `least_loaded`, or `round_robin`: by turns, whatever the load (a baseline).
+        max_kv_used: an engine whose KV cache is fuller has no room while it runs anything.
+    """
+
+    def __init__(self, policy: RoutingPolicy = "least_loaded", max_kv_used: float = 0.95) -> None:
+        self._policy = policy
+        self._max_kv_used = max_kv_used
+        self._slots: dict[str, _Slot] = {}
+        self._heap: list[tuple[int, int, str]] = []
+        self._sessions: OrderedDict[str, str] = OrderedDict()
+        self._turn = 0
+
+    def add(self, engine: InferenceEngine) -> None:
+        """An engine serves from now on; one with the same id is replaced."""
+        known = self._slots.get(engine.engine_id)
+        capacity = engine.load().capacity
+        limit = max(1, capacity + int(capacity * LOOKAHEAD))
+        order = known.order if known else len(self._slots)
+        self._slots[engine.engine_id] = _Slot(engine, order, limit, known.num_requests if known else 0)
+        self._push(engine.engine_id)
+
+    def remove(self, engine_id: str) -> None:
+        """An engine gets nothing until it is added again."""
+        self._slots[engine_id].serving = False
+
+    def take(self, session: str = "", pinned: bool = False) -> InferenceEngine | None:
+        """Choose an engine and count the request; `None` where none has room.
+
+        Args:
+            session: requests of one session prefer the engine that has their prefix in its cache.
+            pinned: they go nowhere else, also where another is free.
+        """
+        slot = self._of_session(session, pinned)
+        if slot is None:
+            known = self._known(session) if pinned else None
+            slot = None if known else (self._by_turns() if self._policy == "round_robin" else self._least_loaded())
+        if slot is None:
+            return None
+        slot.num_requests += 1
+        engine_id = slot.engine.engine_id
+        self._push(engine_id)
+        if session:
+            self._sessions[session] = engine_id
+            self._sessions.move_to_end(session)
+            if len(self._sessions) > REMEMBERED:
+                self._sessions.popitem(last=False)
+        return slot.engine
+
+    def give_back(self, engine_id: str) -> None:
+        """A request has left an engine."""
+        slot = self._slots[engine_id]
+        slot.num_requests -= 1
+        assert slot.num_requests >= 0, f"engine {engine_id} gave back more requests than it got"
+        self._push(engine_id)
+
+    def num_requests(self, engine_id: str) -> int:
+        """Requests that an engine has."""
+        return self._slots[engine_id].num_requests
+
+    @property
+    def serving(self) -> list[InferenceEngine]:
+        """Engines that may get requests, in the order in which they were first added."""
+        return [slot.engine for slot in sorted(self._slots.values(), key=lambda slot: slot.order) if slot.serving]
+
+    def _push(self, engine_id: str) -> None:
+        slot = self._slots[engine_id]
+        if slot.serving:
+            heapq.heappush(self._heap, (slot.num_requests, slot.order, engine_id))
+        if len(self._heap) > 64 + 8 * len(self._slots):
+            current = [(s.num_requests, s.order, name) for name, s in self._slots.items() if s.serving]
+            heapq.heapify(current)
+            self._heap = current
+
+    def _has_room(self, slot: _Slot) -> bool:
+        if slot.num_requests == 0:
+            return True
+        return slot.num_requests < slot.limit and slot.engine.load().kv_used <= self._max_kv_used
+
+    def _known(self, session: str) -> _Slot | None:
+        slot = self._slots.get(self._sessions.get(session, "")) if session else None
+        return slot if slot is not None and slot.serving else None
+
+    def _of_session(self, session: str, pinned: bool) -> _Slot | None:
+        """The session's engine, unless it is full, or so much busier than the idlest that waiting costs more."""
+        slot = self._known(session)
+        if slot is None or not self._has_room(slot):
+            return None
+        least = self._top()
+        if not pinned and least is not None and slot.num_requests > least.num_requests + max(1, slot.limit // 8):
+            return None
+        return slot
+
+    def _top(self) -> _Slot | None:
+        """The engine with the fewest requests (the first of equals)."""
+        while self._heap:
+            count, _, engine_id = self._heap[0]
+            slot = self._slots[engine_id]
+            if slot.serving and slot.num_requests == count:
+                return slot
+            heapq.heappop(self._heap)
+        return None
+
+    def _least_loaded(self) -> _Slot | None:
+        found: list[_Slot] = []
+        popped: list[tuple[int, int, str]] = []
+        while len(found) < CANDIDATES and (slot := self._top()) is not None:
+            popped.append(heapq.heappop(self._heap))
+            if all(slot is not other for other in found):
+                if found and slot.num_requests > found[0].num_requests:
+                    break
+                found.append(slot)
+        for entry in popped:
+            heapq.heappush(self._heap, entry)
+        with_room = [slot for slot in found if self._has_room(slot)]
+        if with_room:
+            return min(with_room, key=lambda slot: (slot.engine.load().kv_used, slot.order))
+        if found and found[0].num_requests >= found[0].limit:
+            return None  # the idlest is at its limit, and limits are alike: nobody has room
+        slots = (slot for slot in self._slots.values() if slot.serving and self._has_room(slot))
+        return min(slots, key=lambda slot: (slot.num_requests, slot.order), default=None)
+
+    def _by_turns(self) -> _Slot | None:
+        """The next one, which waits if it is full."""
+        serving = sorted((slot for slot in self._slots.values() if slot.serving), key=lambda slot: slot.order)
+        if not serving:
+            return None
+        slot = serving[self._turn % len(serving)]
+        if not self._has_room(slot):
+            return None
+        self._turn += 1
+        return slot
