@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from roll.errors import RewardInfraError, UserError, WorkerDiedError
@@ -21,6 +21,12 @@ class Judgement:
     verdict: str
     correct: bool | None = None
     """`None` where the verifier does not decide whether the task was solved (a format check)."""
+    parts: Mapping[str, float] = field(default_factory=dict)
+    """What the value is made of, by name, for metrics: each instruction of an answer, each order of a comparison."""
+
+
+async def _nothing() -> None:
+    pass
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -31,6 +37,8 @@ class Verifier:
     """Raises `TimeoutError` where an answer takes too long to verify, an `InfraError` where we fail."""
     decides: bool
     """Whether it says if the task was solved."""
+    close: Callable[[], Awaitable[None]] = _nothing
+    """Ends what it opened (connections, processes of its own); may be called twice."""
 
 
 async def in_pool(pool: WorkerPool, function: Callable[..., Any], *args: Any, time_limit_s: float) -> Any:

@@ -1,16 +1,26 @@
-"""Several weighted verifiers as one reward."""
+"""Several weighted verifiers as one reward, behind gates.
+
+    gates, all at once ──► one below its mark? ──► 0, and nobody else is asked
+                      └──► the others, all at once ──► sum of weight x value
+
+A gate is a component like any other: its weighted value is part of the sum, or nothing of it with weight 0.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from roll.config.rewards import RewardConfig
+from roll.errors import InfraError
 from roll.rewards.base import Judgement, Verifier
 from roll.types import RewardResult, Rollout
 
 __all__ = ["Component", "WeightedReward"]
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -21,8 +31,16 @@ class Component:
     config: RewardConfig
     verifier: Verifier
 
-    async def judge(self, rollout: Rollout) -> Judgement:
-        """Ask the verifier. A cut-off answer and one that takes too long to verify are the model's failure: value 0."""
+    @property
+    def watched_alone(self) -> bool:
+        """Whether it changes neither reward nor accuracy."""
+        return self.config.weight == 0 and self.config.gate is None
+
+    async def judge(self, rollout: Rollout) -> Judgement | None:
+        """Ask the verifier; `None` where one that is only watched failed, which must not cost the rollout.
+
+        A cut-off answer and one that takes too long to verify are the model's failure: value 0.
+        """
         failed = False if self.verifier.decides else None
         if self.config.require_finished and not rollout.finished:
             return Judgement(value=0.0, verdict="unfinished", correct=failed)
@@ -30,34 +48,82 @@ class Component:
             return await self.verifier.judge(rollout)
         except TimeoutError:
             return Judgement(value=0.0, verdict="timeout", correct=failed)
+        except InfraError as error:
+            if not self.watched_alone:
+                raise
+            logger.warning("reward '%s', which is only watched, failed: %s", self.name, error)
+            return None
+
+    def holds_back(self, judgement: Judgement) -> bool:
+        """Whether it is a gate that this judgement does not pass."""
+        return self.config.gate is not None and judgement.value < self.config.gate
 
 
 class WeightedReward:
-    """The weighted sum of its components; implements `Reward`.
+    """The weighted sum of its components, or 0 where a gate is not passed; implements `Reward`.
 
-    A task is solved where every component that decides it says so. The verdict is that of the first of these, or of the
-    first component where none decides.
+    A task is solved where every component that decides it says so and every gate is passed; components that are only
+    watched (weight 0, no gate) have no say in it. The verdict is that of the gate that was not passed, else of the
+    first component that decides, else of the first.
     """
 
     def __init__(self, components: Sequence[Component]) -> None:
         self._components = list(components)
-        self._speaker = next((i for i, c in enumerate(self._components) if c.verifier.decides), 0)
+        order = [i for i, c in enumerate(components) if c.verifier.decides and not c.watched_alone]
+        self._speaker = self._components[order[0] if order else 0]
 
     async def __call__(self, rollout: Rollout) -> RewardResult:
-        """Ask all components at once.
+        """Ask all gates at once, then all others at once.
 
         Raises:
             RewardInfraError: one of them crashed, or its process died.
         """
         loop = asyncio.get_running_loop()
         started = loop.time()
-        found = await asyncio.gather(*(component.judge(rollout) for component in self._components))
-        parts = list(zip(self._components, found, strict=True))
-        decided = [judgement.correct for judgement in found if judgement.correct is not None]
+        found = await self._ask(rollout, [c for c in self._components if c.config.gate is not None])
+        closed = next((part for part in found if part[0].holds_back(part[1])), None)
+        if closed is None:
+            found += await self._ask(rollout, [c for c in self._components if c.config.gate is None])
+        return self._result(found, closed, loop.time() - started)
+
+    async def _ask(self, rollout: Rollout, components: list[Component]) -> list[tuple[Component, Judgement]]:
+        judgements = await asyncio.gather(*(component.judge(rollout) for component in components))
+        return [(c, j) for c, j in zip(components, judgements, strict=True) if j is not None]
+
+    def _result(
+        self,
+        found: Sequence[tuple[Component, Judgement]],
+        closed: tuple[Component, Judgement] | None,
+        duration_s: float,
+    ) -> RewardResult:
+        decisions = {c.name: j.correct for c, j in found if j.correct is not None}
+        heard = [decisions[c.name] for c, _ in found if c.name in decisions and not c.watched_alone]
+        components = {c.name: j.value for c, j in found}
+        components |= {f"{c.name}/{part}": value for c, j in found for part, value in j.parts.items()}
+        if closed is not None:
+            gate, judgement = closed
+            decided = any(c.verifier.decides and not c.watched_alone for c in self._components)
+            return RewardResult(
+                value=0.0,
+                components=components,
+                verdict=f"{gate.name}: {judgement.verdict}",
+                correct=False if decided else None,
+                decisions=decisions,
+                duration_s=duration_s,
+            )
+        verdict = next((j.verdict for c, j in found if c is self._speaker), "")
         return RewardResult(
-            value=sum(component.config.weight * judgement.value for component, judgement in parts),
-            components={component.name: judgement.value for component, judgement in parts},
-            verdict=found[self._speaker].verdict,
-            correct=all(decided) if decided else None,
-            duration_s=loop.time() - started,
+            value=sum(c.config.weight * j.value for c, j in found),
+            components=components,
+            verdict=verdict,
+            correct=all(heard) if heard else None,
+            decisions=decisions,
+            duration_s=duration_s,
         )
+
+    async def close(self) -> None:
+        """End what the components opened, all of them, then raise the first error there was; may be called twice."""
+        results = await asyncio.gather(*(c.verifier.close() for c in self._components), return_exceptions=True)
+        for result in results:
+            if isinstance(result, BaseException):
+                raise result

@@ -5,11 +5,14 @@ from __future__ import annotations
 import re
 
 from roll.rewards.plain_number import NUMBER, tidy
+from roll.rewards.units import unit_of
 
 __all__ = ["last_boxed", "last_formula", "last_line", "last_number"]
 
 _BOX = re.compile(r"\\(?:boxed|fbox)\s*\{")
-_FORMULA = re.compile(r"\$\$(.+?)\$\$|\$([^$\n]+?)\$|\\\((.+?)\\\)|\\\[(.+?)\\\]", re.DOTALL)
+_DELIMITER = re.compile(r"\$\$|\$|\\[()\[\]]|\n")
+_CLOSING = {"$$": "$$", "$": "$", "\\(": "\\)", "\\[": "\\]"}
+_UNIT = re.compile(r"\s?(?:square |cubic )?[a-zA-Z]{1,12}(?:\s?(?:/|per )\s?[a-zA-Z]{1,12})?(?:\^\{?[23]\}?|[²³])?")
 _WORDS = re.compile(r"(?<![\\a-zA-Z])[a-zA-Z]{4,}")
 _RELATION = re.compile(r"(?<![<>!\\])=|\\approx|\\equiv|\\Rightarrow|\\implies")
 
@@ -29,24 +32,34 @@ def last_boxed(text: str) -> str | None:
     return None
 
 
-def last_number(text: str) -> str | None:
+def last_number(text: str, *, with_unit: bool = False) -> str | None:
     """The last number that stands for itself (not the 2 of `cm^2` or of `H2O`), with its sign, as `tidy` writes it.
 
     A formula that holds it is given whole, from its last `=` on: `$\\sqrt{2}$` is no 2.
+
+    Args:
+        text: the answer.
+        with_unit: give the unit behind it too, where it is a known one.
     """
     text = tidy(text)
     for match in reversed(list(NUMBER.finditer(text))):
         start = match.start()
         if text[start] == "." and text[start - 1 : start].isalnum():
             start += 1  # `Rs.500`
-        if _stands_alone(text[:start][-40:]):
-            formula = _formula_around(text, match.start())
-            return (
-                formula
-                if formula is not None
-                else _sign(text[:start][-8:]) + text[start : match.end()] + _percent(text, match.end())
-            )
+        if not _stands_alone(text[max(0, start - 40) : start]):
+            continue
+        formula = _formula_around(text, match.start())
+        if formula is not None:
+            return formula
+        sign = _sign(text[max(0, start - 8) : start])
+        unit = _unit(text, match.end()) if with_unit else ""
+        return sign + text[start : match.end()] + (unit or _percent(text, match.end()))
     return None
+
+
+def _unit(text: str, end: int) -> str:
+    match = _UNIT.match(text, end)
+    return match.group() if match and unit_of(match.group()) else ""
 
 
 def _stands_alone(before: str) -> bool:
@@ -71,29 +84,49 @@ def _percent(text: str, end: int) -> str:
     return "%" if re.match(r"\s?(?:%|percent\b)", text[end : end + 9]) else ""
 
 
+def _formulas(text: str) -> list[tuple[int, int]]:
+    """Begin and end of the content of every formula: `$…$` within a line, `$$…$$`, `\\(…\\)`, `\\[…\\]`. One pass."""
+    found: list[tuple[int, int]] = []
+    opened: re.Match[str] | None = None
+    for mark in _DELIMITER.finditer(text):
+        if opened is None:
+            opened = mark if mark.group() in _CLOSING else None
+        elif mark.group() == _CLOSING[opened.group()]:
+            if mark.start() > opened.end():
+                found.append((opened.end(), mark.start()))
+            opened = None
+        elif opened.group() == "$" and mark.group() == "\n":
+            opened = None  # a dollar sign of money
+        elif opened.group() != "$$" and mark.group() in ("\\(", "\\[", "$$"):
+            opened = mark  # the first was never closed
+    return found
+
+
 def _formula_around(text: str, position: int) -> str | None:
-    for match in _FORMULA.finditer(text):
-        if match.start() < position < match.end():
-            content = next(part for part in match.groups() if part is not None)
+    for begin, end in _formulas(text):
+        if begin <= position < end:
+            content = text[begin:end]
             right = _right_side(content)
             return right if re.search(r"\d", right) and not _WORDS.search(_without_text(content)) else None
     return None
 
 
-def last_formula(text: str) -> str | None:
-    """Content of the last LaTeX formula; of an equation, what stands after its last `=`."""
-    found = [next(part for part in groups if part) for groups in _FORMULA.findall(text)]
-    formulas = [formula for formula in found if not _WORDS.search(_without_text(formula))]
-    return (_right_side(formulas[-1]) or None) if formulas else None
+def last_formula(text: str, *, whole: bool = False) -> str | None:
+    """Content of the last LaTeX formula; of an equation, what stands after its last `=`, unless `whole`."""
+    found = [text[begin:end] for begin, end in _formulas(text)]
+    formulas = [formula for formula in found if formula.strip() and not _WORDS.search(_without_text(formula))]
+    if not formulas:
+        return None
+    return formulas[-1].strip() if whole else _right_side(formulas[-1]) or None
 
 
-def last_line(text: str) -> str | None:
-    """The end of the last line: what follows `is`, `:` or `=`, or the whole line."""
+def last_line(text: str, *, whole: bool = False) -> str | None:
+    """The end of the last line: what follows `is`, `are`, `:` or `=` (not that where `whole`), or the whole line."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     if not lines:
         return None
-    end = re.split(r"\bis\b|[:=]", lines[-1])[-1].strip().rstrip(".").strip("* ")
-    return end or None
+    end = re.split(r"\b(?:is|are)\b|:" if whole else r"\b(?:is|are)\b|[:=]", lines[-1])[-1]
+    return end.strip().rstrip(".").strip("* ") or None
 
 
 def _right_side(formula: str) -> str:

@@ -6,6 +6,8 @@ import re
 from dataclasses import dataclass
 from fractions import Fraction
 
+from roll.rewards.units import Unit, same_unit_factor, unit_of
+
 __all__ = ["NUMBER", "PlainNumber", "number_of", "same_number", "tidy"]
 
 _DIGITS = r"(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?|\.\d+"
@@ -40,6 +42,8 @@ class PlainNumber:
     percent: bool
     num_decimals: int
     """Digits after the point; 0 for fractions."""
+    unit: Unit | None = None
+    """What stands behind it, where that is a unit known to `roll.rewards.units`."""
 
 
 def tidy(text: str) -> str:
@@ -75,7 +79,8 @@ def number_of(text: str) -> PlainNumber | None:
     if value is None or not _is_unit(rest):
         return None
     decimals = match["top"].partition(".")[2] if match["top"] and not match["bottom"] and not match["power"] else ""
-    return PlainNumber(value=sign * value, percent=bool(percent), num_decimals=len(decimals))
+    unit = unit_of(rest) if rest else None
+    return PlainNumber(value=sign * value, percent=bool(percent), num_decimals=len(decimals), unit=unit)
 
 
 def _unwrapped(text: str) -> str:
@@ -120,9 +125,13 @@ def _is_unit(text: str) -> bool:
 def same_number(answer: PlainNumber, reference: PlainNumber) -> bool:
     """Whether they are equal: exactly, as `50%` and `0.5` (or `50`), or where the answer rounds a fraction correctly.
 
-    A decimal counts for a fraction that has no finite decimals, such as 1/3, from four correct decimals on.
+    Units count where both have one: 500 m are 0.5 km. A decimal counts for a fraction that has no finite decimals, such
+    as 1/3, from four correct decimals on.
     """
-    candidates = [answer.value]
+    factor = same_unit_factor(answer.unit, reference.unit)
+    if factor is None:
+        return False
+    candidates = [answer.value * factor]
     if answer.percent != reference.percent:
         candidates.append(answer.value / 100 if answer.percent else answer.value * 100)
     if reference.value in candidates:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import random
+import functools
+import json
 from pathlib import Path
 
 import pytest
@@ -15,33 +16,41 @@ DATA = Path(__file__).parents[4] / "shared" / "data" / "gsm8k" / "test.jsonl"
 pytestmark = pytest.mark.skipif(not DATA.is_file(), reason="GSM8K is not at ../shared/data/gsm8k")
 
 
-def references(count: int) -> list[str]:
-    """A seeded sample of the data set's final answers, read as `examples/gsm8k.yaml` reads them."""
+@functools.cache
+def references() -> list[str]:
+    """All final answers of the test set, read as `examples/gsm8k.yaml` reads them."""
     config = FileData(
         source="file", path=str(DATA), prompt_key="question", answer_pattern="#### (.+)", reward="math", held_out=0
     )
     prompts, _ = file_prompts(config, "gsm8k", 0)
-    return [prompts[i].answer for i in random.Random(0).sample(range(len(prompts)), count)]
+    return [prompts[i].answer for i in range(len(prompts))]
 
 
-def forms(answer: str) -> list[str]:
-    """Ways a model gives an answer."""
-    return [
-        answer,
-        f"#### {answer}",
-        f"Therefore, she has {answer} apples left.",
-        f"First 3 + 4 = 7. So the total is ${answer}.",
-        f"Thus the final answer is $\\boxed{{{answer}}}$.",
-        f"\\[ x = \\boxed{{{answer} \\text{{ dollars}}}} \\] as 12 was asked for",
-        f"**Answer:** {float(answer.replace(',', '')):.2f}",
-    ]
+def forms(answer: str) -> dict[str, str]:
+    """Ways a model gives an answer, by style."""
+    value = int(answer.replace(",", ""))
+    grouped = f"{value:,}"
+    return {
+        "bare": answer,
+        "hashes": f"#### {answer}",
+        "sentence": f"First 3 + 4 = 7. Therefore, she has {answer} apples left.",
+        "boxed": f"Thus the final answer is $\\boxed{{{answer}}}$.",
+        "LaTeX": f"\\[ x = 2 \\cdot 3 = {value} \\]",
+        "thousands": f"In all there are {grouped} of them.",
+        "thousands in LaTeX": f"\\boxed{{{grouped.replace(',', '{,}')}}}",
+        "money": f"So the total is ${grouped}.00.",
+        "units": f"\\[ x = \\boxed{{{answer} \\text{{ dollars}}}} \\] as 12 was asked for",
+        "fraction": f"\\boxed{{\\frac{{{3 * value}}}{{3}}}}",
+        "decimals": f"**Answer:** {value:.2f}",
+    }
 
 
 def test_gold_answers_are_accepted_in_every_form() -> None:
+    assert len(references()) == 1319
     rejected = [
-        (form, answer)
-        for answer in references(200)
-        for form in forms(answer)
+        (style, form, answer)
+        for answer in references()
+        for style, form in forms(answer).items()
         if not score_math(form, answer, "auto")[0]
     ]
     assert rejected == []
@@ -49,8 +58,16 @@ def test_gold_answers_are_accepted_in_every_form() -> None:
 
 def test_changed_answers_are_rejected_in_every_form() -> None:
     accepted = []
-    for answer in references(200):
+    for answer in references():
         value = int(answer.replace(",", ""))
-        for other in (value + 1, value * 10, -value if value else 5, value + 1000):
-            accepted += [(form, answer) for form in forms(str(other)) if score_math(form, answer, "auto")[0]]
+        for other in {value + 1, value * 10 or 1, -value or 5, value + 1000}:
+            accepted += [form for form in forms(str(other)).values() if score_math(form, answer, "auto")[0]]
     assert accepted == []
+
+
+def test_the_solutions_of_the_data_set_are_right_and_those_of_the_next_question_are_not() -> None:
+    rows = [json.loads(line)["answer"] for line in DATA.read_text().splitlines()]
+    answers = references()
+    assert all(score_math(row, answer, "auto")[0] for row, answer in zip(rows, answers, strict=True))
+    others = zip(rows, answers[1:] + answers[:1], answers, strict=True)
+    assert not any(score_math(row, other, "auto")[0] for row, other, own in others if other != own)

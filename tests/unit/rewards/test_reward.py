@@ -79,11 +79,21 @@ async def test_a_verifier_that_takes_too_long_counts_as_wrong(pool: LocalWorkerP
 
 
 @pytest.mark.parametrize("text", [r"\boxed{10^{10^{10}}}", r"\boxed{2^{2^{2^{2^{2^2}}}}}", r"$9^{9^{9^{9}}}$"])
-async def test_hostile_mathematics_costs_its_time_limit_and_no_more(
+async def test_mathematics_that_explodes_is_refused_at_once(
     pool: LocalWorkerPool, rollout: MakeRollout, text: str
 ) -> None:
-    result = await build(pool, {"type": "math", "time_limit_s": 0.5})(rollout(text, "7"))
+    result = await build(pool, "math")(rollout(text, "7"))
+    assert (result.value, result.correct, result.verdict) == (0.0, False, "too large")
+    assert pool.health()["restarts"] == 0
+
+
+async def test_mathematics_that_never_ends_costs_its_time_limit_and_no_worker(
+    pool: LocalWorkerPool, rollout: MakeRollout
+) -> None:
+    hard = r"\boxed{\int e^{x^{2}} \sin x^{3} \log x dx}"
+    result = await build(pool, {"type": "math", "time_limit_s": 1.0})(rollout(hard, "7"))
     assert (result.value, result.correct, result.verdict) == (0.0, False, "timeout")
+    assert pool.health()["restarts"] == 0
 
 
 async def test_components_are_weighted_named_and_agree_on_what_is_solved(

@@ -18,7 +18,7 @@ class RewardSection(Section):
     name: str = option("", "Name of this component in metrics; its type if empty.")
     weight: float = option(
         1.0,
-        "Factor of this component in the sum. With 0 it is watched alone: its metrics are kept, and whether it calls an "
+        "Factor of this component in the sum. With 0 it is only watched: its metrics are kept, and whether it calls an "
         "answer right or wrong does not count for accuracy.",
     )
     gate: float | None = option(
