@@ -1,0 +1,344 @@
+"""What `roll simulate` and `roll plan` read: hardware and workload, and the run's own `rollout` section."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal, TypeAlias
+
+from pydantic import Field, ValidationError, model_validator
+
+from roll.config.base import Section, option
+from roll.config.document import Document, read
+from roll.config.overrides import apply_overrides
+from roll.config.problems import describe, message
+from roll.config.rollout import RolloutConfig
+from roll.errors import ConfigError
+
+__all__ = [
+    "DistributionConfig",
+    "EmpiricalDistribution",
+    "EnvironmentLatencyConfig",
+    "FailureConfig",
+    "FixedDistribution",
+    "LognormalDistribution",
+    "NormalDistribution",
+    "PaperConfig",
+    "ParetoDistribution",
+    "QuantilesDistribution",
+    "SimulatedEngineConfig",
+    "SimulatedPlacement",
+    "SimulatedRewardConfig",
+    "SimulatedTrainingConfig",
+    "SimulationConfig",
+    "UniformDistribution",
+    "load_simulation",
+]
+
+
+class FixedDistribution(Section):
+    """Always the same."""
+
+    type: Literal["fixed"] = option("fixed", "The kind.")
+    value: float = option(..., "The value.", ge=0)
+
+
+class UniformDistribution(Section):
+    """Any value between two, all alike."""
+
+    type: Literal["uniform"] = option("uniform", "The kind.")
+    low: float = option(..., "Lowest.", ge=0)
+    high: float = option(..., "Highest.", ge=0)
+
+
+class NormalDistribution(Section):
+    """Normal, on condition that it is not negative."""
+
+    type: Literal["normal"] = option("normal", "The kind.")
+    mean: float = option(..., "Mean, before the negative part is left out.")
+    std: float = option(..., "Standard deviation, before the negative part is left out.", ge=0)
+    max: float | None = option(None, "Values above are left out, too.", gt=0)
+
+
+class LognormalDistribution(Section):
+    """exp of a normal variable, by its median and its upper quartile or its sigma."""
+
+    type: Literal["lognormal"] = option("lognormal", "The kind.")
+    median: float = option(..., "Median.", gt=0)
+    p75: float | None = option(None, "Upper quartile.", gt=0)
+    sigma: float | None = option(None, "Standard deviation of the logarithm.", ge=0)
+    max: float | None = option(None, "What is larger becomes this.", gt=0)
+
+    @model_validator(mode="after")
+    def _one_of(self) -> LognormalDistribution:
+        if (self.p75 is None) == (self.sigma is None):
+            raise ValueError("give either p75 or sigma")
+        if self.p75 is not None and self.p75 < self.median:
+            raise ValueError(f"p75 {self.p75:g} is below the median {self.median:g}")
+        return self
+
+
+class ParetoDistribution(Section):
+    """A power law: P(X > x) = (minimum / x) ** alpha."""
+
+    type: Literal["pareto"] = option("pareto", "The kind.")
+    minimum: float = option(..., "Smallest value.", gt=0)
+    alpha: float = option(..., "Exponent; the mean is infinite for 1 or less.", gt=0)
+    max: float = option(..., "What is larger becomes this.", gt=0)
+
+
+class EmpiricalDistribution(Section):
+    """Recorded values: every one as likely as any other."""
+
+    type: Literal["empirical"] = option("empirical", "The kind.")
+    values: list[float] = option([], "The values.")
+    file: str | None = option(None, "A text file with one value on each line, in place of `values`.")
+
+    @model_validator(mode="after")
+    def _one_of(self) -> EmpiricalDistribution:
+        if bool(self.values) == (self.file is not None):
+            raise ValueError("give either values or a file")
+        if any(value < 0 for value in self.values):
+            raise ValueError(f"values are not negative, got {min(self.values):g}")
+        return self
+
+
+class QuantilesDistribution(Section):
+    """Through given quantiles, log-linear between them."""
+
+    type: Literal["quantiles"] = option("quantiles", "The kind.")
+    points: list[list[float]] = option(
+        ..., "Pairs of probability and value, from probability 0 to 1.", examples=[[[0, 60], [0.5, 570], [1, 16384]]]
+    )
+
+    @model_validator(mode="after")
+    def _ordered(self) -> QuantilesDistribution:
+        if any(len(point) != 2 for point in self.points):
+            raise ValueError("each point is a pair of probability and value")
+        if len(self.points) < 2 or self.points[0][0] != 0 or self.points[-1][0] != 1:
+            raise ValueError("the first point is at probability 0 and the last at 1")
+        for (p, value), (q, after) in zip(self.points, self.points[1:], strict=False):
+            if not (p < q and value <= after):
+                raise ValueError(f"points ascend, but [{q:g}, {after:g}] comes after [{p:g}, {value:g}]")
+        if self.points[0][1] <= 0:
+            raise ValueError(f"values are positive, got {self.points[0][1]:g}")
+        return self
+
+
+DistributionConfig: TypeAlias = Annotated[
+    FixedDistribution
+    | UniformDistribution
+    | NormalDistribution
+    | LognormalDistribution
+    | ParetoDistribution
+    | EmpiricalDistribution
+    | QuantilesDistribution,
+    Field(discriminator="type"),
+]
+"""A random quantity."""
+
+
+class SimulatedPlacement(Section):
+    """Devices of the roles."""
+
+    generation: int = option(8, "Devices that generate.", ge=1)
+    training: int = option(0, "Devices that train; 0: those that generate, in turns.", ge=0)
+
+    @property
+    def colocated(self) -> bool:
+        """Whether training and generation share devices."""
+        return self.training == 0
+
+    @property
+    def num_training(self) -> int:
+        """Devices that train."""
+        return self.training or self.generation
+
+    @property
+    def num_devices(self) -> int:
+        """All devices."""
+        return self.generation + self.training
+
+
+class SimulatedEngineConfig(Section):
+    """One engine."""
+
+    tensor_parallel: int = option(1, "Devices of one engine.", ge=1)
+    max_num_seqs: int = option(256, "Requests that one engine runs at once.", ge=1)
+    max_batched_tokens: int = option(8192, "Tokens of one step, decoded and prefilled.", ge=2)
+    memory_share: float = option(0.85, "Share of the device's memory for weights and cache.", gt=0, le=1)
+    kv_capacity: int | None = option(None, "Size of the cache; by default what the memory leaves.", unit="tokens", ge=1)
+    recompute_on_update: bool = option(
+        True, "Requests that were kept while weights changed are prefilled again, as ROLL's vLLM engine does."
+    )
+    step_s: float | None = option(
+        None, "Every step takes this long, whatever it does, in place of the device's roofline.", unit="seconds", gt=0
+    )
+    restart_s: float = option(60.0, "To replace an engine that died.", unit="seconds", ge=0)
+
+    @model_validator(mode="after")
+    def _room_to_prefill(self) -> SimulatedEngineConfig:
+        if self.max_num_seqs >= self.max_batched_tokens:
+            raise ValueError(
+                f"max_num_seqs {self.max_num_seqs} leaves no room to prefill in a step of max_batched_tokens "
+                f"{self.max_batched_tokens}: raise max_batched_tokens"
+            )
+        return self
+
+
+class SimulatedRewardConfig(Section):
+    """Scoring."""
+
+    latency: DistributionConfig = option(FixedDistribution(value=0.0), "Of one rollout, in seconds.")
+    num_workers: int | None = option(None, "Rollouts that are scored at once; by default all.", ge=1)
+    solve_rate: DistributionConfig = option(
+        UniformDistribution(low=0.0, high=1.0), "How likely a rollout of a prompt is right, over prompts."
+    )
+    filter_groups: bool = option(
+        False, "Groups whose rollouts are all right or all wrong are filtered, and replaced by others."
+    )
+    max_refills: int = option(20, "Groups that take others' places in a step, at most, in multiples of a batch.", ge=1)
+
+
+class EnvironmentLatencyConfig(Section):
+    """Rollouts of several turns with an environment between them."""
+
+    num_turns: int = option(..., "Turns of every rollout.", ge=1)
+    latency: DistributionConfig = option(..., "Of the environment after each turn, in seconds.")
+    observation_tokens: int = option(32, "What it says.", unit="tokens", ge=1)
+    lockstep: bool = option(
+        False, "Every turn of all rollouts of a step waits for the slowest environment: the baseline."
+    )
+
+
+class SimulatedTrainingConfig(Section):
+    """Updates and weight syncs."""
+
+    passes: float = option(
+        4.0, "Forward passes' worth of arithmetic per token: an update is 3, log-probs are 1 each.", ge=0
+    )
+    overhead_s: float = option(1.0, "Of every update.", unit="seconds", ge=0)
+    duration: DistributionConfig | None = option(None, "Of an update in seconds, in place of the arithmetic.")
+    sync_s: float | None = option(
+        None, "Of a weight sync, in place of what weights and interconnect say.", unit="seconds", ge=0
+    )
+
+
+class FailureConfig(Section):
+    """Something that goes wrong."""
+
+    type: Literal["death", "stall"] = option("death", "`death`: the engine is gone. `stall`: it makes a pause.")
+    engine: int = option(0, "Which one, from 0.", ge=0)
+    at_s: float = option(..., "When.", unit="seconds", ge=0)
+    duration_s: float = option(60.0, "Of a stall.", unit="seconds", gt=0)
+
+
+class PaperConfig(Section):
+    """A published figure that a workload should reproduce."""
+
+    source: str = option(..., "Where it was published.")
+    ratio: float = option(..., "Time of `over` by time of `of`.", gt=0)
+    of: str = option(..., "The variant that is faster.")
+    over: str = option(..., "The variant that it was compared with.")
+    missing: str = option("", "Constants that the source does not give, and that this file had to choose.")
+
+
+class SimulationConfig(Section):
+    """A workload on some hardware, and variants of how it is scheduled."""
+
+    name: str = option(..., "Of the simulation; its results go to `<output_dir>/<name>`.", pattern=r"^[\w.-]+$")
+    output_dir: str = option("runs/simulations", "Where results go.")
+    seed: int = option(0, "The first seed.", ge=0)
+    num_seeds: int = option(1, "So many seeds are simulated, one after the other.", ge=1)
+    num_steps: int = option(5, "Training steps.", ge=1)
+    warmup_steps: int = option(0, "Steps at the beginning that do not count.", ge=0)
+    model: str = option(..., "A known model, or a YAML file that describes one.")
+    device: str = option(..., "A known device, or a YAML file that describes one.")
+    placement: SimulatedPlacement = option(SimulatedPlacement(), "Devices of the roles.")
+    engine: SimulatedEngineConfig = option(SimulatedEngineConfig(), "One engine.")
+    rollout: RolloutConfig = option(RolloutConfig(), "As in the file of a run.")
+    prompt_tokens: DistributionConfig = option(FixedDistribution(value=512.0), "Length of prompts.")
+    answer_tokens: DistributionConfig = option(..., "Length of answers, or of turns, if nothing cut them off.")
+    answer_correlation: float = option(
+        0.0, "Between the lengths of answers to one prompt (of the normal variables behind them).", ge=0, le=1
+    )
+    reward: SimulatedRewardConfig = option(SimulatedRewardConfig(), "Scoring.")
+    environment: EnvironmentLatencyConfig | None = option(None, "For rollouts of several turns.")
+    training: SimulatedTrainingConfig = option(SimulatedTrainingConfig(), "Updates and weight syncs.")
+    failures: list[FailureConfig] = option([], "What goes wrong.")
+    variants: dict[str, Any] = option(
+        {}, "By name, changes to this file (dotted keys) that are simulated one by one; none: the file as it is."
+    )
+    paper: list[PaperConfig] = option([], "Published figures.")
+
+    @model_validator(mode="after")
+    def _consistent(self) -> SimulationConfig:
+        if self.warmup_steps >= self.num_steps:
+            raise ValueError(f"warmup_steps {self.warmup_steps} leaves none of num_steps {self.num_steps} to measure")
+        width, generation = self.engine.tensor_parallel, self.placement.generation
+        if generation % width:
+            raise ValueError(
+                f"placement.generation {generation} is no multiple of engine.tensor_parallel {width}: engines have "
+                "that many devices each"
+            )
+        if self.rollout.scheduling.async_ratio > 0 and self.placement.colocated:
+            raise ValueError(
+                f"rollout.scheduling.async_ratio is {self.rollout.scheduling.async_ratio:g}, but training shares the "
+                "devices of generation, so that they cannot overlap: set placement.training"
+            )
+        num_engines = generation // width
+        for failure in self.failures:
+            if failure.engine >= num_engines:
+                raise ValueError(f"failures name engine {failure.engine}, but there are {num_engines}, from 0")
+        for figure in self.paper:
+            for variant in (figure.of, figure.over):
+                if variant not in self.variants:
+                    raise ValueError(f"paper names the variant '{variant}', which variants does not have")
+        return self
+
+    @property
+    def num_engines(self) -> int:
+        """Engines."""
+        return self.placement.generation // self.engine.tensor_parallel
+
+    @property
+    def rollouts_per_step(self) -> int:
+        """Rollouts that a step trains."""
+        return self.rollout.prompts_per_step * self.rollout.group_size
+
+    def variant(self, name: str) -> SimulationConfig:
+        """This configuration with one variant's changes.
+
+        Raises:
+            ConfigError: a change is wrong, or there is no such variant.
+        """
+        if name not in self.variants:
+            raise ConfigError(f"'{self.name}' has no variant '{name}'. It has: {', '.join(self.variants) or 'none'}.")
+        changes = self.variants[name] or {}
+        tree = self.model_dump(mode="json") | {"variants": {}, "paper": []}
+        return _validate(Document(name=f"variant {name}", tree=tree), changes)
+
+
+def load_simulation(source: str | Path, overrides: Sequence[str] = ()) -> SimulationConfig:
+    """Load a workload, and make sure that each of its variants is valid.
+
+    Raises:
+        ConfigError: the file cannot be read, or it or a variant is not valid; one line for each problem.
+    """
+    config = _validate(read(source), overrides)
+    for name in config.variants:
+        config.variant(name)
+    return config
+
+
+def _validate(document: Document, overrides: Sequence[str] | Mapping[str, Any]) -> SimulationConfig:
+    if not isinstance(overrides, Mapping | list | tuple):
+        raise ConfigError(f"{document.name} is {overrides!r}: write a mapping of dotted keys to values.")
+    document, lines = apply_overrides(document, overrides, SimulationConfig)
+    try:
+        config = SimulationConfig.model_validate(document.tree)
+    except ValidationError as error:
+        raise ConfigError(message([*lines, *describe(error, document, SimulationConfig)])) from None
+    if lines:
+        raise ConfigError(message(lines))
+    return config

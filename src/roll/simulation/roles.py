@@ -1,0 +1,252 @@
+"""The roles around the scheduler, simulated: the group of engines, rewards, trainer, weight sync, environment loops."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from contextlib import AbstractAsyncContextManager, nullcontext
+from dataclasses import replace
+
+import numpy as np
+
+from roll.config.simulation import EnvironmentLatencyConfig, FailureConfig, SimulationConfig
+from roll.errors import EngineDiedError
+from roll.protocols import InferenceEngine
+from roll.rollout.loops import Generate, Renderer
+from roll.simulation.batch import BatchTotals
+from roll.simulation.costs import train_s
+from roll.simulation.engine import AnswerTokens, EngineSettings, SimulatedEngine
+from roll.simulation.hardware import Device, Model
+from roll.simulation.workload import Workload, observation
+from roll.types import Generation, GenerationRequest, IntArray, PromptDraw, RewardResult, Rollout, WeightUpdate
+
+__all__ = ["EnvironmentTurns", "SimulatedEngines", "SimulatedRenderer", "SimulatedReward", "SimulatedTrainer"]
+
+
+class SimulatedEngines:
+    """See `roll.protocols.EngineGroup`.
+
+    Args:
+        num_engines: how many.
+        settings: of each.
+        answer_tokens: how long answers are.
+    """
+
+    def __init__(self, num_engines: int, settings: EngineSettings, answer_tokens: AnswerTokens) -> None:
+        self._settings = settings
+        self._answer_tokens = answer_tokens
+        self._engines = [SimulatedEngine(f"engine-{index}", settings, answer_tokens) for index in range(num_engines)]
+        self._gone: list[SimulatedEngine] = []
+        self.failures: list[asyncio.Task[None]] = []
+
+    @property
+    def engines(self) -> Sequence[SimulatedEngine]:
+        return self._engines
+
+    async def start(self) -> None:
+        """Start all of them."""
+        await asyncio.gather(*(engine.start() for engine in self._engines))
+
+    async def replace(self, engine_id: str) -> InferenceEngine:
+        """A fresh engine in place of a dead one, once it has started; see the protocol."""
+        index = next(i for i, engine in enumerate(self._engines) if engine.engine_id == engine_id)
+        old = self._engines[index]
+        old.die("it was replaced")
+        fresh = SimulatedEngine(engine_id, self._settings, self._answer_tokens)
+        await fresh.start()
+        self._gone.append(old)
+        self._engines[index] = fresh
+        return fresh
+
+    async def close(self) -> None:
+        """End all of them."""
+        for task in self.failures:
+            task.cancel()
+        for engine in self._engines:
+            await engine.close()
+
+    def plan_failures(self, failures: Sequence[FailureConfig]) -> None:
+        """Let things go wrong at their times; whichever engine is in that place then."""
+
+        async def strike(failure: FailureConfig) -> None:
+            loop = asyncio.get_running_loop()
+            await asyncio.sleep(failure.at_s - loop.time())
+            engine = self._engines[failure.engine]
+            if failure.type == "death":
+                engine.die(f"simulated at {failure.at_s:g} s")
+            else:
+                engine.stall(failure.duration_s)
+
+        self.failures += [
+            asyncio.create_task(strike(failure), name=f"failure-{number}") for number, failure in enumerate(failures)
+        ]
+
+    async def sync(self, policy_version: int) -> list[str]:
+        """Bring new weights to all engines at the same time.
+
+        Returns:
+            Ids of those that died.
+        """
+        update = WeightUpdate(policy_version=policy_version, manifest=(), transport="simulated", handle=None)
+        engines = list(self._engines)
+        found = await asyncio.gather(*(e.update_weights(update) for e in engines), return_exceptions=True)
+        dead = []
+        for engine, result in zip(engines, found, strict=True):
+            if isinstance(result, EngineDiedError):
+                dead.append(engine.engine_id)
+            elif isinstance(result, BaseException):
+                raise result
+        return dead
+
+    async def bring_up(self, engine: InferenceEngine, policy_version: int) -> None:
+        """Bring a fresh engine to the current weights."""
+        await engine.update_weights(
+            WeightUpdate(policy_version=policy_version, manifest=(), transport="simulated", handle=None)
+        )
+
+    def totals(self) -> BatchTotals:
+        """Of all engines so far, those that died included."""
+        result = BatchTotals()
+        for engine in (*self._engines, *self._gone):
+            for name in BatchTotals.__slots__:
+                setattr(result, name, getattr(result, name) + getattr(engine.totals, name))
+        return result
+
+
+class SimulatedReward:
+    """See `roll.protocols.Reward`: takes its time, and judges by the prompt's solve rate."""
+
+    def __init__(self, workload: Workload, num_workers: int | None) -> None:
+        self._workload = workload
+        self._slots: AbstractAsyncContextManager[object] = (
+            asyncio.Semaphore(num_workers) if num_workers else nullcontext()
+        )
+
+    async def __call__(self, rollout: Rollout) -> RewardResult:
+        duration = self._workload.reward_s(rollout)
+        if duration:
+            async with self._slots:
+                await asyncio.sleep(duration)
+        right = self._workload.is_right(rollout)
+        return RewardResult(value=float(right), correct=right, duration_s=duration)
+
+
+class SimulatedRenderer:
+    """Tokens that mean nothing; see `roll.rollout.loops.Renderer`."""
+
+    def __init__(self, observation_tokens: int = 1) -> None:
+        self._observation = observation(observation_tokens)
+
+    def decode(self, token_ids: IntArray) -> str:
+        return ""
+
+    def follow_up(self, observation: str) -> IntArray:
+        return self._observation
+
+
+class SimulatedTrainer:
+    """How long an update takes.
+
+    Args:
+        config: the simulation.
+        model: that is trained.
+        device: of the trainer.
+        workload: for durations that are given.
+    """
+
+    def __init__(self, config: SimulationConfig, model: Model, device: Device, workload: Workload) -> None:
+        self._training = config.training
+        self._num_devices = config.placement.num_training
+        self._model = model
+        self._device = device
+        self._workload = workload
+
+    def duration_s(self, step: int, lengths: Sequence[int]) -> float:
+        """Of an update.
+
+        Args:
+            step: its number.
+            lengths: tokens of each sample, prompt included.
+        """
+        given = self._workload.training_s(step)
+        if given is not None:
+            return given
+        total = sum(lengths)
+        if not total:
+            return 0.0
+        mean = sum(length * length for length in lengths) / total
+        passes = self._training.passes
+        return self._training.overhead_s + train_s(
+            self._model, self._device, self._num_devices, total, mean, passes=passes
+        )
+
+
+class _Lockstep:
+    """Waits for a whole company: every turn begins when all have ended the last one."""
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+        self._waiting: list[asyncio.Future[None]] = []
+
+    async def __call__(self) -> None:
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.append(future)
+        if len(self._waiting) == self._size:
+            waiting, self._waiting = self._waiting, []
+            for other in waiting:
+                other.set_result(None)
+        await future
+
+
+class EnvironmentTurns:
+    """A rollout loop (see `roll.rollout.loops.RolloutLoop`): turns with an environment that takes its time.
+
+    Args:
+        config: turns and their latencies.
+        workload: draws the latencies.
+        company: rollouts of a step, which `lockstep` keeps together.
+    """
+
+    def __init__(self, config: EnvironmentLatencyConfig, workload: Workload, company: int) -> None:
+        self._config = config
+        self._workload = workload
+        self._together = _Lockstep(company) if config.lockstep else None
+        self._observation = observation(config.observation_tokens)
+
+    async def __call__(
+        self, draw: PromptDraw, index: int, first: GenerationRequest, generate: Generate, renderer: Renderer
+    ) -> Rollout:
+        context = draw.token_ids
+        tokens: list[IntArray] = []
+        versions: list[IntArray] = []
+        generation: Generation | None = None
+        for turn in range(self._config.num_turns):
+            if turn:
+                tokens.append(self._observation)
+                versions.append(np.full(len(self._observation), -1, np.int32))
+                context = np.concatenate([draw.token_ids, *tokens])
+            request = replace(first, request_id=f"{first.request_id}.t{turn}", token_ids=context)
+            generation = await generate(request if turn else first)
+            tokens.append(generation.token_ids)
+            versions.append(generation.policy_versions)
+            await self._meet()
+            await asyncio.sleep(self._workload.turn_s(draw.draw_id, index, turn))
+            await self._meet()
+        assert generation is not None, "there is at least one turn"
+        token_ids = np.concatenate(tokens)
+        return Rollout(
+            draw_id=draw.draw_id,
+            index=index,
+            prompt=draw.prompt,
+            prompt_token_ids=draw.token_ids,
+            token_ids=token_ids,
+            logprobs=np.zeros(len(token_ids), np.float32),
+            policy_versions=np.concatenate(versions),
+            finish_reason=generation.finish_reason,
+            text="",
+            engine_id=generation.engine_id,
+        )
+
+    async def _meet(self) -> None:
+        if self._together is not None:
+            await self._together()

@@ -1,0 +1,280 @@
+"""One simulated run: the production scheduler, controller and proxy, with everything around them simulated.
+
+prompts ─► AsyncController ─► RolloutScheduler ─► LLMProxy ─► SimulatedEngine × N      (roll.rollout, unchanged)
+                 │                    └─► SimulatedReward
+                 └─ next_batch ─► train (sleeps) ─► updating(): sync ─► settle ─► …
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from roll.config.simulation import SimulationConfig
+from roll.errors import ConfigError
+from roll.rollout.attempts import SamplingPlan
+from roll.rollout.controller import AsyncController, Batch, Feed
+from roll.rollout.proxy import LLMProxy
+from roll.rollout.routing import Router
+from roll.rollout.scheduler import RolloutScheduler
+from roll.simulation import clock
+from roll.simulation.batch import BatchLimits
+from roll.simulation.costs import EngineCosts, engine_costs, kv_capacity_tokens, sync_s
+from roll.simulation.engine import EngineSettings
+from roll.simulation.hardware import Device, Model, device, model
+from roll.simulation.recorder import Recorder, StepRecord
+from roll.simulation.roles import (
+    EnvironmentTurns,
+    SimulatedEngines,
+    SimulatedRenderer,
+    SimulatedReward,
+    SimulatedTrainer,
+)
+from roll.simulation.workload import DOMAIN, Workload
+from roll.types import Group, PromptDraw, SamplingParams
+
+__all__ = ["SimulatedRun", "engine_settings", "simulate"]
+
+PURPOSE = "train"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SimulatedRun:
+    """What came of one run."""
+
+    seed: int
+    steps: tuple[StepRecord, ...]
+    """Without those that warm up."""
+    digest: str
+    """Equal digests, equal runs."""
+    num_transitions: int
+    num_callbacks: int
+    wall_s: float
+    """Real time that the simulation took."""
+    recorder: Recorder
+
+    @property
+    def step_s(self) -> float:
+        """Mean time of a step."""
+        return sum(step.total_s for step in self.steps) / len(self.steps)
+
+
+def engine_settings(config: SimulationConfig, made_of: Model, on: Device) -> EngineSettings:
+    """What one engine costs and holds.
+
+    Raises:
+        ConfigError: the model does not fit, or leaves no room for keys and values.
+    """
+    engine = config.engine
+    capacity = engine.kv_capacity
+    if capacity is None:
+        capacity = kv_capacity_tokens(made_of, on, engine.tensor_parallel, engine.memory_share)
+        if capacity < 1:
+            raise ConfigError(
+                f"{made_of.name} ({made_of.weight_bytes / 1e9:.0f} GB) does not fit {engine.tensor_parallel} x "
+                f"{on.name} ({on.memory_bytes / 1e9:.0f} GB each, of which {engine.memory_share:.0%} is used): raise "
+                "engine.tensor_parallel."
+            )
+    costs = engine_costs(made_of, on, engine.tensor_parallel)
+    if engine.step_s is not None:
+        costs = EngineCosts(overhead_s=engine.step_s, weights_s=0, token_s=0, communication_s=0, context_s=0, pair_s=0)
+    given = config.training.sync_s
+    return EngineSettings(
+        costs=costs,
+        limits=BatchLimits(
+            max_num_seqs=engine.max_num_seqs, max_batched_tokens=engine.max_batched_tokens, kv_capacity=capacity
+        ),
+        update_s=sync_s(made_of, on, colocated=config.placement.colocated) if given is None else given,
+        recompute_on_update=engine.recompute_on_update,
+        start_s=engine.restart_s,
+    )
+
+
+def simulate(config: SimulationConfig, *, seed: int | None = None, trace: bool = False) -> SimulatedRun:
+    """Run one variant (`config` itself) in virtual time.
+
+    Args:
+        config: the workload and its policies.
+        seed: in place of the configuration's.
+        trace: keep what a trace file needs.
+
+    Raises:
+        UserError: the hardware or model is unknown, or cannot hold what it should.
+        DeadlockError: the scheduler waits for what can never happen; the note says which seed replays it.
+    """
+    seed = config.seed if seed is None else seed
+    recorder = Recorder(trace=trace)
+    began = time.perf_counter()
+    with _rare_collections():
+        num_callbacks = clock.run(_main(config, seed, recorder), seed=seed)
+    return SimulatedRun(
+        seed=seed,
+        steps=tuple(recorder.steps[config.warmup_steps :]),
+        digest=recorder.digest,
+        num_transitions=recorder.num_transitions,
+        num_callbacks=num_callbacks,
+        wall_s=time.perf_counter() - began,
+        recorder=recorder,
+    )
+
+
+@contextmanager
+def _rare_collections() -> Iterator[None]:
+    """Tens of thousands of tasks live for a whole step: looking through them again and again frees nothing."""
+    thresholds = gc.get_threshold()
+    gc.set_threshold(200_000, 50, 100)
+    try:
+        yield
+    finally:
+        gc.set_threshold(*thresholds)
+
+
+class _World:
+    """Everything of one run."""
+
+    def __init__(self, config: SimulationConfig, seed: int, recorder: Recorder) -> None:
+        made_of, on = model(config.model), device(config.device)
+        settings = engine_settings(config, made_of, on)
+        _check_room(config, settings.limits.kv_capacity)
+        scheduling = config.rollout.scheduling
+        self.config = config
+        self.recorder = recorder
+        self.workload = Workload(config, seed)
+        self.engines = SimulatedEngines(config.num_engines, settings, self.workload.answer_tokens)
+        self.trainer = SimulatedTrainer(config, made_of, on, self.workload)
+        self.version = 0
+        self.num_drawn = 0
+        self.proxy = LLMProxy(
+            self.engines,
+            lambda engine: self.engines.bring_up(engine, self.version),
+            max_attempts=config.rollout.max_attempts,
+            router=Router(
+                "round_robin" if scheduling.type == "batch" else "least_loaded", max_kv_used=scheduling.max_kv_used
+            ),
+        )
+        environment = config.environment
+        self.scheduler = RolloutScheduler(
+            self.proxy,
+            {DOMAIN: SimulatedReward(self.workload, config.reward.num_workers)},
+            SimulatedRenderer(),
+            seed=seed,
+            max_attempts=config.rollout.max_attempts,
+            replicate=scheduling.replicate_prompts and scheduling.type != "batch",
+            loop=EnvironmentTurns(environment, self.workload, config.rollouts_per_step) if environment else None,
+        )
+        self.scheduler.life.listen(recorder.on_transition)
+        self.controller = AsyncController(
+            self.scheduler,
+            self.proxy,
+            scheduling,
+            Feed(
+                draw=self._draw,
+                plans=(self._plan(),),
+                batch_size=config.rollout.prompts_per_step,
+                num_steps=config.num_steps,
+                left_out=_no_signal if config.reward.filter_groups else None,
+                max_refills=config.reward.max_refills if config.reward.filter_groups else 0,
+                doomed=_cannot_differ if config.reward.filter_groups and scheduling.stop_doomed_groups else None,
+            ),
+        )
+
+    def _draw(self, count: int, domain: str | None) -> Sequence[PromptDraw]:
+        first, self.num_drawn = self.num_drawn, self.num_drawn + count
+        return [self.workload.draw(draw_id) for draw_id in range(first, first + count)]
+
+    def _plan(self) -> SamplingPlan:
+        rollout = self.config.rollout
+        return SamplingPlan(
+            purpose=PURPOSE,
+            group_size=rollout.group_size,
+            sampling=SamplingParams(max_new_tokens=rollout.max_new_tokens),
+        )
+
+
+def _check_room(config: SimulationConfig, capacity: int) -> None:
+    if config.rollout.max_new_tokens >= capacity:
+        raise ConfigError(
+            f"rollout.max_new_tokens {config.rollout.max_new_tokens} exceeds an engine's cache of {capacity:,} tokens: "
+            "raise engine.tensor_parallel, or lower it."
+        )
+
+
+def _no_signal(group: Group) -> str:
+    """Dynamic sampling: a group whose rewards are all equal teaches nothing."""
+    values = {rollout.reward.value for rollout in group.scored if rollout.reward is not None}
+    return "all rewards are equal" if len(values) < 2 else ""
+
+
+def _cannot_differ(rewards: Sequence[float], num_missing: int) -> bool:
+    return num_missing == 0 and len(set(rewards)) < 2
+
+
+async def _main(config: SimulationConfig, seed: int, recorder: Recorder) -> int:
+    world = _World(config, seed, recorder)
+    world.engines.plan_failures(config.failures)
+    try:
+        for step in range(1, config.num_steps + 1):
+            await _step(world, step)
+        await world.controller.close()
+    finally:
+        await world.engines.close()
+    return _loop().num_callbacks
+
+
+async def _step(world: _World, step: int) -> None:
+    """The loop of the `rlvr` pipeline, with time in place of work."""
+    loop, recorder = _loop(), world.recorder
+    before, moments = world.engines.totals(), [loop.time()]
+    with recorder.phase("wait for batch"):
+        batch = await world.controller.next_batch()
+    moments.append(loop.time())
+    trained = [group for group in batch.groups if group.draw.draw_id not in batch.left_out]
+    lengths = [len(g.draw.token_ids) + len(r.token_ids) for g in trained for r in g.scored]
+    with recorder.phase("train"):
+        await asyncio.sleep(world.trainer.duration_s(step, lengths))
+    moments.append(loop.time())
+    world.version += 1
+    with recorder.phase("sync"):
+        await world.proxy.settle()
+        async with world.controller.updating():
+            dead = await world.engines.sync(world.version)
+        await world.proxy.restore(dead)
+    moments.append(loop.time())
+    await world.controller.settle(world.version, {r.rollout_id for g in trained for r in g.scored})
+    recorder.add_step(_record(world, step, batch, trained, before, moments), moments[0])
+
+
+def _record(
+    world: _World, step: int, batch: Batch, trained: Sequence[Group], before: Any, moments: Sequence[float]
+) -> StepRecord:
+    began, ready, updated, ended = moments
+    after, total = world.engines.totals(), ended - began
+    answers = [len(rollout.token_ids) for group in trained for rollout in group.scored]
+    return StepRecord(
+        step=step,
+        kind=batch.kind,
+        total_s=total,
+        wait_s=ready - began,
+        train_s=updated - ready,
+        sync_s=ended - updated,
+        num_samples=len(answers),
+        num_tokens=sum(answers),
+        longest=max(answers, default=0),
+        max_staleness=max(batch.staleness, default=0),
+        num_expired=len(batch.expired),
+        busy_share=(after.busy_s - before.busy_s) / (total * world.config.num_engines) if total else 0.0,
+        tokens_per_s=(after.num_generated - before.num_generated) / total if total else 0.0,
+        num_preempted=after.num_preempted - before.num_preempted,
+        num_filtered=len(batch.left_out),
+    )
+
+
+def _loop() -> clock.VirtualTimeLoop:
+    loop = asyncio.get_running_loop()
+    assert isinstance(loop, clock.VirtualTimeLoop), "a simulated run needs virtual time"
+    return loop

@@ -1,0 +1,139 @@
+"""Prompts, lengths and latencies of a simulated run: all functions of the seed and of what they belong to.
+
+A simulated prompt's tokens are its draw id plus one, so an engine can tell prompts apart; a generated token is 0, so
+what a request already has of its answer, when it goes on after an interruption, is the zeros at its end.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+from typing import TypeAlias
+
+import numpy as np
+
+from roll.config.simulation import (
+    DistributionConfig,
+    EmpiricalDistribution,
+    FixedDistribution,
+    LognormalDistribution,
+    NormalDistribution,
+    ParetoDistribution,
+    SimulationConfig,
+    UniformDistribution,
+)
+from roll.errors import ConfigError
+from roll.simulation import distributions as laws
+from roll.types import GenerationRequest, IntArray, Prompt, PromptDraw, Rollout
+
+__all__ = ["DOMAIN", "Workload", "quantile_of"]
+
+DOMAIN = "simulated"
+Key: TypeAlias = int
+
+_PROMPT, _ANSWER, _REWARD, _SOLVE_RATE, _VERDICT, _TURN, _TRAINING = range(1, 8)
+
+
+def quantile_of(config: DistributionConfig) -> laws.Quantile:
+    """The quantile function that a section describes.
+
+    Raises:
+        ConfigError: its file cannot be read, or nothing is left of it.
+    """
+    match config:
+        case FixedDistribution():
+            return laws.fixed(config.value)
+        case UniformDistribution():
+            return laws.uniform(config.low, config.high)
+        case NormalDistribution():
+            try:
+                return laws.normal(config.mean, config.std, 0.0, float("inf") if config.max is None else config.max)
+            except ValueError as error:
+                raise ConfigError(f"{error}: change its mean.") from None
+        case LognormalDistribution():
+            if config.p75 is not None:
+                law = laws.lognormal_of_quartile(config.median, config.p75)
+            else:
+                law = laws.lognormal(config.median, config.sigma or 0.0)
+            return law if config.max is None else laws.clipped(law, high=config.max)
+        case ParetoDistribution():
+            return laws.clipped(laws.pareto(config.minimum, config.alpha), high=config.max)
+        case EmpiricalDistribution():
+            return laws.empirical(config.values or _values(Path(str(config.file))))
+    return laws.with_quantiles({point[0]: point[1] for point in config.points})
+
+
+def _values(path: Path) -> list[float]:
+    try:
+        values = [float(line) for line in path.read_text(encoding="utf-8").split()]
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"distribution file '{path}' cannot be read: {error}.") from None
+    if not values or min(values) < 0:
+        raise ConfigError(f"distribution file '{path}' needs at least one value, and none below 0.")
+    return values
+
+
+class Workload:
+    """Answers every question about a run's random quantities.
+
+    Args:
+        config: the simulation.
+        seed: of this run of it.
+    """
+
+    def __init__(self, config: SimulationConfig, seed: int) -> None:
+        self.seed = seed
+        self._prompt = quantile_of(config.prompt_tokens)
+        self._answer = quantile_of(config.answer_tokens)
+        self._correlation = config.answer_correlation
+        self._reward = quantile_of(config.reward.latency)
+        self._solve_rate = quantile_of(config.reward.solve_rate)
+        self._turn = quantile_of(config.environment.latency) if config.environment else laws.fixed(0.0)
+        self._training = quantile_of(config.training.duration) if config.training.duration else None
+
+    def draw(self, draw_id: int) -> PromptDraw:
+        """A prompt."""
+        length = max(1, round(self._prompt(self._uniform(_PROMPT, draw_id))))
+        tokens = np.full(length, draw_id + 1, np.int32)
+        return PromptDraw(
+            draw_id=draw_id, prompt=Prompt(uid=f"{DOMAIN}/{draw_id}", domain=DOMAIN, messages=()), token_ids=tokens
+        )
+
+    def answer_tokens(self, request: GenerationRequest) -> int:
+        """Tokens that are still to come of an answer, at least 1; the request's id tells which answer it is."""
+        tokens = request.token_ids
+        shared = self._uniform(_PROMPT, int(tokens[0]), _ANSWER)
+        own = self._uniform(_ANSWER, _hash(request.request_id))
+        total = round(self._answer(laws.correlated(shared, own, self._correlation)))
+        if tokens[-1] == 0:
+            total -= len(tokens) - 1 - int(np.flatnonzero(tokens)[-1])
+        return max(1, total)
+
+    def reward_s(self, rollout: Rollout) -> float:
+        """Scoring it."""
+        return self._reward(self._uniform(_REWARD, rollout.draw_id, rollout.index))
+
+    def is_right(self, rollout: Rollout) -> bool:
+        """Whether it solves its prompt, which has a solve rate of its own."""
+        rate = self._solve_rate(self._uniform(_SOLVE_RATE, rollout.draw_id))
+        return self._uniform(_VERDICT, rollout.draw_id, rollout.index) < rate
+
+    def turn_s(self, draw_id: int, index: int, turn: int) -> float:
+        """The environment, after a turn."""
+        return self._turn(self._uniform(_TURN, draw_id, index, turn))
+
+    def training_s(self, step: int) -> float | None:
+        """The update of a step, where a distribution says it."""
+        return None if self._training is None else self._training(self._uniform(_TRAINING, step))
+
+    def _uniform(self, *key: Key) -> float:
+        return laws.uniform_of(self.seed, *key)
+
+
+def _hash(text: str) -> int:
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big")
+
+
+def observation(num_tokens: int) -> IntArray:
+    """What an environment says."""
+    return np.ones(num_tokens, np.int32)
