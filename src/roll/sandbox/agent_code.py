@@ -12,7 +12,7 @@ from pathlib import Path
 __all__ = ["AGENT_READER", "agent_bytecode", "agent_source", "spawner_source"]
 
 _ROOT = Path(__file__).parent
-_AGENT = ("agent.kernel", "agent.usage", "agent.programs", "agent.shell", "agent.serve")
+_AGENT = ("agent.kernel", "agent.usage", "agent.programs", "agent.run", "agent.shell", "agent.serve")
 _SPAWNER = ("agent.kernel", "host.cgroup", "host.image", "host.spawner")
 
 _LOADER = """

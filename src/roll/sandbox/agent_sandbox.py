@@ -15,7 +15,7 @@ from typing import Any, Self
 from roll.sandbox import file_programs
 from roll.sandbox.connection import AgentConnection, AgentJob
 from roll.sandbox.counters import Counters
-from roll.sandbox.errors import SandboxError, SandboxPathError
+from roll.sandbox.errors import OversizedUploadError, SandboxError, SandboxPathError
 from roll.sandbox.types import (
     Chunk,
     Command,
@@ -75,6 +75,15 @@ class SandboxJob:
     def kill(self) -> None:
         """End it now."""
         self._job.kill()
+
+    def write(self, data: bytes) -> None:
+        """More standard input."""
+        if data:
+            self._job.write(data)
+
+    def end_input(self) -> None:
+        """The end of its standard input."""
+        self._job.write(b"")
 
     def stream(self) -> AsyncIterator[Chunk]:
         """Its output as it comes."""
@@ -182,9 +191,9 @@ class AgentSandbox:
         """Run it among what else is in the sandbox."""
         return await self._finish(self._start(program, fresh=False))
 
-    async def execute_fresh(self, program: Program) -> ExecutionResult:
-        """Run it in namespaces and files of its own."""
-        return await self._finish(self._start(program, fresh=True))
+    async def start_fresh(self, program: Program) -> SandboxJob:
+        """Start it in namespaces and files of its own."""
+        return self._start(program, fresh=True)
 
     async def start(self, program: Program) -> SandboxJob:
         """Start it; what it starts may outlive it."""
@@ -204,6 +213,7 @@ class AgentSandbox:
         request = {
             "fresh": fresh,
             "result": program.result,
+            "interactive": program.interactive,
             "files": dict(program.files),
             "env": dict(program.env),
             "cwd": program.cwd,
@@ -214,7 +224,12 @@ class AgentSandbox:
             "argv": list(program.argv),
         }
         _check(request)
-        return SandboxJob(self, self._connection.submit("run", request, program.stdin, output_bytes), wall_s)
+        _check_size(program, limits)
+        if not program.interactive:
+            return SandboxJob(self, self._connection.submit("run", request, program.stdin, output_bytes), wall_s)
+        job = SandboxJob(self, self._connection.submit("run", request, b"", output_bytes), wall_s)
+        job.write(program.stdin)
+        return job
 
     async def session(self, *, env: dict[str, str] | None = None, cwd: str | None = None) -> ShellSession:
         """Open a shell."""
@@ -287,6 +302,25 @@ def _check(request: dict[str, Any]) -> None:
     for text in texts:
         if "\0" in text:
             raise ValueError(f"a zero byte in {text[:80]!r}: arguments, variables and paths cannot have one.")
+
+
+def _check_size(program: Program, limits: Limits) -> None:
+    """What a program brings along must fit into its sandbox.
+
+    Raises:
+        OversizedUploadError: it does not.
+    """
+    files = sum(map(len, program.files.values()))
+    source = len(program.source) if isinstance(program, PythonCode) else 0
+    for what, size, most in (
+        ("files", files, limits.disk_bytes),
+        ("standard input and source", len(program.stdin) + source, limits.memory_bytes // 4),
+    ):
+        if size > most:
+            raise OversizedUploadError(
+                f"the {what} of a program have {size:,} bytes, and its sandbox takes {most:,}: raise the limit "
+                f"({'disk_bytes' if what == 'files' else 'memory_bytes; input may fill a quarter of it'}) or send less."
+            )
 
 
 class ShellSession:

@@ -70,6 +70,12 @@ class AgentJob:
             self._news.clear()
             await self._news.wait()
 
+    def write(self, data: bytes) -> None:
+        """Standard input, empty at its end."""
+        if not self.end.done():
+            for start in range(0, len(data) or 1, _DATA_BYTES):
+                self._connection.send("input", self.channel, data[start : start + _DATA_BYTES])
+
     def kill(self) -> None:
         """Ask the agent to end it."""
         if not self.end.done():

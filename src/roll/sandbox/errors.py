@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from roll.errors import InfraError, RollError, UserError
 
-__all__ = ["SandboxError", "SandboxPathError", "SandboxUnavailableError", "UntrustedCodeError"]
+__all__ = ["OversizedUploadError", "SandboxError", "SandboxPathError", "SandboxUnavailableError", "UntrustedCodeError"]
 
 
 class SandboxUnavailableError(UserError):
@@ -21,3 +21,7 @@ class SandboxError(InfraError):
 
 class SandboxPathError(RollError, OSError):
     """A file in the sandbox cannot be read or written; `errno` says why."""
+
+
+class OversizedUploadError(RollError, ValueError):
+    """Files or input do not fit into the sandbox that they are for."""

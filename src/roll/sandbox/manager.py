@@ -14,10 +14,12 @@ import asyncio
 import contextlib
 import os
 from collections import Counter, defaultdict
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from types import TracebackType
 
 from roll.sandbox.errors import SandboxError
-from roll.sandbox.protocols import LaunchedSandbox, Runtime, Sandbox
+from roll.sandbox.protocols import Job, LaunchedSandbox, Runtime, Sandbox
 from roll.sandbox.runtimes import make_runtime
 from roll.sandbox.types import ExecutionResult, Outcome, Program, SandboxSpec, Snapshot
 
@@ -91,6 +93,17 @@ class SandboxManager:
         Raises:
             SandboxError: the sandbox broke: not the program's doing; may be tried again.
             UntrustedCodeError: the runtime has no isolation and the spec says `untrusted`.
+            OversizedUploadError: the program's files or input do not fit into such a sandbox.
+        """
+        async with self.running(program, spec=spec) as job:
+            return await job.wait()
+
+    @asynccontextmanager
+    async def running(self, program: Program, *, spec: SandboxSpec | None = None) -> AsyncIterator[Job]:
+        """The same for a program to talk to: it runs until it ends by itself, or the block does.
+
+        Raises:
+            As `execute`.
         """
         spec = spec or self._spec
         async with self._places:
@@ -98,7 +111,13 @@ class SandboxManager:
             reusable = self._runtime.fresh_programs
             keep = False
             try:
-                result = await (sandbox.execute_fresh(program) if reusable else sandbox.execute(program))
+                job = await (sandbox.start_fresh(program) if reusable else sandbox.start(program))
+                try:
+                    yield job
+                finally:
+                    if not job.done():
+                        job.kill()
+                result = await job.wait()
                 self._counts["programs"] += 1
                 keep = reusable and result.outcome is not Outcome.MEMORY and runs + 1 < RUNS_PER_SANDBOX
             except SandboxError:
@@ -110,7 +129,6 @@ class SandboxManager:
                 else:
                     await sandbox.close()
                     self._refill(spec)
-        return result
 
     async def create(self, spec: SandboxSpec | None = None, *, snapshot: Snapshot | None = None) -> Sandbox:
         """A sandbox of one's own, with the files of `snapshot` if given. Close it.

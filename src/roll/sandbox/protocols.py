@@ -34,6 +34,14 @@ class Job(Protocol):
         """End it (a session's command: interrupt it) now; `wait` then tells how it ended."""
         ...
 
+    def write(self, data: bytes) -> None:
+        """More standard input for an `interactive` program; lost where the program has ended."""
+        ...
+
+    def end_input(self) -> None:
+        """The end of its standard input."""
+        ...
+
 
 @runtime_checkable
 class Session(Protocol):
@@ -165,8 +173,8 @@ class LaunchedSandbox(Sandbox, Protocol):
         """Whether it can no longer be used."""
         ...
 
-    async def execute_fresh(self, program: Program) -> ExecutionResult:
-        """Run a program in its own namespaces and file system, of which nothing remains."""
+    async def start_fresh(self, program: Program) -> Job:
+        """Start a program in its own namespaces and file system, of which nothing remains."""
         ...
 
     async def ready(self) -> None:

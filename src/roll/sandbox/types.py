@@ -117,6 +117,8 @@ class _Settings:
     """Added to the few variables that every program gets (PATH, HOME, LANG)."""
     cwd: str | None = None
     """`None`: its home."""
+    interactive: bool = False
+    """Standard input stays open after `stdin`: `Job.write` brings more, `Job.end_input` ends it."""
     result: bool = False
     """Open file descriptor 3: what is written to it arrives as `ExecutionResult.result`, apart from what is printed."""
     wall_s: float | None = None

@@ -7,6 +7,7 @@
               ("run", channel, request)   start a program; ends with x
               ("shell", channel, {})      open a shell session; x when it is ready
               ("line", channel, request)  a command for it; ends with x
+              ("input", channel, bytes)   standard input for a running program that takes it piece by piece; b"" ends it
               ("kill", channel)           end a program, or interrupt a session's command
               ("close", channel)          end a session
 
@@ -21,134 +22,13 @@ import _signal  # pyrefly: ignore[missing-import]
 import marshal
 import os
 import select
-import time
 
 from roll.sandbox.agent import kernel, programs, usage
+from roll.sandbox.agent.run import Run, clock
 from roll.sandbox.agent.shell import Shell
 
-_READ_BYTES = 1 << 16
 _NOBODY = (1 << 32) - 1
 """A channel that the host does not listen to."""
-_CHECK_S = 0.01
-_CHECK_LATER_S = 0.2
-
-
-def clock():
-    """Seconds."""
-    return time.monotonic()
-
-
-class Run:
-    """A running program."""
-
-    def __init__(self, agent, channel, request):
-        self.agent, self.channel = agent, channel
-        self.wall_s, self.cpu_s, self.output_left = request["wall_s"], request["cpu_s"], request["output_bytes"]
-        self.limits = []
-        self.kills = usage.kills_for_memory() if agent.settings["own_group"] else None
-        self.cpu_used = 0.0
-        self.code = None
-        self.full = False
-        self.killed = False
-        self.began = clock()
-        self.started = programs.start(request, agent.settings, agent.namespace)
-        self.open = set(self.started.streams)
-        self.next_check = self.began + self._check_after(0.0)
-
-    def deadline(self):
-        """When the loop must look at it again."""
-        return min(self.began + self.wall_s, self.next_check)
-
-    def _check_after(self, used):
-        if self.agent.settings["watch_memory"]:
-            return _CHECK_S
-        if self.cpu_s is None:
-            return 1e9
-        left = (self.cpu_s - used) / self.agent.num_cpus
-        return min(max(left, _CHECK_S), _CHECK_LATER_S + left)
-
-    def check(self, now):
-        """Compare with the limits that the kernel does not enforce."""
-        if now >= self.began + self.wall_s:
-            self.end("wall_time")
-        elif now >= self.next_check:
-            cpu, memory, threads = usage.totals(self.started.pid)
-            self.cpu_used = max(cpu, self.cpu_used)
-            limits = self.agent.settings["limits"]
-            # `memory` counts shared pages once per process; the exact sum takes longer.
-            over = self.agent.settings["watch_memory"] and memory > limits["memory_bytes"]
-            if over and usage.memory_of(self.started.pid) > limits["memory_bytes"]:
-                self.end("memory")
-            if self.agent.settings["watch_memory"] and threads >= limits["max_processes"]:
-                self.note("processes")
-            if self.cpu_s is not None and cpu >= self.cpu_s:
-                self.end("cpu_time")
-            self.next_check = now + self._check_after(cpu)
-
-    def note(self, limit):
-        """Remember that a limit was hit."""
-        if limit not in self.limits:
-            self.limits.append(limit)
-
-    def end(self, limit=None):
-        """Kill it, because of a limit or because the host wants it."""
-        if limit is not None:
-            self.note(limit)
-        self.wall_s = self.cpu_s = 1e9
-        self.killed = True
-        if self.started.status is not None:
-            os.kill(self.started.pid, 9)
-        else:
-            usage.kill_tree(self.started.pid)
-
-    def read(self, descriptor):
-        """Pass output on; False when there is none now."""
-        try:
-            data = os.read(descriptor, _READ_BYTES)
-        except BlockingIOError:
-            return False
-        if not data:
-            self.open.discard(descriptor)
-            self.agent.forget(descriptor)
-            return False
-        if self.output_left > 0:
-            self.agent.send(self.started.streams[descriptor], self.channel, data[: self.output_left])
-            self.output_left -= len(data)
-            if self.output_left <= 0:
-                self.end("output")
-        return self.output_left > 0
-
-    def ended(self, status, used):
-        """Its process is gone: read what is left and report."""
-        if self.started.status is not None:
-            report = os.read(self.started.status, 64).split()
-            os.close(self.started.status)
-            if report:
-                status, self.full = int(report[0]), report[1] != b"0"
-            elif not self.killed:
-                for descriptor in list(self.open):
-                    self.agent.forget(descriptor)
-                self.agent.fail(self.channel, "the namespaces of a program could not be made")
-                return
-        else:
-            self.full = programs.disk_full(self.agent.settings)
-        for descriptor in list(self.open):
-            while self.read(descriptor):
-                pass
-            if descriptor in self.open:
-                self.agent.forget(descriptor)
-        number = status & 0x7F
-        code = 128 + number if number else status >> 8
-        for number_of_limit, limit in ((24, "cpu_time"), (25, "file_size")):
-            if number == number_of_limit:
-                self.note(limit)
-        if self.full:
-            self.note("disk")
-        if self.kills is not None and usage.kills_for_memory() > self.kills:
-            self.note("memory")
-        wall = clock() - self.began
-        cpu = max(used.ru_utime + used.ru_stime, self.cpu_used)
-        self.agent.send_end(self.channel, code, number, self.limits, wall, cpu, used.ru_maxrss * 1024)
 
 
 class Agent:
@@ -193,7 +73,7 @@ class Agent:
         """Run an empty program, unless a real one waits: the first one finds everything imported and in memory."""
         if not self.poll.poll(0):
             limits = {"wall_s": 10.0, "cpu_s": None, "output_bytes": 1}
-            names = {"files": {}, "env": {}, "cwd": None, "argv": [], "source": "pass"}
+            names = {"files": {}, "env": {}, "cwd": None, "argv": [], "source": "pass", "interactive": False}
             fresh = self.settings["mount_space"]
             self.on_run(_NOBODY, {**limits, **names, "fresh": fresh, "result": False})
 
@@ -276,6 +156,11 @@ class Agent:
         else:
             shell.run(request)
 
+    def on_input(self, channel, data):
+        """Standard input of a running program."""
+        if channel in self.runs:
+            self.runs[channel].feed(data)
+
     def on_kill(self, channel):
         """End a program, or a session's command."""
         for group in (self.runs, self.shells):
@@ -302,11 +187,11 @@ class Agent:
                         del group[channel]
                         each.ended(status, used)
 
-    def watch(self, descriptors, owner):
-        """Tell `owner` when one of them has something to read."""
+    def watch(self, descriptors, owner, events=select.POLLIN):
+        """Tell `owner` when one of them has something to read (or can be written to)."""
         for descriptor in descriptors:
             self.owners[descriptor] = owner
-            self.poll.register(descriptor, select.POLLIN)
+            self.poll.register(descriptor, events)
 
     def ignore(self, descriptors):
         """Stop that."""

@@ -1,0 +1,1 @@
+"""Programs: find them in answers, run them in sandboxes, judge what they do. See docs/code-rewards.md."""

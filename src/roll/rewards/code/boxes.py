@@ -1,0 +1,110 @@
+"""The sandboxes of code rewards, shared by all of a run's code rewards.
+
+    answer ──► place (at most `max_parallel`) ──► a sandbox for the candidate
+                                              └─► where tests are programs: another one for their checker
+
+Invariants: candidate and checker are of different pools, so neither's memory ever held what the other was given; an
+answer holds one place, and at most two sandboxes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from contextlib import AbstractAsyncContextManager
+from dataclasses import replace
+from pathlib import Path
+
+from roll.config.sandbox import SandboxConfig
+from roll.rewards.code.packages import package_mounts
+from roll.sandbox import ExecutionResult, Job, Limits, Mount, Program, SandboxManager, SandboxSpec
+
+__all__ = ["CodeBoxes"]
+
+_INSIDE = Path(__file__).parent / "inside"
+_LIBRARY = "/opt/roll"
+
+
+class CodeBoxes:
+    """Starts and ends them; `async with` or `start` and `close`."""
+
+    def __init__(self, config: SandboxConfig) -> None:
+        self.config = config
+        self.max_parallel = config.max_parallel or os.cpu_count() or 1
+        warm = self.max_parallel if config.warm is None else config.warm
+        self._candidate = self._spec("candidate", ("inside.candidate", "inside.service"), config.packages)
+        self._checker = self._spec("checker", ("inside.checker",), [])
+        self._manager = SandboxManager(
+            config.runtime, spec=self._candidate, warm=warm, max_sandboxes=2 * self.max_parallel
+        )
+        self._places = asyncio.Semaphore(self.max_parallel)
+        self._with_pytest: SandboxSpec | None = None
+
+    def _spec(self, pool: str, modules: tuple[str, ...], packages: list[str]) -> SandboxSpec:
+        config = self.config
+        unsafe = config.runtime == "subprocess"  # without a file system of its own
+        mounts = () if unsafe else package_mounts(packages, f"{_LIBRARY}/packages")
+        return SandboxSpec(
+            limits=Limits(
+                wall_s=60.0,
+                memory_bytes=config.memory_bytes,
+                max_processes=config.max_processes,
+                disk_bytes=config.disk_bytes,
+                file_size_bytes=config.disk_bytes,
+            ),
+            trust="trusted" if config.trust_programs else "untrusted",
+            mounts=() if unsafe else (Mount(source=str(_INSIDE), target=f"{_LIBRARY}/inside"), *mounts),
+            python_path=(str(_INSIDE.parent),) if unsafe else (_LIBRARY, f"{_LIBRARY}/packages")[: 1 + bool(mounts)],
+            preload=(*modules, *config.preload),
+            pool=pool,
+            image=config.image,
+        )
+
+    async def __aenter__(self) -> CodeBoxes:
+        await self.start()
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        await self.close()
+
+    async def start(self) -> None:
+        """Start the first sandboxes.
+
+        Raises:
+            SandboxUnavailableError: this machine cannot; the message says why and what to do.
+        """
+        await self._manager.start()
+
+    def place(self) -> AbstractAsyncContextManager[None]:
+        """Wait until one more answer may run."""
+        return self._places
+
+    async def run(self, program: Program) -> ExecutionResult:
+        """Run a candidate."""
+        return await self._manager.execute(program, spec=self._candidate)
+
+    def candidate(self, program: Program) -> AbstractAsyncContextManager[Job]:
+        """A candidate to talk to."""
+        return self._manager.running(program, spec=self._candidate)
+
+    def checker(self, program: Program, *, pytest: bool) -> AbstractAsyncContextManager[Job]:
+        """A checker to talk to.
+
+        Raises:
+            ConfigError: pytest is needed and not installed.
+        """
+        return self._manager.running(program, spec=self._pytest_spec() if pytest else self._checker)
+
+    def _pytest_spec(self) -> SandboxSpec:
+        if self._with_pytest is None:
+            spec = self._spec("checker", ("inside.checker",), ["pytest"])
+            self._with_pytest = replace(spec, preload=(*spec.preload, "pytest"))
+        return self._with_pytest
+
+    def health(self) -> dict[str, int]:
+        """See `SandboxManager.health`."""
+        return self._manager.health()
+
+    async def close(self) -> None:
+        """End every sandbox; may be called twice."""
+        await self._manager.close()

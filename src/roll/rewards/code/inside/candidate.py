@@ -1,0 +1,247 @@
+"""The candidate's side: runs an answer's code on the inputs of its cases, each in a process of its own.
+
+    host ──► fd 0: setup, then one message per case ──► fork ──► the candidate's code, bounded in CPU and wall time
+    host ◄── fd 3: "ready" or "failed", then one message per case: how it ended, what it printed or returned
+
+A case of kind `stdin` runs the program; `call` calls a function once; `serve` loads the code and then does what
+messages ask (call, read an attribute, …), answering each, until `end` comes or its process ends.
+
+Everything here shares a user with the candidate's code, which may change it: what leaves on fd 3 is a claim of the
+candidate's. No expected result is ever here to be found.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import select
+import signal
+import time
+
+from . import interpreter, wire
+from .frames import Frames
+
+_READ_BYTES = 1 << 16
+_STDERR_BYTES = 2000
+_GRACE_CPU_S = 2
+_FAILED_TO_START = 125
+
+
+class Program:
+    """The candidate's code, ready to run."""
+
+    def __init__(self, setup):
+        self.argv, self.source, self.code = setup["argv"], setup["source"], None
+        self.output_bytes = setup["output_bytes"]
+
+    def prepare(self, setup):
+        """Compile, or write files and compile; how that ended, None where it is ready."""
+        if not self.argv:
+            try:
+                self.code = compile(self.source, interpreter.FILE, "exec", dont_inherit=True)
+            except BaseException as error:
+                return {"status": 1, "stderr": str(error)[-_STDERR_BYTES:]}
+            return None
+        with open(setup["file"], "w", encoding="utf-8", errors="surrogateescape") as file:
+            file.write(self.source)
+        if not setup["compile"]:
+            return None
+        end = run_case({"kind": "argv", "argv": setup["compile"], "stdin": "", **setup["compile_limits"]}, self)
+        return end if end["status"] or end["limit"] else None
+
+
+def run_case(case, program, frames=None):
+    """Fork, wait, and say how it ended: status, signal, limit, times, output, value."""
+    stdin = os.memfd_create("stdin")
+    data = memoryview(case.get("stdin", "").encode("utf-8", "surrogateescape"))
+    while data:
+        data = data[os.write(stdin, data) :]
+    os.lseek(stdin, 0, 0)
+    pipes = [os.pipe() for _ in range(3)]
+    began = time.monotonic()
+    pid = os.fork()
+    if pid == 0:
+        _in_child(case, program, frames, stdin, [write for _, write in pipes])
+    os.close(stdin)
+    for _, write in pipes:
+        os.close(write)
+    end = _watch(pid, [read for read, _ in pipes], began + case["wall_s"], program.output_bytes)
+    end["wall_s"] = time.monotonic() - began
+    return end
+
+
+def _watch(pid, pipes, deadline, most_bytes):
+    """Collect output until the process ends; end it when it is over its time or its output."""
+    gone = os.pidfd_open(pid)
+    poll = select.poll()
+    taken = {}
+    for descriptor in pipes:
+        os.set_blocking(descriptor, False)
+        taken[descriptor] = bytearray()
+        poll.register(descriptor, select.POLLIN)
+    poll.register(gone, select.POLLIN)
+    limit, ended = None, False
+    while not ended and limit is None:
+        left = deadline - time.monotonic()
+        events = poll.poll(max(0, int(left * 1000) + 1))
+        for descriptor, _ in events:
+            if descriptor == gone:
+                ended = True
+            elif not _take(descriptor, taken[descriptor], most_bytes):
+                poll.unregister(descriptor)
+        if any(len(data) > most_bytes for data in taken.values()):
+            limit = "output"
+        elif not events and left <= 0:
+            limit = "wall_time"
+    _kill_group(pid)
+    _, status, used = os.wait4(pid, 0)
+    os.close(gone)
+    for descriptor, data in taken.items():
+        while len(data) <= most_bytes and _take(descriptor, data, most_bytes):
+            pass
+        os.close(descriptor)
+    out, error, value = (taken[descriptor] for descriptor in pipes)
+    if limit is None and max(len(out), len(value)) > most_bytes:
+        limit = "output"
+    number = status & 0x7F
+    if number in (signal.SIGPROF, signal.SIGXCPU):
+        limit = limit or "cpu_time"
+    return {
+        "status": 128 + number if number else status >> 8,
+        "signal": number,
+        "limit": limit,
+        "cpu_s": used.ru_utime + used.ru_stime,
+        "stdout": bytes(out[:most_bytes]).decode("utf-8", "surrogateescape"),
+        "stderr": bytes(error[-_STDERR_BYTES:]).decode("utf-8", "replace"),
+        "value": bytes(value).decode("utf-8", "replace") if value and limit is None else None,
+    }
+
+
+def _take(descriptor, data, most_bytes):
+    """Read once; False where there is nothing (more)."""
+    try:
+        more = os.read(descriptor, _READ_BYTES)
+    except BlockingIOError:
+        return False
+    data += more
+    return bool(more)
+
+
+def _kill_group(pid):
+    for kill in (os.killpg, os.kill):  # a process that was only just forked has no group of its own yet
+        try:
+            kill(pid, signal.SIGKILL)
+        except OSError:
+            continue  # it has ended
+
+
+def _in_child(case, program, frames, stdin, outputs):
+    """Become the case; never returns."""
+    try:
+        os.setsid()
+        if frames is None:
+            os.dup2(stdin, 0)
+        os.dup2(outputs[0], 1)
+        os.dup2(outputs[1], 2)
+        cpu_s = case["cpu_s"]
+        hard = resource.getrlimit(resource.RLIMIT_CPU)[1]
+        most = int(cpu_s) + _GRACE_CPU_S
+        most = most if hard == resource.RLIM_INFINITY else min(most, hard)
+        resource.setrlimit(resource.RLIMIT_CPU, (most, most))
+        keep = {0, 1, 2, outputs[2]} | ({frames.incoming, frames.outgoing} if frames else set())
+        last = 2
+        for descriptor in [*sorted(keep - {0, 1, 2}), 1 << 16]:
+            os.closerange(last + 1, descriptor)
+            last = descriptor
+        signal.setitimer(signal.ITIMER_PROF, cpu_s)
+        _become(case, program, frames, outputs[2])
+    except BaseException as error:
+        os.write(2, repr(error).encode("utf-8", "replace")[:_STDERR_BYTES])
+    os._exit(_FAILED_TO_START)
+
+
+def _become(case, program, frames, values):
+    argv = case["argv"] if case["kind"] == "argv" else program.argv
+    if argv:
+        for number in (signal.SIGPIPE, signal.SIGINT):
+            signal.signal(number, signal.SIG_DFL)
+        os.execvp(argv[0], [*argv, *case.get("args", ())])
+    if case["kind"] == "stdin":
+        interpreter.run_main(program.code)
+    null = os.open(os.devnull, os.O_RDWR)
+    os.dup2(null, 1)
+    if case["kind"] == "serve":
+        from .service import Service
+
+        Service(program.code, frames).run()
+    message = _call(case, program.code)
+    view = memoryview(wire.pack(message)[4:])
+    while view:
+        view = view[os.write(values, view) :]
+    os._exit(0)
+
+
+def _call(case, code):
+    """Load the code and call its function once."""
+    try:
+        variables = interpreter.namespace("solution")
+        exec(code, variables)
+        function = eval(case["entry"], variables)
+        args, kwargs = wire.decode(case["args"]), wire.decode(case["kwargs"])
+        value = finished(function(*args, **kwargs))
+    except Exception as error:
+        return raised(error)
+    try:
+        return {"value": wire.encode(value)}
+    except NotPlainErrors as error:
+        return {"not_plain": str(error)}
+
+
+NotPlainErrors = (wire.NotPlainError, RecursionError, RuntimeError)
+"""Also a container that changes while it is read."""
+
+
+def finished(value):
+    """The result of a coroutine; else the value itself."""
+    if hasattr(type(value), "__await__"):
+        import asyncio
+
+        async def wait():
+            return await value
+
+        return asyncio.run(wait())
+    return value
+
+
+def raised(error):
+    """An exception as plain data: the names of its classes and its text."""
+    try:
+        text = str(error)[:500]
+    except Exception:
+        text = ""
+    return {"raised": [kind.__name__ for kind in type(error).__mro__], "text": text}
+
+
+def main():
+    """Serve the host."""
+    incoming, outgoing = os.dup(0), os.dup(3)
+    null = os.open(os.devnull, os.O_RDWR)
+    for descriptor in (0, 3):
+        os.dup2(null, descriptor)
+    frames = Frames(incoming, outgoing)
+    setup = frames.read()
+    program = Program(setup)
+    failure = program.prepare(setup)
+    frames.write({"failed": failure} if failure else {"ready": True})
+    timeouts = 0
+    while failure is None and timeouts < setup["max_timeouts"]:
+        case = frames.read()
+        if case is None:
+            break
+        if case["kind"] == "serve":
+            frames.write({"over": run_case(case, program, frames)})
+            continue
+        end = run_case(case, program)
+        timeouts += end["limit"] in ("cpu_time", "wall_time")
+        frames.write({"case": end})
+    os._exit(0)

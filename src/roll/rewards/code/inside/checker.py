@@ -1,0 +1,192 @@
+"""The checker's side: runs a task's own tests against a candidate that is somewhere else.
+
+    host ──► fd 0: setup; then what the candidate's process answers, byte for byte
+    host ◄── fd 3: messages to the candidate's process; one verdict per case
+
+The tests are the task's author's; the candidate's objects never come here, only plain data (`proxies`).
+"""
+
+from __future__ import annotations
+
+import builtins
+import os
+import sys
+
+from . import wire
+from .frames import Frames
+from .proxies import BrokenTestsError, GoneError, Line, NotComparableError
+
+_TESTS = "tests.py"
+
+
+class Names(dict):
+    """The built-in names of a test, and behind them those of the candidate.
+
+    Python asks it for a name that is neither in the test nor built in. A module of the standard library is itself, so
+    that no candidate's `math` can stand in for it.
+    """
+
+    def __init__(self, line, entry):
+        super().__init__(vars(builtins))
+        self.line, self.entry = line, entry
+
+    def __missing__(self, name):
+        if name != self.entry and name in sys.stdlib_module_names:
+            return __import__(name)
+        if self.entry is not None and name != self.entry:
+            raise self.line.broken(f"the tests use '{name}', which neither they nor the setup define")
+        return self.line.name(name)
+
+
+def check_case(case, setup, frames):
+    """Run one case.
+
+    Returns:
+        passed, verdict, text for people, and where it is a file of tests, how many passed of how many.
+    """
+    frames.write({"to": "candidate", "message": {"kind": "serve", "cpu_s": case["cpu_s"], "wall_s": case["wall_s"]}})
+    loaded = frames.read()
+    line = Line(frames, ())
+    if not isinstance(loaded, dict) or "over" in loaded:
+        line.over = loaded["over"] if isinstance(loaded, dict) else {"status": 255, "limit": None}
+        return {"passed": False, "verdict": "gone", "over": line.over}
+    if "raised" in loaded:
+        return {"passed": False, "verdict": "raised", "text": str(loaded)[:500], "over": line.end()}
+    line.names = [name for name in loaded.get("loaded", ()) if isinstance(name, str)]
+    result = _judge(case, setup, line)
+    gone = line.over is not None
+    result["over"] = line.end()
+    if line.mistake is not None:  # pytest takes such an error for a failed test
+        result.update(passed=False, verdict="broken", text=line.mistake)
+    if gone and result["passed"]:  # a test caught what the end of the candidate's process raised
+        result.update(passed=False, verdict="gone")
+    return result
+
+
+def _judge(case, setup, line):
+    run = _run_pytest if case["kind"] == "pytest" else _run_tests
+    try:
+        return {"passed": True, "verdict": "passed", **run(case, setup, line)}
+    except GoneError:
+        return {"passed": False, "verdict": "gone"}
+    except BrokenTestsError as error:
+        return {"passed": False, "verdict": "broken", "text": str(error)}
+    except NotComparableError as error:
+        return {"passed": False, "verdict": "not_plain", "text": str(error)}
+    except AssertionError as error:
+        return {"passed": False, "verdict": "wrong", "text": str(error)[:500]}
+    except BaseException as error:
+        return {"passed": False, "verdict": "raised", "text": f"{type(error).__name__}: {error}"[:500]}
+
+
+def _run_tests(case, setup, line):
+    entry = setup["entry"]
+    variables = {"__name__": "tests"}
+    try:
+        exec(compile(setup["source"], "setup.py", "exec", dont_inherit=True), variables)
+    except Exception as error:
+        raise BrokenTestsError(f"the setup failed: {type(error).__name__}: {error}") from None
+    variables["__builtins__"] = Names(line, entry)
+    if entry is not None:  # a stub in the setup does not stand in for the candidate's
+        function = _candidate(line, entry)
+        if entry.isidentifier():
+            variables[entry] = function
+    exec(compile(case["source"], _TESTS, "exec", dont_inherit=True), variables)
+    if case["kind"] == "check":
+        variables["check"](function)
+    return {}
+
+
+def _candidate(line, entry):
+    """The function under test; its absence is the candidate's failure."""
+    head, *rest = entry.split(".")
+    try:
+        found = line.name(head.removesuffix("()"))
+    except KeyError:
+        raise NameError(f"the answer defines no '{entry}'") from None
+    found = found() if head.endswith("()") else found
+    for part in rest:
+        found = getattr(found, part.removesuffix("()"))
+        found = found() if part.endswith("()") else found
+    return found
+
+
+class _Module(type(sys)):
+    """The candidate's code as a module that tests import."""
+
+    def __init__(self, name, line):
+        super().__init__(name)
+        self.__dict__["_line"] = line
+        self.__dict__["__all__"] = line.names
+
+    def __getattr__(self, name):
+        if name.startswith("__"):
+            raise AttributeError(name)
+        try:
+            return self.__dict__["_line"].name(name)
+        except KeyError:
+            raise AttributeError(name) from None
+
+
+class _Tally:
+    """Counts tests; a plug-in of pytest."""
+
+    def __init__(self):
+        self.num_tests, self.num_passed, self.text = 0, 0, ""
+
+    def pytest_runtest_logreport(self, report):
+        """Called by pytest."""
+        if report.when == "call" or report.outcome == "failed":
+            self.num_tests += report.when == "call" or report.when == "setup"
+            self.num_passed += report.when == "call" and report.outcome == "passed"
+            self.num_passed -= report.when == "teardown"
+        if report.outcome == "failed":
+            self.text = self.text or report.longreprtext[-500:]
+
+    def pytest_collectreport(self, report):
+        """Called by pytest."""
+        if report.outcome == "failed":
+            self.text = self.text or str(report.longrepr)[-500:]
+
+
+def _run_pytest(case, setup, line):
+    import pytest
+
+    for name in case["modules"]:
+        sys.modules[name] = _Module(name, line)
+    with open("test_case.py", "w", encoding="utf-8") as file:
+        file.write(setup["source"] + "\n" + case["source"])
+    tally = _Tally()
+    options = ["-q", "-p", "no:cacheprovider", "-p", "no:faulthandler", "--rootdir=.", "-c", os.devnull, "test_case.py"]
+    code = pytest.main(options, plugins=[tally])
+    passed = code == 0 and tally.num_passed == tally.num_tests > 0
+    counts = {"num_tests": tally.num_tests, "num_passed": tally.num_passed}
+    return {"passed": passed, "verdict": "passed" if passed else "wrong", "text": tally.text, **counts}
+
+
+def main():
+    """Serve the host."""
+    incoming, outgoing = os.dup(0), os.dup(3)
+    null = os.open(os.devnull, os.O_RDWR)
+    for descriptor in (0, 1, 3):
+        os.dup2(null, descriptor)
+    sys.path.insert(0, os.getcwd())
+    frames = Frames(incoming, outgoing)
+    setup = frames.read()
+    ready = frames.read()
+    if not isinstance(ready, dict) or "ready" not in ready:
+        failure = ready.get("failed") if isinstance(ready, dict) else None
+        frames.write({"to": "host", "failed": failure if isinstance(failure, dict) else {}})
+        os._exit(0)
+    timeouts = 0
+    for case in setup["cases"]:
+        try:
+            verdict = check_case(case, setup, frames)
+        except Exception as error:  # the candidate's process sent nonsense
+            verdict = {"passed": False, "verdict": "gone", "text": repr(error)[:500]}
+        over = verdict.get("over")
+        timeouts += isinstance(over, dict) and over.get("limit") in ("cpu_time", "wall_time")
+        frames.write({"to": "host", "verdict": verdict})
+        if timeouts >= setup["max_timeouts"]:
+            break
+    os._exit(0)

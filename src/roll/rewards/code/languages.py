@@ -1,0 +1,49 @@
+"""The languages of answers, and the tool chains that they need."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import dataclass
+
+from roll.sandbox.system_plan import environment
+
+__all__ = ["TOOL_CHAINS", "ToolChain", "missing_tool"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ToolChain:
+    """How a program of a language is run. Python needs none: it is forked from a running interpreter."""
+
+    file: str
+    argv: tuple[str, ...]
+    """Empty: by the interpreter that is there."""
+    compile: tuple[str, ...] = ()
+    needs: str = ""
+    """The program that must be installed."""
+    package: str = ""
+    """Where Debian has it."""
+
+
+TOOL_CHAINS = {
+    "python": ToolChain(file="solution.py", argv=()),
+    "bash": ToolChain(file="solution.sh", argv=("bash", "solution.sh"), needs="bash", package="bash"),
+    "javascript": ToolChain(file="solution.js", argv=("node", "solution.js"), needs="node", package="nodejs"),
+    "cpp": ToolChain(
+        file="solution.cpp",
+        argv=("./solution",),
+        compile=("g++", "-std=c++17", "-O2", "-o", "solution", "solution.cpp"),
+        needs="g++",
+        package="g++",
+    ),
+}
+
+
+def missing_tool(language: str) -> str:
+    """What to install before programs of this language run; empty where nothing is missing on this machine."""
+    tools = TOOL_CHAINS[language]
+    if not tools.needs or shutil.which(tools.needs, path=environment()["PATH"]):
+        return ""
+    return (
+        f"programs in {language} need '{tools.needs}', which is not on this machine's sandbox path "
+        f"({environment()['PATH']}): install it (Debian: apt-get install {tools.package})"
+    )

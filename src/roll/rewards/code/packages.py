@@ -1,0 +1,51 @@
+"""Installed Python packages as read-only additions to a sandbox, with what they require."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Iterable
+from importlib import metadata
+from pathlib import Path
+
+from roll.errors import ConfigError
+from roll.sandbox import Mount
+
+__all__ = ["package_mounts"]
+
+
+def package_mounts(names: Iterable[str], target: str) -> tuple[Mount, ...]:
+    """Mounts below the directory `target` for packages and, recursively, their requirements.
+
+    Raises:
+        ConfigError: one is not installed.
+    """
+    found: dict[str, Path] = {}
+    seen: set[str] = set()
+    waiting = [(name, True) for name in names]
+    while waiting:
+        name, asked_for = waiting.pop()
+        key = re.sub(r"[-_.]+", "-", name).lower()
+        if key in seen:
+            continue
+        seen.add(key)
+        try:
+            distribution = metadata.distribution(name)
+        except metadata.PackageNotFoundError:
+            if asked_for:
+                raise ConfigError(f"sandboxes need the Python package '{name}', which is not installed here.") from None
+            continue  # a requirement for another platform or an extra
+        for file in distribution.files or ():
+            top = file.parts[0]
+            if top not in ("..", "__pycache__") and not top.endswith((".dist-info", ".pth")):
+                found[top] = Path(str(distribution.locate_file(top))).resolve()
+        for requirement in distribution.requires or ():
+            if "extra ==" not in requirement and _applies(requirement):
+                waiting.append((re.split(r"[\s;<>=!~\[(]", requirement, maxsplit=1)[0], False))
+    return tuple(Mount(source=str(path), target=f"{target}/{top}") for top, path in sorted(found.items()))
+
+
+def _applies(requirement: str) -> bool:
+    """Whether it is for this platform, as far as the two common markers say."""
+    _, _, marker = requirement.partition(";")
+    return not ("sys_platform" in marker and "win32" in marker and sys.platform != "win32")

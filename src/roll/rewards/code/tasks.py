@@ -1,0 +1,355 @@
+"""A task's tests, read from the columns of its row: see docs/code-rewards.md for every form.
+
+    text, a list, or an object, also as JSON text ──► Task: language, entry point, setup, cases
+
+Whatever is wrong with them is a `MalformedTestsError` that names the case.
+"""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, TypeAlias
+
+from roll.config.code_rewards import LANGUAGES
+from roll.errors import DataError
+from roll.registry import nearest
+from roll.rewards.code.inside import wire
+
+__all__ = ["CallCase", "Case", "MalformedTestsError", "StdinCase", "Task", "TestCase", "parse_task"]
+
+MAX_CASES = 1000
+MAX_BYTES = 16 * 2**20
+"""Of all cases of one task."""
+_NOTHING = object()
+
+
+class MalformedTestsError(DataError):
+    """The tests of a task cannot be used."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StdinCase:
+    """The program is run with this input and must print that output."""
+
+    stdin: str
+    stdout: str
+    args: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CallCase:
+    """A function is called and must return that value, or raise that exception."""
+
+    entry: str
+    """An expression in the candidate's code: `add`, `Solution().add`."""
+    args: Any
+    """As a tree of `wire`."""
+    kwargs: Any
+    returns: Any = None
+    raises: str | None = None
+    loose: bool = False
+    """Whether lists and tuples are the same: the expected value was JSON, which knows no tuples."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TestCase:
+    """Python source that tests the candidate by itself."""
+
+    __test__ = False  # not a test of pytest's
+    kind: Literal["assert", "check", "pytest"]
+    source: str
+    modules: tuple[str, ...] = ()
+    """Names under which a pytest file imports the candidate."""
+
+
+Case: TypeAlias = StdinCase | CallCase | TestCase
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Task:
+    """What an answer is tested with."""
+
+    language: str
+    entry: str | None
+    setup: str
+    cases: tuple[Case, ...]
+
+
+def parse_task(
+    tests: Any, *, language: Any = "python", entry: Any = None, setup: Any = "", modules: Sequence[str] = ("solution",)
+) -> Task:
+    """Read the tests of a row.
+
+    Args:
+        tests: the column with the tests.
+        language: of the answer; the tests may name another.
+        entry: the function under test, where the tests do not say.
+        setup: Python source that runs before tests.
+        modules: under which names pytest files import the candidate.
+
+    Raises:
+        MalformedTestsError: says which case, what is wrong, and what would be right.
+    """
+    tests = _from_json(tests)
+    if isinstance(tests, Mapping) and "cases" in tests:
+        known = {"cases", "entry_point", "language", "setup"}
+        _no_others(tests, known, "the tests")
+        language, entry = tests.get("language", language), tests.get("entry_point", entry)
+        setup, tests = tests.get("setup", setup), tests["cases"]
+    language = _of_kind(language, str, "language")
+    if language not in LANGUAGES:
+        raise MalformedTestsError(f"the language is '{language}'.{nearest(language, list(LANGUAGES))}")
+    entry = _of_kind(entry, str, "entry_point") or None if entry is not None else None
+    setup = "" if setup is None else _of_kind(setup, str, "setup")
+    _compiled(setup, "setup")
+    reader = _Reader(entry, setup, tuple(modules))
+    cases = tuple(reader.cases(tests))
+    if not cases:
+        raise MalformedTestsError("there is no case: give at least one.")
+    if len(cases) > MAX_CASES:
+        raise MalformedTestsError(f"there are {len(cases)} cases, at most {MAX_CASES} are run: leave some out.")
+    size = sum(map(_size, cases)) + len(setup)
+    if size > MAX_BYTES:
+        raise MalformedTestsError(f"the cases have {size:,} bytes, at most {MAX_BYTES:,} are run: leave some out.")
+    if language != "python" and (setup or not all(isinstance(case, StdinCase) for case in cases)):
+        raise MalformedTestsError(f"answers in {language} are tested by input and output: give `stdin` and `stdout`.")
+    return Task(language=language, entry=entry, setup=setup, cases=cases)
+
+
+class _Reader:
+    """Makes cases of what a row has."""
+
+    def __init__(self, entry: str | None, setup: str, modules: tuple[str, ...]) -> None:
+        self._entry, self._modules = entry, modules
+        self._in_setup = {
+            node.name for node in _compiled(setup, "setup").body if isinstance(node, ast.FunctionDef | ast.ClassDef)
+        }
+
+    def cases(self, tests: Any) -> list[Case]:
+        """All of a row."""
+        if isinstance(tests, str):
+            return self._of_source(tests, "the tests")
+        if isinstance(tests, Mapping) and "inputs" in tests:
+            return self._of_pairs(tests)
+        if isinstance(tests, Mapping):
+            return self._of_entry(tests, "the case")
+        if not isinstance(tests, list | tuple):
+            raise MalformedTestsError(f"the tests are {_short(tests)}: give a list of cases, an object, or a text.")
+        found: list[Case] = []
+        for index, each in enumerate(tests):
+            where = f"case {index}"
+            each = _from_json(each) if isinstance(each, str) and each.lstrip().startswith("{") else each
+            if isinstance(each, str):
+                found += self._of_source(each, where)
+            elif isinstance(each, Mapping):
+                found += self._of_entry(each, where)
+            else:
+                raise MalformedTestsError(f"{where} is {_short(each)}: give an object, or the text of an assert.")
+        return found
+
+    def _of_entry(self, case: Mapping[str, Any], where: str) -> list[Case]:
+        case = {key: value for key, value in case.items() if value is not None or key == "returns"}
+        keys = set(case)
+        for key in ("assert", "check", "pytest"):
+            if key in keys:
+                _no_others(case, {key, "modules"} if key == "pytest" else {key}, where)
+                return self._of_source(_of_kind(case[key], str, f"{where}: {key}"), where, key)
+        if "stdout" in keys:
+            _no_others(case, {"stdin", "stdout", "args"}, where)
+            args = _of_kind(case.get("args", []), list, f"{where}: args")
+            stdin, stdout = (_of_kind(case.get(key, ""), str, f"{where}: {key}") for key in ("stdin", "stdout"))
+            return [StdinCase(stdin=stdin, stdout=stdout, args=tuple(map(str, args)))]
+        if keys & {"returns", "raises"}:
+            return [self._of_call(case, where)]
+        raise MalformedTestsError(
+            f"{where} has the keys {sorted(map(str, keys))}: give `stdout` (with `stdin`), `returns` or `raises` (with "
+            "`args`), `assert`, `check`, or `pytest`."
+        )
+
+    def _of_call(self, case: Mapping[str, Any], where: str) -> CallCase:
+        _no_others(case, {"call", "args", "kwargs", "returns", "raises"}, where)
+        if case.get("returns") is not None and "raises" in case:
+            raise MalformedTestsError(f"{where} has both `returns` and `raises`: keep one.")
+        args, _ = _value(case.get("args", []), f"{where}: args")
+        if not isinstance(args, list | tuple):
+            raise MalformedTestsError(f"{where}: args is {_short(args)}: give a list with one entry per argument.")
+        kwargs, _ = _value(case.get("kwargs", {}), f"{where}: kwargs")
+        if not isinstance(kwargs, dict) or not all(isinstance(name, str) for name in kwargs):
+            raise MalformedTestsError(f"{where}: kwargs is {_short(kwargs)}: give an object of names and values.")
+        returns, loose = _value(case.get("returns"), f"{where}: returns")
+        raises = case.get("raises")
+        return CallCase(
+            entry=self._entry_of(case, where),
+            args=wire.encode(tuple(args)),
+            kwargs=wire.encode(kwargs),
+            returns=returns,
+            raises=None if raises is None else _of_kind(raises, str, f"{where}: raises"),
+            loose=loose,
+        )
+
+    def _entry_of(self, case: Mapping[str, Any], where: str) -> str:
+        entry = case.get("call", self._entry)
+        if entry is None:
+            raise MalformedTestsError(f"{where} calls a function, but none is named: give `call`, or an entry point.")
+        _expression(_of_kind(entry, str, f"{where}: call"), f"{where}: call")
+        return entry
+
+    def _of_pairs(self, tests: Mapping[str, Any]) -> list[Case]:
+        """`inputs` and `outputs`, as in APPS and TACO; with `fn_name`, arguments and results of a function."""
+        _no_others(tests, {"inputs", "outputs", "fn_name"}, "the tests")
+        inputs = _of_kind(tests["inputs"], list, "inputs")
+        outputs = _of_kind(tests.get("outputs"), list, "outputs")
+        if len(inputs) != len(outputs):
+            raise MalformedTestsError(f"there are {len(inputs)} inputs and {len(outputs)} outputs: give one per input.")
+        name = tests.get("fn_name")
+        found: list[Case] = []
+        for index, (given, wanted) in enumerate(zip(inputs, outputs, strict=True)):
+            where = f"case {index}"
+            if name:
+                found.append(self._of_call({"call": name, "args": given, "returns": wanted}, where))
+                continue
+            texts = ["\n".join(map(str, each)) if isinstance(each, list) else each for each in (given, wanted)]
+            stdin, stdout = (_of_kind(text, str, f"{where}: input and output") for text in texts)
+            found.append(StdinCase(stdin=stdin, stdout=stdout))
+        return found
+
+    def _of_source(self, source: str, where: str, kind: str = "") -> list[Case]:
+        """Python source: a `check(candidate)`, a file of pytest's, or statements with asserts, each of them a case."""
+        tree = _compiled(source, where)
+        names = {node.name for node in tree.body if isinstance(node, ast.FunctionDef | ast.ClassDef)}
+        if not kind:
+            tests = any(name.startswith(("test", "Test")) for name in names)
+            kind = "check" if "check" in names else "pytest" if tests else "assert"
+        if kind == "check":
+            if "check" not in names:
+                raise MalformedTestsError(f"{where} defines no function 'check'.")
+            if self._entry is None:
+                raise MalformedTestsError(f"{where} defines check(candidate), but no entry point is named: give one.")
+            return [TestCase(kind="check", source=source)]
+        if kind == "pytest":
+            return [TestCase(kind="pytest", source=source, modules=self._modules)]
+        if not any(isinstance(node, ast.Assert) for node in ast.walk(tree)):
+            raise MalformedTestsError(f"{where} asserts nothing: {source.strip()[:80]!r}.")
+        if names or not any(isinstance(node, ast.Assert) for node in tree.body):
+            return [TestCase(kind="assert", source=source)]
+        return list(self._of_statements(tree))
+
+    def _of_statements(self, tree: ast.Module) -> list[Case]:
+        found: list[Case] = []
+        before: list[ast.stmt] = []
+        for node in tree.body:
+            if not isinstance(node, ast.Assert):
+                before.append(node)
+                continue
+            call = self._plain_comparison(node) if not before else None
+            source = ast.unparse(ast.Module(body=[*before, node], type_ignores=[]))
+            found.append(call or TestCase(kind="assert", source=source))
+        return found
+
+    def _plain_comparison(self, node: ast.Assert) -> CallCase | None:
+        """`assert f(1, [2]) == 3` as a call, which needs no process to check it; `None` for any other assert."""
+        test = node.test
+        if not (isinstance(test, ast.Compare) and len(test.ops) == 1 and isinstance(test.ops[0], ast.Eq)):
+            return None
+        call = test.left
+        if not (isinstance(call, ast.Call) and isinstance(call.func, ast.Name)):
+            return None
+        name = call.func.id
+        if name != self._entry and (
+            self._entry is not None
+            or hasattr(builtins, name)
+            or name in self._in_setup
+            or name in sys.stdlib_module_names
+        ):
+            return None
+        try:
+            args = tuple(ast.literal_eval(item) for item in call.args)
+            kwargs = {str(keyword.arg): ast.literal_eval(keyword.value) for keyword in call.keywords if keyword.arg}
+            returns = ast.literal_eval(test.comparators[0])
+            trees = wire.encode(args), wire.encode(kwargs)
+        except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
+            return None
+        if len(kwargs) < len(call.keywords):
+            return None  # `**more`
+        return CallCase(entry=name, args=trees[0], kwargs=trees[1], returns=returns)
+
+
+def _value(value: Any, where: str) -> tuple[Any, bool]:
+    """Plain data, or `{"python": text}` with a literal, for what JSON cannot say; whether it came as JSON."""
+    if isinstance(value, Mapping) and set(value) == {"python"}:
+        try:
+            return ast.literal_eval(_of_kind(value["python"], str, where)), False
+        except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
+            raise MalformedTestsError(f"{where}: {_short(value['python'])} is no Python literal.") from None
+    plain = _plain(value)
+    try:
+        wire.encode(plain)
+    except (wire.NotPlainError, RecursionError) as error:
+        raise MalformedTestsError(f"{where}: {error}: give plain data.") from None
+    return plain, True
+
+
+def _plain(value: Any) -> Any:
+    """Rows of Parquet files hold arrays and their numbers."""
+    if hasattr(value, "tolist"):
+        return value.tolist()
+    return dict(value) if isinstance(value, Mapping) else value
+
+
+def _from_json(value: Any) -> Any:
+    if hasattr(value, "tolist"):
+        value = value.tolist()
+    if isinstance(value, str) and value.lstrip()[:1] in ("[", "{"):
+        try:
+            return json.loads(value)
+        except (ValueError, RecursionError) as error:
+            raise MalformedTestsError(f"the tests look like JSON and are not ({error}): {value[:60]!r}.") from None
+    if value is None or value == "":
+        raise MalformedTestsError("there are no tests: give at least one case.")
+    return value
+
+
+def _compiled(source: str, where: str) -> ast.Module:
+    try:
+        return ast.parse(source)
+    except (SyntaxError, ValueError, MemoryError, RecursionError) as error:
+        raise MalformedTestsError(f"{where}: not Python ({error}): {source.strip()[:80]!r}.") from None
+
+
+def _expression(source: str, where: str) -> None:
+    try:
+        ast.parse(source, mode="eval")
+    except (SyntaxError, ValueError, MemoryError, RecursionError):
+        raise MalformedTestsError(f"{where}: {_short(source)} is no expression such as `add` or `A().add`.") from None
+
+
+def _no_others(case: Mapping[str, Any], known: set[str], where: str) -> None:
+    """Columns that a table fills with nulls where a row lacks them do not count."""
+    for key in case:
+        if key not in known and case[key] is not None:
+            raise MalformedTestsError(f"{where}: unknown key '{key}'.{nearest(str(key), sorted(known))}")
+
+
+def _of_kind(value: Any, kind: Any, where: str) -> Any:
+    value = _plain(value)
+    if not isinstance(value, kind):
+        raise MalformedTestsError(f"{where} is {_short(value)}: give a {'text' if kind is str else 'list'}.")
+    return value
+
+
+def _size(case: Case) -> int:
+    if isinstance(case, StdinCase):
+        return len(case.stdin) + len(case.stdout)
+    if isinstance(case, CallCase):
+        return len(str(case.args)) + len(str(case.kwargs)) + len(str(case.returns))
+    return len(case.source)
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."

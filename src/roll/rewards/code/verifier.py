@@ -1,0 +1,111 @@
+"""Programs are scored by running them: see docs/code-rewards.md."""
+
+from __future__ import annotations
+
+from collections import Counter, OrderedDict
+
+from roll.config.code_rewards import CodeReward
+from roll.errors import ConfigError, RewardInfraError
+from roll.rewards.base import Judgement, Verifier
+from roll.rewards.code.boxes import CodeBoxes
+from roll.rewards.code.execution import BrokenTestsError, CaseVerdict, run_cases
+from roll.rewards.code.extract import extract_code
+from roll.rewards.code.languages import missing_tool
+from roll.rewards.code.tasks import MalformedTestsError, Task, parse_task
+from roll.rewards.code.timeouts import AdaptiveLimits
+from roll.sandbox import OversizedUploadError
+from roll.types import Prompt, Rollout
+
+__all__ = ["CodeVerifier", "code_verifier"]
+
+_TASKS_KEPT = 1024
+
+
+class CodeVerifier:
+    """Scores answers of one source."""
+
+    def __init__(self, config: CodeReward, boxes: CodeBoxes) -> None:
+        self._config, self._boxes = config, boxes
+        self._limits = AdaptiveLimits(config)
+        self._tasks: OrderedDict[str, Task] = OrderedDict()
+
+    async def judge(self, rollout: Rollout) -> Judgement:
+        """Find the program, run it on every case, and count.
+
+        Raises:
+            RewardInfraError: the prompt's tests cannot be used (names the prompt), or a sandbox broke.
+        """
+        uid = rollout.prompt.uid
+        try:
+            task = self.task(rollout.prompt)
+        except MalformedTestsError as error:
+            raise RewardInfraError(f"prompt '{uid}': its tests cannot be used: {error}") from error
+        code = extract_code(rollout.text, task.language)
+        if code is None:
+            return self._judgement([], task, "no code")
+        if len(code.encode("utf-8", "surrogatepass")) > self._config.max_code_bytes:
+            return self._judgement([], task, "too long")
+        limits_s = [self._limits.cpu_s(uid, case) for case in range(len(task.cases))]
+        try:
+            async with self._boxes.place():
+                verdicts = await run_cases(self._boxes, task, code, limits_s, self._config)
+        except (BrokenTestsError, OversizedUploadError, ConfigError) as error:
+            raise RewardInfraError(f"prompt '{uid}': its tests cannot be run: {error}") from error
+        for case, verdict in enumerate(verdicts):
+            if verdict.verdict == "passed":
+                self._limits.passed(uid, case, verdict.cpu_s)
+        return self._judgement(verdicts, task, "")
+
+    def task(self, prompt: Prompt) -> Task:
+        """The prompt's tests, read once.
+
+        Raises:
+            MalformedTestsError: they cannot be used; also where their language's tool chain is missing.
+        """
+        task = self._tasks.get(prompt.uid)
+        if task is None:
+            config, row = self._config, prompt.metadata
+            if config.tests_key not in row:
+                columns = ", ".join(sorted(map(str, row))) or "none"
+                raise MalformedTestsError(f"there is no column '{config.tests_key}' (columns: {columns}).")
+            task = parse_task(
+                row[config.tests_key],
+                language=row.get(config.language_key) or config.language,
+                entry=row.get(config.entry_point_key),
+                setup=row.get(config.setup_key) or "",
+                modules=config.modules,
+            )
+            if self._boxes.config.runtime != "docker" and (missing := missing_tool(task.language)):
+                raise MalformedTestsError(missing)
+            self._tasks[prompt.uid] = task
+            if len(self._tasks) > _TASKS_KEPT:
+                self._tasks.popitem(last=False)
+        return task
+
+    def _judgement(self, verdicts: list[CaseVerdict], task: Task, reason: str) -> Judgement:
+        shares = [verdict.passed for verdict in verdicts] or [0.0] * len(task.cases)
+        num_passed = sum(share == 1 for share in shares)
+        solved = num_passed == len(task.cases)
+        share = sum(shares) / len(shares)
+        parts = {"passed": share} | {f"case_{i}": value for i, value in enumerate(shares[: self._config.case_metrics])}
+        kinds = Counter(verdict.verdict for verdict in verdicts)
+        for kind in ("timeout", "error"):
+            parts[kind] = kinds[kind] / len(shares)
+        if not reason:
+            first = next((verdict.verdict for verdict in verdicts if verdict.passed < 1), "")
+            reason = "correct" if solved else f"{first.replace('_', ' ')} {num_passed}/{len(shares)}"
+        value = float(solved) if self._config.credit == "all" else share
+        return Judgement(value=value, verdict=reason, correct=solved, parts=parts)
+
+
+def code_verifier(config: CodeReward, boxes: CodeBoxes | None) -> Verifier:
+    """Checks at once that the language's tool chain is here.
+
+    Raises:
+        ConfigError: it is not; or there are no sandboxes to run in.
+    """
+    if boxes is None:
+        raise ConfigError("the reward 'code' runs programs, and was given no sandboxes to run them in.")
+    if boxes.config.runtime != "docker" and (missing := missing_tool(config.language)):
+        raise ConfigError(f"reward 'code': {missing}.")
+    return Verifier(judge=CodeVerifier(config, boxes).judge, decides=True)

@@ -1,0 +1,173 @@
+"""A running program: its limits, its output, its end."""
+
+from __future__ import annotations
+
+import os
+import select
+import sys
+import time
+
+from roll.sandbox.agent import programs, usage
+
+_READ_BYTES = 1 << 16
+_CHECK_S = 0.01
+_CHECK_LATER_S = 0.2
+
+
+def clock():
+    """Seconds."""
+    return time.monotonic()
+
+
+class Run:
+    """A running program."""
+
+    def __init__(self, agent, channel, request):
+        self.agent, self.channel = agent, channel
+        self.wall_s, self.cpu_s, self.output_left = request["wall_s"], request["cpu_s"], request["output_bytes"]
+        self.limits = []
+        self.kills = usage.kills_for_memory() if agent.settings["own_group"] else None
+        self.cpu_used = 0.0
+        self.code = None
+        self.full = False
+        self.killed = False
+        self.began = clock()
+        self.pending, self.input, self.input_over = bytearray(), None, False
+        if request["interactive"]:
+            request["stdin"], self.input = os.pipe()
+            os.set_blocking(self.input, False)
+        try:
+            self.started = programs.start(request, agent.settings, agent.namespace)
+        except OSError:
+            self._close_input()
+            raise
+        finally:
+            if self.input is not None and not isinstance(sys.exc_info()[1], programs.Become):
+                os.close(request["stdin"])  # the program's own end is closed with it
+        self.open = set(self.started.streams)
+        self.next_check = self.began + self._check_after(0.0)
+
+    def deadline(self):
+        """When the loop must look at it again."""
+        return min(self.began + self.wall_s, self.next_check)
+
+    def _check_after(self, used):
+        if self.agent.settings["watch_memory"]:
+            return _CHECK_S
+        if self.cpu_s is None:
+            return 1e9
+        left = (self.cpu_s - used) / self.agent.num_cpus
+        return min(max(left, _CHECK_S), _CHECK_LATER_S + left)
+
+    def check(self, now):
+        """Compare with the limits that the kernel does not enforce."""
+        if now >= self.began + self.wall_s:
+            self.end("wall_time")
+        elif now >= self.next_check:
+            cpu, memory, threads = usage.totals(self.started.pid)
+            self.cpu_used = max(cpu, self.cpu_used)
+            limits = self.agent.settings["limits"]
+            # `memory` counts shared pages once per process; the exact sum takes longer.
+            over = self.agent.settings["watch_memory"] and memory > limits["memory_bytes"]
+            if over and usage.memory_of(self.started.pid) > limits["memory_bytes"]:
+                self.end("memory")
+            if self.agent.settings["watch_memory"] and threads >= limits["max_processes"]:
+                self.note("processes")
+            if self.cpu_s is not None and cpu >= self.cpu_s:
+                self.end("cpu_time")
+            self.next_check = now + self._check_after(cpu)
+
+    def note(self, limit):
+        """Remember that a limit was hit."""
+        if limit not in self.limits:
+            self.limits.append(limit)
+
+    def end(self, limit=None):
+        """Kill it, because of a limit or because the host wants it."""
+        if limit is not None:
+            self.note(limit)
+        self.wall_s = self.cpu_s = 1e9
+        self.killed = True
+        if self.started.status is not None:
+            os.kill(self.started.pid, 9)
+        else:
+            usage.kill_tree(self.started.pid)
+
+    def feed(self, data):
+        """Standard input; empty at its end. What the program does not read yet is kept."""
+        if self.input is not None:
+            self.pending += data
+            self.input_over = not data
+            self._flush()
+
+    def _flush(self):
+        self.agent.ignore([self.input])
+        try:
+            while self.pending:
+                del self.pending[: os.write(self.input, memoryview(self.pending)[:_READ_BYTES])]
+        except BlockingIOError:
+            self.agent.watch([self.input], self, select.POLLOUT)
+            return
+        except OSError:  # nobody reads it any more
+            self.input_over = True
+        if self.input_over:
+            self._close_input()
+
+    def _close_input(self):
+        if self.input is not None:
+            self.agent.forget(self.input)
+            self.input = None
+            self.pending.clear()
+
+    def read(self, descriptor):
+        """Pass output on; False when there is none now."""
+        if descriptor == self.input:
+            self._flush()
+            return False
+        try:
+            data = os.read(descriptor, _READ_BYTES)
+        except BlockingIOError:
+            return False
+        if not data:
+            self.open.discard(descriptor)
+            self.agent.forget(descriptor)
+            return False
+        if self.output_left > 0:
+            self.agent.send(self.started.streams[descriptor], self.channel, data[: self.output_left])
+            self.output_left -= len(data)
+            if self.output_left <= 0:
+                self.end("output")
+        return self.output_left > 0
+
+    def ended(self, status, used):
+        """Its process is gone: read what is left and report."""
+        self._close_input()
+        if self.started.status is not None:
+            report = os.read(self.started.status, 64).split()
+            os.close(self.started.status)
+            if report:
+                status, self.full = int(report[0]), report[1] != b"0"
+            elif not self.killed:
+                for descriptor in list(self.open):
+                    self.agent.forget(descriptor)
+                self.agent.fail(self.channel, "the namespaces of a program could not be made")
+                return
+        else:
+            self.full = programs.disk_full(self.agent.settings)
+        for descriptor in list(self.open):
+            while self.read(descriptor):
+                pass
+            if descriptor in self.open:
+                self.agent.forget(descriptor)
+        number = status & 0x7F
+        code = 128 + number if number else status >> 8
+        for number_of_limit, limit in ((24, "cpu_time"), (25, "file_size")):
+            if number == number_of_limit:
+                self.note(limit)
+        if self.full:
+            self.note("disk")
+        if self.kills is not None and usage.kills_for_memory() > self.kills:
+            self.note("memory")
+        wall = clock() - self.began
+        cpu = max(used.ru_utime + used.ru_stime, self.cpu_used)
+        self.agent.send_end(self.channel, code, number, self.limits, wall, cpu, used.ru_maxrss * 1024)
