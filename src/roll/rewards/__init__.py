@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from roll.config.rewards import RewardConfig
 from roll.protocols import Reward, WorkerPool
@@ -11,12 +11,16 @@ from roll.registry import Registry
 from roll.rewards.base import Judgement, Verifier
 from roll.rewards.compose import Component, WeightedReward
 
+if TYPE_CHECKING:
+    from roll.rewards.code.boxes import CodeBoxes
+
 __all__ = ["VERIFIERS", "Judgement", "Verifier", "build_reward"]
 
-VERIFIERS: Registry[Callable[[Any, WorkerPool], Verifier]] = Registry(
+VERIFIERS: Registry[Callable[[Any, Any], Verifier]] = Registry(
     "reward",
     {
         "choice": "roll.rewards.choice:choice_verifier",
+        "code": "roll.rewards.code.verifier:code_verifier",
         "length": "roll.rewards.penalties:length_penalty_verifier",
         "math": "roll.rewards.math:math_verifier",
         "repetition": "roll.rewards.penalties:repetition_penalty_verifier",
@@ -30,8 +34,12 @@ VERIFIERS: Registry[Callable[[Any, WorkerPool], Verifier]] = Registry(
 )
 
 
-def build_reward(configs: Sequence[RewardConfig], pool: WorkerPool) -> Reward:
+def build_reward(configs: Sequence[RewardConfig], pool: WorkerPool, boxes: CodeBoxes | None = None) -> Reward:
     """One reward from weighted components, called by their `name`, or their type; numbered where several share one.
+
+    Args:
+        pool: runs verifiers' functions.
+        boxes: run programs, where a component needs that.
 
     Raises:
         ConfigError: a user's function cannot be imported or called.
@@ -43,5 +51,6 @@ def build_reward(configs: Sequence[RewardConfig], pool: WorkerPool) -> Reward:
         while name in {component.name for component in components}:
             count += 1
             name = f"{base}#{count}"
-        components.append(Component(name=name, config=config, verifier=VERIFIERS.get(config.type)(config, pool)))
+        runs_in = boxes if config.needs_sandbox else pool
+        components.append(Component(name=name, config=config, verifier=VERIFIERS.get(config.type)(config, runs_in)))
     return WeightedReward(components)

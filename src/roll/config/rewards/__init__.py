@@ -6,6 +6,7 @@ from typing import Annotated, Any, TypeAlias
 
 from pydantic import Field
 
+from roll.config.code_rewards import CodeReward
 from roll.config.rewards.base import RewardSection, check_pattern
 from roll.config.rewards.own import EnvironmentReward, PythonReward, ReasoningGymReward
 from roll.config.rewards.text import (
@@ -20,6 +21,7 @@ from roll.config.rewards.text import (
 
 __all__ = [
     "ChoiceReward",
+    "CodeReward",
     "EnvironmentReward",
     "ExactReward",
     "LengthPenalty",
@@ -38,7 +40,8 @@ __all__ = [
 
 
 RewardConfig = Annotated[
-    MathReward
+    CodeReward
+    | MathReward
     | ExactReward
     | RegexReward
     | PythonReward

@@ -42,6 +42,11 @@ class RewardSection(Section):
         """Whether it compares with the prompt's reference answer, which must then not be empty."""
         return False
 
+    @property
+    def needs_sandbox(self) -> bool:
+        """Whether it runs programs; its verifier is then made with `CodeBoxes` instead of a worker pool."""
+        return False
+
 
 def check_pattern(pattern: str) -> str:
     """Return `pattern`.
