@@ -61,6 +61,8 @@ class PromptDraw:
     prompt: Prompt
     token_ids: IntArray
     """[P] the prompt rendered through the model's chat template, generation prompt included."""
+    position: int = -1
+    """Where its domain's stream stood: what is needed to draw it again; -1 for one that no stream drew."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -76,23 +76,41 @@ class PromptStream:
         prompts = self._sources[0].prompts
         return [prompts[i] for i in range(min(count, len(prompts)))]
 
-    def draw(self, count: int) -> list[PromptDraw]:
-        """The next `count` prompts.
+    def draw(self, count: int, domain: str | None = None) -> list[PromptDraw]:
+        """The next `count` prompts; of one domain, where it is given.
 
         Raises:
             DataError: a prompt is longer than the context.
         """
-        return [self._next() for _ in range(count)]
+        return [self._next(domain) for _ in range(count)]
 
-    def _next(self) -> PromptDraw:
-        draw_id = self.num_drawn
-        which = self._most_behind()
-        source, position = self._sources[which], self._num_drawn[which]
+    def again(self, draw_id: int, domain: str, position: int) -> PromptDraw:
+        """A prompt that was drawn before, by what its draw said of it.
+
+        Raises:
+            CheckpointError: no source has this domain.
+        """
+        which = self._which(domain)
+        if which is None:
+            raise CheckpointError(_changed(f"draw {draw_id} was of the domain '{domain}', which no source has now"))
+        return self._at(draw_id, which, position)
+
+    def _next(self, domain: str | None) -> PromptDraw:
+        which = self._most_behind() if domain is None else self._which(domain)
+        assert which is not None, f"no source has the domain {domain}"
+        draw = self._at(self.num_drawn, which, self._num_drawn[which])
+        self._num_drawn[which] += 1
+        return draw
+
+    def _which(self, domain: str) -> int | None:
+        return next((i for i, source in enumerate(self._sources) if source.domain == domain), None)
+
+    def _at(self, draw_id: int, which: int, position: int) -> PromptDraw:
+        source = self._sources[which]
         epoch, offset = divmod(position, len(source.prompts))
         prompt = source.prompts[int(self._order(which, epoch)[offset])]
         token_ids = render_checked(prompt, self._render, self._max_prompt_tokens)
-        self._num_drawn[which] += 1
-        return PromptDraw(draw_id=draw_id, prompt=prompt, token_ids=token_ids)
+        return PromptDraw(draw_id=draw_id, prompt=prompt, token_ids=token_ids, position=position)
 
     def _most_behind(self) -> int:
         """The source whose count is furthest below its share of the next total (the first of equals)."""

@@ -15,6 +15,7 @@ import asyncio
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from roll.config.operations import CheckpointConfig
 from roll.pipelines.saved import UNFINISHED, checkpoints, critic_directory, remove_unfinished
@@ -54,6 +55,10 @@ class Checkpointer:
     async def save(self, state: RunState, ledger: DataLedger) -> Path:
         """Write a checkpoint of this step; one that exists already is left as it is."""
         final = self._run.checkpoint_path(state.step)
+        ledger_text, state_json = (
+            ledger.dumps(state.num_draws),
+            state.to_json(),
+        )  # as they are now: rollouts go on while this writes
         if self._saved_step == state.step or final.is_dir():
             return final
         remove_unfinished(self._run.checkpoints_dir)
@@ -63,21 +68,21 @@ class Checkpointer:
         for index, critic in enumerate(self._critics):
             await critic.save(temporary / critic_directory(index))
         await self._trainer.export(temporary / "model")
-        await asyncio.to_thread(self._finish, temporary, final, state, ledger)
+        await asyncio.to_thread(self._finish, temporary, final, state_json, ledger_text)
+        await asyncio.to_thread(self._prune, state.best_step)
         self._saved_step = state.step
         return final
 
-    def _finish(self, temporary: Path, final: Path, state: RunState, ledger: DataLedger) -> None:
-        atomic.write_text(temporary / "ledger.jsonl", ledger.dumps())
-        atomic.write_json(temporary / "state.json", state.to_json())
+    def _finish(self, temporary: Path, final: Path, state_json: dict[str, Any], ledger_text: str) -> None:
+        atomic.write_text(temporary / "ledger.jsonl", ledger_text)
+        atomic.write_json(temporary / "state.json", state_json)
         atomic.replace_directory(temporary, final)
-        self._prune(state)
 
-    def _prune(self, state: RunState) -> None:
+    def _prune(self, best_step: int | None) -> None:
         saved = checkpoints(self._run.checkpoints_dir)
         keep = set(list(saved)[-self._config.keep_last :])
-        if self._config.keep_best and state.best_step is not None:
-            keep.add(state.best_step)
+        if self._config.keep_best and best_step is not None:
+            keep.add(best_step)
         for step, path in saved.items():
             if step not in keep:
                 discard = path.with_name(f"{UNFINISHED}{path.name}")

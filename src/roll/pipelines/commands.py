@@ -24,10 +24,11 @@ from roll.pipelines.saved import (
     read_checkpoint,
     remove_unfinished,
 )
+from roll.pipelines.scheduling import build_scheduler
 from roll.pipelines.setup import build_rewards, engine_specs, open_parts, prepare_material, sampling_plans
 from roll.pipelines.stop import Interrupted, StopRequest, stop_on_signals
 from roll.protocols import InferenceEngine
-from roll.rollout import LLMProxy, RolloutScheduler
+from roll.rollout import LLMProxy
 from roll.tracking import RunDirectory, Summary, Tracker, read_metrics
 from roll.tracking.sinks import check_packages
 
@@ -100,7 +101,7 @@ async def _evaluate(config: RLVRConfig) -> dict[str, float]:
         stack.push_async_callback(pool.close)
         proxy = LLMProxy(engines, prepare=_nothing_to_sync)
         rewards = build_rewards(config, pool)
-        scheduler = RolloutScheduler(proxy, rewards, material.data.renderer, seed=config.seed)
+        scheduler = build_scheduler(config, proxy, rewards, material.data.renderer)
         _, plan = sampling_plans(config, material.stop_token_ids)
         return evaluation_metrics(await scheduler.collect(draws, plan))
 

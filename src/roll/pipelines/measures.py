@@ -9,11 +9,12 @@ import numpy as np
 
 from roll.pipelines.learning.selection import Selection
 from roll.pipelines.state import RunState
-from roll.rollout import DataLedger, Fate, LLMProxy
+from roll.rollout import Batch, DataLedger, Fate, LLMProxy
 from roll.types import Group, Rollout, RolloutStatus
 
 __all__ = [
     "accuracy",
+    "batch_metrics",
     "evaluation_metrics",
     "rollout_metrics",
     "run_metrics",
@@ -71,6 +72,17 @@ def selection_metrics(selection: Selection) -> dict[str, float]:
     }
 
 
+def batch_metrics(batch: Batch) -> dict[str, float]:
+    """How the batch came about: refills, ages, and what was given up."""
+    return {
+        "data/refills": float(batch.num_refills),
+        "data/groups_expired": float(len(batch.expired)),
+        "rollout/expired_length_mean": _mean(batch.expired_lengths),
+        "rollout/staleness_mean": _mean(batch.staleness),
+        "rollout/staleness_max": float(max(batch.staleness, default=0)),
+    }
+
+
 def run_metrics(state: RunState, ledger: DataLedger, proxy: LLMProxy) -> dict[str, float]:
     """Of the whole run so far."""
     metrics = {f"ledger/{fate}": float(count) for fate, count in ledger.counts().items()}
@@ -79,6 +91,7 @@ def run_metrics(state: RunState, ledger: DataLedger, proxy: LLMProxy) -> dict[st
         "policy_version": float(state.policy_version),
         "engines/replaced": float(proxy.num_replaced),
         "engines/reissued": float(proxy.num_reissued),
+        "engines/continued": float(proxy.num_continued),
     }
 
 

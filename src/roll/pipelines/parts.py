@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -11,7 +12,7 @@ from roll.pipelines.checkpoint import Checkpointer
 from roll.pipelines.state import RunState
 from roll.pipelines.stop import StopRequest
 from roll.protocols import Reward, Scorer, TrainerGroup
-from roll.rollout import DataLedger, LLMProxy, RolloutScheduler, SamplingPlan
+from roll.rollout import AsyncController, DataLedger, LLMProxy, RolloutScheduler, SamplingPlan
 from roll.tracking import Spans, Tracker
 from roll.types import PromptDraw
 from roll.weights import WeightSync
@@ -31,6 +32,7 @@ class Parts:
     ledger: DataLedger
     proxy: LLMProxy
     scheduler: RolloutScheduler
+    controller: AsyncController
     rewards: Mapping[str, Reward]
     """By domain."""
     train_plan: SamplingPlan
@@ -45,3 +47,5 @@ class Parts:
     tracker: Tracker
     spans: Spans
     stop: StopRequest
+    evaluation: asyncio.Task[None] | None = None
+    """Runs beside training in an asynchronous run."""

@@ -1,30 +1,26 @@
-"""Reinforcement learning with verifiable rewards, synchronous:
+"""Reinforcement learning with verifiable rewards, in two short loops over the same parts:
 
-    generate → reward → filter → advantages → train → sync → evaluate
+    synchronous      generate → reward → filter → advantages → train → sync → evaluate → generate …
 
-Work up to `advantages` may be thrown away at any moment (a signal, a crash): it changes nothing that lasts. What
-follows runs to the step's boundary, where the run can be saved.
+    asynchronous     train ───────────► sync ► train ───────────► sync ► …
+                     generate, reward ──────────────────────────────────►     (at most ⌈α⌉ policy versions behind)
+                     evaluate ────────►       evaluate ──────────►
+
+Work up to `update` may be thrown away at any moment (a signal, a crash): it changes nothing that lasts. What follows
+runs to the step's boundary, where the run can be saved.
 """
 
 from __future__ import annotations
 
-import logging
+import asyncio
 
-from roll.errors import AlarmError
-from roll.pipelines import measures
+from roll.pipelines import steps
 from roll.pipelines.evaluate import evaluate
-from roll.pipelines.learning.alarms import check_alarms
-from roll.pipelines.learning.collecting import Collected, collect
-from roll.pipelines.learning.measures import learning_metrics, mean_advantages
-from roll.pipelines.learning.selection import settle
-from roll.pipelines.learning.updates import learn
+from roll.pipelines.learning.collecting import collect
 from roll.pipelines.parts import Parts
 from roll.pipelines.stop import Interrupted
-from roll.weights import SyncReport
 
-__all__ = ["run"]
-
-logger = logging.getLogger(__name__)
+__all__ = ["run", "run_asynchronous", "run_synchronous"]
 
 
 async def run(parts: Parts) -> None:
@@ -34,83 +30,65 @@ async def run(parts: Parts) -> None:
         AlarmError: an alarm stops the run; everything up to this step's boundary is saved.
         Interrupted: a signal asked for a stop; everything up to the last step's boundary is saved.
     """
-    config, state = parts.config, parts.state
+    loop = run_asynchronous if parts.config.rollout.scheduling.async_ratio > 0 else run_synchronous
     try:
-        with parts.spans.phase("sync"):
-            await _sync(parts)
-        await _evaluate_if_due(parts)
-        while state.step < config.training.num_steps:
-            with parts.spans.step(state.step + 1):
-                collected = await parts.stop.unless(collect(parts))
-                alarms = await _learn(parts, collected)
-                await _evaluate_if_due(parts)
-                if alarms or parts.checkpointer.due(state):
-                    await _save(parts)
-                if alarms:
-                    raise AlarmError("; ".join(alarms))
+        await steps.sync(parts)
+        await loop(parts)
     except Interrupted:
-        _return_to_boundary(parts)
-        await _save(parts)
+        await parts.controller.close()
+        steps.return_to_boundary(parts)
+        await steps.save(parts)
         raise
-    if config.checkpoint.at_end:
-        await _save(parts)
+    finally:
+        if parts.evaluation is not None:
+            parts.evaluation.cancel()
+        await parts.controller.close()
+    if parts.config.checkpoint.at_end:
+        await steps.save(parts)
 
 
-async def _learn(parts: Parts, collected: Collected) -> list[str]:
-    """Update the policy, bring it to the engines, and cross the step's boundary; returns alarms that stop the run."""
-    state, selection = parts.state, collected.selection
-    step = state.step + 1
-    metrics = measures.rollout_metrics(collected.groups) | measures.selection_metrics(selection)
-    metrics["data/refills"] = float(collected.num_refills)
-    advantages: dict[str, float] = {}
-    if selection.rollouts:
-        learned = await learn(parts, selection)
-        metrics |= learning_metrics(learned.batch, learned.results, learned.critic_results) | learned.metrics
-        advantages = mean_advantages(learned.batch)
-        if learned.stepped:
-            state.policy_version += 1
-            with parts.spans.phase("sync"):
-                metrics |= (await _sync(parts)).metrics()
-    settle(parts.ledger, selection, step)
-    state.step = step
-    state.moments = selection.moments
-    state.data = parts.data.train.state()
-    state.rewards.append(metrics["reward/mean"])
-    state.alarms, messages = check_alarms(parts.config.alarms, metrics, state.alarms)
-    metrics |= measures.run_metrics(state, parts.ledger, parts.proxy)
-    for message in messages:
-        logger.warning("%s", message)
-    with parts.spans.phase("record"):
-        parts.tracker.log_rollouts(step, collected.groups, advantages)
-        parts.tracker.log_step(step, metrics | parts.spans.metrics())
-    return messages if parts.config.alarms.action == "stop" else []
+async def run_synchronous(parts: Parts) -> None:
+    """One thing after the other: every batch comes from the newest policy."""
+    state = parts.state
+    await steps.evaluate_if_due(parts)
+    while state.step < parts.config.training.num_steps:
+        with parts.spans.step(state.step + 1):
+            collected = await parts.stop.unless(collect(parts))
+            metrics = await steps.update(parts, collected)
+            alarms = await steps.cross_boundary(parts, collected, metrics)
+            await steps.evaluate_if_due(parts)
+            await steps.save_if_due(parts, alarms)
 
 
-async def _sync(parts: Parts) -> SyncReport:
-    """Bring the weights to every engine; one that died meanwhile is replaced and brought to them as well."""
-    await parts.proxy.settle()
-    report = await parts.weights.push(parts.state.policy_version)
-    await parts.proxy.restore(report.dead)
-    return report
+async def run_asynchronous(parts: Parts) -> None:
+    """Generation, training and evaluation side by side; engines stand still only while they get new weights."""
+    state = parts.state
+    _evaluate_beside(parts)
+    while state.step < parts.config.training.num_steps:
+        with parts.spans.step(state.step + 1):
+            collected = await parts.stop.unless(collect(parts))
+            metrics = await steps.update(parts, collected)
+            alarms = await steps.cross_boundary(parts, collected, metrics)
+            _evaluate_beside(parts)
+            if parts.config.checkpoint.keep_best or state.step == parts.config.training.num_steps:
+                await parts.stop.unless(_evaluated(parts))
+            await steps.save_if_due(parts, alarms)
 
 
-async def _evaluate_if_due(parts: Parts) -> None:
-    """Evaluate after this step, if the configuration asks for it and it was not done yet."""
-    state, config = parts.state, parts.config.evaluation
-    last = state.step == parts.config.training.num_steps
-    every = config.every_num_steps
-    due = config.before_training if state.step == 0 else last or bool(every and state.step % every == 0)
-    if due and state.evaluated_at != state.step:
-        with parts.spans.phase("evaluate"):
-            await parts.stop.unless(evaluate(parts))
+def _evaluate_beside(parts: Parts) -> None:
+    """Start an evaluation of the policy that engines hold now; the next sync waits for it."""
+    if steps.evaluation_due(parts):
+        before = parts.evaluation
+
+        async def work() -> None:
+            if before is not None:
+                await before
+            with parts.spans.phase("evaluate"):
+                await evaluate(parts)
+
+        parts.evaluation = asyncio.create_task(work(), name="evaluate")
 
 
-def _return_to_boundary(parts: Parts) -> None:
-    """Forget draws of a step that did not finish; they will be drawn again."""
-    parts.data.train.restore(parts.state.data)
-    parts.ledger.forget_in_flight()
-
-
-async def _save(parts: Parts) -> None:
-    with parts.spans.phase("checkpoint"):
-        await parts.checkpointer.save(parts.state, parts.ledger)
+async def _evaluated(parts: Parts) -> None:
+    if parts.evaluation is not None:
+        await parts.evaluation

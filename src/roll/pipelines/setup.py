@@ -18,12 +18,13 @@ from roll.pipelines.checkpoint import Checkpointer
 from roll.pipelines.learning.losses import check_own_functions
 from roll.pipelines.parts import Parts
 from roll.pipelines.saved import SavedRun
+from roll.pipelines.scheduling import build_controller, build_router, build_scheduler
 from roll.pipelines.state import RunState
 from roll.pipelines.stop import StopRequest
 from roll.pipelines.trainers import critic_path, critic_specs, policy_spec, reference_of, reference_specs
 from roll.protocols import EngineGroup, Reward, Scorer, TrainerGroup, WorkerPool
 from roll.rewards import build_reward
-from roll.rollout import DataLedger, LLMProxy, RolloutScheduler, SamplingPlan
+from roll.rollout import DataLedger, LLMProxy, SamplingPlan
 from roll.tracking import RunDirectory, Tracker
 from roll.types import IntArray, SamplingParams
 from roll.weights import WeightSync
@@ -193,24 +194,22 @@ async def open_parts(
             probe=probe_sequences(material.data),
             transport=cluster.transport(resolve_engine_kind(config.inference.engine)),
         )
-        proxy = LLMProxy(roles.engines, weights.push_to, max_attempts=config.rollout.max_attempts)
+        proxy = LLMProxy(
+            roles.engines, weights.push_to, max_attempts=config.rollout.max_attempts, router=build_router(config)
+        )
+        ledger = saved.ledger if saved else DataLedger()
         train_plan, eval_plan = sampling_plans(config, material.stop_token_ids)
         rewards = build_rewards(config, roles.pool)
+        scheduler = build_scheduler(config, proxy, rewards, material.data.renderer, tracker.on_rollout)
         yield Parts(
             config=config,
             state=state,
             data=material.data,
             held_out=material.data.evaluation(config.evaluation.num_prompts),
-            ledger=saved.ledger if saved else DataLedger(),
+            ledger=ledger,
             proxy=proxy,
-            scheduler=RolloutScheduler(
-                proxy,
-                rewards,
-                material.data.renderer,
-                seed=config.seed,
-                max_attempts=config.rollout.max_attempts,
-                on_rollout=tracker.on_rollout,
-            ),
+            scheduler=scheduler,
+            controller=build_controller(config, state, material.data, ledger, scheduler, proxy, train_plan),
             rewards=rewards,
             train_plan=train_plan,
             eval_plan=eval_plan,

@@ -10,7 +10,7 @@ from roll.errors import CheckpointError
 
 __all__ = ["RunState"]
 
-FORMAT = 2
+FORMAT = 3
 
 
 @dataclass(kw_only=True, slots=True)
@@ -23,6 +23,10 @@ class RunState:
     """Updates that the engines got; a step without gradient leaves it."""
     data: dict[str, Any] = field(default_factory=dict)
     """Cursor of the prompt stream (`PromptStream.state()`)."""
+    num_draws: int = 0
+    """Draws up to the boundary; the ledger's later ones are forgotten when the run resumes."""
+    pending: list[list[Any]] = field(default_factory=list)
+    """Draws in flight at the boundary, as [draw id, domain, position]: a resumed run launches them first."""
     evaluated_at: int = -1
     """Step after which the policy was last evaluated; -1 for never."""
     accuracies: dict[str, float] = field(default_factory=dict)

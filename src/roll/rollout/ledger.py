@@ -1,6 +1,6 @@
 """The data ledger: every prompt draw has an id and one fate.
 
-    open ──► in flight ──► trained | filtered | failed       (final: a fate is settled once)
+    open ──► in flight ──► trained | filtered | failed | expired       (final: a fate is settled once)
 
 Invariants, checked on every call:
     - draw ids are opened in order, without gaps: 0, 1, 2, …
@@ -30,6 +30,8 @@ class Fate(StrEnum):
     TRAINED = "trained"
     FILTERED = "filtered"
     FAILED = "failed"
+    EXPIRED = "expired"
+    """Given up unseen: too old, or redundant."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -42,7 +44,7 @@ class LedgerEntry:
     step: int
     """At which it was drawn or, once settled, settled."""
     why: str = ""
-    """For a filtered or failed draw."""
+    """For a draw that was not trained."""
 
 
 class DataLedger:
@@ -73,13 +75,13 @@ class DataLedger:
         assert entry.fate is Fate.IN_FLIGHT, f"draw {draw_id} is already {entry.fate} (step {entry.step})"
         self._entries[draw_id] = LedgerEntry(draw_id=draw_id, uid=entry.uid, fate=fate, step=step, why=why)
 
-    def forget_in_flight(self) -> list[int]:
-        """Drop the newest draws, which have no fate yet, so that they are drawn again; returns their ids."""
-        forgotten = self.in_flight()
-        first = len(self._entries) - len(forgotten)
-        assert forgotten == list(range(first, len(self._entries))), "a settled draw is newer than one in flight"
-        del self._entries[first:]
-        return forgotten
+    def forget_from(self, draw_id: int) -> list[int]:
+        """Drop this draw and all newer ones, which have no fate yet, so that they are drawn again; returns their ids."""
+        forgotten = self._entries[draw_id:]
+        settled = [entry.draw_id for entry in forgotten if entry.fate is not Fate.IN_FLIGHT]
+        assert not settled, f"draws {settled} have a fate and cannot be forgotten"
+        del self._entries[draw_id:]
+        return [entry.draw_id for entry in forgotten]
 
     def counts(self) -> dict[str, int]:
         """Number of draws by fate; every fate is present."""
@@ -90,9 +92,10 @@ class DataLedger:
         """Draws without a final fate."""
         return [entry.draw_id for entry in self._entries if entry.fate is Fate.IN_FLIGHT]
 
-    def dumps(self) -> str:
-        """All entries as JSON lines."""
-        return "".join(json.dumps(asdict(entry), separators=(",", ":")) + "\n" for entry in self._entries)
+    def dumps(self, count: int | None = None) -> str:
+        """The first `count` entries, or all, as JSON lines."""
+        entries = self._entries[:count]
+        return "".join(json.dumps(asdict(entry), separators=(",", ":")) + "\n" for entry in entries)
 
     @classmethod
     def loads(cls, text: str) -> DataLedger:

@@ -17,7 +17,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Mapping, Sequence
+from collections.abc import Awaitable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -130,6 +131,17 @@ class WeightSync:
         self._probed: dict[str, Mapping[str, int]] = {}
         self._num_pushes = 0
         self._lock = asyncio.Lock()
+        self._unchanged = asyncio.Event()
+        self._unchanged.set()
+
+    @contextmanager
+    def changing(self) -> Iterator[None]:
+        """Inside, the trainer's weights change: a fresh engine waits for the next `push`, or for the end of this."""
+        self._unchanged.clear()
+        try:
+            yield
+        finally:
+            self._unchanged.set()
 
     async def push(self, policy_version: int) -> SyncReport:
         """Bring the trainer's weights to every engine, and prove that they arrived.
@@ -146,7 +158,9 @@ class WeightSync:
             due = every > 0 and self._num_pushes % every == 0
             self._num_pushes += 1
             self.policy_version = policy_version
-            return await self._sync(tuple(self._engines.engines), policy_version, due)
+            report = await self._sync(tuple(self._engines.engines), policy_version, due)
+            self._unchanged.set()
+            return report
 
     async def push_to(self, engine: InferenceEngine) -> SyncReport:
         """Bring one fresh engine to the weights of the last push; the trainer must still hold them.
@@ -155,6 +169,7 @@ class WeightSync:
             EngineDiedError: it died again.
             WeightSyncError: as in `push`, or nothing was pushed yet.
         """
+        await self._unchanged.wait()
         async with self._lock:
             if self.policy_version is None:
                 raise WeightSyncError(f"engine {engine.engine_id} cannot be synced: nothing was pushed yet.")

@@ -15,7 +15,7 @@ from roll.config.algorithm import AlgorithmConfig
 from roll.rollout import DataLedger, Fate
 from roll.types import Group, Rollout
 
-__all__ = ["Selection", "episode_of", "select", "settle"]
+__all__ = ["Selection", "episode_of", "group_reason", "select", "settle"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -63,6 +63,7 @@ def select(
     moments: Mapping[str, Moments] | None = None,
     greedy: Sequence[Group] = (),
     demonstrations: Sequence[Rollout] = (),
+    left_out: Mapping[int, str] | None = None,
 ) -> Selection:
     """Shape and normalise rewards, and leave out groups and rollouts as the filters say.
 
@@ -77,6 +78,7 @@ def select(
         greedy: a greedy answer to each prompt, for the baseline `greedy`; a group without one has failed.
         demonstrations: experts' rollouts of some of the prompts; in no baseline, and filtered by nothing but
             `algorithm.imitation`. A draw whose demonstration is trained has been trained.
+        left_out: groups that were stopped before their end, with the reason.
     """
     greedy_rewards = {r.draw_id: _compared(r, algorithm, max_length) for group in greedy for r in group.scored}
     compares = algorithm.advantage.mean == "greedy"
@@ -90,6 +92,7 @@ def select(
     ]
     outcomes, moments = _outcomes(episodes, algorithm, moments)
     fates = {group.draw.draw_id: _fate(group, algorithm) for group in groups}
+    fates |= {draw_id: (Fate.FILTERED, why) for draw_id, why in (left_out or {}).items()}
     fates |= dict.fromkeys(lost, (Fate.FAILED, "its greedy answer failed"))
     _keep_top_variance(groups, fates, algorithm)
     chosen = _chosen(groups, fates, algorithm)
@@ -166,6 +169,11 @@ def _values(group: Group) -> Float64Array:
 def _accuracy(group: Group) -> float:
     solved = [float(r.reward.correct) for r in group.scored if r.reward and r.reward.correct is not None]
     return float(np.mean(solved)) if solved else float(np.mean(_values(group)))
+
+
+def group_reason(group: Group, algorithm: AlgorithmConfig) -> str:
+    """Why a group will not be trained, as far as it alone decides that; empty where it may be."""
+    return _fate(group, algorithm)[1]
 
 
 def _fate(group: Group, algorithm: AlgorithmConfig) -> tuple[Fate, str]:

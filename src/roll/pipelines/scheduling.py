@@ -1,0 +1,110 @@
+"""From a configuration to the scheduler and the controller that feed a run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import cast
+
+from roll.algorithms.doom import is_doomed
+from roll.config import RLVRConfig
+from roll.data import Data
+from roll.pipelines.learning.selection import group_reason
+from roll.pipelines.state import RunState
+from roll.protocols import Reward
+from roll.registry import load_function
+from roll.rollout import AsyncController, DataLedger, Feed, LLMProxy, RolloutScheduler, Router, SamplingPlan
+from roll.rollout.group_run import Doom
+from roll.rollout.loops import Renderer, RolloutLoop
+from roll.types import PromptDraw, Rollout
+
+__all__ = ["GREEDY", "build_controller", "build_router", "build_scheduler"]
+
+GREEDY = "greedy"
+"""Purpose of the greedy answers that a baseline compares with."""
+
+
+def build_router(config: RLVRConfig) -> Router:
+    """By load; the baseline deals prompts out by turns."""
+    scheduling = config.rollout.scheduling
+    policy = "round_robin" if scheduling.type == "batch" else "least_loaded"
+    return Router(policy, scheduling.max_kv_used)
+
+
+def build_scheduler(
+    config: RLVRConfig,
+    proxy: LLMProxy,
+    rewards: Mapping[str, Reward],
+    renderer: Renderer,
+    on_rollout: Callable[[Rollout], None] = lambda rollout: None,
+) -> RolloutScheduler:
+    """The scheduler of a run.
+
+    Raises:
+        ConfigError: `rollout.loop` cannot be imported.
+    """
+    loop = config.rollout.loop
+    scheduling = config.rollout.scheduling
+    return RolloutScheduler(
+        proxy,
+        rewards,
+        renderer,
+        seed=config.seed,
+        max_attempts=config.rollout.max_attempts,
+        replicate=scheduling.replicate_prompts and scheduling.type != "batch",
+        loop=cast(RolloutLoop, load_function(loop, "rollout loop")) if loop else None,
+        on_rollout=on_rollout,
+    )
+
+
+def build_controller(
+    config: RLVRConfig,
+    state: RunState,
+    data: Data,
+    ledger: DataLedger,
+    scheduler: RolloutScheduler,
+    proxy: LLMProxy,
+    plan: SamplingPlan,
+) -> AsyncController:
+    """The controller of a run, with what an earlier process left in flight."""
+
+    def draw(count: int, domain: str | None) -> Sequence[PromptDraw]:
+        drawn = data.train.draw(count, domain)
+        ledger.open(drawn, state.step + 1)
+        return drawn
+
+    filters = config.algorithm.filters
+    pending = [data.train.again(*entry) for entry in state.pending]
+    return AsyncController(
+        scheduler,
+        proxy,
+        config.rollout.scheduling,
+        Feed(
+            draw=draw,
+            plans=_plans(config, plan),
+            batch_size=config.rollout.prompts_per_step,
+            num_steps=config.training.num_steps - state.step,
+            left_out=partial(group_reason, algorithm=config.algorithm) if filters.refill else None,
+            max_refills=filters.max_refills,
+            doomed=_doom(config),
+        ),
+        version=state.policy_version,
+        pending=pending,
+    )
+
+
+def _plans(config: RLVRConfig, plan: SamplingPlan) -> tuple[SamplingPlan, ...]:
+    """How groups are sampled, and their greedy answers where the baseline is one."""
+    if config.algorithm.advantage.mean != "greedy":
+        return (plan,)
+    sampling = replace(plan.sampling, temperature=0.0, top_p=1.0, top_k=0)
+    return plan, replace(plan, purpose=GREEDY, group_size=1, sampling=sampling)
+
+
+def _doom(config: RLVRConfig) -> Doom | None:
+    scheduling, filters = config.rollout.scheduling, config.algorithm.filters
+    bounds = {"min_mean": filters.min_mean, "max_mean": filters.max_mean, "min_std": filters.min_std}
+    if not scheduling.stop_doomed_groups or scheduling.reward_range is None or set(bounds.values()) == {None}:
+        return None
+    return partial(is_doomed, reward_range=scheduling.reward_range, **bounds)

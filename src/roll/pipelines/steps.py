@@ -1,0 +1,125 @@
+"""What the loops of `rlvr` share: learning from a batch, weight sync, crossing a step's boundary, evaluation, saving."""
+
+from __future__ import annotations
+
+import logging
+
+from roll.errors import AlarmError
+from roll.pipelines import measures
+from roll.pipelines.evaluate import evaluate
+from roll.pipelines.learning.alarms import check_alarms
+from roll.pipelines.learning.collecting import Collected
+from roll.pipelines.learning.measures import learning_metrics, mean_advantages
+from roll.pipelines.learning.selection import settle
+from roll.pipelines.learning.updates import learn
+from roll.pipelines.parts import Parts
+from roll.weights import SyncReport
+
+__all__ = [
+    "cross_boundary",
+    "evaluate_if_due",
+    "evaluation_due",
+    "return_to_boundary",
+    "save",
+    "save_if_due",
+    "sync",
+    "update",
+]
+
+logger = logging.getLogger(__name__)
+
+
+async def update(parts: Parts, collected: Collected) -> dict[str, float]:
+    """Learn from a batch and bring the weights to the engines; returns metrics. The step is `state.step + 1`."""
+    state, selection, batch = parts.state, collected.selection, collected.batch
+    metrics = measures.rollout_metrics(batch.groups) | measures.selection_metrics(selection)
+    metrics |= measures.batch_metrics(batch)
+    advantages: dict[str, float] = {}
+    if selection.rollouts:
+        with parts.weights.changing():
+            learned = await learn(parts, selection)
+            metrics |= learning_metrics(learned.batch, learned.results, learned.critic_results) | learned.metrics
+            advantages = mean_advantages(learned.batch)
+            if learned.stepped:
+                state.policy_version += 1
+                metrics |= (await sync(parts)).metrics()
+    with parts.spans.phase("record"):
+        parts.tracker.log_rollouts(state.step + 1, batch.groups, advantages)
+    return metrics
+
+
+async def sync(parts: Parts) -> SyncReport:
+    """Bring the weights to every engine, which stand still meanwhile; one that died is replaced and brought to them."""
+    if parts.evaluation is not None:  # an evaluation is of one policy
+        await parts.evaluation
+    with parts.spans.phase("sync"):
+        async with parts.controller.updating():
+            report = await parts.weights.push(parts.state.policy_version)
+        await parts.proxy.restore(report.dead)
+    return report
+
+
+async def cross_boundary(parts: Parts, collected: Collected, metrics: dict[str, float]) -> list[str]:
+    """The step is done: everything gets its fate, and the run may be saved; returns alarms that stop it."""
+    state, selection = parts.state, collected.selection
+    state.step += 1
+    settle(parts.ledger, selection, state.step)
+    state.moments = selection.moments
+    state.rewards.append(metrics["reward/mean"])
+    await parts.controller.settle(state.policy_version, {rollout.rollout_id for rollout in selection.rollouts})
+    _mark_boundary(parts)
+    state.alarms, messages = check_alarms(parts.config.alarms, metrics, state.alarms)
+    metrics |= measures.run_metrics(state, parts.ledger, parts.proxy)
+    for message in messages:
+        logger.warning("%s", message)
+    with parts.spans.phase("record"):
+        parts.tracker.log_step(state.step, metrics | parts.spans.metrics())
+    return messages if parts.config.alarms.action == "stop" else []
+
+
+def _mark_boundary(parts: Parts) -> None:
+    """Note what was drawn, and what of it is in flight, so that a resumed run launches exactly that again."""
+    state = parts.state
+    state.data = parts.data.train.state()
+    state.num_draws = parts.data.train.num_drawn
+    state.pending = [[d.draw_id, d.prompt.domain, d.position] for d in parts.controller.in_flight()]
+
+
+def return_to_boundary(parts: Parts) -> None:
+    """Forget draws that were made since the last boundary; they will be made again."""
+    parts.data.train.restore(parts.state.data)
+    parts.ledger.forget_from(parts.state.num_draws)
+
+
+def evaluation_due(parts: Parts) -> bool:
+    """Whether the configuration asks for an evaluation after this step, and it was not done yet."""
+    state, config = parts.state, parts.config.evaluation
+    last = state.step == parts.config.training.num_steps
+    every = config.every_num_steps
+    due = config.before_training if state.step == 0 else last or bool(every and state.step % every == 0)
+    return due and state.evaluated_at != state.step
+
+
+async def evaluate_if_due(parts: Parts) -> None:
+    """Evaluate now, while nothing else runs."""
+    if evaluation_due(parts):
+        with parts.spans.phase("evaluate"):
+            await parts.stop.unless(evaluate(parts))
+
+
+async def save_if_due(parts: Parts, alarms: list[str]) -> None:
+    """Save where the configuration or an alarm asks for it.
+
+    Raises:
+        AlarmError: an alarm stops the run; everything up to this boundary is saved.
+    """
+    if alarms or parts.checkpointer.due(parts.state):
+        await save(parts)
+    if alarms:
+        raise AlarmError("; ".join(alarms))
+
+
+async def save(parts: Parts) -> None:
+    """Write a checkpoint of the last boundary."""
+    with parts.spans.phase("checkpoint"):
+        await parts.checkpointer.save(parts.state, parts.ledger)
