@@ -110,6 +110,29 @@ def evaluate(file: str, overrides: tuple[str, ...], model: str | None) -> None:
 
 
 @roll.command()
+@_file
+@_overrides
+@click.option("--variant", "-v", multiple=True, metavar="NAME", help="Only this variant; may be given several times.")
+@click.option("--trace/--no-trace", default=True, help="Write traces of the first seed (ui.perfetto.dev opens them).")
+def simulate(file: str, overrides: tuple[str, ...], variant: tuple[str, ...], trace: bool) -> None:
+    """Run the schedulers on the simulated hardware of FILE, in virtual time.
+
+    Prints a table of its variants; writes results, a plot and traces. The same FILE, seed and version of ROLL do the
+    same things at the same times.
+    """
+    from roll.config.simulation import load_simulation
+    from roll.simulation.report import render, write
+    from roll.simulation.study import study
+
+    config = load_simulation(file, overrides)
+    results = study(config, only=variant, trace=trace, progress=lambda line: click.echo(line, err=True))
+    click.echo(render(results))
+    click.echo("")
+    for path in write(results, Path(config.output_dir) / config.name):
+        click.echo(path)
+
+
+@roll.command()
 @click.argument("source", metavar="RUN|CHECKPOINT")
 @click.argument("target", metavar="DIR")
 def export(source: str, target: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeAlias
@@ -52,12 +53,14 @@ class UniformDistribution(Section):
 
 
 class NormalDistribution(Section):
-    """Normal, on condition that it is not negative."""
+    """Normal, and not negative."""
 
     type: Literal["normal"] = option("normal", "The kind.")
-    mean: float = option(..., "Mean, before the negative part is left out.")
-    std: float = option(..., "Standard deviation, before the negative part is left out.", ge=0)
-    max: float | None = option(None, "Values above are left out, too.", gt=0)
+    mean: float = option(..., "Mean of the normal variable.")
+    std: float = option(..., "Standard deviation of the normal variable.", ge=0)
+    negative: Literal["redraw", "zero"] = option(
+        "redraw", "Values below 0 are drawn again, which makes the mean larger, or become 0."
+    )
 
 
 class LognormalDistribution(Section):
@@ -104,20 +107,21 @@ class EmpiricalDistribution(Section):
 
 
 class QuantilesDistribution(Section):
-    """Through given quantiles, log-linear between them."""
+    """Through given quantiles: straight lines between them on lognormal paper, continued beyond the first and last."""
 
     type: Literal["quantiles"] = option("quantiles", "The kind.")
     points: list[list[float]] = option(
-        ..., "Pairs of probability and value, from probability 0 to 1.", examples=[[[0, 60], [0.5, 570], [1, 16384]]]
+        ..., "Pairs of probability and value.", examples=[[[0.5, 585], [0.75, 930], [0.999, 16384]]]
     )
+    max: float | None = option(None, "What is larger becomes this.", gt=0)
 
     @model_validator(mode="after")
     def _ordered(self) -> QuantilesDistribution:
         if any(len(point) != 2 for point in self.points):
             raise ValueError("each point is a pair of probability and value")
-        if len(self.points) < 2 or self.points[0][0] != 0 or self.points[-1][0] != 1:
-            raise ValueError("the first point is at probability 0 and the last at 1")
-        for (p, value), (q, after) in zip(self.points, self.points[1:], strict=False):
+        if len(self.points) < 2 or self.points[0][0] <= 0 or self.points[-1][0] >= 1:
+            raise ValueError("at least two points, with probabilities between 0 and 1, are needed")
+        for (p, value), (q, after) in itertools.pairwise(self.points):
             if not (p < q and value <= after):
                 raise ValueError(f"points ascend, but [{q:g}, {after:g}] comes after [{p:g}, {value:g}]")
         if self.points[0][1] <= 0:
@@ -216,6 +220,9 @@ class SimulatedTrainingConfig(Section):
 
     passes: float = option(
         4.0, "Forward passes' worth of arithmetic per token: an update is 3, log-probs are 1 each.", ge=0
+    )
+    efficiency: float | None = option(
+        None, "Share of the device's peak that training reaches, in place of the device's own.", gt=0, le=1
     )
     overhead_s: float = option(1.0, "Of every update.", unit="seconds", ge=0)
     duration: DistributionConfig | None = option(None, "Of an update in seconds, in place of the arithmetic.")

@@ -65,6 +65,8 @@ class Recorder:
     _events: list[dict[str, Any]] = field(default_factory=list)
     _at_engine: dict[str, str] = field(default_factory=dict)
     _running: dict[str, int] = field(default_factory=dict)
+    course: list[tuple[float, int]] = field(default_factory=list)
+    """With a trace: rollouts that are being generated, whenever their number changes."""
 
     @property
     def digest(self) -> str:
@@ -131,6 +133,7 @@ class Recorder:
 
     def _count(self, engine_id: str, change: int, now: float) -> None:
         self._running[engine_id] = self._running.get(engine_id, 0) + change
+        self.course.append((now, (self.course[-1][1] if self.course else 0) + change))
         self._emit(engine_id, "C", now, _ENGINES, 0, args={"requests": self._running[engine_id]})
 
     def _emit(self, name: str, kind: str, now: float, pid: int, tid: int, **more: Any) -> None:

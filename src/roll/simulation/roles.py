@@ -158,7 +158,8 @@ class SimulatedTrainer:
         self._training = config.training
         self._num_devices = config.placement.num_training
         self._model = model
-        self._device = device
+        given = config.training.efficiency
+        self._device = device if given is None else replace(device, training_efficiency=given)
         self._workload = workload
 
     def duration_s(self, step: int, lengths: Sequence[int]) -> float:

@@ -127,7 +127,7 @@ def simulate(config: SimulationConfig, *, seed: int | None = None, trace: bool =
 def _rare_collections() -> Iterator[None]:
     """Tens of thousands of tasks live for a whole step: looking through them again and again frees nothing."""
     thresholds = gc.get_threshold()
-    gc.set_threshold(200_000, 50, 100)
+    gc.set_threshold(1_000_000, 50, 1000)
     try:
         yield
     finally:

@@ -47,7 +47,7 @@ def quantile_of(config: DistributionConfig) -> laws.Quantile:
             return laws.uniform(config.low, config.high)
         case NormalDistribution():
             try:
-                return laws.normal(config.mean, config.std, 0.0, float("inf") if config.max is None else config.max)
+                return laws.normal(config.mean, config.std, redraw=config.negative == "redraw")
             except ValueError as error:
                 raise ConfigError(f"{error}: change its mean.") from None
         case LognormalDistribution():
@@ -60,7 +60,8 @@ def quantile_of(config: DistributionConfig) -> laws.Quantile:
             return laws.clipped(laws.pareto(config.minimum, config.alpha), high=config.max)
         case EmpiricalDistribution():
             return laws.empirical(config.values or _values(Path(str(config.file))))
-    return laws.with_quantiles({point[0]: point[1] for point in config.points})
+    law = laws.with_quantiles({point[0]: point[1] for point in config.points})
+    return law if config.max is None else laws.clipped(law, high=config.max)
 
 
 def _values(path: Path) -> list[float]:

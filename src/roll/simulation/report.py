@@ -1,0 +1,218 @@
+"""Results of a simulation for people: a table, a plot, and everything as JSON."""
+
+from __future__ import annotations
+
+import io
+import json
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from roll.config.simulation import PaperConfig, SimulationConfig
+from roll.simulation.run import SimulatedRun
+from roll.tracking import atomic
+
+__all__ = ["Interval", "Results", "interval", "render", "write"]
+
+TOLERANCE = 0.15
+"""Of a published ratio, within which a simulation reproduces it."""
+# Two-sided 95 % quantiles of Student's t, by degrees of freedom; beyond the table the normal distribution's is near.
+_STUDENT = (12.71, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131)
+_STUDENT_MORE = {19: 2.093, 24: 2.064, 29: 2.045}
+_INK, _GRID = "#333333", "#e4e4e4"
+_PARTS = (
+    ("wait_s", "generation and rewards", "#2a78d6"),
+    ("train_s", "training", "#e07b00"),
+    ("sync_s", "sync", "#8a8a8a"),
+)
+_LINES = ("#2a78d6", "#e07b00", "#2f9e44", "#9c36b5", "#c92a2a", "#0b7285", "#8a8a8a", "#5c4813")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Interval:
+    """A mean over seeds and half of its 95 % confidence interval (0 for one seed)."""
+
+    mean: float
+    half: float
+
+    def __str__(self) -> str:
+        return f"{self.mean:.3g}" if not self.half else f"{self.mean:.3g} ± {self.half:.2g}"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Results:
+    """All runs of a simulation: by variant, one for each seed, in the same order of seeds."""
+
+    config: SimulationConfig
+    runs: Mapping[str, Sequence[SimulatedRun]]
+
+    @property
+    def baseline(self) -> str:
+        """The first variant."""
+        return next(iter(self.runs))
+
+    def step_s(self, variant: str) -> Interval:
+        """Time of a step."""
+        return interval([run.step_s for run in self.runs[variant]])
+
+    def ratio(self, over: str, of: str) -> Interval:
+        """How much longer a step of `over` takes than one of `of`, seed by seed."""
+        pairs = zip(self.runs[over], self.runs[of], strict=True)
+        return interval([slow.step_s / fast.step_s for slow, fast in pairs])
+
+    def mean(self, variant: str, name: str) -> float:
+        """Of a quantity of steps, over all steps of all seeds."""
+        return statistics.fmean(getattr(step, name) for run in self.runs[variant] for step in run.steps)
+
+    def reproduces(self, figure: PaperConfig) -> bool:
+        """Whether the simulated ratio is within 15 % of the published one."""
+        return abs(self.ratio(figure.over, figure.of).mean / figure.ratio - 1) <= TOLERANCE
+
+
+def interval(values: Sequence[float]) -> Interval:
+    """Mean and 95 % confidence interval, by Student's t."""
+    mean, freedom = statistics.fmean(values), len(values) - 1
+    if freedom == 0:
+        return Interval(mean=mean, half=0.0)
+    known = dict(enumerate(_STUDENT, 1)) | _STUDENT_MORE
+    quantile = known.get(freedom) or next((known[n] for n in sorted(known, reverse=True) if n < freedom), 1.96)
+    return Interval(mean=mean, half=quantile * statistics.stdev(values) / math.sqrt(len(values)))
+
+
+def render(results: Results) -> str:
+    """Lines for a terminal."""
+    config = results.config
+    place = config.placement
+    where = f"{place.generation} generate and train" if place.colocated else f"{place.generation} + {place.training}"
+    num_seeds = len(results.runs[results.baseline])
+    head = (
+        f"{config.name}: {config.model} on {place.num_devices} x {config.device} ({where}), "
+        f"{config.rollout.prompts_per_step} prompts x {config.rollout.group_size}, "
+        f"up to {config.rollout.max_new_tokens:,} tokens; {num_seeds} seed{'s' if num_seeds > 1 else ''}"
+    )
+    rows = [("variant", "step", "speed-up", "wait", "train", "sync", "busy", "tokens/s", "preempted", "staleness")]
+    for variant in results.runs:
+        rows.append(
+            (
+                variant,
+                f"{results.step_s(variant)} s",
+                f"{results.ratio(results.baseline, variant)}",
+                *(f"{results.mean(variant, name):.1f} s" for name in ("wait_s", "train_s", "sync_s")),
+                f"{results.mean(variant, 'busy_share'):.0%}",
+                f"{results.mean(variant, 'tokens_per_s'):,.0f}",
+                f"{results.mean(variant, 'num_preempted'):.1f}",
+                str(max(step.max_staleness for run in results.runs[variant] for step in run.steps)),
+            )
+        )
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    table = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+    return "\n".join([head, "", *table, *_paper_lines(results)])
+
+
+def _paper_lines(results: Results) -> list[str]:
+    lines = [""] if results.config.paper else []
+    for figure in results.config.paper:
+        if figure.of not in results.runs or figure.over not in results.runs:
+            continue
+        verdict = "reproduced" if results.reproduces(figure) else "not reproduced"
+        lines.append(
+            f"{figure.over} / {figure.of}: {results.ratio(figure.over, figure.of)}, published {figure.ratio:g} "
+            f"({figure.source}): {verdict}"
+        )
+        if figure.missing:
+            lines.append(f"  not published: {figure.missing}")
+    return lines
+
+
+def write(results: Results, directory: Path) -> list[Path]:
+    """Write results, plot and the first seed's traces.
+
+    Raises:
+        OSError: the directory cannot be written.
+    """
+    directory.mkdir(parents=True, exist_ok=True)
+    paths = [directory / "results.json", directory / "plot.png"]
+    atomic.write_json(paths[0], _as_data(results))
+    plot(results, paths[1])
+    for variant, runs in results.runs.items():
+        if runs[0].recorder.trace:
+            path = directory / f"trace-{variant}.json"
+            runs[0].recorder.write(path)
+            paths.append(path)
+    return paths
+
+
+def _as_data(results: Results) -> dict[str, Any]:
+    return {
+        "config": results.config.model_dump(mode="json"),
+        "variants": {
+            variant: {
+                "step_s": asdict(results.step_s(variant)),
+                "speed_up": asdict(results.ratio(results.baseline, variant)),
+                "runs": [
+                    {"seed": run.seed, "digest": run.digest, "steps": [asdict(step) for step in run.steps]}
+                    for run in runs
+                ],
+            }
+            for variant, runs in results.runs.items()
+        },
+        "paper": [
+            json.loads(figure.model_dump_json())
+            | {"simulated": asdict(results.ratio(figure.over, figure.of)), "reproduced": results.reproduces(figure)}
+            for figure in results.config.paper
+            if figure.of in results.runs and figure.over in results.runs
+        ],
+    }
+
+
+def plot(results: Results, path: Path) -> None:
+    """Times of a step by variant and, with traces, how many rollouts were being generated over time."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    courses = {variant: runs[0].recorder.course for variant, runs in results.runs.items() if runs[0].recorder.course}
+    num_variants = len(results.runs)
+    figure = Figure(figsize=(9, 1.6 + 0.45 * num_variants + (3 if courses else 0)), dpi=150, layout="constrained")
+    ratios = [0.8 + 0.45 * num_variants, 3] if courses else [1]
+    axes = figure.subplots(len(ratios), 1, height_ratios=ratios, squeeze=False)[:, 0]
+    _bars(axes[0], results)
+    if courses:
+        for (variant, course), colour in zip(courses.items(), _LINES * 9, strict=False):
+            times, numbers = zip(*course, strict=True)
+            axes[1].plot(times, numbers, drawstyle="steps-post", color=colour, linewidth=1, label=variant)
+        axes[1].set_xlabel("seconds", color=_INK)
+        axes[1].set_ylabel("rollouts being generated", color=_INK)
+        axes[1].legend(frameon=False, fontsize=8, labelcolor=_INK)
+        _dress(axes[1])
+    buffer = io.BytesIO()
+    FigureCanvasAgg(figure).print_png(buffer)
+    atomic.write_bytes(path, buffer.getvalue())
+
+
+def _bars(axes: Any, results: Results) -> None:
+    variants = list(results.runs)
+    left = [0.0] * len(variants)
+    for name, label, colour in _PARTS:
+        widths = [results.mean(variant, name) for variant in variants]
+        axes.barh(variants, widths, left=left, color=colour, label=label, height=0.6)
+        left = [a + b for a, b in zip(left, widths, strict=True)]
+    for row, variant in enumerate(variants):
+        step = results.step_s(variant)
+        axes.errorbar(step.mean, row, xerr=step.half, color=_INK, capsize=3, linewidth=1)
+        speed_up = results.ratio(results.baseline, variant).mean
+        axes.annotate(f"  {speed_up:.2f}x", (step.mean + step.half, row), va="center", color=_INK, fontsize=9)
+    axes.invert_yaxis()
+    axes.margins(x=0.12)
+    axes.set_title(f"{results.config.name}: seconds per step", loc="left", color=_INK, fontweight="bold")
+    axes.legend(frameon=False, fontsize=8, ncols=3, loc="lower right", bbox_to_anchor=(1, 1), labelcolor=_INK)
+    _dress(axes)
+
+
+def _dress(axes: Any) -> None:
+    axes.grid(axis="x", color=_GRID)
+    axes.set_axisbelow(True)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.tick_params(colors=_INK, length=0)
