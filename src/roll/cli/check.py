@@ -294,7 +294,9 @@ def _try_rewards(report: Report) -> None:
     entries = {entry.domain or entry.source: entry for entry in report.config.data}
     # a game's reward comes from playing it: there is no answer to try
     examples = [(entries[domain], p) for domain, p in report.examples.items() if "env" not in p.metadata]
-    report.trials = asyncio.run(_trials(examples))
+    if not examples:
+        return
+    report.trials = asyncio.run(_trials(report.config, examples))
     for trial in report.trials:
         if not trial.tells_apart:
             report.notes.append(
@@ -304,28 +306,30 @@ def _try_rewards(report: Report) -> None:
             )
 
 
-async def _trials(prompts: list[tuple[Any, Prompt]]) -> list[RewardTrial]:
+async def _trials(config: RLVRConfig, prompts: list[tuple[Any, Prompt]]) -> list[RewardTrial]:
     from roll.cluster.pool import LocalWorkerPool
     from roll.errors import InfraError
-    from roll.rewards import build_reward
+    from roll.pipelines.rewarding import open_rewards
 
-    pool = LocalWorkerPool(1)
     trials: list[RewardTrial] = []
-    try:
+    async with contextlib.AsyncExitStack() as stack:
+        pool = LocalWorkerPool(1)
+        stack.push_async_callback(pool.close)
+        rewards = await stack.enter_async_context(open_rewards(config, pool))
         for entry, prompt in prompts:
-            reward = build_reward(entry.reward, pool)
+            reward = rewards[prompt.domain]
             right, wrong = _answers(entry, prompt)
             try:
                 values = [(await reward(_rollout(prompt, text))).value for text in (right, wrong)]
             except InfraError as error:
                 raise ConfigError(f"the reward of '{prompt.domain}' does not work: {error}") from None
+            if not prompt.answer and any(reward.needs_sandbox for reward in entry.reward):
+                continue  # programs have run; there is none that is known to be right
             trials.append(
                 RewardTrial(
                     domain=prompt.domain, right=right, right_value=values[0], wrong=wrong, wrong_value=values[1]
                 )
             )
-    finally:
-        await pool.close()
     return trials
 
 

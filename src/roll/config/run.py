@@ -16,6 +16,7 @@ from roll.config.inference import InferenceConfig
 from roll.config.model import ModelConfig
 from roll.config.operations import CheckpointConfig, TrackingConfig, WeightSyncConfig
 from roll.config.rollout import EvaluationConfig, RolloutConfig
+from roll.config.sandbox import SandboxConfig
 from roll.config.training import TrainingConfig
 
 __all__ = ["RLVRConfig"]
@@ -48,6 +49,7 @@ class RLVRConfig(Section):
     weight_sync: WeightSyncConfig = option(WeightSyncConfig(), "Bringing weights to the engines.")
     checkpoint: CheckpointConfig = option(CheckpointConfig(), "Saving and keeping.")
     cluster: ClusterConfig = option(ClusterConfig(), "Where roles run.")
+    sandbox: SandboxConfig = option(SandboxConfig(), "Where programs of the model run.")
     tracking: TrackingConfig = option(TrackingConfig(), "What is recorded.")
     alarms: AlarmsConfig = option(AlarmsConfig(), "When a run warns or stops.")
 

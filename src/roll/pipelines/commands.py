@@ -25,7 +25,8 @@ from roll.pipelines.saved import (
     remove_unfinished,
 )
 from roll.pipelines.scheduling import build_scheduler
-from roll.pipelines.setup import build_rewards, engine_specs, open_parts, prepare_material, sampling_plans
+from roll.pipelines.rewarding import open_rewards
+from roll.pipelines.setup import engine_specs, open_parts, prepare_material, sampling_plans
 from roll.pipelines.stop import Interrupted, StopRequest, stop_on_signals
 from roll.protocols import InferenceEngine
 from roll.rollout import LLMProxy
@@ -100,7 +101,7 @@ async def _evaluate(config: RLVRConfig) -> dict[str, float]:
         pool = await cluster.start_pool(config.rollout.num_reward_workers)
         stack.push_async_callback(pool.close)
         proxy = LLMProxy(engines, prepare=_nothing_to_sync)
-        rewards = build_rewards(config, pool)
+        rewards = await stack.enter_async_context(open_rewards(config, pool))
         scheduler = build_scheduler(config, proxy, rewards, material.data.renderer)
         _, plan = sampling_plans(config, material.stop_token_ids)
         return evaluation_metrics(await scheduler.collect(draws, plan))

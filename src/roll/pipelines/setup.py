@@ -17,13 +17,13 @@ from roll.models import context_length, load_tokenizer, resolve_model, stop_toke
 from roll.pipelines.checkpoint import Checkpointer
 from roll.pipelines.learning.losses import check_own_functions
 from roll.pipelines.parts import Parts
+from roll.pipelines.rewarding import open_rewards
 from roll.pipelines.saved import SavedRun
 from roll.pipelines.scheduling import build_controller, build_router, build_scheduler
 from roll.pipelines.state import RunState
 from roll.pipelines.stop import StopRequest
 from roll.pipelines.trainers import critic_path, critic_specs, policy_spec, reference_of, reference_specs
-from roll.protocols import EngineGroup, Reward, Scorer, TrainerGroup, WorkerPool
-from roll.rewards import build_reward
+from roll.protocols import EngineGroup, Scorer, TrainerGroup, WorkerPool
 from roll.rollout import DataLedger, LLMProxy, SamplingPlan
 from roll.tracking import RunDirectory, Tracker
 from roll.types import IntArray, SamplingParams
@@ -124,11 +124,6 @@ def probe_sequences(data: Data) -> list[IntArray]:
     return [draw.token_ids for draw in draws]
 
 
-def build_rewards(config: RLVRConfig, pool: WorkerPool) -> dict[str, Reward]:
-    """By domain."""
-    return {entry.domain or entry.source: build_reward(entry.reward, pool) for entry in config.data}
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Roles:
     trainer: TrainerGroup
@@ -199,7 +194,7 @@ async def open_parts(
         )
         ledger = saved.ledger if saved else DataLedger()
         train_plan, eval_plan = sampling_plans(config, material.stop_token_ids)
-        rewards = build_rewards(config, roles.pool)
+        rewards = await stack.enter_async_context(open_rewards(config, roles.pool))
         scheduler = build_scheduler(config, proxy, rewards, material.data.renderer, tracker.on_rollout)
         yield Parts(
             config=config,
