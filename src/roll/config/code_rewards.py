@@ -44,8 +44,8 @@ class CodeReward(RewardSection):
     )
     wall_factor: float = option(
         20.0,
-        "Limit on a case's wall time, as a multiple of that on its CPU time: for programs that sleep. A machine that is "
-        "less than so many times overloaded fails no correct program.",
+        "Limit on a case's wall time, as a multiple of that on its CPU time: for programs that sleep. A machine that "
+        "is less than so many times overloaded fails no correct program.",
         ge=1,
     )
     time_limit_s: float = option(

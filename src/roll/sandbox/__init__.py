@@ -6,7 +6,13 @@ async with SandboxManager() as sandboxes:
 
 from __future__ import annotations
 
-from roll.sandbox.errors import OversizedUploadError, SandboxError, SandboxPathError, SandboxUnavailableError, UntrustedCodeError
+from roll.sandbox.errors import (
+    OversizedUploadError,
+    SandboxError,
+    SandboxPathError,
+    SandboxUnavailableError,
+    UntrustedCodeError,
+)
 from roll.sandbox.manager import SandboxManager
 from roll.sandbox.protocols import Job, Runtime, Sandbox, Session
 from roll.sandbox.types import (

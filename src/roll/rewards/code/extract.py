@@ -1,10 +1,10 @@
 """The program in an answer's text. Looks at the text alone: nothing of it is parsed or run here.
 
-    1. the last fenced block whose tag is the language, or else the last one without a tag (a fence that is never
-       closed ends with the text);
-    2. no such block, but others: none;
-    3. no fence at all (Python): from the first line that begins like a program, up to the first line of prose after it;
-       the whole text where no line does, or in other languages.
+1. the last fenced block whose tag is the language, or else the last one without a tag (a fence that is never
+   closed ends with the text);
+2. no such block, but others: none;
+3. no fence at all (Python): from the first line that begins like a program, up to the first line of prose after it;
+   the whole text where no line does, or in other languages.
 """
 
 from __future__ import annotations

@@ -32,7 +32,7 @@ class Run:
         self.full = False
         self.killed = False
         self.began = clock()
-        self.pending, self.input, self.input_over = bytearray(), None, False
+        self.pending, self.input, self.input_over = bytearray(), -1, False
         if request["interactive"]:
             request["stdin"], self.input = os.pipe()
             os.set_blocking(self.input, False)
@@ -42,7 +42,7 @@ class Run:
             self._close_input()
             raise
         finally:
-            if self.input is not None and not isinstance(sys.exc_info()[1], programs.Become):
+            if self.input >= 0 and not isinstance(sys.exc_info()[1], programs.Become):
                 os.close(request["stdin"])  # the program's own end is closed with it
         self.open = set(self.started.streams)
         self.next_check = self.began + self._check_after(0.0)
@@ -95,7 +95,7 @@ class Run:
 
     def feed(self, data):
         """Standard input; empty at its end. What the program does not read yet is kept."""
-        if self.input is not None:
+        if self.input >= 0:
             self.pending += data
             self.input_over = not data
             self._flush()
@@ -114,9 +114,9 @@ class Run:
             self._close_input()
 
     def _close_input(self):
-        if self.input is not None:
+        if self.input >= 0:
             self.agent.forget(self.input)
-            self.input = None
+            self.input = -1
             self.pending.clear()
 
     def read(self, descriptor):

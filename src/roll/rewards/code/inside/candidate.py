@@ -31,7 +31,8 @@ class Program:
     """The candidate's code, ready to run."""
 
     def __init__(self, setup):
-        self.argv, self.source, self.code = setup["argv"], setup["source"], None
+        self.argv, self.source = setup["argv"], setup["source"]
+        self.code = compile("", interpreter.FILE, "exec")
         self.output_bytes = setup["output_bytes"]
 
     def prepare(self, setup):
@@ -229,7 +230,7 @@ def main():
     for descriptor in (0, 3):
         os.dup2(null, descriptor)
     frames = Frames(incoming, outgoing)
-    setup = frames.read()
+    setup = frames.read() or os._exit(0)
     program = Program(setup)
     failure = program.prepare(setup)
     frames.write({"failed": failure} if failure else {"ready": True})

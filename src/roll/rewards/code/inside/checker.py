@@ -11,8 +11,8 @@ from __future__ import annotations
 import builtins
 import os
 import sys
+from types import ModuleType
 
-from . import wire
 from .frames import Frames
 from .proxies import BrokenTestsError, GoneError, Line, NotComparableError
 
@@ -55,12 +55,12 @@ def check_case(case, setup, frames):
     line.names = [name for name in loaded.get("loaded", ()) if isinstance(name, str)]
     result = _judge(case, setup, line)
     gone = line.over is not None
-    result["over"] = line.end()
+    over = line.end()
     if line.mistake is not None:  # pytest takes such an error for a failed test
-        result.update(passed=False, verdict="broken", text=line.mistake)
-    if gone and result["passed"]:  # a test caught what the end of the candidate's process raised
-        result.update(passed=False, verdict="gone")
-    return result
+        result = {"passed": False, "verdict": "broken", "text": line.mistake}
+    elif gone and result["passed"]:  # a test caught what the end of the candidate's process raised
+        result = {"passed": False, "verdict": "gone"}
+    return {**result, "over": over}
 
 
 def _judge(case, setup, line):
@@ -81,7 +81,8 @@ def _judge(case, setup, line):
 
 def _run_tests(case, setup, line):
     entry = setup["entry"]
-    variables = {"__name__": "tests"}
+    variables: dict = {"__name__": "tests"}
+    function = None
     try:
         exec(compile(setup["source"], "setup.py", "exec", dont_inherit=True), variables)
     except Exception as error:
@@ -111,7 +112,7 @@ def _candidate(line, entry):
     return found
 
 
-class _Module(type(sys)):
+class _Module(ModuleType):
     """The candidate's code as a module that tests import."""
 
     def __init__(self, name, line):
@@ -172,7 +173,7 @@ def main():
         os.dup2(null, descriptor)
     sys.path.insert(0, os.getcwd())
     frames = Frames(incoming, outgoing)
-    setup = frames.read()
+    setup = frames.read() or os._exit(0)
     ready = frames.read()
     if not isinstance(ready, dict) or "ready" not in ready:
         failure = ready.get("failed") if isinstance(ready, dict) else None

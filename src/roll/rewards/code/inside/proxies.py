@@ -172,7 +172,7 @@ def _change(args, after):
     """Give lists, dicts and sets the content that the candidate left in them."""
     if not isinstance(after, tuple) or len(after) != len(args):
         raise wire.WireError("arguments do not fit")
-    for mine, theirs in zip(args, after):
+    for mine, theirs in zip(args, after, strict=True):
         if type(mine) is not type(theirs) or mine == theirs:
             continue
         if isinstance(mine, list):
