@@ -309,7 +309,7 @@ def _try_rewards(report: Report) -> None:
 async def _trials(config: RLVRConfig, prompts: list[tuple[Any, Prompt]]) -> list[RewardTrial]:
     from roll.cluster.pool import LocalWorkerPool
     from roll.errors import InfraError
-    from roll.pipelines.rewarding import open_rewards
+    from roll.rewards.opening import open_rewards
 
     trials: list[RewardTrial] = []
     async with contextlib.AsyncExitStack() as stack:

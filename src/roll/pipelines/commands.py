@@ -25,10 +25,10 @@ from roll.pipelines.saved import (
     remove_unfinished,
 )
 from roll.pipelines.scheduling import build_scheduler
-from roll.pipelines.rewarding import open_rewards
 from roll.pipelines.setup import engine_specs, open_parts, prepare_material, sampling_plans
 from roll.pipelines.stop import Interrupted, StopRequest, stop_on_signals
 from roll.protocols import InferenceEngine
+from roll.rewards.opening import open_rewards
 from roll.rollout import LLMProxy
 from roll.tracking import RunDirectory, Summary, Tracker, read_metrics
 from roll.tracking.sinks import check_packages

@@ -17,13 +17,13 @@ from roll.models import context_length, load_tokenizer, resolve_model, stop_toke
 from roll.pipelines.checkpoint import Checkpointer
 from roll.pipelines.learning.losses import check_own_functions
 from roll.pipelines.parts import Parts
-from roll.pipelines.rewarding import open_rewards
 from roll.pipelines.saved import SavedRun
 from roll.pipelines.scheduling import build_controller, build_router, build_scheduler
 from roll.pipelines.state import RunState
 from roll.pipelines.stop import StopRequest
 from roll.pipelines.trainers import critic_path, critic_specs, policy_spec, reference_of, reference_specs
 from roll.protocols import EngineGroup, Scorer, TrainerGroup, WorkerPool
+from roll.rewards.opening import open_rewards
 from roll.rollout import DataLedger, LLMProxy, SamplingPlan
 from roll.tracking import RunDirectory, Tracker
 from roll.types import IntArray, SamplingParams
