@@ -7,9 +7,10 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Discriminator, Tag, field_validator, model_validator
 
 from roll.config.base import Section, option
+from roll.config.code_rewards import CodeReward
 from roll.config.rewards import EnvironmentReward, RewardConfig, RewardList, as_reward_list, check_pattern
 
-__all__ = ["ArithmeticData", "DataConfig", "FileData", "GuessNumberData", "HuggingFaceData", "ReasoningGymData"]
+__all__ = ["ArithmeticData", "DataConfig", "FileData", "FunctionsData", "GuessNumberData", "HuggingFaceData", "ReasoningGymData"]
 
 
 class _Source(Section):
@@ -76,6 +77,16 @@ class ArithmeticData(_Split):
         if self.max_operand < self.min_operand:
             raise ValueError(f"max_operand {self.max_operand} is below min_operand {self.min_operand}")
         return self
+
+
+class FunctionsData(_Split):
+    """Tiny programming tasks such as `add_3(x)`, each with hidden cases."""
+
+    source: Literal["functions"] = option(..., "Name of the source.")
+    reward: RewardList = option([CodeReward(type="code")], "How answers are scored; by running them.")
+    num_constants: int = option(20, "Every kind of function comes with so many constants, from 2 on.", ge=1, le=1000)
+    num_cases: int = option(6, "Hidden cases of each task.", ge=1, le=100)
+    held_out: float = option(0.3, "Share of the tasks kept for evaluation.", ge=0, lt=1)
 
 
 class GuessNumberData(_Source):
@@ -172,6 +183,7 @@ def _kind(value: Any) -> str:
 DataConfig = Annotated[
     Annotated[ArithmeticData, Tag("arithmetic")]
     | Annotated[FileData, Tag("file")]
+    | Annotated[FunctionsData, Tag("functions")]
     | Annotated[GuessNumberData, Tag("guess_number")]
     | Annotated[HuggingFaceData, Tag("huggingface")]
     | Annotated[ReasoningGymData, Tag("reasoning_gym")],

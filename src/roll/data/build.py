@@ -26,6 +26,7 @@ SOURCES: Registry[Loader] = Registry(
     "prompt source",
     {
         "arithmetic": "roll.data.arithmetic:arithmetic_prompts",
+        "functions": "roll.data.functions:functions_prompts",
         "guess_number": "roll.data.guess_number:guess_number_prompts",
         "file": "roll.data.files:file_prompts",
         "huggingface": "roll.data.huggingface:huggingface_prompts",
