@@ -7,10 +7,24 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Discriminator, Tag, field_validator, model_validator
 
 from roll.config.base import Section, option
-from roll.config.code_rewards import CodeReward
-from roll.config.rewards import EnvironmentReward, RewardConfig, RewardList, as_reward_list, check_pattern
+from roll.config.rewards import (
+    CodeReward,
+    EnvironmentReward,
+    RewardConfig,
+    RewardList,
+    as_reward_list,
+    check_pattern,
+)
 
-__all__ = ["ArithmeticData", "DataConfig", "FileData", "FunctionsData", "GuessNumberData", "HuggingFaceData", "ReasoningGymData"]
+__all__ = [
+    "ArithmeticData",
+    "DataConfig",
+    "FileData",
+    "FunctionsData",
+    "GuessNumberData",
+    "HuggingFaceData",
+    "ReasoningGymData",
+]
 
 
 class _Source(Section):
