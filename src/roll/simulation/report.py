@@ -93,7 +93,9 @@ def render(results: Results) -> str:
         f"{config.rollout.prompts_per_step} prompts x {config.rollout.group_size}, "
         f"up to {config.rollout.max_new_tokens:,} tokens; {num_seeds} seed{'s' if num_seeds > 1 else ''}"
     )
-    rows = [("variant", "step", "speed-up", "wait", "train", "sync", "busy", "tokens/s", "preempted", "staleness")]
+    rows: list[tuple[str, ...]] = [
+        ("variant", "step", "speed-up", "wait", "train", "sync", "busy", "tokens/s", "preempted", "staleness")
+    ]
     for variant in results.runs:
         rows.append(
             (

@@ -1,0 +1,140 @@
+"""Whole simulated runs: bounds from theory, equal seeds, failures, staleness."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from unit.simulation.run_helpers import steady, workload
+
+from roll.errors import ConfigError
+from roll.simulation.run import simulate
+
+STEP_S = 0.01
+
+
+@given(
+    num_engines=st.integers(1, 6),
+    slots=st.integers(1, 24),
+    prompts=st.integers(1, 12),
+    group=st.integers(1, 8),
+    sigma=st.floats(0, 2.5),
+    seed=st.integers(0, 2**31),
+)
+@settings(max_examples=150, deadline=None)
+def test_a_synchronous_step_keeps_the_bound_of_list_scheduling(num_engines, slots, prompts, group, sigma, seed) -> None:
+    """ROLL Flash's P1 (Graham 1966): Q rollouts of mean g and longest L on K slots take at most (Q/K) g + L."""
+    config = steady(
+        {
+            "placement.generation": num_engines,
+            "engine.max_num_seqs": slots,
+            "rollout.prompts_per_step": prompts,
+            "rollout.group_size": group,
+            "answer_tokens": {"type": "lognormal", "median": 40, "sigma": sigma, "max": 3000},
+        }
+    )
+    (step,) = simulate(config, seed=seed).steps
+    assert step.num_samples == prompts * group
+    bound = STEP_S * (step.num_tokens / (num_engines * slots) + step.longest)
+    assert STEP_S * step.longest * (1 - 1e-9) <= step.wait_s <= bound * (1 + 1e-9)
+
+
+def test_one_slot_takes_exactly_the_sum() -> None:
+    (step,) = simulate(steady({"placement.generation": 1, "engine.max_num_seqs": 1})).steps
+    assert step.wait_s == pytest.approx(STEP_S * step.num_tokens, rel=1e-12)
+
+
+def test_the_same_seed_does_the_same_and_another_does_not(tmp_path: Path) -> None:
+    config = workload(tmp_path, {"num_steps": 3, "reward.latency": {"type": "normal", "mean": 1, "std": 1}})
+    first, again, other = simulate(config, seed=5), simulate(config, seed=5, trace=True), simulate(config, seed=6)
+    assert first.digest == again.digest
+    assert first.steps == again.steps
+    assert other.digest != first.digest
+
+
+def test_equal_runs_write_equal_traces_that_a_viewer_can_pair(tmp_path: Path) -> None:
+    texts = []
+    for name in ("a.json", "b.json"):
+        simulate(workload(tmp_path, {"num_steps": 2}), seed=1, trace=True).recorder.write(tmp_path / name)
+        texts.append((tmp_path / name).read_text())
+    assert texts[0] == texts[1]
+    events = json.loads(texts[0])
+    opened = sorted((e["id"], e["name"]) for e in events if e["ph"] == "b")
+    assert opened == sorted((e["id"], e["name"]) for e in events if e["ph"] == "e")
+    assert {name for _, name in opened} == {"queued", "generating", "rewarding", "accepted"}
+    assert sum(e["ph"] == "n" and e["name"] == "trained" for e in events) == 2 * 16
+
+
+def test_a_dead_engine_is_replaced_and_every_rollout_is_trained() -> None:
+    calm = simulate(steady({"num_steps": 2})).steps
+    failing = simulate(
+        steady(
+            {
+                "num_steps": 2,
+                "engine.restart_s": 3.0,
+                "failures": [
+                    {"type": "death", "engine": 0, "at_s": 0.205},
+                    {"type": "stall", "engine": 1, "at_s": 0.3, "duration_s": 2.0},
+                ],
+            }
+        )
+    ).steps
+    assert [(s.num_samples, s.num_tokens) for s in failing] == [(s.num_samples, s.num_tokens) for s in calm]
+    assert failing[0].wait_s > calm[0].wait_s + 1
+
+
+@pytest.mark.parametrize("ratio", [0.5, 1.0, 2.0, 4.0])
+@pytest.mark.parametrize("mode", ["keep", "abort", "drain"])
+def test_asynchrony_keeps_its_bound_and_is_no_slower(ratio: float, mode: str) -> None:
+    common = {"num_steps": 6, "placement.training": 2, "training.duration": {"type": "fixed", "value": 1.0}}
+    synchronous = simulate(steady(common), seed=3)
+    ahead = simulate(
+        steady(common | {"rollout.scheduling.async_ratio": ratio, "rollout.scheduling.pause_mode": mode}), seed=3
+    )
+    assert all(step.max_staleness <= -(-ratio // 1) for step in ahead.steps)
+    assert sum(step.num_samples for step in ahead.steps) == 6 * 16
+    assert ahead.step_s < synchronous.step_s
+
+
+def test_interrupted_answers_keep_their_lengths() -> None:
+    """Aborted and continued rollouts end as long as if nothing had happened, under several policy versions."""
+    common = {"num_steps": 4, "placement.training": 1, "training.duration": {"type": "fixed", "value": 0.2}}
+    lengths = []
+    for mode in ("keep", "abort", "drain"):
+        config = steady(
+            common | {"rollout.scheduling.async_ratio": 2.0, "rollout.scheduling.pause_mode": mode, "num_steps": 4}
+        )
+        lengths.append(sum(step.num_tokens for step in simulate(config, seed=2).steps))
+    assert len(set(lengths)) == 1
+
+
+def test_environments_in_step_wait_for_the_slowest_of_every_turn() -> None:
+    turns = {"num_turns": 5, "latency": {"type": "normal", "mean": 10, "std": 5}, "observation_tokens": 3}
+    base = {"engine.max_num_seqs": 16, "answer_tokens": {"type": "fixed", "value": 2}}
+    alone = simulate(steady(base | {"environment": turns})).steps[0]
+    together = simulate(steady(base | {"environment": turns | {"lockstep": True}})).steps[0]
+    assert alone.num_tokens == together.num_tokens == 16 * (5 * 2 + 4 * 3)
+    assert together.wait_s > 1.2 * alone.wait_s
+
+
+def test_filtered_groups_are_replaced() -> None:
+    rates = {"type": "empirical", "values": [0, 0.5, 0.5, 1]}
+    filtering = {"reward.solve_rate": rates, "reward.filter_groups": True, "num_steps": 4}
+    steps = simulate(steady(filtering)).steps
+    assert all(step.num_samples == 16 for step in steps)
+    assert sum(step.num_filtered for step in steps) > 4
+
+
+def test_a_model_that_does_not_fit_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(
+        ConfigError, match=r"\(66 GB\) does not fit 1 x h800 .*raise engine.tensor_parallel"
+    ):
+        simulate(workload(tmp_path, {"model": "qwen2.5-32b", "engine": {"memory_share": 0.8}}))
+
+
+def test_answers_longer_than_the_cache_are_refused() -> None:
+    with pytest.raises(ConfigError, match="exceeds an engine's cache of 50,000 tokens"):
+        simulate(steady({"engine.kv_capacity": 50_000}))
