@@ -262,6 +262,13 @@ class WorkerPool(Protocol):
         """
         ...
 
+    def beside(self, num_workers: int) -> WorkerPool:
+        """Another pool in the same places, for work that must not wait for this one's; without a limit of memory.
+
+        Its processes start when they are first needed. Whoever asked for it closes it.
+        """
+        ...
+
     def health(self) -> dict[str, int]:
         """Counts: `workers`, `busy`, `restarts`, `timeouts`."""
         ...

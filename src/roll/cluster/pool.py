@@ -205,6 +205,10 @@ class LocalWorkerPool:
             raise RuntimeError(f"{function.__qualname__} raised {type(value).__name__}: {value}") from value
         raise value
 
+    def beside(self, num_workers: int) -> LocalWorkerPool:
+        """See `WorkerPool.beside`."""
+        return LocalWorkerPool(num_workers, memory_limit_bytes=0)
+
     async def _replace(self, worker: _Worker) -> None:
         if not self._closed:
             self._num_restarts += 1

@@ -23,6 +23,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from roll.cluster.devices import Placement, Seat, place
 from roll.cluster.pool import LocalWorkerPool
 from roll.cluster.ray_engines import RayEngineGroup
+from roll.cluster.ray_pool import RayWorkerPool
 from roll.cluster.ray_trainer import RayTrainerGroup
 from roll.config.run import RLVRConfig
 from roll.errors import PlacementError
@@ -137,8 +138,12 @@ class RayCluster:
         return await RayEngineGroup.start(seated)
 
     async def start_pool(self, num_workers: int) -> WorkerPool:
-        """See `Cluster.start_pool`: rewards run beside the controller."""
-        return LocalWorkerPool(num_workers)
+        """See `Cluster.start_pool`: beside the controller, or where there are several machines, on all of them."""
+        if self._placement.num_nodes == 1:
+            return LocalWorkerPool(num_workers)
+        devices = tuple(range(self._placement.devices_per_node))
+        seats = [Seat(node=node, local_devices=devices) for node in range(self._placement.num_nodes)]
+        return RayWorkerPool(num_workers, [self._options(seat, None) for seat in seats])
 
     def transport(self, engine_kind: str) -> str:
         """See `Cluster.transport`: host memory where all share it, else over the network or between devices."""

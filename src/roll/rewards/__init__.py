@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from roll.config.rewards import RewardConfig
-from roll.protocols import Reward, WorkerPool
+from roll.protocols import WorkerPool
 from roll.registry import Registry
 from roll.rewards.base import Judgement, Verifier
 from roll.rewards.compose import Component, WeightedReward
@@ -21,6 +21,9 @@ VERIFIERS: Registry[Callable[[Any, Any], Verifier]] = Registry(
     {
         "choice": "roll.rewards.choice:choice_verifier",
         "code": "roll.rewards.code.verifier:code_verifier",
+        "format": "roll.rewards.format:format_verifier",
+        "instructions": "roll.rewards.instructions:instructions_verifier",
+        "judge": "roll.rewards.judge:judge_verifier",
         "length": "roll.rewards.penalties:length_penalty_verifier",
         "math": "roll.rewards.math:math_verifier",
         "repetition": "roll.rewards.penalties:repetition_penalty_verifier",
@@ -29,12 +32,13 @@ VERIFIERS: Registry[Callable[[Any, Any], Verifier]] = Registry(
         "exact": "roll.rewards.exact:exact_verifier",
         "regex": "roll.rewards.regex:regex_verifier",
         "python": "roll.rewards.python:python_verifier",
+        "reward_model": "roll.rewards.reward_model:reward_model_verifier",
         "reasoning_gym": "roll.rewards.reasoning_gym:reasoning_gym_verifier",
     },
 )
 
 
-def build_reward(configs: Sequence[RewardConfig], pool: WorkerPool, boxes: CodeBoxes | None = None) -> Reward:
+def build_reward(configs: Sequence[RewardConfig], pool: WorkerPool, boxes: CodeBoxes | None = None) -> WeightedReward:
     """One reward from weighted components, called by their `name`, or their type; numbered where several share one.
 
     Args:

@@ -8,6 +8,8 @@ from pydantic import Field
 
 from roll.config.code_rewards import CodeReward
 from roll.config.rewards.base import RewardSection, check_pattern
+from roll.config.rewards.form import FormatReward, InstructionsReward
+from roll.config.rewards.models import JudgeReward, RewardModelReward
 from roll.config.rewards.own import EnvironmentReward, PythonReward, ReasoningGymReward
 from roll.config.rewards.text import (
     ChoiceReward,
@@ -24,6 +26,9 @@ __all__ = [
     "CodeReward",
     "EnvironmentReward",
     "ExactReward",
+    "FormatReward",
+    "InstructionsReward",
+    "JudgeReward",
     "LengthPenalty",
     "MathReward",
     "PythonReward",
@@ -32,6 +37,7 @@ __all__ = [
     "RepetitionPenalty",
     "RewardConfig",
     "RewardList",
+    "RewardModelReward",
     "RewardSection",
     "ShortAnswerReward",
     "as_reward_list",
@@ -50,7 +56,11 @@ RewardConfig = Annotated[
     | ChoiceReward
     | ShortAnswerReward
     | RepetitionPenalty
-    | LengthPenalty,
+    | LengthPenalty
+    | InstructionsReward
+    | FormatReward
+    | JudgeReward
+    | RewardModelReward,
     Field(discriminator="type"),
 ]
 RewardList: TypeAlias = list[RewardConfig]

@@ -1,0 +1,162 @@
+"""RayWorkerPool: worker processes on every machine of a Ray cluster.
+
+    submit ──► the place with the fewest calls per worker ──► PoolActor, one per place ──► its LocalWorkerPool
+
+What ends a hanging call, limits memory and replaces a dead process is the local pool, so calls behave alike here and
+there; Ray only carries them. Invariants: a reply says whether it is a value, an error or a time-out, so nothing depends
+on how Ray wraps exceptions; a place whose actor died is started again, and its calls end with `WorkerDiedError`; a
+cancelled call is cancelled at its place.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import ray
+from ray.exceptions import RayActorError, RayError, TaskCancelledError
+
+from roll.cluster.pool import MEMORY_LIMIT_BYTES, LocalWorkerPool
+from roll.errors import WorkerDiedError
+
+__all__ = ["PoolActor", "RayWorkerPool"]
+
+logger = logging.getLogger(__name__)
+
+CLOSE_TIMEOUT_S = 10.0
+
+
+class PoolActor:
+    """The workers of one place."""
+
+    def __init__(self, num_workers: int, memory_limit_bytes: int) -> None:
+        self._pool = LocalWorkerPool(num_workers, memory_limit_bytes=memory_limit_bytes)
+
+    async def submit(
+        self, function: Callable[..., Any], args: tuple[Any, ...], time_limit_s: float
+    ) -> tuple[str, Any, dict[str, int]]:
+        """`value`, `timeout` or `error`, what goes with it, and the counts of this place."""
+        try:
+            value = await self._pool.submit(function, *args, time_limit_s=time_limit_s)
+        except TimeoutError as error:
+            return "timeout", str(error), self._pool.health()
+        except Exception as error:  # the caller decides what a failure of its function means
+            return "error", (error, tuple(getattr(error, "__notes__", ()))), self._pool.health()
+        return "value", value, self._pool.health()
+
+    async def close(self) -> None:
+        """End every worker."""
+        await self._pool.close()
+
+
+class _Place:
+    """The controller's end of a place."""
+
+    def __init__(self, num_workers: int, memory_limit_bytes: int, options: dict[str, Any]) -> None:
+        self.num_workers = num_workers
+        self.num_calls = 0
+        self.counts = {"restarts": 0, "timeouts": 0}
+        self._before = {"restarts": 0, "timeouts": 0}
+        self._settings = (num_workers, memory_limit_bytes)
+        self._options = options
+        self.actor = self._start()
+
+    def _start(self) -> Any:
+        remote = ray.remote(PoolActor).options(max_restarts=0, max_concurrency=4096, **self._options)
+        return remote.remote(*self._settings)
+
+    def note(self, health: dict[str, int]) -> None:
+        """Take over the counts of a reply; those of an actor that died are kept."""
+        self.counts = {name: self._before[name] + health[name] for name in self.counts}
+
+    def replace(self, dead: Any) -> None:
+        """Start a fresh actor, unless someone did already."""
+        if dead is self.actor:
+            self.counts["restarts"] += self.num_workers
+            self._before = dict(self.counts)
+            self.actor = self._start()
+
+
+class RayWorkerPool:
+    """Implements `WorkerPool` on the machines of a Ray cluster.
+
+    Args:
+        num_workers: processes in all, spread evenly.
+        places: Ray options of an actor in each place; a single empty one means anywhere.
+        memory_limit_bytes: of each process; 0 means no limit.
+    """
+
+    def __init__(
+        self,
+        num_workers: int,
+        places: Sequence[dict[str, Any]] = ({},),
+        *,
+        memory_limit_bytes: int = MEMORY_LIMIT_BYTES,
+    ) -> None:
+        used = list(places)[:num_workers]
+        share, more = divmod(num_workers, len(used))
+        self._options = list(places)
+        self._places = [
+            _Place(share + (index < more), memory_limit_bytes, options) for index, options in enumerate(used)
+        ]
+        self._closed = False
+
+    async def submit(self, function: Callable[..., Any], *args: Any, time_limit_s: float) -> Any:
+        """See `WorkerPool.submit`."""
+        if self._closed:
+            raise WorkerDiedError("the worker pool is closed")
+        place = min(self._places, key=lambda p: p.num_calls / p.num_workers)
+        actor = place.actor
+        place.num_calls += 1
+        reference = None
+        try:
+            reference = actor.submit.remote(function, args, time_limit_s)
+            kind, value, health = await reference
+        except asyncio.CancelledError:
+            if reference is not None:
+                ray.cancel(reference)
+            raise
+        except (RayActorError, TaskCancelledError) as error:
+            if self._closed:
+                raise WorkerDiedError("the worker pool is closed") from None
+            logger.warning("a place of the worker pool died and is started again: %s", error)
+            place.replace(actor)
+            raise WorkerDiedError(f"a place of the worker pool died: {type(error).__name__}") from error
+        finally:
+            place.num_calls -= 1
+        place.note(health)
+        if kind == "timeout":
+            raise TimeoutError(value)
+        if kind == "error":
+            error, notes = value
+            for note in notes if not getattr(error, "__notes__", None) else ():
+                error.add_note(note)
+            raise error
+        return value
+
+    def beside(self, num_workers: int) -> RayWorkerPool:
+        """See `WorkerPool.beside`."""
+        return RayWorkerPool(num_workers, self._options, memory_limit_bytes=0)
+
+    def health(self) -> dict[str, int]:
+        """See `WorkerPool.health`; restarts and time-outs as of each place's last reply."""
+        return {
+            "workers": sum(place.num_workers for place in self._places),
+            "busy": sum(min(place.num_calls, place.num_workers) for place in self._places),
+            "restarts": sum(place.counts["restarts"] for place in self._places),
+            "timeouts": sum(place.counts["timeouts"] for place in self._places),
+        }
+
+    async def close(self) -> None:
+        """End every worker, and every call with `WorkerDiedError`; may be called twice."""
+        closed, self._closed = self._closed, True
+        if closed:
+            return
+        for place in self._places:
+            with contextlib.suppress(RayError, TimeoutError):
+                async with asyncio.timeout(CLOSE_TIMEOUT_S):
+                    await place.actor.close.remote()
+            ray.kill(place.actor, no_restart=True)

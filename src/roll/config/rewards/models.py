@@ -1,0 +1,125 @@
+"""Rewards that a model gives: a judge that is asked in words, a reward model that returns a number."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+from urllib.parse import urlsplit
+
+from pydantic import field_validator, model_validator
+
+from roll.config.base import option
+from roll.config.rewards.base import RewardSection
+
+__all__ = ["JudgeReward", "RewardModelReward"]
+
+
+class JudgeReward(RewardSection):
+    """A language model behind an OpenAI-compatible endpoint scores the answer, or compares it with a reference.
+
+    A judge that cannot be reached, or that never answers in the form asked for, is our failure: the rollout becomes an
+    infrastructure error, it gets no reward of 0.
+    """
+
+    type: Literal["judge"] = option(..., "Kind of reward.")
+    url: str = option(
+        ...,
+        "Where the endpoint's API begins; requests go to `<url>/chat/completions`.",
+        examples=["http://host:8000/v1"],
+    )
+    model: str = option(..., "The model's name there.", min_length=1, examples=["my-judge"])
+    api_key_env: str | None = option(
+        None,
+        "Environment variable that holds the key; the key itself is never written down.",
+        pattern=r"^[A-Za-z_][A-Za-z0-9_]*$",
+        examples=["JUDGE_API_KEY"],
+    )
+    mode: Literal["pointwise", "pairwise"] = option(
+        "pointwise",
+        "Score the answer on a scale; or compare it with the reference, in both orders, so that a preference for the "
+        "first or second place cancels: 1 better, 0.5 alike, 0 worse.",
+    )
+    rubric: str = option(
+        "correctness",
+        "What the judge looks at: `correctness` (against the reference), `quality`, or a text of your own; "
+        "`{reference}` in it makes the reference part of the request.",
+        min_length=1,
+    )
+    reference_key: str | None = option(
+        None, "Column with the reference; by default the source's answer.", examples=["chosen"]
+    )
+    scale: list[int] = option([1, 10], "Lowest and highest score; they become 0 and 1.", min_length=2, max_length=2)
+    solved_at: float | None = option(
+        None, "The task counts as solved from this value (0 … 1) on; without it the judge does not decide.", gt=0, le=1
+    )
+    structured: Literal["json_schema", "json_object", "none"] = option(
+        "json_schema", "How the endpoint is asked for JSON: by schema, by kind, or in words alone."
+    )
+    temperature: float = option(0.0, "Sampling temperature of the judge.", ge=0)
+    max_tokens: int = option(1024, "Longest reply of the judge.", unit="tokens", ge=1)
+    options: dict[str, Any] = option({}, "Further fields of each request, such as `reasoning_effort`.")
+    max_concurrent: int = option(16, "Requests under way at once.", ge=1)
+    time_limit_s: float = option(
+        120.0, "Longest wait for one reply; beyond it the judge is asked again.", unit="s", gt=0
+    )
+    max_attempts: int = option(5, "Requests that may fail in a row before the judge counts as unreachable.", ge=1)
+    backoff_s: float = option(
+        1.0, "Wait before the second request, at most; doubled for each after it, up to a minute.", unit="s", gt=0
+    )
+    parse_attempts: int = option(3, "How often a judge is asked whose reply cannot be read.", ge=1)
+    cache_size: int = option(20_000, "Replies kept in memory, by content; 0 asks again for equal answers.", ge=0)
+    cache_dir: str | None = option(None, "Directory that keeps replies across runs.", examples=["cache/judge"])
+    max_answer_chars: int = option(20_000, "Of longer answers the judge sees so many characters, from the end.", ge=1)
+
+    @field_validator("url")
+    @classmethod
+    def _address(cls, value: str) -> str:
+        parts = urlsplit(value)
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise ValueError(f"'{value}' is no address: write one such as 'http://host:8000/v1'")
+        if parts.username or parts.password:
+            raise ValueError("it holds a password: name the variable that holds the key in api_key_env instead")
+        return value.rstrip("/")
+
+    @model_validator(mode="after")
+    def _ascending(self) -> JudgeReward:
+        if self.scale[0] >= self.scale[1]:
+            raise ValueError(f"scale {self.scale}: the first must be below the second")
+        if self.cache_dir is not None and not self.cache_size:
+            raise ValueError("cache_dir is set, but cache_size 0 keeps nothing: remove the one or raise the other")
+        return self
+
+    @property
+    def needs_answer(self) -> bool:
+        """See the base class."""
+        return self.reference_key is None and (
+            self.mode == "pairwise" or self.rubric == "correctness" or "{reference}" in self.rubric
+        )
+
+
+class RewardModelReward(RewardSection):
+    """A Hugging Face sequence-classification model scores prompt and answer; it runs in processes of its own."""
+
+    type: Literal["reward_model"] = option(..., "Kind of reward.")
+    path: str = option(..., "A directory or a hub id.", min_length=1, examples=["my-reward-model"])
+    output: Literal["raw", "sigmoid", "probability"] = option(
+        "raw", "The logit; squeezed to 0 … 1; or, of several classes, the probability of `label`."
+    )
+    label: int = option(0, "Which of the model's outputs counts.", ge=0)
+    scale: float = option(1.0, "Factor of the value.")
+    shift: float = option(0.0, "Added to the value after `scale`.")
+    solved_at: float | None = option(
+        None, "The task counts as solved from this value on; without it the model does not decide."
+    )
+    max_length: int = option(4096, "Of longer texts the model sees the end.", unit="tokens", ge=2)
+    batch_size: int = option(16, "Answers in one forward pass, at most.", ge=1)
+    num_workers: int = option(1, "Processes, each with its own copy of the model.", ge=1)
+    num_threads: int = option(1, "CPU threads of each.", ge=1)
+    device: str = option("auto", "`cpu`, a device such as `cuda:1`, or `auto`: an accelerator where there is one.")
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = option("auto", "Of its weights; by default as saved.")
+    time_limit_s: float = option(
+        300.0,
+        "Longest time for one batch, and for loading the model before the first; beyond it the process is replaced.",
+        unit="s",
+        gt=0,
+    )
+    trust_remote_code: bool = option(False, "Run the model's own code.")

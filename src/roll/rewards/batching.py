@@ -1,0 +1,101 @@
+"""Single requests, scored in batches.
+
+    submit ──► waiting ──► a free runner takes up to `batch_size` of them ──► results, one by one
+
+Nothing waits for a batch to fill: the first request goes at once, and what comes while it is scored goes together.
+Invariants: at most `num_runners` batches under way; a request whose caller has gone is not scored; every request gets
+its own result or the error of its batch.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Generic, TypeVar
+
+from roll.errors import RewardInfraError
+
+__all__ = ["Batcher"]
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+
+
+class Batcher(Generic[Item, Result]):
+    """Collects requests into batches.
+
+    Args:
+        score: results of a batch, in its order.
+        batch_size: requests in one, at most.
+        num_runners: batches under way at once.
+    """
+
+    def __init__(
+        self, score: Callable[[Sequence[Item]], Awaitable[Sequence[Result]]], *, batch_size: int, num_runners: int
+    ) -> None:
+        self._score = score
+        self._batch_size = batch_size
+        self._num_runners = num_runners
+        self._waiting: deque[tuple[Item, asyncio.Future[Result]]] = deque()
+        self._runners: set[asyncio.Task[None]] = set()
+        self._closed = False
+
+    async def submit(self, item: Item) -> Result:
+        """The result of one request.
+
+        Raises:
+            RewardInfraError: the batcher is closed.
+            Exception: what `score` raised for its batch.
+        """
+        if self._closed:
+            raise RewardInfraError("the reward model is closed")
+        future: asyncio.Future[Result] = asyncio.get_running_loop().create_future()
+        self._waiting.append((item, future))
+        if len(self._runners) < self._num_runners:
+            task = asyncio.create_task(self._run())
+            self._runners.add(task)
+            task.add_done_callback(self._runners.discard)
+        return await future
+
+    async def _run(self) -> None:
+        await asyncio.sleep(0)  # whatever is submitted in this turn of the loop goes along
+        while batch := self._take():
+            try:
+                results = await self._score([item for item, _ in batch])
+                if len(results) != len(batch):
+                    raise RewardInfraError(f"{len(results)} results came for {len(batch)} requests")
+            except asyncio.CancelledError:
+                self._fail(batch, RewardInfraError("the reward model is closed"))
+                raise
+            except Exception as error:  # whatever it is, it belongs to those who wait for this batch
+                self._fail(batch, error)
+            else:
+                for (_, future), result in zip(batch, results, strict=True):
+                    if not future.done():
+                        future.set_result(result)
+
+    @staticmethod
+    def _fail(batch: Sequence[tuple[Item, asyncio.Future[Result]]], error: Exception) -> None:
+        for _, future in batch:
+            if not future.done():
+                future.set_exception(error)
+
+    def _take(self) -> list[tuple[Item, asyncio.Future[Result]]]:
+        batch: list[tuple[Item, asyncio.Future[Result]]] = []
+        while self._waiting and len(batch) < self._batch_size:
+            item, future = self._waiting.popleft()
+            if not future.done():
+                batch.append((item, future))
+        return batch
+
+    async def close(self) -> None:
+        """End batches under way; those who wait get a `RewardInfraError`. May be called twice."""
+        self._closed = True
+        runners = list(self._runners)
+        waiting = list(self._waiting)
+        self._waiting.clear()
+        for task in runners:
+            task.cancel()
+        await asyncio.gather(*runners, return_exceptions=True)
+        self._fail(waiting, RewardInfraError("the reward model is closed"))

@@ -1,0 +1,126 @@
+"""Whether an answer has the form that was asked for: tags in order, a pattern, JSON of a schema."""
+
+from __future__ import annotations
+
+import functools
+import json
+import re
+from typing import Any
+
+from roll.config.rewards import FormatReward
+from roll.errors import ConfigError
+from roll.protocols import WorkerPool
+from roll.rewards.base import Judgement, Verifier, in_pool
+from roll.types import Rollout
+
+__all__ = ["form_problems", "format_verifier", "tag_problems"]
+
+LONGEST_TEXT = 200_000
+_FENCE = re.compile(r"\s*```[a-zA-Z]*\s*\n(.*)```\s*", re.DOTALL)
+
+
+def tag_problems(text: str, tags: list[str], only_tags: bool, first_tag_open: bool) -> tuple[str, dict[str, str]]:
+    """What is wrong with an answer's tags, or an empty text; and what stands in each, where nothing is.
+
+    Args:
+        text: the answer.
+        tags: names, in the order in which they must occur, once each.
+        only_tags: whether nothing but white space may stand outside them.
+        first_tag_open: whether the prompt opened the first.
+    """
+    if first_tag_open:
+        text = f"<{tags[0]}>{text}"
+    contents: dict[str, str] = {}
+    position = 0
+    for tag in tags:
+        opening, closing = f"<{tag}>", f"</{tag}>"
+        for mark in (opening, closing):
+            if text.count(mark) != 1:
+                return f"{mark} occurs {text.count(mark)} times", {}
+        begin, end = text.index(opening), text.index(closing)
+        if begin < position:
+            return f"<{tag}> comes too early", {}
+        if end < begin:
+            return f"</{tag}> comes before <{tag}>", {}
+        if only_tags and text[position:begin].strip():
+            return f"text before <{tag}>", {}
+        contents[tag] = text[begin + len(opening) : end].strip()
+        if not contents[tag]:
+            return f"<{tag}> is empty", {}
+        position = end + len(closing)
+    if only_tags and text[position:].strip():
+        return f"text after </{tags[-1]}>", {}
+    return "", contents
+
+
+@functools.cache
+def _validator(schema: str) -> Any:
+    from jsonschema.validators import validator_for
+
+    parsed = json.loads(schema)
+    return validator_for(parsed)(parsed)
+
+
+def _json_problem(text: str, schema: str) -> str:
+    fenced = _FENCE.fullmatch(text)
+    try:
+        value = json.loads(fenced[1] if fenced else text)
+    except (ValueError, RecursionError):
+        return "not JSON"
+    error = next(_validator(schema).iter_errors(value), None)
+    if error is None:
+        return ""
+    place = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in error.absolute_path)
+    return f"JSON does not fit its schema at '{place.lstrip('.') or 'the top'}' ({error.validator})"
+
+
+def form_problems(text: str, config: FormatReward, schema: str | None) -> list[str]:
+    """For each requirement, what is wrong, or an empty text."""
+    problems: list[str] = []
+    contents: dict[str, str] = {}
+    if config.tags:
+        problem, contents = tag_problems(text, config.tags, config.only_tags, config.first_tag_open)
+        problems.append(problem)
+    if config.pattern is not None:
+        problems.append("" if re.fullmatch(config.pattern, text, re.DOTALL) else "does not match the pattern")
+    if schema is not None:
+        inside = contents.get(config.json_tag) if config.json_tag else text
+        problems.append("no JSON" if inside is None else _json_problem(inside, schema))
+    return problems
+
+
+def format_verifier(config: FormatReward, pool: WorkerPool) -> Verifier:
+    """Tags are counted in place; patterns and schemas, which may take for ever on an unlucky text, run in the pool.
+
+    Raises:
+        ConfigError: the schema is none.
+    """
+    schema = None
+    if config.json_schema is not None:
+        _check_schema(config.json_schema)
+        schema = json.dumps(config.json_schema, sort_keys=True)
+
+    async def judge(rollout: Rollout) -> Judgement:
+        text = rollout.text[:LONGEST_TEXT]
+        if config.pattern is None and schema is None:
+            problems = form_problems(text, config, None)
+        else:
+            problems = await in_pool(pool, form_problems, text, config, schema, time_limit_s=config.time_limit_s)
+        met = sum(not problem for problem in problems) / len(problems)
+        verdict = next((problem for problem in problems if problem), "fine")
+        return Judgement(value=met if config.partial else float(met == 1.0), verdict=verdict)
+
+    return Verifier(judge=judge, decides=False)
+
+
+def _check_schema(schema: dict[str, Any]) -> None:
+    from jsonschema.exceptions import SchemaError
+    from jsonschema.validators import validator_for
+
+    try:
+        validator_for(schema).check_schema(schema)
+    except SchemaError as error:
+        place = ".".join(map(str, error.absolute_path)) or "the top"
+        raise ConfigError(
+            f"json_schema of the reward 'format' is no JSON Schema, at '{place}': {error.message}."
+        ) from None

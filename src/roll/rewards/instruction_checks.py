@@ -1,0 +1,267 @@
+"""The 25 verifiable instructions of IFEval (Zhou et al. 2023, arXiv 2311.07911), each a function of an answer's text.
+
+Names and arguments are those of the data set (`instruction_id_list`, `kwargs`), so its rows and those of its many
+descendants can be used as they are. Where the paper leaves a choice, its published checks were followed, but for these:
+keywords are taken as text, not as patterns; sentences are found by rules (`roll.rewards.sentences`) instead of a
+downloaded model; a text whose language cannot be told is in no language.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from roll.errors import ConfigError
+from roll.registry import nearest
+from roll.rewards.sentences import capital_words, num_words, sentences
+
+__all__ = ["INSTRUCTIONS", "InstructionError", "check", "variants"]
+
+Arguments = Mapping[str, Any]
+Check = Callable[[str, Arguments], bool]
+
+
+class InstructionError(ValueError):
+    """An instruction that is not known, or whose arguments are not usable."""
+
+
+def _integer(arguments: Arguments, name: str) -> int:
+    value = arguments.get(name)
+    if isinstance(value, bool) or not isinstance(value, int | float) or value != int(value) or value < 0:
+        raise InstructionError(f"'{name}' must be a whole number, got {value!r}")
+    return int(value)
+
+
+def _text(arguments: Arguments, name: str) -> str:
+    value = arguments.get(name)
+    if not isinstance(value, str) or not value.strip():
+        raise InstructionError(f"'{name}' must be a text, got {value!r}")
+    return value.strip()
+
+
+def _texts(arguments: Arguments, name: str) -> list[str]:
+    value = arguments.get(name)
+    if not isinstance(value, list | tuple) or not value or not all(isinstance(v, str) and v.strip() for v in value):
+        raise InstructionError(f"'{name}' must be a list of texts, got {value!r}")
+    return [entry.strip() for entry in value]
+
+
+def _related(count: int, arguments: Arguments, number: str, relation: str) -> bool:
+    wanted, how = _integer(arguments, number), arguments.get(relation)
+    if how == "at least":
+        return count >= wanted
+    if how == "less than":
+        return count < wanted
+    raise InstructionError(f"'{relation}' must be 'at least' or 'less than', got {how!r}")
+
+
+def _occurrences(word: str, text: str) -> int:
+    return text.casefold().count(word.casefold())
+
+
+def _keywords(text: str, arguments: Arguments) -> bool:
+    return all(_occurrences(word, text) for word in _texts(arguments, "keywords"))
+
+
+def _keyword_frequency(text: str, arguments: Arguments) -> bool:
+    return _related(_occurrences(_text(arguments, "keyword"), text), arguments, "frequency", "relation")
+
+
+def _forbidden_words(text: str, arguments: Arguments) -> bool:
+    words = _texts(arguments, "forbidden_words")
+    return not any(re.search(rf"(?<!\w){re.escape(word)}(?!\w)", text, re.IGNORECASE) for word in words)
+
+
+def _letter_frequency(text: str, arguments: Arguments) -> bool:
+    letter = _text(arguments, "letter")
+    if len(letter) != 1:
+        raise InstructionError(f"'letter' must be one character, got {letter!r}")
+    return _related(text.lower().count(letter.lower()), arguments, "let_frequency", "let_relation")
+
+
+def language_of(text: str) -> str:
+    """ISO 639-1 code of the text's language, or an empty string where it cannot be told; always the same for a text.
+
+    Raises:
+        ConfigError: `langdetect` is not installed.
+    """
+    try:
+        import langdetect
+    except ImportError:
+        raise ConfigError(
+            "instructions about a language need the package langdetect: install it with `pip install langdetect`."
+        ) from None
+    langdetect.DetectorFactory.seed = 0
+    try:
+        return str(langdetect.detect(text[:5_000]))
+    except langdetect.LangDetectException:
+        return ""
+
+
+def _language(text: str, arguments: Arguments) -> bool:
+    return language_of(text).partition("-")[0] == _text(arguments, "language").partition("-")[0].lower()
+
+
+def _num_sentences(text: str, arguments: Arguments) -> bool:
+    return _related(len(sentences(text)), arguments, "num_sentences", "relation")
+
+
+def _num_words(text: str, arguments: Arguments) -> bool:
+    return _related(num_words(text), arguments, "num_words", "relation")
+
+
+def _num_paragraphs(text: str, arguments: Arguments) -> bool:
+    """Paragraphs divided by `***`; the first and last may be empty, no other."""
+    parts = [part.strip() for part in text.split("***")]
+    if not all(parts[1:-1]):
+        return False
+    return sum(map(bool, parts)) == _integer(arguments, "num_paragraphs")
+
+
+def _first_word(text: str, arguments: Arguments) -> bool:
+    """So many paragraphs divided by blank lines, the n-th of which begins with a word."""
+    paragraphs = [part.strip() for part in text.split("\n\n") if part.strip()]
+    place, word = _integer(arguments, "nth_paragraph"), _text(arguments, "first_word")
+    if len(paragraphs) != _integer(arguments, "num_paragraphs") or not 1 <= place <= len(paragraphs):
+        return False
+    first = re.split(r"[.,?!'\"]", paragraphs[place - 1].split()[0].lstrip("'\""))[0]
+    return first.lower() == word.lower()
+
+
+def _placeholders(text: str, arguments: Arguments) -> bool:
+    return len(re.findall(r"\[[^\[\]\n]*\]", text)) >= _integer(arguments, "num_placeholders")
+
+
+def _postscript(text: str, arguments: Arguments) -> bool:
+    marker = _text(arguments, "postscript_marker")
+    letters = re.sub(r"[^a-z]", "", marker.lower())
+    pattern = r"\.\s?".join(letters) if letters in ("ps", "pps") else re.escape(marker)
+    return re.search(rf"(?m)(?:^|\s){pattern}", text, re.IGNORECASE) is not None
+
+
+def _bullets(text: str, arguments: Arguments) -> bool:
+    return len(re.findall(r"(?m)^[^\S\n]*(?:\*(?!\*)|-).", text)) == _integer(arguments, "num_bullets")
+
+
+_OPTIONS = ("My answer is yes.", "My answer is no.", "My answer is maybe.")
+
+
+def _constrained(text: str, arguments: Arguments) -> bool:
+    return any(option in text for option in _OPTIONS)
+
+
+def _highlights(text: str, arguments: Arguments) -> bool:
+    found = re.findall(r"\*{1,2}([^\n*]+)\*{1,2}", text)
+    return sum(bool(part.strip()) for part in found) >= _integer(arguments, "num_highlights")
+
+
+def _sections(text: str, arguments: Arguments) -> bool:
+    mark = re.escape(_text(arguments, "section_spliter"))
+    return len(re.findall(rf"{mark}\s?\d+", text)) >= _integer(arguments, "num_sections")
+
+
+def _json(text: str, arguments: Arguments) -> bool:
+    fenced = re.fullmatch(r"```(?:json)?\s*\n?(.*?)```", text.strip(), re.DOTALL | re.IGNORECASE)
+    try:
+        json.loads(fenced[1] if fenced else text)
+    except (ValueError, RecursionError):
+        return False
+    return True
+
+
+def _title(text: str, arguments: Arguments) -> bool:
+    return any(line.strip() for line in re.findall(r"<<([^\n<>]+)>>", text))
+
+
+def _two_responses(text: str, arguments: Arguments) -> bool:
+    parts = [part.strip() for part in text.split("******")]
+    given = [part for part in parts if part]
+    return all(parts[1:-1]) and len(given) == 2 and given[0] != given[1]
+
+
+def _repeat_prompt(text: str, arguments: Arguments) -> bool:
+    return text.strip().lower().startswith(_text(arguments, "prompt_to_repeat").lower())
+
+
+def _ends_with(text: str, arguments: Arguments) -> bool:
+    return text.strip().strip('"').lower().endswith(_text(arguments, "end_phrase").lower())
+
+
+def _capital_words(text: str, arguments: Arguments) -> bool:
+    return _related(capital_words(text), arguments, "capital_frequency", "capital_relation")
+
+
+def _english_capital(text: str, arguments: Arguments) -> bool:
+    return text.isupper() and language_of(text.lower()) == "en"
+
+
+def _english_lowercase(text: str, arguments: Arguments) -> bool:
+    return text.islower() and language_of(text) == "en"
+
+
+def _no_comma(text: str, arguments: Arguments) -> bool:
+    return "," not in text
+
+
+def _quoted(text: str, arguments: Arguments) -> bool:
+    text = text.strip()
+    return len(text) > 1 and text[0] == text[-1] == '"'
+
+
+INSTRUCTIONS: dict[str, Check] = {
+    "change_case:capital_word_frequency": _capital_words,
+    "change_case:english_capital": _english_capital,
+    "change_case:english_lowercase": _english_lowercase,
+    "combination:repeat_prompt": _repeat_prompt,
+    "combination:two_responses": _two_responses,
+    "detectable_content:number_placeholders": _placeholders,
+    "detectable_content:postscript": _postscript,
+    "detectable_format:constrained_response": _constrained,
+    "detectable_format:json_format": _json,
+    "detectable_format:multiple_sections": _sections,
+    "detectable_format:number_bullet_lists": _bullets,
+    "detectable_format:number_highlighted_sections": _highlights,
+    "detectable_format:title": _title,
+    "keywords:existence": _keywords,
+    "keywords:forbidden_words": _forbidden_words,
+    "keywords:frequency": _keyword_frequency,
+    "keywords:letter_frequency": _letter_frequency,
+    "language:response_language": _language,
+    "length_constraints:nth_paragraph_first_word": _first_word,
+    "length_constraints:number_paragraphs": _num_paragraphs,
+    "length_constraints:number_sentences": _num_sentences,
+    "length_constraints:number_words": _num_words,
+    "punctuation:no_comma": _no_comma,
+    "startend:end_checker": _ends_with,
+    "startend:quotation": _quoted,
+}
+
+
+def check(instruction: str, arguments: Arguments, text: str) -> bool:
+    """Whether a text follows an instruction. An empty one follows none.
+
+    Raises:
+        InstructionError: there is no such instruction, or an argument is missing or of the wrong kind.
+    """
+    try:
+        function = INSTRUCTIONS[instruction]
+    except KeyError:
+        raise InstructionError(
+            f"unknown instruction '{instruction}'.{nearest(instruction, list(INSTRUCTIONS))}"
+        ) from None
+    try:
+        followed = function(text, arguments)
+    except InstructionError as error:
+        raise InstructionError(f"instruction '{instruction}': {error}") from None
+    return bool(text.strip()) and followed
+
+
+def variants(text: str) -> list[str]:
+    """The text, and what the loose criterion also accepts: without its first line, its last, both, and all of these
+    without asterisks (section 2.2 of the paper).
+    """
+    lines = text.split("\n")
+    cut = [text, "\n".join(lines[1:]).strip(), "\n".join(lines[:-1]).strip(), "\n".join(lines[1:-1]).strip()]
+    return list(dict.fromkeys([*cut, *(part.replace("*", "") for part in cut)]))

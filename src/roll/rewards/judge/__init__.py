@@ -1,0 +1,164 @@
+"""A language model as a judge: it scores an answer, or compares it with a reference.
+
+    rollout ──► messages ──► kept reply? ──► Judgement
+                              └─ no ─► one request for all that ask the same ──► readable? keep it
+                                                                                  └─ no: ask again, saying why
+
+Invariants: equal requests under way are one request; only replies that can be read are kept; whatever goes wrong
+between us and the judge is an `InfraError`, a `TimeoutError` of the network among it, and never a reward.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
+
+from roll.config.rewards import JudgeReward
+from roll.errors import DataError, RewardInfraError
+from roll.protocols import WorkerPool
+from roll.rewards.base import Judgement, Verifier
+from roll.rewards.judge.cache import ReplyCache, content_key
+from roll.rewards.judge.chat import Chat, EndpointChat
+from roll.rewards.judge.replies import ReplyError, read_score, read_winner
+from roll.rewards.judge.rubrics import (
+    pairwise_messages,
+    pairwise_schema,
+    pointwise_messages,
+    pointwise_schema,
+    repair_messages,
+)
+from roll.types import Message, Rollout
+
+__all__ = ["Judge", "judge_verifier"]
+
+T = TypeVar("T")
+
+
+class Judge:
+    """Asks a model for verdicts.
+
+    Args:
+        config: what it is asked.
+        chat: the model.
+    """
+
+    def __init__(self, config: JudgeReward, chat: Chat) -> None:
+        self._config = config
+        self._chat = chat
+        self._cache = ReplyCache(config.cache_size, config.cache_dir)
+        self._under_way: dict[str, asyncio.Task[str]] = {}
+
+    async def judge(self, rollout: Rollout) -> Judgement:
+        """Score or compare an answer.
+
+        Raises:
+            RewardInfraError: the judge cannot be reached, or never replied in the form asked for.
+            UserError: the user has to mend something.
+        """
+        answer = rollout.text[-self._config.max_answer_chars :]
+        if not answer.strip():
+            return self._judgement(0.0, "no answer", {})
+        if self._config.mode == "pairwise":
+            return await self._compare(rollout, answer)
+        lowest, highest = self._config.scale
+        messages = pointwise_messages(
+            rollout.prompt.messages, answer, self._reference(rollout), self._config.rubric, (lowest, highest)
+        )
+        value = await self._asked(
+            messages, pointwise_schema(lowest, highest), lambda reply: read_score(reply, lowest, highest)
+        )
+        return self._judgement(value, f"{lowest + value * (highest - lowest):g} of {highest}", {})
+
+    async def _compare(self, rollout: Rollout, answer: str) -> Judgement:
+        """Both orders: a preference for a place wins one and loses the other."""
+        messages, reference = rollout.prompt.messages, self._reference(rollout)
+        first, second = await asyncio.gather(
+            *(
+                self._asked(pairwise_messages(messages, *pair, self._config.rubric), pairwise_schema(), read_winner)
+                for pair in ((answer, reference), (reference, answer))
+            )
+        )
+        points = {"A": 1.0, "tie": 0.5, "B": 0.0}
+        value = (points[first] + 1.0 - points[second]) / 2
+        same = points[first] == 1.0 - points[second]
+        verdict = {1.0: "better", 0.5: "alike", 0.0: "worse"}[points[first]] if same else "depends on the order"
+        return self._judgement(value, verdict, {"consistent": float(same)})
+
+    def _judgement(self, value: float, verdict: str, parts: Mapping[str, float]) -> Judgement:
+        solved = None if self._config.solved_at is None else value >= self._config.solved_at
+        return Judgement(value=value, verdict=verdict, correct=solved, parts=parts)
+
+    def _reference(self, rollout: Rollout) -> str:
+        key = self._config.reference_key
+        if key is None:
+            return rollout.prompt.answer
+        if key not in rollout.prompt.metadata:
+            known = ", ".join(map(repr, rollout.prompt.metadata)) or "none"
+            raise DataError(
+                f"prompt '{rollout.prompt.uid}' has no column '{key}' (it has: {known}): set `reference_key` of the "
+                "reward 'judge' to the right one."
+            )
+        return str(rollout.prompt.metadata[key])
+
+    async def _asked(self, messages: Sequence[Message], schema: Mapping[str, Any], read: Callable[[str], T]) -> T:
+        """What `read` makes of the reply, kept or new."""
+        config = self._config
+        key = content_key(
+            config.url, config.model, list(messages), config.temperature, config.max_tokens, config.options
+        )
+        kept = self._cache.get(key)
+        if kept is not None:
+            return read(kept)
+        if not config.cache_size:
+            return read(await self._readable(messages, schema, read))
+        task = self._under_way.get(key)
+        if task is None:
+            task = asyncio.create_task(self._readable(messages, schema, read), name=f"judge-{key[:8]}")
+            self._under_way[key] = task
+            task.add_done_callback(lambda done: self._settle(key, done))
+        return read(await asyncio.shield(task))
+
+    def _settle(self, key: str, task: asyncio.Task[str]) -> None:
+        del self._under_way[key]
+        if not task.cancelled() and task.exception() is None:
+            self._cache.put(key, task.result())
+
+    async def _readable(
+        self, messages: Sequence[Message], schema: Mapping[str, Any], read: Callable[[str], object]
+    ) -> str:
+        """A reply that `read` can read; the judge is told what was wrong with one that it cannot."""
+        asked = list(messages)
+        problem = ""
+        for _ in range(self._config.parse_attempts):
+            reply = await self._chat.ask(asked, schema)
+            try:
+                read(reply)
+            except ReplyError as error:
+                problem = str(error)
+                asked = repair_messages(messages, reply, problem)
+            else:
+                return reply
+        raise RewardInfraError(
+            f"the judge '{self._config.model}' gave no readable verdict in {self._config.parse_attempts} attempts; the "
+            f"last time: {problem}"
+        )
+
+    async def close(self) -> None:
+        """End requests under way and connections; may be called twice."""
+        tasks = list(self._under_way.values())
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await self._chat.close()
+        self._cache.close()
+
+
+def judge_verifier(config: JudgeReward, pool: WorkerPool) -> Verifier:
+    """Asks from the controller's loop, which waits for the network meanwhile.
+
+    Raises:
+        ConfigError: the variable that should hold the key is not set.
+    """
+    judge = Judge(config, EndpointChat(config))
+    return Verifier(judge=judge.judge, decides=config.solved_at is not None, close=judge.close)

@@ -1,0 +1,94 @@
+"""Replies of a judge, kept by the content of the request: in memory, and in a file that runs share."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import sqlite3
+from collections import OrderedDict
+from pathlib import Path
+from typing import Any
+
+__all__ = ["ReplyCache", "content_key"]
+
+logger = logging.getLogger(__name__)
+
+
+def content_key(*content: Any) -> str:
+    """A digest of plain data: equal content, equal key, in every process."""
+    text = json.dumps(content, sort_keys=True, ensure_ascii=False, separators=(",", ":"))
+    return hashlib.blake2b(text.encode(errors="surrogatepass"), digest_size=20).hexdigest()
+
+
+class ReplyCache:
+    """The most recently used replies in memory; all of them in `directory`, where one is given.
+
+    A file that cannot be written or read costs the cache, not the run: it is said once, and memory serves alone.
+
+    Args:
+        size: replies in memory; 0 keeps none anywhere.
+        directory: made if it does not exist.
+    """
+
+    def __init__(self, size: int, directory: str | None = None) -> None:
+        self._size = size
+        self._memory: OrderedDict[str, str] = OrderedDict()
+        self._file = _open(Path(directory)) if directory and size else None
+
+    def get(self, key: str) -> str | None:
+        """The reply, if it is kept."""
+        if key in self._memory:
+            self._memory.move_to_end(key)
+            return self._memory[key]
+        if self._file is None:
+            return None
+        try:
+            row = self._file.execute("SELECT reply FROM replies WHERE key = ?", (key,)).fetchone()
+        except sqlite3.Error as error:
+            self._give_up(error)
+            return None
+        if row is None:
+            return None
+        self._keep(key, row[0])
+        return str(row[0])
+
+    def put(self, key: str, reply: str) -> None:
+        """Keep a reply."""
+        if not self._size:
+            return
+        self._keep(key, reply)
+        if self._file is not None:
+            try:
+                self._file.execute("INSERT OR REPLACE INTO replies VALUES (?, ?)", (key, reply))
+            except sqlite3.Error as error:
+                self._give_up(error)
+
+    def _keep(self, key: str, reply: str) -> None:
+        self._memory[key] = reply
+        self._memory.move_to_end(key)
+        while len(self._memory) > self._size:
+            self._memory.popitem(last=False)
+
+    def _give_up(self, error: sqlite3.Error) -> None:
+        logger.warning("the judge's replies are kept in memory alone: %s", error)
+        self.close()
+
+    def close(self) -> None:
+        """Close the file; may be called twice."""
+        file, self._file = self._file, None
+        if file is not None:
+            file.close()
+
+
+def _open(directory: Path) -> sqlite3.Connection | None:
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        file = sqlite3.connect(directory / "replies.sqlite", isolation_level=None, timeout=5.0)
+        file.execute("PRAGMA journal_mode = WAL")
+        file.execute("PRAGMA synchronous = OFF")  # a reply lost with the machine is asked for again
+        file.execute("CREATE TABLE IF NOT EXISTS replies (key TEXT PRIMARY KEY, reply TEXT NOT NULL) WITHOUT ROWID")
+    except (OSError, sqlite3.Error) as error:
+        logger.warning("the judge's replies are kept in memory alone: '%s' cannot be used (%s)", directory, error)
+        return None
+    return file

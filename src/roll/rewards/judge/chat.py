@@ -1,0 +1,200 @@
+"""Asking a language model, wherever it runs.
+
+    ask ──► a free place (max_concurrent) ──► POST ──► 200: its text
+                                               ├─ connection, time-out, 408/409/425/429/5xx: wait (with jitter), again
+                                               ├─ 401/403/404: the user has to mend the address, the key or the name
+                                               └─ any other: this request cannot be answered
+
+Invariants: never more than `max_concurrent` requests under way; a request that waits to be repeated holds no place; the
+key is in a header alone, and in no message, log or configuration.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import random
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from email.utils import parsedate_to_datetime
+from time import time
+from typing import Any, Protocol
+
+import aiohttp
+
+from roll.config.rewards import JudgeReward
+from roll.errors import ConfigError, RewardInfraError
+from roll.types import Message
+
+__all__ = ["Chat", "EndpointChat"]
+
+LONGEST_WAIT_S = 60.0
+LONGEST_REPLY_BYTES = 8 * 2**20
+_AGAIN = {408, 409, 425, 429}
+_USERS = {401: "the key is not accepted", 403: "the key may not do this", 404: "there is no such address or model"}
+
+
+class Chat(Protocol):
+    """A model that answers a conversation: behind an endpoint, or an engine of this run."""
+
+    async def ask(self, messages: Sequence[Message], schema: Mapping[str, Any]) -> str:
+        """The model's reply, asked to be JSON of this schema.
+
+        Raises:
+            RewardInfraError: it cannot be had.
+            ConfigError: the user has to mend something.
+        """
+        ...
+
+    async def close(self) -> None:
+        """End connections; may be called twice."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class _Failure:
+    """Why a request did not succeed, and how long its server asks us to wait."""
+
+    cause: str
+    wait_s: float = 0.0
+
+
+class EndpointChat:
+    """An OpenAI-compatible endpoint; implements `Chat`.
+
+    Args:
+        config: where it is, and how it is asked.
+        sleep: waits between attempts.
+        jitter: a number in 0 … 1, drawn for each wait.
+
+    Raises:
+        ConfigError: the variable that should hold the key is not set.
+    """
+
+    def __init__(
+        self,
+        config: JudgeReward,
+        *,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+        jitter: Callable[[], float] = random.random,
+    ) -> None:
+        self._config = config
+        self._sleep, self._jitter = sleep, jitter
+        self._places = asyncio.Semaphore(config.max_concurrent)
+        self._session: aiohttp.ClientSession | None = None
+        self._key = _key(config)
+
+    async def ask(self, messages: Sequence[Message], schema: Mapping[str, Any]) -> str:
+        """See `Chat.ask`."""
+        body = self._body(messages, schema)
+        failure = _Failure("")
+        for attempt in range(self._config.max_attempts):
+            if attempt:
+                longest = min(LONGEST_WAIT_S, self._config.backoff_s * 2 ** (attempt - 1))
+                await self._sleep(max(self._jitter() * longest, min(failure.wait_s, LONGEST_WAIT_S)))
+            async with self._places:
+                outcome = await self._post(body)
+            if isinstance(outcome, str):
+                return outcome
+            failure = outcome
+        times = f"{self._config.max_attempts} times in a row" if self._config.max_attempts > 1 else "once"
+        raise RewardInfraError(f"the judge at {self._config.url} failed {times}; the last time: {failure.cause}")
+
+    def _body(self, messages: Sequence[Message], schema: Mapping[str, Any]) -> dict[str, Any]:
+        config = self._config
+        body: dict[str, Any] = {
+            "model": config.model,
+            "messages": [dict(message) for message in messages],
+            "temperature": config.temperature,
+            "max_tokens": config.max_tokens,
+        }
+        if config.structured == "json_schema":
+            named = {"name": "verdict", "schema": dict(schema), "strict": True}
+            body["response_format"] = {"type": "json_schema", "json_schema": named}
+        elif config.structured == "json_object":
+            body["response_format"] = {"type": "json_object"}
+        return body | config.options
+
+    async def _post(self, body: dict[str, Any]) -> str | _Failure:
+        """One request: its reply's text, or why it may be worth another."""
+        if self._session is None:
+            self._session = aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0))
+        headers = {"Authorization": f"Bearer {self._key}"} if self._key else {}
+        limit = aiohttp.ClientTimeout(total=self._config.time_limit_s)
+        url = f"{self._config.url}/chat/completions"
+        try:
+            async with self._session.post(url, json=body, headers=headers, timeout=limit) as response:
+                raw = await _read(response)
+                status, wait_s = response.status, _asked_wait(response.headers.get("Retry-After", ""))
+        except TimeoutError:
+            return _Failure(f"no reply within {self._config.time_limit_s:g} s")
+        except (aiohttp.ClientError, OSError) as error:
+            return _Failure(f"{type(error).__name__}: {error}".strip(": "))
+        if status == 200:
+            return _text_of(raw)
+        said = f"status {status}: {self._without_key(raw[:300].decode(errors='replace').strip())}"
+        if status in _AGAIN or status >= 500:
+            return _Failure(said, wait_s)
+        if status in _USERS:
+            raise ConfigError(
+                f"the judge at {self._config.url} refuses the model '{self._config.model}': {_USERS[status]} ({said}). "
+                "Look at `url`, `model` and `api_key_env` of the reward 'judge'."
+            )
+        hint = (
+            "" if self._config.structured == "none" else "; should it not know response_format, set `structured: none`"
+        )
+        raise RewardInfraError(f"the judge at {self._config.url} cannot answer this request: {said}{hint}")
+
+    def _without_key(self, text: str) -> str:
+        return text.replace(self._key, "…") if self._key else text
+
+    async def close(self) -> None:
+        """See `Chat.close`."""
+        session, self._session = self._session, None
+        if session is not None:
+            await session.close()
+
+
+def _key(config: JudgeReward) -> str:
+    if config.api_key_env is None:
+        return ""
+    key = os.environ.get(config.api_key_env, "").strip()
+    if not key:
+        raise ConfigError(
+            f"the environment variable {config.api_key_env}, which is to hold the key of the judge at {config.url}, is "
+            "not set: set it, or remove `api_key_env`."
+        )
+    return key
+
+
+async def _read(response: aiohttp.ClientResponse) -> bytes:
+    """The body, up to a bound that no reply comes near."""
+    raw = bytearray()
+    async for chunk in response.content.iter_chunked(2**16):
+        raw += chunk
+        if len(raw) > LONGEST_REPLY_BYTES:
+            raise aiohttp.ClientPayloadError(f"more than {LONGEST_REPLY_BYTES:,} bytes")
+    return bytes(raw)
+
+
+def _text_of(raw: bytes) -> str | _Failure:
+    """The message's text in a chat completion."""
+    try:
+        message = json.loads(raw)["choices"][0]["message"]
+        text = message.get("content") or message.get("reasoning_content")
+    except (ValueError, LookupError, TypeError, AttributeError):
+        return _Failure(f"its reply is no chat completion: {raw[:100]!r}")
+    return text if isinstance(text, str) and text else _Failure("its reply is empty")
+
+
+def _asked_wait(header: str) -> float:
+    """Seconds that `Retry-After` asks for, as a number or a date."""
+    try:
+        return max(0.0, float(header))
+    except ValueError:
+        pass
+    try:
+        return max(0.0, parsedate_to_datetime(header).timestamp() - time())
+    except (ValueError, TypeError):
+        return 0.0

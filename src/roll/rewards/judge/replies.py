@@ -1,0 +1,97 @@
+"""Reading a judge's reply: JSON as it should be, JSON as models write it, or clearly none."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from typing import Any
+
+__all__ = ["ReplyError", "read_score", "read_winner"]
+
+_THINKING = re.compile(r"^.*</think>", re.DOTALL)
+_TRAILING_COMMA = re.compile(r",\s*([}\]])")
+_PYTHON = {"True": "true", "False": "false", "None": "null"}
+
+
+class ReplyError(ValueError):
+    """A reply that cannot be read; says what is wrong in a sentence for the judge."""
+
+
+def _objects(text: str) -> Iterator[str]:
+    """Every `{…}` with balanced braces outside of strings, from the last to the first; then what was left open."""
+    found: list[str] = []
+    depth, begin, in_string, escaped = 0, 0, False, False
+    for position, character in enumerate(text):
+        if in_string:
+            if escaped:
+                escaped = False
+            elif character == "\\":
+                escaped = True
+            elif character == '"':
+                in_string = False
+        elif character == '"' and depth:
+            in_string = True
+        elif character == "{":
+            begin = position if depth == 0 else begin
+            depth += 1
+        elif character == "}" and depth:
+            depth -= 1
+            if depth == 0:
+                found.append(text[begin : position + 1])
+    yield from reversed(found)
+    if depth:
+        yield text[begin:] + ('"' if in_string else "") + "}" * depth
+
+
+def _repaired(text: str) -> Iterator[str]:
+    yield text
+    text = _TRAILING_COMMA.sub(r"\1", text)
+    yield text
+    for name, literal in _PYTHON.items():
+        text = re.sub(rf"(?<=[:,\s]){name}(?=[,\s}}])", literal, text)
+    yield text
+    yield re.sub(r"(?<=[{,:\s])'|'(?=[},:\s])", '"', text)
+
+
+def _parsed(reply: str) -> dict[str, Any]:
+    text = _THINKING.sub("", reply)
+    for candidate in _objects(text):
+        for form in _repaired(candidate):
+            try:
+                value = json.loads(form, strict=False)
+            except (ValueError, RecursionError):
+                continue
+            if isinstance(value, dict):
+                return value
+    raise ReplyError("Your reply holds no JSON object.")
+
+
+def read_score(reply: str, lowest: int, highest: int) -> float:
+    """The score, as a share of the scale: 0 … 1.
+
+    Raises:
+        ReplyError: there is none, or it is not on the scale.
+    """
+    value = _parsed(reply).get("score")
+    if isinstance(value, str):
+        number = re.fullmatch(r"\s*(-?\d+(?:\.\d+)?)\s*(?:/\s*\d+)?\s*", value)
+        value = float(number[1]) if number else None
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise ReplyError("Your reply has no number as `score`.")
+    if not lowest <= value <= highest:
+        raise ReplyError(f"Your score {value} is not between {lowest} and {highest}.")
+    return (value - lowest) / (highest - lowest)
+
+
+def read_winner(reply: str) -> str:
+    """`A`, `B` or `tie`.
+
+    Raises:
+        ReplyError: it is none of these.
+    """
+    value = str(_parsed(reply).get("winner", "")).strip().strip('."').casefold().removeprefix("answer ")
+    named = {"a": "A", "b": "B", "tie": "tie", "equal": "tie", "both": "tie", "draw": "tie", "neither": "tie"}
+    if value not in named:
+        raise ReplyError('Your reply has no `winner` that is "A", "B" or "tie".')
+    return named[value]

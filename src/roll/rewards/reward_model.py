@@ -1,0 +1,162 @@
+"""A Hugging Face sequence-classification model as a reward.
+
+    judge ──► Batcher (controller) ──► score_batch (a process of its own, which holds the model) ──► values
+
+The model computes away from the controller and away from the workers that check answers, so neither waits for it.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+from roll.config.rewards import RewardModelReward
+from roll.errors import ModelError, RewardInfraError
+from roll.protocols import WorkerPool
+from roll.rewards.base import Judgement, Verifier, in_pool
+from roll.rewards.batching import Batcher
+from roll.types import Message, Rollout
+
+__all__ = ["prepare_worker", "reward_model_verifier", "score_batch"]
+
+Conversation = list[Message]
+
+
+def prepare_worker() -> None:
+    """Import what the model needs, before any time limit runs: it takes seconds."""
+    import torch  # noqa: F401
+    import transformers  # noqa: F401
+
+
+@functools.lru_cache(maxsize=1)
+def _loaded(settings: str) -> tuple[Any, Any, Any]:
+    """The model, its tokenizer and its device; loaded once in a process."""
+    import torch
+    from transformers import AutoModelForSequenceClassification, AutoTokenizer
+    from transformers.utils import logging as transformers_logging
+
+    from roll.models import resolve_model
+
+    transformers_logging.disable_progress_bar()
+    config = RewardModelReward.model_validate_json(settings)
+    model: Any
+    tokenizer: Any
+    torch.set_num_threads(config.num_threads)
+    path = resolve_model(config.path)
+    dtype = "auto" if config.dtype == "auto" else getattr(torch, config.dtype)
+    device = _device(config.device)
+    try:
+        model, found = AutoModelForSequenceClassification.from_pretrained(
+            path, dtype=dtype, trust_remote_code=config.trust_remote_code, output_loading_info=True
+        )
+        tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=config.trust_remote_code)
+        model = model.to(device).eval()
+    except Exception as error:  # vendors raise anything for files that do not fit
+        raise ModelError(
+            f"the reward model '{config.path}' cannot be loaded: {type(error).__name__}: {error}"
+        ) from None
+    if found["missing_keys"]:
+        raise ModelError(
+            f"'{config.path}' is no reward model: it lacks the weights {sorted(found['missing_keys'])[:3]}, which "
+            "would be random. Choose a model that was trained to classify or score."
+        )
+    if config.label >= model.config.num_labels:
+        raise ModelError(
+            f"the reward model '{config.path}' has {model.config.num_labels} outputs, so `label` {config.label} is "
+            f"none of them: choose one below {model.config.num_labels}."
+        )
+    if tokenizer.pad_token_id is not None:
+        model.config.pad_token_id = tokenizer.pad_token_id
+    return model, tokenizer, device
+
+
+def _device(name: str) -> Any:
+    import torch
+
+    if name == "auto":
+        return torch.accelerator.current_accelerator() or torch.device("cpu")
+    try:
+        return torch.device(name)
+    except RuntimeError as error:
+        raise ModelError(f"`device` '{name}' of the reward model is no device: {error}") from None
+
+
+def _token_ids(tokenizer: Any, conversation: Conversation, answer: str, max_length: int) -> list[int]:
+    """Prompt and answer as the model was trained to see them; the end of what is too long."""
+    if getattr(tokenizer, "chat_template", None):
+        chat = [*conversation, {"role": "assistant", "content": answer}]
+        ids = tokenizer.apply_chat_template(chat, tokenize=True, return_dict=False)
+    else:
+        question = "\n\n".join(message["content"] for message in conversation)
+        pairs = tokenizer.num_special_tokens_to_add(pair=True) > tokenizer.num_special_tokens_to_add(pair=False)
+        both = (question, answer) if pairs else (f"{question}\n\n{answer}",)
+        ids = tokenizer(*both)["input_ids"]
+    return list(ids)[-max_length:]
+
+
+def score_batch(settings: str, items: Sequence[tuple[Conversation, str]]) -> list[float]:
+    """Values of conversations with their answers, before `scale` and `shift`. Runs in a worker.
+
+    Args:
+        settings: a `RewardModelReward`, as JSON.
+        items: prompt and answer of each.
+    """
+    import torch
+
+    config = RewardModelReward.model_validate_json(settings)
+    model, tokenizer, device = _loaded(settings)
+    sequences = [_token_ids(tokenizer, conversation, answer, config.max_length) for conversation, answer in items]
+    pad = tokenizer.pad_token_id
+    # without a padding token a model cannot tell where a shorter sequence ends: one at a time
+    groups = [range(len(sequences))] if pad is not None else [range(i, i + 1) for i in range(len(sequences))]
+    values: list[float] = []
+    for group in groups:
+        longest = max(len(sequences[i]) for i in group)
+        ids = torch.full((len(group), longest), pad or 0, dtype=torch.long)
+        mask = torch.zeros_like(ids)
+        for row, i in enumerate(group):
+            ids[row, : len(sequences[i])] = torch.tensor(sequences[i], dtype=torch.long)
+            mask[row, : len(sequences[i])] = 1
+        with torch.inference_mode():
+            logits = model(input_ids=ids.to(device), attention_mask=mask.to(device)).logits.float()
+        values += _outputs(logits, config).tolist()
+    return values
+
+
+def _outputs(logits: Any, config: RewardModelReward) -> Any:
+    """[N] of [N, labels]."""
+    if config.output == "probability":
+        return logits.softmax(-1)[:, config.label]
+    chosen = logits[:, config.label]
+    return chosen.sigmoid() if config.output == "sigmoid" else chosen
+
+
+def reward_model_verifier(config: RewardModelReward, pool: WorkerPool) -> Verifier:
+    """Scores in processes of its own, beside the pool's."""
+    import math
+
+    own = pool.beside(config.num_workers)
+    settings = config.model_dump_json()
+
+    async def score(items: Sequence[tuple[Conversation, str]]) -> list[float]:
+        try:
+            return await in_pool(own, score_batch, settings, list(items), time_limit_s=config.time_limit_s)
+        except TimeoutError as error:  # a slow model is our failure, not the answer's
+            raise RewardInfraError(f"the reward model '{config.path}': {error}") from None
+
+    batcher = Batcher(score, batch_size=config.batch_size, num_runners=config.num_workers)
+
+    async def judge(rollout: Rollout) -> Judgement:
+        raw = await batcher.submit(([*rollout.prompt.messages], rollout.text))
+        if not math.isfinite(raw):
+            raise RewardInfraError(f"the reward model '{config.path}' gave {raw}")
+        value = config.scale * raw + config.shift
+        solved = None if config.solved_at is None else value >= config.solved_at
+        return Judgement(value=value, verdict=f"{value:.3g}", correct=solved)
+
+    async def close() -> None:
+        await batcher.close()
+        await own.close()
+
+    return Verifier(judge=judge, decides=config.solved_at is not None, close=close)

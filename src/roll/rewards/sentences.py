@@ -1,0 +1,110 @@
+"""Words and sentences of a text, by rules alone: no model to download, the same everywhere."""
+
+from __future__ import annotations
+
+import re
+
+__all__ = ["capital_words", "num_words", "sentences"]
+
+_ABBREVIATIONS = {
+    "mr",
+    "mrs",
+    "ms",
+    "dr",
+    "prof",
+    "st",
+    "sr",
+    "jr",
+    "vs",
+    "etc",
+    "e.g",
+    "i.e",
+    "inc",
+    "ltd",
+    "co",
+    "corp",
+    "fig",
+    "no",
+    "vol",
+    "pp",
+    "ca",
+    "cf",
+    "al",
+    "dept",
+    "est",
+    "gen",
+    "col",
+    "capt",
+    "lt",
+    "sgt",
+    "rev",
+    "hon",
+    "jan",
+    "feb",
+    "mar",
+    "apr",
+    "jun",
+    "jul",
+    "aug",
+    "sep",
+    "sept",
+    "oct",
+    "nov",
+    "dec",
+    "a.m",
+    "p.m",
+    "u.s",
+    "u.k",
+    "ph.d",
+}
+_END = re.compile(
+    r"(?P<mark>[.!?…]+|[。\uff01\uff1f।؟])(?P<closing>[\"'”’)\]*_]*)(?P<space>\s+|$)|(?P<east>[。\uff01\uff1f।])"
+)
+_LAST_WORD = re.compile(r"[\w.]+$")
+_WORD = re.compile(r"\w+")
+_CAPITAL = re.compile(r"(?:[^\W\d_]\.){2,}|\w+(?:-\w+)*")
+
+
+def sentences(text: str) -> list[str]:
+    """The sentences.
+
+    Each ends with `.`, `!`, `?` or their like, but not behind an abbreviation, an initial, or a list entry's number.
+    """
+    found: list[str] = []
+    begin = 0
+    for match in _END.finditer(text):
+        if match["east"] is None and match["mark"].startswith(".") and not _ends(text, begin, match):
+            continue
+        sentence = text[begin : match.end()].strip()
+        if _WORD.search(sentence):
+            found.append(sentence)
+            begin = match.end()
+    rest = text[begin:].strip()
+    return [*found, rest] if _WORD.search(rest) else found
+
+
+def _ends(text: str, begin: int, match: re.Match[str]) -> bool:
+    """Whether a full stop ends a sentence."""
+    following = text[match.end() : match.end() + 1]
+    if len(match["mark"]) > 1:  # an ellipsis
+        return not following.islower()
+    word = _LAST_WORD.search(text[max(begin, match.start() - 40) : match.start()])
+    last = word.group() if word else ""
+    if last.casefold() in _ABBREVIATIONS:
+        return not following
+    if len(last) == 1 and last.isupper() and last != "I":
+        return not following  # an initial
+    if last.isdigit():
+        line = text[text.rfind("\n", 0, match.start()) + 1 : match.start()]
+        return line.strip() != last  # the number of a list's entry
+    return True
+
+
+def num_words(text: str) -> int:
+    """Runs of letters, digits and underscores."""
+    return sum(1 for _ in _WORD.finditer(text))
+
+
+def capital_words(text: str) -> int:
+    """Words all in capitals; one with hyphens is one word, and so is `U.S.`."""
+    return sum(word.isupper() for word in _CAPITAL.findall(text))
