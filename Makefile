@@ -56,6 +56,12 @@ bench-algorithms: setup ## cost of the algorithm layer beside a training step
 sweep: setup ## every algorithm on the quickstart task: a table and a plot (about 40 minutes)
 	@$(PY) benchmarks/sweep.py $(ARGS)
 
+bench-simulator: setup ## the simulator: 65,536 rollouts on 3,072 GPUs in one step, and how its cost grows
+	@$(PY) benchmarks/bench_simulator.py $(ARGS)
+
+simulate-paper: setup ## published speed-ups against simulated ones, and what beats them: table and plots in docs/ (about an hour)
+	@$(PY) benchmarks/simulate_paper.py $(ARGS)
+
 bench-sandbox: setup ## sandboxes: start to first output, programs per second, many at once
 	@$(PY) benchmarks/bench_sandbox.py $(ARGS)
 
