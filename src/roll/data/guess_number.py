@@ -7,7 +7,9 @@ from roll.data.rows import messages_of
 from roll.data.source import PromptList
 from roll.types import Prompt
 
-__all__ = ["guess_number_prompts", "halving_guesses"]
+__all__ = ["guess_number_prompts", "halving_guesses", "question"]
+
+_MOST_LISTED = 9
 
 
 def guess_number_prompts(config: GuessNumberData, domain: str, seed: int) -> tuple[PromptList, PromptList]:
@@ -25,6 +27,14 @@ def guess_number_prompts(config: GuessNumberData, domain: str, seed: int) -> tup
     return training, held_out
 
 
+def question(max_number: int) -> str:
+    """What the game asks; few numbers are listed, which even small models take as a choice between them."""
+    if max_number > _MOST_LISTED:
+        return f"Pick a number from 1 to {max_number}. Answer with a number."
+    numbers = [str(n) for n in range(1, max_number + 1)]
+    return f"Pick one: {', '.join(numbers[:-1])} or {numbers[-1]}. Answer with a number."
+
+
 def halving_guesses(max_number: int, num_turns: int, secret: int) -> tuple[str, ...]:
     """What an expert says: always the middle of what is left, the lower one of two."""
     low, high = 1, max_number
@@ -40,7 +50,7 @@ def halving_guesses(max_number: int, num_turns: int, secret: int) -> tuple[str, 
 
 def _prompt(config: GuessNumberData, domain: str, uid: str, secret: int) -> Prompt:
     options = {"max_number": config.max_number, "num_turns": config.num_turns, "secret": secret}
-    text = f"Guess my number from 1 to {config.max_number}."  # what `envs.guess_number` says at the beginning
+    text = question(config.max_number)
     return Prompt(
         uid=uid,
         domain=domain,

@@ -6,6 +6,8 @@ import re
 from random import Random
 from typing import Any
 
+from roll.data.guess_number import question
+
 __all__ = ["GuessNumber"]
 
 _NUMBER = re.compile(r"\d+")
@@ -14,7 +16,8 @@ _NUMBER = re.compile(r"\d+")
 class GuessNumber:
     """A secret whole number from 1 to `max_number`; reward 1 for the guess that hits it, else 0.
 
-    The last number of an action is the guess. An action without one costs its turn and tells nothing.
+    The last number of an action is the guess. An action without one costs its turn and tells nothing. Every hint asks
+    again in the words of the first question, so that an answer's form has to be learnt once and not turn by turn.
 
     Args:
         max_number: at least 2.
@@ -35,7 +38,7 @@ class GuessNumber:
         """See `Env`."""
         self._secret = self._given or Random(seed).randint(1, self._max_number)
         self._history = []
-        return f"Guess my number from 1 to {self._max_number}.", {"state": "start"}
+        return question(self._max_number), {"state": "start"}
 
     def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
         """See `Env`."""
@@ -44,10 +47,10 @@ class GuessNumber:
         if guess == self._secret:
             return "Right!", 1.0, True, False, {"state": "won"}
         if guess is None:
-            hint, remembered = "Say a number.", "?"
+            hint, remembered = "That is no number.", "?"
         else:
             direction = "higher" if guess < self._secret else "lower"
-            hint, remembered = f"No, it is {direction}. Guess again.", f"{guess} {direction}"
+            hint, remembered = f"No, my number is {direction} than {guess}.", f"{guess} {direction}"
         self._history.append(remembered)
         over = len(self._history) >= self._num_turns
-        return hint, 0.0, over, False, {"state": ", ".join(self._history)}
+        return f"{hint} {question(self._max_number)}", 0.0, over, False, {"state": ", ".join(self._history)}

@@ -11,9 +11,10 @@ from roll.errors import ConfigError, DataError
 def test_hints_lead_to_the_secret() -> None:
     env = make("guess_number", {"max_number": 5, "num_turns": 3, "secret": 4})
     observation, info = env.reset()
-    assert (observation, info) == ("Guess my number from 1 to 5.", {"state": "start"})
-    assert env.step("I say 2.") == ("No, it is higher. Guess again.", 0.0, False, False, {"state": "2 higher"})
-    assert env.step("5") == ("No, it is lower. Guess again.", 0.0, False, False, {"state": "2 higher, 5 lower"})
+    assert (observation, info) == ("Pick one: 1, 2, 3, 4 or 5. Answer with a number.", {"state": "start"})
+    higher, lower = (f"No, my number is {hint}. {observation}" for hint in ("higher than 2", "lower than 5"))
+    assert env.step("I say 2.") == (higher, 0.0, False, False, {"state": "2 higher"})
+    assert env.step("5") == (lower, 0.0, False, False, {"state": "2 higher, 5 lower"})
     assert env.step("4") == ("Right!", 1.0, True, False, {"state": "won"})
 
 
@@ -28,7 +29,12 @@ def test_an_action_without_a_number_costs_its_turn() -> None:
     env = make("guess_number", {"max_number": 3, "num_turns": 2, "secret": 3})
     env.reset()
     observation, reward, ended, _, info = env.step("well")
-    assert (observation, reward, ended, info["state"]) == ("Say a number.", 0.0, False, "?")
+    assert (observation, reward, ended, info["state"]) == (
+        "That is no number. Pick one: 1, 2 or 3. Answer with a number.",
+        0.0,
+        False,
+        "?",
+    )
 
 
 def test_a_seed_gives_the_same_secret_again() -> None:
@@ -48,3 +54,7 @@ def test_wrong_options_and_names_are_refused() -> None:
         make("guess_number", {"colour": 1})
     with pytest.raises(ConfigError, match="Did you mean 'guess_number'"):
         make("guess_numbr", {})
+
+
+def test_many_numbers_are_not_listed() -> None:
+    assert make("guess_number", {"max_number": 50}).reset()[0] == "Pick a number from 1 to 50. Answer with a number."

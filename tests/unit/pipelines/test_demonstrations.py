@@ -59,7 +59,7 @@ async def test_a_demonstration_is_played_and_scored_in_the_models_own_tokens(tin
     parts = parts_of(tiny_model)
     (rollout,) = await demonstrations(parts, [game(3, ("2", "3")), game(1, ())])
     renderer = parts.data.renderer
-    hint = renderer.follow_up("No, it is higher. Guess again.")
+    hint = renderer.follow_up("No, my number is higher than 2. Pick one: 1, 2 or 3. Answer with a number.")
     first, second = renderer.answer("2"), renderer.answer("3")
     assert rollout.token_ids.tolist() == [*first, *hint, *second]
     ends = len(first) + len(hint)
