@@ -249,6 +249,8 @@ class _Reader:
             call = self._plain_comparison(node) if not before else None
             source = ast.unparse(ast.Module(body=[*before, node], type_ignores=[]))
             found.append(call or TestCase(kind="assert", source=source))
+            if before:  # what it does to the objects made before, the asserts after it rely on
+                before.append(ast.Expr(value=node.test))
         return found
 
     def _plain_comparison(self, node: ast.Assert) -> CallCase | None:

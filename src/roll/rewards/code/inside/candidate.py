@@ -67,6 +67,8 @@ def run_case(case, program, frames=None):
     for _, write in pipes:
         os.close(write)
     end = _watch(pid, [read for read, _ in pipes], began + case["wall_s"], program.output_bytes)
+    if end["signal"] == signal.SIGKILL and end["cpu_s"] >= case["cpu_s"]:  # it had lifted its timer
+        end["limit"] = end["limit"] or "cpu_time"
     end["wall_s"] = time.monotonic() - began
     return end
 
