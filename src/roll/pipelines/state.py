@@ -33,6 +33,8 @@ class RunState:
     """Evaluation accuracy by step."""
     rewards: list[float] = field(default_factory=list)
     """Mean reward of each step."""
+    first_lengths: list[float] = field(default_factory=list)
+    """Mean length of answers in each of the first steps, in tokens, as the measure for later ones."""
     moments: dict[str, Moments] = field(default_factory=dict)
     """Of all rewards so far, by domain, for running normalisation."""
     kl_coefficient: float | None = None

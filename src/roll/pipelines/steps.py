@@ -1,4 +1,4 @@
-"""What the loops of `rlvr` share: learning from a batch, weight sync, crossing a step's boundary, evaluation, saving."""
+"""What the loops of `rlvr` share: learning from a batch, weight sync, a step's boundary, evaluation, saving."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from roll.pipelines import measures
 from roll.pipelines.evaluate import evaluate
 from roll.pipelines.learning.alarms import check_alarms
 from roll.pipelines.learning.collecting import Collected
+from roll.pipelines.learning.hacking import BASELINE_STEPS, hacking_metrics
 from roll.pipelines.learning.measures import learning_metrics, mean_advantages
 from roll.pipelines.learning.selection import settle
 from roll.pipelines.learning.updates import learn
@@ -33,7 +34,7 @@ async def update(parts: Parts, collected: Collected) -> dict[str, float]:
     """Learn from a batch and bring the weights to the engines; returns metrics. The step is `state.step + 1`."""
     state, selection, batch = parts.state, collected.selection, collected.batch
     metrics = measures.rollout_metrics(batch.groups) | measures.selection_metrics(selection)
-    metrics |= measures.batch_metrics(batch)
+    metrics |= measures.batch_metrics(batch) | hacking_metrics(batch.groups, state.first_lengths)
     advantages: dict[str, float] = {}
     if selection.rollouts:
         with parts.weights.changing():
@@ -66,15 +67,16 @@ async def cross_boundary(parts: Parts, collected: Collected, metrics: dict[str, 
     settle(parts.ledger, selection, state.step)
     state.moments = selection.moments
     state.rewards.append(metrics["reward/mean"])
+    state.first_lengths = [*state.first_lengths, metrics["rollout/length_mean"]][:BASELINE_STEPS]
     await parts.controller.settle(state.policy_version, {rollout.rollout_id for rollout in selection.rollouts})
     _mark_boundary(parts)
-    state.alarms, messages = check_alarms(parts.config.alarms, metrics, state.alarms)
+    state.alarms, alarms = check_alarms(parts.config.alarms, metrics, state.alarms)
     metrics |= measures.run_metrics(state, parts.ledger, parts.proxy)
-    for message in messages:
-        logger.warning("%s", message)
+    for alarm in alarms:
+        logger.warning("%s", alarm.message)
     with parts.spans.phase("record"):
         parts.tracker.log_step(state.step, metrics | parts.spans.metrics())
-    return messages if parts.config.alarms.action == "stop" else []
+    return [alarm.message for alarm in alarms if alarm.stops]
 
 
 def _mark_boundary(parts: Parts) -> None:

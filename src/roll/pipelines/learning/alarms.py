@@ -6,16 +6,26 @@ same step.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 
 from roll.config.alarms import AlarmsConfig
 
-__all__ = ["check_alarms"]
+__all__ = ["Alarm", "check_alarms"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Alarm:
+    """One that goes off."""
+
+    message: str
+    stops: bool
+    """Whether the run is to end at this step's boundary."""
 
 
 def check_alarms(
     config: AlarmsConfig, metrics: Mapping[str, float], before: Mapping[str, int]
-) -> tuple[dict[str, int], list[str]]:
+) -> tuple[dict[str, int], list[Alarm]]:
     """Look at a step's metrics.
 
     Args:
@@ -24,36 +34,76 @@ def check_alarms(
         before: steps in a row for each alarm, before this one.
 
     Returns:
-        The same after this step, and a message for every alarm that goes off now: in the step that makes
-        `config.patience` in a row, and not again before it was silent.
+        The same after this step, and every alarm that goes off now: in the step that makes `config.patience` in a row,
+        and not again before it was silent.
     """
     counts: dict[str, int] = {}
-    messages = []
-    for name, problem in _problems(config, metrics).items():
+    alarms = []
+    for name, problem in (*_training(config, metrics), *_answers(config, metrics)):
         counts[name] = before.get(name, 0) + 1
         if counts[name] == config.patience:
             steps = f"{config.patience} steps in a row" if config.patience > 1 else "this step"
-            messages.append(f"{problem} ({steps}; alarms.{name})")
-    return counts, messages
+            stops = config.action == "stop" or name in config.stop_on
+            alarms.append(Alarm(message=f"{problem} ({steps}; alarms.{name})", stops=stops))
+    return counts, alarms
 
 
-def _problems(config: AlarmsConfig, metrics: Mapping[str, float]) -> dict[str, str]:
-    found: dict[str, str] = {}
+def _training(config: AlarmsConfig, metrics: Mapping[str, float]) -> Iterator[tuple[str, str]]:
+    """Alarms of the update, with what they say."""
     entropy = metrics.get("training/policy/entropy", metrics.get("training/policy/entropy_estimate"))
     if config.entropy_below is not None and entropy is not None and entropy < config.entropy_below:
-        found["entropy_below"] = f"entropy collapsed: {entropy:.3g} nats per token, below {config.entropy_below:g}"
+        yield "entropy_below", f"entropy collapsed: {entropy:.3g} nats per token, below {config.entropy_below:g}"
     kl = metrics.get("training/kl/reference", metrics.get("training/mismatch/kl"))
     if config.kl_above is not None and kl is not None and kl > config.kl_above:
-        found["kl_above"] = f"divergence blew up: {kl:.3g} per token, above {config.kl_above:g}"
+        yield "kl_above", f"divergence blew up: {kl:.3g} per token, above {config.kl_above:g}"
     trained = metrics.get("data/groups_trained", 1.0)
     if config.no_signal and trained == 0:
-        found["no_signal"] = (
+        yield (
+            "no_signal",
             f"no group has a signal: rewards are all equal (mean {metrics.get('reward/mean', 0.0):.3g}); "
-            "the task is solved, too hard, or its reward is broken"
+            "the task is solved, too hard, or its reward is broken",
         )
-    share = metrics.get("rollout/unfinished_share", 0.0)
-    if config.unfinished_above is not None and share > config.unfinished_above:
-        found["unfinished_above"] = (
-            f"{share:.0%} of rollouts were cut off, above {config.unfinished_above:.0%}: raise rollout.max_new_tokens"
+
+
+_SHARES = {
+    "unfinished_above": (
+        "rollout/unfinished_share",
+        "{share:.0%} of rollouts were cut off, above {limit:.0%}: raise rollout.max_new_tokens",
+    ),
+    "repeated_text_above": (
+        "hacking/repeated_text_share",
+        "{share:.0%} of longer answers were given to other prompts too, above {limit:.0%}: look whether the reward "
+        "pays for a text that answers nothing",
+    ),
+    "shared_ngrams_above": (
+        "hacking/shared_ngram_share",
+        "{share:.0%} of what is answered stands in most answers, above {limit:.0%}: look whether the reward pays for "
+        "phrases",
+    ),
+    "self_repetition_above": (
+        "hacking/self_repetition_share",
+        "{share:.0%} of answers mostly repeat themselves, above {limit:.0%}: look at the rollouts, or add the reward "
+        "'repetition'",
+    ),
+    "disagreement_above": (
+        "hacking/disagreement_share",
+        "{share:.0%} of answers are right to one component of the reward and wrong to another, above {limit:.0%}: "
+        "one of them is being deceived",
+    ),
+}
+
+
+def _answers(config: AlarmsConfig, metrics: Mapping[str, float]) -> Iterator[tuple[str, str]]:
+    """Alarms of what the policy writes: the marks of a reward that is being hacked among them."""
+    for name, (metric, words) in _SHARES.items():
+        limit, share = getattr(config, name), metrics.get(metric, 0.0)
+        if limit is not None and share > limit:
+            yield name, words.format(share=share, limit=limit)
+    most, ratio = config.length_drift_above, metrics.get("hacking/length_ratio")
+    if most is not None and ratio is not None and not 1 / most <= ratio <= most:
+        direction = "longer" if ratio > 1 else "shorter"
+        yield (
+            "length_drift_above",
+            f"answers are {max(ratio, 1 / max(ratio, 1e-9)):.1f} times {direction} than in the first steps, more than "
+            f"{most:g}: look whether length is paid for",
         )
-    return found
