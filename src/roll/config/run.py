@@ -116,6 +116,16 @@ class RLVRConfig(Section):
                 "algorithm.advantage.estimator anchor_state compares turns that began in the same state, but no source "
                 "under data has several turns: use one that has, such as guess_number, or set algorithm.type to grpo"
             )
+        if self.rollout.scheduling.domain_quotas:
+            weights = {entry.domain or entry.source: entry.weight for entry in self.data}
+            rarest = min(weights, key=weights.__getitem__)
+            places = weights[rarest] / sum(weights.values()) * self.rollout.prompts_per_step
+            if places < 1:
+                raise ValueError(
+                    f"rollout.scheduling.domain_quotas cannot be met: '{rarest}' is due {places:.2g} of "
+                    f"rollout.prompts_per_step {self.rollout.prompts_per_step} in a step; raise prompts_per_step, its "
+                    "weight, or remove domain_quotas"
+                )
         parts, prompts = self.algorithm.updates.num_minibatches, self.rollout.prompts_per_step
         if parts > prompts:
             raise ValueError(
@@ -146,10 +156,11 @@ class RLVRConfig(Section):
 
     def _check_roles(self) -> None:
         mapping, algorithm = self.cluster.device_mapping, self.algorithm
-        if mapping.critic is not None and not algorithm.uses_critic:
+        if mapping.critic is not None and not algorithm.num_critic_models:
+            why = "the critic is a head on the policy's network" if algorithm.shares_critic else "no critic is used"
             raise ValueError(
-                "cluster.device_mapping.critic is set but no critic is used: remove it, or set "
-                "algorithm.advantage.estimator to gae"
+                f"cluster.device_mapping.critic is set but {why}: remove it, or set "
+                f"{'algorithm.critic.shared to false' if algorithm.shares_critic else 'algorithm.advantage.estimator to gae'}"
             )
         if mapping.reference is not None and not algorithm.uses_reference:
             raise ValueError(

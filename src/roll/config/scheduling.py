@@ -92,6 +92,11 @@ class SchedulingConfig(Section):
                     f"type {self.type} is synchronous, but async_ratio is {self.async_ratio:g}: set async_ratio to 0, "
                     "or type to queue, in which a slow prompt holds up no step"
                 )
+            if self.domain_quotas:
+                raise ValueError(
+                    f"domain_quotas fixes the mix of every synchronous step, but async_ratio is {self.async_ratio:g}: "
+                    "remove the one or the other (weights under data hold over all steps in any case)"
+                )
             if redundant:
                 raise ValueError(
                     f"prompt_redundancy {self.prompt_redundancy:g} closes synchronous steps early, but async_ratio is "
@@ -103,6 +108,11 @@ class SchedulingConfig(Section):
             if not redundant:
                 raise ValueError(
                     "type tail_batching needs prompt_redundancy above 1: without redundant prompts no round is short"
+                )
+            if self.domain_quotas:
+                raise ValueError(
+                    "type tail_batching trains in long rounds whatever was left over, so that domain_quotas cannot be "
+                    "met: set type to queue, or domain_quotas to false"
                 )
             if self.choose == "launch_order":
                 raise ValueError("type tail_batching closes rounds by what finished first: remove choose")

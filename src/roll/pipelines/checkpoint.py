@@ -55,10 +55,8 @@ class Checkpointer:
     async def save(self, state: RunState, ledger: DataLedger) -> Path:
         """Write a checkpoint of this step; one that exists already is left as it is."""
         final = self._run.checkpoint_path(state.step)
-        ledger_text, state_json = (
-            ledger.dumps(state.num_draws),
-            state.to_json(),
-        )  # as they are now: rollouts go on while this writes
+        # As they are now: in an asynchronous run rollouts go on while this writes.
+        ledger_text, state_json = ledger.dumps(state.num_draws), state.to_json()
         if self._saved_step == state.step or final.is_dir():
             return final
         remove_unfinished(self._run.checkpoints_dir)

@@ -88,6 +88,7 @@ def build_controller(
             left_out=partial(group_reason, algorithm=config.algorithm) if filters.refill else None,
             max_refills=filters.max_refills,
             doomed=_doom(config),
+            weights=_weights(config),
         ),
         version=state.policy_version,
         pending=pending,
@@ -100,6 +101,12 @@ def _plans(config: RLVRConfig, plan: SamplingPlan) -> tuple[SamplingPlan, ...]:
         return (plan,)
     sampling = replace(plan.sampling, temperature=0.0, top_p=1.0, top_k=0)
     return plan, replace(plan, purpose=GREEDY, group_size=1, sampling=sampling)
+
+
+def _weights(config: RLVRConfig) -> dict[str, float]:
+    if not config.rollout.scheduling.domain_quotas:
+        return {}
+    return {entry.domain or entry.source: entry.weight for entry in config.data}
 
 
 def _doom(config: RLVRConfig) -> Doom | None:

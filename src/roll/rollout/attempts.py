@@ -117,6 +117,11 @@ class Attempts:
         self._on_rollout(rollout)
         return rollout
 
+    def discard(self, purpose: str, rollout: Rollout) -> None:
+        """A rollout was scored, but nobody needs it any more."""
+        if rollout.status is RolloutStatus.COMPLETED:
+            self._life.move(f"{purpose}-{rollout.rollout_id}", RolloutState.ABORTED, "not needed")
+
     async def _tries(
         self,
         rollout_id: str,

@@ -56,13 +56,15 @@ class SampleBuffer:
     Args:
         batch_size: groups per update, N.
         max_staleness: A.
+        waits: whether a take must leave every deadline within reach; otherwise what misses its own is `overdue`.
     """
 
-    def __init__(self, batch_size: int, max_staleness: int) -> None:
+    def __init__(self, batch_size: int, max_staleness: int, *, waits: bool = True) -> None:
         self.version = 0
         """The trainer's policy version n."""
         self._batch_size = batch_size
         self._max_staleness = max_staleness
+        self._waits = waits
         self._live: dict[int, Live] = {}
         self._num_admitted = 0
         self._num_finished = 0
@@ -135,6 +137,8 @@ class SampleBuffer:
         untaken = sum(self._untaken.values())
         if self.num_ready < min(self._batch_size, untaken) or not untaken:
             return False
+        if not self._waits:
+            return True
         began = sorted(version for version in self._untaken if version is not None and self._untaken[version])
         all_live = all_ready = 0
         for version in began:

@@ -23,7 +23,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections import Counter, deque
-from collections.abc import AsyncIterator, Callable, Collection, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
@@ -34,6 +34,7 @@ from roll.rollout.choosing import Round, choose, next_round
 from roll.rollout.group_run import Doom, GroupRun
 from roll.rollout.lifecycle import RolloutState, Transition
 from roll.rollout.proxy import LLMProxy
+from roll.rollout.quotas import Quotas
 from roll.rollout.scheduler import RolloutScheduler
 from roll.types import Group, PromptDraw
 
@@ -57,6 +58,8 @@ class Feed:
     max_refills: int = 0
     """Groups that may take others' places, in each step, as a multiple of N."""
     doomed: Doom | None = None
+    weights: Mapping[str, float] = field(default_factory=dict)
+    """Of the domains, where every step trains them in this proportion; none: the mix is free."""
 
 
 @dataclass(kw_only=True, slots=True)
@@ -102,7 +105,7 @@ class AsyncController:
         version: int = 0,
         pending: Sequence[PromptDraw] = (),
     ) -> None:
-        self.buffer = SampleBuffer(feed.batch_size, config.max_staleness)
+        self.buffer = SampleBuffer(feed.batch_size, config.max_staleness, waits=config.stale_policy == "wait")
         self.buffer.version = version
         self._scheduler = scheduler
         self._proxy = proxy
@@ -116,9 +119,10 @@ class AsyncController:
             num_rollouts=config.num_rollouts(feed.plans[0].group_size),
             first_finished=config.first_finished,
         )
+        self._quotas = Quotas(feed.weights)
         self._quota: Counter[str] = Counter()
         self._left_out: dict[int, tuple[GroupRun, str]] = {}
-        self._expired: dict[int, str] = {}
+        self._expired: dict[int, tuple[GroupRun, str]] = {}
         self._expired_lengths: list[int] = []
         self._num_refills = 0
         self._refills_due: list[str] = []
@@ -196,9 +200,10 @@ class AsyncController:
         await asyncio.gather(*self._stopping, return_exceptions=True)
 
     def in_flight(self) -> list[PromptDraw]:
-        """Draws that were launched or deferred, and are in no batch yet; by draw id."""
+        """Draws that were launched or deferred, and that no batch has accounted for yet; by draw id."""
         live = [entry.run.draw for entry in self.buffer if not entry.taken]
-        return sorted([*live, *self._deferred], key=lambda draw: draw.draw_id)
+        unreported = [run.draw for run, _ in [*self._left_out.values(), *self._expired.values()]]
+        return sorted([*live, *self._deferred, *unreported], key=lambda draw: draw.draw_id)
 
     # ---- launching
 
@@ -218,18 +223,24 @@ class AsyncController:
             group_size=self._feed.plans[0].group_size,
             num_deferred=len(self._deferred),
         )
-        first = [self._deferred.popleft() for _ in range(min(len(self._deferred), self._round.num_deferred))]
-        fresh = list(self._feed.draw(max(0, size - len(first)), None))
-        self._quota = Counter()
-        if self._config.domain_quotas:
-            self._quota.update(draw.prompt.domain for draw in [*first, *fresh])
+        self._quota = self._quotas.deal(size)
+        places: dict[str | None, int] = {**self._quota} or {None: size}
+        first = [draw for domain in places for draw in self._take_deferred(domain, places[domain])]
+        num_first: Counter[str | None] = Counter(draw.prompt.domain if self._quota else None for draw in first)
+        fresh = [draw for domain in places for draw in self._feed.draw(places[domain] - num_first[domain], domain)]
         self._launch([*first, *fresh], mandatory=len(first))
         extra = self._round.num_prompts - size
-        if extra > 0 and self._quota:
-            for domain, share in sorted(self._quota.items()):
-                self._launch(self._feed.draw(math.ceil(extra * share / size), domain))
-        elif extra > 0:
-            self._launch(self._feed.draw(extra, None))
+        for domain in places if extra > 0 else ():
+            self._launch(self._feed.draw(math.ceil(extra * places[domain] / size), domain))
+
+    def _take_deferred(self, domain: str | None, count: int) -> list[PromptDraw]:
+        """The first deferred draws of a domain (of any, for `None`), as far as this round begins with them."""
+        if not self._round.num_deferred:
+            return []
+        found = [draw for draw in self._deferred if domain in (None, draw.prompt.domain)][:count]
+        taken = {draw.draw_id for draw in found}
+        self._deferred = deque(draw for draw in self._deferred if draw.draw_id not in taken)
+        return found
 
     def _fill(self) -> None:
         """Launch as much as may be live."""
@@ -274,7 +285,7 @@ class AsyncController:
         if run.tasks:  # redundant rollouts that were cancelled
             self._end_later([run])
         why = self._reason(run) if self._feed.left_out is not None else ""
-        redundant = self._speculates and len(self.buffer) > self._feed.batch_size
+        redundant = self._speculates and self._has_spare(run.draw.prompt.domain)
         may_refill = self._num_refills < self._feed.max_refills * self._feed.batch_size
         if why and (redundant or may_refill):
             self.buffer.discard(run.draw.draw_id)
@@ -289,6 +300,12 @@ class AsyncController:
             due, self._refills_due = self._refills_due, []
             for domain in due:
                 self._launch(self._feed.draw(1, domain if self._quota else None))
+
+    def _has_spare(self, domain: str) -> bool:
+        """Whether enough groups are live without one of this domain."""
+        if not self._quota:
+            return len(self.buffer) > self._feed.batch_size
+        return sum(live.run.draw.prompt.domain == domain for live in self.buffer) > self._quota[domain]
 
     def _reason(self, run: GroupRun) -> str:
         if run.doomed:
@@ -321,7 +338,7 @@ class AsyncController:
             groups=[run.group for run, _ in pairs],
             left_out={run.draw.draw_id: why for run, why in pairs if why}
             | {live.draw_id: self._reason(live.run) for live in taken if live.run.doomed},
-            expired=self._expired,
+            expired={draw_id: why for draw_id, (_, why) in self._expired.items()},
             expired_lengths=self._expired_lengths,
             num_refills=self._num_refills,
             kind=self._round.kind,
@@ -343,7 +360,7 @@ class AsyncController:
 
     async def _expire(self, rest: Sequence[Live], why: str) -> None:
         for live in rest:
-            self._expired[live.draw_id] = why
+            self._expired[live.draw_id] = (live.run, why)
             self._expired_lengths += [len(rollout.token_ids) for rollout in live.run.scored_ids.values()]
         await self._stop(rest, RolloutState.EXPIRED, why)
 

@@ -52,6 +52,7 @@ class GroupRun:
         """A failure that is neither the model's nor the infrastructure's."""
         self.ended = False
         self.doomed = False
+        self._attempts = attempts
         self._plan = plans[0]
         self._first_finished = first_finished
         self._doom = doomed
@@ -119,7 +120,8 @@ class GroupRun:
             self.error = self.error or error
             self._end()
             return
-        if self.ended:
+        if self.ended:  # it finished in the same instant in which it was stopped
+            self._attempts.discard(purpose, task.result())
             return
         if purpose != self._plan.purpose:
             self._companions[purpose][index] = task.result()

@@ -76,7 +76,7 @@ class DataLedger:
         self._entries[draw_id] = LedgerEntry(draw_id=draw_id, uid=entry.uid, fate=fate, step=step, why=why)
 
     def forget_from(self, draw_id: int) -> list[int]:
-        """Drop this draw and all newer ones, which have no fate yet, so that they are drawn again; returns their ids."""
+        """Drop this draw and all newer ones, which have no fate yet; they will be drawn again. Returns their ids."""
         forgotten = self._entries[draw_id:]
         settled = [entry.draw_id for entry in forgotten if entry.fate is not Fate.IN_FLIGHT]
         assert not settled, f"draws {settled} have a fate and cannot be forgotten"

@@ -1,0 +1,319 @@
+"""A whole run under virtual time, everything random from one seed, with the invariants checked after every event."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import random
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from roll.config.scheduling import SchedulingConfig
+from roll.errors import RewardInfraError
+from roll.rollout import AsyncController, Batch, DataLedger, Fate, Feed, LLMProxy, RolloutScheduler, Router
+from roll.rollout.attempts import SamplingPlan
+from roll.rollout.lifecycle import RolloutState, Transition
+from roll.simulation.clock import run
+from roll.types import (
+    GenerationRequest,
+    Group,
+    IntArray,
+    Prompt,
+    PromptDraw,
+    RewardResult,
+    Rollout,
+    RolloutStatus,
+    SamplingParams,
+)
+from worlds.engines import TickingEngine, TickingEngines
+
+MAX_TOKENS = 12
+DOMAINS = ("a", "b")
+
+
+class Numbers:
+    def decode(self, token_ids: IntArray) -> str:
+        return str(len(token_ids))
+
+    def follow_up(self, observation: str) -> IntArray:
+        return np.zeros(1, np.int32)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """One schedule."""
+
+    seed: int
+    scheduling: SchedulingConfig
+    batch_size: int = 2
+    group_size: int = 2
+    num_steps: int = 4
+    num_engines: int = 2
+    capacity: int = 2
+    refill: bool = False
+    passing: float = 1.0
+    """Probability that a group passes the filter."""
+    reward_failures: float = 0.0
+    deaths: float = 0.0
+    """Expected deaths of engines in the run."""
+    greedy: bool = False
+
+
+def random_settings(seed: int) -> Settings:
+    """A schedule that the configuration allows."""
+    chance = random.Random(seed)
+    kind = chance.choice(["queue"] * 6 + ["batch", "tail_batching"])
+    fields: dict[str, Any] = {"type": kind, "leftovers": "defer", "max_kv_used": chance.choice([0.4, 0.95])}
+    if kind == "queue":
+        fields["async_ratio"] = chance.choice([0.0, 0.0, 0.25, 0.5, 1.0, 1.5, 2.0, 3.0])
+        if fields["async_ratio"]:
+            fields["stale_policy"] = chance.choice(["wait", "wait", "drop"])
+            fields["pause_mode"] = chance.choice(["keep", "abort", "drain"])
+        else:
+            fields["prompt_redundancy"] = chance.choice([1.0, 1.5, 2.0])
+            fields["leftovers"] = chance.choice(["defer", "drop"])
+            fields["domain_quotas"] = chance.random() < 0.3
+        fields["rollout_redundancy"] = chance.choice([1.0, 1.0, 1.5])
+        fields["choose"] = chance.choice(["launch_order", "first_finished"])
+        fields["replicate_prompts"] = chance.random() < 0.8
+    return Settings(
+        seed=seed,
+        scheduling=SchedulingConfig(**fields),
+        batch_size=chance.randint(1, 4),
+        group_size=chance.randint(1, 3),
+        num_steps=chance.randint(2, 6),
+        num_engines=chance.randint(1, 3),
+        capacity=chance.randint(1, 4),
+        refill=chance.random() < 0.4,
+        passing=chance.choice([1.0, 0.7, 0.4]),
+        reward_failures=chance.choice([0.0, 0.0, 0.1]),
+        deaths=chance.choice([0.0, 0.0, 1.0, 3.0]),
+        greedy=chance.random() < 0.2,
+    )
+
+
+@dataclass
+class World:
+    """Everything that one schedule needs, and what it must never do."""
+
+    settings: Settings
+    ledger: DataLedger = field(default_factory=DataLedger)
+    trained: Counter[str] = field(default_factory=Counter)
+    events: list[tuple[str, str, float]] = field(default_factory=list)
+    batches: list[Batch] = field(default_factory=list)
+    version: int = 0
+    max_ready: int = 0
+    chance: random.Random = field(init=False)
+
+    def __post_init__(self) -> None:
+        settings = self.settings
+        self.chance = random.Random(settings.seed * 7 + 1)
+        self.engines = TickingEngines(
+            [
+                TickingEngine(f"e{i}", tick_s=self.chance.uniform(0.5, 1.5), capacity=settings.capacity, length=_length)
+                for i in range(settings.num_engines)
+            ],
+            self.chance,
+        )
+        policy = "round_robin" if settings.scheduling.type == "batch" else "least_loaded"
+        self.proxy = LLMProxy(
+            self.engines, self._prepare, max_attempts=50, router=Router(policy, settings.scheduling.max_kv_used)
+        )
+        self.scheduler = RolloutScheduler(
+            self.proxy,
+            dict.fromkeys(DOMAINS, self._reward),
+            Numbers(),
+            seed=settings.seed,
+            replicate=settings.scheduling.replicate_prompts and settings.scheduling.type != "batch",
+        )
+        self.scheduler.life.listen(self._on_event)
+        plan = SamplingPlan(
+            purpose="train", group_size=settings.group_size, sampling=SamplingParams(max_new_tokens=MAX_TOKENS)
+        )
+        greedy = SamplingPlan(purpose="greedy", group_size=1, sampling=SamplingParams(max_new_tokens=MAX_TOKENS))
+        self.controller = AsyncController(
+            self.scheduler,
+            self.proxy,
+            settings.scheduling,
+            Feed(
+                draw=self._draw,
+                plans=(plan, greedy) if settings.greedy else (plan,),
+                batch_size=settings.batch_size,
+                num_steps=settings.num_steps,
+                left_out=self._left_out if settings.refill else None,
+                max_refills=2,
+                weights=dict.fromkeys(DOMAINS, 1.0) if settings.scheduling.domain_quotas else {},
+            ),
+        )
+        self._next = Counter[str]()
+
+    async def _prepare(self, engine: TickingEngine) -> None:
+        await asyncio.sleep(self.chance.uniform(0, 1))
+        engine.version = self.version
+
+    def _draw(self, count: int, domain: str | None) -> Sequence[PromptDraw]:
+        draws = []
+        for _ in range(count):
+            draw_id = len(self.ledger)
+            own = domain or DOMAINS[draw_id % 2]
+            prompt = Prompt(uid=f"{own}/{draw_id}", domain=own, messages=())
+            draws.append(PromptDraw(draw_id=draw_id, prompt=prompt, token_ids=np.array([1, 2], np.int32)))
+            self.ledger.open(draws[-1:], self.version)
+        return draws
+
+    def _left_out(self, group: Group) -> str:
+        value = random.Random(f"{self.settings.seed}/{group.draw.draw_id}").random()
+        return "" if value < self.settings.passing else "a filter"
+
+    async def _reward(self, rollout: Rollout) -> RewardResult:
+        await asyncio.sleep(self.chance.choice([0.0, 0.1, 3.0]))
+        if self.chance.random() < self.settings.reward_failures:
+            raise RewardInfraError("unreachable")
+        return RewardResult(value=float(rollout.index))
+
+    def _on_event(self, event: Transition) -> None:
+        self.events.append((event.rollout_id, event.after, event.time))
+        if event.after is RolloutState.TRAINED:
+            self.trained[event.rollout_id] += 1
+            assert self.trained[event.rollout_id] == 1, f"{event.rollout_id} is trained twice"
+        scheduling, size = self.settings.scheduling, self.settings.batch_size
+        buffer = self.controller.buffer
+        live = size + math.ceil(scheduling.async_ratio * size)
+        redundant = scheduling.num_prompts(size) + len(DOMAINS)
+        assert len(buffer) <= (live if scheduling.async_ratio else max(live, redundant)), "too many groups are live"
+        self.max_ready = max(self.max_ready, buffer.num_ready)
+        if scheduling.async_ratio:
+            assert buffer.num_ready <= (1 + scheduling.max_staleness) * size, "the buffer is too full"
+
+    # ---- the run
+
+    async def train(self) -> None:
+        """All steps, with engines dying beside them."""
+        havoc = asyncio.create_task(self._havoc())
+        try:
+            for step in range(1, self.settings.num_steps + 1):
+                batch = await self.controller.next_batch()
+                self.check_batch(batch)
+                await asyncio.sleep(self.chance.uniform(0, 8))
+                await self._sync()
+                await self._settle(batch, step)
+        finally:
+            havoc.cancel()
+        await self.controller.close()
+        self.check_end()
+
+    async def _sync(self) -> None:
+        async with self.controller.updating():
+            await asyncio.sleep(self.chance.uniform(0, 1))
+            self.version += 1
+            for engine in self.engines.engines:
+                engine.version = self.version
+        await self.proxy.restore([engine.engine_id for engine in self.engines.engines if engine.dead])
+
+    async def _settle(self, batch: Batch, step: int) -> None:
+        used = set()
+        for group in batch.groups:
+            draw_id = group.draw.draw_id
+            if draw_id in batch.left_out or not group.scored:
+                self.ledger.settle(draw_id, Fate.FILTERED, step)
+            else:
+                self.ledger.settle(draw_id, Fate.TRAINED, step)
+                used |= {rollout.rollout_id for rollout in group.scored}
+        for draw_id in batch.expired:
+            self.ledger.settle(draw_id, Fate.EXPIRED, step)
+        await self.controller.settle(self.version, used)
+        in_flight = [draw.draw_id for draw in self.controller.in_flight()]
+        assert in_flight == self.ledger.in_flight(), "draws in flight are not those that have no fate"
+
+    async def _havoc(self) -> None:
+        for _ in range(int(self.settings.deaths)):
+            await asyncio.sleep(self.chance.uniform(0, 40))
+            self.chance.choice(self.engines.engines).die()
+
+    # ---- what must hold
+
+    def check_batch(self, batch: Batch) -> None:
+        """Of every batch that training gets."""
+        self.batches.append(batch)
+        settings, scheduling = self.settings, self.settings.scheduling
+        kept = [group for group in batch.groups if group.draw.draw_id not in batch.left_out]
+        assert len(kept) <= settings.batch_size, "a batch is too large"
+        assert len(kept) == settings.batch_size, "a batch is too small"
+        assert batch.num_refills <= 2 * settings.batch_size
+        for group in batch.groups:
+            assert len(group.rollouts) == settings.group_size, "a group is not whole"
+            assert len({rollout.index for rollout in group.rollouts}) == settings.group_size
+            for rollout in group.rollouts:
+                if rollout.status is RolloutStatus.COMPLETED:
+                    assert rollout.reward is not None
+                    self._check_tokens(rollout, group in kept)
+        if settings.greedy:
+            assert [g.draw.draw_id for g in batch.companions["greedy"]] == [g.draw.draw_id for g in batch.groups]
+            assert all(len(group.rollouts) == 1 for group in batch.companions["greedy"])
+        if scheduling.domain_quotas and len(kept) == settings.batch_size and not scheduling.async_ratio:
+            counts = Counter(group.draw.prompt.domain for group in kept)
+            assert max(counts.values()) - min(counts.get(d, 0) for d in DOMAINS) <= 1, "the mix of domains is off"
+        if scheduling.stale_policy == "wait":
+            assert not (batch.expired and scheduling.async_ratio), "a group expired although updates wait"
+
+    def _check_tokens(self, rollout: Rollout, is_trained: bool) -> None:
+        versions = rollout.policy_versions
+        assert len(versions) == len(rollout.token_ids) == _length_of(rollout), "tokens were lost or made twice"
+        assert (np.diff(versions) >= 0).all(), "a token is older than the one before it"
+        age, bound = self.version - int(versions.min()), self.settings.scheduling.max_staleness
+        assert not is_trained or age <= bound, f"a token is {age} versions old"
+
+    def check_end(self) -> None:
+        """After the last step."""
+        assert len(self.scheduler.life) == 0, f"rollouts without an end: {[r.rollout_id for r in self.scheduler.life]}"
+        assert self.proxy.num_running == self.proxy.num_waiting == 0
+        assert not any(engine.live for engine in self.engines.engines if not engine.dead), "an engine still works"
+        assert len(self.batches) == self.settings.num_steps
+        totals = self.scheduler.life.totals
+        ends = sum(totals[s] for s in RolloutState if s not in ("queued", "generating", "rewarding", "accepted"))
+        begun = sum(1 for _, after, _ in self.events if after == "queued") - self._num_again()
+        assert ends == begun, "a rollout was lost"
+
+    def _num_again(self) -> int:
+        seen: dict[str, str] = {}
+        again = 0
+        for rollout_id, after, _ in self.events:
+            if after == "queued" and seen.get(rollout_id) in ("queued", "generating", "rewarding"):
+                again += 1
+            seen[rollout_id] = after
+        return again
+
+
+def _length(request: GenerationRequest) -> int:
+    """Tokens still to come: the answer's length is the request's own, also where it is continued."""
+    written = len(request.token_ids) - 2
+    return _length_by_name(request.request_id) - written
+
+
+def _length_by_name(name: str) -> int:
+    value = random.Random(name).random()
+    return MAX_TOKENS if value > 0.9 else 1 + int(4 * value)
+
+
+def _length_of(rollout: Rollout) -> int:
+    return _length_by_name(f"train-{rollout.rollout_id}")
+
+
+def play(settings: Settings) -> World:
+    """Run one schedule; the seed also decides the order of events that happen at the same moment."""
+    world: list[World] = []
+
+    async def main() -> None:
+        world.append(World(settings))
+        await world[0].train()
+
+    try:
+        run(main(), seed=settings.seed, shuffle=True, limit_s=100_000)
+    except BaseException as error:
+        error.add_note(f"replay it with: play(random_settings({settings.seed})), which is {settings}")
+        raise
+    return world[0]
