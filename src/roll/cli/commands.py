@@ -146,6 +146,42 @@ def export(source: str, target: str) -> None:
 
 
 @roll.group()
+def reward() -> None:
+    """Try rewards on answers."""
+
+
+@reward.command(name="test")
+@_file
+@_overrides
+@click.option("--config", "-c", metavar="CFG", help="Use the rewards of this configuration, by the lines' `domain`.")
+@click.option("--reward", "-r", "named", multiple=True, metavar="TYPE", help="A reward: math, or {type: math, …}.")
+@click.option("--jobs", "-j", type=click.IntRange(min=1), help="Answers scored at once; by default one per processor.")
+@click.option("--limit", type=click.IntRange(min=1), help="Score only the first so many.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object a line instead of a table.")
+def reward_test(
+    file: str,
+    overrides: tuple[str, ...],
+    config: str | None,
+    named: tuple[str, ...],
+    jobs: int | None,
+    limit: int | None,
+    as_json: bool,
+) -> int:
+    """Score the answers in FILE, one JSON object a line, and print what came out.
+
+    \b
+    {"response": "The answer is 7.", "answer": "7"}
+    {"response": "8", "answer": "7", "expected": false}
+
+    A line may also have prompt, metadata, finished, domain, and expected (true, false or a value). Exit code 1 where an
+    answer could not be scored or came out other than expected, 2 where something is malformed.
+    """
+    from roll.cli.score_file import score_file
+
+    return score_file(file, config, overrides, named, jobs=jobs, limit=limit, as_json=as_json)
+
+
+@roll.group()
 def config() -> None:
     """Understand and print configurations."""
 

@@ -2,19 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 
 from roll.config import RLVRConfig
+from roll.config.rewards import RewardConfig
+from roll.config.sandbox import SandboxConfig
 from roll.protocols import WorkerPool
 from roll.rewards import build_reward
 from roll.rewards.compose import WeightedReward
 
-__all__ = ["open_rewards"]
+__all__ = ["open_reward_lists", "open_rewards"]
+
+
+def open_rewards(config: RLVRConfig, pool: WorkerPool) -> AbstractAsyncContextManager[dict[str, WeightedReward]]:
+    """A run's, by domain: see `open_reward_lists`."""
+    lists = {entry.domain or entry.source: entry.reward for entry in config.data}
+    return open_reward_lists(lists, config.sandbox, pool)
 
 
 @asynccontextmanager
-async def open_rewards(config: RLVRConfig, pool: WorkerPool) -> AsyncIterator[dict[str, WeightedReward]]:
+async def open_reward_lists(
+    lists: Mapping[str, Sequence[RewardConfig]], sandbox: SandboxConfig, pool: WorkerPool
+) -> AsyncIterator[dict[str, WeightedReward]]:
     """By domain. Sandboxes are started where a reward runs programs, once for all of them.
 
     Raises:
@@ -22,12 +32,12 @@ async def open_rewards(config: RLVRConfig, pool: WorkerPool) -> AsyncIterator[di
     """
     async with AsyncExitStack() as stack:
         boxes = None
-        if any(reward.needs_sandbox for entry in config.data for reward in entry.reward):
+        if any(reward.needs_sandbox for rewards in lists.values() for reward in rewards):
             from roll.rewards.code.boxes import CodeBoxes
 
-            boxes = await stack.enter_async_context(CodeBoxes(config.sandbox))
-        rewards: dict[str, WeightedReward] = {}
-        for entry in config.data:
-            rewards[entry.domain or entry.source] = reward = build_reward(entry.reward, pool, boxes)
+            boxes = await stack.enter_async_context(CodeBoxes(sandbox))
+        opened: dict[str, WeightedReward] = {}
+        for domain, rewards in lists.items():
+            opened[domain] = reward = build_reward(rewards, pool, boxes)
             stack.push_async_callback(reward.close)
-        yield rewards
+        yield opened

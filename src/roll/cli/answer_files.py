@@ -1,0 +1,191 @@
+"""Files of answers to score: one JSON object a line, read into rollouts, with every mistake told by its line.
+
+response   the answer                                   (also: text, completion)
+answer     the reference, where the reward compares     (also: reference, ground_truth)
+prompt     the question: text, or chat messages         (also: question, messages)
+metadata   anything else that the reward wants; further keys of the line are added to it
+finished   false for an answer that was cut off
+domain     which of a configuration's rewards scores it
+expected   what should come out: true or false for right or wrong, or a number for the value
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from roll.errors import DataError
+from roll.registry import nearest
+from roll.types import Message, Prompt, Rollout
+
+__all__ = ["AnswerLine", "read_answers", "words_as_tokens"]
+
+_RESPONSE = ("response", "text", "completion")
+_ANSWER = ("answer", "reference", "ground_truth")
+_PROMPT = ("prompt", "question", "messages")
+_OTHER = ("metadata", "finished", "domain", "expected")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AnswerLine:
+    """One answer of a file."""
+
+    number: int
+    """Of its line, from 1."""
+    domain: str
+    rollout: Rollout
+    expected: bool | float | None
+
+
+def words_as_tokens(text: str) -> list[int]:
+    """A number for each word, equal ones for equal words: stands in for a tokenizer, where lengths are penalised."""
+    numbers: dict[str, int] = {}
+    return [numbers.setdefault(word, len(numbers)) for word in text.split()]
+
+
+def read_answers(
+    path: Path, domains: list[str], tokens: Callable[[str], list[int]], limit: int | None
+) -> Iterator[AnswerLine]:
+    """The answers of a file.
+
+    Args:
+        path: the file.
+        domains: those that can be scored; a line names one unless there is only one.
+        tokens: of a text.
+        limit: the first so many answers.
+
+    Raises:
+        DataError: it cannot be read, holds no answer, or a line is malformed.
+    """
+    count = 0
+    try:
+        with path.open(encoding="utf-8-sig") as file:
+            for number, line in enumerate(file, 1):
+                if not line.strip():
+                    continue
+                if limit is not None and count >= limit:
+                    return
+                count += 1
+                yield _line(line, number, f"'{path}', line {number}", domains, tokens)
+    except OSError as error:
+        raise DataError(f"'{path}' cannot be read: {error.strerror}.") from None
+    except UnicodeDecodeError as error:
+        raise DataError(f"'{path}' is not UTF-8 text (byte {error.start}).") from None
+    if not count:
+        raise DataError(f'\'{path}\' holds no answers: write one JSON object a line, such as {{"response": "7"}}.')
+
+
+def _line(line: str, number: int, where: str, domains: list[str], tokens: Callable[[str], list[int]]) -> AnswerLine:
+    try:
+        row = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise DataError(f"{where}: not JSON ({error}): {_short(line.strip())}") from None
+    if not isinstance(row, dict):
+        raise DataError(f"{where}: an answer must be a JSON object, got {type(row).__name__}: {_short(line.strip())}")
+    response_key = _key(row, _RESPONSE)
+    if response_key is None:
+        hint = nearest(next(iter(row), ""), _RESPONSE)
+        keys = ", ".join(map(repr, list(row)[:20])) or "none"
+        raise DataError(f"{where}: there is no 'response', which is the answer to score. It has: {keys}.{hint}")
+    response = _text(row[response_key], response_key, where)
+    answer_key, prompt_key = _key(row, _ANSWER), _key(row, _PROMPT)
+    answer = _plain(row[answer_key], answer_key, where) if answer_key else ""
+    finished = _typed(row, "finished", bool, True, where)
+    metadata = _typed(row, "metadata", dict, {}, where)
+    taken = {response_key, answer_key, prompt_key, *_OTHER}
+    prompt = Prompt(
+        uid=f"line {number}",
+        domain=_domain(row, domains, where),
+        messages=_messages(row.get(prompt_key, "") if prompt_key else "", where),
+        answer=answer,
+        metadata={**{key: value for key, value in row.items() if key not in taken}, **metadata},
+    )
+    return AnswerLine(
+        number=number,
+        domain=prompt.domain,
+        rollout=_rollout(prompt, response, finished, tokens),
+        expected=_expected(row, where),
+    )
+
+
+def _rollout(prompt: Prompt, response: str, finished: bool, tokens: Callable[[str], list[int]]) -> Rollout:
+    ids = np.asarray(tokens(response), np.int32)
+    return Rollout(
+        draw_id=0,
+        index=0,
+        prompt=prompt,
+        prompt_token_ids=np.zeros(0, np.int32),
+        token_ids=ids,
+        logprobs=np.zeros(len(ids), np.float32),
+        policy_versions=np.zeros(len(ids), np.int32),
+        finish_reason="stop" if finished else "length",
+        text=response,
+    )
+
+
+def _key(row: Mapping[str, Any], names: tuple[str, ...]) -> str | None:
+    return next((name for name in names if name in row), None)
+
+
+def _text(value: Any, key: str, where: str) -> str:
+    if not isinstance(value, str):
+        raise DataError(f"{where}: '{key}' must be text, got {_short(repr(value))}.")
+    return value
+
+
+def _plain(value: Any, key: str, where: str) -> str:
+    if isinstance(value, bool) or not isinstance(value, str | int | float):
+        raise DataError(f"{where}: '{key}' must be text or a number, got {_short(repr(value))}.")
+    return str(value)
+
+
+def _typed(row: Mapping[str, Any], key: str, kind: type, default: Any, where: str) -> Any:
+    value = row.get(key, default)
+    if not isinstance(value, kind):
+        words = {bool: "true or false", dict: "an object", str: "text"}[kind]
+        raise DataError(f"{where}: '{key}' must be {words}, got {_short(repr(value))}.")
+    return value
+
+
+def _domain(row: Mapping[str, Any], domains: list[str], where: str) -> str:
+    named = _typed(row, "domain", str, "", where)
+    if named in domains:
+        return named
+    if len(domains) == 1 and not named:
+        return domains[0]
+    known = ", ".join(f"'{domain}'" for domain in domains)
+    if not named:
+        raise DataError(f"{where}: it names no 'domain', and there are several rewards: choose one of {known}.")
+    if domains == [""]:
+        return ""
+    raise DataError(f"{where}: there is no domain '{named}'.{nearest(named, domains)} Known: {known}.")
+
+
+def _messages(value: Any, where: str) -> tuple[Message, ...]:
+    if isinstance(value, str):
+        return ({"role": "user", "content": value},)
+    is_chat = isinstance(value, list) and all(
+        isinstance(message, dict) and isinstance(message.get("role"), str) and isinstance(message.get("content"), str)
+        for message in value
+    )
+    if not is_chat:
+        raise DataError(f"{where}: the prompt must be text or a list of chat messages, got {_short(repr(value))}.")
+    return tuple({"role": message["role"], "content": message["content"]} for message in value)
+
+
+def _expected(row: Mapping[str, Any], where: str) -> bool | float | None:
+    value = row.get("expected")
+    if value is None or isinstance(value, bool):
+        return value
+    if isinstance(value, int | float):
+        return float(value)
+    raise DataError(f"{where}: 'expected' must be true, false or a number, got {_short(repr(value))}.")
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= 60 else f"{text[:57]}..."

@@ -1,0 +1,217 @@
+"""`roll reward test`: score a file of answers, line by line, and say what came out.
+
+configuration, or rewards named on the command line ──► rewards by domain ─┐
+lines of the file ──► rollouts ──► as many at once as there are workers ───┴──► a table, a summary, an exit code
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import click
+
+from roll.cli.answer_files import AnswerLine, read_answers, words_as_tokens
+from roll.config.base import Section, option
+from roll.config.rewards import RewardConfig, RewardList, as_reward_list
+from roll.config.sandbox import SandboxConfig
+from roll.errors import ConfigError, InfraError, UserError
+from roll.types import RewardResult
+
+__all__ = ["Scored", "rewards_named", "score_file"]
+
+_PENALTIES = {"length", "repetition"}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Scored:
+    """What came of one line."""
+
+    line: AnswerLine
+    result: RewardResult | None
+    duration_s: float
+    problem: str = ""
+    """Why there is no result."""
+
+    @property
+    def surprising(self) -> bool:
+        """Whether the file expects something else."""
+        expected, result = self.line.expected, self.result
+        if expected is None:
+            return False
+        if result is None:
+            return True
+        if isinstance(expected, bool):
+            right = result.correct if result.correct is not None else result.value > 0
+            return right is not expected
+        return abs(result.value - expected) > 1e-6
+
+
+class _Named(Section):
+    """Rewards given on the command line, read as a source's would be."""
+
+    reward: RewardList = option(..., "How answers are scored.")
+
+
+def rewards_named(texts: Sequence[str]) -> list[RewardConfig]:
+    """Rewards as they are written in YAML: `math`, or `{type: math, extract: boxed}`.
+
+    Raises:
+        ConfigError: one is malformed.
+    """
+    import yaml
+    from pydantic import ValidationError
+
+    from roll.config.document import Document
+    from roll.config.problems import describe, message
+
+    entries: list[Any] = []
+    for text in texts:
+        try:
+            value = yaml.safe_load(text)
+        except yaml.YAMLError as error:
+            raise ConfigError(f"--reward {text!r} is not YAML: {str(error).splitlines()[0]}.") from None
+        entries += value if isinstance(value, list) else [value]
+    tree = {"reward": as_reward_list(entries)}
+    try:
+        return _Named.model_validate(tree).reward
+    except ValidationError as error:
+        raise ConfigError(message(describe(error, Document(name="", tree=tree), _Named))) from None
+
+
+def score_file(
+    path: str,
+    config: str | None,
+    overrides: Sequence[str],
+    named: Sequence[str],
+    *,
+    jobs: int | None,
+    limit: int | None,
+    as_json: bool,
+) -> int:
+    """Score the answers of a file and print the outcome.
+
+    Args:
+        path: a JSON Lines file: see `roll.cli.answer_files`.
+        config: whose rewards are used; by the lines' `domain` where it has several.
+        overrides: of the configuration.
+        named: rewards to use instead, as YAML.
+        jobs: answers scored at once; by default one for each processor.
+        limit: score the first so many answers.
+        as_json: print one JSON object a line instead of a table.
+
+    Returns:
+        The exit code: 0, or 1 where an answer could not be scored, or came out other than `expected`.
+
+    Raises:
+        UserError: the file, the configuration or a reward cannot be used.
+    """
+    if (config is None) == (not named):
+        raise ConfigError(
+            "give either --config FILE, whose rewards are used, or --reward TYPE (which may be repeated)."
+        )
+    if overrides and config is None:
+        raise ConfigError(f"'{overrides[0]}' changes a configuration: give --config too.")
+    lists, sandbox, model = _rewards(config, overrides, named)
+    penalised = any(reward.type in _PENALTIES for rewards in lists.values() for reward in rewards)
+    tokens = _tokens(model) if penalised else lambda text: [0] * len(text.split())
+    lines = list(read_answers(Path(path), list(lists), tokens, limit))
+    _check_answers(path, lines, lists)
+    started = perf_counter()
+    found = asyncio.run(_score(lines, lists, sandbox, jobs or os.cpu_count() or 1))
+    wall_s = perf_counter() - started
+    from roll.cli.score_report import as_json_lines, render
+
+    note = "lengths are counted in words: give --config for the model's tokens" if penalised and model is None else ""
+    click.echo(as_json_lines(found) if as_json else render(found, wall_s, note))
+    return 1 if any(scored.result is None or scored.surprising for scored in found) else 0
+
+
+def _rewards(
+    config: str | None, overrides: Sequence[str], named: Sequence[str]
+) -> tuple[dict[str, list[RewardConfig]], SandboxConfig, str | None]:
+    if config is None:
+        return {"": rewards_named(named)}, SandboxConfig(), None
+    from roll.config.load import load_config
+
+    loaded = load_config(config, list(overrides))
+    lists = {entry.domain or entry.source: list(entry.reward) for entry in loaded.data}
+    return lists, loaded.sandbox, loaded.model.path
+
+
+def _tokens(model: str | None) -> Callable[[str], list[int]]:
+    """The model's tokens, where there is a model: penalties count them."""
+    if model is None:
+        return words_as_tokens
+    from roll.cli.environment import prepare_environment
+
+    prepare_environment()
+    from roll.models import load_tokenizer, resolve_model
+
+    tokenizer = load_tokenizer(resolve_model(model))
+    return lambda text: list(tokenizer(text, add_special_tokens=False)["input_ids"])
+
+
+def _check_answers(path: str, lines: Iterable[AnswerLine], lists: Mapping[str, Sequence[RewardConfig]]) -> None:
+    for line in lines:
+        comparing = [reward.type for reward in lists[line.domain] if reward.needs_answer]
+        if comparing and not line.rollout.prompt.answer.strip():
+            raise ConfigError(
+                f"'{path}', line {line.number}: there is no 'answer', but the reward '{comparing[0]}' compares with it."
+            )
+
+
+async def _score(
+    lines: Sequence[AnswerLine], lists: Mapping[str, Sequence[RewardConfig]], sandbox: SandboxConfig, jobs: int
+) -> list[Scored]:
+    from roll.cluster.pool import LocalWorkerPool
+    from roll.rewards.opening import open_reward_lists
+
+    places = asyncio.Semaphore(jobs)
+    async with AsyncExitStack() as stack:
+        pool = LocalWorkerPool(jobs)
+        stack.push_async_callback(pool.close)
+        rewards = await stack.enter_async_context(open_reward_lists(lists, sandbox, pool))
+
+        async def score(line: AnswerLine) -> Scored:
+            async with places:
+                started = perf_counter()
+                try:
+                    result, problem = await rewards[line.domain](line.rollout), ""
+                except InfraError as error:
+                    result, problem = None, str(error)
+                except UserError as error:
+                    raise type(error)(f"line {line.number}: {error}") from error
+                return Scored(line=line, result=result, problem=problem, duration_s=perf_counter() - started)
+
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(score(line)) for line in lines]
+        return [task.result() for task in tasks]
+
+
+def verdicts(found: Sequence[Scored]) -> Counter[str]:
+    """How often each verdict was given."""
+    return Counter(scored.result.verdict if scored.result else "not scored" for scored in found)
+
+
+def plain(scored: Scored) -> dict[str, Any]:
+    """A line's outcome as plain data."""
+    result = scored.result
+    outcome: dict[str, Any] = {"line": scored.line.number}
+    if scored.line.domain:
+        outcome["domain"] = scored.line.domain
+    if result is None:
+        return outcome | {"problem": scored.problem}
+    outcome |= {"value": result.value, "verdict": result.verdict, "correct": result.correct}
+    outcome |= {"components": dict(result.components), "duration_s": round(scored.duration_s, 6)}
+    if scored.line.expected is not None:
+        outcome |= {"expected": scored.line.expected, "as_expected": not scored.surprising}
+    return json.loads(json.dumps(outcome))

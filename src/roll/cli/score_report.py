@@ -1,0 +1,106 @@
+"""What `roll reward test` prints: a row for each answer, then what they come to."""
+
+from __future__ import annotations
+
+import io
+import json
+import statistics
+from collections.abc import Sequence
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from roll.cli.score_file import Scored, plain, verdicts
+
+__all__ = ["as_json_lines", "render"]
+
+WIDEST = 160
+
+
+def as_json_lines(found: Sequence[Scored]) -> str:
+    """One JSON object a line."""
+    return "\n".join(json.dumps(plain(scored), ensure_ascii=False) for scored in found)
+
+
+def render(found: Sequence[Scored], wall_s: float, note: str = "") -> str:
+    """The table and the summary, as plain text.
+
+    Args:
+        found: outcomes in the order of their lines.
+        wall_s: how long scoring took, the start of workers included.
+        note: printed at the end.
+    """
+    screen = Console(file=io.StringIO(), width=WIDEST, force_terminal=False, color_system=None)
+    screen.print(_table(found))
+    for line in _summary(found, wall_s, note):
+        screen.print(Text(line), soft_wrap=True)
+    assert isinstance(screen.file, io.StringIO)
+    return "\n".join(line.rstrip() for line in screen.file.getvalue().splitlines())
+
+
+def _components(found: Sequence[Scored]) -> list[str]:
+    """Names of all components, without the parts of components."""
+    names = dict.fromkeys(name for scored in found if scored.result for name in scored.result.components)
+    return [name for name in names if "/" not in name]
+
+
+def _table(found: Sequence[Scored]) -> Table:
+    components = _components(found)
+    with_domain = any(scored.line.domain for scored in found)
+    table = Table(box=None, pad_edge=False, header_style="")
+    for name in ("line", *(["domain"] if with_domain else []), "value", *components[:6], "time", "verdict", "answer"):
+        right = name not in ("domain", "verdict", "answer")
+        table.add_column(name, justify="right" if right else "left", no_wrap=True, overflow="ellipsis")
+    for scored in found:
+        result = scored.result
+        values = ["-" if result is None else f"{result.value:.3g}"]
+        for name in components[:6]:
+            value = None if result is None else result.components.get(name)
+            values.append("-" if value is None else f"{value:.3g}")
+        verdict = f"not scored: {scored.problem}" if result is None else result.verdict
+        if scored.surprising:
+            verdict += f" (expected: {json.dumps(scored.line.expected)})"
+        answer = " ".join(scored.line.rollout.text.split())
+        table.add_row(
+            str(scored.line.number),
+            *([scored.line.domain] if with_domain else []),
+            *values,
+            _time(scored.duration_s),
+            Text(verdict[:100]),
+            Text(answer[-40:]),
+        )
+    return table
+
+
+def _summary(found: Sequence[Scored], wall_s: float, note: str) -> list[str]:
+    results = [scored.result for scored in found if scored.result is not None]
+    lines = [
+        "",
+        f"{len(found)} answers, {len(results)} scored in {wall_s:.2f} s ({len(found) / wall_s:.0f} per second)",
+    ]
+    if results:
+        lines.append(f"value      mean {statistics.fmean(result.value for result in results):.4g}")
+        decided = [result.correct for result in results if result.correct is not None]
+        if decided:
+            lines.append(f"accuracy   {sum(decided) / len(decided):.1%} of {len(decided)}")
+        for name in dict.fromkeys(name for result in results for name in result.components):
+            values = [result.components[name] for result in results if name in result.components]
+            lines.append(f"component  {name}: mean {statistics.fmean(values):.4g} of {len(values)}")
+        times = sorted(scored.duration_s for scored in found if scored.result is not None)
+        median, slowest = _time(statistics.median(times)), _time(times[-1])
+        lines.append(f"time       median {median}, longest {slowest}")
+    counts = ", ".join(f"{verdict} {count}" for verdict, count in verdicts(found).most_common(8))
+    lines.append(f"verdicts   {counts}")
+    expecting = sum(scored.line.expected is not None for scored in found)
+    if expecting:
+        surprising = [str(scored.line.number) for scored in found if scored.surprising]
+        words = f"; not lines {', '.join(surprising[:20])}" if surprising else ""
+        lines.append(f"expected   {expecting - len(surprising)} of {expecting} came out as expected{words}")
+    if note:
+        lines.append(f"note       {note}")
+    return lines
+
+
+def _time(seconds: float) -> str:
+    return f"{seconds * 1000:.1f} ms" if seconds < 1 else f"{seconds:.2f} s"
