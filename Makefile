@@ -20,6 +20,9 @@ setup: ## install ROLL and everything it needs into .venv
 quickstart: setup ## train: SmolLM2-135M learns to add, on this machine, in minutes
 	@.venv/bin/roll train examples/quickstart.yaml $(ARGS)
 
+example-code: setup ## train on writing small functions, scored in sandboxes (about 10 minutes)
+	@.venv/bin/roll train examples/code.yaml $(ARGS)
+
 example-reasoning: setup ## train on a reasoning-gym task (up to 30 minutes)
 	@.venv/bin/roll train examples/reasoning.yaml $(ARGS)
 
