@@ -47,9 +47,9 @@ HEAD = """# Published and simulated speed-ups
 
 Written by `make simulate-paper` from the workloads in `examples/simulation/`; each file names what its source
 published, and which constants it does not give. Time of a training step, mean and 95 % interval over seeds; the
-speed-up is over the first variant. "±30 %" moves every constant (the device's rates, lengths, latencies, number of turns) by
-itself, up and down, under one seed: the range of the ratio, and whether its sign holds throughout. How the simulator
-works: [Simulation](../simulation.md).
+speed-up is over the first variant. "±30 %" moves every constant (the device's rates, lengths, latencies, number of
+turns) by itself, up and down, under one seed: the range of the ratio, and whether its sign holds throughout. How the
+simulator works: [Simulation](../simulation.md).
 """
 
 

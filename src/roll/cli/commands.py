@@ -133,6 +133,23 @@ def simulate(file: str, overrides: tuple[str, ...], variant: tuple[str, ...], tr
 
 
 @roll.command()
+@_file
+@_overrides
+def plan(file: str, overrides: tuple[str, ...]) -> None:
+    """Plan the run of FILE's model, hardware and lengths (a file for `roll simulate`): what goes where.
+
+    Prints the fastest plan that fits: engine width, division of the devices, async ratio, memory of each role,
+    expected step time and what limits it; and says where asynchrony does not help.
+    """
+    from roll.config.simulation import load_simulation
+    from roll.simulation.plan_report import render_plan
+    from roll.simulation.planner import make_plan
+
+    found = make_plan(load_simulation(file, overrides), progress=lambda line: click.echo(line, err=True))
+    click.echo(render_plan(found))
+
+
+@roll.command()
 @click.argument("source", metavar="RUN|CHECKPOINT")
 @click.argument("target", metavar="DIR")
 def export(source: str, target: str) -> None:

@@ -321,9 +321,20 @@ class SimulationConfig(Section):
         """
         if name not in self.variants:
             raise ConfigError(f"'{self.name}' has no variant '{name}'. It has: {', '.join(self.variants) or 'none'}.")
-        changes = self.variants[name] or {}
+        return self.changed(self.variants[name] or {}, f"variant {name}")
+
+    def changed(self, changes: Mapping[str, Any], name: str = "") -> SimulationConfig:
+        """This configuration, without variants, with other values.
+
+        Args:
+            changes: by dotted key.
+            name: what to call the change in a message.
+
+        Raises:
+            ConfigError: a change is wrong.
+        """
         tree = self.model_dump(mode="json") | {"variants": {}, "paper": []}
-        return _validate(Document(name=f"variant {name}", tree=tree), changes)
+        return _validate(Document(name=name, tree=tree), changes)
 
 
 def load_simulation(source: str | Path, overrides: Sequence[str] = ()) -> SimulationConfig:

@@ -28,12 +28,12 @@ Invariants:
 from __future__ import annotations
 
 import heapq
-import math
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import Enum
 
 from roll.simulation.costs import EngineCosts
+from roll.simulation.stretch import Stretch
 
 __all__ = ["BatchLimits", "BatchTotals", "ContinuousBatch", "SimulatedRequest"]
 
@@ -94,36 +94,6 @@ class BatchTotals:
     num_finished: int = 0
 
 
-@dataclass(slots=True)
-class _Stretch:
-    """Steps without a change of the batch; the k-th takes `first_s + k growth_s`."""
-
-    start_s: float
-    first_s: float
-    growth_s: float
-    num_steps: int
-    chunks: list[tuple[SimulatedRequest, int]] = field(default_factory=list)
-    """Prefilled in its only step."""
-
-    def time_of(self, num_steps: int) -> float:
-        """When so many steps are done."""
-        return self.start_s + num_steps * self.first_s + self.growth_s * (num_steps * (num_steps - 1) / 2)
-
-    def done_by(self, now: float) -> int:
-        """Steps that are done at a moment."""
-        elapsed = now - self.start_s
-        if elapsed <= 0:
-            return 0
-        half = self.first_s - self.growth_s / 2
-        guess = int(2 * elapsed / (half + math.sqrt(half * half + 2 * self.growth_s * elapsed)))
-        guess = min(max(guess, 0), self.num_steps)
-        while guess < self.num_steps and self.time_of(guess + 1) <= now:
-            guess += 1
-        while guess > 0 and self.time_of(guess) > now:
-            guess -= 1
-        return guess
-
-
 class ContinuousBatch:
     """The batch of one engine; see the module."""
 
@@ -145,7 +115,7 @@ class ContinuousBatch:
         """Tokens of resident requests when `totals.num_steps` were done."""
         self._context = 0
         """Those of decoding ones."""
-        self._stretch: _Stretch | None = None
+        self._stretch: Stretch | None = None
         self._held_until = 0.0
 
     # ---- looking
@@ -239,13 +209,13 @@ class ContinuousBatch:
         start = max(now, self._held_until)
         if chunks:
             seconds = self.costs.step_s(self._num_decoding + num_prefilled, self._context, pairs)
-            self._stretch = _Stretch(start, seconds, 0.0, 1, chunks)
+            self._stretch = Stretch(start, seconds, 0.0, 1, chunks)
         elif self._num_decoding:
             first = self.costs.decode_s(self._num_decoding) + self._context * self.costs.context_s
             growth = self._num_decoding * self.costs.context_s
             # after a preemption, nobody could be admitted at this boundary, but somebody may at the next
             num_steps = 1 if preempted else self._num_decode_steps()
-            self._stretch = _Stretch(start, first, growth, num_steps)
+            self._stretch = Stretch(start, first, growth, num_steps)
         else:
             return None
         return self._stretch.time_of(self._stretch.num_steps)

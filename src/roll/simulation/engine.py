@@ -21,10 +21,9 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import cast
 
-import numpy as np
-
 from roll.errors import EngineDiedError, UserError, WeightSyncError
 from roll.protocols import PauseMode
+from roll.simulation.arrays import generation_of, zero_logprobs
 from roll.simulation.batch import BatchLimits, BatchTotals, ContinuousBatch, SimulatedRequest
 from roll.simulation.clock import VirtualTimeLoop
 from roll.simulation.costs import EngineCosts
@@ -181,7 +180,7 @@ class SimulatedEngine:
         costs = self.settings.costs
         await asyncio.sleep(sum(costs.step_s(len(seq), 0, len(seq) ** 2 / 2) for seq in sequences))
         self._check()
-        return [_zeros(np.float32, len(sequence)) for sequence in sequences]
+        return [zero_logprobs(len(sequence)) for sequence in sequences]
 
     async def abort(self, request_ids: Collection[str]) -> None:
         """End these requests now, with the tokens of all steps that are done; unknown ids are ignored."""
@@ -318,14 +317,7 @@ class SimulatedEngine:
     def _generation(self, live: _Live, num_tokens: int, reason: FinishReason) -> Generation:
         fresh = num_tokens - live.num_marked
         runs = [*live.runs, (self.policy_version, fresh)] if fresh or not live.runs else live.runs
-        return Generation(
-            request_id=live.inner.request_id,
-            token_ids=_zeros(np.int32, num_tokens),
-            logprobs=_zeros(np.float32, num_tokens),
-            policy_versions=_versions(runs),
-            finish_reason=reason,
-            engine_id=self.engine_id,
-        )
+        return generation_of(live.inner.request_id, runs, reason, self.engine_id)
 
     def _changed(self) -> None:
         """The batch may have to change: look once everything else at this moment has been done."""
@@ -383,29 +375,3 @@ class SimulatedEngine:
             self._at_rest.append(future)
             self._changed()
             await future
-
-
-_shared: dict[tuple[str, int], np.ndarray] = {}
-"""One array of each kind and fill value, read-only, as long as the longest that was asked for; all others are views."""
-
-
-def _constant(dtype: type[np.generic], value: int, length: int) -> np.ndarray:
-    key = (dtype.__name__, value)
-    array = _shared.get(key)
-    if array is None or len(array) < length:
-        if array is None and len(_shared) > 64:
-            _shared.clear()
-        array = np.full(max(1024, 1 << (length - 1).bit_length() if length else 0), value, dtype)
-        array.flags.writeable = False
-        _shared[key] = array
-    return array[:length]
-
-
-def _zeros(dtype: type[np.generic], length: int) -> np.ndarray:
-    return _constant(dtype, 0, length)
-
-
-def _versions(runs: Sequence[tuple[int, int]]) -> IntArray:
-    if len(runs) == 1:
-        return _constant(np.int32, *runs[0])
-    return np.concatenate([_constant(np.int32, version, count) for version, count in runs])

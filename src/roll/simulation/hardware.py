@@ -55,10 +55,18 @@ class Model:
     """That a token passes through: fewer than all for a mixture of experts."""
     num_layers: int
     hidden_size: int
+    intermediate_size: int
+    """Inside the MLP; of a mixture of experts that of all active ones together."""
+    vocab_size: int
     num_heads: int
     num_kv_heads: int
     head_dim: int
     element_bytes: int = 2
+
+    @property
+    def num_parameters(self) -> int:
+        """As `roll.config.estimate.ModelSizes` calls them."""
+        return round(self.parameters)
 
     @property
     def weight_bytes(self) -> float:
@@ -132,10 +140,18 @@ def _find(kind: type[T], what: str, name: str, file: str) -> T:
     return _build(kind, what, path.stem, content)
 
 
+def _number(value: Any) -> Any:
+    """YAML reads `1e9` as text, since it has no point and no sign."""
+    try:
+        return float(value) if isinstance(value, str) else value
+    except ValueError:
+        return value
+
+
 def _build(kind: type[T], what: str, name: str, values: dict[str, Any]) -> T:
     if kind is Model:
         values = {"active_parameters": values.get("parameters")} | values
-    given = {"name": name} | values
+    given = {"name": name} | {key: _number(value) for key, value in values.items()}
     known = {field.name for field in fields(kind)}
     for key in given:
         if key not in known:

@@ -176,7 +176,6 @@ class _World:
                 draw=self._draw,
                 plans=(self._plan(),),
                 batch_size=config.rollout.prompts_per_step,
-                num_steps=config.num_steps,
                 left_out=_no_signal if config.reward.filter_groups else None,
                 max_refills=config.reward.max_refills if config.reward.filter_groups else 0,
                 doomed=_cannot_differ if config.reward.filter_groups and scheduling.stop_doomed_groups else None,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from unittest import mock
 
 import pytest
 from hypothesis import given, settings
@@ -26,7 +27,10 @@ STEP_S = 0.01
 )
 @settings(max_examples=150, deadline=None)
 def test_a_synchronous_step_keeps_the_bound_of_list_scheduling(num_engines, slots, prompts, group, sigma, seed) -> None:
-    """ROLL Flash's P1 (Graham 1966): Q rollouts of mean g and longest L on K slots take at most (Q/K) g + L."""
+    """ROLL Flash's P1 (Graham 1966): Q rollouts of mean g and longest L on K slots take at most (Q/K) g + L.
+
+    It assumes that nobody waits at one engine while another has a free slot, so nothing is handed out in advance.
+    """
     config = steady(
         {
             "placement.generation": num_engines,
@@ -36,7 +40,8 @@ def test_a_synchronous_step_keeps_the_bound_of_list_scheduling(num_engines, slot
             "answer_tokens": {"type": "lognormal", "median": 40, "sigma": sigma, "max": 3000},
         }
     )
-    (step,) = simulate(config, seed=seed).steps
+    with mock.patch("roll.rollout.routing.LOOKAHEAD", 0):
+        (step,) = simulate(config, seed=seed).steps
     assert step.num_samples == prompts * group
     bound = STEP_S * (step.num_tokens / (num_engines * slots) + step.longest)
     assert STEP_S * step.longest * (1 - 1e-9) <= step.wait_s <= bound * (1 + 1e-9)
@@ -99,16 +104,21 @@ def test_asynchrony_keeps_its_bound_and_is_no_slower(ratio: float, mode: str) ->
     assert ahead.step_s < synchronous.step_s
 
 
-def test_interrupted_answers_keep_their_lengths() -> None:
-    """Aborted and continued rollouts end as long as if nothing had happened, under several policy versions."""
-    common = {"num_steps": 4, "placement.training": 1, "training.duration": {"type": "fixed", "value": 0.2}}
-    lengths = []
-    for mode in ("keep", "abort", "drain"):
-        config = steady(
-            common | {"rollout.scheduling.async_ratio": 2.0, "rollout.scheduling.pause_mode": mode, "num_steps": 4}
-        )
-        lengths.append(sum(step.num_tokens for step in simulate(config, seed=2).steps))
-    assert len(set(lengths)) == 1
+@pytest.mark.parametrize("mode", ["keep", "abort", "drain"])
+def test_interrupted_answers_end_as_long_as_if_nothing_had_happened(mode: str) -> None:
+    config = steady(
+        {
+            "num_steps": 5,
+            "placement.training": 1,
+            "answer_tokens": {"type": "fixed", "value": 333},
+            "training.duration": {"type": "fixed", "value": 0.2},
+            "rollout.scheduling.async_ratio": 2.0,
+            "rollout.scheduling.pause_mode": mode,
+        }
+    )
+    steps = simulate(config, seed=2).steps
+    assert [(step.num_samples, step.num_tokens, step.longest) for step in steps] == [(16, 16 * 333, 333)] * 5
+    assert max(step.max_staleness for step in steps) >= 1
 
 
 def test_environments_in_step_wait_for_the_slowest_of_every_turn() -> None:
@@ -129,9 +139,7 @@ def test_filtered_groups_are_replaced() -> None:
 
 
 def test_a_model_that_does_not_fit_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(
-        ConfigError, match=r"\(66 GB\) does not fit 1 x h800 .*raise engine.tensor_parallel"
-    ):
+    with pytest.raises(ConfigError, match=r"\(66 GB\) does not fit 1 x h800 .*raise engine.tensor_parallel"):
         simulate(workload(tmp_path, {"model": "qwen2.5-32b", "engine": {"memory_share": 0.8}}))
 
 

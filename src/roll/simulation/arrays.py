@@ -1,0 +1,56 @@
+"""Token arrays of simulated answers: views of a few shared ones, so that many thousands of answers take no memory."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from roll.types import FinishReason, FloatArray, Generation
+
+__all__ = ["generation_of", "zero_logprobs"]
+
+
+def generation_of(request_id: str, runs: Sequence[tuple[int, int]], reason: FinishReason, engine_id: str) -> Generation:
+    """An answer of zeros.
+
+    Args:
+        request_id: whose it is.
+        runs: policy versions with their numbers of tokens, in order; at least one.
+        reason: why it ended.
+        engine_id: where it was made.
+    """
+    num_tokens = sum(count for _, count in runs)
+    if len(runs) == 1:
+        versions = _constant(np.int32, *runs[0])
+    else:
+        versions = np.concatenate([_constant(np.int32, version, count) for version, count in runs])
+    return Generation(
+        request_id=request_id,
+        token_ids=_constant(np.int32, 0, num_tokens),
+        logprobs=zero_logprobs(num_tokens),
+        policy_versions=versions,
+        finish_reason=reason,
+        engine_id=engine_id,
+    )
+
+
+def zero_logprobs(num_tokens: int) -> FloatArray:
+    """[T] zeros."""
+    return _constant(np.float32, 0, num_tokens)
+
+
+_shared: dict[tuple[str, int], np.ndarray] = {}
+"""One array of each kind and fill value, read-only, as long as the longest that was asked for; all others are views."""
+
+
+def _constant(dtype: type[np.generic], value: int, length: int) -> np.ndarray:
+    key = (dtype.__name__, value)
+    array = _shared.get(key)
+    if array is None or len(array) < length:
+        if array is None and len(_shared) > 64:
+            _shared.clear()
+        array = np.full(max(1024, 1 << (length - 1).bit_length() if length else 0), value, dtype)
+        array.flags.writeable = False
+        _shared[key] = array
+    return array[:length]

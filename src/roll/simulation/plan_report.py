@@ -1,0 +1,89 @@
+"""A plan as text."""
+
+from __future__ import annotations
+
+from roll.simulation.planner import Candidate, Plan
+
+__all__ = ["render_plan"]
+
+
+def render_plan(plan: Plan) -> str:
+    """Recommendation, memory by role, and everything that was tried."""
+    best, config = plan.best, plan.best.config
+    place, scheduling = config.placement, config.rollout.scheduling
+    lines = [
+        f"{plan.config.name}: {config.model} on {place.num_devices} x {config.device}, "
+        f"{config.rollout.prompts_per_step} prompts x {config.rollout.group_size}, up to "
+        f"{config.rollout.max_new_tokens:,} tokens",
+        "",
+        f"Plan: {best.name}",
+        f"  a step takes {best.step_s:.4g} s: {best.wait_s:.4g} s waiting for rollouts, {best.train_s:.4g} s training, "
+        f"{best.sync_s:.4g} s weight sync",
+        f"  engines are busy {best.busy_share:.0%} of the time; it is limited by {best.limit}",
+        *_asynchrony(plan),
+        "",
+        "Memory of one device",
+        *_memory(plan),
+        "",
+        "In the run's file",
+        *_settings(place.generation, place.training, config.engine.tensor_parallel, scheduling.async_ratio),
+        "",
+        "Tried",
+        *_table(plan.candidates),
+    ]
+    return "\n".join(lines)
+
+
+def _asynchrony(plan: Plan) -> list[str]:
+    bound = f"theory with constant costs says at most {plan.gain_bound:.2f} times as fast"
+    if plan.why_not:
+        return [f"  asynchrony does not help ({bound}): {plan.why_not}"]
+    gain = plan.synchronous.step_s / plan.best.step_s
+    return [
+        f"  asynchrony helps: {gain:.2f} times as fast as the best synchronous plan "
+        f"({plan.synchronous.name}, {plan.synchronous.step_s:.4g} s); {bound}"
+    ]
+
+
+def _memory(plan: Plan) -> list[str]:
+    lines = []
+    for role in plan.memory:
+        parts = ", ".join(f"{name} {size / 1e9:.1f}" for name, size in role.parts.items() if size)
+        lines.append(f"  {role.role:<11}  {role.count:>4} x {role.bytes_each / 1e9:6.1f} GB  ({parts})")
+    if plan.best.config.placement.colocated:
+        lines.append("  they share devices in turns: engines sleep while the trainer works")
+    return lines
+
+
+def _settings(generation: int, training: int, width: int, ratio: float) -> list[str]:
+    train = f"0-{generation - 1}" if not training else f"{generation}-{generation + training - 1}"
+    return [
+        "  inference:",
+        f"    tensor_parallel: {width}",
+        "  rollout:",
+        f"    scheduling: {{async_ratio: {ratio:g}}}",
+        "  cluster:",
+        "    type: ray",
+        f'    device_mapping: {{actor_infer: "0-{generation - 1}", actor_train: "{train}"}}',
+    ]
+
+
+def _table(candidates: tuple[Candidate, ...]) -> list[str]:
+    rows = [("plan", "step", "wait", "train", "sync", "busy", "preempted", "limited by")]
+    for candidate in sorted(candidates, key=lambda c: c.step_s):
+        rows.append(
+            (
+                candidate.name,
+                f"{candidate.step_s:.4g} s",
+                f"{candidate.wait_s:.4g} s",
+                f"{candidate.train_s:.4g} s",
+                f"{candidate.sync_s:.2g} s",
+                f"{candidate.busy_share:.0%}",
+                f"{candidate.num_preempted:.0f}",
+                candidate.limit,
+            )
+        )
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    return [
+        "  " + "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
+    ]

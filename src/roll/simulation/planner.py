@@ -1,0 +1,302 @@
+"""`roll plan`: where roles go, how wide engines are, how far generation runs ahead, and what then limits a step.
+
+    memory ──► widths of engines that fit ──► simulate synchronous, colocated ──► best width
+                                                    │ mean and longest answer, time of training
+                                                    ▼
+               ROLL Flash's best split (P2) for each alpha ──► simulate it and its neighbours ──► the fastest
+
+P2 (arXiv 2510.11345): with K devices, N samples a step of mean generation g and longest L (device-seconds and seconds),
+and training of t device-seconds a sample, the share beta of devices that train and the gain over synchronous are
+
+    beta* = N t / (N g + K L / (alpha + 1) + N t)            gain <= 1 + K L / (N (g + t))
+
+The formula proposes; the simulation, with batching, prefill, preemption and syncs, decides.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from roll.config.estimate import RoleMemory, activation_bytes_per_token
+from roll.config.simulation import SimulationConfig
+from roll.errors import ConfigError
+from roll.simulation.costs import engine_costs, kv_capacity_tokens
+from roll.simulation.hardware import Device, Model, device, model
+from roll.simulation.run import SimulatedRun, simulate
+
+__all__ = ["Candidate", "Plan", "make_plan", "memory_of"]
+
+WIDTHS = (1, 2, 4, 8)
+RATIOS = (1.0, 2.0, 4.0)
+SYNC_STEPS = 3
+ASYNC_WARMUP = 3
+"""Beside as many as generation may run ahead."""
+ASYNC_STEPS = 4
+WORTH = 1.05
+"""A gain below this is not worth the staleness."""
+STATE_BYTES = 16
+"""Of a trained parameter beside the copy it computes with: gradient, master weight and two moments in float32."""
+TRAINER_SHARE = 0.9
+"""Of a device's memory that a trainer may plan with."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Candidate:
+    """A plan that was simulated."""
+
+    name: str
+    config: SimulationConfig
+    step_s: float
+    wait_s: float
+    train_s: float
+    sync_s: float
+    busy_share: float
+    """Of the engines' time."""
+    tail_share: float
+    """Of a step's time for which it would last if its longest answer were generated alone."""
+    num_preempted: float
+
+    @property
+    def limit(self) -> str:
+        """What a faster step would need."""
+        if self.sync_s > 0.25 * self.step_s:
+            return "weight sync"
+        if self.config.rollout.scheduling.async_ratio > 0 and self.wait_s < 0.1 * self.step_s:
+            return "training"
+        if self.train_s > self.wait_s:
+            return "training"
+        return "the longest answers" if self.tail_share > 0.6 else "generation throughput"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Plan:
+    """What to do, and why."""
+
+    config: SimulationConfig
+    best: Candidate
+    synchronous: Candidate
+    candidates: tuple[Candidate, ...]
+    memory: tuple[RoleMemory, ...]
+    """By role, for `best`."""
+    gain_bound: float
+    """Most that asynchrony could gain, by P2."""
+    why_not: str
+    """Why asynchrony does not help; empty where it does."""
+
+
+def memory_of(config: SimulationConfig, made_of: Model, on: Device) -> list[RoleMemory]:
+    """Memory of a trainer's rank and of an engine's device, in bytes.
+
+    A trainer is sharded over all its devices, recomputes activations, and takes one longest sample at a time.
+    """
+    ranks, width = config.placement.num_training, config.engine.tensor_parallel
+    longest = config.rollout.max_new_tokens + 1024
+    parameters, element = made_of.num_parameters, made_of.element_bytes
+    layer = parameters // made_of.num_layers
+    train = {
+        "weights": parameters * element // ranks,
+        "optimiser": parameters * STATE_BYTES // ranks,
+        "activations": longest * activation_bytes_per_token(made_of, element, checkpointing=True),
+        "gathered layers": 2 * layer * element if ranks > 1 else 0,
+    }
+    capacity = config.engine.kv_capacity
+    if capacity is None:
+        capacity = max(0, kv_capacity_tokens(made_of, on, width, config.engine.memory_share))
+    engine = {
+        "weights": parameters * element // width,
+        "keys and values": int(capacity * made_of.kv_bytes_per_token / width),
+    }
+    return [
+        RoleMemory(role="actor_train", count=ranks, parts=train),
+        RoleMemory(role="actor_infer", count=config.placement.generation, parts=engine),
+    ]
+
+
+def make_plan(config: SimulationConfig, progress: Callable[[str], None] = lambda line: None) -> Plan:
+    """Look for the fastest plan of a workload on its devices (all that `placement` names).
+
+    Raises:
+        ConfigError: the model cannot be trained, or cannot generate, on these devices at all.
+    """
+    search = _Search(config, progress)
+    synchronous = search.synchronous()
+    ahead = search.asynchronous(synchronous) if synchronous else search.asynchronous(None)
+    found = [candidate for candidate in (synchronous, *ahead) if candidate is not None]
+    if not found:
+        raise ConfigError(search.why_nothing_fits())
+    reference = synchronous or found[0]
+    best_ahead = min(ahead, key=lambda c: c.step_s, default=None)
+    helps = best_ahead is not None and best_ahead.step_s * WORTH < reference.step_s
+    best = best_ahead if best_ahead is not None and (helps or synchronous is None) else reference
+    return Plan(
+        config=config,
+        best=best,
+        synchronous=reference,
+        candidates=tuple(search.candidates),
+        memory=tuple(memory_of(best.config, search.model, search.device)),
+        gain_bound=search.gain_bound(reference),
+        why_not="" if helps else search.why_not(reference, best_ahead),
+    )
+
+
+class _Search:
+    def __init__(self, config: SimulationConfig, progress: Callable[[str], None]) -> None:
+        self.config = config
+        self.model, self.device = model(config.model), device(config.device)
+        self.total = config.placement.num_devices
+        self.candidates: list[Candidate] = []
+        self._progress = progress
+        self._too_big: list[str] = []
+
+    # ---- what is tried
+
+    def synchronous(self) -> Candidate | None:
+        """All devices generate, then train; the best width of engines."""
+        found = []
+        for width in WIDTHS:
+            if self.total % width == 0:
+                place = {"placement.generation": self.total, "placement.training": 0}
+                found.append(self._try(f"synchronous, TP {width}", width, place, SYNC_STEPS, 0, {"async_ratio": 0.0}))
+        return min((c for c in found if c is not None), key=lambda c: c.step_s, default=None)
+
+    def asynchronous(self, synchronous: Candidate | None) -> list[Candidate]:
+        """Devices divided, for rising ratios until more staleness gains nothing; engines as wide as in the synchronous
+        plan, or half as wide, so that there are more ways to divide the devices."""
+        width = synchronous.config.engine.tensor_parallel if synchronous else 0
+        found: list[Candidate] = []
+        for tried_width in sorted({width, max(1, width // 2)}, reverse=True) if width else WIDTHS:
+            before = math.inf
+            for ratio in RATIOS:
+                start = self._best_share(synchronous, ratio) if synchronous else 0.5
+                climbed = self._climb(tried_width, ratio, round(start * self.total))
+                found += climbed
+                fastest = min((candidate.step_s for candidate in climbed), default=math.inf)
+                if fastest > 0.98 * before:
+                    break
+                before = fastest
+        return found
+
+    def _climb(self, width: int, ratio: float, start: int) -> list[Candidate]:
+        """From a number of training devices, give devices to the role that limits, as long as that helps."""
+        unit = max(width, self.total // 16 // width * width)
+        training = min(max(round(start / unit) * unit, unit), self.total - unit)
+        found: list[Candidate] = []
+        seen: set[int] = set()
+        while 0 < training < self.total and training not in seen and (self.total - training) % width == 0:
+            seen.add(training)
+            candidate = self._split(width, ratio, training)
+            if candidate is None:
+                training += unit  # a trainer's rank is too small; a cache that is too small stays so
+                continue
+            if found and candidate.step_s >= found[-1].step_s:
+                found.append(candidate)
+                break
+            found.append(candidate)
+            training += unit if candidate.limit == "training" else -unit
+        return found
+
+    def _split(self, width: int, ratio: float, training: int) -> Candidate | None:
+        place = {"placement.generation": self.total - training, "placement.training": training}
+        name = f"async {ratio:g}, {self.total - training} + {training}, TP {width}"
+        changes = {"async_ratio": ratio, "type": "queue", "prompt_redundancy": None, "choose": None}
+        warmup = math.ceil(ratio) + ASYNC_WARMUP
+        return self._try(name, width, place, warmup + ASYNC_STEPS, warmup, changes)
+
+    def _try(
+        self,
+        name: str,
+        width: int,
+        place: Mapping[str, int],
+        steps: int,
+        warmup: int,
+        scheduling: Mapping[str, object],
+    ) -> Candidate | None:
+        changes = {f"rollout.scheduling.{key}": value for key, value in scheduling.items()}
+        sizes = {"engine.tensor_parallel": width, "num_steps": steps, "warmup_steps": warmup, "num_seeds": 1}
+        config = self.config.changed({**place, **sizes, **changes}, name)
+        why = self._misfit(config)
+        if why:
+            self._too_big.append(f"{name}: {why}")
+            return None
+        candidate = _candidate(name, config, simulate(config), self.model, self.device)
+        self._progress(f"{name}: {candidate.step_s:.4g} s a step, limited by {candidate.limit}")
+        self.candidates.append(candidate)
+        return candidate
+
+    def _misfit(self, config: SimulationConfig) -> str:
+        """Why it does not fit; empty where it does."""
+        train, _ = memory_of(config, self.model, self.device)
+        if train.bytes_each > TRAINER_SHARE * self.device.memory_bytes:
+            return (
+                f"a trainer's rank needs {train.bytes_each / 1e9:.0f} GB of {self.device.name}'s "
+                f"{self.device.memory_bytes / 1e9:.0f} GB"
+            )
+        engine = config.engine
+        capacity = engine.kv_capacity
+        if capacity is None:
+            capacity = kv_capacity_tokens(self.model, self.device, engine.tensor_parallel, engine.memory_share)
+        needed = config.rollout.max_new_tokens + 1024
+        if capacity < needed:
+            return f"an engine's cache holds {max(0, capacity):,} tokens, and one answer may need {needed:,}"
+        return ""
+
+    # ---- what theory says
+
+    def _terms(self, reference: Candidate) -> tuple[float, float, float]:
+        """N g, K L and N t of P2, in device-seconds, from a synchronous run."""
+        long = reference.tail_share * reference.step_s
+        generation = reference.busy_share * reference.step_s * self.total
+        return max(generation - long, 1e-9), self.total * long, self.total * reference.train_s
+
+    def _best_share(self, reference: Candidate, ratio: float) -> float:
+        generation, tail, training = self._terms(reference)
+        return training / (generation + tail / (ratio + 1) + training) if training else 0.0
+
+    def gain_bound(self, reference: Candidate) -> float:
+        """Of asynchrony with any ratio."""
+        generation, tail, training = self._terms(reference)
+        return 1 + tail / (generation + training)
+
+    def why_not(self, reference: Candidate, ahead: Candidate | None) -> str:
+        """Why asynchrony does not help."""
+        if ahead is None:
+            what = self._too_big[-1] if self._too_big else f"{self.total} devices cannot be divided"
+            return f"no division of the devices fits ({what})"
+        if reference.train_s + reference.sync_s < 0.05 * reference.step_s and reference.tail_share < 0.3:
+            return "generation takes nearly all of a step, and keeps its engines busy: there is nothing to overlap with"
+        if self.gain_bound(reference) < 1.1:
+            return "its longest answers hold a step up only little"
+        return (
+            f"the best division ({ahead.name}) is {'only ' if ahead.step_s < reference.step_s else ''}"
+            f"{reference.step_s / ahead.step_s:.2f} times as fast: fewer devices for each role cost what overlap gains"
+        )
+
+    def why_nothing_fits(self) -> str:
+        """The message where no plan is left."""
+        lines = "; ".join(dict.fromkeys(self._too_big)) or "there are too few devices"
+        return (
+            f"no plan for {self.model.name} fits {self.total} x {self.device.name} ({lines}): use more or larger "
+            "devices, or lower rollout.max_new_tokens."
+        )
+
+
+def _candidate(name: str, config: SimulationConfig, run: SimulatedRun, made_of: Model, on: Device) -> Candidate:
+    def mean(field: str) -> float:
+        return math.fsum(getattr(step, field) for step in run.steps) / len(run.steps)
+
+    costs = engine_costs(made_of, on, config.engine.tensor_parallel)
+    longest = mean("longest")
+    alone = longest * (costs.decode_s(1) + costs.context_s * longest / 2)
+    return Candidate(
+        name=name,
+        config=config,
+        step_s=run.step_s,
+        wait_s=mean("wait_s"),
+        train_s=mean("train_s"),
+        sync_s=mean("sync_s"),
+        busy_share=mean("busy_share"),
+        tail_share=min(1.0, alone / run.step_s),
+        num_preempted=mean("num_preempted"),
+    )

@@ -1,0 +1,42 @@
+"""A stretch of engine steps between two changes of the batch, whose times are a quadratic polynomial."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from roll.simulation.batch import SimulatedRequest
+
+__all__ = ["Stretch"]
+
+
+@dataclass(slots=True)
+class Stretch:
+    """Steps without a change of the batch; the k-th takes `first_s + k growth_s`."""
+
+    start_s: float
+    first_s: float
+    growth_s: float
+    num_steps: int
+    chunks: list[tuple[SimulatedRequest, int]] = field(default_factory=list)
+    """Prefilled in its only step."""
+
+    def time_of(self, num_steps: int) -> float:
+        """When so many steps are done."""
+        return self.start_s + num_steps * self.first_s + self.growth_s * (num_steps * (num_steps - 1) / 2)
+
+    def done_by(self, now: float) -> int:
+        """Steps that are done at a moment."""
+        elapsed = now - self.start_s
+        if elapsed <= 0:
+            return 0
+        half = self.first_s - self.growth_s / 2
+        guess = int(2 * elapsed / (half + math.sqrt(half * half + 2 * self.growth_s * elapsed)))
+        guess = min(max(guess, 0), self.num_steps)
+        while guess < self.num_steps and self.time_of(guess + 1) <= now:
+            guess += 1
+        while guess > 0 and self.time_of(guess) > now:
+            guess -= 1
+        return guess

@@ -1,0 +1,66 @@
+"""Plans: what fits, what limits, and when asynchrony does not help."""
+
+from __future__ import annotations
+
+import pytest
+from unit.simulation.run_helpers import steady
+
+from roll.errors import ConfigError
+from roll.simulation.hardware import device, model
+from roll.simulation.plan_report import render_plan
+from roll.simulation.planner import make_plan, memory_of
+
+SMALL = {
+    "placement.generation": 8,
+    "engine": {"max_num_seqs": 32, "restart_s": 0.0},
+    "rollout": {"prompts_per_step": 16, "group_size": 4, "max_new_tokens": 8192},
+    "training": {"passes": 4.0},
+}
+LONG_TAIL = SMALL | {"answer_tokens": {"type": "quantiles", "points": [[0.5, 300], [0.99, 8000]], "max": 8192}}
+
+
+def test_a_long_tail_and_costly_training_are_worth_overlapping() -> None:
+    plan = make_plan(steady(LONG_TAIL | {"training": {"passes": 40.0}}))
+    assert plan.why_not == ""
+    assert plan.best.config.rollout.scheduling.async_ratio > 0
+    assert plan.best.step_s < 0.8 * plan.synchronous.step_s
+    assert plan.best.step_s == min(c.step_s for c in plan.candidates)
+    assert "asynchrony helps" in render_plan(plan)
+
+
+def test_equal_answers_without_training_gain_nothing_from_asynchrony() -> None:
+    equal = SMALL | {"answer_tokens": {"type": "fixed", "value": 500}, "training": {"passes": 0.1, "overhead_s": 0.0}}
+    plan = make_plan(steady(equal | {"training": {"passes": 0.1, "overhead_s": 0.0, "sync_s": 0.0}}))
+    assert plan.why_not
+    assert plan.best.config.placement.colocated
+    assert "asynchrony does not help" in render_plan(plan)
+
+
+def test_wide_engines_are_found_where_one_device_cannot_hold_the_model() -> None:
+    plan = make_plan(
+        steady(LONG_TAIL | {"model": "qwen2.5-32b", "placement.generation": 16, "engine.memory_share": 0.8})
+    )
+    assert all(c.config.engine.tensor_parallel >= 2 for c in plan.candidates)
+    assert {role.role for role in plan.memory} == {"actor_train", "actor_infer"}
+
+
+def test_what_fits_nowhere_says_how_much_is_missing() -> None:
+    with pytest.raises(ConfigError, match=r"no plan for qwen2.5-32b fits 1 x a100 .*needs \d+ GB"):
+        make_plan(steady(LONG_TAIL | {"model": "qwen2.5-32b", "device": "a100", "placement.generation": 1}))
+
+
+def test_memory_by_hand() -> None:
+    config = steady(SMALL | {"engine": {"tensor_parallel": 2, "kv_capacity": 100_000}})
+    train, engine = memory_of(config, model("qwen3-8b"), device("h800"))
+    assert train.parts["weights"] == 8_190_000_000 * 2 // 8
+    assert train.parts["optimiser"] == 8_190_000_000 * 16 // 8
+    assert engine.parts["weights"] == 8_190_000_000
+    # 36 layers x 2 x 8 heads x 128 x 2 bytes = 147,456 bytes a token, half of it on each of two devices
+    assert engine.parts["keys and values"] == 100_000 * 147_456 // 2
+
+
+def test_the_limit_is_named() -> None:
+    plan = make_plan(steady(LONG_TAIL | {"training": {"passes": 400.0}}))
+    assert plan.synchronous.limit == "training"
+    plan = make_plan(steady(SMALL | {"training": {"passes": 0.0, "overhead_s": 0.0, "sync_s": 500.0}}))
+    assert plan.synchronous.limit == "weight sync"
