@@ -9,7 +9,7 @@ CODE := src tests tools benchmarks
 OFFLINE := HF_HUB_OFFLINE=1 VLLM_NO_USAGE_STATS=1 DO_NOT_TRACK=1 RAY_USAGE_STATS_ENABLED=0
 
 .DEFAULT_GOAL := help
-.PHONY: help setup quickstart test test-all chaos lint format bench-step bench-parts bench-sandbox sweep example-reasoning docs clean
+.PHONY: help setup quickstart test test-all chaos lint format bench-step bench-parts bench-async bench-scheduler mutation-scheduler bench-sandbox sweep sweep-multi-turn example-reasoning docs clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-18s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -59,11 +59,23 @@ bench-algorithms: setup ## cost of the algorithm layer beside a training step
 sweep: setup ## every algorithm on the quickstart task: a table and a plot (about 40 minutes)
 	@$(PY) benchmarks/sweep.py $(ARGS)
 
+bench-async: setup ## asynchronous training beside synchronous, with a slow reward (about 20 minutes)
+	@$(PY) benchmarks/bench_async.py $(ARGS)
+
+bench-scheduler: setup ## processor time of the scheduling itself, per rollout event
+	@$(PY) benchmarks/bench_scheduler.py $(ARGS)
+
+mutation-scheduler: setup ## plants bugs in the scheduler, one at a time: random schedules must catch each
+	@$(PY) benchmarks/mutation_scheduler.py $(ARGS)
+
 bench-simulator: setup ## the simulator: 65,536 rollouts on 3,072 GPUs in one step, and how its cost grows
 	@$(PY) benchmarks/bench_simulator.py $(ARGS)
 
 simulate-paper: setup ## published speed-ups against simulated ones, and what beats them: table and plots in docs/ (about an hour)
 	@$(PY) benchmarks/simulate_paper.py $(ARGS)
+
+sweep-multi-turn: setup ## every method with turns on the guessing game: a table and a plot (about 15 minutes)
+	@$(PY) benchmarks/sweep_multi_turn.py $(ARGS)
 
 bench-sandbox: setup ## sandboxes: start to first output, programs per second, many at once
 	@$(PY) benchmarks/bench_sandbox.py $(ARGS)

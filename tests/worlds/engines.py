@@ -33,9 +33,12 @@ class TickingEngine:
         self.running: set[str] = set()
         self.paused = self.dead = False
         self.drained: asyncio.Event | None = None
+        self.updating = False
+        """Weights change right now."""
 
     async def generate(self, request: GenerationRequest) -> Generation:
         self._check()
+        assert not self.updating, "a request goes out while engines get new weights"
         assert request.request_id not in self.live, f"{request.request_id} is at {self.engine_id} already"
         own = Request(request, min(self.length(request), request.sampling.max_new_tokens), asyncio.Future())
         self.live[request.request_id] = own

@@ -106,7 +106,7 @@ class World:
     events: list[tuple[str, str, float]] = field(default_factory=list)
     batches: list[Batch] = field(default_factory=list)
     version: int = 0
-    max_ready: int = 0
+    finished_at: dict[int, float] = field(default_factory=dict)
     chance: random.Random = field(init=False)
 
     def __post_init__(self) -> None:
@@ -185,7 +185,13 @@ class World:
         live = size + math.ceil(scheduling.async_ratio * size)
         redundant = scheduling.num_prompts(size) + len(DOMAINS)
         assert len(buffer) <= (live if scheduling.async_ratio else max(live, redundant)), "too many groups are live"
-        self.max_ready = max(self.max_ready, buffer.num_ready)
+        for entry in buffer.ready:
+            self.finished_at.setdefault(entry.draw_id, event.time)
+        draw_id = int(event.rollout_id.partition("-")[2].partition(".")[0])
+        if event.after in (RolloutState.REWARDING, RolloutState.ACCEPTED) and draw_id in self.finished_at:
+            assert event.time == self.finished_at[draw_id], f"{event.rollout_id} runs on although its group has ended"
+        if event.after is RolloutState.QUEUED and event.before is None:
+            self.finished_at.pop(draw_id, None)
         if scheduling.async_ratio:
             assert buffer.num_ready <= (1 + scheduling.max_staleness) * size, "the buffer is too full"
 
@@ -208,8 +214,12 @@ class World:
 
     async def _sync(self) -> None:
         async with self.controller.updating():
+            for engine in self.engines.engines:
+                engine.updating = True
             await asyncio.sleep(self.chance.uniform(0, 1))
             self.version += 1
+            for engine in self.engines.engines:
+                engine.updating = False
             for engine in self.engines.engines:
                 engine.version = self.version
         await self.proxy.restore([engine.engine_id for engine in self.engines.engines if engine.dead])

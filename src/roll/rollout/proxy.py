@@ -159,16 +159,20 @@ class LLMProxy:
             engine = self._router.take(session, pinned)
             if engine is not None:
                 return engine
-        place: asyncio.Future[InferenceEngine] = asyncio.get_running_loop().create_future()
-        heapq.heappush(self._queue, (priority, order, _Waiting(place, session, pinned)))
-        self._dispatch()
-        try:
-            return await place
-        except asyncio.CancelledError:
-            if place.done() and not place.cancelled() and place.exception() is None:  # given a place, and gone
-                self._router.give_back(place.result().engine_id)
-                self._dispatch()
-            raise
+        while True:
+            place: asyncio.Future[InferenceEngine] = asyncio.get_running_loop().create_future()
+            heapq.heappush(self._queue, (priority, order, _Waiting(place, session, pinned)))
+            self._dispatch()
+            try:
+                engine = await place
+            except asyncio.CancelledError:
+                if place.done() and not place.cancelled() and place.exception() is None:  # given a place, and gone
+                    self._router.give_back(place.result().engine_id)
+                    self._dispatch()
+                raise
+            if self._suspended is None:
+                return engine
+            self._router.give_back(engine.engine_id)  # suspended between the choice and this turn of the loop
 
     def _dispatch(self) -> None:
         """Let requests at the head of the queue go, as far as there is room."""

@@ -1,0 +1,285 @@
+"""Does a bug in the scheduler show? Plants one at a time in a copy of `rollout/`, and runs the random schedules on it.
+
+    make mutation-scheduler             # every planted bug must be caught; says by which seed and how
+
+A bug counts as caught when some schedule fails: an invariant is broken, or the program waits for ever.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+SOURCE = ROOT / "src" / "roll"
+NUM_SCHEDULES = int(os.environ.get("ROLL_SCHEDULES", "3000"))
+
+RUN = """
+import logging, sys
+logging.disable(logging.CRITICAL)
+from worlds.training import play, random_settings
+for seed in range(int(sys.argv[1])):
+    try:
+        play(random_settings(seed))
+    except BaseException as error:
+        print(f"seed {seed}: {type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}")
+        sys.exit(1)
+"""
+
+
+@dataclass(frozen=True)
+class Bug:
+    """One edit of one file."""
+
+    what: str
+    file: str
+    old: str
+    new: str
+
+
+GIVE_BACK = "                self._router.give_back(engine.engine_id)\n"
+
+BUGS = (
+    Bug(
+        "a lost wake-up: the controller does not hear that a group ended",
+        "controller.py",
+        "        self._changed.set()\n        if run.error",
+        "        if run.error",
+    ),
+    Bug(
+        "a lost wake-up: a place that became free is not given on",
+        "proxy.py",
+        f"{GIVE_BACK}                self._dispatch()\n            unwanted",
+        f"{GIVE_BACK}            unwanted",
+    ),
+    Bug(
+        "a lost wake-up: the queue does not move after an update",
+        "proxy.py",
+        "        self._suspended = None\n        self._dispatch()",
+        "        self._suspended = None",
+    ),
+    Bug(
+        "a double release of a place",
+        "proxy.py",
+        f"{GIVE_BACK}                self._dispatch()\n            unwanted",
+        f"{GIVE_BACK}{GIVE_BACK}                self._dispatch()\n            unwanted",
+    ),
+    Bug(
+        "a place is never given back when an engine dies",
+        "proxy.py",
+        "                self.num_reissued += 1\n                continue",
+        "                self.num_reissued += 1\n                self._router.take()\n                continue",
+    ),
+    Bug(
+        "off by one in the limit of live groups",
+        "controller.py",
+        "        missing = limit - len(self.buffer)",
+        "        missing = limit + 1 - len(self.buffer)",
+    ),
+    Bug(
+        "off by one in the staleness bound",
+        "buffer.py",
+        "            updates_left = max(0, version + self._max_staleness - self.version)",
+        "            updates_left = max(0, version + self._max_staleness + 1 - self.version)",
+    ),
+    Bug(
+        "the age of a group counts from its end",
+        "controller.py",
+        "        self.buffer.start(run.draw.draw_id)",
+        "        pass",
+    ),
+    Bug(
+        "the update does not wait for groups about to be too old",
+        "buffer.py",
+        "            if all_live - min(all_ready, self._batch_size) > updates_left * self._batch_size:",
+        "            if False:",
+    ),
+    Bug(
+        "the youngest groups are taken first",
+        "buffer.py",
+        "(self._age_key(live), live.order)",
+        "(-self._age_key(live), live.order)",
+    ),
+    Bug(
+        "what is too old is not dropped",
+        "controller.py",
+        'await self._expire(self.buffer.overdue(), "too old")',
+        "pass",
+    ),
+    Bug(
+        "a dropped group is not reported",
+        "controller.py",
+        "            self._expired[live.draw_id] = (live.run, why)",
+        "            pass",
+    ),
+    Bug(
+        "leftovers are forgotten",
+        "controller.py",
+        "        self._deferred.extend(live.run.draw for live in rest)",
+        "        pass",
+    ),
+    Bug(
+        "leftovers go on running",
+        "controller.py",
+        "            await self._leave([live for live in self.buffer if not live.taken])",
+        "            pass",
+    ),
+    Bug(
+        "deferred prompts are launched and stay deferred",
+        "controller.py",
+        "        self._deferred = deque(draw for draw in self._deferred if draw.draw_id not in taken)",
+        "        pass",
+    ),
+    Bug(
+        "a filtered group is not replaced",
+        "controller.py",
+        "                self._refills_due.append(run.draw.prompt.domain)",
+        "                pass",
+    ),
+    Bug(
+        "a filtered group is forgotten",
+        "controller.py",
+        "            self._left_out[run.draw.draw_id] = (run, why)",
+        "            pass",
+    ),
+    Bug(
+        "refills have no bound",
+        "controller.py",
+        "        if why and (redundant or may_refill):",
+        "        if why:",
+    ),
+    Bug(
+        "what was trained stays in the buffer",
+        "buffer.py",
+        "        for live in done:\n            del self._live[live.draw_id]\n",
+        "",
+    ),
+    Bug(
+        "a group is complete one rollout too early",
+        "group_run.py",
+        "        if len(good) < size:\n            return False",
+        "        if len(good) < size - 1:\n            return False\n        return True",
+    ),
+    Bug(
+        "the greedy answer is not waited for",
+        "group_run.py",
+        "        if self.doomed or (self._complete() and self._companions_complete()):",
+        "        if self.doomed or self._complete():",
+    ),
+    Bug(
+        "redundant rollouts go on running",
+        "group_run.py",
+        "        for task in self._running:\n            task.cancel()",
+        "        pass",
+    ),
+    Bug(
+        "cancelled requests go on at the engines",
+        "scheduler.py",
+        "        await self._proxy.end_orphans()",
+        "        pass",
+    ),
+    Bug(
+        "a rollout that ended as it was stopped has no fate",
+        "group_run.py",
+        "            self._attempts.discard(purpose, task.result())\n",
+        "",
+    ),
+    Bug(
+        "tokens made before a pause are thrown away",
+        "proxy.py",
+        "            pieces.append(generation)\n",
+        "            pieces[:] = [generation]\n",
+    ),
+    Bug(
+        "a request that a pause took off is taken for finished",
+        "proxy.py",
+        '            if generation.finish_reason != "abort" or unwanted:',
+        "            if True:",
+    ),
+    Bug(
+        "requests go out while engines get new weights",
+        "proxy.py",
+        "        if self._suspended is not None:\n            return\n",
+        "",
+    ),
+    Bug(
+        "a dead engine still gets requests",
+        "proxy.py",
+        "        self._router.remove(engine_id)\n",
+        "",
+    ),
+    Bug(
+        "a fresh engine serves before it has the weights",
+        "proxy.py",
+        "        await self._prepare(fresh)\n",
+        "",
+    ),
+    Bug(
+        "a rollout whose reward failed is not tried again",
+        "attempts.py",
+        "            if attempt > 1:\n                life.move(rollout_id, RolloutState.QUEUED, cause)",
+        "            if attempt > 1:\n                break",
+    ),
+    Bug(
+        "scoring begins before a batch is generated, and never again",
+        "controller.py",
+        "            if self._num_generating == 0:\n                self._scoring.set()",
+        "            if self._num_generating == 1:\n                self._scoring.set()",
+    ),
+    Bug(
+        "spare groups of another domain count as spare",
+        "controller.py",
+        "        if not self._quota:\n            return len",
+        "        if True:\n            return len",
+    ),
+    Bug(
+        "all finished groups go into one batch",
+        "buffer.py",
+        "(self._age_key(live), live.order))[: self._batch_size]",
+        "(self._age_key(live), live.order))",
+    ),
+)
+
+
+def caught(bug: Bug) -> str:
+    """How the schedules notice the bug; empty if they do not."""
+    with tempfile.TemporaryDirectory() as directory:
+        package = Path(directory) / "roll"
+        package.mkdir()
+        for entry in SOURCE.iterdir():
+            if entry.name == "rollout":
+                shutil.copytree(entry, package / "rollout", ignore=shutil.ignore_patterns("__pycache__"))
+            else:
+                (package / entry.name).symlink_to(entry)
+        path = package / "rollout" / bug.file
+        text = path.read_text()
+        if text.count(bug.old) != 1:
+            raise SystemExit(f"'{bug.what}': its place in {bug.file} is found {text.count(bug.old)} times, not once")
+        path.write_text(text.replace(bug.old, bug.new))
+        environment = {**os.environ, "PYTHONPATH": f"{directory}:{ROOT / 'tests'}", "PYTHONDONTWRITEBYTECODE": "1"}
+        done = subprocess.run(
+            [sys.executable, "-P", "-c", RUN, str(NUM_SCHEDULES)], env=environment, capture_output=True, text=True
+        )
+        return (done.stdout.strip() or done.stderr.strip().splitlines()[-1]) if done.returncode else ""
+
+
+def main() -> None:
+    """Plant every bug; fail if one is not caught."""
+    missed = []
+    for number, bug in enumerate(BUGS, 1):
+        how = caught(bug)
+        print(f"{number:2d}/{len(BUGS)} {'caught' if how else 'MISSED'}  {bug.what}  [{how[:110]}]", flush=True)
+        if not how:
+            missed.append(bug.what)
+    print(f"{len(BUGS) - len(missed)} of {len(BUGS)} planted bugs are caught by {NUM_SCHEDULES} random schedules")
+    if missed:
+        raise SystemExit(1)
+
+
+if __name__ == "__main__":
+    main()
