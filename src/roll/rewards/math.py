@@ -1,13 +1,13 @@
 r"""1 where the final answer is mathematically equal to the reference, else 0.
 
     text ──► final answer (box, formula, number)
-                 both plain numbers? ─────────────► exact comparison                     microseconds
+                 both plain numbers? ─────────────► exact comparison, in place           microseconds
                  formulas known to `formulas`? ───► computed at a few points             a tenth of a millisecond
                  else ────────────────────────────► math-verify over sympy, on a leash   milliseconds
 
-The three agree where they overlap; tests compare them. Runs in a worker. A hostile answer (`10**10**10`, nested
-radicals) is mostly refused by its looks or its size; the rest costs at most its time limit. The model's text is parsed,
-never evaluated as Python.
+The three agree where they overlap; tests compare them. All but numbers run in a worker. A hostile answer (`10**10**10`,
+nested radicals) is mostly refused by its looks or its size; the rest costs at most its time limit. The model's text is
+parsed, never evaluated as Python.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from roll.rewards.slow_math import looks_explosive, symbolically_equal
 from roll.rewards.units import same_unit_factor, split_unit
 from roll.types import Rollout
 
-__all__ = ["math_verifier", "prepare_worker", "score_math"]
+__all__ = ["math_verifier", "number_verdict", "prepare_worker", "score_math"]
 
 LONGEST_TEXT = 20_000
 """Characters of an answer that are looked at, from its end."""
@@ -37,6 +37,7 @@ ALARM_AT = 0.8
 _CALCULATION = re.compile(r"[\d)}]\s*(?:[-+*×÷]|\\(?:times|cdot|div|pm)\b)\s*[\d({\\.]")
 _TEXT = re.compile(r"\\(?:text|textbf|textrm|mathrm|mbox)\s*\{([^{}]*)\}")
 _PERCENT = re.compile(r"\s*(?:\\?%|percent)\s*\$?\s*\.?\s*$")
+_EQUALS = re.compile(r"=|\\approx")
 _EQUATION = re.compile(r"(?<![<>!\\])=|[<>]|\\(?:le|ge|lt|gt|ne)")
 _PROSE = re.compile(r"[^\W\d_][^\\=<>^{}$]*")
 _NAMES = re.compile(r"\b(?:sqrt|pi|sin|cos|tan|log|ln|exp|infty|infinity)\b", re.IGNORECASE)
@@ -78,6 +79,26 @@ def score_math(text: str, reference: str, extract: str, limit_s: float = 4.0) ->
     return right, "correct" if right else "wrong"
 
 
+def number_verdict(text: str, reference: str, extract: str) -> tuple[bool, str] | None:
+    """What `score_math` says, where answer and reference are plain numbers; `None` elsewhere.
+
+    It takes time in proportion to the text, so it need not run in a worker: sending the text there costs more.
+    """
+    right_number = number_of(reference)
+    if right_number is None:
+        return None
+    answer = _final_answer(text[-LONGEST_TEXT:], extract, reference, right_number)
+    if answer is None:
+        return False, "no answer"
+    if len(answer) > LONGEST_ANSWER:
+        return False, "wrong"
+    number = number_of(_EQUALS.split(answer)[-1])
+    if number is None:
+        return None
+    right = same_number(number, right_number) or answer.strip() == reference.strip()
+    return right, "correct" if right else "wrong"
+
+
 def _final_answer(text: str, extract: str, reference: str, right_number: PlainNumber | None) -> str | None:
     if extract == "boxed":
         return last_boxed(text)
@@ -104,7 +125,7 @@ def _equal(answer: str, reference: str, right_number: PlainNumber | None, limit_
         if _is_prose(bare) or _is_prose(given):
             return False  # words, and not these
         return _same_formula(answer, reference, limit_s)
-    answer = re.split(r"=|\\approx", answer)[-1]
+    answer = _EQUALS.split(answer)[-1]
     number = number_of(answer)
     if number is not None:
         return same_number(number, right_number)
@@ -154,12 +175,13 @@ def _same_formula(answer: str, reference: str, limit_s: float) -> bool | None:
 
 
 def math_verifier(config: MathReward, pool: WorkerPool) -> Verifier:
-    """Scores in the pool."""
+    """Compares plain numbers in place, and scores everything else in the pool."""
     limit_s = ALARM_AT * config.time_limit_s
 
     async def judge(rollout: Rollout) -> Judgement:
-        arguments = (rollout.text[-LONGEST_TEXT:], rollout.prompt.answer, config.extract, limit_s)
-        right, verdict = await in_pool(pool, score_math, *arguments, time_limit_s=config.time_limit_s)
+        arguments = (rollout.text[-LONGEST_TEXT:], rollout.prompt.answer, config.extract)
+        found = number_verdict(*arguments)
+        right, verdict = found or await in_pool(pool, score_math, *arguments, limit_s, time_limit_s=config.time_limit_s)
         return Judgement(value=float(right), verdict=verdict, correct=right)
 
     return Verifier(judge=judge, decides=True)

@@ -21,7 +21,7 @@ NUMBER = re.compile(
 )
 """An unsigned number in tidy text (see `tidy`)."""
 
-_FRACTION = re.compile(r"(\d?)\s*\\[dt]?frac\s*(?:\{\s*(-?[\d.,]+)\s*\}\s*\{\s*([\d.,]+)\s*\}|(\d)\s*(\d))")
+_FRACTION = re.compile(r"(?:(\d)\s*)?\\[dt]?frac\s*(?:\{\s*(-?[\d.,]+)\s*\}\s*\{\s*([\d.,]+)\s*\}|(\d)\s*(\d))")
 _UNIT = re.compile(
     r"\\(?:text|textrm|textbf|mathrm|mbox|operatorname)\s*\{[^{}]*\}|[^\W\d_]+|\s+|[°²³./]|\\[,;:! ]|~"
     r"|\^\s*(?:\{\s*\\?(?:[23]|circ|prime)\s*\}|[23]|\\circ)|\\(?:degree|circ)\b"

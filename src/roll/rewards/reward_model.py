@@ -50,7 +50,7 @@ def _loaded(settings: str) -> tuple[Any, Any, Any]:
         model, found = AutoModelForSequenceClassification.from_pretrained(
             path, dtype=dtype, trust_remote_code=config.trust_remote_code, output_loading_info=True
         )
-        tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=config.trust_remote_code)
+        tokenizer: Any = AutoTokenizer.from_pretrained(path, trust_remote_code=config.trust_remote_code)
         model = model.to(device).eval()
     except Exception as error:  # vendors raise anything for files that do not fit
         raise ModelError(

@@ -16,7 +16,7 @@ from roll.rewards.formulas import NotUnderstoodError, TooLargeError, same_answer
 from roll.rewards.formulas.compute import compute, inexact
 from roll.rewards.formulas.parse import parse_value
 from roll.rewards.formulas.tokens import tokens_of
-from roll.rewards.math import prepare_worker, score_math
+from roll.rewards.math import number_verdict, prepare_worker, score_math
 from roll.rewards.slow_math import looks_explosive, symbolically_equal
 from roll.rewards.units import split_unit, unit_of
 
@@ -245,6 +245,12 @@ HOSTILE = {
     "a long period": r"\boxed{0." + "3" * 900 + "}",
     "a power of a sum": r"\boxed{(x+1)^{100000}}",
     "a long sum": r"\boxed{" + "+".join(["x"] * 450) + "}",
+    "white space": "1" + " " * 19_000,
+    "slashes": "1/" * 10_000,
+    "words with digits": "H2" * 10_000,
+    "exponents": "1e" * 10_000,
+    "commas": "1,111" * 5_000,
+    "mixed numbers": "1 1/" * 5_000,
     "a large set": r"\boxed{\{" + ",".join(map(str, range(10, 99))) + r"\}}",
 }
 
@@ -262,6 +268,42 @@ def test_hostile_answers_cost_little_and_never_reach_the_slow_verifier(
         started = time.process_time()
         assert score_math(HOSTILE[kind], reference, "auto")[0] is False
         assert time.process_time() - started < 1.0
+
+
+@pytest.mark.parametrize("kind", HOSTILE)
+def test_what_is_compared_in_place_holds_nobody_up(kind: str) -> None:
+    started = time.process_time()
+    for extract in ("auto", "last_number"):
+        found = number_verdict(HOSTILE[kind], "7", extract)
+        assert found is None or found[0] is False
+    assert time.process_time() - started < 0.3
+
+
+@pytest.mark.parametrize("reference", ["7", "1/3", "0.5 km", "40%", "1234", "-3.5"])
+def test_what_is_decided_in_place_is_what_the_worker_would_say(reference: str) -> None:
+    texts = [text for text, _ in [*RIGHT, *WRONG]]
+    texts += [
+        "7",
+        "It is 7.0",
+        "x = 7",
+        "0.3333",
+        "500 m",
+        "0.4",
+        "40 percent",
+        "$1,234$",
+        "-3.5",
+        "",
+        "3 + 4",
+        r"\boxed{3+4}",
+    ]
+    decided = 0
+    for text in texts:
+        found = number_verdict(text, reference, "auto")
+        if found is not None:
+            decided += 1
+            assert found == score_math(text, reference, "auto")
+    assert decided > 12
+    assert number_verdict("7", r"\sqrt{49}", "auto") is None
 
 
 def test_what_explodes_only_in_the_slow_verifier_is_refused_by_its_looks() -> None:

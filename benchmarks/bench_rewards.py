@@ -1,0 +1,113 @@
+"""Mathematics: answers per second on one core, in place and through the worker pool, beside math-verify alone.
+
+    make bench-rewards [ARGS="--seconds 5"]
+
+`mixed` are answers as they come from sets like MATH and GSM8K: numbers, formulas, sets, intervals, matrices, equations,
+units, half of them right and half those of another question of the same kind. Figures are of CPU time
+(`…_per_cpu_s`), so that other work on the machine does not count, and through the pool of wall time.
+"""
+
+import argparse
+import asyncio
+import itertools
+import json
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from _report import report
+
+from roll.cluster.pool import LocalWorkerPool
+from roll.rewards.math import prepare_worker, score_math
+from roll.rewards.slow_math import symbolically_equal
+
+GSM8K = Path(__file__).parents[2] / "shared" / "data" / "gsm8k" / "test.jsonl"
+KINDS = {
+    "numbers": [("The answer is 18.", "18"), ("so $1,234$ in all", "1234"), (r"\boxed{\frac{3}{4}}", "0.75")],
+    "roots": [(r"\boxed{\frac{\sqrt{2}}{2}}", r"\frac{1}{\sqrt{2}}"), (r"\boxed{3\sqrt{5}}", r"\sqrt{45}")],
+    "formulas": [
+        (r"\boxed{(x+1)^2}", "x^2+2x+1"),
+        (r"\boxed{2\pi r(r+h)}", r"2\pi r^2+2\pi rh"),
+        (r"$x^2-1$", "(x-1)(x+1)"),
+    ],
+    "sets": [
+        (r"\boxed{\{1,2,3\}}", r"\{3,2,1\}"),
+        (r"x = 1 \text{ or } x = 4", "1,4"),
+        (r"\boxed{1\pm\sqrt{2}}", r"1-\sqrt2, 1+\sqrt2"),
+    ],
+    "intervals": [(r"\boxed{(-\infty,2]\cup(3,\infty)}", r"(-\infty,2]\cup(3,\infty)"), (r"\boxed{[0,1)}", "[0,1)")],
+    "points": [(r"\boxed{(1,-2)}", "(1,-2)"), (r"\boxed{\left(\frac{1}{2},3\right)}", "(0.5,3)")],
+    "matrices": [
+        (r"\boxed{\begin{pmatrix}1&2\\3&4\end{pmatrix}}", r"\begin{pmatrix}1&2\\3&4\end{pmatrix}"),
+        (r"\boxed{\begin{pmatrix}1&2\\3&\sqrt{25}\end{pmatrix}}", r"\begin{pmatrix}1&2\\3&5\end{pmatrix}"),
+    ],
+    "equations": [(r"\boxed{y=2x+3}", "y=3+2x"), (r"\boxed{y=x-1}", "y=x-1")],
+    "units": [(r"\boxed{500\text{ m}}", r"0.5\text{ km}"), (r"\boxed{12\text{ cm}^2}", r"12\text{ cm}^2")],
+    "words": [(r"\boxed{\text{Tuesday}}", "Tuesday"), (r"\boxed{\text{(B)}}", "B")],
+}
+
+
+def mixed() -> list[tuple[str, str]]:
+    """Answers with a reference: half their own, half that of another of the same kind."""
+    pairs: list[tuple[str, str]] = []
+    for entries in KINDS.values():
+        for index, (answer, reference) in enumerate(entries):
+            pairs += [(answer, reference), (answer, entries[(index + 1) % len(entries)][1])]
+    return pairs
+
+
+def solutions() -> list[tuple[str, str]]:
+    """GSM8K's own solutions with their answers."""
+    rows = [json.loads(line)["answer"] for line in GSM8K.read_text().splitlines()]
+    return [(row.replace("####", "The answer is"), row.rpartition("#### ")[2]) for row in rows]
+
+
+def per_cpu_second(score: Callable[[str, str], object], pairs: list[tuple[str, str]], seconds: float) -> float:
+    """Answers scored in a second of this process's CPU time."""
+    for pair in pairs:
+        score(*pair)
+    started = time.process_time()
+    for count, pair in enumerate(itertools.cycle(pairs)):
+        if count % 16 == 0 and (spent := time.process_time() - started) > seconds:
+            return count / spent
+        score(*pair)
+    raise AssertionError("a cycle does not end")
+
+
+async def through_the_pool(pairs: list[tuple[str, str]], seconds: float, num_workers: int) -> float:
+    """Answers scored in a second of wall time, many waiting at once as in a step of training."""
+    pool = LocalWorkerPool(num_workers)
+    try:
+        await asyncio.gather(
+            *(pool.submit(score_math, *pairs[0], "auto", time_limit_s=60.0) for _ in range(num_workers))
+        )
+        started, count = time.perf_counter(), 0
+        while time.perf_counter() - started < seconds:
+            await asyncio.gather(*(pool.submit(score_math, *pair, "auto", time_limit_s=60.0) for pair in pairs))
+            count += len(pairs)
+        return count / (time.perf_counter() - started)
+    finally:
+        await pool.close()
+
+
+def main() -> None:
+    """Measure, print, write the record."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seconds", type=float, default=3.0, help="for each figure")
+    seconds = parser.parse_args().seconds
+    prepare_worker()
+    pairs = mixed()
+    figures = {
+        "mixed_per_cpu_s": per_cpu_second(lambda a, r: score_math(a, r, "auto"), pairs, seconds),
+        "math_verify_alone_per_cpu_s": per_cpu_second(lambda a, r: symbolically_equal(a, r, 60.0), pairs, seconds),
+        "mixed_through_one_worker_per_s": asyncio.run(through_the_pool(pairs * 10, seconds, 1)),
+    }
+    if GSM8K.is_file():
+        figures["gsm8k_per_cpu_s"] = per_cpu_second(lambda a, r: score_math(a, r, "auto"), solutions(), seconds)
+    figures["load_average"] = os.getloadavg()[0]
+    report("rewards", figures)
+
+
+if __name__ == "__main__":
+    main()
