@@ -157,7 +157,7 @@ class AsyncController:
     @asynccontextmanager
     async def updating(self) -> AsyncIterator[None]:
         """Inside, engines stand still and may get new weights; rollouts in flight go on afterwards."""
-        if not self._proxy.num_running and not self._proxy.num_waiting:
+        if self._config.async_ratio == 0:  # nothing is in flight between two batches
             yield
             return
         await self._proxy.suspend(self._config.pause_mode)
