@@ -81,7 +81,8 @@ def test_keys_that_differ_between_sources_are_explained_apart():
 
 
 def test_a_last_part_finds_every_key_that_ends_in_it():
-    assert {key.dotted for key in find_keys("temperature")} == {"rollout.temperature", "evaluation.temperature"}
+    judges = "data.N.reward.N.temperature"
+    assert {key.dotted for key in find_keys("temperature")} == {"rollout.temperature", "evaluation.temperature", judges}
 
 
 def test_a_section_is_explained_by_a_table_of_its_keys():

@@ -55,7 +55,7 @@ class JudgeReward(RewardSection):
         "json_schema", "How the endpoint is asked for JSON: by schema, by kind, or in words alone."
     )
     temperature: float = option(0.0, "Sampling temperature of the judge.", ge=0)
-    max_tokens: int = option(1024, "Longest reply of the judge.", unit="tokens", ge=1)
+    max_reply_tokens: int = option(1024, "Longest reply of the judge.", unit="tokens", ge=1)
     options: dict[str, Any] = option({}, "Further fields of each request, such as `reasoning_effort`.")
     max_concurrent: int = option(16, "Requests under way at once.", ge=1)
     time_limit_s: float = option(

@@ -105,7 +105,7 @@ class Judge:
         """What `read` makes of the reply, kept or new."""
         config = self._config
         key = content_key(
-            config.url, config.model, list(messages), config.temperature, config.max_tokens, config.options
+            config.url, config.model, list(messages), config.temperature, config.max_reply_tokens, config.options
         )
         kept = self._cache.get(key)
         if kept is not None:

@@ -107,7 +107,7 @@ class EndpointChat:
             "model": config.model,
             "messages": [dict(message) for message in messages],
             "temperature": config.temperature,
-            "max_tokens": config.max_tokens,
+            "max_tokens": config.max_reply_tokens,
         }
         if config.structured == "json_schema":
             named = {"name": "verdict", "schema": dict(schema), "strict": True}
