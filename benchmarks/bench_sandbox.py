@@ -1,4 +1,4 @@
-"""Sandboxes: start to first output cold and from a warm pool, programs per second, many at once.
+"""Sandboxes: start to first output cold and from a warm pool, programs per second, many at once; the code reward.
 
     make bench-sandbox [ARGS="--rounds 200 --concurrent 200"]
 
@@ -15,10 +15,16 @@ import subprocess
 import time
 from collections.abc import Awaitable, Callable
 
+import numpy as np
 from _report import report
 
+from roll.config.code_rewards import CodeReward
+from roll.config.sandbox import SandboxConfig
+from roll.rewards.code.boxes import CodeBoxes
+from roll.rewards.code.verifier import CodeVerifier
 from roll.sandbox import Command, Job, Limits, PythonCode, Sandbox, SandboxManager, SandboxSpec
 from roll.sandbox.system_plan import interpreter
+from roll.types import Prompt, Rollout
 
 HELLO = PythonCode(source="print('x', flush=True)")
 SHELL = Command(argv=("/bin/sh", "-c", "echo x"))
@@ -56,7 +62,7 @@ async def measure(rounds: int, concurrent: int) -> dict[str, float]:
         figures |= await first_output("warm_python", rounds, lambda: _refilled(warm), HELLO)
         figures |= await first_output("warm_shell", rounds, lambda: _refilled(warm), SHELL)
         figures |= await single_programs(warm, rounds)
-    return figures
+    return figures | await code_reward(rounds)
 
 
 def bare_python(rounds: int) -> dict[str, float]:
@@ -137,6 +143,45 @@ async def at_once(manager: SandboxManager, concurrent: int) -> dict[str, float]:
     took = time.perf_counter() - begin
     await asyncio.gather(*(sandbox.close() for sandbox in sandboxes))
     return {"concurrent": float(concurrent), "concurrent_ok": float(held), "concurrent_start_s": took}
+
+
+async def code_reward(rounds: int) -> dict[str, float]:
+    """Answers per second through the whole code reward: one case, ten cases, and a `check` in a sandbox of its own."""
+    figures: dict[str, float] = {}
+    one = {"stdin": "1000\n", "stdout": str(sum(i * i for i in range(1000))) + " 999"}
+    check = "def check(candidate):\n    assert [candidate(n) for n in range(5)] == [0, 1, 4, 9, 16]"
+    async with CodeBoxes(SandboxConfig()) as boxes:
+        verifier = CodeVerifier(CodeReward(type="code"), boxes)
+        for name, code, tests, entry, num_cases in (
+            ("one_case", TYPICAL.source, [one], None, 1),
+            ("ten_cases", TYPICAL.source, [one] * 10, None, 10),
+            ("check", "def f(x):\n    return x * x", check, "f", 1),
+        ):
+            answers = [_answer(f"{name}/{i}", code, tests, entry) for i in range(rounds)]
+            assert (await verifier.judge(answers[0])).correct
+            begin = time.perf_counter()
+            judgements = await asyncio.gather(*map(verifier.judge, answers))
+            took = time.perf_counter() - begin
+            assert all(judgement.correct for judgement in judgements)
+            figures[f"code_{name}_answers_per_s"] = rounds / took
+            figures[f"code_{name}_cases_per_s"] = num_cases * rounds / took
+    return figures
+
+
+def _answer(uid: str, code: str, tests: object, entry: str | None) -> Rollout:
+    nothing = np.zeros(0, np.int32)
+    metadata = {"tests": tests, "entry_point": entry}
+    return Rollout(
+        draw_id=0,
+        index=0,
+        prompt=Prompt(uid=uid, domain="bench", messages=(), metadata=metadata),
+        prompt_token_ids=nothing,
+        token_ids=nothing,
+        logprobs=np.zeros(0, np.float32),
+        policy_versions=nothing,
+        finish_reason="stop",
+        text=f"```python\n{code}\n```",
+    )
 
 
 def _percentiles(name: str, durations: list[float]) -> dict[str, float]:

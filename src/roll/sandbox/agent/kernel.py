@@ -67,6 +67,14 @@ def hide_memory(hidden):
     _check("prctl(PR_SET_DUMPABLE)", _call("prctl", _PR_SET_DUMPABLE, 0 if hidden else 1, 0, 0, 0))
 
 
+def overwrite_freed_memory(wanted):
+    """Whether the C library overwrites what is freed (mallopt M_PERTURB; where there is another library, nothing)."""
+    try:
+        _call("mallopt", -6, 0x55 if wanted else 0)
+    except (AttributeError, OSError):
+        return
+
+
 def die_with_parent():
     """SIGKILL for this process when its parent ends."""
     _check("prctl(PR_SET_PDEATHSIG)", _call("prctl", _PR_SET_PDEATHSIG, 9, 0, 0, 0))

@@ -141,6 +141,7 @@ def disk_full(settings):
 
 
 def _run(request, settings):
+    kernel.overwrite_freed_memory(False)
     os.setsid()
     _restrict(settings, request["cpu_s"])
     os.umask(0o022)

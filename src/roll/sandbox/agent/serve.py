@@ -58,6 +58,9 @@ class Agent:
             self.namespace = os.open("/proc/self/ns/pid", os.O_RDONLY | os.O_CLOEXEC)
             kernel.writable_space(settings["home"], settings["limits"]["disk_bytes"], settings["limits"]["max_files"])
         kernel.hide_memory(True)
+        # Programs are forks of this process: what earlier ones were given, and printed, must not be left in it. With
+        # PYTHONMALLOC=malloc (see the spawner) that covers Python's small objects, too.
+        kernel.overwrite_freed_memory(True)
         if os.getpid() != 1:
             kernel.adopt_orphans()
         import sys
@@ -110,7 +113,8 @@ class Agent:
             message = marshal.loads(memoryview(self.buffer)[start + 4 : end])
             start = end
             getattr(self, "on_" + message[0])(*message[1:])
-        del self.buffer[:start]
+        if start:
+            self.buffer = self.buffer[start:]  # not `del`, which keeps the bytes in memory
 
     def on_data(self, channel, data):
         """Keep it in a file in memory: no program that reads slowly can block the agent."""

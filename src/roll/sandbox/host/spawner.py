@@ -33,6 +33,13 @@ _OVERHEAD_BYTES = 32 * 2**20
 _OVERHEAD_PROCESSES = 4
 _MESSAGE_BYTES = 1 << 17
 _SLOT_USERS = 1 << 16
+_ENVIRONMENT = {
+    "LC_ALL": "C.UTF-8",
+    "PYTHONHASHSEED": "0",
+    "PYTHONMALLOC": "malloc",
+    "GLIBC_TUNABLES": "glibc.malloc.tcache_count=0",
+}
+"""Of agents; programs never see it. The last two let the C library overwrite whatever is freed: see `Agent.configure`."""
 _END_S = 5.0
 
 
@@ -148,7 +155,7 @@ class Spawner:
             for new, old in enumerate((high[0], high[0], high[1], high[2])):
                 os.dup2(old, new)
             os.closerange(4, 1 << 16)
-            os.execve(arguments[0], arguments, {"LC_ALL": "C.UTF-8", "PYTHONHASHSEED": "0"})
+            os.execve(arguments[0], arguments, _ENVIRONMENT)
         except BaseException as error:
             os.write(2, ("roll sandbox: " + str(error) + "\n").encode())
         os._exit(125)

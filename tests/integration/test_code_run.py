@@ -1,0 +1,73 @@
+"""A run whose rewards come from programs in sandboxes, on a tiny random model."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from chaos.harness import tiny_config
+
+import roll
+from roll.errors import ConfigError
+
+pytestmark = pytest.mark.skipif(not shutil.which("bwrap"), reason="bubblewrap is not installed")
+
+
+def config(directory: Path, model: Path, rows: list[dict[str, Any]], **changes: Any) -> dict[str, Any]:
+    file = directory / "tasks.jsonl"
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    reward = {"type": "code", "require_finished": False}
+    source = {"source": "file", "path": str(file), "answer_key": None, "held_out": 0.0, "reward": [reward]}
+    return {
+        **tiny_config(model, num_steps=2),
+        "output_dir": str(directory),
+        "data": [source],
+        "rollout": {"prompts_per_step": 2, "group_size": 8, "max_new_tokens": 1, "max_attempts": 2},
+        "sandbox": {"max_parallel": 2},
+        "checkpoint": {"at_end": False},
+        **changes,
+    }
+
+
+def steps(directory: Path) -> list[dict[str, Any]]:
+    rows = map(json.loads, (directory / "run" / "metrics.jsonl").read_text().splitlines())
+    return [row for row in rows if row["kind"] == "train"]
+
+
+def test_a_run_trains_on_what_programs_do_and_leaves_none_behind(tmp_path: Path, tiny_model: Path) -> None:
+    """One token is a program: a digit runs, most others do not."""
+    before = {process.pid for process in psutil.Process().children(recursive=True)}
+    tasks = [{"prompt": f"Task {i}", "tests": [{"stdin": "", "stdout": ""}]} for i in range(4)]
+    roll.train(config(tmp_path, tiny_model, tasks))
+    rows = steps(tmp_path)
+    assert [row["step"] for row in rows] == [1, 2]
+    assert any(row["training/stepped"] for row in rows)
+    assert all(row["rollout/infra_errors"] == 0 for row in rows)
+    assert all(0 < row["reward/mean"] < 1 for row in rows)
+    left = {process.pid for process in psutil.Process().children(recursive=True)} - before
+    assert [psutil.Process(pid).cmdline() for pid in left if psutil.pid_exists(pid)] == []
+
+
+def test_a_malformed_task_is_left_out_by_name_and_the_run_goes_on(
+    tmp_path: Path, tiny_model: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    good = [{"prompt": f"Task {i}", "tests": [{"stdin": "", "stdout": ""}]} for i in range(3)]
+    roll.train(config(tmp_path, tiny_model, [*good, {"prompt": "Bad", "tests": [{"stdout": 3}]}]))
+    assert [row["step"] for row in steps(tmp_path)] == [1, 2]
+    assert sum(row["rollout/infra_errors"] for row in steps(tmp_path)) > 0
+    assert "prompt 'file/4': its tests cannot be used: case 0: stdout is 3: give a text." in caplog.text
+
+
+def test_a_missing_tool_chain_stops_the_run_before_it_starts(
+    tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    which = shutil.which
+    monkeypatch.setattr("shutil.which", lambda name, **more: None if name == "g++" else which(name, **more))
+    settings = config(tmp_path, tiny_model, [{"prompt": "x", "tests": [{"stdout": ""}]}])
+    settings["data"][0]["reward"] = [{"type": "code", "language": "cpp"}]
+    with pytest.raises(ConfigError, match=r"needs? 'g\+\+'"):
+        roll.train(settings)
