@@ -208,7 +208,7 @@ class ContinuousBatch:
         chunks, num_prefilled, pairs = self._prefill(may_admit=not preempted)
         start = max(now, self._held_until)
         if chunks:
-            seconds = self.costs.step_s(self._num_decoding + num_prefilled, self._context, pairs)
+            seconds = self.costs.step_s(self._num_decoding, num_prefilled, self._context, pairs)
             self._stretch = Stretch(start, seconds, 0.0, 1, chunks)
         elif self._num_decoding:
             first = self.costs.decode_s(self._num_decoding) + self._context * self.costs.context_s

@@ -2,7 +2,8 @@
 
 One engine step decodes one token of every running request, and may prefill some prompt tokens beside that:
 
-    step = overhead + max(reading the weights once, tokens x FLOPs per token) + tokens x communication
+    step = overhead + decoding requests x host time + tokens x communication
+           + max(reading the weights once, tokens x FLOPs per token)
            + context tokens of decoding requests x reading their keys and values
            + (query, key) pairs of prefilled tokens x attention FLOPs
 
@@ -33,6 +34,8 @@ class EngineCosts:
     """Arithmetic of all linear layers, per token in the step."""
     communication_s: float
     """Per token in the step."""
+    request_s: float
+    """Of the host (scheduling, sampling, stop checks), per decoding request."""
     context_s: float
     """Reading keys and values, per context token of a decoding request."""
     pair_s: float
@@ -40,18 +43,21 @@ class EngineCosts:
 
     def decode_s(self, num_requests: int) -> float:
         """A step that decodes a token of so many requests, without reading their keys and values."""
-        return self.step_s(num_requests, 0, 0.0)
+        return self.step_s(num_requests, 0, 0, 0.0)
 
-    def step_s(self, num_tokens: int, context_tokens: int, pairs: float) -> float:
+    def step_s(self, num_decoding: int, num_prefilled: int, context_tokens: int, pairs: float) -> float:
         """A step.
 
         Args:
-            num_tokens: decoded and prefilled.
+            num_decoding: requests that decode a token.
+            num_prefilled: prompt tokens.
             context_tokens: of all decoding requests.
             pairs: of prefilled tokens.
         """
-        linear = max(self.weights_s, num_tokens * self.token_s) + num_tokens * self.communication_s
-        return self.overhead_s + linear + context_tokens * self.context_s + pairs * self.pair_s
+        tokens = num_decoding + num_prefilled
+        linear = max(self.weights_s, tokens * self.token_s) + tokens * self.communication_s
+        host = self.overhead_s + num_decoding * self.request_s
+        return host + linear + context_tokens * self.context_s + pairs * self.pair_s
 
 
 def engine_costs(model: Model, device: Device, tensor_parallel: int) -> EngineCosts:
@@ -64,6 +70,7 @@ def engine_costs(model: Model, device: Device, tensor_parallel: int) -> EngineCo
         weights_s=model.active_bytes / bandwidth,
         token_s=2 * model.active_parameters / flops,
         communication_s=per_token,
+        request_s=device.request_overhead_s,
         context_s=model.kv_bytes_per_token / bandwidth,
         pair_s=4 * model.num_layers * model.query_size / flops,
     )

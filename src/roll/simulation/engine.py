@@ -178,7 +178,7 @@ class SimulatedEngine:
         """Zeros, after the time of prefilling the sequences by themselves."""
         self._check()
         costs = self.settings.costs
-        await asyncio.sleep(sum(costs.step_s(len(seq), 0, len(seq) ** 2 / 2) for seq in sequences))
+        await asyncio.sleep(sum(costs.step_s(0, len(seq), 0, len(seq) ** 2 / 2) for seq in sequences))
         self._check()
         return [zero_logprobs(len(sequence)) for sequence in sequences]
 

@@ -39,6 +39,8 @@ class Device:
     """Model FLOPs utilisation of training."""
     step_overhead_s: float
     """Of every engine step: launches and the engine's own scheduling."""
+    request_overhead_s: float
+    """Of every engine step, for each request that decodes in it: the host's share."""
     collective_latency_s: float
     """Of one small all-reduce within a machine."""
     sync_overhead_s: float

@@ -13,10 +13,16 @@ from roll.simulation.engine import EngineSettings, SimulatedEngine
 from roll.types import Generation, GenerationRequest, SamplingParams, WeightUpdate
 
 COSTS = EngineCosts(
-    overhead_s=0.002, weights_s=0.004, token_s=0.0005, communication_s=0.00001, context_s=0.000003, pair_s=0.0000001
+    overhead_s=0.002,
+    weights_s=0.004,
+    token_s=0.0005,
+    communication_s=0.00001,
+    request_s=0,
+    context_s=0.000003,
+    pair_s=0.0000001,
 )
 PLENTY = BatchLimits(max_num_seqs=64, max_batched_tokens=2048, kv_capacity=100_000)
-STEADY = EngineCosts(overhead_s=0.01, weights_s=0, token_s=0, communication_s=0, context_s=0, pair_s=0)
+STEADY = EngineCosts(overhead_s=0.01, weights_s=0, token_s=0, communication_s=0, request_s=0, context_s=0, pair_s=0)
 """Every step takes 10 ms, whatever it does."""
 
 

@@ -160,6 +160,7 @@ class Reference:
         costs = self.costs
         tokens = len(decoding) + sum(chunk for _, chunk in chunks)
         seconds = costs.overhead_s + max(costs.weights_s, tokens * costs.token_s) + tokens * costs.communication_s
+        seconds += len(decoding) * costs.request_s
         for request in decoding:
             seconds += request.context * costs.context_s
         for request, chunk in chunks:

@@ -90,6 +90,7 @@ def scripts(draw: st.DrawFn) -> tuple[EngineSettings, list[Arrival], list[Hold]]
         weights_s=draw(st.sampled_from([0.0, 0.0041])),
         token_s=draw(st.sampled_from([0.00047, 0.0021])),
         communication_s=0.000011,
+        request_s=draw(st.sampled_from([0.0, 0.00009])),
         context_s=draw(st.sampled_from([0.0, 0.0000033, 0.0003])),
         pair_s=0.00000017,
     )
@@ -122,7 +123,7 @@ def test_one_request_takes_the_roofline_by_hand() -> None:
 
 def test_long_prompts_are_prefilled_in_chunks_beside_decoding() -> None:
     limits = BatchLimits(max_num_seqs=4, max_batched_tokens=100, kv_capacity=10_000)
-    costs = EngineCosts(overhead_s=1.0, weights_s=0, token_s=0, communication_s=0, context_s=0, pair_s=0)
+    costs = EngineCosts(overhead_s=1.0, weights_s=0, token_s=0, communication_s=0, request_s=0, context_s=0, pair_s=0)
 
     async def scenario(engine: SimulatedEngine) -> list[float]:
         short = timed(engine, request("short", prompt=10, wanted=20))

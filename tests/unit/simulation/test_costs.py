@@ -33,6 +33,7 @@ CHIP = Device(
     bandwidth_efficiency=0.8,
     training_efficiency=0.4,
     step_overhead_s=0.001,
+    request_overhead_s=0.00002,
     collective_latency_s=10e-6,
     sync_overhead_s=0.5,
 )
@@ -44,11 +45,11 @@ def test_a_step_by_hand() -> None:
     assert costs.token_s == pytest.approx(2e9 / 50e12)  # 40 us: from 62.5 tokens on, arithmetic is the limit
     kv = 2 * 10 * 2 * 100 * 2  # keys and values, 10 layers, 2 heads of 100, 2 bytes: 8,000 bytes a token
     assert costs.context_s == pytest.approx(kv / 0.8e12)
-    assert costs.decode_s(10) == pytest.approx(0.001 + 0.0025)
-    assert costs.decode_s(100) == pytest.approx(0.001 + 0.004)
-    assert costs.step_s(100, 50_000, 0) == pytest.approx(0.001 + 0.004 + 50_000 * 1e-8)
+    assert costs.decode_s(10) == pytest.approx(0.001 + 10 * 0.00002 + 0.0025)
+    assert costs.decode_s(100) == pytest.approx(0.001 + 0.002 + 0.004)
+    assert costs.step_s(100, 0, 50_000, 0) == pytest.approx(0.001 + 0.002 + 0.004 + 50_000 * 1e-8)
     # 1,000 prompt tokens: 1,000 x 1,000 / 2 pairs of 4 x 10 layers x width 1,000 FLOPs
-    assert costs.step_s(1000, 0, 500_000) == pytest.approx(0.001 + 0.04 + 500_000 * 40_000 / 50e12)
+    assert costs.step_s(0, 1000, 0, 500_000) == pytest.approx(0.001 + 0.04 + 500_000 * 40_000 / 50e12)
 
 
 def test_tensor_parallelism_divides_the_work_and_adds_communication() -> None:
