@@ -13,14 +13,18 @@ runs to the step's boundary, where the run can be saved.
 from __future__ import annotations
 
 import asyncio
+import logging
 
 from roll.pipelines import steps
 from roll.pipelines.evaluate import evaluate
 from roll.pipelines.learning.collecting import collect
 from roll.pipelines.parts import Parts
 from roll.pipelines.stop import Interrupted
+from roll.rollout.watchdog import Watchdog
 
 __all__ = ["run", "run_asynchronous", "run_synchronous"]
+
+logger = logging.getLogger(__name__)
 
 
 async def run(parts: Parts) -> None:
@@ -31,6 +35,9 @@ async def run(parts: Parts) -> None:
         Interrupted: a signal asked for a stop; everything up to the last step's boundary is saved.
     """
     loop = run_asynchronous if parts.config.rollout.scheduling.async_ratio > 0 else run_synchronous
+    watchdog = asyncio.create_task(
+        Watchdog(parts.scheduler.life, parts.config.rollout.stall_s, logger.warning).watch(), name="watchdog"
+    )
     try:
         await steps.sync(parts)
         await loop(parts)
@@ -40,6 +47,7 @@ async def run(parts: Parts) -> None:
         await steps.save(parts)
         raise
     finally:
+        watchdog.cancel()
         if parts.evaluation is not None:
             parts.evaluation.cancel()
         await parts.controller.close()

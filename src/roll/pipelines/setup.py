@@ -25,7 +25,9 @@ from roll.pipelines.trainers import critic_path, critic_specs, policy_spec, refe
 from roll.protocols import EngineGroup, Scorer, TrainerGroup, WorkerPool
 from roll.rewards.opening import open_rewards
 from roll.rollout import DataLedger, LLMProxy, SamplingPlan
+from roll.rollout.lifecycle import FINAL
 from roll.tracking import RunDirectory, Tracker
+from roll.tracking.rollout_trace import RolloutTrace
 from roll.types import IntArray, SamplingParams
 from roll.weights import WeightSync
 
@@ -196,6 +198,8 @@ async def open_parts(
         train_plan, eval_plan = sampling_plans(config, material.stop_token_ids)
         rewards = await stack.enter_async_context(open_rewards(config, roles.pool))
         scheduler = build_scheduler(config, proxy, rewards, material.data.renderer, tracker.on_rollout)
+        if config.tracking.trace_rollouts:
+            scheduler.life.listen(RolloutTrace(tracker.spans.event, FINAL).on_transition)
         yield Parts(
             config=config,
             state=state,

@@ -13,6 +13,7 @@ Invariants, checked on every move:
 from __future__ import annotations
 
 import asyncio
+import math
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -90,6 +91,8 @@ class LifeCycle:
     def __init__(self, *listeners: Callable[[Transition], None]) -> None:
         self._listeners = list(listeners)
         self._live: dict[str, LiveRollout] = {}
+        self.last_move = -math.inf
+        """Time of the latest transition."""
         self.totals: Counter[RolloutState] = Counter()
         """How often each state was entered."""
 
@@ -134,6 +137,7 @@ class LifeCycle:
         return Counter(rollout.state for rollout in self._live.values())
 
     def _tell(self, rollout_id: str, before: RolloutState | None, after: RolloutState, now: float, detail: str) -> None:
+        self.last_move = now
         self.totals[after] += 1
         if self._listeners:
             event = Transition(rollout_id, before, after, now, detail)

@@ -138,6 +138,10 @@ class Spans:
         """Put a number's course into the trace (reward, tokens per second)."""
         self._emit(name=name, ph="C", args={"value": value})
 
+    def event(self, **fields: Any) -> None:
+        """Put an event of the trace format into the trace, now; it is written at the end of the phase."""
+        self._emit(**fields)
+
     def close(self) -> None:
         """Write what is left; may be called twice."""
         self._flush()

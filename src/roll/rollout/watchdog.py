@@ -1,0 +1,96 @@
+"""Says why a run stands still: which stage, which worker, which rollouts, and for how long.
+
+It only looks. A rollout that waits for its group is not what holds a step; one that waits for an engine, a token or a
+reward is.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from roll.rollout.lifecycle import LifeCycle, LiveRollout, RolloutState
+
+__all__ = ["Stall", "Watchdog", "find_stall"]
+
+NUM_NAMED = 5
+STAGES = {
+    RolloutState.QUEUED: "wait for an engine",
+    RolloutState.GENERATING: "are being generated",
+    RolloutState.REWARDING: "wait for their reward",
+}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Stall:
+    """Rollouts of one stage that have not moved for too long."""
+
+    stage: RolloutState
+    rollouts: tuple[tuple[str, float], ...]
+    """Id and seconds in this stage, the longest first."""
+    workers: tuple[str, ...]
+    """Engines that have them; empty where it is none."""
+
+    def __str__(self) -> str:
+        named = ", ".join(f"{name} ({age:.0f} s)" for name, age in self.rollouts[:NUM_NAMED])
+        more = len(self.rollouts) - NUM_NAMED
+        where = f" at {', '.join(self.workers)}" if self.workers else ""
+        return f"{len(self.rollouts)} rollouts {STAGES[self.stage]}{where}: {named}" + (
+            f", and {more} more" if more > 0 else ""
+        )
+
+
+def find_stall(life: LifeCycle, now: float, stall_s: float) -> list[Stall]:
+    """What has not moved for `stall_s` seconds, by stage; nothing while any rollout moves at all."""
+    if now - life.last_move < stall_s:
+        return []
+    found: dict[RolloutState, list[LiveRollout]] = {}
+    for rollout in life:
+        if rollout.state in STAGES and now - rollout.since >= stall_s:
+            found.setdefault(rollout.state, []).append(rollout)
+    return [
+        Stall(
+            stage=stage,
+            rollouts=tuple((r.rollout_id, now - r.since) for r in sorted(found[stage], key=lambda r: r.since)),
+            workers=tuple(sorted({r.detail for r in found[stage] if stage is RolloutState.GENERATING and r.detail})),
+        )
+        for stage in STAGES
+        if stage in found
+    ]
+
+
+class Watchdog:
+    """Looks every now and then.
+
+    Args:
+        life: where every rollout stands.
+        stall_s: how long nothing may move; after a report, twice as long until the next one.
+        report: told what stands still.
+    """
+
+    def __init__(self, life: LifeCycle, stall_s: float, report: Callable[[str], None]) -> None:
+        self._life = life
+        self._stall_s = stall_s
+        self._report = report
+
+    async def watch(self) -> None:
+        """Until it is cancelled."""
+        loop = asyncio.get_running_loop()
+        patience, began, reported_move = self._stall_s, loop.time(), -1.0
+        while True:
+            last_move = self._life.last_move
+            if last_move != reported_move:
+                patience = self._stall_s
+            missing = max(last_move, began) + patience - loop.time()
+            if missing > 0:
+                await asyncio.sleep(min(missing, self._stall_s))
+                continue
+            stalls = find_stall(self._life, loop.time(), patience)
+            if stalls:
+                age = loop.time() - last_move
+                self._report(f"no rollout has moved for {age:.0f} s: " + "; ".join(map(str, stalls)))
+                reported_move = last_move
+                patience *= 2
+            else:  # nothing is under way, as while a long update runs
+                await asyncio.sleep(self._stall_s)

@@ -1,0 +1,58 @@
+"""The states of rollouts and the load of engines as trace events, for real and for simulated runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+__all__ = ["RolloutTrace"]
+
+ENGINES, ROLLOUTS = 1_000_000_002, 1_000_000_003
+"""Process numbers in the trace: higher than any real one."""
+PROCESSES = {ENGINES: "engines: requests", ROLLOUTS: "rollouts"}
+
+
+class _Move(Protocol):
+    """What is needed of a life cycle's transition."""
+
+    @property
+    def rollout_id(self) -> str: ...
+    @property
+    def before(self) -> str | None: ...
+    @property
+    def after(self) -> str: ...
+    @property
+    def detail(self) -> str: ...
+
+
+class RolloutTrace:
+    """Turns the transitions of rollouts into events.
+
+    Args:
+        emit: takes the fields of an event; adds the time.
+        final: states in which a rollout's life ends.
+    """
+
+    def __init__(self, emit: Callable[..., None], final: frozenset[str]) -> None:
+        self._emit = emit
+        self._final = final
+        self._at_engine: dict[str, str] = {}
+        self._running: dict[str, int] = {}
+        for number, name in PROCESSES.items():
+            emit(name="process_name", ph="M", pid=number, tid=0, args={"name": name})
+
+    def on_transition(self, event: _Move) -> None:
+        """For a life cycle; returns at once."""
+        common: dict[str, Any] = {"pid": ROLLOUTS, "tid": 0, "cat": "rollout", "id": event.rollout_id}
+        if event.before is not None:
+            self._emit(name=str(event.before), ph="e", **common)
+        self._emit(name=str(event.after), ph="n" if event.after in self._final else "b", **common)
+        if event.after == "generating" and event.detail:
+            self._at_engine[event.rollout_id] = event.detail
+            self._count(event.detail, 1)
+        elif event.before == "generating" and event.rollout_id in self._at_engine:
+            self._count(self._at_engine.pop(event.rollout_id), -1)
+
+    def _count(self, engine_id: str, change: int) -> None:
+        self._running[engine_id] = self._running.get(engine_id, 0) + change
+        self._emit(name=engine_id, ph="C", pid=ENGINES, tid=0, args={"requests": self._running[engine_id]})

@@ -1,0 +1,67 @@
+"""The watchdog names what stands still, and nothing else."""
+
+from __future__ import annotations
+
+import asyncio
+
+from roll.rollout.lifecycle import LifeCycle, RolloutState
+from roll.rollout.watchdog import Watchdog
+from roll.simulation.clock import run
+
+S = RolloutState
+
+
+def reports_of(moves: list[tuple[float, str, RolloutState, str]], until: float, stall_s: float = 60.0) -> list[str]:
+    """What is reported when these moves happen at these times, in order."""
+    found: list[str] = []
+
+    async def main() -> None:
+        life = LifeCycle()
+        watching = asyncio.create_task(Watchdog(life, stall_s, found.append).watch())
+        for when, name, to, detail in moves:
+            await asyncio.sleep(when - asyncio.get_running_loop().time())
+            life.begin(name) if to is S.QUEUED else life.move(name, to, detail)
+        await asyncio.sleep(until - asyncio.get_running_loop().time())
+        watching.cancel()
+
+    run(main())
+    return found
+
+
+def test_stage_worker_rollouts_and_ages_are_named() -> None:
+    moves = [
+        (0.0, "train-0.0", S.QUEUED, ""),
+        (1.0, "train-0.0", S.GENERATING, "engine-3"),
+        (1.0, "train-1.0", S.QUEUED, ""),
+        (2.0, "train-2.0", S.QUEUED, ""),
+        (2.0, "train-2.0", S.GENERATING, "engine-1"),
+        (5.0, "train-2.0", S.REWARDING, ""),
+    ]
+    assert reports_of(moves, until=66.0, stall_s=60.0) == [
+        "no rollout has moved for 60 s: 1 rollouts wait for an engine: train-1.0 (64 s); "
+        "1 rollouts are being generated at engine-3: train-0.0 (64 s); "
+        "1 rollouts wait for their reward: train-2.0 (60 s)"
+    ]
+
+
+def test_nothing_is_said_while_anything_moves() -> None:
+    moves = [(float(50 * i), f"train-{i}.0", S.QUEUED, "") for i in range(10)]
+    assert reports_of(moves, until=505.0) == []
+
+
+def test_reports_become_rarer_and_start_anew_after_a_move() -> None:
+    moves = [(0.0, "train-0.0", S.QUEUED, ""), (500.0, "train-0.0", S.GENERATING, "e")]
+    found = reports_of(moves, until=570.0)
+    assert [text.partition(":")[0].rpartition(" for ")[2] for text in found] == [
+        "60 s",
+        "120 s",
+        "240 s",
+        "480 s",
+        "60 s",
+    ]
+
+
+def test_a_rollout_that_waits_for_its_group_holds_nothing_up() -> None:
+    moves = [(0.0, "train-0.0", S.QUEUED, "")]
+    moves += [(1.0, "train-0.0", S.GENERATING, "e"), (2.0, "train-0.0", S.REWARDING, "")]
+    assert reports_of([*moves, (3.0, "train-0.0", S.ACCEPTED, "")], until=1000.0) == []
