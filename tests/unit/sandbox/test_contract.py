@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import zlib
 
 import pytest
+from unit.sandbox.conftest import LIMITS
 
 from roll.sandbox import (
     Command,
     Limit,
     Outcome,
+    OversizedUploadError,
     PythonCode,
     SandboxError,
     SandboxManager,
@@ -271,3 +274,52 @@ async def test_a_cancelled_execution_ends_its_program(sandboxes: SandboxManager)
     with pytest.raises(asyncio.CancelledError):
         await task
     assert (await sandboxes.execute(PythonCode(source="print(1)"))).stdout == b"1\n"
+
+
+async def test_an_interactive_program_is_answered(sandboxes: SandboxManager) -> None:
+    source = "import sys\nfor line in sys.stdin: print(line.strip().upper(), flush=True)\nprint('over')"
+    async with sandboxes.running(PythonCode(source=source, stdin=b"one\n", interactive=True)) as job:
+        heard = b""
+        async for chunk in job.stream():
+            heard += chunk.data
+            if heard == b"ONE\n":
+                job.write(b"two\n")
+            elif heard == b"ONE\nTWO\n":
+                job.end_input()
+        assert heard == b"ONE\nTWO\nover\n"
+        assert (await job.wait()).ok
+
+
+async def test_input_larger_than_a_pipe_arrives_whole(sandboxes: SandboxManager) -> None:
+    source = "import sys, zlib\ndata = sys.stdin.buffer.read()\nprint(len(data), zlib.crc32(data))"
+    data = bytes(range(256)) * 10_000
+    async with sandboxes.running(PythonCode(source=source, stdin=data, interactive=True)) as job:
+        job.end_input()
+        assert (await job.wait()).stdout == f"{len(data)} {zlib.crc32(data)}\n".encode()
+
+
+async def test_input_that_nobody_reads_holds_nothing_up(sandboxes: SandboxManager) -> None:
+    program = PythonCode(source="import os\nos.close(0)\nprint('x')", stdin=bytes(2**21), interactive=True)
+    async with sandboxes.running(program) as job:
+        assert (await job.wait()).stdout == b"x\n"
+        job.write(b"late")
+    deaf = PythonCode(source="import time\ntime.sleep(1000)", stdin=bytes(2**21), interactive=True)
+    async with sandboxes.running(deaf) as job:
+        job.write(bytes(2**20))
+        job.kill()
+        assert (await job.wait()).exit_code == 137
+
+
+async def test_a_program_that_is_talked_to_ends_with_its_block(sandboxes: SandboxManager) -> None:
+    async with sandboxes.running(PythonCode(source="input()", interactive=True)) as job:
+        assert not job.done()
+    assert job.done() and (await job.wait()).exit_code == 137
+
+
+async def test_an_oversized_upload_is_refused_and_says_which_limit(sandboxes: SandboxManager) -> None:
+    size = LIMITS.disk_bytes + 1
+    with pytest.raises(OversizedUploadError, match=f"the files of a program have {size:,} bytes.*disk_bytes"):
+        await sandboxes.execute(PythonCode(source="", files={"x": bytes(size)}))
+    with pytest.raises(OversizedUploadError, match=r"standard input and source .* takes 33,554,432: .*memory_bytes"):
+        await sandboxes.execute(PythonCode(source="", stdin=bytes(2**25 + 1)))
+    assert (await sandboxes.execute(PythonCode(source="print(1)"))).ok

@@ -40,7 +40,9 @@ def manager(**settings: object) -> SandboxManager:
 
 def groups_and_directories(spawner: int) -> set[str]:
     """What the spawner with this pid has on the host while it runs."""
-    found = {str(path) for path in Path("/sys/fs/cgroup").rglob(f"roll-sandbox-{spawner}")}
+    # not `rglob`: groups of others may come and go meanwhile, which `os.walk` takes as it is
+    name = f"roll-sandbox-{spawner}"
+    found = {os.path.join(where, name) for where, names, _ in os.walk("/sys/fs/cgroup") if name in names}
     return found | {str(path) for path in Path("/tmp").glob(f"roll-sandbox-{spawner}")}
 
 

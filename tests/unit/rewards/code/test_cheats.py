@@ -106,7 +106,8 @@ CHEATS = {
         "an exception fails the case",
     ),
     "nonsense as messages": (
-        "import os\nfor d in range(3, 40):\n  try: os.write(d, b'\\xff' * 4000)\n  except OSError: pass\ndef f(*a): return 0",
+        "import os\nfor d in range(3, 40):\n  try: os.write(d, b'\\xff' * 4000)\n  except OSError: pass\n"
+        "def f(*a): return 0",
         "what is no message fails the case",
     ),
 }
@@ -133,7 +134,7 @@ async def test_the_same_tests_pass_an_honest_answer(judge: Judge, name: str) -> 
     assert (await judge("def f(a, b): return a * b", TESTS[name], entry="f")).correct
 
 
-def test_every_cheat_is_described() -> None:
+async def test_every_cheat_is_described() -> None:
     page = SECURITY_PAGE.read_text()
     assert [name for name, (_, proves) in CHEATS.items() if f"| {name} | {proves} |" not in page] == []
 

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import subprocess
+import sys
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -238,6 +242,25 @@ async def test_the_limit_follows_right_answers(boxes: CodeBoxes) -> None:
     limit = verifier._limits.cpu_s("d/0", 0)
     assert 0.25 < limit < 1.0
     assert (await verifier.judge(rollout(busy.format(100), metadata))).verdict == "timeout 0/1"
+
+
+@pytest.mark.slow
+async def test_a_right_answer_passes_on_a_machine_that_is_loaded_eight_times(judge: Judge) -> None:
+    """Half a second of CPU takes longer than the limit of two seconds on the clock, and is no failure."""
+    busy = "import time\nwhile time.process_time() < 0.7: pass\nprint(1)"
+    burners = [
+        subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(8 * len(os.sched_getaffinity(0)))
+    ]
+    try:
+        began = time.monotonic()
+        limits = {"min_cpu_s": 2.0, "max_cpu_s": 2.0}
+        judgements = await asyncio.gather(*(judge(busy, [{"stdout": "1"}], **limits) for _ in range(4)))
+        assert [judgement.verdict for judgement in judgements] == ["correct"] * 4
+        assert time.monotonic() - began > 2.0
+    finally:
+        for burner in burners:
+            burner.kill()
+            burner.wait()
 
 
 async def test_many_answers_at_once_keep_their_verdicts(judge: Judge) -> None:
