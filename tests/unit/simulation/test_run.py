@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 from unittest import mock
 
@@ -146,3 +149,15 @@ def test_a_model_that_does_not_fit_is_refused(tmp_path: Path) -> None:
 def test_answers_longer_than_the_cache_are_refused() -> None:
     with pytest.raises(ConfigError, match="exceeds an engine's cache of 50,000 tokens"):
         simulate(steady({"engine.kv_capacity": 50_000}))
+
+
+def test_other_processes_and_hash_seeds_do_exactly_the_same() -> None:
+    tests = Path(__file__).parents[2]
+    found = set()
+    for hash_seed in ("0", "1", "77"):
+        environment = os.environ | {"PYTHONHASHSEED": hash_seed}
+        command = [sys.executable, "-m", "unit.simulation.digests"]
+        done = subprocess.run(command, cwd=tests, env=environment, capture_output=True, text=True, check=True)
+        found.add(done.stdout)
+    assert len(found) == 1
+    assert len(set(found.pop().split())) == 3
