@@ -17,7 +17,7 @@ import numpy as np
 from roll.envs import make
 from roll.types import Generation, GenerationRequest, IntArray, PromptDraw, Rollout, Turn
 
-__all__ = ["Generate", "Renderer", "RolloutLoop", "play", "single_answer"]
+__all__ = ["Generate", "Renderer", "RolloutLoop", "joined", "next_turn", "play", "single_answer"]
 
 Generate: TypeAlias = Callable[[GenerationRequest], Awaitable[Generation]]
 
@@ -49,7 +49,7 @@ async def single_answer(
 ) -> Rollout:
     """One answer to the prompt."""
     generation = await generate(first)
-    return _rollout(draw, index, [generation], [], (), renderer)
+    return joined(draw, index, [generation], [], (), renderer)
 
 
 async def play(
@@ -67,7 +67,7 @@ async def play(
     turns: list[Turn] = []
     context, position = draw.token_ids, 0
     while True:
-        request = _turn_request(first, context, len(turns))
+        request = next_turn(first, context, len(turns))
         generation = await generate(request)
         generations.append(generation)
         end = position + len(generation.token_ids)
@@ -77,14 +77,14 @@ async def play(
             over = ended or cut_off
         turns.append(Turn(start=position, end=end, reward=reward, state=state))
         if over:
-            return _rollout(draw, index, generations, between, tuple(turns), renderer)
+            return joined(draw, index, generations, between, tuple(turns), renderer)
         follow_up = renderer.follow_up(observation)
         between.append(follow_up)
         context = np.concatenate([context, generation.token_ids, follow_up]).astype(np.int32)
         position = end + len(follow_up)
 
 
-def _turn_request(first: GenerationRequest, context: IntArray, turn: int) -> GenerationRequest:
+def next_turn(first: GenerationRequest, context: IntArray, turn: int) -> GenerationRequest:
     """The request of a later turn: its own id, and its own seed, which depends on the first one's alone."""
     if turn == 0:
         return first
@@ -93,7 +93,7 @@ def _turn_request(first: GenerationRequest, context: IntArray, turn: int) -> Gen
     return replace(first, request_id=f"{first.request_id}.t{turn}", token_ids=context, sampling=sampling)
 
 
-def _rollout(
+def joined(
     draw: PromptDraw,
     index: int,
     generations: list[Generation],

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from roll.registry import load_function
 from roll.rollout.loops import play, single_answer
 from roll.types import Generation, GenerationRequest, IntArray, Prompt, PromptDraw, Rollout, SamplingParams
 
@@ -98,3 +99,16 @@ async def test_a_single_answer_has_no_turns_of_its_own(tokens: list[int]) -> Non
     assert rollout.turns == ()
     assert [(t.start, t.end) for t in rollout.spans] == [(0, len(tokens))]
     assert rollout.index == 2
+
+
+async def test_the_example_of_a_loop_of_ones_own_asks_twice() -> None:
+    second_try = load_function("examples/loops/second_try.py:second_try", "rollout loop")
+    drawn = draw(1)
+    first = GenerationRequest(
+        request_id="r", token_ids=drawn.token_ids, sampling=SamplingParams(max_new_tokens=8, seed=1)
+    )
+    script = Script([101, 9], [102, 9])
+    rollout = await second_try(drawn, 0, first, script.generate, Numbers())
+    assert rollout.token_ids.tolist() == [101, 9, 7, 102, 9]
+    assert [(t.start, t.end) for t in rollout.turns] == [(0, 2), (3, 5)]
+    assert script.requests[1].token_ids.tolist() == [1, 2, 101, 9, 7]

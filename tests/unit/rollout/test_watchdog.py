@@ -52,13 +52,8 @@ def test_nothing_is_said_while_anything_moves() -> None:
 def test_reports_become_rarer_and_start_anew_after_a_move() -> None:
     moves = [(0.0, "train-0.0", S.QUEUED, ""), (500.0, "train-0.0", S.GENERATING, "e")]
     found = reports_of(moves, until=570.0)
-    assert [text.partition(":")[0].rpartition(" for ")[2] for text in found] == [
-        "60 s",
-        "120 s",
-        "240 s",
-        "480 s",
-        "60 s",
-    ]
+    ages = [text.partition(":")[0].rpartition(" for ")[2] for text in found]
+    assert ages == ["60 s", "120 s", "240 s", "480 s", "60 s"]
 
 
 def test_a_rollout_that_waits_for_its_group_holds_nothing_up() -> None:
