@@ -56,8 +56,8 @@ _TAIL = (
     "The simulated gain is larger than the published one. Short rounds take far less of the baseline's time here than "
     "in the paper (2.1 to 3.6 times as fast), although the longest answer of its short rounds is up to 8.9 times "
     "shorter, too. So its engines are bound by throughput in short rounds, and ours by their longest answer: the "
-    "missing constant is how much there is to generate below the tail. How alike answers to one prompt are matters less "
-    "(14B: 2.3, 2.1, 2.0 with `answer_correlation` 0, 0.4, 0.7), and so does host time per request (2.1 with 200 us)."
+    "missing constant is how much there is to generate below the tail. How alike answers to one prompt are matters "
+    "less (14B: 2.3, 2.1, 2.0 with `answer_correlation` 0, 0.4, 0.7), and so does host time per request (2.1: 200 us)."
 )
 NOTES = {
     "queue-scheduling": "The baseline takes as long as published (125 s), which chose the limit of its answers; with "
