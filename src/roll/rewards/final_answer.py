@@ -7,7 +7,7 @@ import re
 from roll.rewards.plain_number import NUMBER, tidy
 from roll.rewards.units import unit_of
 
-__all__ = ["last_boxed", "last_formula", "last_line", "last_number"]
+__all__ = ["last_boxed", "last_boxes", "last_formula", "last_formulas", "last_line", "last_number", "last_tagged"]
 
 _BOX = re.compile(r"\\(?:boxed|fbox)\s*\{")
 _DELIMITER = re.compile(r"\$\$|\$|\\[()\[\]]|\n")
@@ -30,6 +30,37 @@ def last_boxed(text: str) -> str | None:
         if depth == 0:
             return text[begin:position].strip()
     return None
+
+
+def last_boxes(text: str) -> str | None:
+    """What the boxes of the last line that has any hold, with commas between them; `None` where there is none."""
+    for line in reversed(text.splitlines()):
+        places = [match.start() for match in _BOX.finditer(line)]
+        if places:
+            parts = [line[begin:end] for begin, end in zip(places, [*places[1:], len(line)], strict=True)]
+            found = [last_boxed(part) for part in parts]
+            return ", ".join(box for box in found if box) if all(found) else last_boxed(text)
+    return None
+
+
+def last_formulas(text: str) -> str | None:
+    """Whole formulas of the last line that has any, with commas between them."""
+    for line in reversed(text.splitlines()):
+        found = [line[begin:end].strip() for begin, end in _formulas(line)]
+        found = [formula for formula in found if formula and not _WORDS.search(_without_text(formula))]
+        if found:
+            return ", ".join(found)
+    return None
+
+
+def last_tagged(text: str, tag: str = "answer") -> str | None:
+    """What stands between the last `</answer>` and the `<answer>` before it, in any case; `None` without both."""
+    lower = text.lower()
+    end = lower.rfind(f"</{tag}>")
+    begin = lower.rfind(f"<{tag}>", 0, max(end, 0))
+    if begin < 0 or len(lower) != len(text):  # a few capitals have longer small letters
+        return None if begin < 0 else last_tagged(lower, tag)
+    return text[begin + len(tag) + 2 : end]
 
 
 def last_number(text: str, *, with_unit: bool = False) -> str | None:
@@ -126,6 +157,8 @@ def last_line(text: str, *, whole: bool = False) -> str | None:
     if not lines:
         return None
     end = re.split(r"\b(?:is|are)\b|:" if whole else r"\b(?:is|are)\b|[:=]", lines[-1])[-1]
+    if whole:
+        end = re.sub(r"^\W*(?:[a-zA-Z]{2,}\W+)+(?=[^\W\d_]\s*(?:=|[<>]|\\)|\S*\d)", "", end)  # `So x = 3 or x = -3`
     return end.strip().rstrip(".").strip("* ") or None
 
 

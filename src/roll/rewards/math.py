@@ -19,7 +19,7 @@ import re
 from roll.config.rewards import MathReward
 from roll.protocols import WorkerPool
 from roll.rewards.base import Judgement, Verifier, in_pool
-from roll.rewards.final_answer import last_boxed, last_formula, last_line, last_number
+from roll.rewards.final_answer import last_boxed, last_boxes, last_formula, last_formulas, last_line, last_number
 from roll.rewards.plain_number import PlainNumber, number_of, same_number, tidy
 from roll.rewards.slow_math import looks_explosive, symbolically_equal
 from roll.rewards.units import same_unit_factor, split_unit
@@ -39,6 +39,8 @@ _TEXT = re.compile(r"\\(?:text|textbf|textrm|mathrm|mbox)\s*\{([^{}]*)\}")
 _PERCENT = re.compile(r"\s*(?:\\?%|percent)\s*\$?\s*\.?\s*$")
 _EQUALS = re.compile(r"=|\\approx")
 _EQUATION = re.compile(r"(?<![<>!\\])=|[<>]|\\(?:le|ge|lt|gt|ne)")
+_SEVERAL = re.compile(r"^(?![\s$]*(?:\\left)?\s*[(\[]).*(?:,|;|\\pm|\bor\b|\band\b)", re.DOTALL)
+"""A list or a set: the answer may spread over several boxes or formulas."""
 _PROSE = re.compile(r"[^\W\d_][^\\=<>^{}$]*")
 _NAMES = re.compile(r"\b(?:sqrt|pi|sin|cos|tan|log|ln|exp|infty|infinity)\b", re.IGNORECASE)
 
@@ -105,11 +107,14 @@ def _final_answer(text: str, extract: str, reference: str, right_number: PlainNu
     with_unit = right_number is not None and right_number.unit is not None
     if extract == "last_number":
         return last_number(text, with_unit=with_unit)
-    boxed = last_boxed(text)
+    several = right_number is None and _SEVERAL.search(reference) is not None
+    boxed = last_boxes(text) if several else last_boxed(text)
     if boxed is not None:
         return boxed
     if right_number is not None:
         return last_number(text, with_unit=with_unit)
+    if several:
+        return last_formulas(text) or last_line(text, whole=True)
     whole = bool(_EQUATION.search(reference))
     return last_formula(text, whole=whole) or last_line(text, whole=whole)
 

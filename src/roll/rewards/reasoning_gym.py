@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import functools
 import json
-import re
 from typing import Any
 
 from roll.config.rewards import ReasoningGymReward
 from roll.errors import DataError
 from roll.protocols import WorkerPool
 from roll.rewards.base import Judgement, Verifier, in_pool
+from roll.rewards.final_answer import last_tagged
 from roll.types import Rollout
 
 __all__ = ["final_answer", "prepare_worker", "reasoning_gym_verifier", "score_task"]
 
-_TAGGED = re.compile(r"<answer>(.*?)</answer>", re.DOTALL | re.IGNORECASE)
 PARTLY = 0.05
 """Scores up to this (tasks give 0.01 for an answer in the right form) are called wrong."""
 
@@ -27,8 +26,8 @@ def prepare_worker() -> None:
 
 def final_answer(text: str) -> str:
     """What the last `<answer>…</answer>` holds, or else the whole text, without surrounding white space."""
-    tagged = _TAGGED.findall(text)
-    return (tagged[-1] if tagged else text).strip()
+    tagged = last_tagged(text)
+    return (text if tagged is None else tagged).strip()
 
 
 @functools.cache

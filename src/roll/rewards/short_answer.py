@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import re
 import string
 from collections import Counter
 
 from roll.config.rewards import ShortAnswerReward
 from roll.protocols import WorkerPool
 from roll.rewards.base import Judgement, Verifier
+from roll.rewards.final_answer import last_tagged
 from roll.types import Rollout
 
 __all__ = ["exact_match", "f1", "normalised_words", "short_answer_verifier"]
 
 _PUNCTUATION = str.maketrans(string.punctuation, " " * len(string.punctuation))
 _ARTICLES = {"a", "an", "the"}
-_TAGGED = re.compile(r"<answer>(.*?)</answer>", re.DOTALL | re.IGNORECASE)
 _LONGEST = 20_000
 
 
@@ -42,8 +41,8 @@ def short_answer_verifier(config: ShortAnswerReward, pool: WorkerPool) -> Verifi
     """Compares in place with the reference, or with each of several (the column that `references_key` names)."""
 
     async def judge(rollout: Rollout) -> Judgement:
-        tagged = _TAGGED.findall(rollout.text)
-        answer = tagged[-1] if tagged else rollout.text
+        tagged = last_tagged(rollout.text)
+        answer = rollout.text if tagged is None else tagged
         more = rollout.prompt.metadata.get(config.references_key, ()) if config.references_key else ()
         references = [text for text in (rollout.prompt.answer, *map(str, more)) if text]
         exact = any(exact_match(answer, reference) for reference in references)

@@ -28,6 +28,10 @@ RIGHT = [
     (r"\boxed{x=1 \text{ or } x=2}", r"\{1,2\}"),
     (r"\boxed{\frac{1\pm\sqrt5}{2}}", r"\frac{1+\sqrt{5}}{2}, \frac{1-\sqrt{5}}{2}"),
     (r"\boxed{\emptyset}", r"\{\}"),
+    ("So x = 3 or x = -3.", r"\{-3, 3\}"),
+    ("The solutions are $x = 1$ and $x = 2$.", "1, 2"),
+    ("Hence\nx is \\boxed{1} or \\boxed{2}.", r"\{1,2\}"),
+    (r"\boxed{k=2,n=3}", "n=3, k=2"),
     # points and intervals
     (r"\boxed{\left(\frac{1}{2}, -3\right)}", "(0.5,-3)"),
     (r"\boxed{[0,1)}", "[0, 1)"),
@@ -67,6 +71,8 @@ RIGHT = [
     (r"\boxed{\binom{5}{2}}", "10"),
     (r"\boxed{5!}", "120"),
     (r"\boxed{e^{i\pi}}", "-1"),
+    (r"\boxed{\cos 60^\circ}", r"\frac12"),
+    (r"\boxed{\sqrt{2}\sin(30°)\tan 45^{\circ}}", r"\frac{\sqrt{2}}{2}"),
     (r"\boxed{2\pi r(r+h)}", r"2\pi r^2 + 2\pi r h"),
     (r"\boxed{|x-2|}", "|2-x|"),
     (r"\boxed{x^{\frac{1}{3}}}", r"\sqrt[3]{x}"),
@@ -77,6 +83,12 @@ RIGHT = [
     (r"\boxed{\text{no solution}}", "No solution"),
 ]
 WRONG = [
+    (r"\boxed{7 \text{ or } 8}", "7"),
+    (r"\boxed{1}, \boxed{3}", "1,2"),
+    ("First \\boxed{1}.\nThen \\boxed{2}", "1,2"),
+    (r"\boxed{k=3,n=2}", "n=3, k=2"),
+    (r"\boxed{0=0}", "y=2x+3"),
+    (r"\boxed{\cos 60}", r"\frac12"),
     (r"\boxed{\{1,2\}}", r"\{1,2,3\}"),
     (r"\boxed{1,2}", r"\{1,2,3\}"),
     (r"\boxed{1,1,2}", r"\{1,2,3\}"),

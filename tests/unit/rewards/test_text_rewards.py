@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -17,6 +18,7 @@ from roll.config.rewards import RewardList, as_reward_list
 from roll.protocols import Reward
 from roll.rewards import build_reward
 from roll.rewards.choice import chosen_letter
+from roll.rewards.final_answer import last_tagged
 from roll.rewards.penalties import overlength, repeated_share
 from roll.rewards.short_answer import exact_match, f1
 from roll.types import Rollout
@@ -77,6 +79,29 @@ def test_f1_is_symmetric_and_1_exactly_for_equal_bags_of_words(a: str, b: str) -
     assert f1(a, b) == f1(b, a)
     assert 0.0 <= f1(a, b) <= 1.0
     assert f1(a, a) == 1.0
+
+
+@pytest.mark.parametrize(
+    ("text", "inside"),
+    [
+        ("<answer>a</answer> <Answer> b </ANSWER>", " b "),
+        ("<answer>a<answer>b</answer>", "b"),
+        ("<answer>a</answer><answer>b", "a"),
+        ("</answer>a<answer>", None),
+        ("a", None),
+        ("\u0130 <answer>b</answer>", "b"),  # a capital whose small letter is two characters
+    ],
+)
+def test_the_last_tagged_answer_counts(text: str, inside: str | None) -> None:
+    assert last_tagged(text) == inside
+
+
+def test_a_million_open_tags_hold_nobody_up() -> None:
+    started = time.process_time()
+    assert last_tagged("<answer>" * 200_000) is None
+    assert chosen_letter("(" * 1_000_000, "ABCDE") is None
+    assert f1("<answer>" * 200_000, "7") == 0.0
+    assert time.process_time() - started < 1.0
 
 
 async def test_the_best_of_several_references_counts(pool: LocalWorkerPool, rollout: MakeRollout) -> None:

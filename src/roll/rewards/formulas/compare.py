@@ -236,6 +236,8 @@ def _same_single(given: Relation, right: Relation) -> bool:
     ours, theirs = _ascending(given), _ascending(right)
     if ours.signs != theirs.signs:
         return False
+    if _CONSTANTS.issuperset(symbols(_difference(ours))) != _CONSTANTS.issuperset(symbols(_difference(theirs))):
+        return False  # `0 = 0`
     ratio: Value | None = None
     for ours_value, theirs_value in _values(_difference(ours), _difference(theirs)):
         if ours_value == 0 or theirs_value == 0:

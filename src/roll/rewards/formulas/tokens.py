@@ -34,7 +34,7 @@ _UNICODE = {
     "±": "\\pm ",
     "²": "^{2}",
     "³": "^{3}",
-    "°": "",
+    "°": "^{\\circ}",
     "∅": "\\emptyset ",
     "θ": "\\theta ",
     "α": "\\alpha ",
@@ -49,6 +49,8 @@ _LAYOUT = re.compile(
     r"\\(?:left|right|bigl?|bigr|Bigl?|Bigr|displaystyle|textstyle|quad|qquad|limits|boxed(?=\s*[^\s{]))(?![a-zA-Z])\.?"
     r"|\\[,;:! ]|~|\$|\^\s*(?:\{\s*\\(?:circ|degree)\s*\}|\\(?:circ|degree)(?![a-zA-Z]))|\\(?:degree|circ)(?![a-zA-Z])"
 )
+_DEGREE = re.compile(r"\^\s*(?:\{\s*\\(?:circ|degree)\s*\}|\\(?:circ|degree)(?![a-zA-Z]))|\\degree(?![a-zA-Z])")
+_TRIGONOMETRY = re.compile(r"(?:sin|cos|tan|cot|sec|csc)")
 _SAME = {
     "\\dfrac": "\\frac",
     "\\tfrac": "\\frac",
@@ -125,6 +127,8 @@ def tokens_of(text: str) -> list[str]:
     text = _FOREIGN.sub(lambda match: _UNICODE[match.group()], text)
     if _AMBIGUOUS.search(text):
         raise NotUnderstoodError  # `(1,234)` is a number in brackets or a point
+    if _TRIGONOMETRY.search(text):
+        text = _DEGREE.sub(r"\\frac{\\pi}{180}", text)
     found: list[str] = []
     for match in _TOKEN.finditer(_LAYOUT.sub(" ", text)):
         kind, token = match.lastgroup, match.group()
