@@ -76,3 +76,21 @@ def test_critics_and_a_reference_run_on_ray_with_several_ranks(tmp_path: Path, t
             assert second[key] == pytest.approx(first[key], rel=1e-3, abs=1e-6), key
     saved = tmp_path / "ray" / "run" / "checkpoints" / "step-000002"
     assert (saved / "critic-0").is_dir() and (saved / "critic-1").is_dir()
+
+
+@pytest.mark.parametrize("changes", [{}, {"updates": {"num_epochs": 2}}, {"kl": {"coefficient": 0.1}}])
+def test_a_shared_critic_learns_in_the_policys_updates(
+    tmp_path: Path, tiny_model: Path, changes: dict[str, Any]
+) -> None:
+    algorithm = {"type": "ppo", "critic": {"shared": True, "head_learning_rate": 0.02}, **changes}
+    roll.train(config(tmp_path / "whole", tiny_model, algorithm=algorithm))
+    half = {"num_steps": 2, "learning_rate": 1e-3, "num_threads": 1}
+    roll.train(config(tmp_path / "parts", tiny_model, algorithm=algorithm, training=half))
+    roll.resume(tmp_path / "parts" / "run", ["training.num_steps=4"])
+    rows = steps(tmp_path / "whole")
+    assert rows == steps(tmp_path / "parts")
+    values = [row["training/value/mean"] for row in rows]
+    if "updates" not in changes:
+        assert values[0] == 0.0  # the head begins there
+    assert abs(values[-1]) > 1e-3
+    assert not (tmp_path / "whole" / "run" / "checkpoints" / "step-000004" / "critic-0").exists()

@@ -72,6 +72,16 @@ class AlgorithmConfig(Section):
         return self.advantage.estimator == "gae" and self.advantage.function is None
 
     @property
+    def num_critic_models(self) -> int:
+        """Value models beside the policy; a shared head is none."""
+        return self.critic.num_critics if self.uses_critic and not self.critic.shared else 0
+
+    @property
+    def shares_critic(self) -> bool:
+        """Whether the policy's own network says the values."""
+        return self.uses_critic and self.critic.shared
+
+    @property
     def uses_reference(self) -> bool:
         """Whether a reference model is needed."""
         return self.kl.coefficient > 0
@@ -111,6 +121,15 @@ class AlgorithmConfig(Section):
                 "critic.drop_agreed and entropy.drop_divergent compare several critics: set critic.num_critics to 2 "
                 f"or more, got {critic.num_critics}"
             )
+        own = ("model", "num_critics", "learning_rate", "warmup_steps", "num_epochs")
+        set_anyway = [f"critic.{name}" for name in own if getattr(critic, name) != type(critic)().model_dump()[name]]
+        if critic.shared and set_anyway:
+            return (
+                f"critic.shared has one value head on the policy's network, which learns in the policy's updates: "
+                f"{' and '.join(set_anyway)} would need models of their own, so remove {set_anyway[0]} or critic.shared"
+            )
+        if self.shares_critic and self.loss is not None:
+            return "critic.shared adds the value loss to the policy's, but loss is your own: set critic.shared to false"
         if filters.refill and not filters.leaves_groups_out:
             return "filters.refill needs a filter that leaves groups out, such as skip_zero_variance: true"
         if filters.refill and filters.top_variance < 1:
@@ -126,6 +145,7 @@ class AlgorithmConfig(Section):
         off_policy = self.gate.type != "log_prob"
         pooled = off_policy and self.ratio.level != "token"
         critic = {f"critic.{name}": self.uses_critic for name in CriticConfig.model_fields if name != "drop_agreed"}
+        head = "critic.shared is false, and a critic of its own has critic.learning_rate and its own loss"
         effective = {
             "advantage.gamma": estimator != "outcome",
             "advantage.gae_lambda": estimator == "gae",
@@ -134,6 +154,7 @@ class AlgorithmConfig(Section):
         needed = {
             **{key: (used, f"advantage.estimator is {estimator}") for key, used in effective.items()},
             **{key: (used, "no critic is used: set advantage.estimator to gae") for key, used in critic.items()},
+            **{f"critic.{n}": (self.shares_critic, head) for n in ("coefficient", "head_learning_rate")},
             "ratio.level": (off_policy, "gate.type log_prob has no ratio"),
             "ratio.against": (off_policy, "gate.type log_prob has no ratio"),
             "ratio.reduce": (pooled, "ratio.level is token: set it to chunk or sequence"),

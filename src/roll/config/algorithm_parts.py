@@ -334,6 +334,18 @@ class CriticConfig(Section):
     value_clip: float | None = option(None, "A value's update counts only up to ± this from the old value.", gt=0)
     warmup_steps: int = option(0, "First steps in which critics alone are trained.", unit="steps", ge=0)
     num_epochs: int = option(1, "Passes over each batch.", ge=1)
+    shared: bool = option(
+        False,
+        "One value head on the policy's own network in place of a model of its own: it learns in the policy's updates.",
+    )
+    coefficient: float = option(
+        0.1, "`shared`: weight of the value loss beside the policy's; both move the one network.", gt=0
+    )
+    head_learning_rate: float = option(
+        1e-4,
+        "`shared`: peak learning rate of the head, which begins at 0; its network has training.learning_rate.",
+        gt=0,
+    )
     drop_agreed: float = option(
         0.0, "Share of tokens, those on whose value the critics agree most, whose advantage becomes 0 (AsyPPO).", ge=0,
         lt=1,

@@ -219,10 +219,10 @@ def memory_by_role(
             parts=_engine(config, sizes, engine_kind, max_context, element, on_accelerator),
         ),
     ]
-    if config.algorithm.uses_critic:
+    if config.algorithm.num_critic_models:
         ranks, backbone = len(mapping.devices("critic")), critic_sizes or sizes
         parts = _trained(config, backbone, ranks, element) | _passes(config, backbone, batch, ranks, element)
-        roles.append(RoleMemory(role="critic", count=ranks * config.algorithm.critic.num_critics, parts=parts))
+        roles.append(RoleMemory(role="critic", count=ranks * config.algorithm.num_critic_models, parts=parts))
     if config.starts_reference:
         ranks = len(mapping.devices("reference"))
         parts = {"weights": sizes.num_parameters * element // ranks, **_gathered(sizes, ranks, element)}
@@ -302,8 +302,7 @@ def disk_use(
     """What the run directory will hold: model and optimiser states per checkpoint, recorded rollouts."""
     element = 2 if config.model.dtype == "bfloat16" else 4
     trained = _num_trained(config, sizes)
-    if config.algorithm.uses_critic:
-        trained += config.algorithm.critic.num_critics * _num_trained(config, critic_sizes or sizes)
+    trained += config.algorithm.num_critic_models * _num_trained(config, critic_sizes or sizes)
     checkpoint, steps = config.checkpoint, config.training.num_steps
     saves = (steps // checkpoint.every_num_steps if checkpoint.every_num_steps else 0) + checkpoint.at_end
     kept = min(saves, checkpoint.keep_last) + (checkpoint.keep_best and saves > 1)

@@ -157,11 +157,10 @@ class RLVRConfig(Section):
     def _check_roles(self) -> None:
         mapping, algorithm = self.cluster.device_mapping, self.algorithm
         if mapping.critic is not None and not algorithm.num_critic_models:
-            why = "the critic is a head on the policy's network" if algorithm.shares_critic else "no critic is used"
-            raise ValueError(
-                f"cluster.device_mapping.critic is set but {why}: remove it, or set "
-                f"{'algorithm.critic.shared to false' if algorithm.shares_critic else 'algorithm.advantage.estimator to gae'}"
-            )
+            why, fix = "no critic is used", "advantage.estimator to gae"
+            if algorithm.shares_critic:
+                why, fix = "the critic is a head on the policy's network", "critic.shared to false"
+            raise ValueError(f"cluster.device_mapping.critic is set but {why}: remove it, or set algorithm.{fix}")
         if mapping.reference is not None and not algorithm.uses_reference:
             raise ValueError(
                 "cluster.device_mapping.reference is set but no reference is used: remove it, or set "

@@ -1,7 +1,8 @@
 """The trainers of a run: what policy, critics and reference are built from.
 
 policy      trained, sent to engines
-critics     trained on returns, each from its own share of the rollouts; started where `algorithm.critic` is used
+critics     trained on returns, each from its own share of the rollouts; started where `algorithm.critic` is used,
+            unless the policy has a value head of its own
 reference   the policy as it was at first: a frozen model, or the policy without its adapters, which costs nothing;
             for the divergence over the whole vocabulary the policy's own trainer keeps it
 """
@@ -40,6 +41,7 @@ def policy_spec(config: RLVRConfig, model_path: Path) -> TrainerSpec:
         model=config.model,
         training=config.training,
         holds_reference=config.trainer_holds_reference,
+        value_head_learning_rate=algorithm.critic.head_learning_rate if algorithm.shares_critic else None,
         schedule=Schedule.of(
             config.training,
             updates_per_step=algorithm.updates_per_step,
@@ -52,7 +54,7 @@ def policy_spec(config: RLVRConfig, model_path: Path) -> TrainerSpec:
 def critic_specs(config: RLVRConfig, backbone: Path) -> list[TrainerSpec]:
     """One for each critic; none where the algorithm uses none."""
     algorithm, critic = config.algorithm, config.algorithm.critic
-    if not algorithm.uses_critic:
+    if not algorithm.num_critic_models:
         return []
     schedule = Schedule.of(
         config.training,
@@ -68,7 +70,7 @@ def critic_specs(config: RLVRConfig, backbone: Path) -> list[TrainerSpec]:
             schedule=schedule,
             seed=config.seed + 1 + index,
         )
-        for index in range(critic.num_critics)
+        for index in range(algorithm.num_critic_models)
     ]
 
 

@@ -65,8 +65,8 @@ class TorchBackend:
     Raises:
         ModelError: the model cannot be loaded, or its architecture cannot be packed.
 
-    `train_step` is for policies and critics, `logprobs` for policies and references, `values` for critics; asked for
-    anything else, a back-end raises `UnsupportedError`.
+    `train_step` is for policies and critics, `logprobs` for policies and references, `values` for critics and
+    for policies with a value head; asked for anything else, a back-end raises `UnsupportedError`.
     """
 
     def __init__(self, spec: TrainerSpec, *, precision: Precision | None = None) -> None:
@@ -83,8 +83,12 @@ class TorchBackend:
         if self.ranks.size > 1:
             shard(self.network, self.ranks, self.precision)
         trainable = {name: p for name, p in self.model.named_parameters() if p.requires_grad}
-        self.masters = MasterWeights(trainable, self.precision)
-        self.optimizer = Optimizer(self.masters, spec.training, self.ranks)
+        heads = self.network.heads if isinstance(self.network, PolicyNetwork) else {}
+        self.masters = MasterWeights(trainable | heads, self.precision)
+        rate = spec.value_head_learning_rate or self.schedule.peak
+        self.optimizer = Optimizer(
+            self.masters, spec.training, self.ranks, dict.fromkeys(heads, rate / self.schedule.peak)
+        )
         self.placement = StatePlacement(self.network, self.masters, self.optimizer, self.device)
         self._randomness = Randomness(spec.seed + spec.rank, self.device)
         self.num_steps = 0
@@ -108,7 +112,7 @@ class TorchBackend:
         sums: dict[str, Tensor] = {}
         logprobs: dict[int, FloatArray] = {}
         num_tokens = 0
-        wanted = [name for name in ("entropy", "full_kl") if getattr(loss, f"needs_{name}", False)]
+        wanted = [name for name in ("entropy", "full_kl", "values") if getattr(loss, f"needs_{name}", False)]
         observed = getattr(loss, "needs_attention", None) if any(s.attention is None for s in batch.samples) else None
         for blocks in self._share(batch.samples, every_token=False):
             layout, observer = _layout(blocks, every_token=False), self._observer(blocks, observed)
@@ -167,6 +171,8 @@ class TorchBackend:
 
     def values(self, batch: TrainingBatch) -> list[FloatArray]:
         """Per sample [L]: the value of the state before each token that the loss counts; 0 elsewhere."""
+        if self.spec.value_head_learning_rate is not None:
+            return self._score(batch, every_token=False, values=True)
         self._check_role("values", "critic")
         return self._score(batch, every_token=False)
 
@@ -281,6 +287,7 @@ class TorchBackend:
         every_token: bool,
         of: AttentionRange | None = None,
         statistics: dict[int, AttentionStatistics] | None = None,
+        values: bool = False,
     ) -> list[FloatArray]:
         """Predictions of the current weights per sample [L], on every rank.
 
@@ -289,12 +296,14 @@ class TorchBackend:
             every_token: also of those that the loss does not count.
             of: look at the attention, over this range.
             statistics: takes in what is seen, of this rank's share.
+            values: those of a policy's value head, in place of log-probs.
         """
         self.network.eval()
         found: dict[int, FloatArray] = {}
         for blocks in self._share(batch.samples, every_token=every_token):
             layout, observer = _layout(blocks, every_token=every_token), self._observer(blocks, of)
-            _collect(found, layout, batch, self._predict(layout, batch, observer=observer)[0])
+            predicted, beside = self._predict(layout, batch, ("values",) if values else (), observer)
+            _collect(found, layout, batch, beside["values"] if values else predicted)
             if observer is not None and statistics is not None:
                 statistics |= observer.results()
         reshard(self.network)

@@ -145,7 +145,7 @@ def shard(network: Any, ranks: Ranks, precision: Precision) -> None:
         )
     policy = MixedPrecisionPolicy(param_dtype=precision.compute, reduce_dtype=precision.master)
     mesh = ranks.mesh["dp_shard"]
-    for parameter in network.root.parameters():
+    for parameter in (*network.root.parameters(), *getattr(network, "heads", {}).values()):
         parameter.data = parameter.data.to(precision.master)
     frozen = getattr(network, "reference", None)  # stays in the compute dtype
     for layer in (*layers, *(() if frozen is None else frozen.get_decoder().layers)):

@@ -43,6 +43,8 @@ class TokenStatistics(NamedTuple):
     """[M] in nats, where it was asked for."""
     full_kl: Tensor | None = None
     """[M] KL(policy || reference) in nats, where a reference was given."""
+    values: Tensor | None = None
+    """[M] of the states before the targets, where they were asked for: see `policy.PolicyNetwork`."""
 
 
 class _Distributions(torch.autograd.Function):

@@ -28,7 +28,8 @@ def build_network(spec: TrainerSpec, dtype: torch.dtype) -> PolicyNetwork | Valu
     if spec.role == "critic":
         return ValueNetwork(model)
     copies = spec.holds_reference and spec.model.lora is None
-    return PolicyNetwork(model, _load_model(replace(spec, role="reference"), dtype) if copies else None)
+    reference = _load_model(replace(spec, role="reference"), dtype) if copies else None
+    return PolicyNetwork(model, reference, value_head=spec.value_head_learning_rate is not None)
 
 
 def _load_model(spec: TrainerSpec, dtype: torch.dtype) -> Any:

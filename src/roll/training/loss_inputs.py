@@ -23,6 +23,7 @@ def loss_inputs(
     *,
     entropy: Tensor | None = None,
     full_kl: Tensor | None = None,
+    values: Tensor | None = None,
     attention: Mapping[int, AttentionStatistics] | None = None,
 ) -> LossInputs:
     """The loss tokens of a micro-batch, sequence after sequence.
@@ -33,10 +34,12 @@ def loss_inputs(
         predicted: [M] log-probs of the layout's predictions, with gradient.
         entropy: [M] of their distributions, with gradient, where the loss asks for it.
         full_kl: [M] their distributions' divergence from the reference's, likewise.
+        values: [M] of the states before them, with gradient, where the loss asks for it; samples then have `returns`.
         attention: by the samples' index in their batch, where the loss asks for it and samples do not bring it.
 
     Raises:
-        ValueError: some samples have `ref_logprobs`, or `attention`, and others do not.
+        ValueError: some samples have `ref_logprobs`, `attention`, `old_values`, or of a loss with values `returns`, and
+            others do not.
     """
     device, dtype = predicted.device, predicted.dtype
     spans = layout.spans
@@ -68,6 +71,9 @@ def loss_inputs(
         entropy_mask=_entropy_mask(samples, layout, device),
         full_kl=None if full_kl is None else full_kl.index_select(0, order),
         attention=_attention(samples, layout, attention),
+        values=None if values is None else values.index_select(0, order),
+        old_values=None if values is None else _old_values(samples, layout, predicted),
+        returns=None if values is None else _returns(samples, layout, predicted),
     )
 
 
@@ -83,19 +89,33 @@ def value_inputs(layout: PackedLayout, batch: TrainingBatch, predicted: Tensor) 
         ValueError: a sample has no `returns`, or some have `old_values` and others do not.
     """
     samples = [batch.samples[span.index] for span in layout.spans]
-    if any(s.returns is None for s in samples):
-        raise ValueError("a critic learns from returns, which some samples of the batch do not have")
-    with_old = [s.old_values is not None for s in samples]
-    if any(with_old) and not all(with_old):
-        raise ValueError("some samples of the batch have old_values and others do not")
     common = loss_inputs(layout, batch, predicted)
     return replace(
         common,
         logprobs=common.rollout_logprobs,
         old_logprobs=common.rollout_logprobs,
         values=common.logprobs,
-        old_values=_tokens(lambda s: s.old_values, samples, layout, predicted) if all(with_old) else None,
-        returns=_tokens(lambda s: s.returns, samples, layout, predicted),
+        old_values=_old_values(samples, layout, predicted),
+        returns=_returns(samples, layout, predicted),
+    )
+
+
+def _returns(samples: list[TrainingSample], layout: PackedLayout, like: Tensor) -> Tensor:
+    """[N] What values should be; 0 for an expert that has no returns."""
+    if any(s.returns is None and not s.expert for s in samples):
+        raise ValueError("a critic learns from returns, which some samples of the batch do not have")
+    return _tokens(lambda s: np.zeros(len(s), np.float32) if s.returns is None else s.returns, samples, layout, like)
+
+
+def _old_values(samples: list[TrainingSample], layout: PackedLayout, like: Tensor) -> Tensor | None:
+    """[N] What values were; 0 for an expert that has none."""
+    with_old = [s.old_values is not None for s in samples if not s.expert]
+    if any(with_old) and not all(with_old):
+        raise ValueError("some samples of the batch have old_values and others do not")
+    if with_old and not with_old[0]:
+        return None
+    return _tokens(
+        lambda s: np.zeros(len(s), np.float32) if s.old_values is None else s.old_values, samples, layout, like
     )
 
 

@@ -18,11 +18,20 @@ __all__ = ["Optimizer"]
 class Optimizer:
     """Decoupled weight decay (arXiv 1711.05101), on matrices alone: norms and biases are never decayed.
 
+    Args:
+        weights: that are trained.
+        config: AdamW's constants.
+        ranks: who share them.
+        factors: of some weights, by name, on the learning rate.
+
     Works on local tensors: AdamW is element-wise, so shards need no knowledge of each other but the gradient
     norm.
     """
 
-    def __init__(self, weights: MasterWeights, config: TrainingConfig, ranks: Ranks) -> None:
+    def __init__(
+        self, weights: MasterWeights, config: TrainingConfig, ranks: Ranks, factors: Mapping[str, float] | None = None
+    ) -> None:
+        self._factors = dict(factors or {})
         self._weights = weights
         self._config = config
         self._ranks = ranks
@@ -35,14 +44,14 @@ class Optimizer:
         moments = dict(self.moments()) if self._locals else {}
         steps = self.steps() if self._locals else {}
         self._locals = {n: nn.Parameter(self._weights.local(n)) for n in self._weights.parameters}
-        decayed = [p for n, p in self._locals.items() if self._weights.parameters[n].ndim > 1]
-        others = [p for n, p in self._locals.items() if self._weights.parameters[n].ndim <= 1]
         config = self._config
+        groups: dict[tuple[float, float], list[nn.Parameter]] = {}
+        for name, parameter in self._locals.items():
+            decay = config.weight_decay if self._weights.parameters[name].ndim > 1 else 0.0
+            groups.setdefault((decay, self._factors.get(name, 1.0)), []).append(parameter)
         self._adamw = torch.optim.AdamW(
-            [
-                {"params": decayed, "weight_decay": config.weight_decay},
-                {"params": others, "weight_decay": 0.0},
-            ],
+            [{"params": own, "weight_decay": decay, "factor": factor} for (decay, factor), own in groups.items()]
+            or [{"params": [], "factor": 1.0}],
             lr=config.learning_rate,
             betas=(config.beta1, config.beta2),
             eps=config.epsilon,
@@ -72,7 +81,7 @@ class Optimizer:
             grads = [p.grad for p in self._locals.values() if p.grad is not None]
             torch._foreach_mul_(grads, self._config.max_grad_norm / grad_norm)
         for group in self._adamw.param_groups:
-            group["lr"] = learning_rate
+            group["lr"] = learning_rate * group["factor"]
         self._adamw.step()
         for parameter in self._locals.values():
             parameter.grad = None

@@ -16,6 +16,7 @@ from roll.training.distributions import Projection, TokenStatistics, token_stati
 from roll.training.hidden import final_hidden
 from roll.training.layout import PackedLayout
 from roll.training.lora import adapters_off
+from roll.training.value import new_value_head, values_of
 
 __all__ = ["PolicyNetwork"]
 
@@ -30,12 +31,13 @@ class PolicyNetwork(nn.Module):
         model: an HF model loaded with the attention `roll_packed`; with LoRA, what lies inside the peft
             wrapper.
         reference: the same model as it was at first, frozen, for the divergence from it; with LoRA it is not needed.
+        value_head: also say the value of the state before a token, from the hidden state that predicts it.
 
     Raises:
         ModelError: the model computes its logits in a way that the chunked projection does not.
     """
 
-    def __init__(self, model: Any, reference: Any = None) -> None:
+    def __init__(self, model: Any, reference: Any = None, *, value_head: bool = False) -> None:
         super().__init__()
         self.model = model
         self.reference = reference
@@ -45,6 +47,7 @@ class PolicyNetwork(nn.Module):
             raise ModelError(f"{type(model).__name__} cannot be trained: it needs a vocabulary projection without bias")
         if changes:
             raise ModelError(f"{type(model).__name__} cannot be trained: its logits are changed by {changes}")
+        self.value_head = new_value_head(head.weight) if value_head else None
 
     def forward(
         self,
@@ -53,6 +56,7 @@ class PolicyNetwork(nn.Module):
         *,
         entropy: bool = False,
         full_kl: bool = False,
+        values: bool = False,
         observer: Observer | None = None,
     ) -> TokenStatistics:
         """Log-probs [M] of the layout's predictions, float32 or better, and what else is asked for.
@@ -62,19 +66,25 @@ class PolicyNetwork(nn.Module):
             temperature: of the distributions.
             entropy: whether theirs is wanted.
             full_kl: whether their divergence from the reference's is wanted.
+            values: whether those of the states before the targets are wanted.
             observer: is shown every layer's queries and keys.
 
         Raises:
             ValueError: the divergence is asked for, and there is neither a reference nor an adapter to leave out.
         """
         targets = torch.from_numpy(layout.targets).to(self.device)
-        return token_statistics(
-            _project(self.model, layout, observer),
+        policy = _project(self.model, layout, observer)
+        found = token_statistics(
+            policy,
             targets,
             temperature=temperature,
             entropy=entropy,
             reference=self._project_reference(layout) if full_kl else None,
         )
+        if not values:
+            return found
+        assert self.value_head is not None, "a policy without a value head was asked for values"
+        return found._replace(values=values_of(self.value_head, policy.hidden))
 
     @torch.no_grad()
     def _project_reference(self, layout: PackedLayout) -> Projection:
@@ -91,6 +101,11 @@ class PolicyNetwork(nn.Module):
     def device(self) -> torch.device:
         """Where it runs."""
         return self._head.device
+
+    @property
+    def heads(self) -> dict[str, nn.Parameter]:
+        """What is trained beside the model, by name: engines and exports do not have it."""
+        return {} if self.value_head is None else dict(self.value_head.named_parameters("value_head"))
 
     @property
     def num_layers(self) -> int:

@@ -29,6 +29,8 @@ class TrainerSpec:
     holds_reference: bool = False
     """A policy: losses may ask for the divergence from the policy as it was at first, over the whole vocabulary. Unless
     it has an adapter to leave out, it then keeps a frozen copy of the model, in the compute dtype."""
+    value_head_learning_rate: float | None = None
+    """A policy: it also says values, by a head on its own network; this is the head's peak learning rate."""
     schedule: Schedule | None = None
     """By default that of `training` with one update a step."""
     seed: int = 0

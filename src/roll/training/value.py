@@ -12,11 +12,25 @@ from roll.errors import ModelError
 from roll.training.hidden import final_hidden
 from roll.training.layout import PackedLayout
 
-__all__ = ["ValueNetwork"]
+__all__ = ["ValueNetwork", "new_value_head", "values_of"]
+
+
+def new_value_head(projection: Tensor) -> nn.Linear:
+    """w and b of 0, for hidden states that a vocabulary projection [V, H] takes."""
+    head = nn.Linear(projection.shape[1], 1, device=projection.device, dtype=projection.dtype)
+    nn.init.zeros_(head.weight)
+    nn.init.zeros_(head.bias)
+    return head
+
+
+def values_of(head: nn.Linear, hidden: Tensor) -> Tensor:
+    """[M] of hidden states [M, H]; float32 or better."""
+    dtype = torch.promote_types(head.weight.dtype, torch.float32)
+    return F.linear(hidden.to(dtype), head.weight.to(dtype), head.bias.to(dtype)).squeeze(-1)
 
 
 class ValueNetwork(nn.Module):
-    """V(s_t) = w h_t + b on the backbone of an HF causal language model; w and b begin at 0.
+    """A critic's own network: V(s_t) = w h_t + b on the backbone of an HF causal language model; w and b begin at 0.
 
     h_t is the hidden state that the policy would predict token t from: everything before it, nothing of it.
     The vocabulary projection is let go; where it is tied to the embeddings, these stay. Parameters are named as in
@@ -36,17 +50,12 @@ class ValueNetwork(nn.Module):
             raise ModelError(f"{type(model).__name__} cannot be a critic: it has no vocabulary projection to replace")
         self._backbone: str = model.base_model_prefix
         self.add_module(self._backbone, model.get_decoder())
-        weight = projection.weight
-        self.score = nn.Linear(weight.shape[1], 1, device=weight.device, dtype=weight.dtype)
-        nn.init.zeros_(self.score.weight)
-        nn.init.zeros_(self.score.bias)
+        self.score = new_value_head(projection.weight)
 
     def forward(self, layout: PackedLayout) -> Tensor:
         """Values [M] of the states before the layout's predicted tokens, float32 or better."""
-        weight, bias = self.score.weight, self.score.bias
-        hidden = final_hidden(self.decoder, layout, weight.device, weight.dtype)
-        dtype = torch.promote_types(weight.dtype, torch.float32)
-        return F.linear(hidden.to(dtype), weight.to(dtype), bias.to(dtype)).squeeze(-1)
+        weight = self.score.weight
+        return values_of(self.score, final_hidden(self.decoder, layout, weight.device, weight.dtype))
 
     @property
     def decoder(self) -> Any:

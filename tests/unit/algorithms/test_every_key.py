@@ -1,13 +1,14 @@
 """No key below `algorithm` is dead: changing it alone changes what a step collects, computes, or starts.
 
-Two steps go through the pipeline's own functions (`collect`, `learn`, the trainers' specs). Behind them stand an engine
-that answers from a list, and trainers that write down what they are asked to do, with the loss's value.
+Two steps go through the pipeline's own functions (the controller, `collect`, `learn`, the trainers' specs). Behind them
+stand a loop that takes rollouts from a list, and trainers that write down what they are asked to do, with the loss's
+value.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -28,14 +29,16 @@ from roll.models import load_tokenizer
 from roll.models.tiny import write_tiny_model
 from roll.pipelines.learning.collecting import collect
 from roll.pipelines.learning.updates import learn
+from roll.pipelines.scheduling import build_controller
 from roll.pipelines.state import RunState
 from roll.pipelines.trainers import critic_path, critic_specs, policy_spec
 from roll.protocols import LossFn
-from roll.rollout import SamplingPlan
+from roll.rollout import RolloutScheduler, SamplingPlan
 from roll.types import (
     AttentionRange,
     AttentionStatistics,
     FloatArray,
+    GenerationRequest,
     Group,
     PromptDraw,
     RewardResult,
@@ -48,7 +51,11 @@ from roll.types import (
 KEYS = {(key.dotted, variant): key for key in all_keys(AlgorithmConfig) for variant in key.variants or ("",)
         if not key.members}  # fmt: skip
 
+SIZE = 3
+"""Rollouts of a group."""
+
 GAE = {"advantage.estimator": "gae", "advantage.mean": "none", "advantage.std": "none"}
+SHARED = {**GAE, "critic.shared": True}
 TWO_CRITICS = {**GAE, "critic.num_critics": 2}
 TURNS = {"advantage.estimator": "turn"}
 KL = {"kl.coefficient": 0.1}
@@ -142,6 +149,9 @@ CASES: dict[tuple[str, str], tuple[dict[str, Any], Any]] = {
     ("critic.warmup_steps", ""): (GAE, 1),
     ("critic.num_epochs", ""): (GAE, 2),
     ("critic.drop_agreed", ""): (TWO_CRITICS, 0.5),
+    ("critic.shared", ""): (GAE, True),
+    ("critic.coefficient", ""): (SHARED, 0.5),
+    ("critic.head_learning_rate", ""): (SHARED, 1e-3),
     ("credit.type", ""): ({}, "local"),
     ("credit.amplification", ""): (CREDIT, 2.0),
     ("credit.share", ""): (CREDIT, 0.2),
@@ -205,7 +215,7 @@ def config_of(keys: dict[str, Any], directory: Path, model: Path) -> RLVRConfig:
             "model": str(model),
             "algorithm": algorithm,
             "data": [{"source": "guess_number", "demonstrations": True}],
-            "rollout": {"prompts_per_step": 5, "group_size": 2, "max_new_tokens": 16},
+            "rollout": {"prompts_per_step": 5, "group_size": SIZE, "max_new_tokens": 16},
             "training": {"num_steps": 4},
         }
     )
@@ -218,30 +228,37 @@ def run(config: RLVRConfig, model: Path) -> list[Any]:
         repr(critic_specs(config, model)),
         str(critic_path(config, model, load_tokenizer(model))),
     ]
-    num_critics = config.algorithm.critic.num_critics if config.algorithm.uses_critic else 0
+    num_critics = config.algorithm.num_critic_models
+    answers = Answers()
     parts: Any = SimpleNamespace(
         config=config,
-        state=RunState(),
+        state=RunState(data={}),
         spans=SimpleNamespace(phase=nothing),
         data=SimpleNamespace(train=Prompts(), renderer=ChatRenderer(load_tokenizer(str(model)))),
-        rewards=dict.fromkeys(("d", "d0", "d1"), one_half),
+        rewards=dict.fromkeys(("d", "d0", "d1"), answers.reward),
         ledger=SimpleNamespace(open=lambda draws, step: log.append([d.draw_id for d in draws])),
-        scheduler=Answers(),
-        train_plan=SamplingPlan(purpose="train", group_size=9, sampling=SamplingParams(max_new_tokens=4)),
+        train_plan=SamplingPlan(purpose="train", group_size=SIZE, sampling=SamplingParams(max_new_tokens=4)),
         trainer=Recorder("policy", 0, log),
         critics=tuple(Recorder("critic", i, log) for i in range(num_critics)),
         reference=Recorder("reference", 0, log) if config.algorithm.uses_reference else None,
     )
-    asyncio.run(two_steps(parts))
+    asyncio.run(two_steps(parts, answers))
     return [*log, parts.state.kl_coefficient]
 
 
-async def two_steps(parts: Any) -> None:
+async def two_steps(parts: Any, answers: Answers) -> None:
+    proxy: Any = answers
+    scheduler = RolloutScheduler(proxy, parts.rewards, parts.data.renderer, seed=0, loop=answers.loop)
+    parts.controller = build_controller(
+        parts.config, parts.state, parts.data, parts.ledger, scheduler, proxy, parts.train_plan
+    )
     for _ in range(2):
         collected = await collect(parts)
         await learn(parts, collected.selection)
         parts.state.moments = collected.selection.moments
         parts.state.step += 1
+        await parts.controller.settle(0, {rollout.rollout_id for rollout in collected.selection.rollouts})
+    await parts.controller.close()
 
 
 @contextmanager
@@ -251,15 +268,16 @@ def nothing(name: str) -> Iterator[None]:
 
 def all_groups() -> list[Group]:
     """Conversations of two domains, some groups without variance; some prompts have a demonstration."""
-    attempts, number = [], 0
-    for seed in range(12):
+    attempts = []
+    for seed in range(40):
         kind = ("multi_turn", "many_domains", "zero_variance", "ragged")[seed % 4]
         for a in random_attempts(seed, kind):
             group = 100 * seed + a.group
             attempts.append(replace(a, group=group, domain=f"d{group % 2}"))
+    large = {a.group for a in attempts if a.index == SIZE - 1}
+    attempts = [a for a in attempts if a.group in large and a.index < SIZE]
     ids = {group: i for i, group in enumerate(dict.fromkeys(a.group for a in attempts))}
-    number = len(ids)
-    assert number > 25
+    assert len(ids) > 50
     groups = to_groups([replace(a, group=ids[a.group]) for a in attempts])
     return [with_demonstration(group) if group.draw.draw_id % 2 else group for group in groups]
 
@@ -269,30 +287,44 @@ def with_demonstration(group: Group) -> Group:
     return replace(group, draw=replace(group.draw, prompt=prompt))
 
 
-async def one_half(rollout: Rollout) -> RewardResult:
-    """What demonstrations get: more than some of the policy's rollouts, less than others."""
-    return RewardResult(value=0.5)
-
-
 class Prompts:
     """Every draw in order."""
 
     def __init__(self) -> None:
         self._waiting = all_groups()
 
-    def draw(self, n: int) -> list[PromptDraw]:
+    def draw(self, n: int, domain: str | None) -> list[PromptDraw]:
+        assert domain is None
         drawn, self._waiting = self._waiting[:n], self._waiting[n:]
         return [group.draw for group in drawn]
 
 
 class Answers:
-    """A scheduler that has all groups ready."""
+    """All rollouts and their rewards, ready; also the proxy that none of them needs."""
+
+    num_running = num_waiting = 0
 
     def __init__(self) -> None:
         self._groups = {group.draw.draw_id: group for group in all_groups()}
 
-    async def collect(self, draws: Sequence[PromptDraw], plan: Any) -> list[Group]:
-        return [self._groups[draw.draw_id] for draw in draws]
+    async def loop(
+        self, draw: PromptDraw, index: int, first: GenerationRequest, generate: Any, renderer: Any
+    ) -> Rollout:
+        await generate(first)
+        return replace(self._groups[draw.draw_id].rollouts[index], reward=None)
+
+    async def generate(self, request: GenerationRequest, *, session: str, pinned: bool, on_start: Any) -> None:
+        on_start("engine")
+
+    async def end_orphans(self) -> None: ...
+
+    async def reward(self, rollout: Rollout) -> RewardResult:
+        """Demonstrations get more than some of the policy's rollouts, less than others."""
+        if rollout.expert:
+            return RewardResult(value=0.5)
+        reward = self._groups[rollout.draw_id].rollouts[rollout.index].reward
+        assert reward is not None
+        return reward
 
 
 class Recorder:
@@ -339,9 +371,10 @@ class Recorder:
         outputs = loss(inputs)
         moving = inputs.values if self.role == "critic" else inputs.logprobs
         assert moving is not None
-        (gradient,) = torch.autograd.grad(outputs.loss, moving)
+        assert inputs.values is not None
+        gradients = torch.autograd.grad(outputs.loss, (moving, inputs.values), allow_unused=True)
         self.log.append((self.role, self.index, [s.sample_id for s in batch.samples]))
-        self.log.append((outputs.loss.item(), gradient.tolist()))
+        self.log.append((outputs.loss.item(), [None if g is None else g.tolist() for g in gradients]))
         self.updates += 1
         metrics = {name: value.item() for name, value in outputs.metrics.items()}
         return StepResult(

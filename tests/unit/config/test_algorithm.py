@@ -53,7 +53,7 @@ def test_a_preset_sets_its_keys_and_nothing_else(name: str) -> None:
 
 @pytest.mark.parametrize("name", PRESET_NAMES)
 def test_a_preset_survives_being_written_out(name: str, tmp_path: Path) -> None:
-    config = load_config(GUESS, [f"algorithm.type={name}"])
+    config = load_config(GUESS, [f"algorithm.type={name}", "algorithm.filters={}"])
     (tmp_path / "resolved.yaml").write_text(dump_yaml(config))
     again = load_config(tmp_path / "resolved.yaml")
     assert again == config
@@ -129,6 +129,11 @@ IMPOSSIBLE = {
     "a buffer over the answer": (["reward.overlong_buffer=33"], "exceeds rollout.max_new_tokens 32", "lower"),
     "a horizon upside down": (["type=attention_credit", "credit.horizon_start=101"], "horizon", "101"),
     "a function that is no path": (["loss=my_loss"], "algorithm.loss", "my_loss"),
+    "a shared critic of its own": (["type=asy_ppo", "critic.shared=true"], "critic.num_critics", "remove"),
+    "a shared critic's own rate": (
+        ["type=ppo", "critic.shared=true", "critic.learning_rate=1e-4"], "models of their own", "critic.learning_rate",
+    ),
+    "a coefficient not shared": (["type=ppo", "critic.coefficient=0.5"], "critic.shared is false", "coefficient"),
     "imitation of nobody": (["imitation.weight=0.5"], "no source under data has demonstrations", "expert_key"),
     "a clip of nothing": (["advantage.clip=0"], "advantage.clip", "> 0"),
 }  # fmt: skip

@@ -3,6 +3,7 @@
 from roll.algorithms.losses.credited import CreditedLoss
 from roll.algorithms.losses.own import OwnLoss
 from roll.algorithms.losses.policy import PolicyLoss
+from roll.algorithms.losses.shared import SharedLoss
 from roll.algorithms.losses.value import ValueLoss
 
-__all__ = ["CreditedLoss", "OwnLoss", "PolicyLoss", "ValueLoss"]
+__all__ = ["CreditedLoss", "OwnLoss", "PolicyLoss", "SharedLoss", "ValueLoss"]

@@ -46,6 +46,11 @@ class CreditedLoss:
         return getattr(self.loss, "needs_full_kl", False)
 
     @property
+    def needs_values(self) -> bool:
+        """As the inner loss."""
+        return getattr(self.loss, "needs_values", False)
+
+    @property
     def needs_attention(self) -> AttentionRange:
         """The trainer must bring `LossInputs.attention` over this range."""
         return self.range

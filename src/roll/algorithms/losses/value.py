@@ -18,7 +18,7 @@ __all__ = ["ValueLoss"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ValueLoss:
-    """Squared error of values against returns, over all loss tokens of the global batch."""
+    """Squared error of values against returns, over all loss tokens of the global batch; an expert's have none."""
 
     clip: float | None = None
     """e; `None`: no clip."""
@@ -32,6 +32,9 @@ class ValueLoss:
         values, old, returns = inputs.values, inputs.old_values, inputs.returns
         if values is None or returns is None or (old is None and self.clip is not None):
             raise ValueError("a critic's loss needs values, returns and, to clip, old_values")
+        if inputs.expert is not None:  # an expert's return says nothing of what the policy would get
+            values, returns = (x.masked_fill(inputs.expert, 0.0) for x in (values, returns))
+            old = None if old is None else old.masked_fill(inputs.expert, 0.0)
         error = (values - returns).square()
         clipped_share = torch.zeros_like(error)
         if self.clip is not None and old is not None:

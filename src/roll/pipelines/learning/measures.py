@@ -77,10 +77,9 @@ def learning_metrics(
 ) -> dict[str, float]:
     """Of policy and critics."""
     metrics = training_metrics(results) | training_metrics(critic_results, "critic") | agreement(batch, results)
-    if "critic/value/return" in metrics:
-        mean, squared = metrics["critic/value/return"], metrics["critic/value/return_squared"]
+    place = "critic" if critic_results else "training"  # a shared head learns in the policy's updates
+    if f"{place}/value/return" in metrics:
+        mean, squared, error = (metrics[f"{place}/value/{name}"] for name in ("return", "return_squared", "error"))
         variance = squared - mean * mean
-        metrics["critic/explained_variance"] = (
-            1.0 - metrics["critic/value/error"] / variance if variance > 1e-8 else 0.0
-        )
+        metrics["critic/explained_variance"] = 1.0 - error / variance if variance > 1e-8 else 0.0
     return metrics

@@ -53,8 +53,9 @@ async def learn(parts: Parts, selection: Selection) -> Learned:
     if algorithm.uses_reference and algorithm.kl.place == "reward":
         old = [s.old_logprobs for s in batch.samples if s.old_logprobs is not None]
         penalties = kl_token_rewards(batch, old, algorithm, coefficient)
-    with parts.spans.phase("values" if parts.critics else "advantages"):
-        values = [await critic.values(batch) for critic in parts.critics]
+    critics = (parts.trainer,) if algorithm.shares_critic else parts.critics
+    with parts.spans.phase("values" if critics else "advantages"):
+        values = [await critic.values(batch) for critic in critics]
     batch = weigh(batch, selection, algorithm, values=values, token_rewards=penalties)
     learned = Learned(batch=batch)
     if any(entry.has_demonstrations for entry in config.data):
