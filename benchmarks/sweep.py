@@ -14,6 +14,7 @@ import json
 import statistics
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ ROOT = Path(__file__).resolve().parent.parent
 RUNS = ROOT / "runs" / "sweep"
 PAGE = ROOT / "docs" / "benchmarks" / "algorithms.md"
 PLOT = ROOT / "docs" / "benchmarks" / "algorithms.png"
+EXAMPLE = "examples/quickstart.yaml"
 NUM_STEPS = 40
 GOAL = 0.8
 
@@ -32,26 +34,24 @@ COMMON = (f"training.num_steps={NUM_STEPS}", "rollout.max_new_tokens=16", "check
 """Answers to sums are short; the cut makes a run half as long."""
 
 
-def run(preset: str) -> None:
-    """Train with one preset, unless that was done."""
-    if (RUNS / preset / "summary.json").is_file():
+def run(name: str, example: str, runs: Path, changes: Sequence[str]) -> None:
+    """Train on an example with some changes, unless that was done; the run's directory is `runs/name`."""
+    if (runs / name / "summary.json").is_file():
         return
-    overrides = [f"name={preset}", f"output_dir={RUNS}", f"algorithm.type={preset}", *COMMON]
-    print(f"{preset} ...", file=sys.stderr, flush=True)
+    overrides = [f"name={name}", f"output_dir={runs}", *changes]
+    print(f"{name} ...", file=sys.stderr, flush=True)
     roll = Path(sys.executable).with_name("roll")
-    done = subprocess.run(
-        [str(roll), "train", "examples/quickstart.yaml", *overrides], cwd=ROOT, capture_output=True, text=True
-    )
+    done = subprocess.run([str(roll), "train", example, *overrides], cwd=ROOT, capture_output=True, text=True)
     if done.returncode:
-        raise SystemExit(f"{preset} ended with {done.returncode}:\n{done.stderr[-3000:]}")
+        raise SystemExit(f"{name} ended with {done.returncode}:\n{done.stderr[-3000:]}")
 
 
-def record(preset: str) -> dict[str, Any]:
+def record(run: Path, goal: float) -> dict[str, Any]:
     """Figures of a finished run."""
-    summary = json.loads((RUNS / preset / "summary.json").read_text())
-    rows = [json.loads(line) for line in (RUNS / preset / "metrics.jsonl").read_text().splitlines()]
+    summary = json.loads((run / "summary.json").read_text())
+    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     rewards = [row["reward/mean"] for row in rows if row["kind"] == "train"]
-    reached = next((i + 1 for i in range(len(rewards)) if statistics.fmean(rewards[max(i - 2, 0) : i + 1]) >= GOAL), 0)
+    reached = next((i + 1 for i in range(len(rewards)) if statistics.fmean(rewards[max(i - 2, 0) : i + 1]) >= goal), 0)
     return {
         "accuracy_before": summary["accuracy_before"],
         "accuracy_after": summary["accuracy_after"],
@@ -84,8 +84,8 @@ def page(found: dict[str, dict[str, Any]]) -> str:
     return "\n".join([*lines, "", "![Reward by step](algorithms.png)", "", "Made by `make sweep`.", ""])
 
 
-def plot(found: dict[str, dict[str, Any]]) -> None:
-    """Reward curves, as means over three steps."""
+def plot(found: dict[str, dict[str, Any]], path: Path, goal: float) -> None:
+    """Reward curves, as means over three steps, with a line at the goal."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -96,10 +96,10 @@ def plot(found: dict[str, dict[str, Any]]) -> None:
         rewards = figures["rewards"]
         smooth = [statistics.fmean(rewards[max(i - 2, 0) : i + 1]) for i in range(len(rewards))]
         axes.plot(range(1, len(smooth) + 1), smooth, styles[index // 10], label=preset, linewidth=1.4)
-    axes.axhline(GOAL, color="grey", linewidth=0.6)
+    axes.axhline(goal, color="grey", linewidth=0.6)
     axes.set(xlabel="step", ylabel="reward (mean of 3 steps)", ylim=(0, 1.02))
     axes.legend(ncols=2, fontsize=8)
-    FigureCanvasAgg(figure).print_png(PLOT)
+    FigureCanvasAgg(figure).print_png(path)
 
 
 def main() -> None:
@@ -109,11 +109,11 @@ def main() -> None:
     presets = parser.parse_args().presets
     PAGE.parent.mkdir(parents=True, exist_ok=True)
     for preset in presets:
-        run(preset)
+        run(preset, EXAMPLE, RUNS, (f"algorithm.type={preset}", *COMMON))
         finished = [p for p in dict.fromkeys((*PRESETS, *presets)) if (RUNS / p / "summary.json").is_file()]
-        found = {p: record(p) for p in finished}
+        found = {p: record(RUNS / p, GOAL) for p in finished}
         PAGE.write_text(page(found))
-        plot(found)
+        plot(found, PLOT, GOAL)
     from _report import report
 
     report("algorithms", {p: {k: v for k, v in f.items() if k != "rewards"} for p, f in found.items()})

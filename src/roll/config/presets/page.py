@@ -34,6 +34,7 @@ algorithm: {type: dapo, gate: {high: 0.3}, kl: {coefficient: 0.001}}
 | updates | `algorithm.updates` | mini-batches and passes over a batch |
 | critic | `algorithm.critic` | value models of `advantage.estimator: gae` |
 | credit | `algorithm.credit` | advantages weighted by attention |
+| imitation | `algorithm.imitation` | demonstrations beside the policy's own rollouts |
 
 `roll config explain algorithm` shows every key and what each preset sets; so does [Configuration](configuration.md).
 
@@ -43,12 +44,39 @@ micro-batches, packing, order, or ranks; a rollout that infrastructure failed is
 engine's probabilities is on by default (`correction`: token level, truncated at 2), and its figures are logged always:
 `training/mismatch/…`, `agreement/…`.
 
-How they learn on the quickstart task: [How the algorithms learn](benchmarks/algorithms.md).
+How they learn on the quickstart task: [How the algorithms learn](benchmarks/algorithms.md); over two turns:
+[How methods with turns learn](benchmarks/multi_turn.md).
 
 ## Which one
 """
 
 _OWN = """\
+## Demonstrations
+
+With any preset, and above all with `ipa`, prompts may bring what an expert answered:
+
+```yaml
+data: [{source: file, path: sums.jsonl, reward: math, expert_key: solution}]
+algorithm: {type: ipa, imitation: {weight: 1.0, when: unsolved}}
+```
+
+A demonstration becomes a rollout in the model's own tokens, is played in the environment where there is one, and is
+scored by the same rewards. Its tokens have the objective weight x G log pi, where G is its own return, discounted per turn
+where the estimator has turns. It is in no group's baseline, passes no filter and teaches no critic, and KL penalties that
+are estimated from samples leave it out, since the policy did not sample it. One that earns nothing is left out. `when:
+unsolved` shows it only where no rollout of the policy got as much. `data/demonstrations` counts them.
+
+## A shared critic
+
+`critic: {shared: true}` puts a value head on the policy's own network in place of a second model: one forward and one
+backward pass for `loss + critic.coefficient x value loss`. The head begins at 0 and has its own learning rate
+(`critic.head_learning_rate`), engines and exported models do not have it, and checkpoints do. It costs a pass for the
+values before the update, and no memory to speak of.
+
+```
+roll train examples/quickstart.yaml algorithm.type=ppo algorithm.critic.shared=true
+```
+
 ## Your own
 
 A loss or an advantage of yours needs no change to the package: name the function by import path or by file.
