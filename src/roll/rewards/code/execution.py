@@ -39,6 +39,7 @@ _OUTCOMES = {
     Outcome.WALL_TIME: "timeout",
     Outcome.OUTPUT: "output",
 }
+_SYNTAX_ERRORS = ("SyntaxError:", "IndentationError:", "TabError:")
 
 
 class BrokenTestsError(Exception):
@@ -133,6 +134,8 @@ class _Batch(_Run):
 
     async def run(self, cases: Sequence[tuple[StdinCase | CallCase, float]]) -> list[CaseVerdict]:
         """All of them in one sandbox."""
+        if len(cases) == 1 and isinstance(cases[0][0], StdinCase) and self.task.language == "python":
+            return [await self._alone(*cases[0])]
         messages = [self.setup(), *(self._message(case, cpu_s) for case, cpu_s in cases)]
         stdin = b"".join(map(wire.pack, messages))
         result = await self.boxes.run(self.candidate(stdin, [cpu_s for _, cpu_s in cases]))
@@ -146,6 +149,29 @@ class _Batch(_Run):
         timeouts = sum(verdict.verdict == "timeout" for verdict in verdicts)
         missing = _SKIPPED if timeouts >= self.max_timeouts else _ended(result)
         return verdicts + [missing] * (len(cases) - len(verdicts))
+
+    async def _alone(self, case: StdinCase, cpu_s: float) -> CaseVerdict:
+        """A single program needs nobody beside it in its sandbox: a third less work."""
+        program = PythonCode(
+            source=self.code,
+            argv=case.args,
+            stdin=case.stdin.encode("utf-8", "surrogateescape"),
+            cpu_s=cpu_s,
+            wall_s=min(self.limits(cpu_s)["wall_s"], self.config.time_limit_s),
+            output_bytes=self.config.max_output_bytes + 2**16,
+        )
+        result = await self.boxes.run(program)
+        detail = result.stderr[-500:].decode(errors="replace")
+        if result.outcome in _OUTCOMES or len(result.stdout) > self.config.max_output_bytes:
+            verdict = _OUTCOMES.get(result.outcome, "output")
+        elif result.exit_code != 0:
+            last = detail.strip().splitlines()[-1:]
+            verdict = "no_build" if last and last[0].startswith(_SYNTAX_ERRORS) else "error"
+        else:
+            printed = result.stdout.decode("utf-8", "surrogateescape")
+            right = same_output(printed, case.stdout, self.config.compare, self.config.tolerance)
+            verdict = "passed" if right else "wrong"
+        return CaseVerdict(verdict=verdict, passed=float(verdict == "passed"), cpu_s=result.cpu_s, detail=detail)
 
     def _message(self, case: StdinCase | CallCase, cpu_s: float) -> dict[str, Any]:
         if isinstance(case, StdinCase):

@@ -163,6 +163,8 @@ class _Reader:
             _no_others(case, {"stdin", "stdout", "args"}, where)
             args = _of_kind(case.get("args", []), list, f"{where}: args")
             stdin, stdout = (_of_kind(case.get(key, ""), str, f"{where}: {key}") for key in ("stdin", "stdout"))
+            if any("\0" in str(item) for item in args):
+                raise MalformedTestsError(f"{where}: args has a zero byte, which no program can be given.")
             return [StdinCase(stdin=stdin, stdout=stdout, args=tuple(map(str, args)))]
         if keys & {"returns", "raises"}:
             return [self._of_call(case, where)]

@@ -263,6 +263,7 @@ def test_asserts_of_plain_data_become_calls_and_others_do_not() -> None:
         ("x = 1", {}, "asserts nothing"),
         ([{"stdout": 3}], {}, "case 0: stdout is 3: give a text"),
         ([{"stdin": "3"}], {}, "case 0 has the keys"),
+        ([{"stdout": "", "args": ["a\0b"]}], {}, "args has a zero byte"),
         ([{"stdout": "3", "stdim": "3"}], {}, "unknown key 'stdim'. Did you mean 'stdin'?"),
         ([{"args": [1], "returns": 2}], {}, "give `call`, or an entry point"),
         ([{"args": [1], "returns": 2}], {"entry": "f("}, "is no expression"),

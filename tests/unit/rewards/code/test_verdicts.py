@@ -180,6 +180,15 @@ async def test_languages(judge: Judge, language: str, right: str, wrong: str) ->
     assert (await judge(wrong, tests, language=language)).verdict == "wrong 0/2"
 
 
+@pytest.mark.parametrize("language", ["python", "bash"])
+@pytest.mark.parametrize("code", ["\ud800", "'\udcff'", "x = '\0'", "(" * 5000, "-" * 60_000 + "1"])
+async def test_programs_that_are_hardly_text_are_the_answers_failure(judge: Judge, language: str, code: str) -> None:
+    for tests in ([{"stdout": "1"}], [{"stdout": "1"}] * 2):
+        assert (await judge(code, tests, language=language)).value == 0.0
+    if language == "python":
+        assert (await judge(code, ["assert f(int('1')) == 1"])).value == 0.0
+
+
 async def test_a_program_that_does_not_compile(judge: Judge) -> None:
     if reason := missing_tool("cpp"):
         pytest.skip(reason)

@@ -43,7 +43,7 @@ class Program:
             except BaseException as error:
                 return {"status": 1, "stderr": str(error)[-_STDERR_BYTES:]}
             return None
-        with open(setup["file"], "w", encoding="utf-8", errors="surrogateescape") as file:
+        with open(setup["file"], "w", encoding="utf-8", errors="replace") as file:
             file.write(self.source)
         if not setup["compile"]:
             return None
