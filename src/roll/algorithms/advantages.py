@@ -16,12 +16,20 @@ import numpy as np
 
 from roll.algorithms.episodes import LARGEST, Episode, Float64Array, concatenated
 from roll.algorithms.normalise import Scope, whitened
-from roll.algorithms.returns import discounted, gae, per_token, step_advantages, token_rewards, turn_returns
+from roll.algorithms.returns import (
+    chunk_returns,
+    discounted,
+    gae,
+    per_token,
+    step_advantages,
+    token_rewards,
+    turn_returns,
+)
 from roll.types import BoolArray, FloatArray
 
 __all__ = ["Estimate", "Estimator", "drop_smallest", "estimate", "rescaled_weights"]
 
-Estimator: TypeAlias = Literal["outcome", "token", "turn", "anchor_state", "gae"]
+Estimator: TypeAlias = Literal["outcome", "token", "turn", "chunk", "anchor_state", "gae"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -50,11 +58,11 @@ def estimate(
 
     Args:
         episodes: that are trained.
-        outcomes: [n] their normalised rewards (`normalised`): the total one for `outcome` and `anchor_state`; for the
-            others that of the whole, to which rewards of turns and tokens are added as they are.
+        outcomes: [n] their normalised rewards (`normalised`): the total one for `outcome`, `chunk` and `anchor_state`;
+            for the others that of the whole, to which rewards of turns and tokens are added as they are.
         estimator: how they spread over tokens.
         std: `anchor_state` divides step advantages by a deviation, unless it is `none`.
-        gamma: discount per token, or per turn for `turn` and `anchor_state`.
+        gamma: discount per token, or per turn for `turn`, `chunk` and `anchor_state`.
         gae_lambda: of `gae`.
         step_weight: of `anchor_state`.
         whiten: over all tokens, or all turns.
@@ -106,6 +114,8 @@ def _by_turn(
 ) -> list[Float64Array]:
     if estimator == "turn":
         return [turn_returns(e, o, gamma) for e, o in zip(episodes, outcomes, strict=True)]
+    if estimator == "chunk":
+        return [chunk_returns(e, o, gamma) for e, o in zip(episodes, outcomes, strict=True)]
     same = [np.full(len(e.spans), o) for e, o in zip(episodes, outcomes, strict=True)]
     if estimator == "outcome":
         return same

@@ -13,7 +13,7 @@ import numpy as np
 from roll.algorithms.episodes import Episode, Float64Array, turn_rewards_of
 from roll.algorithms.normalise import EPSILON, Scope, _spread
 
-__all__ = ["discounted", "gae", "per_token", "step_advantages", "token_rewards", "turn_returns"]
+__all__ = ["chunk_returns", "discounted", "gae", "per_token", "step_advantages", "token_rewards", "turn_returns"]
 
 
 def discounted(rewards: Float64Array, gamma: float) -> Float64Array:
@@ -44,8 +44,14 @@ def token_rewards(episode: Episode, outcome: float) -> Float64Array:
     return rewards[written]
 
 
+def chunk_returns(episode: Episode, value: float, gamma: float) -> Float64Array:
+    """G_k = gamma^(K-1-k) value of every turn [K]: one value for the whole, discounted by the turns that follow (IPA,
+    arXiv 2512.24873 eq. 7, where it is the final reward)."""
+    return value * gamma ** np.arange(len(episode.spans) - 1, -1, -1, dtype=np.float64)
+
+
 def turn_returns(episode: Episode, outcome: float, gamma: float) -> Float64Array:
-    """G_k = sum_{j >= k} gamma^(j-k) r_j of every turn [K] (GEM, arXiv 2510.01051; IPA, arXiv 2512.24873 eq. 7)."""
+    """G_k = sum_{j >= k} gamma^(j-k) r_j of every turn [K] (GEM, arXiv 2510.01051)."""
     return discounted(turn_rewards_of(episode, outcome), gamma)
 
 

@@ -53,10 +53,11 @@ class RewardShapingConfig(Section):
 class AdvantageConfig(Section):
     """From rewards to a weight per token: (reward - mean) / std, then returns, then whitening, then a clip."""
 
-    estimator: Literal["outcome", "token", "turn", "anchor_state", "gae"] = option(
+    estimator: Literal["outcome", "token", "turn", "chunk", "anchor_state", "gae"] = option(
         "outcome",
         "`outcome`: one value per rollout. `token`: discounted sum of the rewards after each token. `turn`: discounted "
-        "sum of the rewards after each turn (ReBN, IPA). `anchor_state`: episode plus step advantage (GiGPO). "
+        "sum of the rewards after each turn (ReBN). `chunk`: the rollout's one value, discounted by the turns that "
+        "follow (IPA). `anchor_state`: episode plus step advantage (GiGPO). "
         "`gae`: generalised advantage estimation with a critic.",
     )
     mean: Literal["none", "group", "batch", "running", "leave_one_out", "length_weighted", "greedy"] = option(

@@ -123,7 +123,8 @@ def turn_returns_whitened(attempts: list[Attempt], trained: list[Attempt]) -> By
 
 
 def chunk_returns(attempts: list[Attempt], trained: list[Attempt]) -> ByToken:
-    returns = ref.turn_returns(ref.group_centred(attempts, ref.reward_of), trained, 0.95)
+    centred = ref.group_centred(attempts)
+    returns = {a.name: [0.95 ** (len(a.turns) - 1 - k) * centred[a.name] for k in range(len(a.turns))] for a in trained}
     return ref.spread_over_tokens(returns, trained)
 
 

@@ -147,6 +147,21 @@ def test_ipas_demonstration_weighs_its_own_discounted_return() -> None:
     assert expert.expert and not any(s.expert for s in batch.samples[:-1])
 
 
+def test_ipas_failures_are_negative_also_where_the_reward_comes_with_a_turn() -> None:
+    def played(index: int, reward: float) -> Rollout:
+        own = rollout(0, index, reward, turns=2)
+        return replace(own, turns=(own.turns[0], replace(own.turns[1], reward=reward)))
+
+    won, lost = played(0, 1.0), played(1, 0.0)
+    draw = PromptDraw(draw_id=0, prompt=won.prompt, token_ids=np.zeros(2, np.int32))
+    algorithm = AlgorithmConfig.model_validate({"type": "ipa"})
+    _, batch = learn_from(algorithm, [Group(draw=draw, rollouts=(won, lost))], replace(won, index=2, expert=True))
+    found = advantages(batch)
+    assert found["0.0"] == pytest.approx([0.475, 0.475, 0.5, 0.5])
+    assert found["0.1"] == pytest.approx([-0.475, -0.475, -0.5, -0.5])
+    assert found["0.2"] == pytest.approx([0.95, 0.95, 1.0, 1.0])
+
+
 @pytest.mark.parametrize("preset", ["grpo", "rebn", "ppo", "reinforce_pp"])
 def test_other_methods_do_not_discount_a_demonstration_by_token(preset: str) -> None:
     algorithm = AlgorithmConfig.model_validate({"type": preset, "advantage": {"gamma": 0.5 if preset != "grpo" else 1}})

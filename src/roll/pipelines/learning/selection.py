@@ -145,7 +145,7 @@ def _compared(rollout: Rollout, algorithm: AlgorithmConfig, max_length: int) -> 
 
 
 def _is_whole(algorithm: AlgorithmConfig) -> bool:
-    return algorithm.advantage.estimator in ("outcome", "anchor_state")
+    return algorithm.advantage.estimator in ("outcome", "chunk", "anchor_state")
 
 
 def _outcomes(

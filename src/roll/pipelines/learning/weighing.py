@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from roll.algorithms.advantages import Estimate, drop_smallest, estimate, rescaled_weights
 from roll.algorithms.episodes import LARGEST, Episode, Float64Array
-from roll.algorithms.returns import per_token, turn_returns
+from roll.algorithms.returns import chunk_returns, per_token, turn_returns
 from roll.config.algorithm import AlgorithmConfig
 from roll.errors import ConfigError
 from roll.pipelines.learning.selection import Selection
@@ -80,10 +80,14 @@ def weigh(
 
 def _imitation(episode: Episode, outcome: float, algorithm: AlgorithmConfig) -> NDArray[np.floating[Any]]:
     """[T] weight x G of a demonstration: its own return, which no baseline touches (arXiv 2512.24873 eq. 7 and 10)."""
-    has_turns = algorithm.advantage.estimator in ("turn", "anchor_state")
-    gamma = algorithm.advantage.gamma if has_turns else 1.0
-    result = np.zeros(episode.num_tokens)
-    result[episode.mask] = per_token(episode, turn_returns(episode, outcome, gamma))
+    settings, result = algorithm.advantage, np.zeros(episode.num_tokens)
+    if settings.estimator == "chunk":
+        turns = chunk_returns(episode, episode.total, settings.gamma)
+    else:
+        turns = turn_returns(
+            episode, outcome, settings.gamma if settings.estimator in ("turn", "anchor_state") else 1.0
+        )
+    result[episode.mask] = per_token(episode, turns)
     return algorithm.imitation.weight * result
 
 
