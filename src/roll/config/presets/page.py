@@ -62,8 +62,9 @@ algorithm: {type: ipa, imitation: {weight: 1.0, when: unsolved}}
 
 A demonstration becomes a rollout in the model's own tokens, is played in the environment where there is one, and is
 scored by the same rewards. Its tokens have the objective weight x G log pi, where G is its own return, discounted per
-turn where the estimator has turns. It is in no group's baseline, passes no filter and teaches no critic, and KL penalties
-that are estimated from samples leave it out, since the policy did not sample it. One that earns nothing is left out.
+turn where the estimator has turns. It is in no group's baseline, passes no filter and teaches no critic, and KL
+penalties that are estimated from samples leave it out, since the policy did not sample it. One that earns nothing is
+left out.
 `when: unsolved` shows it only where no rollout of the policy got as much. `data/demonstrations` counts them.
 
 ## A shared critic
