@@ -1,10 +1,10 @@
-"""Mathematics: answers per second on one core, in place and through the worker pool, beside math-verify alone.
+"""Mathematics: answers per second on one core and as a run scores them, beside math-verify alone.
 
     make bench-rewards [ARGS="--seconds 5"]
 
 `mixed` are answers as they come from sets like MATH and GSM8K: numbers, formulas, sets, intervals, matrices, equations,
 units, half of them right and half those of another question of the same kind. Figures are of CPU time
-(`…_per_cpu_s`), so that other work on the machine does not count, and through the pool of wall time.
+(`…_per_cpu_s`), so that other work on the machine does not count, and of wall time through the reward as a run uses it.
 """
 
 import argparse
@@ -16,11 +16,15 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 from _report import report
 
 from roll.cluster.pool import LocalWorkerPool
+from roll.config.rewards import MathReward
+from roll.rewards import build_reward
 from roll.rewards.math import prepare_worker, score_math
 from roll.rewards.slow_math import symbolically_equal
+from roll.types import Prompt, Rollout
 
 GSM8K = Path(__file__).parents[2] / "shared" / "data" / "gsm8k" / "test.jsonl"
 KINDS = {
@@ -75,19 +79,36 @@ def per_cpu_second(score: Callable[[str, str], object], pairs: list[tuple[str, s
     raise AssertionError("a cycle does not end")
 
 
-async def through_the_pool(pairs: list[tuple[str, str]], seconds: float, num_workers: int) -> float:
-    """Answers scored in a second of wall time, many waiting at once as in a step of training."""
-    pool = LocalWorkerPool(num_workers)
+def rollout(answer: str, reference: str) -> Rollout:
+    """An answer as the scheduler hands it to a reward."""
+    nothing = np.zeros(0, np.int32)
+    return Rollout(
+        draw_id=0,
+        index=0,
+        prompt=Prompt(uid="bench/0", domain="bench", messages=(), answer=reference),
+        prompt_token_ids=nothing,
+        token_ids=nothing,
+        logprobs=np.zeros(0, np.float32),
+        policy_versions=nothing,
+        finish_reason="stop",
+        text=answer,
+    )
+
+
+async def as_a_reward(pairs: list[tuple[str, str]], seconds: float) -> float:
+    """Answers scored in a second of wall time by the reward `math`, many at once as in a step of training."""
+    pool = LocalWorkerPool(1)
+    reward = build_reward([MathReward(type="math")], pool)
+    rollouts = [rollout(*pair) for pair in pairs]
     try:
-        await asyncio.gather(
-            *(pool.submit(score_math, *pairs[0], "auto", time_limit_s=60.0) for _ in range(num_workers))
-        )
+        await asyncio.gather(*map(reward, rollouts))  # imports
         started, count = time.perf_counter(), 0
         while time.perf_counter() - started < seconds:
-            await asyncio.gather(*(pool.submit(score_math, *pair, "auto", time_limit_s=60.0) for pair in pairs))
+            await asyncio.gather(*map(reward, rollouts))
             count += len(pairs)
         return count / (time.perf_counter() - started)
     finally:
+        await reward.close()
         await pool.close()
 
 
@@ -101,7 +122,7 @@ def main() -> None:
     figures = {
         "mixed_per_cpu_s": per_cpu_second(lambda a, r: score_math(a, r, "auto"), pairs, seconds),
         "math_verify_alone_per_cpu_s": per_cpu_second(lambda a, r: symbolically_equal(a, r, 60.0), pairs, seconds),
-        "mixed_through_one_worker_per_s": asyncio.run(through_the_pool(pairs * 10, seconds, 1)),
+        "mixed_as_a_reward_per_s": asyncio.run(as_a_reward(pairs * 10, seconds)),
     }
     if GSM8K.is_file():
         figures["gsm8k_per_cpu_s"] = per_cpu_second(lambda a, r: score_math(a, r, "auto"), solutions(), seconds)

@@ -158,7 +158,9 @@ def last_line(text: str, *, whole: bool = False) -> str | None:
         return None
     end = re.split(r"\b(?:is|are)\b|:" if whole else r"\b(?:is|are)\b|[:=]", lines[-1])[-1]
     if whole:
-        end = re.sub(r"^\W*(?:[a-zA-Z]{2,}\W+)+(?=[^\W\d_]\s*(?:=|[<>]|\\)|\S*\d)", "", end)  # `So x = 3 or x = -3`
+        end = re.sub(
+            r"^\W{0,9}(?:[a-zA-Z]{2,20}\W{1,9}){1,9}(?=[^\W\d_]\s*(?:=|[<>]|\\)|\S{0,20}\d)", "", end
+        )  # `So x = 3 or x = -3`
     return end.strip().rstrip(".").strip("* ") or None
 
 

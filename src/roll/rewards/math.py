@@ -2,12 +2,12 @@ r"""1 where the final answer is mathematically equal to the reference, else 0.
 
     text ──► final answer (box, formula, number)
                  both plain numbers? ─────────────► exact comparison, in place           microseconds
-                 formulas known to `formulas`? ───► computed at a few points             a tenth of a millisecond
-                 else ────────────────────────────► math-verify over sympy, on a leash   milliseconds
+                 formulas known to `formulas`? ───► computed at a few points, in place   tenths of a millisecond
+                 else ────────────────────────────► in a worker: math-verify (sympy)     milliseconds
 
-The three agree where they overlap; tests compare them. All but numbers run in a worker. A hostile answer (`10**10**10`,
-nested radicals) is mostly refused by its looks or its size; the rest costs at most its time limit. The model's text is
-parsed, never evaluated as Python.
+The three agree where they overlap; tests compare them. A hostile answer (`10**10**10`, nested radicals) is mostly
+refused by its looks or its size; the rest costs at most its time limit. The model's text is parsed, never evaluated
+as Python.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from roll.rewards.slow_math import looks_explosive, symbolically_equal
 from roll.rewards.units import same_unit_factor, split_unit
 from roll.types import Rollout
 
-__all__ = ["math_verifier", "number_verdict", "prepare_worker", "score_math"]
+__all__ = ["math_verifier", "prepare_worker", "quick_verdict", "score_math"]
 
 LONGEST_TEXT = 20_000
 """Characters of an answer that are looked at, from its end."""
@@ -55,14 +55,14 @@ def prepare_worker() -> None:
     logging.getLogger("math_verify").setLevel(logging.ERROR)
 
 
-def score_math(text: str, reference: str, extract: str, limit_s: float = 4.0) -> tuple[bool, str]:
+def score_math(text: str, reference: str, extract: str, limit_s: float | None = 4.0) -> tuple[bool, str]:
     """Whether the answer is right, and a verdict.
 
     Args:
         text: the model's answer; of a very long one only the end is read.
         reference: the right answer: a number, an expression, or LaTeX.
         extract: see `MathReward.extract`.
-        limit_s: longest time for the slow path.
+        limit_s: longest time for the slow path; `None` forbids it.
     """
     right_number = number_of(reference)
     answer = _final_answer(text[-LONGEST_TEXT:], extract, reference, right_number)
@@ -81,24 +81,19 @@ def score_math(text: str, reference: str, extract: str, limit_s: float = 4.0) ->
     return right, "correct" if right else "wrong"
 
 
-def number_verdict(text: str, reference: str, extract: str) -> tuple[bool, str] | None:
-    """What `score_math` says, where answer and reference are plain numbers; `None` elsewhere.
+class _NeedsWorkerError(Exception):
+    """The slow path would have to be taken."""
 
-    It takes time in proportion to the text, so it need not run in a worker: sending the text there costs more.
+
+def quick_verdict(text: str, reference: str, extract: str) -> tuple[bool, str] | None:
+    """What `score_math` says, where it need not take its slow path; `None` elsewhere.
+
+    It takes less of the controller's time than sending the text to a worker, and at most some hundredths of a second.
     """
-    right_number = number_of(reference)
-    if right_number is None:
+    try:
+        return score_math(text, reference, extract, None)
+    except _NeedsWorkerError:
         return None
-    answer = _final_answer(text[-LONGEST_TEXT:], extract, reference, right_number)
-    if answer is None:
-        return False, "no answer"
-    if len(answer) > LONGEST_ANSWER:
-        return False, "wrong"
-    number = number_of(_EQUALS.split(answer)[-1])
-    if number is None:
-        return None
-    right = same_number(number, right_number) or answer.strip() == reference.strip()
-    return right, "correct" if right else "wrong"
 
 
 def _final_answer(text: str, extract: str, reference: str, right_number: PlainNumber | None) -> str | None:
@@ -119,7 +114,7 @@ def _final_answer(text: str, extract: str, reference: str, right_number: PlainNu
     return last_formula(text, whole=whole) or last_line(text, whole=whole)
 
 
-def _equal(answer: str, reference: str, right_number: PlainNumber | None, limit_s: float) -> bool | None:
+def _equal(answer: str, reference: str, right_number: PlainNumber | None, limit_s: float | None) -> bool | None:
     """Whether they are; `None` where the answer is too large to be told."""
     if answer.strip() == reference.strip():
         return bool(answer.strip())
@@ -149,7 +144,7 @@ def _is_prose(bare: str) -> bool:
     return bool(is_words) and not _NAMES.search(bare) and not re.search(r"\d", bare)
 
 
-def _same_formula(answer: str, reference: str, limit_s: float) -> bool | None:
+def _same_formula(answer: str, reference: str, limit_s: float | None) -> bool | None:
     from roll.rewards.formulas import NotUnderstoodError, TooLargeError, same_answer
 
     given, given_unit = split_unit(answer)
@@ -176,16 +171,18 @@ def _same_formula(answer: str, reference: str, limit_s: float) -> bool | None:
         return None
     if looks_explosive(answer):
         return None
+    if limit_s is None:
+        raise _NeedsWorkerError
     return symbolically_equal(answer, reference, limit_s)
 
 
 def math_verifier(config: MathReward, pool: WorkerPool) -> Verifier:
-    """Compares plain numbers in place, and scores everything else in the pool."""
+    """Compares numbers and formulas in place; what needs the slow path goes to the pool."""
     limit_s = ALARM_AT * config.time_limit_s
 
     async def judge(rollout: Rollout) -> Judgement:
         arguments = (rollout.text[-LONGEST_TEXT:], rollout.prompt.answer, config.extract)
-        found = number_verdict(*arguments)
+        found = quick_verdict(*arguments)
         right, verdict = found or await in_pool(pool, score_math, *arguments, limit_s, time_limit_s=config.time_limit_s)
         return Judgement(value=float(right), verdict=verdict, correct=right)
 
