@@ -1,0 +1,208 @@
+"""Routing: the least loaded engine with room; sessions; pauses in the middle of an answer; a queue in order."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from worlds.engines import TickingEngine, TickingEngines
+
+from roll.errors import EngineDiedError
+from roll.rollout import LLMProxy, Router
+from roll.simulation.clock import run
+from roll.types import Generation, GenerationRequest, SamplingParams
+
+NUM_TOKENS = 8
+
+
+def request(name: str, *, priority: int = 0, max_new_tokens: int = NUM_TOKENS) -> GenerationRequest:
+    sampling = SamplingParams(max_new_tokens=max_new_tokens, seed=5)
+    return GenerationRequest(
+        request_id=name, token_ids=np.array([1, 2], np.int32), sampling=sampling, priority=priority
+    )
+
+
+def engine(name: str, capacity: int = 4) -> TickingEngine:
+    return TickingEngine(name, tick_s=1.0, capacity=capacity, length=lambda r: NUM_TOKENS - (len(r.token_ids) - 2))
+
+
+async def ready(engine: Any) -> None:
+    return None
+
+
+def proxy_of(*engines: TickingEngine, prepare: Callable[[Any], Awaitable[object]] = ready, **settings: Any) -> LLMProxy:
+    return LLMProxy(TickingEngines(engines, random.Random(0)), prepare, router=Router(**settings))  # type: ignore[arg-type]
+
+
+def within(work: Coroutine[Any, Any, Any]) -> Any:
+    return run(work, limit_s=1000.0)
+
+
+def started(tasks: list[asyncio.Task[Generation]]) -> list[str]:
+    return [task.result().engine_id for task in tasks]
+
+
+def test_requests_spread_over_engines_by_their_number() -> None:
+    async def main() -> list[str]:
+        proxy = proxy_of(engine("a"), engine("b"))
+        tasks = [asyncio.create_task(proxy.generate(request(str(i)))) for i in range(6)]
+        await asyncio.gather(*tasks)
+        return started(tasks)
+
+    assert sorted(within(main())) == ["a", "a", "a", "b", "b", "b"]
+
+
+def test_a_request_waits_here_and_goes_where_a_place_becomes_free() -> None:
+    async def main() -> tuple[int, str, float]:
+        slow, fast = engine("slow", 1), engine("fast", 1)
+        fast.tick_s = 0.1
+        proxy = proxy_of(slow, fast)
+        tasks = [asyncio.create_task(proxy.generate(request(str(i)))) for i in range(3)]
+        await asyncio.sleep(0.05)
+        waiting = proxy.num_waiting
+        last = await tasks[2]
+        now = asyncio.get_running_loop().time()
+        await asyncio.gather(*tasks)
+        return waiting, last.engine_id, now
+
+    waiting, where, when = within(main())
+    assert (waiting, where) == (1, "fast")
+    assert when == pytest.approx(1.6)
+
+
+def test_a_full_kv_cache_gets_no_further_request() -> None:
+    async def main() -> tuple[int, int]:
+        own = engine("a", 4)  # says that 8 requests fill its cache
+        proxy = proxy_of(own, max_kv_used=0.25)
+        tasks = [asyncio.create_task(proxy.generate(request(str(i)))) for i in range(8)]
+        await asyncio.sleep(0.5)
+        found = proxy.num_running, proxy.num_waiting
+        await asyncio.gather(*tasks)
+        return found
+
+    assert within(main()) == (3, 5)  # the third is let in at 2/8, the fourth not at 3/8
+
+
+def test_the_queue_is_in_order_of_priority_then_of_arrival() -> None:
+    async def main() -> list[str]:
+        order: list[str] = []
+        proxy = proxy_of(engine("a", 1))
+        tasks = [
+            asyncio.create_task(
+                proxy.generate(request(name, priority=priority), on_start=lambda _, name=name: order.append(name))
+            )
+            for name, priority in [("first", 0), ("late", 5), ("next", 0), ("urgent", -1)]
+        ]
+        await asyncio.gather(*tasks)
+        return order
+
+    assert within(main()) == ["first", "urgent", "next", "late"]
+
+
+def test_a_session_returns_to_its_engine_unless_that_is_much_busier() -> None:
+    async def main() -> tuple[str, str, str]:
+        proxy = proxy_of(engine("a", 16), engine("b", 16))
+        first = (await proxy.generate(request("0"), session="s")).engine_id
+        others = [asyncio.create_task(proxy.generate(request(f"x{i}"))) for i in range(2)]
+        await asyncio.sleep(0.5)
+        again = await proxy.generate(request("1"), session="s")
+        await asyncio.gather(*others)
+        busy = [asyncio.create_task(proxy.generate(request(f"y{i}"), session="s", pinned=True)) for i in range(12)]
+        await asyncio.sleep(0.5)
+        away = await proxy.generate(request("2"), session="s")
+        await asyncio.gather(*busy)
+        return first, again.engine_id, away.engine_id
+
+    first, again, away = within(main())
+    assert again == first
+    assert away != first
+
+
+def test_round_robin_deals_by_turns_whatever_the_load() -> None:
+    async def main() -> list[str]:
+        proxy = proxy_of(engine("a"), engine("b"), policy="round_robin")
+        found = []
+        for i in range(4):
+            found.append((await proxy.generate(request(str(i)))).engine_id)
+        return found
+
+    assert within(main()) == ["a", "b", "a", "b"]
+
+
+@pytest.mark.parametrize("mode", ["keep", "abort", "drain"])
+def test_an_answer_goes_on_under_new_weights(mode: str) -> None:
+    async def main() -> tuple[Generation, int]:
+        own = engine("a")
+        proxy = proxy_of(own)
+        task = asyncio.create_task(proxy.generate(request("r")))
+        await asyncio.sleep(3.5)
+        await proxy.suspend(mode)  # type: ignore[arg-type]
+        own.version = 1
+        await proxy.resume()
+        return await task, proxy.num_continued
+
+    generation, continued = within(main())
+    expected = [0] * 8 if mode == "drain" else [0] * 3 + [1] * 5
+    assert generation.policy_versions.tolist() == expected
+    assert (len(generation.token_ids), generation.finish_reason) == (NUM_TOKENS, "stop")
+    assert continued == (mode == "abort")
+
+
+def test_an_aborted_request_returns_what_it_has() -> None:
+    async def main() -> Generation:
+        proxy = proxy_of(engine("a"))
+        task = asyncio.create_task(proxy.generate(request("r")))
+        await asyncio.sleep(2.5)
+        await proxy.abort(["r", "unknown"])
+        return await task
+
+    generation = within(main())
+    assert (len(generation.token_ids), generation.finish_reason) == (2, "abort")
+
+
+def test_an_engine_that_cannot_be_replaced_fails_those_who_wait() -> None:
+    async def broken(fresh: Any) -> None:
+        raise EngineDiedError("a", "no machine")
+
+    async def main() -> None:
+        own = engine("a")
+        proxy = proxy_of(own, prepare=broken)
+        task = asyncio.create_task(proxy.generate(request("r")))
+        await asyncio.sleep(0.5)
+        own.die()
+        with pytest.raises(EngineDiedError, match="no machine"):
+            await task
+
+    within(main())
+
+
+@given(st.lists(st.sampled_from(["take", "give"]), max_size=60), st.integers(1, 5), st.integers(1, 6))
+def test_the_heap_finds_the_least_loaded(moves: list[str], num_engines: int, capacity: int) -> None:
+    router = Router(max_kv_used=1.0)
+    engines = [engine(f"e{i}", capacity) for i in range(num_engines)]
+    for own in engines:
+        router.add(own)  # type: ignore[arg-type]
+    loads = dict.fromkeys([own.engine_id for own in engines], 0)
+    limit = capacity + capacity // 8
+    for position, move in enumerate(moves):
+        if move == "take":
+            chosen = router.take()
+            if min(loads.values()) >= limit:
+                assert chosen is None
+            else:
+                assert chosen is not None
+                assert loads[chosen.engine_id] == min(loads.values())
+                loads[chosen.engine_id] += 1
+        else:
+            busy = [name for name, count in loads.items() if count]
+            if busy:
+                name = busy[position % len(busy)]
+                router.give_back(name)
+                loads[name] -= 1
+        assert {name: router.num_requests(name) for name in loads} == loads
