@@ -134,8 +134,9 @@ class _Batch(_Run):
 
     async def run(self, cases: Sequence[tuple[StdinCase | CallCase, float]]) -> list[CaseVerdict]:
         """All of them in one sandbox."""
-        if len(cases) == 1 and isinstance(cases[0][0], StdinCase) and self.task.language == "python":
-            return [await self._alone(*cases[0])]
+        case, limit_s = cases[0]
+        if len(cases) == 1 and isinstance(case, StdinCase) and self.task.language == "python":
+            return [await self._alone(case, limit_s)]
         messages = [self.setup(), *(self._message(case, cpu_s) for case, cpu_s in cases)]
         stdin = b"".join(map(wire.pack, messages))
         result = await self.boxes.run(self.candidate(stdin, [cpu_s for _, cpu_s in cases]))

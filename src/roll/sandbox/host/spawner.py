@@ -39,7 +39,7 @@ _ENVIRONMENT = {
     "PYTHONMALLOC": "malloc",
     "GLIBC_TUNABLES": "glibc.malloc.tcache_count=0",
 }
-"""Of agents; programs never see it. The last two let the C library overwrite whatever is freed: see `Agent.configure`."""
+"""Of agents; programs never see it. The last two let the C library overwrite all that is freed: `Agent.configure`."""
 _END_S = 5.0
 
 
