@@ -101,9 +101,9 @@ async def _evaluate(config: RLVRConfig) -> dict[str, float]:
         pool = await cluster.start_pool(config.rollout.num_reward_workers)
         stack.push_async_callback(pool.close)
         rewards = await stack.enter_async_context(open_rewards(config, pool))
-        scheduler = build_scheduler(config, LLMProxy(engines, prepare=_nothing_to_sync), rewards, material.data.renderer)
-        _, plan = sampling_plans(config, material.stop_token_ids)
-        return evaluation_metrics(await scheduler.collect(draws, plan))
+        proxy = LLMProxy(engines, prepare=_nothing_to_sync)
+        scheduler = build_scheduler(config, proxy, rewards, material.data.renderer)
+        return evaluation_metrics(await scheduler.collect(draws, sampling_plans(config, material.stop_token_ids)[1]))
 
 
 async def _nothing_to_sync(engine: InferenceEngine) -> None:
