@@ -34,8 +34,8 @@ from roll.weights import WeightSync
 __all__ = ["Material", "engine_specs", "open_parts", "prepare_material", "sampling_plans"]
 
 NUM_PROBES = 4
-OBSERVATION_TOKENS = 64
-"""Room for what an environment says between two turns."""
+OBSERVATION_TOKENS = 160
+"""Room for what an environment says between two turns; a tokenizer of single bytes needs most."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
