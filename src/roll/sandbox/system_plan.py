@@ -1,7 +1,8 @@
 """What of the host a sandbox sees: its programs and libraries, read-only; nothing of its users.
 
-A plan is a sequence of steps, each ("bind", source, target), ("directory", path), ("file", path, bytes) or
-("link", content, path). The spawner builds it where it is root (`host/image.py`), bwrap itself otherwise.
+A plan is a sequence of steps, each ("bind", source, target), ("copy", source, target) for what is small, ("directory",
+path), ("file", path, bytes) or ("link", content, path). The spawner builds it where it is root (`host/image.py`), bwrap
+itself otherwise.
 """
 
 from __future__ import annotations
@@ -64,7 +65,7 @@ def system_plan(mounts: tuple[Mount, ...]) -> Plan:
             steps.append(("link", os.readlink(path), path))
         elif os.path.isdir(path):
             steps.append(("bind", path, path))
-    steps += [("bind", f"/etc/{name}", f"/etc/{name}") for name in _ETC if os.path.exists(f"/etc/{name}")]
+    steps += [("copy", f"/etc/{name}", f"/etc/{name}") for name in _ETC if os.path.exists(f"/etc/{name}")]
     steps += [("file", path, content) for path, content in _ACCOUNTS.items()]
     steps += [("bind", f"/dev/{name}", f"/dev/{name}") for name in _DEVICES]
     steps.append(("link", "/proc/self/fd", "/dev/fd"))
