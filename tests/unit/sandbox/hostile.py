@@ -77,7 +77,7 @@ while True:
     try: os.fork()
     except OSError: pass
 """,
-        wall_s=1.0,
+        wall_s=3.0,
         outcomes=frozenset({Outcome.WALL_TIME}),
         limits=frozenset({Limit.PROCESSES}),
     ),
