@@ -75,9 +75,10 @@ def test_a_key_inside_a_list_is_found_in_every_spelling(name):
 
 def test_keys_that_differ_between_sources_are_explained_apart():
     blocks = explain("data.held_out").split("\n\ndata.N.held_out")
-    assert len(blocks) == 2
+    assert len(blocks) == 3
     assert "source: arithmetic" in blocks[0] and "0.3" in blocks[0]
     assert "source: file, huggingface, reasoning_gym" in blocks[1] and "0.1" in blocks[1]
+    assert "source: functions" in blocks[2]
 
 
 def test_a_last_part_finds_every_key_that_ends_in_it():

@@ -54,9 +54,16 @@ def run(tmp_path: Path) -> RunDirectory:
 
 async def test_a_checkpoint_reads_back_as_written(run: RunDirectory) -> None:
     state = RunState(
-        step=4, policy_version=3, data={"cursor": 7}, accuracies={"0": 0.25}, rewards=[0.5], evaluated_at=4
+        step=4,
+        policy_version=3,
+        data={"cursor": 7},
+        num_draws=3,
+        pending=[[2, "d", 5]],
+        accuracies={"0": 0.25},
+        rewards=[0.5],
+        evaluated_at=4,
     )
-    path = await Checkpointer(run, CheckpointConfig(), FileTrainer()).save(state, ledger_of(3))
+    path = await Checkpointer(run, CheckpointConfig(), FileTrainer()).save(state, ledger_of(5))  # two since then
     saved = read_checkpoint(path)
     assert saved.state == state
     assert list(saved.ledger) == list(ledger_of(3))
