@@ -30,10 +30,10 @@ __all__ = ["Candidate", "Plan", "make_plan", "memory_of"]
 
 WIDTHS = (1, 2, 4, 8)
 RATIOS = (1.0, 2.0, 4.0)
-SYNC_STEPS = 3
-ASYNC_WARMUP = 3
+SYNC_STEPS = 2
+ASYNC_WARMUP = 2
 """Beside as many as generation may run ahead."""
-ASYNC_STEPS = 4
+ASYNC_STEPS = 3
 WORTH = 1.05
 """A gain below this is not worth the staleness."""
 STATE_BYTES = 16
