@@ -22,7 +22,7 @@ import torch
 from _report import report
 from bench_parts import quickstart_config, random_batch
 
-from roll.algorithms.inputs import LossInputs
+from roll.algorithms.inputs import LossInputs, SequenceAttention
 from roll.config.algorithm import AlgorithmConfig
 from roll.config.presets import PRESET_NAMES
 from roll.data.samples import build_batch
@@ -32,7 +32,7 @@ from roll.pipelines.learning.selection import Selection, select
 from roll.pipelines.learning.weighing import weigh
 from roll.training import TrainerSpec
 from roll.training.backend import TorchBackend
-from roll.types import Group, Prompt, PromptDraw, RewardResult, Rollout, TrainingBatch, Turn
+from roll.types import AttentionStatistics, Group, Prompt, PromptDraw, RewardResult, Rollout, TrainingBatch, Turn
 
 ANSWER = (16, 32)
 REPEATS = 5
@@ -88,6 +88,9 @@ def inputs_of(batch: TrainingBatch) -> LossInputs:
     total = int(lengths.sum())
     noise = torch.randn(5, total, generator=torch.Generator().manual_seed(0)) * 0.1
     ids = torch.arange(len(lengths)).repeat_interleave(lengths)
+    rng = np.random.default_rng(0)
+    numbers = [rng.random((2, len(s)), dtype=np.float32) for s in batch.samples]
+    seen = [AttentionStatistics(waad=waad, fai=fai) for waad, fai in numbers]
     return LossInputs(
         logprobs=(noise[0] - 10).requires_grad_(),
         old_logprobs=noise[1] - 10,
@@ -100,6 +103,7 @@ def inputs_of(batch: TrainingBatch) -> LossInputs:
         num_tokens=float(total),
         num_sequences=float(len(lengths)),
         max_length=float(ANSWER[1]),
+        attention=tuple(SequenceAttention(own, s.loss_mask) for own, s in zip(seen, batch.samples, strict=True)),
         entropy=noise[4].abs().requires_grad_(),
     )
 
