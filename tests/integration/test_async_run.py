@@ -1,4 +1,4 @@
-"""Generation beside training, on a tiny random model: freshness, exactly-once use of data, and α = 0 as a special case."""
+"""Generation beside training, on a tiny random model: freshness, data used once, and α = 0 as a special case."""
 
 from __future__ import annotations
 
