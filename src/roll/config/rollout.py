@@ -22,9 +22,7 @@ class RolloutConfig(Section):
         "How often a rollout that infrastructure failed is issued again before its prompt is given up.",
         ge=1,
     )
-    stall_s: float = option(
-        600.0, "Say what a step waits for when no rollout has moved for so long.", unit="s", gt=0
-    )
+    stall_s: float = option(600.0, "Say what a step waits for when no rollout has moved for so long.", unit="s", gt=0)
     num_reward_workers: int = option(1, "Processes that score answers.", ge=1)
     loop: str | None = option(
         None,

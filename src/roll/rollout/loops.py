@@ -101,7 +101,10 @@ def joined(
     turns: tuple[Turn, ...],
     renderer: Renderer,
 ) -> Rollout:
-    """All turns as one sequence; the environment's tokens have log-prob 0 and policy version -1."""
+    """All turns as one sequence; the environment's tokens have log-prob 0 and policy version -1.
+
+    A single generation's arrays are used as they are.
+    """
     tokens: list[IntArray] = []
     logprobs: list[np.ndarray] = []
     versions: list[np.ndarray] = []
@@ -113,17 +116,22 @@ def joined(
             tokens.append(between[position])
             logprobs.append(np.zeros(len(between[position]), np.float32))
             versions.append(np.full(len(between[position]), -1, np.int32))
-    token_ids = np.concatenate(tokens).astype(np.int32, copy=False)
+    token_ids = _joined_array(tokens, np.int32)
     return Rollout(
         draw_id=draw.draw_id,
         index=index,
         prompt=draw.prompt,
         prompt_token_ids=draw.token_ids,
         token_ids=token_ids,
-        logprobs=np.concatenate(logprobs).astype(np.float32, copy=False),
-        policy_versions=np.concatenate(versions).astype(np.int32, copy=False),
+        logprobs=_joined_array(logprobs, np.float32),
+        policy_versions=_joined_array(versions, np.int32),
         finish_reason=generations[-1].finish_reason,
         text=renderer.decode(token_ids),
         engine_id=generations[-1].engine_id,
         turns=turns,
     )
+
+
+def _joined_array(parts: list[np.ndarray], dtype: type[np.generic]) -> np.ndarray:
+    whole = parts[0] if len(parts) == 1 else np.concatenate(parts)
+    return whole.astype(dtype, copy=False)

@@ -24,8 +24,6 @@ REMEMBERED = 65_536
 """Sessions whose engine is remembered."""
 CANDIDATES = 2
 """Least loaded engines whose KV use is compared."""
-LOOKAHEAD = 1 / 8
-"""Requests beyond an engine's capacity, as a share of it: they are there when a slot becomes free."""
 
 
 @dataclass(slots=True)
@@ -33,7 +31,7 @@ class _Slot:
     engine: InferenceEngine
     order: int
     limit: int
-    """Requests that it gets at once, at most."""
+    """Requests that it gets at once: as many as it can run, so that none waits for a busy engine beside a free one."""
     num_requests: int = 0
     serving: bool = True
 
@@ -57,8 +55,7 @@ class Router:
     def add(self, engine: InferenceEngine) -> None:
         """An engine serves from now on; one with the same id is replaced."""
         known = self._slots.get(engine.engine_id)
-        capacity = engine.load().capacity
-        limit = max(1, capacity + int(capacity * LOOKAHEAD))
+        limit = max(1, engine.load().capacity)
         order = known.order if known else len(self._slots)
         self._slots[engine.engine_id] = _Slot(engine, order, limit, known.num_requests if known else 0)
         self._push(engine.engine_id)

@@ -189,7 +189,7 @@ def test_the_heap_finds_the_least_loaded(moves: list[str], num_engines: int, cap
     for own in engines:
         router.add(own)  # type: ignore[arg-type]
     loads = dict.fromkeys([own.engine_id for own in engines], 0)
-    limit = capacity + capacity // 8
+    limit = capacity
     for position, move in enumerate(moves):
         if move == "take":
             chosen = router.take()
