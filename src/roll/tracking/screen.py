@@ -21,6 +21,7 @@ __all__ = ["Screen", "one_line", "render", "sparkline", "stacked_bar", "time_lef
 _BLOCKS = "▁▂▃▄▅▆▇█"
 _PHASE_COLOURS = {
     "generate": "cyan",
+    "wait": "cyan",
     "train": "magenta",
     "sync": "yellow",
     "evaluate": "green",

@@ -14,7 +14,7 @@ from roll.tracking.metrics_file import read_metrics
 if TYPE_CHECKING:
     from rich.table import Table
 
-__all__ = ["Summary", "summarise"]
+__all__ = ["Summary", "generation_time", "summarise"]
 
 _RECENT_STEPS = 5
 
@@ -107,7 +107,7 @@ def summarise(
         train_s=math.fsum(step_times) if step_times else None,
         evaluate_s=math.fsum(_column(rows, "time/evaluate_s")) if evaluations else None,
         seconds_per_step=_mean(step_times),
-        generated_tokens_per_s=_rate(steps, "rollout/num_tokens", "time/generate_s"),
+        generated_tokens_per_s=_rate(steps, "rollout/num_tokens", generation_time(*steps)),
         trained_tokens_per_s=_rate(steps, "training/num_tokens", "time/train_s"),
         peak_rss_bytes=peak_rss_bytes,
         tracker_failures=tracker_failures,
@@ -120,6 +120,11 @@ def _column(rows: Sequence[Mapping[str, Any]], name: str) -> list[float]:
 
 def _mean(values: Sequence[float]) -> float | None:
     return math.fsum(values) / len(values) if values else None
+
+
+def generation_time(*steps: Mapping[str, Any]) -> str:
+    """Name of the time in which tokens were generated: that of whole steps, where it runs beside training."""
+    return "time/generate_s" if any(step.get("time/generate_s") for step in steps) else "time/step_s"
 
 
 def _rate(rows: Sequence[Mapping[str, Any]], amount: str, seconds: str) -> float | None:

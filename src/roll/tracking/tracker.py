@@ -30,7 +30,7 @@ from roll.tracking.metrics_file import Kind, MetricsFile, read_metrics
 from roll.tracking.run_directory import RunDirectory, writing
 from roll.tracking.sinks import GuardedSink, open_sinks
 from roll.tracking.spans import Spans
-from roll.tracking.summary import Summary, summarise
+from roll.tracking.summary import Summary, generation_time, summarise
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -134,12 +134,13 @@ class Tracker:
     def log_step(self, step: int, metrics: Mapping[str, Any]) -> None:
         """Record a training step: numbers, metric values, or nested mappings of these, by name.
 
-        Tokens per second are added: `rollout/num_tokens` by `time/generate_s`, `training/num_tokens` by
-        `time/train_s`.
+        Tokens per second are added: `rollout/num_tokens` by `time/generate_s` (by `time/step_s` where generation runs
+        beside the step), `training/num_tokens` by `time/train_s`.
         """
         flat = flatten(metrics)
+        generating = generation_time(flat)
         rates = {
-            "throughput/generated_tokens_per_s": _ratio(flat, "rollout/num_tokens", "time/generate_s"),
+            "throughput/generated_tokens_per_s": _ratio(flat, "rollout/num_tokens", generating),
             "throughput/trained_tokens_per_s": _ratio(flat, "training/num_tokens", "time/train_s"),
         }
         flat |= {name: value for name, value in rates.items() if value is not None}

@@ -27,7 +27,8 @@ async def collect(parts: Parts) -> Collected:
     With `filters.refill` (dynamic sampling, DAPO, arXiv 2503.14476 eq. 11) the batch also holds the groups that were
     left out and replaced. Every draw in it gets a fate.
     """
-    with parts.spans.phase("generate"):
+    ahead = parts.config.rollout.scheduling.async_ratio > 0
+    with parts.spans.phase("wait" if ahead else "generate"):
         batch = await parts.controller.next_batch()
         shown = await demonstrations(parts, [group.draw for group in batch.groups])
     with parts.spans.phase("advantages"):
