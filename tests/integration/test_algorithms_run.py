@@ -85,7 +85,7 @@ def test_refills_are_bounded_and_every_draw_has_a_fate(tmp_path: Path, tiny_mode
     algorithm = {"type": "dapo", "filters": {"max_refills": 2}}
     roll.train(config(tmp_path, tiny_model, algorithm, data=never))
     rows = steps(tmp_path)
-    assert [row["data/refills"] for row in rows] == [2, 2]
+    assert [row["data/refills"] for row in rows] == [6, 6]  # twice the step's three groups
     assert [row["data/groups_filtered"] for row in rows] == [9, 9]
     assert rows[-1]["ledger/in_flight"] == 0
 

@@ -185,8 +185,9 @@ class World:
         live = size + math.ceil(scheduling.async_ratio * size)
         redundant = scheduling.num_prompts(size) + len(DOMAINS)
         assert len(buffer) <= (live if scheduling.async_ratio else max(live, redundant)), "too many groups are live"
-        for entry in buffer.ready:
-            self.finished_at.setdefault(entry.draw_id, event.time)
+        for entry in buffer:
+            if entry.finished is not None:
+                self.finished_at.setdefault(entry.draw_id, event.time)
         draw_id = int(event.rollout_id.partition("-")[2].partition(".")[0])
         if event.after in (RolloutState.REWARDING, RolloutState.ACCEPTED) and draw_id in self.finished_at:
             assert event.time == self.finished_at[draw_id], f"{event.rollout_id} runs on although its group has ended"

@@ -278,7 +278,7 @@ class FilterConfig(Section):
     refill: bool = option(
         False, "Draw more prompts until prompts_per_step groups pass the filters (dynamic sampling, DAPO)."
     )
-    max_refills: int = option(3, "At most so many times per step.", ge=1)
+    max_refills: int = option(3, "Groups drawn in place of others, at most, as a multiple of prompts_per_step.", ge=1)
 
     @property
     def leaves_groups_out(self) -> bool:

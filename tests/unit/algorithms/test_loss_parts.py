@@ -175,7 +175,17 @@ def test_value_loss(lengths: tuple[int, ...], clip: float | None) -> None:
 def value_inputs(lengths: tuple[int, ...], values: np.ndarray, old: np.ndarray, returns: np.ndarray) -> LossInputs:
     inputs = loss_inputs_of(random_answers(0, lengths))
     tensors = [torch.tensor(x, dtype=torch.float64) for x in (values, old, returns)]
-    return replace(inputs, values=tensors[0].requires_grad_(), old_values=tensors[1], returns=tensors[2])
+    return replace(inputs, values=tensors[0].requires_grad_(), old_values=tensors[1], returns=tensors[2], expert=None)
+
+
+def test_a_critic_learns_nothing_from_an_experts_tokens() -> None:
+    inputs = value_inputs((2, 3), np.zeros(5), np.zeros(5), np.array([1.0, 2.0, 9.0, 9.0, 9.0]))
+    expert = torch.tensor([False, False, True, True, True])
+    outputs = ValueLoss()(replace(inputs, expert=expert))
+    outputs.loss.backward()
+    assert outputs.loss.item() == pytest.approx(0.5 * (1.0 + 4.0) / 5)
+    assert inputs.values is not None and inputs.values.grad is not None
+    assert inputs.values.grad.tolist() == pytest.approx([-1 / 5, -2 / 5, 0.0, 0.0, 0.0])
 
 
 @pytest.mark.parametrize("name", GATES)

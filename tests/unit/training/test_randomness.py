@@ -11,6 +11,7 @@ from training_helpers import make_batch, make_spec
 from roll.algorithms.losses import PolicyLoss
 from roll.config.model import LoRAConfig
 from roll.training import TorchBackend
+from roll.training.layout import build_layout
 from roll.training.randomness import Randomness
 
 DROPOUT = LoRAConfig(rank=2, dropout=0.3)
@@ -52,7 +53,8 @@ def test_dropout_differs_from_step_to_step(tiny_model: Path) -> None:
     backend.network.train()
     once, again = (backend._score(make_batch(1), every_token=True) for _ in range(2))
     assert all((a == b).all() for a, b in zip(once, again, strict=True))  # scoring has none
-    (layout,) = backend._layouts(make_batch(1), every_token=True)
+    (blocks,) = backend._share(make_batch(1).samples, every_token=True)
+    layout = build_layout(blocks, every_token=True)
     backend.network.train()
     first, second = (backend._predict(layout, make_batch(1))[0] for _ in range(2))
     assert not torch.equal(first, second)

@@ -111,6 +111,8 @@ def _power(base: Value, exponent: Value) -> Value:
         if base < 0 and exponent.denominator % 2:  # the real root, as people write it
             root = _power(-base, exponent)
             return -root if exponent.numerator % 2 else root
+    if exponent == 0:
+        return Fraction(1)
     base, exponent = inexact(base), inexact(exponent)
     if base == 0:
         return _zero_power(_context.re(exponent) > 0)
