@@ -33,10 +33,13 @@ class TickingEngine:
         self.running: set[str] = set()
         self.paused = self.dead = False
         self.drained: asyncio.Event | None = None
+        self.num_refused = 0
+        """Requests that came after its death."""
         self.updating = False
         """Weights change right now."""
 
     async def generate(self, request: GenerationRequest) -> Generation:
+        self.num_refused += self.dead
         self._check()
         assert not self.updating, "a request goes out while engines get new weights"
         assert request.request_id not in self.live, f"{request.request_id} is at {self.engine_id} already"
@@ -140,6 +143,8 @@ class TickingEngines:
 
     def __init__(self, engines: Sequence[TickingEngine], chance: random.Random) -> None:
         self._engines = list(engines)
+        self.all = list(engines)
+        """Also those that were replaced."""
         self._chance = chance
 
     @property
@@ -152,4 +157,5 @@ class TickingEngines:
         old = self._engines[index]
         fresh = TickingEngine(engine_id, tick_s=old.tick_s, capacity=old.capacity, length=old.length)
         self._engines[index] = fresh
+        self.all.append(fresh)
         return fresh

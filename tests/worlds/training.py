@@ -107,6 +107,10 @@ class World:
     batches: list[Batch] = field(default_factory=list)
     version: int = 0
     finished_at: dict[int, float] = field(default_factory=dict)
+    rewarding: list[int] = field(default_factory=list)
+    """Which events began a scoring."""
+    violations: list[str] = field(default_factory=list)
+    """Seen where an exception would go to a rollout that nobody waits for."""
     chance: random.Random = field(init=False)
 
     def __post_init__(self) -> None:
@@ -177,6 +181,8 @@ class World:
 
     def _on_event(self, event: Transition) -> None:
         self.events.append((event.rollout_id, event.after, event.time))
+        if event.after is RolloutState.REWARDING:
+            self.rewarding.append(len(self.events) - 1)
         if event.after is RolloutState.TRAINED:
             self.trained[event.rollout_id] += 1
             assert self.trained[event.rollout_id] == 1, f"{event.rollout_id} is trained twice"
@@ -190,7 +196,8 @@ class World:
                 self.finished_at.setdefault(entry.draw_id, event.time)
         draw_id = int(event.rollout_id.partition("-")[2].partition(".")[0])
         if event.after in (RolloutState.REWARDING, RolloutState.ACCEPTED) and draw_id in self.finished_at:
-            assert event.time == self.finished_at[draw_id], f"{event.rollout_id} runs on although its group has ended"
+            if event.time != self.finished_at[draw_id]:
+                self.violations.append(f"{event.rollout_id} runs on although its group has ended")
         if event.after is RolloutState.QUEUED and event.before is None:
             self.finished_at.pop(draw_id, None)
         if scheduling.async_ratio:
@@ -262,6 +269,9 @@ class World:
                 if rollout.status is RolloutStatus.COMPLETED:
                     assert rollout.reward is not None
                     self._check_tokens(rollout, group in kept)
+                else:
+                    tries = sum(self.events[i][0] == f"train-{rollout.rollout_id}" for i in self.rewarding)
+                    assert tries >= 3, f"{rollout.rollout_id} was given up after {tries} tries"
         if settings.greedy:
             assert [g.draw.draw_id for g in batch.companions["greedy"]] == [g.draw.draw_id for g in batch.groups]
             assert all(len(group.rollouts) == 1 for group in batch.companions["greedy"])
@@ -281,6 +291,9 @@ class World:
     def check_end(self) -> None:
         """After the last step."""
         assert len(self.scheduler.life) == 0, f"rollouts without an end: {[r.rollout_id for r in self.scheduler.life]}"
+        assert not self.violations, self.violations[0]
+        refused = [engine.num_refused for engine in self.engines.all]
+        assert max(refused) <= self.settings.capacity, "a dead engine gets requests again and again"
         assert self.proxy.num_running == self.proxy.num_waiting == 0
         assert not any(engine.live for engine in self.engines.engines if not engine.dead), "an engine still works"
         assert len(self.batches) == self.settings.num_steps

@@ -251,6 +251,7 @@ class LLMProxy:
     def replace(self, dead: InferenceEngine) -> None:
         """Start replacing an engine, unless that is under way or done."""
         engine_id = dead.engine_id
+        self._collect_replacements()  # this may be the fresh one, which died at once
         if engine_id in self._replacements or not any(engine is dead for engine in self._engines.engines):
             return
         self._router.remove(engine_id)
