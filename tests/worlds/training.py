@@ -195,9 +195,9 @@ class World:
             if entry.finished is not None:
                 self.finished_at.setdefault(entry.draw_id, event.time)
         draw_id = int(event.rollout_id.partition("-")[2].partition(".")[0])
-        if event.after in (RolloutState.REWARDING, RolloutState.ACCEPTED) and draw_id in self.finished_at:
-            if event.time != self.finished_at[draw_id]:
-                self.violations.append(f"{event.rollout_id} runs on although its group has ended")
+        moves = event.after in (RolloutState.REWARDING, RolloutState.ACCEPTED)
+        if moves and self.finished_at.get(draw_id, event.time) != event.time:
+            self.violations.append(f"{event.rollout_id} runs on although its group has ended")
         if event.after is RolloutState.QUEUED and event.before is None:
             self.finished_at.pop(draw_id, None)
         if scheduling.async_ratio:
