@@ -15,12 +15,12 @@ from pathlib import Path
 from typing import Any
 
 from roll.rollout.lifecycle import FINAL, RolloutState, Transition
+from roll.tracking.rollout_trace import RolloutTrace
 from roll.tracking.trace import TraceFile
 
 __all__ = ["Recorder", "StepRecord"]
 
-_CONTROLLER, _ENGINES, _ROLLOUTS = 1, 2, 3
-_PROCESSES = {_CONTROLLER: "controller and trainer", _ENGINES: "engines: requests", _ROLLOUTS: "rollouts"}
+_CONTROLLER = 1
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -63,10 +63,13 @@ class Recorder:
     num_transitions: int = 0
     _hash: Any = field(default_factory=lambda: hashlib.blake2b(digest_size=16))
     _events: list[dict[str, Any]] = field(default_factory=list)
-    _at_engine: dict[str, str] = field(default_factory=dict)
-    _running: dict[str, int] = field(default_factory=dict)
+    _rollouts: RolloutTrace = field(init=False)
+    _num_generating: int = 0
     course: list[tuple[float, int]] = field(default_factory=list)
     """With a trace: rollouts that are being generated, whenever their number changes."""
+
+    def __post_init__(self) -> None:
+        self._rollouts = RolloutTrace(self._emit_now, FINAL)
 
     @property
     def digest(self) -> str:
@@ -78,8 +81,11 @@ class Recorder:
         self.num_transitions += 1
         self._hash.update(f"{event.rollout_id} {event.before} {event.after} {event.time!r} {event.detail}\n".encode())
         if self.trace:
-            self._trace_rollout(event)
-            self._trace_engine(event)
+            self._rollouts.on_transition(event)
+            change = (event.after is RolloutState.GENERATING) - (event.before is RolloutState.GENERATING)
+            if change:
+                self._num_generating += change
+                self.course.append((event.time, self._num_generating))
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
@@ -109,32 +115,13 @@ class Recorder:
         """
         path.unlink(missing_ok=True)
         file = TraceFile(path)
-        names = [
-            {"name": "process_name", "ph": "M", "ts": 0, "pid": pid, "tid": 0, "args": {"name": name}}
-            for pid, name in _PROCESSES.items()
-        ]
+        name = {"name": "controller and trainer"}
+        names = [{"name": "process_name", "ph": "M", "ts": 0, "pid": _CONTROLLER, "tid": 0, "args": name}]
         file.append([*names, *sorted(self._events, key=lambda event: event["ts"])])
         file.close()
 
-    def _trace_rollout(self, event: Transition) -> None:
-        if event.before is not None:
-            self._emit(event.before, "e", event.time, _ROLLOUTS, 0, cat="rollout", id=event.rollout_id)
-        if event.after not in FINAL:
-            self._emit(event.after, "b", event.time, _ROLLOUTS, 0, cat="rollout", id=event.rollout_id)
-        else:
-            self._emit(event.after, "n", event.time, _ROLLOUTS, 0, cat="rollout", id=event.rollout_id)
-
-    def _trace_engine(self, event: Transition) -> None:
-        if event.after is RolloutState.GENERATING and event.detail:
-            self._at_engine[event.rollout_id] = event.detail
-            self._count(event.detail, 1, event.time)
-        elif event.before is RolloutState.GENERATING and event.rollout_id in self._at_engine:
-            self._count(self._at_engine.pop(event.rollout_id), -1, event.time)
-
-    def _count(self, engine_id: str, change: int, now: float) -> None:
-        self._running[engine_id] = self._running.get(engine_id, 0) + change
-        self.course.append((now, (self.course[-1][1] if self.course else 0) + change))
-        self._emit(engine_id, "C", now, _ENGINES, 0, args={"requests": self._running[engine_id]})
+    def _emit_now(self, *, name: str, ph: str, pid: int, tid: int, **more: Any) -> None:
+        self._emit(name, ph, 0.0 if ph == "M" else asyncio.get_running_loop().time(), pid, tid, **more)
 
     def _emit(self, name: str, kind: str, now: float, pid: int, tid: int, **more: Any) -> None:
         self._events.append({"name": str(name), "ph": kind, "ts": _micros(now), "pid": pid, "tid": tid, **more})
