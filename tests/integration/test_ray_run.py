@@ -65,8 +65,8 @@ def steps_recorded(run: Run) -> int:
     return max((row["step"] for row in rows if row["kind"] == "train"), default=0)
 
 
-def engine_processes(mark: str) -> list[psutil.Process]:
-    return [p for p in marked(mark) if any("EngineActor" in part for part in p.cmdline())]
+def actor_processes(mark: str, actor: str) -> list[psutil.Process]:
+    return [p for p in marked(mark) if any(actor in part for part in p.cmdline())]
 
 
 def end(process: subprocess.Popen[bytes]) -> str:
@@ -80,7 +80,7 @@ def test_a_killed_engine_is_replaced_and_no_process_is_left(tmp_path: Path, tiny
     process = run.begin()
     wait_until(lambda: steps_recorded(run) >= 1 or process.poll() is not None, "the first step")
     assert process.poll() is None, end(process)
-    engines = engine_processes(mark)
+    engines = actor_processes(mark, "EngineActor")
     assert len(engines) == 2
     engines[0].kill()
     errors = end(process)
@@ -105,19 +105,31 @@ def test_a_killed_controller_leaves_no_process_behind(tmp_path: Path, tiny_model
 
 
 @pytest.mark.timeout(600)
-def test_a_checkpoint_of_two_ranks_is_resumed_with_one_rank_and_one_engine(tmp_path: Path, tiny_model: Path) -> None:
-    run = Run(
-        tmp_path / "runs",
-        {**ray_config(tiny_model), "training": {**tiny_config(tiny_model)["training"], "num_steps": 2}},
-    )
-    run.finish()
+def test_a_killed_rank_ends_the_run_which_then_resumes_with_one_rank_and_one_engine(
+    tmp_path: Path, tiny_model: Path, mark: str
+) -> None:
+    run = Run(tmp_path / "runs", ray_config(tiny_model))
+    process = run.begin()
+    wait_until(lambda: steps_recorded(run) >= 3 or process.poll() is not None, "the third step")
+    assert process.poll() is None, end(process)
+    ranks = actor_processes(mark, "TrainerActor")
+    assert len(ranks) == 2
+    ranks[1].kill()
+    errors = end(process)
+    assert process.returncode == 1
+    assert "a trainer rank's process ended" in errors
+    assert "Traceback" not in errors
+    wait_until(lambda: not list(marked(mark)), "the end of every process")
+    logs = {path.name for path in (run.path / "logs").glob("*.log")}
+    assert {"policy-0.log", "policy-1.log", "engine_actor-0.log", "engine_actor-1.log"} <= logs
+
     changes = ["cluster.type=local", "cluster.device_mapping.actor_train=0", "cluster.device_mapping.actor_infer=0"]
-    process = run.start("resume", str(run.path), *changes, "training.num_steps=4")
+    process = run.start("resume", str(run.path), *changes, "training.num_steps=8")
     errors = end(process)
     assert process.returncode == 0, errors
     rows = [row for row in run.metrics() if row["kind"] == "train"]
-    assert [row["step"] for row in rows] == [1, 2, 3, 4]
-    assert [entry["draw_id"] for entry in run.ledger()] == list(range(16))
+    assert [row["step"] for row in rows] == list(range(1, 9))
+    assert [entry["draw_id"] for entry in run.ledger()] == list(range(32))
 
 
 @pytest.mark.slow

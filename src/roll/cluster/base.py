@@ -13,6 +13,7 @@ from roll.registry import Registry
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from roll.tracking import RunDirectory
     from roll.training import TrainerSpec
 
 __all__ = ["CLUSTERS", "Cluster", "open_cluster"]
@@ -45,15 +46,15 @@ class Cluster(Protocol):
         ...
 
 
-CLUSTERS: Registry[Callable[[RLVRConfig], Cluster]] = Registry(
+CLUSTERS: Registry[Callable[[RLVRConfig, RunDirectory | None], Cluster]] = Registry(
     "cluster", {"local": "roll.cluster.local:open_local", "ray": "roll.cluster.ray_cluster:open_ray"}
 )
 
 
-def open_cluster(config: RLVRConfig) -> Cluster:
-    """The cluster that the configuration asks for.
+def open_cluster(config: RLVRConfig, run: RunDirectory | None = None) -> Cluster:
+    """The cluster that the configuration asks for; its processes log into the run's directory.
 
     Raises:
         PlacementError: the device mapping does not fit the devices there are.
     """
-    return CLUSTERS.get(config.cluster.type)(config)
+    return CLUSTERS.get(config.cluster.type)(config, run)

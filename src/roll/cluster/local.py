@@ -17,6 +17,7 @@ from roll.protocols import InferenceEngine, LossFn, WorkerPool
 from roll.types import AttentionRange, AttentionStatistics, FloatArray, StepResult, TrainingBatch, WeightUpdate
 
 if TYPE_CHECKING:
+    from roll.tracking import RunDirectory
     from roll.training import TrainerSpec
     from roll.training.backend import TorchBackend
     from roll.weights import Sender
@@ -175,6 +176,6 @@ class LocalCluster:
         """Nothing of its own to end."""
 
 
-def open_local(config: RLVRConfig) -> LocalCluster:
-    """A cluster of this process alone; the configuration was checked to ask for no more."""
+def open_local(config: RLVRConfig, run: RunDirectory | None = None) -> LocalCluster:
+    """A cluster of this process alone, which logs into the run by itself; no more was asked for, or it was refused."""
     return LocalCluster()

@@ -20,6 +20,7 @@ import ray
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
+from roll.cluster.actor_log import ACTOR_LOG
 from roll.cluster.devices import Placement, Seat, place
 from roll.cluster.pool import LocalWorkerPool
 from roll.cluster.ray_engines import RayEngineGroup
@@ -29,6 +30,7 @@ from roll.config.run import RLVRConfig
 from roll.errors import PlacementError
 from roll.inference import EngineSpec
 from roll.protocols import WorkerPool
+from roll.tracking import RunDirectory
 from roll.training import TrainerSpec
 
 __all__ = ["RayCluster", "open_ray"]
@@ -40,7 +42,7 @@ SLIVER = 0.001
 """Of a bundle, per actor: bundles reserve devices, actors only sit in them."""
 
 
-def open_ray(config: RLVRConfig) -> RayCluster:
+def open_ray(config: RLVRConfig, run: RunDirectory | None = None) -> RayCluster:
     """Join the cluster at `cluster.address`, or start a private one on this machine, and reserve its devices.
 
     Raises:
@@ -65,7 +67,7 @@ def open_ray(config: RLVRConfig) -> RayCluster:
             f"{PLACEMENT_TIMEOUT_S:g} s (it has {available:g} in all): lower cluster.num_nodes or "
             "cluster.devices_per_node, or wait until other jobs end."
         )
-    return RayCluster(placement, group, accelerated=bool(accelerators), owned=owned)
+    return RayCluster(placement, group, accelerated=bool(accelerators), owned=owned, run=run)
 
 
 def _num_accelerators() -> int:
@@ -90,11 +92,20 @@ def _connect(config: RLVRConfig, per_node: int) -> None:
 class RayCluster:
     """Implements `Cluster` over a placement group."""
 
-    def __init__(self, placement: Placement, group: PlacementGroup, *, accelerated: bool, owned: bool) -> None:
+    def __init__(
+        self,
+        placement: Placement,
+        group: PlacementGroup,
+        *,
+        accelerated: bool,
+        owned: bool,
+        run: RunDirectory | None = None,
+    ) -> None:
         self._placement = placement
         self._group = group
         self._accelerated = accelerated
         self._owned = owned
+        self._run = run
 
     @property
     def _threads(self) -> int | None:
@@ -105,9 +116,11 @@ class RayCluster:
         sharing = max(len(self._placement.seats(role)) for role in roles)
         return max(1, (os.cpu_count() or 1) // min(sharing, self._placement.workers_on_first_node or 1))
 
-    def _options(self, seat: Seat, threads: int | None) -> dict[str, Any]:
+    def _options(self, seat: Seat, threads: int | None, role: str, index: int) -> dict[str, Any]:
         """Ray options of an actor in this seat."""
         environment = {name: os.environ[name] for name in _PASSED_ON if name in os.environ}
+        if self._run:
+            environment[ACTOR_LOG] = str(self._run.log_path(role, index).absolute())
         if threads:
             environment["OMP_NUM_THREADS"] = str(threads)
         if self._accelerated:
@@ -126,15 +139,17 @@ class RayCluster:
         """See `Cluster.start_trainer`."""
         threads = spec.training.num_threads or self._threads
         training = spec.training.model_copy(update={"num_threads": threads})
-        seats = [self._options(seat, threads) for seat in self._placement.seats(spec.role)]
+        seats = [
+            self._options(seat, threads, spec.role, rank) for rank, seat in enumerate(self._placement.seats(spec.role))
+        ]
         return await RayTrainerGroup.start(replace(spec, training=training), seats)
 
     async def start_engines(self, specs: Sequence[EngineSpec]) -> RayEngineGroup:
         """See `Cluster.start_engines`."""
         seated = []
-        for spec, seat in zip(specs, self._placement.engines, strict=True):
+        for index, (spec, seat) in enumerate(zip(specs, self._placement.engines, strict=True)):
             threads = spec.num_threads or self._threads
-            seated.append((replace(spec, num_threads=threads), self._options(seat, threads)))
+            seated.append((replace(spec, num_threads=threads), self._options(seat, threads, "engine_actor", index)))
         return await RayEngineGroup.start(seated)
 
     async def start_pool(self, num_workers: int) -> WorkerPool:
@@ -143,7 +158,7 @@ class RayCluster:
             return LocalWorkerPool(num_workers)
         devices = tuple(range(self._placement.devices_per_node))
         seats = [Seat(node=node, local_devices=devices) for node in range(self._placement.num_nodes)]
-        return RayWorkerPool(num_workers, [self._options(seat, None) for seat in seats])
+        return RayWorkerPool(num_workers, [self._options(seat, None, "rewards", seat.node) for seat in seats])
 
     def transport(self, engine_kind: str) -> str:
         """See `Cluster.transport`: host memory where all share it, else over the network or between devices."""

@@ -16,6 +16,7 @@ from typing import Any
 import ray
 from ray.exceptions import ActorDiedError, ActorUnavailableError, RayActorError, RayTaskError
 
+from roll.cluster.actor_log import log_into_the_run
 from roll.errors import EngineDiedError
 from roll.inference import EngineSpec, build_engine
 from roll.protocols import InferenceEngine, PauseMode, SupportsReadback
@@ -40,6 +41,7 @@ class EngineActor:
     """Runs one engine on its own event loop."""
 
     def __init__(self, spec: EngineSpec) -> None:
+        log_into_the_run()
         self._engine = build_engine(spec)
 
     async def start(self) -> int:

@@ -19,6 +19,7 @@ from typing import Any
 import ray
 from ray.exceptions import RayActorError, RayError, TaskCancelledError
 
+from roll.cluster.actor_log import log_into_the_run
 from roll.cluster.pool import MEMORY_LIMIT_BYTES, LocalWorkerPool
 from roll.errors import WorkerDiedError
 
@@ -33,6 +34,7 @@ class PoolActor:
     """The workers of one place."""
 
     def __init__(self, num_workers: int, memory_limit_bytes: int) -> None:
+        log_into_the_run()
         self._pool = LocalWorkerPool(num_workers, memory_limit_bytes=memory_limit_bytes)
 
     async def submit(

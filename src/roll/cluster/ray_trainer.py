@@ -20,6 +20,7 @@ from typing import Any
 import ray
 from ray.exceptions import RayActorError, RayTaskError
 
+from roll.cluster.actor_log import log_into_the_run
 from roll.errors import WorkerDiedError
 from roll.protocols import LossFn
 from roll.training import TrainerSpec
@@ -33,6 +34,7 @@ class TrainerActor:
     """Runs one rank. Calls run one after the other; `release` gets through while `send` runs."""
 
     def __init__(self) -> None:
+        log_into_the_run()
         self._backend: Any = None
         self._sender = Sender(host=ray.util.get_node_ip_address())
 

@@ -35,9 +35,8 @@ async def run(parts: Parts) -> None:
         Interrupted: a signal asked for a stop; everything up to the last step's boundary is saved.
     """
     loop = run_asynchronous if parts.config.rollout.scheduling.async_ratio > 0 else run_synchronous
-    watchdog = asyncio.create_task(
-        Watchdog(parts.scheduler.life, parts.config.rollout.stall_s, logger.warning).watch(), name="watchdog"
-    )
+    dog = Watchdog(parts.scheduler.life, parts.config.rollout.stall_s, logger.warning, parts.spans.under_way)
+    watchdog = asyncio.create_task(dog.watch(), name="watchdog")
     try:
         await steps.sync(parts)
         await loop(parts)

@@ -177,7 +177,7 @@ async def open_parts(
     state = saved.state if saved else RunState(data=material.data.train.state())
     material.data.train.restore(state.data)
     async with AsyncExitStack() as stack:
-        cluster = open_cluster(config)
+        cluster = open_cluster(config, run)
         stack.push_async_callback(cluster.close)
         roles = await _start_roles(cluster, config, material, run, stack)
         if saved:

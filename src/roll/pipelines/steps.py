@@ -54,8 +54,7 @@ async def sync(parts: Parts) -> SyncReport:
     if parts.evaluation is not None:  # an evaluation is of one policy
         await parts.evaluation
     with parts.spans.phase("sync"):
-        async with parts.controller.updating():
-            report = await parts.weights.push(parts.state.policy_version)
+        report = await parts.weights.push(parts.state.policy_version, still=parts.controller.updating())
         await parts.proxy.restore(report.dead)
     return report
 

@@ -1,13 +1,13 @@
 """Says why a run stands still: which stage, which worker, which rollouts, and for how long.
 
 It only looks. A rollout that waits for its group is not what holds a step; one that waits for an engine, a token or a
-reward is.
+reward is. Where none does, the phases of the run that are open are named: an update, a weight sync.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from roll.rollout.lifecycle import LifeCycle, LiveRollout, RolloutState
@@ -67,12 +67,20 @@ class Watchdog:
         life: where every rollout stands.
         stall_s: how long nothing may move; after a report, twice as long until the next one.
         report: told what stands still.
+        phases: phases of the run that are open, and for how many seconds.
     """
 
-    def __init__(self, life: LifeCycle, stall_s: float, report: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        life: LifeCycle,
+        stall_s: float,
+        report: Callable[[str], None],
+        phases: Callable[[], Mapping[str, float]] = dict,
+    ) -> None:
         self._life = life
         self._stall_s = stall_s
         self._report = report
+        self._phases = phases
 
     async def watch(self) -> None:
         """Until it is cancelled."""
@@ -86,11 +94,16 @@ class Watchdog:
             if missing > 0:
                 await asyncio.sleep(min(missing, self._stall_s))
                 continue
-            stalls = find_stall(self._life, loop.time(), patience)
+            stalls = [str(stall) for stall in find_stall(self._life, loop.time(), patience)]
+            if not stalls:  # nothing is under way, as while a long update runs
+                stalls = [
+                    f"the run has been in {name} for {s:.0f} s" for name, s in self._phases().items() if s >= patience
+                ]
             if stalls:
-                age = loop.time() - last_move
-                self._report(f"no rollout has moved for {age:.0f} s: " + "; ".join(map(str, stalls)))
+                self._report(
+                    f"no rollout has moved for {loop.time() - max(last_move, began):.0f} s: " + "; ".join(stalls)
+                )
                 reported_move = last_move
                 patience *= 2
-            else:  # nothing is under way, as while a long update runs
+            else:
                 await asyncio.sleep(self._stall_s)

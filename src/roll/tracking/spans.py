@@ -123,6 +123,11 @@ class Spans:
         now = self._clock()
         return {name: timer.at(now) for name, timer in self._timers.items() if timer.is_phase}
 
+    def under_way(self) -> dict[str, float]:
+        """Phases that are open now, and seconds since each began; not those inside others."""
+        now = self._clock()
+        return {span.name: now - span.start for lane in self._lanes for span in lane if span.is_phase}
+
     def bottleneck(self) -> str:
         """The phase that took longest so far in this step; empty before the first."""
         phases = self.phases()

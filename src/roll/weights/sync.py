@@ -10,6 +10,8 @@ Invariants:
     - One sync at a time; a push and the push to a replaced engine wait for each other.
     - `push` returns only if every engine that is alive holds every tensor as the trainer sent it, as far as this can be
       known (docs/weight-sync.md); otherwise it raises `WeightSyncError` with the names of engine and tensor.
+    - Engines stand still only while tensors arrive and are read back. A probe is a request like any other: it runs when
+      they decode again, since a paused engine would keep it waiting.
     - An engine that dies or does not answer never fails the others: it is reported, for the caller to replace.
 """
 
@@ -18,7 +20,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractAsyncContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -106,7 +108,7 @@ class WeightSync:
         config: transport, probe.
         probe: token sequences [L], the same for the whole run; none means that nothing is probed.
         transport: what `auto` means here: the fastest that reaches every engine, which the cluster knows.
-        timeout_s: longest time for one engine to fetch and confirm.
+        timeout_s: longest time for one engine to fetch and confirm, and to answer the probe.
     """
 
     def __init__(
@@ -143,8 +145,14 @@ class WeightSync:
         finally:
             self._unchanged.set()
 
-    async def push(self, policy_version: int) -> SyncReport:
+    async def push(
+        self, policy_version: int, *, still: AbstractAsyncContextManager[object] | None = None
+    ) -> SyncReport:
         """Bring the trainer's weights to every engine, and prove that they arrived.
+
+        Args:
+            policy_version: of the weights.
+            still: entered while they arrive and are read back, and left before engines are probed.
 
         Returns:
             The report. Engines in its `dead` must be replaced and get `push_to` before they serve.
@@ -158,7 +166,7 @@ class WeightSync:
             due = every > 0 and self._num_pushes % every == 0
             self._num_pushes += 1
             self.policy_version = policy_version
-            report = await self._sync(tuple(self._engines.engines), policy_version, due)
+            report = await self._sync(tuple(self._engines.engines), policy_version, due, still)
             self._unchanged.set()
             return report
 
@@ -182,16 +190,23 @@ class WeightSync:
                 raise report.dead[engine.engine_id]
             return report
 
-    async def _sync(self, engines: Sequence[InferenceEngine], version: int, probed: bool) -> SyncReport:
+    async def _sync(
+        self,
+        engines: Sequence[InferenceEngine],
+        version: int,
+        probed: bool,
+        still: AbstractAsyncContextManager[object] | None = None,
+    ) -> SyncReport:
         clock = asyncio.get_running_loop().time
-        begin = clock()
-        delivery, sent, dead = await self._transfer(engines, version)
-        for engine_id, receipt in delivery.receipts.items():
-            self._require(receipt_problem(receipt, version, sent), engine_id, version)
-        arrived = clock()
-        alive = [engine for engine in engines if engine.engine_id in delivery.receipts]
-        num_read_back = await self._read_back(alive, sent, version, dead)
-        read_back = clock()
+        async with still or nullcontext():
+            begin = clock()
+            delivery, sent, dead = await self._transfer(engines, version)
+            for engine_id, receipt in delivery.receipts.items():
+                self._require(receipt_problem(receipt, version, sent), engine_id, version)
+            arrived = clock()
+            alive = [engine for engine in engines if engine.engine_id in delivery.receipts]
+            num_read_back = await self._read_back(alive, sent, version, dead)
+            read_back = clock()
         alive = [engine for engine in alive if engine.engine_id not in dead]
         results: dict[str, ProbeResult] = {}
         if probed and self._sequences and alive:
@@ -265,7 +280,7 @@ class WeightSync:
         dtype: str,
         dead: dict[str, EngineDiedError],
     ) -> dict[str, ProbeResult]:
-        asked: dict[str, Awaitable[list[FloatArray]]] = {e.engine_id: e.logprobs(self._sequences) for e in engines}
+        asked = {engine.engine_id: self._ask(engine) for engine in engines}
         trainer, answers = await asyncio.gather(
             self._trainer.logprobs(probe_batch(self._sequences)), _from_all(asked, dead)
         )
@@ -280,6 +295,15 @@ class WeightSync:
             results[engine_id] = result
             self._probed[engine_id] = sent
         return results
+
+    async def _ask(self, engine: InferenceEngine) -> list[FloatArray]:
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                return await engine.logprobs(self._sequences)
+        except TimeoutError:
+            raise EngineDiedError(
+                engine.engine_id, f"it did not answer the probe of a weight sync within {self._timeout_s:g} s"
+            ) from None
 
     def _require(self, problem: str, engine_id: str, version: int) -> None:
         if problem:

@@ -60,3 +60,20 @@ def test_a_rollout_that_waits_for_its_group_holds_nothing_up() -> None:
     moves = [(0.0, "train-0.0", S.QUEUED, "")]
     moves += [(1.0, "train-0.0", S.GENERATING, "e"), (2.0, "train-0.0", S.REWARDING, "")]
     assert reports_of([*moves, (3.0, "train-0.0", S.ACCEPTED, "")], until=1000.0) == []
+
+
+def test_where_no_rollout_is_under_way_the_open_phase_is_named() -> None:
+    found: list[str] = []
+
+    async def main() -> None:
+        began = asyncio.get_running_loop().time() + 10.0
+        phases = lambda: {"sync": asyncio.get_running_loop().time() - began}  # noqa: E731
+        watching = asyncio.create_task(Watchdog(LifeCycle(), 60.0, found.append, phases).watch())
+        await asyncio.sleep(290)
+        watching.cancel()
+
+    run(main())
+    assert found == [
+        "no rollout has moved for 120 s: the run has been in sync for 110 s",
+        "no rollout has moved for 180 s: the run has been in sync for 170 s",
+    ]

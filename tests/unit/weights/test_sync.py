@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,7 @@ from roll.inference.hf import HFEngine
 from roll.models.tiny import write_tiny_model
 from roll.protocols import SupportsReadback
 from roll.training import TrainerSpec
-from roll.types import TrainingBatch, TrainingSample, WeightReceipt, WeightUpdate
+from roll.types import FloatArray, IntArray, TrainingBatch, TrainingSample, WeightReceipt, WeightUpdate
 from roll.weights import SyncReport, WeightSync, in_process, tensor_checksum
 from roll.weights.plan import plan_buckets
 
@@ -75,6 +76,16 @@ class MortalEngine(HFEngine):
         if self.dying:
             raise EngineDiedError(self.engine_id, "its process ended")
         return await super().update_weights(update)
+
+
+class PausableEngine(HFEngine):
+    """Keeps every request waiting while it is paused."""
+
+    decoding: asyncio.Event
+
+    async def logprobs(self, sequences: Sequence[IntArray]) -> list[FloatArray]:
+        await self.decoding.wait()
+        return await super().logprobs(sequences)
 
 
 class Engines:
@@ -396,3 +407,29 @@ async def test_syncs_wait_for_each_other(open_bench: Callable[..., Any]):
     await bench.sync.push(0)
     reports = await asyncio.gather(bench.sync.push(1), bench.sync.push_to(bench.engines.engines[0]), bench.sync.push(2))
     assert [report.policy_version for report in reports] == [1, 1, 2]
+
+
+async def test_engines_stand_still_for_the_tensors_and_decode_again_for_the_probe(open_bench: Callable[..., Any]):
+    bench = await open_bench(PausableEngine)
+    (engine,) = bench.engines.engines
+    engine.decoding = asyncio.Event()
+
+    @asynccontextmanager
+    async def standing_still() -> AsyncIterator[None]:
+        engine.decoding.clear()
+        yield
+        engine.decoding.set()
+
+    async with asyncio.timeout(60):
+        report = await bench.sync.push(0, still=standing_still())
+    assert report.probe
+    assert engine.decoding.is_set()
+
+
+async def test_an_engine_that_never_answers_the_probe_counts_as_dead(open_bench: Callable[..., Any]):
+    bench = await open_bench(PausableEngine)
+    (engine,) = bench.engines.engines
+    engine.decoding = asyncio.Event()
+    bench.sync._timeout_s = 0.05
+    report = await bench.sync.push(0)
+    assert "did not answer the probe" in str(report.dead[engine.engine_id])
