@@ -14,6 +14,7 @@ so code outside ROLL may catch either. A message says what failed, the value see
     ├── InfraError (RuntimeError)       work that *we* failed; re-issued within its budget, never a reward of 0
     │   ├── EngineDiedError             an inference engine is gone
     │   ├── RewardInfraError            a verifier crashed or ran out of its time (not: judged the answer wrong)
+    │   │   └── UnscorableError         no repetition helps: of this answer, or (MalformedPromptError) of any to a prompt
     │   └── WorkerDiedError             a trainer rank or a pool worker is gone
     ├── WeightSyncError (RuntimeError)  weights did not arrive as sent, or were not applied; names the tensor
     ├── CheckpointError (RuntimeError)  a checkpoint is incomplete or does not belong to this run
@@ -28,12 +29,14 @@ __all__ = [
     "DataError",
     "EngineDiedError",
     "InfraError",
+    "MalformedPromptError",
     "ModelError",
     "PlacementError",
     "RewardInfraError",
     "RollError",
     "RunDirectoryError",
     "TrainingDivergedError",
+    "UnscorableError",
     "UnsupportedError",
     "UserError",
     "WeightSyncError",
@@ -91,6 +94,22 @@ class EngineDiedError(InfraError):
 
 class RewardInfraError(InfraError):
     """A verifier could not judge: it crashed or exceeded its time."""
+
+
+class UnscorableError(RewardInfraError):
+    """This answer can never be scored, however often it is tried: the rollout is given up at once."""
+
+
+class MalformedPromptError(UnscorableError):
+    """No answer to this prompt can ever be scored: all its rollouts are given up, and no more are generated."""
+
+    def __init__(self, uid: str, problem: str) -> None:
+        super().__init__(uid, problem)
+        self.uid = uid
+        self.problem = problem
+
+    def __str__(self) -> str:
+        return f"prompt '{self.uid}': {self.problem}"
 
 
 class WorkerDiedError(InfraError):

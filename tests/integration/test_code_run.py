@@ -52,6 +52,22 @@ def test_a_run_trains_on_what_programs_do_and_leaves_none_behind(tmp_path: Path,
     assert [psutil.Process(pid).cmdline() for pid in left if psutil.pid_exists(pid)] == []
 
 
+@pytest.mark.slow
+def test_what_right_answers_took_is_remembered_over_a_resume(tmp_path: Path, tiny_model: Path) -> None:
+    tasks = [{"prompt": f"Task {i}", "tests": [{"stdin": "", "stdout": ""}]} for i in range(2)]
+    roll.train(config(tmp_path, tiny_model, tasks, checkpoint={"at_end": True}))
+    file = tmp_path / "run" / "checkpoints" / "step-000002" / "state.json"
+    state = json.loads(file.read_text())
+    anchors = state["verifiers"]["file"]["code"]
+    assert anchors and all(0 < cpu_s < 5 for pairs in anchors.values() for _, cpu_s in pairs)
+    uid = next(iter(anchors))
+    anchors[uid] = [[0, 7.5]]  # more than any of these programs takes, so that it stays the largest
+    file.write_text(json.dumps(state))
+    roll.resume(tmp_path / "run", ["training.num_steps=3"])
+    later = json.loads((tmp_path / "run" / "checkpoints" / "step-000003" / "state.json").read_text())
+    assert later["verifiers"]["file"]["code"][uid] == [[0, 7.5]]
+
+
 def test_a_malformed_task_is_left_out_by_name_and_the_run_goes_on(
     tmp_path: Path, tiny_model: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -60,6 +76,7 @@ def test_a_malformed_task_is_left_out_by_name_and_the_run_goes_on(
     assert [row["step"] for row in steps(tmp_path)] == [1, 2]
     assert sum(row["rollout/infra_errors"] for row in steps(tmp_path)) > 0
     assert "prompt 'file/4': its tests cannot be used: case 0: stdout is 3: give a text." in caplog.text
+    assert "attempt 2 of 2" not in caplog.text  # no repetition can help
 
 
 def test_a_missing_tool_chain_stops_the_run_before_it_starts(

@@ -11,7 +11,8 @@ from roll.data import Data
 from roll.pipelines.checkpoint import Checkpointer
 from roll.pipelines.state import RunState
 from roll.pipelines.stop import StopRequest
-from roll.protocols import Reward, Scorer, TrainerGroup
+from roll.protocols import Scorer, TrainerGroup
+from roll.rewards.compose import WeightedReward
 from roll.rollout import AsyncController, DataLedger, LLMProxy, RolloutScheduler, SamplingPlan
 from roll.tracking import Spans, Tracker
 from roll.types import PromptDraw
@@ -33,7 +34,7 @@ class Parts:
     proxy: LLMProxy
     scheduler: RolloutScheduler
     controller: AsyncController
-    rewards: Mapping[str, Reward]
+    rewards: Mapping[str, WeightedReward]
     """By domain."""
     train_plan: SamplingPlan
     eval_plan: SamplingPlan

@@ -10,7 +10,7 @@ from roll.errors import CheckpointError
 
 __all__ = ["RunState"]
 
-FORMAT = 3
+FORMAT = 4
 
 
 @dataclass(kw_only=True, slots=True)
@@ -41,6 +41,8 @@ class RunState:
     """Where the KL penalty's coefficient adapts: its value for the next step."""
     alarms: dict[str, int] = field(default_factory=dict)
     """Steps in a row for each alarm."""
+    verifiers: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """What rewards remember that later judgements depend on, by domain and component (`WeightedReward.state()`)."""
     best_step: int | None = None
     """Step with the best evaluation accuracy (the earliest of equals)."""
 

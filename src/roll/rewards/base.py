@@ -29,6 +29,14 @@ async def _nothing() -> None:
     pass
 
 
+def _no_state() -> None:
+    return None
+
+
+def _forget(state: Any) -> None:
+    pass
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Verifier:
     """One way to judge answers."""
@@ -39,6 +47,10 @@ class Verifier:
     """Whether it says if the task was solved."""
     close: Callable[[], Awaitable[None]] = _nothing
     """Ends what it opened (connections, processes of its own); may be called twice."""
+    state: Callable[[], Any] = _no_state
+    """What later judgements depend on, as plain data that JSON holds; `None` where they depend on nothing."""
+    restore: Callable[[Any], None] = _forget
+    """Takes what `state` gave."""
 
 
 async def in_pool(pool: WorkerPool, function: Callable[..., Any], *args: Any, time_limit_s: float) -> Any:

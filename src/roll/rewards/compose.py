@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from roll.config.rewards import RewardConfig
 from roll.errors import InfraError
@@ -120,6 +121,17 @@ class WeightedReward:
             decisions=decisions,
             duration_s=duration_s,
         )
+
+    def state(self) -> dict[str, Any]:
+        """By name, what components remember that later judgements depend on: see `Verifier.state`."""
+        states = {component.name: component.verifier.state() for component in self._components}
+        return {name: state for name, state in states.items() if state is not None}
+
+    def restore(self, states: Mapping[str, Any]) -> None:
+        """Take what `state` gave; a component that it does not name begins anew."""
+        for component in self._components:
+            if component.name in states:
+                component.verifier.restore(states[component.name])
 
     async def close(self) -> None:
         """End what the components opened, all of them, then raise the first error there was; may be called twice."""

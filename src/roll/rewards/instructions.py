@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from roll.config.rewards import InstructionsReward
-from roll.errors import DataError, RewardInfraError
+from roll.errors import DataError, MalformedPromptError
 from roll.protocols import WorkerPool
 from roll.rewards.base import Judgement, Verifier, in_pool
 from roll.rewards.instruction_checks import InstructionError, check, variants
@@ -40,7 +40,7 @@ def instructions_of(prompt: Prompt, config: InstructionsReward) -> list[Instruct
 
     Raises:
         DataError: there is no such column.
-        RewardInfraError: this prompt's are malformed.
+        MalformedPromptError: this prompt's are malformed.
     """
     if config.ids_key not in prompt.metadata:
         known = ", ".join(map(repr, prompt.metadata)) or "none"
@@ -72,8 +72,8 @@ def _plain(value: Any) -> Any:
     return list(value) if isinstance(value, tuple) or hasattr(value, "tolist") else value
 
 
-def _unusable(prompt: Prompt, problem: str) -> RewardInfraError:
-    return RewardInfraError(f"prompt '{prompt.uid}' cannot be scored: {problem}.")
+def _unusable(prompt: Prompt, problem: str) -> MalformedPromptError:
+    return MalformedPromptError(prompt.uid, f"it cannot be scored: {problem}.")
 
 
 def instructions_verifier(config: InstructionsReward, pool: WorkerPool) -> Verifier:

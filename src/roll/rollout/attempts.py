@@ -5,7 +5,8 @@
 
 Invariants:
     - a rollout that the infrastructure failed is issued again within its budget, then marked `infra_error`: it never
-      gets a reward of 0 and never enters a baseline;
+      gets a reward of 0 and never enters a baseline; where no repetition can help, it is marked at once;
+    - once a prompt turned out malformed, nothing more is generated for it;
     - a request's seed depends on the run's seed, the draw, and the index alone: not on time, engines, or attempts.
 """
 
@@ -19,7 +20,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from roll.errors import InfraError
+from roll.errors import InfraError, MalformedPromptError, UnscorableError
 from roll.protocols import Reward
 from roll.rollout.lifecycle import LifeCycle, RolloutState
 from roll.rollout.loops import Renderer, RolloutLoop, play, single_answer
@@ -85,6 +86,8 @@ class Attempts:
         self._replicate = replicate
         self._loop = loop
         self._on_rollout = on_rollout
+        self._malformed: dict[tuple[str, str], str] = {}
+        """By domain and uid, prompts that no answer can be scored for, and why."""
 
     async def attempt(
         self,
@@ -149,8 +152,8 @@ class Attempts:
             return await self._proxy.generate(request, session=session, pinned=not self._replicate, on_start=started)
 
         rollout: Rollout | None = None
-        cause = ""
-        for attempt in range(1, self._max_attempts + 1):
+        cause = self._malformed.get((draw.prompt.domain, draw.prompt.uid), "")
+        for attempt in range(1, 1 if cause else self._max_attempts + 1):
             if attempt > 1:
                 life.move(rollout_id, RolloutState.QUEUED, cause)
             try:
@@ -165,6 +168,10 @@ class Attempts:
             except InfraError as error:
                 cause = f"{type(error).__name__}: {error}"
                 logger.warning("rollout %s, attempt %d of %d: %s", rollout_id, attempt, self._max_attempts, cause)
+                if isinstance(error, MalformedPromptError):
+                    self._malformed[draw.prompt.domain, draw.prompt.uid] = cause
+                if isinstance(error, UnscorableError):
+                    break
             else:
                 life.move(rollout_id, RolloutState.ACCEPTED)
                 return scored

@@ -62,6 +62,7 @@ async def test_a_checkpoint_reads_back_as_written(run: RunDirectory) -> None:
         accuracies={"0": 0.25},
         rewards=[0.5],
         evaluated_at=4,
+        verifiers={"d": {"code": {"d/1": [[0, 0.25], [2, 0.1]]}}},
     )
     path = await Checkpointer(run, CheckpointConfig(), FileTrainer()).save(state, ledger_of(5))  # two since then
     saved = read_checkpoint(path)

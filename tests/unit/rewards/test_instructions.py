@@ -12,7 +12,7 @@ from pydantic import TypeAdapter
 
 from roll.cluster.pool import LocalWorkerPool
 from roll.config.rewards import RewardList, as_reward_list
-from roll.errors import ConfigError, DataError, RewardInfraError
+from roll.errors import ConfigError, DataError, MalformedPromptError
 from roll.rewards import build_reward, instruction_checks
 from roll.rewards.compose import WeightedReward
 from roll.rewards.instruction_checks import INSTRUCTIONS, InstructionError, check, variants
@@ -268,14 +268,18 @@ async def test_columns_may_be_json_and_called_otherwise(pool: LocalWorkerPool, r
     ("metadata", "error", "words"),
     [
         ({}, DataError, r"prompt 'd/0' has no column 'instruction_id_list' .* .it has: none."),
-        ({"instruction_id_list": []}, RewardInfraError, r"prompt 'd/0' cannot be scored: .* must be a list of instr"),
-        ({"instruction_id_list": "x"}, RewardInfraError, "must be a list of instructions, got 'x'"),
-        ({"instruction_id_list": ["a"], "kwargs": []}, RewardInfraError, "'kwargs' must be a list of 1 entries"),
-        ({"instruction_id_list": ["a"], "kwargs": [3]}, RewardInfraError, "entries of 'kwargs' must be mappings"),
+        (
+            {"instruction_id_list": []},
+            MalformedPromptError,
+            r"prompt 'd/0': it cannot be scored: .* must be a list",
+        ),
+        ({"instruction_id_list": "x"}, MalformedPromptError, "must be a list of instructions, got 'x'"),
+        ({"instruction_id_list": ["a"], "kwargs": []}, MalformedPromptError, "'kwargs' must be a list of 1 entries"),
+        ({"instruction_id_list": ["a"], "kwargs": [3]}, MalformedPromptError, "entries of 'kwargs' must be mappings"),
         (
             {"instruction_id_list": ["nope"]},
-            RewardInfraError,
-            "prompt 'd/0' cannot be scored: unknown instruction 'nope'",
+            MalformedPromptError,
+            "prompt 'd/0': it cannot be scored: unknown instruction 'nope'",
         ),
     ],
 )

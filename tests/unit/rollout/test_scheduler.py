@@ -8,7 +8,7 @@ from collections.abc import Collection, Sequence
 import numpy as np
 import pytest
 
-from roll.errors import EngineDiedError, RewardInfraError
+from roll.errors import EngineDiedError, MalformedPromptError, RewardInfraError, UnscorableError
 from roll.rollout import LLMProxy, RolloutScheduler, SamplingPlan
 from roll.rollout.attempts import request_seed
 from roll.types import (
@@ -175,6 +175,47 @@ async def test_what_infrastructure_failed_is_marked_and_has_no_reward() -> None:
     assert failed.reward is None
     assert "no verifier here" in failed.cause
     assert [r.index for r in group.scored] == [0, 2]
+
+
+async def test_an_answer_that_can_never_be_scored_is_given_up_at_once() -> None:
+    asked: list[int] = []
+
+    async def picky(rollout: Rollout) -> RewardResult:
+        asked.append(rollout.index)
+        if rollout.index == 1:
+            raise UnscorableError("too long for the judge")
+        return RewardResult(value=1.0)
+
+    scheduler = build(Engines(CountingEngine("a")), picky)
+    (group,) = await scheduler.collect(draws(1), PLAN)
+    assert sorted(asked) == [0, 1, 2]  # nobody is asked twice
+    assert (group.rollouts[1].status, group.rollouts[1].reward) == (RolloutStatus.INFRA_ERROR, None)
+    (again,) = await scheduler.collect(draws(1), PLAN)  # it was the answer's doing: others to the prompt are tried
+    assert len(again.scored) == 2
+
+
+async def test_a_malformed_prompt_is_marked_by_name_and_nothing_more_is_generated_for_it() -> None:
+    asked: list[str] = []
+
+    async def picky(rollout: Rollout) -> RewardResult:
+        asked.append(rollout.prompt.uid)
+        if rollout.prompt.uid == "d/1":
+            raise MalformedPromptError("d/1", "its tests cannot be used")
+        return RewardResult(value=1.0)
+
+    engine = CountingEngine("a")
+    scheduler = build(Engines(engine), picky)
+    good, bad = await scheduler.collect(draws(2), PLAN)
+    assert len(good.scored) == 3
+    assert [r.status for r in bad.rollouts] == [RolloutStatus.INFRA_ERROR] * 3
+    assert {r.cause for r in bad.rollouts} == {"MalformedPromptError: prompt 'd/1': its tests cannot be used"}
+    assert asked.count("d/1") == 3  # once for each of its answers
+    served = len(engine.served)
+    good, bad = await scheduler.collect(draws(2), PLAN)
+    assert (len(good.scored), len(bad.scored)) == (3, 0)
+    assert {r.cause for r in bad.rollouts} == {"MalformedPromptError: prompt 'd/1': its tests cannot be used"}
+    assert len(engine.served) == served + 3
+    assert len(scheduler.life) == 0  # all of their lives have ended
 
 
 async def test_a_bug_in_a_reward_ends_the_collection_and_aborts_the_rest() -> None:

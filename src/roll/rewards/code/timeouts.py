@@ -4,11 +4,14 @@
 
 CPU time, not wall time: a program on a machine with other work waits, but uses no more of it. Until a case has had a
 right answer, its limit is T_max, so that no right answer is ever cut off for want of an earlier one.
+
+Anchors are part of a checkpoint: without them a resumed run would be more lenient than it was before.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
+from typing import Any
 
 from roll.config.code_rewards import CodeReward
 
@@ -18,22 +21,39 @@ MOST_CASES = 1_000_000
 
 
 class AdaptiveLimits:
-    """Limits by prompt and case; what was not asked for longest is forgotten."""
+    """Limits by prompt and case; what was not asked for longest is forgotten, a prompt at a time."""
 
-    def __init__(self, config: CodeReward) -> None:
+    def __init__(self, config: CodeReward, most_cases: int = MOST_CASES) -> None:
         self._config = config
-        self._anchors: OrderedDict[tuple[str, int], float] = OrderedDict()
+        self._most_cases = most_cases
+        self._anchors: OrderedDict[str, dict[int, float]] = OrderedDict()
+        self._num_cases = 0
 
     def cpu_s(self, uid: str, case: int) -> float:
         """Limit on the CPU time of a case."""
-        anchor = self._anchors.get((uid, case))
-        if anchor is None:
+        anchors = self._anchors.get(uid)
+        if anchors is None:
             return self._config.max_cpu_s
-        self._anchors.move_to_end((uid, case))
-        return min(max(self._config.min_cpu_s, self._config.cpu_factor * anchor), self._config.max_cpu_s)
+        self._anchors.move_to_end(uid)
+        if case not in anchors:
+            return self._config.max_cpu_s
+        return min(max(self._config.min_cpu_s, self._config.cpu_factor * anchors[case]), self._config.max_cpu_s)
 
     def passed(self, uid: str, case: int, cpu_s: float) -> None:
         """A right answer took so long."""
-        self._anchors[uid, case] = max(cpu_s, self._anchors.get((uid, case), 0.0))
-        if len(self._anchors) > MOST_CASES:
-            self._anchors.popitem(last=False)
+        anchors = self._anchors.setdefault(uid, {})
+        self._anchors.move_to_end(uid)
+        self._num_cases += case not in anchors
+        anchors[case] = max(cpu_s, anchors.get(case, 0.0))
+        while self._num_cases > self._most_cases and len(self._anchors) > 1:
+            _, forgotten = self._anchors.popitem(last=False)
+            self._num_cases -= len(forgotten)
+
+    def state(self) -> dict[str, list[list[float]]]:
+        """Anchors as plain data: by prompt, in the order of their last use, pairs of case and seconds."""
+        return {uid: [[case, cpu_s] for case, cpu_s in anchors.items()] for uid, anchors in self._anchors.items()}
+
+    def restore(self, state: Any) -> None:
+        """Take what `state` gave, in place of what is known."""
+        self._anchors = OrderedDict((uid, {int(case): float(s) for case, s in pairs}) for uid, pairs in state.items())
+        self._num_cases = sum(map(len, self._anchors.values()))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter, OrderedDict
 
 from roll.config.code_rewards import CodeReward
-from roll.errors import ConfigError, RewardInfraError
+from roll.errors import ConfigError, MalformedPromptError, UnscorableError
 from roll.rewards.base import Judgement, Verifier
 from roll.rewards.code.boxes import CodeBoxes
 from roll.rewards.code.execution import BrokenTestsError, CaseVerdict, run_cases
@@ -26,34 +26,37 @@ class CodeVerifier:
 
     def __init__(self, config: CodeReward, boxes: CodeBoxes) -> None:
         self._config, self._boxes = config, boxes
-        self._limits = AdaptiveLimits(config)
+        self.limits = AdaptiveLimits(config)
         self._tasks: OrderedDict[str, Task] = OrderedDict()
 
     async def judge(self, rollout: Rollout) -> Judgement:
         """Find the program, run it on every case, and count.
 
         Raises:
-            RewardInfraError: the prompt's tests cannot be used (names the prompt), or a sandbox broke.
+            MalformedPromptError: the prompt's tests cannot be used.
+            UnscorableError: they cannot be run on this answer.
+            InfraError: a sandbox broke, or one of our own programs.
         """
         uid = rollout.prompt.uid
         try:
             task = self.task(rollout.prompt)
         except MalformedTestsError as error:
-            raise RewardInfraError(f"prompt '{uid}': its tests cannot be used: {error}") from error
+            raise MalformedPromptError(uid, f"its tests cannot be used: {error}") from error
         code = extract_code(rollout.text, task.language)
         if code is None:
             return self._judgement([], task, "no code")
         if len(code.encode("utf-8", "surrogatepass")) > self._config.max_code_bytes:
             return self._judgement([], task, "too long")
-        limits_s = [self._limits.cpu_s(uid, case) for case in range(len(task.cases))]
+        limits_s = [self.limits.cpu_s(uid, case) for case in range(len(task.cases))]
         try:
             async with self._boxes.place():
                 verdicts = await run_cases(self._boxes, task, code, limits_s, self._config)
         except (BrokenTestsError, OversizedUploadError, ConfigError) as error:
-            raise RewardInfraError(f"prompt '{uid}': its tests cannot be run: {error}") from error
+            # Tests may be in order and only this answer ask of them what they cannot do: others go on being tried.
+            raise UnscorableError(f"prompt '{uid}': its tests cannot be run: {error}") from error
         for case, verdict in enumerate(verdicts):
             if verdict.verdict == "passed":
-                self._limits.passed(uid, case, verdict.cpu_s)
+                self.limits.passed(uid, case, verdict.cpu_s)
         return self._judgement(verdicts, task, "")
 
     def task(self, prompt: Prompt) -> Task:
@@ -108,4 +111,5 @@ def code_verifier(config: CodeReward, boxes: CodeBoxes | None) -> Verifier:
         raise ConfigError("the reward 'code' runs programs, and was given no sandboxes to run them in.")
     if boxes.config.runtime != "docker" and (missing := missing_tool(config.language)):
         raise ConfigError(f"reward 'code': {missing}.")
-    return Verifier(judge=CodeVerifier(config, boxes).judge, decides=True)
+    verifier = CodeVerifier(config, boxes)
+    return Verifier(judge=verifier.judge, decides=True, state=verifier.limits.state, restore=verifier.limits.restore)

@@ -307,6 +307,19 @@ def test_limits_adapt_to_right_answers() -> None:
     assert (limits.cpu_s("p", 1), limits.cpu_s("q", 0)) == (30.0, 30.0)
 
 
+def test_anchors_survive_as_json_and_the_longest_unused_prompt_is_forgotten_first() -> None:
+    limits = AdaptiveLimits(CodeReward(type="code"), most_cases=4)
+    for uid, case, cpu_s in (("a", 0, 4.0), ("a", 1, 6.0), ("b", 0, 8.0), ("c", 2, 10.0)):
+        limits.passed(uid, case, cpu_s)
+    limits.cpu_s("a", 0)  # asked for last, though it came first
+    again = AdaptiveLimits(CodeReward(type="code"), most_cases=4)
+    again.restore(json.loads(json.dumps(limits.state())))
+    assert again.state() == limits.state() == {"b": [[0, 8.0]], "c": [[2, 10.0]], "a": [[0, 4.0], [1, 6.0]]}
+    for found in (limits, again):
+        found.passed("d", 0, 12.0)  # a fifth case
+        assert [found.cpu_s(*key) for key in (("a", 0), ("a", 1), ("b", 0), ("c", 2), ("d", 0))] == [6, 9, 30, 15, 18]
+
+
 def test_running_unisolated_must_be_asked_for_in_so_many_words() -> None:
     load = TypeAdapter(SandboxConfig).validate_python
     with pytest.raises(ValidationError, match="could read and delete your files"):

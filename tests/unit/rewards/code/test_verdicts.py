@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import subprocess
 import sys
@@ -14,11 +15,11 @@ import pytest
 from unit.rewards.code.conftest import rollout
 
 from roll.config.code_rewards import CodeReward
-from roll.errors import RewardInfraError
+from roll.errors import MalformedPromptError, UnscorableError
 from roll.rewards.code import execution
 from roll.rewards.code.boxes import CodeBoxes
 from roll.rewards.code.languages import missing_tool
-from roll.rewards.code.verifier import CodeVerifier
+from roll.rewards.code.verifier import CodeVerifier, code_verifier
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 Judge = Callable[..., Any]
@@ -224,13 +225,13 @@ if __name__ == "__main__":
 async def test_mistakes_in_the_tests_are_infrastructure_errors_that_name_the_prompt(
     judge: Judge, tests: Any, settings: dict[str, Any], words: str
 ) -> None:
-    with pytest.raises(RewardInfraError, match=f"prompt 'd/0': its tests cannot be (used|run): .*{words}"):
+    with pytest.raises(UnscorableError, match=f"prompt 'd/0': its tests cannot be (used|run): .*{words}"):
         await judge("def f(x): return 1", tests, **settings)
 
 
 async def test_a_missing_column_and_missing_code_are_told_apart(boxes: CodeBoxes) -> None:
     verifier = CodeVerifier(CodeReward(type="code", max_code_bytes=100), boxes)
-    with pytest.raises(RewardInfraError, match=r"there is no column 'tests' \(columns: test\)"):
+    with pytest.raises(MalformedPromptError, match=r"there is no column 'tests' \(columns: test\)"):
         await verifier.judge(rollout("```python\n1\n```", {"test": []}))
     tests = {"tests": SUMS}
     for text, verdict in (
@@ -248,9 +249,22 @@ async def test_the_limit_follows_right_answers(boxes: CodeBoxes) -> None:
     busy = "import time\nwhile time.process_time() < {}: pass\nprint(1)"
     assert (await verifier.judge(rollout(busy.format(100), metadata))).verdict == "timeout 0/1"
     assert (await verifier.judge(rollout(busy.format(0.2), metadata))).correct
-    limit = verifier._limits.cpu_s("d/0", 0)
+    limit = verifier.limits.cpu_s("d/0", 0)
     assert 0.25 < limit < 1.0
     assert (await verifier.judge(rollout(busy.format(100), metadata))).verdict == "timeout 0/1"
+
+
+async def test_a_resumed_verifier_is_as_strict_as_the_one_before_it(boxes: CodeBoxes) -> None:
+    config = CodeReward(type="code", min_cpu_s=0.1, max_cpu_s=3.0, cpu_factor=1.5)
+    metadata = {"tests": [{"stdout": "1"}]}
+    slow = rollout("import time\nwhile time.process_time() < 0.6: pass\nprint(1)", metadata)
+    before = code_verifier(config, boxes)
+    before.restore({"d/0": [[0, 0.2]]})  # right answers took 0.2 s so far: 0.3 s is the limit
+    assert (await before.judge(slow)).verdict == "timeout 0/1"
+    resumed, forgetful = code_verifier(config, boxes), code_verifier(config, boxes)
+    resumed.restore(json.loads(json.dumps(before.state())))
+    assert (await resumed.judge(slow)).verdict == "timeout 0/1"
+    assert (await forgetful.judge(slow)).verdict == "correct"
 
 
 @pytest.mark.slow
