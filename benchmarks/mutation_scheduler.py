@@ -81,8 +81,8 @@ BUGS = (
     Bug(
         "off by one in the limit of live groups",
         "controller.py",
-        "        missing = limit - len(self.buffer)",
-        "        missing = limit + 1 - len(self.buffer)",
+        "        missing = limit - (len(self.buffer)",
+        "        missing = limit + 1 - (len(self.buffer)",
     ),
     Bug(
         "off by one in the staleness bound",

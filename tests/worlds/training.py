@@ -190,7 +190,11 @@ class World:
         buffer = self.controller.buffer
         live = size + math.ceil(scheduling.async_ratio * size)
         redundant = scheduling.num_prompts(size) + len(DOMAINS)
-        assert len(buffer) <= (live if scheduling.async_ratio else max(live, redundant)), "too many groups are live"
+        taken = sum(entry.taken for entry in buffer)
+        if scheduling.async_ratio and taken:
+            live = min(live, scheduling.max_staleness * size)
+        limit = live if scheduling.async_ratio else max(live, redundant)
+        assert len(buffer) - taken <= limit, "too many groups are live"
         for entry in buffer:
             if entry.finished is not None:
                 self.finished_at.setdefault(entry.draw_id, event.time)

@@ -9,15 +9,17 @@ groups. A take of N at version n is *admissible* iff afterwards every deadline c
 
     for j = 0 … A:   #{live groups with v <= n - A + j} - #{of these taken}  <=  j N         (earliest deadline first)
 
-While at most N + ⌈αN⌉ groups are live, ⌈α⌉ = A, an admissible take always exists among the live groups, by induction:
-what remains with v <= n - A + j after the update at n is what the update at n + 1 finds with
-v <= (n + 1) - A + (j - 1), at most j N. Whether one exists among the *finished* groups decides how long to wait.
-Taking the oldest finished groups is admissible whenever any choice is, since it takes the most from every prefix.
+While at most N + ⌈αN⌉ groups wait to be taken, ⌈α⌉ = A, and at most A N of them while others are trained, an admissible
+take always exists among the live groups, by induction: what remains with v <= n - A + j after the take at n, and for
+j = A what began during that update as well, is what the take at n + 1 finds with v <= (n + 1) - A + (j - 1), at most
+j N; and all that it finds are at most N + ⌈αN⌉ <= (1 + A) N. Whether one exists among the *finished* groups decides how
+long to wait. Taking the oldest finished groups is admissible whenever any choice is, since it takes the most from every
+prefix.
 With A = 0 every live group must be finished: synchronous training.
 
 Invariants:
     - a group is admitted once, and is then live until it is taken and settled, or discarded;
-    - the number of live groups never exceeds the limit that `admit` is given;
+    - the number of live groups that nobody has taken never exceeds the limit that `admit` is given;
     - under `wait`, no group with n - v > A is ever taken, and none has to be dropped.
 """
 
@@ -62,6 +64,8 @@ class SampleBuffer:
     def __init__(self, batch_size: int, max_staleness: int, *, waits: bool = True) -> None:
         self.version = 0
         """The trainer's policy version n."""
+        self.num_taken = 0
+        """Groups that are being trained."""
         self._batch_size = batch_size
         self._max_staleness = max_staleness
         self._waits = waits
@@ -101,10 +105,11 @@ class SampleBuffer:
         return [live for live in self._live.values() if live.finished is None]
 
     def admit(self, run: GroupRun, limit: int) -> None:
-        """A group is launched; `limit` bounds the live ones."""
+        """A group is launched; `limit` bounds those that nobody has taken."""
         draw_id = run.draw.draw_id
         assert draw_id not in self._live, f"draw {draw_id} is admitted twice"
-        assert len(self._live) < limit, f"{len(self._live)} groups are live, the limit is {limit}"
+        waiting = len(self._live) - self.num_taken
+        assert waiting < limit, f"{waiting} groups are live and not taken, the limit is {limit}"
         self._live[draw_id] = Live(run, self._num_admitted)
         self._num_admitted += 1
         self._count(self._untaken, None, 1)
@@ -161,6 +166,7 @@ class SampleBuffer:
         staleness = self.version - self._age_key(live)
         assert staleness <= self._max_staleness, f"group {draw_id} is {staleness} versions old"
         live.taken = True
+        self.num_taken += 1
         self._forget(live)
         return live
 
@@ -169,6 +175,7 @@ class SampleBuffer:
         done = [live for live in self._live.values() if live.taken]
         for live in done:
             del self._live[live.draw_id]
+        self.num_taken = 0
         return done
 
     def overdue(self) -> list[Live]:

@@ -1,18 +1,24 @@
 """AsyncController: keeps rollouts running ahead of training, within the freshness bound, and makes up the batches.
 
-    stream ──► deferred, fresh draws ──► admit (≤ N + ⌈αN⌉ groups live) ──► RolloutScheduler ──► SampleBuffer
+    stream ──► deferred, fresh draws ──► admit (≤ N + ⌈αN⌉ groups) ──► RolloutScheduler ──► SampleBuffer
                       ▲                                                            │
                       └── defer ◄── leftovers of a step that closed early          ▼
     settle(version) ◄── sync ◄── suspend ◄── train on ◄───────────────────── next_batch()
 
 The loop calls `next_batch`, trains, brings the weights to the engines inside `updating()`, and calls `settle`. With
-α > 0, `settle` launches the next groups at once, so that they run beside the next step; with α = 0, `next_batch` does,
-so that nothing runs between two steps.
+α > 0, `settle` launches the next groups at once, so that they run beside the next step, and `next_batch` as many as
+freshness allows beside the batch that it gives; with α = 0, it launches alone, so that nothing runs between two steps.
+
+How many may that be? A group that begins while version n is trained to n + 1 has version n, and the updates from n + 1
+to n + ⌈α⌉ can train it: so beside a batch that is being trained, ⌈α⌉ N groups may wait, run or lie in the buffer. For
+whole α these are the N + ⌈αN⌉ without the batch, and nothing is launched before `settle`; for others it is more, and
+without it α = 0.5 would launch half of the next batch only after training, and with answers of one length gain nothing.
 
 Invariants:
     - every draw that was launched is in exactly one place: live, deferred, or in the batch that accounts for it
       (trained, left out, expired); none is lost, none is trained twice;
-    - with α > 0, at most N + ⌈αN⌉ groups are live, so at most (1 + ⌈α⌉) N finished ones lie in the buffer;
+    - with α > 0, at most N + ⌈αN⌉ groups that no step has taken are live, and at most ⌈α⌉ N while a batch is trained,
+      so at most (1 + ⌈α⌉) N finished ones lie in the buffer, those that are trained included;
     - with `wait`, no token of a batch is more than ⌈α⌉ policy versions older than the trainer, and nothing is dropped
       for its age; with `drop`, what gets older is stopped and expires;
     - which groups a synchronous step trains depends on time only under `first_finished`.
@@ -243,11 +249,12 @@ class AsyncController:
         return found
 
     def _fill(self) -> None:
-        """Launch as much as may be live."""
-        limit = self._limit
+        """Launch as much as may be live beside what is being trained."""
+        size, training = self._feed.batch_size, self.buffer.num_taken > 0
+        limit = min(self._limit, self._config.max_staleness * size) if training else self._limit
         if self._batches_left is not None:
-            limit = min(limit, self._batches_left * self._feed.batch_size)
-        missing = limit - len(self.buffer)
+            limit = min(limit, (self._batches_left - training) * size)
+        missing = limit - (len(self.buffer) - self.buffer.num_taken)
         if missing > 0:
             first = [self._deferred.popleft() for _ in range(min(missing, len(self._deferred)))]
             self._launch([*first, *self._feed.draw(missing - len(first), None)])
@@ -332,6 +339,8 @@ class AsyncController:
         await asyncio.gather(*self._stopping)
         if self._config.async_ratio == 0:
             await self._leave([live for live in self.buffer if not live.taken])
+        else:
+            self._fill()
         pairs = [(live.run, "") for live in taken] + list(self._left_out.values())
         pairs.sort(key=lambda pair: pair[0].draw.draw_id)
         batch = Batch(
