@@ -18,6 +18,12 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
+def servable_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny model whose attention heads are wide enough for vLLM's CPU kernels. Read-only, please."""
+    return write_tiny_model(tmp_path_factory.mktemp("models") / "servable", hidden=128)
+
+
+@pytest.fixture(scope="session")
 def default_model() -> Path:
     """Directory of `smollm2-135m-instruct`, prepared on first use (about 20 s, once per machine)."""
     try:

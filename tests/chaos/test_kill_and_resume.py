@@ -64,11 +64,11 @@ def test_fifty_kills_at_random_moments(tmp_path: Path, tiny_model: Path, uninter
 @pytest.mark.chaos
 @pytest.mark.vllm
 @pytest.mark.timeout(3600)
-def test_with_vllm_every_draw_is_trained_exactly_once(tmp_path: Path, tiny_model: Path) -> None:
-    reference = Run(tmp_path / "reference", tiny_config(tiny_model, engine="vllm"))
+def test_with_vllm_every_draw_is_trained_exactly_once(tmp_path: Path, servable_model: Path) -> None:
+    reference = Run(tmp_path / "reference", tiny_config(servable_model, engine="vllm"))
     duration = reference.finish()
     rng = random.Random(7)
-    run = Run(tmp_path / "run", tiny_config(tiny_model, engine="vllm"))
+    run = Run(tmp_path / "run", tiny_config(servable_model, engine="vllm"))
     for _ in range(3):
         run.kill_after(rng.uniform(0.5, 1.0) * duration)
     run.finish()

@@ -44,9 +44,9 @@ def test_a_signal_saves_and_the_resumed_run_goes_on_as_if_nothing_had_been(
 @pytest.mark.slow
 @pytest.mark.vllm
 @pytest.mark.timeout(300)
-def test_ctrl_c_while_vllm_starts_is_an_interruption(tmp_path: Path, tiny_model: Path) -> None:
+def test_ctrl_c_while_vllm_starts_is_an_interruption(tmp_path: Path, servable_model: Path) -> None:
     pytest.importorskip("vllm")
-    run = Run(tmp_path / "vllm", tiny_config(tiny_model, engine="vllm", num_steps=3))
+    run = Run(tmp_path / "vllm", tiny_config(servable_model, engine="vllm", num_steps=3))
     process = run.begin()
     end = time.monotonic() + DEADLINE_S
     while not _engines(process.pid):
