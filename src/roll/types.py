@@ -76,6 +76,8 @@ class SamplingParams:
     top_k: int = 0
     """0 means all tokens."""
     stop_token_ids: tuple[int, ...] = ()
+    choices: tuple[int, ...] = ()
+    """Only these tokens may be sampled, and `Generation.choice_logprobs` weighs them; empty: every token may."""
     seed: int | None = None
     """Of this request alone, so a re-issued request does not depend on its neighbours' randomness."""
 
@@ -105,6 +107,8 @@ class Generation:
     """[T] the policy version that made each token."""
     finish_reason: FinishReason
     engine_id: str = ""
+    choice_logprobs: FloatArray | None = None
+    """[T, choices] of every token in `SamplingParams.choices`, among these alone; `None` where there are none."""
 
 
 class RolloutStatus(StrEnum):

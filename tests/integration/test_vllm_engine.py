@@ -158,6 +158,16 @@ async def test_top_k_logprobs_are_normalised_over_the_k_tokens(engine: VLLMEngin
         assert logprob == pytest.approx(float(row[int(token)] - best.values.logsumexp(0)), abs=1e-4)
 
 
+async def test_a_choice_among_few_tokens_weighs_each_of_them_alone(engine: VLLMEngine, policy: Policy) -> None:
+    choices = (70, 41, 9)
+    generation = await engine.generate(request("choice", max_new_tokens=2, temperature=0.0, choices=choices))
+    whole = np.concatenate([PROMPT, generation.token_ids])
+    allowed = policy.logits(whole)[len(PROMPT) - 1 : -1][:, list(choices)].log_softmax(-1).numpy()
+    assert generation.choice_logprobs == pytest.approx(allowed, abs=1e-4)
+    assert generation.token_ids.tolist() == [choices[i] for i in allowed.argmax(-1)]
+    assert generation.logprobs == pytest.approx(allowed.max(-1), abs=1e-4)
+
+
 async def test_greedy_takes_the_likeliest_token_and_reports_temperature_one(engine: VLLMEngine, policy: Policy) -> None:
     generation = await engine.generate(request("greedy", temperature=0.0, seed=None))
     tokens = whole(PROMPT, generation)

@@ -132,8 +132,8 @@ class Decoder:
         draw = self._sampler.sample(logits, [row.request.sampling for row in self.rows], uniforms)
         ended = [
             row
-            for row, token, logprob in zip(self.rows, draw.tokens, draw.logprobs, strict=True)
-            if row.append(int(token), float(logprob), self.policy_version)
+            for slot, (row, token, logprob) in enumerate(zip(self.rows, draw.tokens, draw.logprobs, strict=True))
+            if row.append(int(token), float(logprob), self.policy_version, draw.choices.get(slot))
         ]
         self.remove(ended)
         return ended

@@ -38,15 +38,18 @@ class Row:
         self.logprobs = np.zeros(sampling.max_new_tokens, np.float32)
         self.versions = np.zeros(sampling.max_new_tokens, np.int32)
         self.stop = frozenset(sampling.stop_token_ids)
+        self.choice_logprobs = np.zeros((sampling.max_new_tokens if sampling.choices else 0, len(sampling.choices)))
 
     @property
     def generated(self) -> int:
         """Tokens made so far."""
         return self.length - self.prompt_length
 
-    def append(self, token: int, logprob: float, version: int) -> bool:
+    def append(self, token: int, logprob: float, version: int, choices: np.ndarray | None = None) -> bool:
         """Take the next token; true when it ends the row."""
         index = self.generated
+        if choices is not None:
+            self.choice_logprobs[index] = choices
         self.tokens[self.length], self.logprobs[index], self.versions[index] = token, logprob, version
         self.length += 1
         return token in self.stop or self.length == self.capacity
@@ -63,6 +66,7 @@ class Row:
             policy_versions=self.versions[:made].copy(),
             finish_reason=reason,
             engine_id=engine_id,
+            choice_logprobs=self.choice_logprobs[:made].astype(np.float32) if self.request.sampling.choices else None,
         )
 
 
@@ -136,7 +140,8 @@ def check_request(request: GenerationRequest, max_context: int, vocab_size: int)
             f"request {name} needs {prompt} + {new} tokens, more than the engine's context of {max_context}: "
             "raise inference.max_context, or lower max_new_tokens."
         )
-    lowest, highest = int(np.min(request.token_ids)), int(np.max(request.token_ids))
+    tokens = np.concatenate([request.token_ids, np.asarray(request.sampling.choices, request.token_ids.dtype)])
+    lowest, highest = int(np.min(tokens)), int(np.max(tokens))
     if lowest < 0 or highest >= vocab_size:
         raise UserError(
             f"request {name} has token {lowest if lowest < 0 else highest}, outside the model's vocabulary of "

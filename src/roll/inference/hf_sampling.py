@@ -7,7 +7,7 @@ token, and its k-th token depends on its seed, k, and its own logits alone.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -28,6 +28,8 @@ class Draw:
     tokens: np.ndarray
     logprobs: np.ndarray
     """float32, under the distribution that was sampled from; of temperature 1 for a greedy row."""
+    choices: dict[int, np.ndarray] = field(default_factory=dict)
+    """By row, for rows that may choose among few tokens: [choices] float32 log-prob of each."""
 
 
 class Sampler:
@@ -51,6 +53,8 @@ class Sampler:
         rows = len(params)
         scaled = self._scale(logits, params)
         for row, param in enumerate(params):
+            if param.choices:
+                _keep_only(scaled[row], param.choices)
             if param.temperature > 0 and (param.top_k > 0 or param.top_p < 1):
                 _keep_likely(scaled[row, : logits.shape[1]], param.top_k, param.top_p)
         highest = scaled.amax(-1, keepdim=True)
@@ -65,7 +69,16 @@ class Sampler:
             tokens[greedy] = scaled[greedy].argmax(-1)
         chosen = scaled[:rows].gather(-1, tokens[:, None])
         logprobs = (chosen - highest[:rows])[:, 0].double() - totals[:rows, -1].log()
-        return Draw(tokens=tokens.cpu().numpy(), logprobs=logprobs.float().cpu().numpy())
+        choices = {
+            row: (scaled[row, list(param.choices)] - highest[row]).double() - totals[row, -1].log()
+            for row, param in enumerate(params)
+            if param.choices
+        }
+        return Draw(
+            tokens=tokens.cpu().numpy(),
+            logprobs=logprobs.float().cpu().numpy(),
+            choices={row: weights.float().cpu().numpy() for row, weights in choices.items()},
+        )
 
     def _scale(self, logits: Tensor, params: Sequence[SamplingParams]) -> Tensor:
         """Logits over temperature in float32, [R, V rounded up to whole blocks], filled up with -inf."""
@@ -81,6 +94,13 @@ class Sampler:
             temperatures += [1.0] * (rows - len(params))
             scaled /= torch.tensor(temperatures, device=logits.device)[:, None]
         return scaled
+
+
+def _keep_only(scaled: Tensor, choices: Sequence[int]) -> None:
+    """Set all but these tokens of one row [V] to -inf, in place."""
+    kept = scaled[list(choices)]
+    scaled.fill_(float("-inf"))
+    scaled[list(choices)] = kept
 
 
 def _keep_likely(scaled: Tensor, top_k: int, top_p: float) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,8 +16,8 @@ from roll.inference.hf_sampling import BLOCK, Sampler
 from roll.types import SamplingParams
 
 
-def params(**changes: float) -> SamplingParams:
-    return SamplingParams(max_new_tokens=1, **changes)  # type: ignore[arg-type]
+def params(**changes: Any) -> SamplingParams:
+    return SamplingParams(max_new_tokens=1, **changes)
 
 
 def draw(logits: list[list[float]], uniforms: list[float], *settings: SamplingParams) -> tuple[list[int], list[float]]:
@@ -54,6 +55,21 @@ def test_greedy_takes_the_highest_and_reports_log_probs_of_temperature_one() -> 
     tokens, logprobs = draw([[0.0, 3.0, 1.0]], [0.99], params(temperature=0.0, top_k=1))
     assert tokens == [1]
     assert logprobs == pytest.approx([3 - math.log(1 + math.e**3 + math.e)], abs=1e-6)
+
+
+def test_a_choice_among_few_tokens_weighs_each_of_them_alone() -> None:
+    # Of 1/2, 1/4, 1/8, 1/8 the last three share 1/2 among themselves: 1/2, 1/4, 1/4.
+    choose = params(choices=(3, 1, 2))
+    result = Sampler().sample(
+        torch.tensor([QUARTERS] * 3),
+        [choose, params(), params(temperature=0.0, choices=(2, 1))],
+        np.array([0.9, 0.1, 0]),
+    )
+    assert result.tokens.tolist() == [3, 0, 1]
+    assert np.exp(result.logprobs) == pytest.approx([1 / 4, 1 / 2, 2 / 3], abs=1e-6)
+    assert sorted(result.choices) == [0, 2]
+    assert np.exp(result.choices[0]) == pytest.approx([1 / 4, 1 / 2, 1 / 4], abs=1e-6)
+    assert np.exp(result.choices[2]) == pytest.approx([1 / 3, 2 / 3], abs=1e-6)
 
 
 def test_top_k_keeps_the_highest_and_renormalises() -> None:

@@ -10,6 +10,8 @@ __all__ = ["CPU_KV_CACHE_BYTES", "engine_arguments"]
 
 CPU_KV_CACHE_BYTES = 256 * 2**20
 MIN_BATCHED_TOKENS = 4096
+MAX_CHOICES = 128
+"""Most tokens that a request may choose among."""
 CPU_BLOCK_SIZE = 32
 """Tokens per KV block. vLLM's default on CPU is 128, which most prompts do not fill, so that a group's prompt would be
 computed once per rollout instead of once."""
@@ -35,6 +37,7 @@ def engine_arguments(spec: EngineSpec, *, cpu: bool) -> dict[str, Any]:
         "trust_remote_code": spec.trust_remote_code,
         "generation_config": "vllm",  # only what a request says counts, never the model's own defaults
         "logprobs_mode": "processed_logprobs",  # those of the distribution that tokens are sampled from
+        "max_logprobs": MAX_CHOICES,
         "scheduling_policy": "priority",
         "enable_prefix_caching": True,
         "worker_extension_cls": "roll.inference.vllm.worker.WeightReceiver",

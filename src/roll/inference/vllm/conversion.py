@@ -72,7 +72,8 @@ def sampling_params(request: GenerationRequest) -> SamplingParams:
         seed=sampling.seed,
         stop_token_ids=list(sampling.stop_token_ids),
         ignore_eos=True,  # only the request's own stop tokens end it
-        logprobs=0,
+        allowed_token_ids=list(sampling.choices) or None,
+        logprobs=len(sampling.choices),
         flat_logprobs=True,
         detokenize=False,
         output_kind=RequestOutputKind.FINAL_ONLY,
@@ -106,8 +107,8 @@ def to_generation(request: GenerationRequest, output: RequestOutput, engine_id: 
     if completion.finish_reason not in ("stop", "length", "abort"):
         raise InfraError(f"vLLM ended request {request.request_id} with '{completion.finish_reason}'.")
     flat = cast("FlatLogprobs", completion.logprobs)
-    logprobs = np.asarray(flat.logprobs, dtype=np.float32)
-    assert len(logprobs) == num_tokens, f"{len(logprobs)} log-probs for {num_tokens} tokens"
+    assert len(flat.start_indices) == num_tokens, f"{len(flat.start_indices)} log-probs for {num_tokens} tokens"
+    logprobs = np.asarray([flat.logprobs[start] for start in flat.start_indices], dtype=np.float32)
     versions = np.full(num_tokens, INITIAL_VERSION, dtype=np.int32)
     for span in completion.weight_versions or ():
         versions[span.start : span.end] = INITIAL_VERSION if span.version == "default" else int(span.version)
@@ -118,7 +119,21 @@ def to_generation(request: GenerationRequest, output: RequestOutput, engine_id: 
         policy_versions=versions,
         finish_reason=cast(FinishReason, completion.finish_reason),
         engine_id=engine_id,
+        choice_logprobs=_of_choices(flat, request.sampling.choices),
     )
+
+
+def _of_choices(flat: FlatLogprobs, choices: tuple[int, ...]) -> FloatArray | None:
+    """[T, choices]; vLLM gives them in descending order, beside the sampled token's own."""
+    if not choices:
+        return None
+    found = np.full((len(flat.start_indices), len(choices)), -np.inf, np.float32)
+    place = {token: column for column, token in enumerate(choices)}
+    for row, (start, end) in enumerate(zip(flat.start_indices, flat.end_indices, strict=True)):
+        for token, logprob in zip(flat.token_ids[start:end], flat.logprobs[start:end], strict=True):
+            if token in place:
+                found[row, place[token]] = logprob
+    return found
 
 
 def to_logprobs(output: RequestOutput) -> FloatArray:
