@@ -70,15 +70,15 @@ def test_generation_runs_ahead_within_the_bound(tmp_path: Path, tiny_model: Path
 
 @pytest.mark.vllm
 @pytest.mark.timeout(120)
-@pytest.mark.parametrize("mode", ["keep", "abort"])
-def test_with_vllm_too(tmp_path: Path, servable_model: Path, mode: str) -> None:
+def test_with_vllm_too(tmp_path: Path, servable_model: Path) -> None:
     pytest.importorskip("vllm")
-    scheduling = {"async_ratio": 1, "pause_mode": mode}
+    scheduling = {"async_ratio": 1}
     roll.train(config(tmp_path, servable_model, scheduling=scheduling, num_steps=3, inference={"engine": "vllm"}))
     found = rows(tmp_path)
     assert [row["step"] for row in found] == [1, 2, 3]
     assert max(row["rollout/staleness_max"] for row in found) == 1
-    assert [entry["fate"] for entry in ledger(tmp_path)] == ["trained"] * 9
+    assert [entry["draw_id"] for entry in ledger(tmp_path)] == list(range(9))
+    assert {entry["fate"] for entry in ledger(tmp_path)} <= {"trained", "filtered"}
 
 
 def test_what_was_given_up_for_its_age_is_recorded(
