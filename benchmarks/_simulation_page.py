@@ -87,9 +87,9 @@ def page(all_figures: Mapping[str, Mapping[str, Any]], order: Sequence[str]) -> 
         "| workload | compared | published | simulated | within 15 % | ±30 % | sign holds | tokens |",
         "|" + "---|" * 8,
     ]
-    known = [name for name in order if name in all_figures]
+    known = [name for name in order if "compared" in all_figures.get(name, {})]
     for name in known:
-        lines += [summary(name, figure, all_figures[name]["moved"]) for figure in all_figures[name]["compared"]]
+        lines += [summary(name, figure, all_figures[name].get("moved", [])) for figure in all_figures[name]["compared"]]
     for name in known:
         lines += part(name, all_figures[name])
     return "\n".join(lines) + "\n"
@@ -124,12 +124,12 @@ def part(name: str, figures: Mapping[str, Any]) -> list[str]:
         lines += ["", f"{source}. Not published: {missing}."]
     before, *after = NOTES.get(name, ("",))
     lines += ["", before] if before else []
-    lines += ["", *figures["explained"]] if figures["explained"] else []
+    lines += ["", *figures["explained"]] if figures.get("explained") else []
     for text in after:
         lines += ["", text]
     moves = [
         f"{move['over']} / {move['of']}: least at {move['lowest'][0]}, most at {move['highest'][0]}."
-        for move in figures["moved"]
+        for move in figures.get("moved", [])
     ]
     lines += ["", "Constants moved by 30 %:", "", *(f"- {text}" for text in moves)] if moves else []
     return [*lines, "", f"![{name}](simulation-{name}.png)"]

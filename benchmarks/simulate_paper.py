@@ -2,12 +2,13 @@
 
     make simulate-paper                      every workload, 20 seeds
     make simulate-paper ARGS="--only queue-scheduling --seeds 5"
+    make simulate-paper ARGS="--only async-rlvr --parts moves"
 
 For each workload: every variant under every seed (mean step time with a 95 % interval), the published ratio beside the
 simulated one, the best combination of policies against the same baseline and against continuous batching, and whether
 the sign of each conclusion holds when each constant moves by 30 % up and down. Writes
-`docs/benchmarks/simulation.md`, a plot for each workload, and `benchmarks/results/simulate_paper.json`; a workload that
-was not asked for keeps its part.
+`docs/benchmarks/simulation.md`, a plot for each workload, and `benchmarks/results/simulate_paper.json`; what was not
+asked for stays as it was.
 """
 
 from __future__ import annotations
@@ -61,6 +62,7 @@ COMPARED: dict[str, tuple[tuple[str, str], ...]] = {
 }
 """Beside what was published: a baseline, and what is to beat it. `continuous` and `each_alone_*` are the stronger ones:
 continuous batching with least-loaded routing."""
+PARTS = ("results", "moves", "missing")
 FACTORS = (0.7, 1.3)
 SENSITIVITY_STEPS = 5
 SENSITIVITY_SEEDS = {"queue-scheduling": 5}
@@ -139,13 +141,16 @@ def pairs(name: str, config: SimulationConfig) -> list[tuple[str, str]]:
 
 
 def sensitivity(name: str, config: SimulationConfig) -> list[dict[str, Any]]:
-    """For each comparison: ratios with every constant moved."""
-    compared = pairs(name, config)
+    """For each comparison: ratios with every constant moved; `fastest` changes what is learned, and is left out."""
+    compared = [(over, of) for over, of in pairs(name, config) if of != "fastest"]
     ratios: dict[tuple[str, str], dict[str, float]] = {pair: {} for pair in compared}
     with tempfile.TemporaryDirectory() as directory:
-        steps = config.warmup_steps + SENSITIVITY_STEPS
         short = config.model_copy(
-            update={"num_steps": min(config.num_steps, steps), "num_seeds": SENSITIVITY_SEEDS.get(name, 1)}
+            update={
+                "num_steps": min(config.num_steps, config.warmup_steps + SENSITIVITY_STEPS),
+                "num_seeds": SENSITIVITY_SEEDS.get(name, 1),
+                "variants": {key: fewer_steps(changes) for key, changes in config.variants.items()},
+            }
         )
         for what, changed in moved(short, Path(directory)):
             results = study(changed, only=tuple(dict.fromkeys(itertools.chain(*compared))))
@@ -167,10 +172,15 @@ def sensitivity(name: str, config: SimulationConfig) -> list[dict[str, Any]]:
     return found
 
 
-def measure(name: str, num_seeds: int, *, move: bool) -> dict[str, Any]:
+def fewer_steps(changes: dict[str, Any]) -> dict[str, Any]:
+    """A variant that has a number of steps of its own, with as few as the others."""
+    if "num_steps" not in changes:
+        return changes
+    return changes | {"num_steps": min(changes["num_steps"], changes.get("warmup_steps", 0) + SENSITIVITY_STEPS)}
+
+
+def measure(name: str, config: SimulationConfig) -> dict[str, Any]:
     """One workload: its plot is written, its figures come back."""
-    config = load_simulation(EXAMPLES / f"{name}.yaml", [f"num_seeds={num_seeds}"])
-    print(f"{name}:", flush=True)
     results = study(config)
     plot(results, PAGE.parent / f"simulation-{name}.png")
     published = {(figure.over, figure.of): figure for figure in config.paper}
@@ -189,14 +199,7 @@ def measure(name: str, num_seeds: int, *, move: bool) -> dict[str, Any]:
                 "within": results.reproduces(figure) if figure else None,
             }
         )
-    return {
-        "rows": rows(results),
-        "compared": compared,
-        "seeds": num_seeds,
-        "commit": commit(),
-        "moved": sensitivity(name, config) if move else [],
-        "explained": explained(name, config),
-    }
+    return {"rows": rows(results), "compared": compared, "seeds": config.num_seeds, "commit": commit()}
 
 
 def rows(results: Results) -> list[list[str]]:
@@ -221,16 +224,33 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", nargs="*", choices=WORKLOADS, default=list(WORKLOADS), help="these workloads")
     parser.add_argument("--seeds", type=int, default=20)
-    parser.add_argument("--no-moves", action="store_true", help="leave the constants where they are")
+    parser.add_argument("--parts", nargs="*", choices=PARTS, default=list(PARTS), help="of these, in this order")
     parser.add_argument("--page", action="store_true", help="only write the page again, from the stored figures")
     arguments = parser.parse_args()
-    stored = RESULTS / "simulate_paper.json"
     for name in () if arguments.page else arguments.only:
-        measured = measure(name, arguments.seeds, move=not arguments.no_moves)
-        figures = json.loads(stored.read_text())["figures"] if stored.exists() else {}
-        report("simulate_paper", figures | {name: measured})  # others may have written theirs in the meantime
-    PAGE.write_text(page(json.loads(stored.read_text())["figures"], WORKLOADS))
+        config = load_simulation(EXAMPLES / f"{name}.yaml", [f"num_seeds={arguments.seeds}"])
+        for kind in arguments.parts:
+            print(f"{name}, {kind}:", flush=True)
+            if kind == "results":
+                store(name, measure(name, config))
+            elif kind == "moves":
+                store(name, {"moved": sensitivity(name, config)})
+            else:
+                store(name, {"explained": explained(name, config)})
+    PAGE.write_text(page(stored(), WORKLOADS))
     return 0
+
+
+def stored() -> dict[str, dict[str, Any]]:
+    """Figures of earlier runs, by workload."""
+    path = RESULTS / "simulate_paper.json"
+    return json.loads(path.read_text())["figures"] if path.exists() else {}
+
+
+def store(name: str, found: dict[str, Any]) -> None:
+    """Put figures beside those that are already known of a workload."""
+    figures = stored()
+    report("simulate_paper", figures | {name: figures.get(name, {}) | found})
 
 
 if __name__ == "__main__":
