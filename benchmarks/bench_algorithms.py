@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import torch
 from _report import report
-from bench_parts import quickstart_config, random_batch
+from _trainer_parts import quickstart_config, random_batch
 
 from roll.algorithms.inputs import LossInputs, SequenceAttention
 from roll.config.algorithm import AlgorithmConfig
