@@ -13,14 +13,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from roll.api import load_config, resume, train
+    from roll.api import load_config, replay, resume, train
     from roll.version import __version__
 
-__all__ = ["__version__", "load_config", "resume", "train"]
+__all__ = ["__version__", "load_config", "replay", "resume", "train"]
 
 _HOMES = {
     "__version__": "roll.version",
     "load_config": "roll.api",
+    "replay": "roll.api",
     "resume": "roll.api",
     "train": "roll.api",
 }

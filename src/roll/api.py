@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from roll.cli.environment import prepare_environment
 from roll.config.load import ConfigSource, Overrides, as_override_list, load_config, load_run_config
@@ -11,7 +11,7 @@ from roll.config.load import ConfigSource, Overrides, as_override_list, load_con
 if TYPE_CHECKING:
     from roll.pipelines import Summary
 
-__all__ = ["load_config", "resume", "train"]
+__all__ = ["load_config", "replay", "resume", "train"]
 
 
 def train(config: ConfigSource, overrides: Overrides = ()) -> Summary:
@@ -54,3 +54,27 @@ def resume(run: str | Path, overrides: Overrides = ()) -> Summary:
     from roll import pipelines
 
     return pipelines.resume(directory.path, changes)
+
+
+def replay(
+    run: str | Path,
+    overrides: Overrides = (),
+    *,
+    only: Literal["train", "rollout"] = "train",
+    checkpoint: str | Path | None = None,
+) -> Summary:
+    """Run a recorded run again, without engines or without a trainer, in a new run directory.
+
+    Args:
+        run: its directory; it was trained with `tracking.record_rollouts`.
+        overrides: changes to its configuration, such as `algorithm.type=gspo`.
+        only: `train` trains on the recorded batches; `rollout` answers the recorded prompts.
+        checkpoint: where to begin, in place of the model that the run began with.
+
+    Raises:
+        UserError: this cannot be replayed; says why.
+    """
+    from roll.config.load_replay import load_replay_config
+
+    given = None if checkpoint is None else str(checkpoint)
+    return train(load_replay_config(run, overrides, only=only, checkpoint=given))

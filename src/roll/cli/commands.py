@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import click
 
@@ -41,6 +42,7 @@ def roll() -> None:
     roll train examples/quickstart.yaml                         train
     roll train examples/quickstart.yaml training.num_steps=20   train with a changed value
     roll resume runs/quickstart                                 continue after an interruption
+    roll replay runs/quickstart                                 train again on what it recorded
     """
 
 
@@ -75,6 +77,31 @@ def resume(session: Session, run: str, overrides: tuple[str, ...]) -> None:
 
     session.run_dir = Path(run)
     start(run, overrides)
+
+
+@roll.command()
+@click.argument("run", metavar="RUN")
+@_overrides
+@click.option("--only", type=click.Choice(["train", "rollout"]), default="train", help="What is done again.")
+@click.option("--checkpoint", metavar="PATH", help="Begin with it: RUN/checkpoints/step-N.")
+@click.pass_obj
+def replay(session: Session, run: str, overrides: tuple[str, ...], only: str, checkpoint: str | None) -> None:
+    """Run the recorded run in the directory RUN again, in a run directory of its own.
+
+    \b
+    roll replay runs/x                                    train on the recorded batches, with no engine
+    roll replay runs/x name=x-gspo algorithm.type=gspo    … with another algorithm
+    roll replay runs/x --only rollout                     answer and score the same prompts, with no trainer
+
+    RUN was trained with tracking.record_rollouts=true. Without changes, training gives the same metrics and weights.
+    """
+    from roll.api import train as start
+    from roll.config.load_replay import load_replay_config
+
+    chosen: Literal["train", "rollout"] = "train" if only == "train" else "rollout"
+    config = load_replay_config(run, overrides, only=chosen, checkpoint=checkpoint)
+    session.run_dir = config.run_dir
+    start(config)
 
 
 @roll.command()

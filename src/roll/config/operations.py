@@ -41,6 +41,9 @@ class TrackingConfig(Section):
     wandb: str | None = option(None, "Weights & Biases project to log to.")
     swanlab: str | None = option(None, "SwanLab project to log to.")
     rollouts: bool = option(True, "Write every rollout to Parquet.")
+    record_rollouts: bool = option(
+        False, "Record every batch and the schedule of its rollouts, so that `roll replay` can train or generate again."
+    )
     trace_rollouts: bool = option(True, "Put every rollout's states and every engine's load into `trace.json`.")
     console: Literal["auto", "live", "plain", "quiet"] = option(
         "auto", "Live display, one line per step, or nothing; `auto` is live on a terminal."

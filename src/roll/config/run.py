@@ -15,6 +15,7 @@ from roll.config.data import DataConfig
 from roll.config.inference import InferenceConfig
 from roll.config.model import ModelConfig
 from roll.config.operations import CheckpointConfig, TrackingConfig, WeightSyncConfig
+from roll.config.replay import ReplayConfig
 from roll.config.rollout import EvaluationConfig, RolloutConfig
 from roll.config.sandbox import SandboxConfig
 from roll.config.training import TrainingConfig
@@ -52,6 +53,7 @@ class RLVRConfig(Section):
     sandbox: SandboxConfig = option(SandboxConfig(), "Where programs of the model run.")
     tracking: TrackingConfig = option(TrackingConfig(), "What is recorded.")
     alarms: AlarmsConfig = option(AlarmsConfig(), "When a run warns or stops.")
+    replay: ReplayConfig | None = option(None, "A recorded run that is run again; `roll replay` sets it.")
 
     @field_validator("data")
     @classmethod
@@ -68,6 +70,10 @@ class RLVRConfig(Section):
         self._check_lengths()
         self._check_roles()
         self._check_demonstrations()
+        if self.replay is not None and self.tracking.record_rollouts:
+            raise ValueError(
+                "tracking.record_rollouts would record what replay.run has recorded already: set it to false"
+            )
         if self.training.warmup_steps > self.training.num_steps:
             raise ValueError(
                 f"training.warmup_steps {self.training.warmup_steps} exceeds training.num_steps "

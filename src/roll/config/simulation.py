@@ -264,6 +264,12 @@ class SimulationConfig(Section):
     placement: SimulatedPlacement = option(SimulatedPlacement(), "Devices of the roles.")
     engine: SimulatedEngineConfig = option(SimulatedEngineConfig(), "One engine.")
     rollout: RolloutConfig = option(RolloutConfig(), "As in the file of a run.")
+    recording: str | None = option(
+        None,
+        "A run that was trained with `tracking.record_rollouts`: prompts, lengths, turns, verdicts and latencies are "
+        "its own, and `answer_tokens` may be left out.",
+        examples=["runs/x"],
+    )
     prompt_tokens: DistributionConfig = option(FixedDistribution(value=512.0), "Length of prompts.")
     answer_tokens: DistributionConfig = option(..., "Length of answers, or of turns, if nothing cut them off.")
     answer_correlation: float = option(
@@ -278,8 +284,17 @@ class SimulationConfig(Section):
     )
     paper: list[PaperConfig] = option([], "Published figures.")
 
+    @model_validator(mode="before")
+    @classmethod
+    def _lengths_are_recorded(cls, value: Any) -> Any:
+        if isinstance(value, dict) and value.get("recording") is not None:
+            return {"answer_tokens": {"type": "fixed", "value": 1.0}, **value}
+        return value
+
     @model_validator(mode="after")
     def _consistent(self) -> SimulationConfig:
+        if self.recording is not None and self.environment is not None:
+            raise ValueError("recording has the turns of every rollout, so environment would say it twice: remove one")
         if self.warmup_steps >= self.num_steps:
             raise ValueError(f"warmup_steps {self.warmup_steps} leaves none of num_steps {self.num_steps} to measure")
         width, generation = self.engine.tensor_parallel, self.placement.generation

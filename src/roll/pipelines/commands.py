@@ -15,8 +15,8 @@ from roll.cluster.base import open_cluster
 from roll.config import RLVRConfig
 from roll.config.load import load_run_config, resolved
 from roll.errors import DataError, InfraError, RunDirectoryError, UserError
-from roll.pipelines import rlvr
 from roll.pipelines.measures import evaluation_metrics
+from roll.pipelines.replay.work import open_work
 from roll.pipelines.saved import (
     SavedRun,
     checkpoints,
@@ -25,7 +25,7 @@ from roll.pipelines.saved import (
     remove_unfinished,
 )
 from roll.pipelines.scheduling import build_scheduler
-from roll.pipelines.setup import engine_specs, open_parts, prepare_material, sampling_plans
+from roll.pipelines.setup import engine_specs, prepare_material, sampling_plans
 from roll.pipelines.stop import Interrupted, StopRequest, stop_on_signals
 from roll.protocols import InferenceEngine
 from roll.rewards.opening import open_rewards
@@ -66,8 +66,8 @@ async def _train(config: RLVRConfig, run: RunDirectory, saved: SavedRun | None) 
     stop = StopRequest()
     with Tracker(run, config, resumed_at=step if saved else None) as tracker, stop_on_signals(stop):
         try:
-            async with open_parts(config, run, tracker, stop, saved=saved) as parts:
-                await rlvr.run(parts)
+            async with open_work(config, run, tracker, stop, saved=saved) as work:
+                await work()
         except InfraError as error:
             if stop:  # the signal reached a part of the run as well, before it could be asked to stop
                 raise Interrupted(stop.signal_name) from error

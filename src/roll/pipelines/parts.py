@@ -3,22 +3,49 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
+from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from dataclasses import dataclass
+from typing import Protocol
 
 from roll.config import RLVRConfig
 from roll.data import Data
 from roll.pipelines.checkpoint import Checkpointer
+from roll.pipelines.replay.recorder import Recorder
 from roll.pipelines.state import RunState
 from roll.pipelines.stop import StopRequest
 from roll.protocols import Scorer, TrainerGroup
 from roll.rewards.compose import WeightedReward
-from roll.rollout import AsyncController, DataLedger, LLMProxy, RolloutScheduler, SamplingPlan
+from roll.rollout import Batch, DataLedger, LLMProxy, RolloutScheduler, SamplingPlan
 from roll.tracking import Spans, Tracker
 from roll.types import PromptDraw
-from roll.weights import WeightSync
+from roll.weights import SyncReport
 
-__all__ = ["Parts"]
+__all__ = ["Batches", "Parts", "Weights"]
+
+
+class Batches(Protocol):
+    """Where a loop's batches come from: see `AsyncController`, or a recording."""
+
+    async def next_batch(self) -> Batch: ...
+
+    def updating(self) -> AbstractAsyncContextManager[None]: ...
+
+    async def settle(self, version: int, trained: Collection[str]) -> None: ...
+
+    def in_flight(self) -> list[PromptDraw]: ...
+
+    async def close(self) -> None: ...
+
+
+class Weights(Protocol):
+    """Where a loop's weights go: see `WeightSync`."""
+
+    def changing(self) -> AbstractContextManager[None]: ...
+
+    async def push(
+        self, policy_version: int, *, still: AbstractAsyncContextManager[object] | None = None
+    ) -> SyncReport: ...
 
 
 @dataclass(kw_only=True, slots=True)
@@ -33,7 +60,7 @@ class Parts:
     ledger: DataLedger
     proxy: LLMProxy
     scheduler: RolloutScheduler
-    controller: AsyncController
+    controller: Batches
     rewards: Mapping[str, WeightedReward]
     """By domain."""
     train_plan: SamplingPlan
@@ -43,10 +70,12 @@ class Parts:
     """The initial policy, where the KL penalty needs it."""
     critics: tuple[TrainerGroup, ...]
     """Value models, where the algorithm has any."""
-    weights: WeightSync
+    weights: Weights
     checkpointer: Checkpointer
     tracker: Tracker
     spans: Spans
     stop: StopRequest
+    recorder: Recorder | None = None
+    """Where the run is recorded."""
     evaluation: asyncio.Task[None] | None = None
     """Runs beside training in an asynchronous run."""

@@ -19,7 +19,7 @@ from roll.rollout.group_run import Doom
 from roll.rollout.loops import Renderer, RolloutLoop
 from roll.types import PromptDraw, Rollout
 
-__all__ = ["GREEDY", "build_controller", "build_router", "build_scheduler"]
+__all__ = ["GREEDY", "build_controller", "build_router", "build_scheduler", "own_loop"]
 
 GREEDY = "greedy"
 """Purpose of the greedy answers that a baseline compares with."""
@@ -38,13 +38,22 @@ def build_scheduler(
     rewards: Mapping[str, Reward],
     renderer: Renderer,
     on_rollout: Callable[[Rollout], None] = lambda rollout: None,
+    *,
+    loop: RolloutLoop | None = None,
 ) -> RolloutScheduler:
     """The scheduler of a run.
+
+    Args:
+        config: of the run.
+        proxy: where requests go.
+        rewards: by domain.
+        renderer: tokens to text.
+        on_rollout: told of every rollout as it ends.
+        loop: in place of the configuration's.
 
     Raises:
         ConfigError: `rollout.loop` cannot be imported.
     """
-    loop = config.rollout.loop
     scheduling = config.rollout.scheduling
     return RolloutScheduler(
         proxy,
@@ -53,9 +62,19 @@ def build_scheduler(
         seed=config.seed,
         max_attempts=config.rollout.max_attempts,
         replicate=scheduling.replicate_prompts and scheduling.type != "batch",
-        loop=cast(RolloutLoop, load_function(loop, "rollout loop")) if loop else None,
+        loop=own_loop(config) if loop is None else loop,
         on_rollout=on_rollout,
     )
+
+
+def own_loop(config: RLVRConfig) -> RolloutLoop | None:
+    """The user's own way to make a rollout, where there is one.
+
+    Raises:
+        ConfigError: it cannot be imported.
+    """
+    loop = config.rollout.loop
+    return cast(RolloutLoop, load_function(loop, "rollout loop")) if loop else None
 
 
 def build_controller(

@@ -17,6 +17,7 @@ from roll.models import context_length, load_tokenizer, resolve_model, stop_toke
 from roll.pipelines.checkpoint import Checkpointer
 from roll.pipelines.learning.losses import check_own_functions
 from roll.pipelines.parts import Parts
+from roll.pipelines.replay.recorder import RecordingProxy, open_recorder
 from roll.pipelines.saved import SavedRun
 from roll.pipelines.scheduling import build_controller, build_router, build_scheduler
 from roll.pipelines.state import RunState
@@ -191,13 +192,18 @@ async def open_parts(
             probe=probe_sequences(material.data),
             transport=cluster.transport(resolve_engine_kind(config.inference.engine)),
         )
-        proxy = LLMProxy(
+        recorder = open_recorder(config, run, material, state) if config.tracking.record_rollouts else None
+        proxy = (RecordingProxy if recorder else LLMProxy)(
             roles.engines, weights.push_to, max_attempts=config.rollout.max_attempts, router=build_router(config)
         )
         ledger = saved.ledger if saved else DataLedger()
         train_plan, eval_plan = sampling_plans(config, material.stop_token_ids)
         rewards = await stack.enter_async_context(open_rewards(config, roles.pool))
+        for domain, reward in rewards.items():
+            reward.restore(state.verifiers.get(domain, {}))
         scheduler = build_scheduler(config, proxy, rewards, material.data.renderer, tracker.on_rollout)
+        if recorder is not None:
+            recorder.listen(scheduler.life, proxy)
         if config.tracking.trace_rollouts:
             scheduler.life.listen(RolloutTrace(tracker.spans.event, FINAL).on_transition)
         yield Parts(
@@ -220,4 +226,5 @@ async def open_parts(
             tracker=tracker,
             spans=tracker.spans,
             stop=stop,
+            recorder=recorder,
         )

@@ -74,6 +74,8 @@ async def cross_boundary(parts: Parts, collected: Collected, metrics: dict[str, 
     for alarm in alarms:
         logger.warning("%s", alarm.message)
     with parts.spans.phase("record"):
+        if parts.recorder is not None:
+            await parts.recorder.record(parts, collected)
         parts.tracker.log_step(state.step, metrics | parts.spans.metrics())
     return [alarm.message for alarm in alarms if alarm.stops]
 
@@ -84,6 +86,12 @@ def _mark_boundary(parts: Parts) -> None:
     state.data = parts.data.train.state()
     state.num_draws = parts.data.train.num_drawn
     state.pending = [[d.draw_id, d.prompt.domain, d.position] for d in parts.controller.in_flight()]
+    _remember_verifiers(parts)
+
+
+def _remember_verifiers(parts: Parts) -> None:
+    states = {domain: reward.state() for domain, reward in parts.rewards.items()}
+    parts.state.verifiers = {domain: state for domain, state in states.items() if state}
 
 
 def return_to_boundary(parts: Parts) -> None:
@@ -106,6 +114,7 @@ async def evaluate_if_due(parts: Parts) -> None:
     if evaluation_due(parts):
         with parts.spans.phase("evaluate"):
             await parts.stop.unless(evaluate(parts))
+        _remember_verifiers(parts)  # nothing else was scored meanwhile: this is still the boundary
 
 
 async def save_if_due(parts: Parts, alarms: list[str]) -> None:

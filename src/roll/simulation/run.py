@@ -12,7 +12,7 @@ import gc
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from roll.config.simulation import SimulationConfig
@@ -27,6 +27,7 @@ from roll.simulation.batch import BatchLimits
 from roll.simulation.costs import EngineCosts, engine_costs, kv_capacity_tokens, sync_s
 from roll.simulation.engine import EngineSettings
 from roll.simulation.hardware import Device, Model, device, model
+from roll.simulation.recorded import RecordedWorkload, open_workload, recorded_loop
 from roll.simulation.recorder import Recorder, StepRecord
 from roll.simulation.roles import (
     EnvironmentTurns,
@@ -35,7 +36,7 @@ from roll.simulation.roles import (
     SimulatedReward,
     SimulatedTrainer,
 )
-from roll.simulation.workload import DOMAIN, Workload
+from roll.simulation.workload import DOMAIN
 from roll.types import Group, PromptDraw, SamplingParams
 
 __all__ = ["SimulatedRun", "engine_settings", "simulate"]
@@ -146,7 +147,9 @@ class _World:
         scheduling = config.rollout.scheduling
         self.config = config
         self.recorder = recorder
-        self.workload = Workload(config, seed)
+        self.workload = open_workload(config, seed)
+        if isinstance(self.workload, RecordedWorkload) and config.training.sync_s is None:
+            settings = replace(settings, update_s=self.workload.sync_s)
         self.engines = SimulatedEngines(config.num_engines, settings, self.workload.answer_tokens)
         self.trainer = SimulatedTrainer(config, made_of, on, self.workload)
         self.version = 0
@@ -167,7 +170,9 @@ class _World:
             seed=seed,
             max_attempts=config.rollout.max_attempts,
             replicate=scheduling.replicate_prompts and scheduling.type != "batch",
-            loop=EnvironmentTurns(environment, self.workload, config.rollouts_per_step) if environment else None,
+            loop=EnvironmentTurns(environment, self.workload, config.rollouts_per_step)
+            if environment
+            else recorded_loop(self.workload),
         )
         self.scheduler.life.listen(recorder.on_transition)
         self.controller = AsyncController(

@@ -2,7 +2,7 @@
 
 runs/<name>/  config.yaml   metrics.jsonl   trace.json   summary.json   reward.png
               rollouts/step-000001.parquet   tensorboard/
-              checkpoints/step-000020/…      logs/<role>-<rank>.log
+              checkpoints/step-000020/…      logs/<role>-<rank>.log      recording/
 """
 
 from __future__ import annotations
@@ -128,6 +128,11 @@ class RunDirectory:
     def rollouts_dir(self) -> Path:
         """Parquet files of rollouts."""
         return self.path / "rollouts"
+
+    @property
+    def recording_dir(self) -> Path:
+        """What `roll replay` reads: see `roll.tracking.recording`."""
+        return self.path / "recording"
 
     @property
     def tensorboard_dir(self) -> Path:

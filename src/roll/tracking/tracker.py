@@ -27,6 +27,7 @@ from roll.tracking.console import AnswerView, Console, QuietConsole, RunHeader, 
 from roll.tracking.memory import PeakMemory
 from roll.tracking.metrics import flatten
 from roll.tracking.metrics_file import Kind, MetricsFile, read_metrics
+from roll.tracking.recording import truncate_recording
 from roll.tracking.run_directory import RunDirectory, writing
 from roll.tracking.sinks import GuardedSink, open_sinks
 from roll.tracking.spans import Spans
@@ -184,6 +185,7 @@ class Tracker:
             number = path.stem.rpartition("-")[2]
             if number.isdigit() and int(number) > step:
                 path.unlink()
+        truncate_recording(self.run.recording_dir, step)
         if any(self.run.tensorboard_dir.iterdir()):
             from roll.tracking.tensorboard import truncate_events
 

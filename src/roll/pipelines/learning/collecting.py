@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from roll.pipelines.learning.demonstrations import demonstrations
@@ -9,8 +10,9 @@ from roll.pipelines.learning.selection import Selection, select
 from roll.pipelines.parts import Parts
 from roll.pipelines.scheduling import GREEDY
 from roll.rollout import Batch, Fate
+from roll.types import Rollout
 
-__all__ = ["Collected", "collect"]
+__all__ = ["Collected", "chosen", "collect"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -19,6 +21,8 @@ class Collected:
 
     batch: Batch
     selection: Selection
+    demonstrations: tuple[Rollout, ...] = ()
+    """Of prompts of the batch, whether the selection has them or not."""
 
 
 async def collect(parts: Parts) -> Collected:
@@ -31,6 +35,11 @@ async def collect(parts: Parts) -> Collected:
     with parts.spans.phase("wait" if ahead else "generate"):
         batch = await parts.controller.next_batch()
         shown = await demonstrations(parts, [group.draw for group in batch.groups])
+    return chosen(parts, batch, shown)
+
+
+def chosen(parts: Parts, batch: Batch, demonstrations: Sequence[Rollout]) -> Collected:
+    """What a step learns from, of a batch and of demonstrations of its prompts."""
     with parts.spans.phase("advantages"):
         selection = select(
             batch.groups,
@@ -38,8 +47,8 @@ async def collect(parts: Parts) -> Collected:
             max_length=parts.config.max_answer_tokens,
             moments=parts.state.moments,
             greedy=batch.companions.get(GREEDY, ()),
-            demonstrations=shown,
+            demonstrations=demonstrations,
             left_out=batch.left_out,
         )
     selection.fates.update({draw_id: (Fate.EXPIRED, why) for draw_id, why in batch.expired.items()})
-    return Collected(batch=batch, selection=selection)
+    return Collected(batch=batch, selection=selection, demonstrations=tuple(demonstrations))

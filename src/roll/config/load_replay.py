@@ -1,0 +1,116 @@
+"""From a recorded run and overrides to the configuration of its replay."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+from roll.config.algorithm import AlgorithmConfig
+from roll.config.document import read
+from roll.config.load import Overrides, as_override_list, load_config
+from roll.config.problems import show
+from roll.config.run import RLVRConfig
+from roll.errors import ConfigError, RunDirectoryError
+
+__all__ = ["changed_keys", "check_replayable", "load_replay_config"]
+
+_FIXED = {
+    "train": ("data", "rollout", "inference", "evaluation", "sandbox", "judge", "seed"),
+    "rollout": ("data", "model.path", "seed"),
+}
+"""What a replay without engines, or without a trainer, takes from the recording."""
+
+
+def load_replay_config(
+    run: str | Path,
+    overrides: Overrides = (),
+    *,
+    only: Literal["train", "rollout"] = "train",
+    checkpoint: str | None = None,
+) -> RLVRConfig:
+    """The recorded run's configuration with a name of its own, and changes.
+
+    Where the changes choose another algorithm, what the recorded run's preset had set is left behind; what its user had
+    set stays.
+
+    Raises:
+        RunDirectoryError: there is no run.
+        ConfigError: an override is wrong.
+    """
+    path = Path(run)
+    if not (path / "config.yaml").is_file():
+        raise RunDirectoryError(f"'{run}' is not a run: it has no config.yaml.")
+    changes = as_override_list(overrides)
+    tree = dict(read(path / "config.yaml").tree)
+    given = {change.partition("=")[0].strip() for change in changes}
+    if "algorithm.type" in given:
+        tree["algorithm"] = _own_keys(tree.get("algorithm", {}))
+    tree["replay"] = {"run": str(run), "only": only, "checkpoint": checkpoint}
+    tree["name"] = f"{path.resolve().name}-{'replay' if only == 'train' else 'rollouts'}"
+    tree["output_dir"] = str(path.parent)
+    tree["tracking"] = {**tree.get("tracking", {}), "record_rollouts": False}
+    return load_config(tree, changes)
+
+
+def _own_keys(algorithm: Mapping[str, Any]) -> dict[str, Any]:
+    """What differs from the preset: the keys that a user wrote, as far as they changed anything."""
+    usual = AlgorithmConfig(type=algorithm.get("type", "grpo")).model_dump(mode="json")
+    kept = {"type": algorithm.get("type", "grpo")}
+    for key, value in algorithm.items():
+        before = usual.get(key)
+        if value == before:
+            continue
+        same_kind = isinstance(value, dict) and isinstance(before, dict) and value.get("type") == before.get("type")
+        if same_kind:
+            kept[key] = {k: v for k, v in value.items() if k == "type" or v != before.get(k)}
+        else:
+            kept[key] = value
+    return kept
+
+
+def check_replayable(config: RLVRConfig, recorded: Mapping[str, Any]) -> None:
+    """Refuse changes that the recording has decided already.
+
+    Args:
+        config: of the replay.
+        recorded: the resolved configuration of the recorded session.
+
+    Raises:
+        ConfigError: names each, with both values.
+    """
+    assert config.replay is not None, "this is a replay"
+    only = config.replay.only
+    now = config.model_dump(mode="json")
+    problems = [
+        f"  {key}: recorded {show(before)}, now {show(after)}"
+        for section in _FIXED[only]
+        for key, before, after in _differences(_at(recorded, section), _at(now, section), section)
+    ]
+    if problems:
+        without = "the engines" if only == "train" else "the trainer"
+        raise ConfigError(
+            f"a replay without {without} takes these from the recording of '{config.replay.run}', so that they cannot "
+            "change:\n" + "\n".join(problems)
+        )
+
+
+def changed_keys(recorded: Mapping[str, Any], config: RLVRConfig, sections: Sequence[str]) -> list[str]:
+    """Dotted keys below these sections whose values are not the recorded ones."""
+    now = config.model_dump(mode="json")
+    return [key for s in sections for key, _, _ in _differences(_at(recorded, s), _at(now, s), s)]
+
+
+def _at(tree: Mapping[str, Any], key: str) -> Any:
+    value: Any = tree
+    for part in key.split("."):
+        value = value.get(part) if isinstance(value, Mapping) else None
+    return value
+
+
+def _differences(before: Any, after: Any, key: str) -> Iterator[tuple[str, Any, Any]]:
+    if isinstance(before, Mapping) and isinstance(after, Mapping):
+        for name in sorted({*before, *after}):
+            yield from _differences(before.get(name), after.get(name), f"{key}.{name}")
+    elif before != after:
+        yield key, before, after

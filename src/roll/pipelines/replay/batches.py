@@ -1,0 +1,134 @@
+"""Recorded batches in place of the controller, the scheduler and the engines.
+
+    recording ─ step N ─► prompts drawn again from the data, compared ─► Batch ─► train ─► settle: the recorded boundary
+
+Invariants:
+    - a batch's prompts, their tokens and their order are those of the recorded run, or the replay stops and names one;
+    - at every step's boundary the prompt stream, the ledger's draws and what is in flight are as they were recorded; so
+      a replay can be interrupted and resumed like any run.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Collection, Iterable
+from contextlib import asynccontextmanager
+from dataclasses import replace
+
+import numpy as np
+
+from roll.data import Data
+from roll.errors import CheckpointError, DataError
+from roll.pipelines.state import RunState
+from roll.rollout import Batch, DataLedger, LLMProxy
+from roll.tracking.recording import RecordedStep, Recording
+from roll.types import Group, Prompt, PromptDraw, Rollout
+
+__all__ = ["RecordedBatches", "with_prompts"]
+
+
+class RecordedBatches:
+    """Hands out what was recorded; has what a loop asks of `AsyncController`.
+
+    Args:
+        recording: where from.
+        data: prompts, which the recording only names.
+        state: of the run, at a step's boundary.
+        ledger: in which draws are opened as they were.
+        proxy: whose counters are set to the recorded ones.
+    """
+
+    def __init__(self, recording: Recording, data: Data, state: RunState, ledger: DataLedger, proxy: LLMProxy) -> None:
+        self._recording = recording
+        self._data = data
+        self._state = state
+        self._ledger = ledger
+        self._proxy = proxy
+        self._current: RecordedStep | None = None
+        self.demonstrations: tuple[Rollout, ...] = ()
+        """Of the last batch's prompts."""
+
+    async def next_batch(self) -> Batch:
+        """The batch of the step after the state's.
+
+        Raises:
+            DataError: it is not recorded, or damaged, or the data have other prompts now.
+        """
+        recorded = await asyncio.to_thread(self._recording.read, self._state.step + 1)
+        for drawn in recorded.draws:
+            if drawn.draw_id == len(self._ledger):
+                bare = Prompt(uid=drawn.uid, domain="", messages=())
+                draw = PromptDraw(draw_id=drawn.draw_id, prompt=bare, token_ids=np.zeros(0, np.int32))
+                self._ledger.open([draw], drawn.step)
+        self._current = recorded
+        groups = with_prompts(self._data, recorded.groups)
+        prompts = {group.draw.draw_id: group.draw.prompt for group in groups}
+        self.demonstrations = tuple(replace(r, prompt=prompts[r.draw_id]) for r in recorded.demonstrations)
+        return Batch(
+            groups=groups,
+            companions={purpose: with_prompts(self._data, found) for purpose, found in recorded.companions.items()},
+            left_out=dict(recorded.left_out),
+            expired=dict(recorded.expired),
+            expired_lengths=list(recorded.expired_lengths),
+            num_refills=recorded.num_refills,
+            kind=recorded.kind,
+            staleness=list(recorded.staleness),
+        )
+
+    @asynccontextmanager
+    async def updating(self) -> AsyncIterator[None]:
+        """Nothing stands still: no engine runs."""
+        yield
+
+    async def settle(self, version: int, trained: Collection[str]) -> None:
+        """Bring the prompt stream and the counters to the recorded boundary."""
+        assert self._current is not None, "a step has a batch"
+        self._data.train.restore(dict(self._current.stream))
+        counters = self._current.counters
+        self._proxy.num_replaced = counters["replaced"]
+        self._proxy.num_reissued = counters["reissued"]
+        self._proxy.num_continued = counters["continued"]
+
+    def in_flight(self) -> list[PromptDraw]:
+        """As it was recorded at the last boundary."""
+        pending = () if self._current is None else self._current.pending
+        return [
+            PromptDraw(
+                draw_id=draw_id,
+                prompt=Prompt(uid="", domain=domain, messages=()),
+                token_ids=np.zeros(0, np.int32),
+                position=position,
+            )
+            for draw_id, domain, position in pending
+        ]
+
+    async def close(self) -> None:
+        """Nothing runs."""
+
+
+def with_prompts(data: Data, groups: Iterable[Group]) -> list[Group]:
+    """Recorded groups with their whole prompts, drawn again from the data.
+
+    Raises:
+        DataError: a prompt is another one, or has other tokens now.
+    """
+    found = []
+    for group in groups:
+        recorded = group.draw
+        try:
+            draw = data.train.again(recorded.draw_id, recorded.prompt.domain, recorded.position)
+        except CheckpointError as error:
+            raise DataError(f"draw {recorded.draw_id} of the recording cannot be drawn again: {error}") from None
+        if draw.prompt.uid != recorded.prompt.uid:
+            raise DataError(
+                f"draw {recorded.draw_id} was recorded with prompt '{recorded.prompt.uid}', and the data have "
+                f"'{draw.prompt.uid}' in its place: replay with the data as they were."
+            )
+        if not np.array_equal(draw.token_ids, recorded.token_ids):
+            raise DataError(
+                f"prompt '{draw.prompt.uid}' was recorded with {len(recorded.token_ids)} tokens, and is rendered with "
+                f"{len(draw.token_ids)}, not the same ones, now: replay with its template as it was."
+            )
+        rollouts = tuple(replace(rollout, prompt=draw.prompt) for rollout in group.rollouts)
+        found.append(Group(draw=draw, rollouts=rollouts))
+    return found

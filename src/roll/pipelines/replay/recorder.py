@@ -1,0 +1,193 @@
+"""Recording a run as it goes: what the loop, the life cycle and the proxy tell becomes a step of the recording.
+
+    LifeCycle ─ transitions ─► moves ────┐
+    RecordingProxy ─ calls ─► requests ──┼─► RecordedStep ─► (a thread) ─► recording/step-N/
+    cross_boundary ─ batch, state ───────┘
+
+Invariants:
+    - at every step's boundary all that happened since the last one is written and forgotten: memory holds one step;
+    - a step is recorded before its metrics and before any checkpoint that contains it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from roll.config import RLVRConfig
+from roll.config.load import resolved
+from roll.models import load_tokenizer
+from roll.models.fingerprint import model_fingerprint, tokenizer_fingerprint
+from roll.pipelines.state import RunState
+from roll.rollout import LifeCycle, LLMProxy, Transition
+from roll.rollout.proxy import OnStart
+from roll.tracking import RunDirectory
+from roll.tracking.recording import Move, RecordedDraw, RecordedStep, RecordingWriter, Request, Session
+from roll.tracking.run_directory import writing
+from roll.types import Generation, GenerationRequest
+from roll.version import __version__
+
+if TYPE_CHECKING:
+    from roll.pipelines.learning.collecting import Collected
+    from roll.pipelines.parts import Parts
+    from roll.pipelines.setup import Material
+
+__all__ = ["Recorder", "RecordingProxy", "open_recorder", "session_of"]
+
+
+class Recorder:
+    """Records one session of a run.
+
+    Args:
+        writer: of the run's recording.
+        session: that begins.
+        origin: time of the running loop from which its times count.
+        policy_version: of the trainer.
+    """
+
+    def __init__(self, writer: RecordingWriter, session: Session, origin: float, policy_version: int) -> None:
+        self._writer = writer
+        self._session = session
+        self._origin = origin
+        self._moves: list[Move] = []
+        self._requests: list[Request] = []
+        self._num_draws = session.num_draws
+        self._policy_version = policy_version
+        writer.begin(session)
+
+    def listen(self, life: LifeCycle, proxy: LLMProxy) -> None:
+        """Be told of every transition and, by a `RecordingProxy`, of every request."""
+        life.listen(self.on_transition)
+        if isinstance(proxy, RecordingProxy):
+            proxy.on_request = self.on_request
+
+    def on_transition(self, event: Transition) -> None:
+        """For `LifeCycle`."""
+        before = "" if event.before is None else str(event.before)
+        self._moves.append(Move(event.time - self._origin, event.rollout_id, before, str(event.after), event.detail))
+
+    def on_request(self, request: Request) -> None:
+        """For `RecordingProxy`; times are the loop's."""
+        started = request.started_s - self._origin if request.started_s >= 0 else -1.0
+        queued, ended = request.queued_s - self._origin, request.ended_s - self._origin
+        self._requests.append(request._replace(queued_s=queued, started_s=started, ended_s=ended))
+
+    async def record(self, parts: Parts, collected: Collected) -> None:
+        """A step is done, its boundary marked, its metrics not yet written.
+
+        Raises:
+            RunDirectoryError: it cannot be written.
+        """
+        step = self._step(parts, collected)
+        self._moves, self._requests = [], []
+        self._num_draws, self._policy_version = step.num_draws, step.next_policy_version
+        await asyncio.to_thread(self._write, parts.tracker.run, step)
+
+    def _write(self, run: RunDirectory, step: RecordedStep) -> None:
+        with writing(run.path):
+            self._writer.write(step)
+
+    def _step(self, parts: Parts, collected: Collected) -> RecordedStep:
+        state, batch, proxy = parts.state, collected.batch, parts.proxy
+        opened = [parts.ledger[draw_id] for draw_id in range(self._num_draws, state.num_draws)]
+        times = {name.removeprefix("time/").removesuffix("_s"): v for name, v in parts.spans.metrics().items()}
+        return RecordedStep(
+            step=state.step,
+            session=self._session.number,
+            policy_version=self._policy_version,
+            next_policy_version=state.policy_version,
+            groups=tuple(batch.groups),
+            companions={purpose: tuple(groups) for purpose, groups in batch.companions.items()},
+            demonstrations=collected.demonstrations,
+            left_out=batch.left_out,
+            expired=batch.expired,
+            expired_lengths=tuple(batch.expired_lengths),
+            num_refills=batch.num_refills,
+            kind=batch.kind,
+            staleness=tuple(batch.staleness),
+            draws=tuple(RecordedDraw(entry.draw_id, entry.uid, entry.step) for entry in opened),
+            stream=state.data,
+            num_draws=state.num_draws,
+            pending=_pending(state),
+            counters={
+                "replaced": proxy.num_replaced,
+                "reissued": proxy.num_reissued,
+                "continued": proxy.num_continued,
+            },
+            timings_s=times,
+            moves=tuple(self._moves),
+            requests=tuple(self._requests),
+        )
+
+
+def _pending(state: RunState) -> tuple[tuple[int, str, int], ...]:
+    return tuple((draw_id, domain, position) for draw_id, domain, position in state.pending)
+
+
+class RecordingProxy(LLMProxy):
+    """An `LLMProxy` that tells when every request was queued, started and ended.
+
+    `on_request` is set once the recorder is there; until then nobody is told.
+    """
+
+    on_request: Callable[[Request], None] = staticmethod(lambda request: None)
+
+    async def generate(
+        self,
+        request: GenerationRequest,
+        *,
+        session: str = "",
+        pinned: bool = False,
+        on_start: OnStart | None = None,
+    ) -> Generation:
+        """See `LLMProxy.generate`."""
+        clock = asyncio.get_running_loop().time
+        seen = Request(request.request_id, "", clock(), -1.0, 0.0, len(request.token_ids), -1, "failed")
+
+        def started(engine_id: str) -> None:
+            nonlocal seen
+            seen = seen._replace(engine_id=engine_id, started_s=clock() if seen.started_s < 0 else seen.started_s)
+            if on_start is not None:
+                on_start(engine_id)
+
+        try:
+            found = await super().generate(request, session=session, pinned=pinned, on_start=started)
+            seen = seen._replace(num_tokens=len(found.token_ids), finish_reason=found.finish_reason)
+            return found
+        except asyncio.CancelledError:
+            seen = seen._replace(finish_reason="cancelled")
+            raise
+        finally:
+            self.on_request(seen._replace(ended_s=clock()))
+
+
+def open_recorder(config: RLVRConfig, run: RunDirectory, material: Material, state: RunState) -> Recorder:
+    """Begin to record; the run's directory was cut back to `state`.
+
+    Raises:
+        RunDirectoryError: it cannot be written.
+    """
+    loop = asyncio.get_running_loop()
+    with writing(run.path):
+        writer = RecordingWriter(run.recording_dir)
+        session = session_of(config, material, state)
+        return Recorder(writer, replace(session, number=writer.next_session), loop.time(), state.policy_version)
+
+
+def session_of(config: RLVRConfig, material: Material, state: RunState) -> Session:
+    """What a session's steps have in common; its number is the first."""
+    return Session(
+        number=1,
+        step=state.step,
+        started=time.time(),
+        version=__version__,
+        config=resolved(config),
+        model=model_fingerprint(material.model_path),
+        tokenizer=tokenizer_fingerprint(load_tokenizer(material.model_path)),
+        stream=state.data,
+        num_draws=state.num_draws,
+        pending=_pending(state),
+    )

@@ -1,0 +1,197 @@
+"""A real run's recorded work on simulated hardware: the same prompts, lengths and latencies under another schedule.
+
+    recording ─► RecordedWork ─► RecordedWorkload ─► SimulatedEngine, SimulatedReward, SimulatedTrainer
+                                      └─────────────► RecordedTurns (rollouts of several turns)
+
+A rollout is known by its draw and its index, a request by its turn as well. What the recorded run never finished
+(redundant rollouts that it stopped, prompts beyond its end) gets the length of another answer to the same prompt or,
+where there is none, of any answer: a function of the seed and of the request, as everywhere in a simulation.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections import defaultdict
+from dataclasses import replace
+from pathlib import Path
+from statistics import median
+from typing import TypeVar
+
+import numpy as np
+
+from roll.config.simulation import SimulationConfig
+from roll.errors import ConfigError
+from roll.rollout.loops import Generate, Renderer, RolloutLoop
+from roll.simulation.workload import DOMAIN, Workload
+from roll.tracking.recording import RecordedWork, Recording
+from roll.tracking.recording.work import previous_turn, request_id
+from roll.types import Generation, GenerationRequest, IntArray, Prompt, PromptDraw, Rollout, Turn
+
+__all__ = ["RecordedTurns", "RecordedWorkload", "open_workload", "recorded_loop"]
+
+T = TypeVar("T")
+_LENGTH, _REWARD, _VERDICT, _PROMPT = range(101, 105)
+
+
+def open_workload(config: SimulationConfig, seed: int) -> Workload:
+    """The workload that a simulation describes: a recorded one, or a random one.
+
+    Raises:
+        ConfigError: the recording has no answer that ended.
+        DataError: it cannot be read.
+    """
+    if config.recording is None:
+        return Workload(config, seed)
+    recording = Recording.open(Path(config.recording))
+    steps = range(recording.first, recording.last + 1)
+    recording.check(steps)
+    return RecordedWorkload(config, seed, RecordedWork.of(map(recording.read, steps)))
+
+
+class RecordedWorkload(Workload):
+    """Answers as they were recorded; see `Workload` for the questions.
+
+    Args:
+        config: the simulation; its distributions are not used, but for an update's `training.duration` if it is given.
+        seed: for what was not recorded.
+        work: what was.
+    """
+
+    def __init__(self, config: SimulationConfig, seed: int, work: RecordedWork) -> None:
+        super().__init__(config, seed)
+        self.work = work
+        self._given_training = config.training.duration is not None
+        self._first_draw = min(work.prompt_tokens, default=0)
+        self._by_draw: dict[int, list[int]] = defaultdict(list)
+        for name, tokens in work.tokens.items():
+            purpose, _, rest = name.partition("-")
+            if purpose == "train" and not previous_turn(name):
+                self._by_draw[int(rest.partition(".")[0])].append(tokens)
+        self._lengths = sorted(length for lengths in self._by_draw.values() for length in lengths)
+        self._prompts = sorted(work.prompt_tokens.values())
+        self._latencies = sorted(reward.duration_s for reward in work.rewards.values())
+        if not self._lengths:
+            raise ConfigError(f"recording '{config.recording}' has no answer that ended: record a longer run.")
+
+    @property
+    def sync_s(self) -> float:
+        """Median of a weight sync."""
+        return median(self.work.sync_s.values())
+
+    @property
+    def has_turns(self) -> bool:
+        """Whether some rollout had several."""
+        return bool(self.work.between)
+
+    def draw(self, draw_id: int) -> PromptDraw:
+        """The recorded prompt with this place in the order of draws."""
+        recorded = draw_id + self._first_draw
+        length = self.work.prompt_tokens.get(recorded)
+        if length is None:
+            length = self._any(self._prompts, _PROMPT, recorded)
+        tokens = np.full(length, recorded + 1, np.int32)
+        prompt = Prompt(uid=f"{DOMAIN}/{recorded}", domain=DOMAIN, messages=())
+        return PromptDraw(draw_id=recorded, prompt=prompt, token_ids=tokens)
+
+    def answer_tokens(self, request: GenerationRequest) -> int:
+        """Tokens that are still to come; an answer that the recorded limit cut off stays as long as that."""
+        total = self.work.tokens.get(request.request_id)
+        if total is None:
+            place = int(request.token_ids[0]) - 1, _hash(request.request_id)
+            total = self._any(self._by_draw.get(place[0]) or self._lengths, _LENGTH, *place)
+        tokens = request.token_ids
+        if tokens[-1] == 0:
+            total -= len(tokens) - 1 - int(np.flatnonzero(tokens)[-1])
+        return max(1, total)
+
+    def reward_s(self, rollout: Rollout) -> float:
+        """Its recorded duration."""
+        recorded = self.work.rewards.get(rollout.rollout_id)
+        if recorded is not None:
+            return recorded.duration_s
+        return self._any(self._latencies, _REWARD, rollout.draw_id, rollout.index) if self._latencies else 0.0
+
+    def is_right(self, rollout: Rollout) -> bool:
+        """Its recorded verdict; without one, that of another rollout of its prompt."""
+        recorded = self.work.rewards.get(rollout.rollout_id)
+        if recorded is None:
+            others = [self.work.rewards.get(f"{rollout.draw_id}.{index}") for index in range(64)]
+            known = [reward for reward in others if reward is not None]
+            if not known:
+                return super().is_right(rollout)
+            recorded = self._any(known, _VERDICT, rollout.draw_id, rollout.index)
+        return recorded.correct if recorded.correct is not None else recorded.value > 0
+
+    def training_s(self, step: int) -> float | None:
+        """The recorded update of this step, its median beyond the recorded ones; a given duration takes precedence."""
+        recorded = self.work.train_s
+        if self._given_training or not recorded:
+            return super().training_s(step)
+        return recorded.get(min(recorded) + step - 1, median(recorded.values()))
+
+    def _any(self, values: list[T], *key: int) -> T:
+        """One of them, by the seed."""
+        return values[min(int(self._uniform(*key) * len(values)), len(values) - 1)]
+
+
+class RecordedTurns:
+    """A rollout loop (see `roll.rollout.loops.RolloutLoop`): recorded turns, with the environment's time between them.
+
+    A rollout that was not recorded has the turns of another one of its prompt, or a single one.
+
+    Args:
+        workload: what was recorded.
+    """
+
+    def __init__(self, workload: RecordedWorkload) -> None:
+        self._workload = workload
+
+    async def __call__(
+        self, draw: PromptDraw, index: int, first: GenerationRequest, generate: Generate, renderer: Renderer
+    ) -> Rollout:
+        work = self._workload.work
+        names = [f"{draw.draw_id}.{index}", *(f"{draw.draw_id}.{other}" for other in range(64))]
+        between = next((work.between[name] for name in names if name in work.between), ())
+        tokens: list[IntArray] = []
+        versions: list[IntArray] = []
+        turns: list[Turn] = []
+        position = 0
+        generation: Generation | None = None
+        for turn in range(len(between) + 1):
+            name = request_id(draw.draw_id, index, turn)
+            if turn:
+                await asyncio.sleep(work.environment_s.get(name, 0.0))
+                said = np.ones(len(between[turn - 1]), np.int32)
+                tokens.append(said)
+                versions.append(np.full(len(said), -1, np.int32))
+                position += len(said)
+            context = np.concatenate([draw.token_ids, *tokens]) if turn else draw.token_ids
+            generation = await generate(replace(first, request_id=name, token_ids=context) if turn else first)
+            tokens.append(generation.token_ids)
+            versions.append(generation.policy_versions)
+            turns.append(Turn(start=position, end=position + len(generation.token_ids)))
+            position = turns[-1].end
+        assert generation is not None, "there is at least one turn"
+        return Rollout(
+            draw_id=draw.draw_id,
+            index=index,
+            prompt=draw.prompt,
+            prompt_token_ids=draw.token_ids,
+            token_ids=np.concatenate(tokens),
+            logprobs=np.zeros(position, np.float32),
+            policy_versions=np.concatenate(versions),
+            finish_reason=generation.finish_reason,
+            text="",
+            engine_id=generation.engine_id,
+            turns=tuple(turns),
+        )
+
+
+def recorded_loop(workload: Workload) -> RolloutLoop | None:
+    """The loop that a workload needs, where it needs one of its own."""
+    return RecordedTurns(workload) if isinstance(workload, RecordedWorkload) and workload.has_turns else None
+
+
+def _hash(text: str) -> int:
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big")

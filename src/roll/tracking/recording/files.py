@@ -1,0 +1,319 @@
+"""Recordings on the disk: written step by step, cut back when a run is resumed, checked when they are read.
+
+    tables, facts ──► .step-000007.….tmp/ ──► fsync ──► rename to step-000007/ ──► a line in index.jsonl, fsync
+
+Invariants:
+    - a step is recorded if and only if the index has its line, and then its directory is whole: a crash at any moment
+      leaves at most one torn line at the end, and directories that no line names;
+    - `truncate_recording` leaves exactly the steps up to a checkpoint, before the run goes on from it;
+    - nothing is parsed that is not, byte for byte, what was written: the index has each file's size, and a checksum for
+      each of its blocks (readers of Parquet may crash on damaged bytes).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import os
+import shutil
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict
+from itertools import pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import xxhash
+
+from roll.errors import DataError
+from roll.tracking import atomic
+from roll.tracking.recording.records import FORMAT, RecordedStep, Session
+from roll.tracking.recording.tables import facts_of, schemas, step_of, tables_of
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+__all__ = ["Recording", "RecordingWriter", "truncate_recording"]
+
+INDEX, FACTS = "index.jsonl", "step.json"
+_SMALLEST_BLOCK, _MOST_BLOCKS = 4096, 256
+_FLOATS = "logprobs.list.element"
+_REPEATED = ["purpose", "domain", "finish_reason", "status", "engine_id", "before", "after", "detail", "verdict"]
+
+
+def truncate_recording(directory: Path, step: int) -> None:
+    """Drop what was recorded after `step`, and what a crash left behind; -1 drops everything."""
+    if not directory.is_dir():
+        return
+    if step < 0:
+        shutil.rmtree(directory)
+        return
+    atomic.remove_leftovers(directory)
+    lines = [line for line, _ in _lines(directory / INDEX)]
+    kept = [line for line in lines if line["step"] <= step]
+    content = b"".join(_encoded(line) for line in kept)
+    if not (directory / INDEX).exists() or (directory / INDEX).stat().st_size != len(content):
+        atomic.write_bytes(directory / INDEX, content)
+    named = {_name(line["step"]) for line in kept if line["kind"] == "step"}
+    for path in directory.glob("step-*"):
+        if path.name not in named:
+            shutil.rmtree(path)
+
+
+class RecordingWriter:
+    """Appends to the recording in `directory`, which was truncated to where the run goes on.
+
+    Raises:
+        OSError: it cannot be written, here or later.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        directory.mkdir(exist_ok=True)
+        self._directory = directory
+        sessions = [line["number"] for line, _ in _lines(directory / INDEX) if line["kind"] == "session"]
+        self.next_session = max(sessions, default=0) + 1
+
+    def begin(self, session: Session) -> None:
+        """A session of the run begins."""
+        self._append({"kind": "session", "format": FORMAT, **asdict(session)})
+
+    def write(self, step: RecordedStep) -> None:
+        """Record a step, durably; a step of the same number is replaced."""
+        contents = {f"{name}.parquet": _parquet(table) for name, table in tables_of(step).items()}
+        contents[FACTS] = json.dumps(facts_of(step), allow_nan=False, ensure_ascii=False).encode()
+        final = self._directory / _name(step.step)
+        temporary = atomic.temporary_path(final)
+        temporary.mkdir()
+        try:
+            for name, content in contents.items():
+                (temporary / name).write_bytes(content)
+            atomic.replace_directory(temporary, final)
+        except BaseException:
+            shutil.rmtree(temporary, ignore_errors=True)
+            raise
+        files = {name: [len(content), _digests(content)] for name, content in contents.items()}
+        self._append({"kind": "step", "step": step.step, "files": files})
+
+    def _append(self, line: dict[str, Any]) -> None:
+        path = self._directory / INDEX
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+        try:
+            before = os.fstat(descriptor).st_size
+            view = memoryview(_encoded(line))
+            try:
+                while view:
+                    view = view[os.write(descriptor, view) :]
+                os.fsync(descriptor)
+            except OSError:
+                os.ftruncate(descriptor, before)
+                raise
+        finally:
+            os.close(descriptor)
+
+
+class Recording:
+    """A recording, for reading; made by `open`.
+
+    Args:
+        directory: `RUN/recording`.
+        sessions: in order.
+        files: of each step, sizes and checksums by file name.
+    """
+
+    def __init__(
+        self, directory: Path, sessions: tuple[Session, ...], files: Mapping[int, Mapping[str, tuple[int, list[str]]]]
+    ) -> None:
+        self.directory = directory
+        self.sessions = sessions
+        self._files = files
+
+    @classmethod
+    def open(cls, run: Path) -> Recording:
+        """The recording of the run in `run`.
+
+        Raises:
+            DataError: there is none, it has no step, its index is damaged, or steps between others are missing.
+        """
+        directory = run / "recording"
+        index = directory / INDEX
+        if not index.is_file():
+            raise DataError(
+                f"'{run}' has no recording ('{index}' does not exist): train with tracking.record_rollouts=true."
+            )
+        sessions: list[Session] = []
+        files: dict[int, dict[str, tuple[int, list[str]]]] = {}
+        for line, place in _lines(index, strict=True):
+            try:
+                if line.pop("kind") == "session":
+                    _require_format(line.pop("format"), index)
+                    pending = tuple((entry[0], entry[1], entry[2]) for entry in line.pop("pending"))
+                    sessions.append(Session(**line, pending=pending))
+                else:
+                    files[line["step"]] = {name: (size, digests) for name, (size, digests) in line["files"].items()}
+            except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
+                if isinstance(error, DataError):
+                    raise
+                raise DataError(f"recording '{index}', {place}: lacks what it should hold ({error!r}).") from None
+        if not sessions or not files:
+            raise DataError(f"recording '{index}' has no step: the run ended, or still is, before its first boundary.")
+        steps = sorted(files)
+        for before, after in pairwise(steps):
+            if after != before + 1:
+                raise DataError(
+                    f"recording '{directory}' lacks steps {before + 1} to {after - 1}: the run was resumed without "
+                    "tracking.record_rollouts for a while, so it cannot be replayed beyond them."
+                )
+        return cls(directory, tuple(sessions), files)
+
+    @property
+    def first(self) -> int:
+        """The first step."""
+        return min(self._files)
+
+    @property
+    def last(self) -> int:
+        """The last step."""
+        return max(self._files)
+
+    @property
+    def start(self) -> Session:
+        """The session that recorded the first step."""
+        return max((s for s in self.sessions if s.step < self.first), key=lambda s: s.number)
+
+    def used_sessions(self) -> list[Session]:
+        """Sessions that recorded a step, in order."""
+        after = [*(session.step for session in self.sessions[1:]), self.last]
+        return [session for session, end in zip(self.sessions, after, strict=True) if end > session.step]
+
+    def read(self, step: int) -> RecordedStep:
+        """A step, whole.
+
+        Raises:
+            DataError: it is not recorded, or a file of it is missing, cut off, or damaged; says where.
+        """
+        if step not in self._files:
+            raise DataError(
+                f"recording '{self.directory}' has steps {self.first} to {self.last}, not {step}: set "
+                f"training.num_steps to {self.last} at most."
+            )
+        facts = json.loads(self._content(step, FACTS))
+        _require_format(facts["format"], self.directory / _name(step) / FACTS)
+        tables = {name: _table(self._content(step, f"{name}.parquet")) for name in schemas()}
+        return step_of(facts, tables)
+
+    def check(self, steps: range) -> None:
+        """See that files of these steps are there, with their sizes.
+
+        Raises:
+            DataError: one is not.
+        """
+        for step in steps:
+            for name in self._files.get(step, {}):
+                self._check_size(step, name)
+
+    def _check_size(self, step: int, name: str) -> Path:
+        path = self.directory / _name(step) / name
+        size, _ = self._files[step][name]
+        if not path.is_file():
+            raise DataError(f"recording '{path}' is missing: copy the run directory whole, 'recording' included.")
+        found = path.stat().st_size
+        if found != size:
+            how = f"ends at byte {found:,}" if found < size else f"has {found:,} bytes"
+            raise DataError(f"recording '{path}' {how}, but {size:,} bytes were written: copy the file again.")
+        return path
+
+    def _content(self, step: int, name: str) -> bytes:
+        if name not in self._files[step]:
+            raise DataError(f"recording '{self.directory / INDEX}': step {step} has no '{name}'.")
+        path = self._check_size(step, name)
+        content = path.read_bytes()
+        for number, (found, written) in enumerate(zip(_digests(content), self._files[step][name][1], strict=True)):
+            if found != written:
+                block = _block_bytes(len(content))
+                end = min((number + 1) * block, len(content))
+                raise DataError(
+                    f"recording '{path}' is damaged between bytes {number * block:,} and {end:,}: they are not those "
+                    "that were written. Copy the file again."
+                )
+        return content
+
+
+def _name(step: int) -> str:
+    return f"step-{step:06d}"
+
+
+def _require_format(found: Any, path: Path) -> None:
+    if found != FORMAT:
+        raise DataError(f"recording '{path}' has format {found!r}, this version of ROLL reads {FORMAT}.")
+
+
+def _encoded(line: Mapping[str, Any]) -> bytes:
+    return json.dumps(line, allow_nan=False, ensure_ascii=False, separators=(",", ":")).encode() + b"\n"
+
+
+def _lines(path: Path, *, strict: bool = False) -> Iterator[tuple[dict[str, Any], str]]:
+    """Whole lines of an index, each with its place; a torn one at the end was never recorded.
+
+    Raises:
+        DataError: with `strict`, a line before the end is malformed.
+    """
+    try:
+        lines = path.read_bytes().splitlines(keepends=True)
+    except FileNotFoundError:
+        return
+    offset = 0
+    for number, text in enumerate(lines, 1):
+        place = f"line {number} (byte {offset:,})"
+        offset += len(text)
+        line = None
+        with contextlib.suppress(ValueError):
+            line = json.loads(text) if text.endswith(b"\n") else None
+        if isinstance(line, dict) and "step" in line and line.get("kind") in ("session", "step"):
+            yield line, place
+        elif number == len(lines) and not text.endswith(b"\n"):
+            return
+        elif strict:
+            raise DataError(f"recording '{path}', {place}: is malformed. Copy the file again.")
+
+
+def _block_bytes(size: int) -> int:
+    """Bytes that share a checksum: a power of two, so that a file has at most `_MOST_BLOCKS`."""
+    block = _SMALLEST_BLOCK
+    while block * _MOST_BLOCKS < size:
+        block *= 2
+    return block
+
+
+def _digests(content: bytes) -> list[str]:
+    """xxh3 (64 bits, hexadecimal) of each block."""
+    block, view = _block_bytes(len(content)), memoryview(content)
+    return [xxhash.xxh3_64_hexdigest(view[start : start + block]) for start in range(0, len(content), block)]
+
+
+# ---- Parquet
+
+
+def _parquet(table: pa.Table) -> bytes:
+    """zstd, with a checksum in every page."""
+    import pyarrow.parquet as pq
+
+    names = set(table.column_names)
+    floats = {_FLOATS: "BYTE_STREAM_SPLIT"} if "logprobs" in names else None
+    lists = [f"{name}.list.element" for name in ("token_ids", "prompt_token_ids", "policy_versions") if name in names]
+    buffer = io.BytesIO()
+    pq.write_table(
+        table,
+        buffer,
+        compression="zstd",
+        use_dictionary=[*(name for name in _REPEATED if name in names), *lists],
+        column_encoding=floats,
+        write_page_checksum=True,
+    )
+    return buffer.getvalue()
+
+
+def _table(content: bytes) -> pa.Table:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    return pq.read_table(pa.BufferReader(content))

@@ -1,0 +1,242 @@
+"""A recorded step as Arrow tables and plain data, and back: nothing is lost, arrays keep every bit."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, cast
+
+import numpy as np
+
+from roll.tracking.recording.records import FORMAT, Move, RecordedDraw, RecordedStep, Request
+from roll.types import FinishReason, Group, Prompt, PromptDraw, RewardResult, Rollout, RolloutStatus, Turn
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+__all__ = ["EXPERT", "TRAIN", "facts_of", "schemas", "step_of", "tables_of"]
+
+TRAIN, EXPERT = "train", "expert"
+"""Purposes of the batch's own groups and of demonstrations; companions have their plan's."""
+_PLAIN = ("step", "session", "policy_version", "next_policy_version", "num_refills", "kind", "num_draws")
+_MAPPINGS = ("stream", "counters", "timings_s")
+
+
+def schemas() -> dict[str, pa.Schema]:
+    """Columns of each table. Lists of a rollout's row align with its `token_ids`."""
+    import pyarrow as pa
+
+    name = pa.dictionary(pa.int32(), pa.string())
+    tokens = pa.list_(pa.int32())
+    turn = pa.struct([("start", pa.int32()), ("end", pa.int32()), ("reward", pa.float64()), ("state", pa.string())])
+    columns: dict[str, list[tuple[str, Any]]] = {
+        "groups": [
+            ("purpose", name),
+            ("draw_id", pa.int64()),
+            ("uid", pa.string()),
+            ("domain", name),
+            ("position", pa.int64()),
+            ("prompt_token_ids", tokens),
+        ],
+        "rollouts": [
+            ("purpose", name),
+            ("draw_id", pa.int64()),
+            ("index", pa.int32()),
+            ("prompt_token_ids", tokens),
+            ("token_ids", tokens),
+            ("logprobs", pa.list_(pa.float32())),
+            ("policy_versions", tokens),
+            ("finish_reason", name),
+            ("text", pa.string()),
+            ("status", name),
+            ("cause", pa.string()),
+            ("reward", pa.float64()),
+            ("components", pa.map_(pa.string(), pa.float64())),
+            ("verdict", pa.string()),
+            ("correct", pa.bool_()),
+            ("decisions", pa.map_(pa.string(), pa.bool_())),
+            ("reward_duration_s", pa.float64()),
+            ("engine_id", name),
+            ("turns", pa.list_(turn)),
+        ],
+        "moves": [
+            ("time_s", pa.float64()),
+            ("rollout_id", pa.string()),
+            ("before", name),
+            ("after", name),
+            ("detail", name),
+        ],
+        "requests": [
+            ("request_id", pa.string()),
+            ("engine_id", name),
+            ("queued_s", pa.float64()),
+            ("started_s", pa.float64()),
+            ("ended_s", pa.float64()),
+            ("num_prompt", pa.int32()),
+            ("num_tokens", pa.int32()),
+            ("finish_reason", name),
+        ],
+    }
+    return {table: pa.schema(fields) for table, fields in columns.items()}
+
+
+# ---- writing
+
+
+def facts_of(step: RecordedStep) -> dict[str, Any]:
+    """What is in no table, as JSON takes it."""
+    return {
+        "format": FORMAT,
+        **{name: getattr(step, name) for name in _PLAIN},
+        **{name: dict(getattr(step, name)) for name in _MAPPINGS},
+        "left_out": [[draw_id, why] for draw_id, why in step.left_out.items()],
+        "expired": [[draw_id, why] for draw_id, why in step.expired.items()],
+        "expired_lengths": list(step.expired_lengths),
+        "staleness": list(step.staleness),
+        "draws": [list(draw) for draw in step.draws],
+        "pending": [list(draw) for draw in step.pending],
+    }
+
+
+def tables_of(step: RecordedStep) -> dict[str, pa.Table]:
+    """Everything else."""
+    import pyarrow as pa
+
+    groups = [(TRAIN, group) for group in step.groups]
+    groups += [(purpose, group) for purpose, found in step.companions.items() for group in found]
+    rows: dict[str, Iterable[Sequence[Any]]] = {
+        "groups": [_group_row(purpose, group.draw) for purpose, group in groups],
+        "rollouts": [
+            *(_rollout_row(purpose, rollout, group.draw) for purpose, group in groups for rollout in group.rollouts),
+            *(_rollout_row(EXPERT, rollout, None) for rollout in step.demonstrations),
+        ],
+        "moves": step.moves,
+        "requests": step.requests,
+    }
+    return {name: pa.table(_columns(rows[name], schema), schema=schema) for name, schema in schemas().items()}
+
+
+def _columns(rows: Iterable[Sequence[Any]], schema: pa.Schema) -> list[pa.Array]:
+    import pyarrow as pa
+
+    columns = list(zip(*rows, strict=True)) or [()] * len(schema)
+    return [pa.array(list(values), type=field.type) for values, field in zip(columns, schema, strict=True)]
+
+
+def _group_row(purpose: str, draw: PromptDraw) -> Sequence[Any]:
+    return purpose, draw.draw_id, draw.prompt.uid, draw.prompt.domain, draw.position, draw.token_ids
+
+
+def _rollout_row(purpose: str, rollout: Rollout, draw: PromptDraw | None) -> Sequence[Any]:
+    """A prompt's tokens only where they are not its group's: a loop of the user's own may have changed them."""
+    same = draw is not None and np.array_equal(rollout.prompt_token_ids, draw.token_ids)
+    reward = rollout.reward
+    return (
+        purpose,
+        rollout.draw_id,
+        rollout.index,
+        None if same else rollout.prompt_token_ids,
+        rollout.token_ids,
+        rollout.logprobs,
+        rollout.policy_versions,
+        rollout.finish_reason,
+        rollout.text,
+        str(rollout.status),
+        rollout.cause,
+        None if reward is None else reward.value,
+        None if reward is None else list(reward.components.items()),
+        None if reward is None else reward.verdict,
+        None if reward is None else reward.correct,
+        None if reward is None else list(reward.decisions.items()),
+        None if reward is None else reward.duration_s,
+        rollout.engine_id,
+        [{"start": t.start, "end": t.end, "reward": t.reward, "state": t.state} for t in rollout.turns],
+    )
+
+
+# ---- reading
+
+
+def step_of(facts: dict[str, Any], tables: dict[str, pa.Table]) -> RecordedStep:
+    """The inverse of `facts_of` and `tables_of`."""
+    draws: dict[str, dict[int, PromptDraw]] = {}
+    for row in _rows(tables["groups"]):
+        prompt = Prompt(uid=row["uid"], domain=row["domain"], messages=())
+        draws.setdefault(row["purpose"], {})[row["draw_id"]] = PromptDraw(
+            draw_id=row["draw_id"], prompt=prompt, token_ids=row["prompt_token_ids"], position=row["position"]
+        )
+    attempts: dict[tuple[str, int], list[Rollout]] = {}
+    shown: list[Rollout] = []
+    for row in _rows(tables["rollouts"]):
+        purpose, draw_id = row["purpose"], row["draw_id"]
+        if purpose == EXPERT:
+            shown.append(_rollout(row, draws[TRAIN][draw_id], expert=True))
+        else:
+            attempts.setdefault((purpose, draw_id), []).append(_rollout(row, draws[purpose][draw_id]))
+    groups = {
+        purpose: tuple(Group(draw=d, rollouts=tuple(attempts.get((purpose, d.draw_id), ()))) for d in found.values())
+        for purpose, found in draws.items()
+    }
+    return RecordedStep(
+        **{name: facts[name] for name in (*_PLAIN, *_MAPPINGS)},
+        groups=groups.pop(TRAIN, ()),
+        companions=groups,
+        demonstrations=tuple(shown),
+        left_out=dict(facts["left_out"]),
+        expired=dict(facts["expired"]),
+        expired_lengths=tuple(facts["expired_lengths"]),
+        staleness=tuple(facts["staleness"]),
+        draws=tuple(RecordedDraw(*draw) for draw in facts["draws"]),
+        pending=tuple((draw_id, domain, position) for draw_id, domain, position in facts["pending"]),
+        moves=tuple(Move(*row.values()) for row in _rows(tables["moves"])),
+        requests=tuple(Request(*row.values()) for row in _rows(tables["requests"])),
+    )
+
+
+def _rollout(row: dict[str, Any], draw: PromptDraw, *, expert: bool = False) -> Rollout:
+    reward = None
+    if row["reward"] is not None:
+        reward = RewardResult(
+            value=row["reward"],
+            components=dict(row["components"]),
+            verdict=row["verdict"],
+            correct=row["correct"],
+            decisions=dict(row["decisions"]),
+            duration_s=row["reward_duration_s"],
+        )
+    own = row["prompt_token_ids"]
+    return Rollout(
+        draw_id=row["draw_id"],
+        index=row["index"],
+        prompt=draw.prompt,
+        prompt_token_ids=draw.token_ids if own is None else own,
+        token_ids=row["token_ids"],
+        logprobs=row["logprobs"],
+        policy_versions=row["policy_versions"],
+        finish_reason=cast(FinishReason, row["finish_reason"]),
+        text=row["text"],
+        status=RolloutStatus(row["status"]),
+        cause=row["cause"],
+        reward=reward,
+        engine_id=row["engine_id"],
+        turns=tuple(Turn(**turn) for turn in row["turns"]),
+        expert=expert,
+    )
+
+
+def _rows(table: pa.Table) -> Iterator[dict[str, Any]]:
+    """Rows as plain data; lists of numbers as NumPy arrays."""
+    columns = [_values(table.column(name).combine_chunks()) for name in table.column_names]
+    for values in zip(*columns, strict=True):
+        yield dict(zip(table.column_names, values, strict=True))
+
+
+def _values(column: pa.Array) -> Sequence[Any]:
+    import pyarrow as pa
+
+    if not (pa.types.is_list(column.type) and pa.types.is_primitive(column.type.value_type)):
+        return cast(Sequence[Any], column.to_pylist())
+    numbers, ends = column.values.to_numpy(), column.offsets.to_numpy()
+    return [
+        numbers[ends[i] : ends[i + 1]] if there else None
+        for i, there in enumerate(column.is_valid().to_numpy(zero_copy_only=False))
+    ]
