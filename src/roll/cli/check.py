@@ -22,6 +22,7 @@ from roll.cli.machine import Machine, free_disk, inspect_machine
 from roll.config.estimate import (
     BatchArithmetic,
     DiskUse,
+    JudgeEngines,
     RoleMemory,
     batch_arithmetic,
     disk_use,
@@ -69,6 +70,8 @@ class Report:
     model: ModelDescription | None = None
     critic: ModelDescription | None = None
     """The critics' backbone, where it is not the policy's."""
+    judge: JudgeEngines | None = None
+    """The run's own judge, where there is one on this machine."""
     model_is_here: bool = False
     longest_prompt: int | None = None
     sample: tuple[Prompt, str, int] | None = None
@@ -114,7 +117,8 @@ def check(file: str, overrides: tuple[str, ...], *, own_process: bool) -> None:
 def inspect(config: RLVRConfig) -> Report:
     """Find out all that can be known before a run."""
     report = Report(config=config, machine=inspect_machine())
-    for look in (_look_at_places, _look_at_model, _look_at_prompts, _estimate, _look_at_disk, _try_rewards):
+    models = (_look_at_model, _look_at_judge)
+    for look in (_look_at_places, *models, _look_at_prompts, _estimate, _look_at_disk, _try_rewards):
         with _collecting(report):
             look(report)
     return report
@@ -158,6 +162,25 @@ def _look_at_model(report: Report) -> None:
             report.critic = describe_model(backbone)
         else:
             report.notes.append(f"the critics' model '{backbone}' is not on this machine yet: the run downloads it.")
+
+
+def _look_at_judge(report: Report) -> None:
+    from roll.models import CATALOGUE, describe_model, find_model
+
+    judge = report.config.judge
+    if judge is None:
+        return
+    from roll.cluster.judge import judge_context, judge_kind
+
+    kind = judge_kind(report.config)
+    path = find_model(judge.model)
+    if path is None:
+        how = "prepared" if judge.model in CATALOGUE else "downloaded"
+        report.notes.append(f"the judge's model '{judge.model}' is not on this machine yet: it is {how} at the start.")
+        return
+    report.judge = JudgeEngines(
+        sizes=describe_model(judge.model), kind=kind, max_context=judge_context(report.config, path)
+    )
 
 
 def _check_context(config: RLVRConfig, context_length: int) -> None:
@@ -236,6 +259,7 @@ def _estimate(report: Report) -> None:
         max_context=context,
         on_accelerator=bool(report.machine.accelerator_bytes),
         critic_sizes=report.critic,
+        judge=report.judge,
     )
     _compare_memory(report)
 
@@ -258,7 +282,7 @@ def _bytes_by_device(report: Report) -> dict[int, int]:
     mapping = report.config.cluster.device_mapping
     needed: dict[int, int] = {}
     for role in report.memory:
-        devices = mapping.devices(role.role)
+        devices = report.config.judge_devices if role.role == "judge" else mapping.devices(role.role)
         for device in devices:  # several critics share theirs, the devices of an engine share its memory
             needed[device] = needed.get(device, 0) + role.bytes_total // len(devices)
     return needed
@@ -294,6 +318,10 @@ def _try_rewards(report: Report) -> None:
     entries = {entry.domain or entry.source: entry for entry in report.config.data}
     # a game's reward comes from playing it: there is no answer to try
     examples = [(entries[domain], p) for domain, p in report.examples.items() if "env" not in p.metadata]
+    asking = sorted({p.domain for entry, p in examples if any(reward.asks_own_judge for reward in entry.reward)})
+    if asking:
+        report.notes.append(f"the judge answers in a run alone: the reward of {', '.join(asking)} is not tried.")
+        examples = [(entry, p) for entry, p in examples if p.domain not in asking]
     if not examples:
         return
     report.trials = asyncio.run(_trials(report.config, examples))
@@ -309,13 +337,14 @@ def _try_rewards(report: Report) -> None:
 async def _trials(config: RLVRConfig, prompts: list[tuple[Any, Prompt]]) -> list[RewardTrial]:
     from roll.cluster.pool import LocalWorkerPool
     from roll.errors import InfraError
-    from roll.rewards.opening import open_rewards
+    from roll.rewards.opening import open_reward_lists
 
     trials: list[RewardTrial] = []
     async with contextlib.AsyncExitStack() as stack:
         pool = LocalWorkerPool(1)
         stack.push_async_callback(pool.close)
-        rewards = await stack.enter_async_context(open_rewards(config, pool))
+        lists = {prompt.domain: entry.reward for entry, prompt in prompts}
+        rewards = await stack.enter_async_context(open_reward_lists(lists, config.sandbox, pool))
         for entry, prompt in prompts:
             reward = rewards[prompt.domain]
             right, wrong = _answers(entry, prompt)

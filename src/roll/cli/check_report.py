@@ -40,6 +40,12 @@ def _roles(report: Report) -> Iterator[str]:
             f"model {report.config.model.path}: {model.num_parameters / 1e6:,.0f} M parameters, "
             f"{report.config.model.dtype}, context {model.context_length:,}"
         )
+    if report.config.judge is not None and report.judge is not None:
+        judge = report.config.judge
+        yield (
+            f"judge {judge.model}: {report.judge.sizes.num_parameters / 1e6:,.0f} M parameters, {judge.dtype}, "
+            f"{report.judge.kind}, context {report.judge.max_context:,}; its weights stay as they are"
+        )
     rows = [("role", "where", "number", "memory", "of it")]
     for role in report.memory:
         parts = ", ".join(f"{name} {_size(size)}" for name, size in role.parts.items())

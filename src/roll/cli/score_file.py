@@ -15,16 +15,20 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from roll.cli.answer_files import AnswerLine, read_answers, words_as_tokens
 from roll.config.base import Section, option
 from roll.config.rewards import RewardConfig, RewardList, as_reward_list
+from roll.config.run import RLVRConfig
 from roll.config.sandbox import SandboxConfig
 from roll.errors import ConfigError, InfraError, UserError
 from roll.types import RewardResult
+
+if TYPE_CHECKING:
+    from roll.pipelines.judge import JudgeRole
 
 __all__ = ["Scored", "rewards_named", "score_file"]
 
@@ -120,13 +124,14 @@ def score_file(
         )
     if overrides and config is None:
         raise ConfigError(f"'{overrides[0]}' changes a configuration: give --config too.")
-    lists, sandbox, model = _rewards(config, overrides, named)
+    lists, loaded = _rewards(config, overrides, named)
+    model = loaded.model.path if loaded else None
     penalised = any(reward.type in _PENALTIES for rewards in lists.values() for reward in rewards)
     tokens = _tokens(model) if penalised else lambda text: [0] * len(text.split())
     lines = list(read_answers(Path(path), list(lists), tokens, limit))
     _check_answers(path, lines, lists)
     started = perf_counter()
-    found = asyncio.run(_score(lines, lists, sandbox, jobs or os.cpu_count() or 1))
+    found = asyncio.run(_score(lines, lists, loaded, jobs or os.cpu_count() or 1))
     wall_s = perf_counter() - started
     from roll.cli.score_report import as_json_lines, render
 
@@ -137,14 +142,15 @@ def score_file(
 
 def _rewards(
     config: str | None, overrides: Sequence[str], named: Sequence[str]
-) -> tuple[dict[str, list[RewardConfig]], SandboxConfig, str | None]:
+) -> tuple[dict[str, list[RewardConfig]], RLVRConfig | None]:
+    """By domain; and the configuration, where there is one."""
     if config is None:
-        return {"": rewards_named(named)}, SandboxConfig(), None
+        return {"": rewards_named(named)}, None
     from roll.config.load import load_config
 
     loaded = load_config(config, list(overrides))
     lists = {entry.domain or entry.source: list(entry.reward) for entry in loaded.data}
-    return lists, loaded.sandbox, loaded.model.path
+    return lists, loaded
 
 
 def _tokens(model: str | None) -> Callable[[str], list[int]]:
@@ -170,7 +176,10 @@ def _check_answers(path: str, lines: Iterable[AnswerLine], lists: Mapping[str, S
 
 
 async def _score(
-    lines: Sequence[AnswerLine], lists: Mapping[str, Sequence[RewardConfig]], sandbox: SandboxConfig, jobs: int
+    lines: Sequence[AnswerLine],
+    lists: Mapping[str, Sequence[RewardConfig]],
+    config: RLVRConfig | None,
+    jobs: int,
 ) -> list[Scored]:
     from roll.cluster.pool import LocalWorkerPool
     from roll.rewards.opening import open_reward_lists
@@ -179,7 +188,12 @@ async def _score(
     async with AsyncExitStack() as stack:
         pool = LocalWorkerPool(jobs)
         stack.push_async_callback(pool.close)
-        rewards = await stack.enter_async_context(open_reward_lists(lists, sandbox, pool))
+        judge = None
+        if config is not None and config.judge is not None:
+            judge = await _judge(config)
+            stack.push_async_callback(judge.close)
+        sandbox = config.sandbox if config else SandboxConfig()
+        rewards = await stack.enter_async_context(open_reward_lists(lists, sandbox, pool, judge and judge.model))
 
         async def score(line: AnswerLine) -> Scored:
             async with places:
@@ -195,6 +209,16 @@ async def _score(
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(score(line)) for line in lines]
         return [task.result() for task in tasks]
+
+
+async def _judge(config: RLVRConfig) -> JudgeRole:
+    """The configuration's own judge, in this process whatever its cluster."""
+    from roll.cli.environment import prepare_environment
+    from roll.cluster.local import LocalCluster
+    from roll.pipelines.judge import start_judge
+
+    prepare_environment()
+    return await start_judge(config, LocalCluster())
 
 
 def verdicts(found: Sequence[Scored]) -> Counter[str]:

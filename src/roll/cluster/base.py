@@ -29,8 +29,8 @@ class Cluster(Protocol):
         """
         ...
 
-    async def start_engines(self, specs: Sequence[EngineSpec]) -> EngineGroup:
-        """Start one engine per spec."""
+    async def start_engines(self, specs: Sequence[EngineSpec], role: str = "actor_infer") -> EngineGroup:
+        """Start one engine per spec, on the devices of the role: the policy's engines, or the `judge`'s."""
         ...
 
     async def start_pool(self, num_workers: int) -> WorkerPool:

@@ -158,7 +158,7 @@ class LocalCluster:
         """See `Cluster.start_trainer`."""
         return await LocalTrainerGroup.start(spec)
 
-    async def start_engines(self, specs: Sequence[EngineSpec]) -> LocalEngineGroup:
+    async def start_engines(self, specs: Sequence[EngineSpec], role: str = "actor_infer") -> LocalEngineGroup:
         """See `Cluster.start_engines`."""
         return await LocalEngineGroup.start(specs)
 

@@ -112,7 +112,7 @@ class RayCluster:
         """CPU threads per actor: the machine's cores, shared between ranks and engines; devices need no limit."""
         if self._accelerated:
             return None
-        roles = ("actor_train", "critic", "reference", "actor_infer")
+        roles = ("actor_train", "critic", "reference", "actor_infer", "judge")
         sharing = max(len(self._placement.seats(role)) for role in roles)
         return max(1, (os.cpu_count() or 1) // min(sharing, self._placement.workers_on_first_node or 1))
 
@@ -144,12 +144,13 @@ class RayCluster:
         ]
         return await RayTrainerGroup.start(replace(spec, training=training), seats)
 
-    async def start_engines(self, specs: Sequence[EngineSpec]) -> RayEngineGroup:
+    async def start_engines(self, specs: Sequence[EngineSpec], role: str = "actor_infer") -> RayEngineGroup:
         """See `Cluster.start_engines`."""
         seated = []
-        for index, (spec, seat) in enumerate(zip(specs, self._placement.engines, strict=True)):
+        name = "judge_actor" if role == "judge" else "engine_actor"
+        for index, (spec, seat) in enumerate(zip(specs, self._placement.seats(role), strict=True)):
             threads = spec.num_threads or self._threads
-            seated.append((replace(spec, num_threads=threads), self._options(seat, threads, "engine_actor", index)))
+            seated.append((replace(spec, num_threads=threads), self._options(seat, threads, name, index)))
         return await RayEngineGroup.start(seated)
 
     async def start_pool(self, num_workers: int) -> WorkerPool:

@@ -45,19 +45,24 @@ class DeviceMapping(Section):
     reference: list[int] | None = option(
         None, "Devices of the reference: one rank each; by default those of `actor_train`."
     )
+    judge: list[int] | None = option(
+        None,
+        "Devices of the run's own judge: `judge.tensor_parallel` for each engine; by default the first of "
+        "`actor_infer`.",
+    )
 
     @field_validator("actor_train", "actor_infer", mode="before", json_schema_input_type=list[int] | int | str)
     @classmethod
     def _devices(cls, value: Any) -> Any:
         return parse_devices(value)
 
-    @field_validator("critic", "reference", mode="before", json_schema_input_type=list[int] | int | str | None)
+    @field_validator("critic", "reference", "judge", mode="before", json_schema_input_type=list[int] | int | str | None)
     @classmethod
     def _optional_devices(cls, value: Any) -> Any:
         return None if value is None else parse_devices(value)
 
     def devices(self, role: str) -> list[int]:
-        """Of a role: `actor_train`, `actor_infer`, `critic` or `reference`."""
+        """Of a role: `actor_train`, `actor_infer`, `critic`, `reference`; of a judge: `RLVRConfig.judge_devices`."""
         named = getattr(self, role)
         return self.actor_train if named is None else named
 
@@ -75,11 +80,11 @@ class ClusterConfig(Section):
 
     @model_validator(mode="after")
     def _local_runs_one_rank(self) -> ClusterConfig:
-        for role in ("critic", "reference"):
+        for role in ("critic", "reference", "judge"):
             devices = getattr(self.device_mapping, role)
             if self.type == "local" and devices not in (None, [0]):
                 raise ValueError(
-                    f"device_mapping.{role} names devices {devices}, but type local runs one rank of it, on device 0: "
+                    f"device_mapping.{role} names devices {devices}, but type local runs it on device 0 alone: "
                     "set type: ray, or leave it out"
                 )
         return self

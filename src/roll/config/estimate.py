@@ -12,11 +12,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
+from roll.config.inference import InferenceConfig
+from roll.config.judge import JudgeConfig
 from roll.config.run import RLVRConfig
 
 __all__ = [
     "BatchArithmetic",
     "DiskUse",
+    "JudgeEngines",
     "ModelSizes",
     "RoleMemory",
     "activation_bytes_per_token",
@@ -98,6 +101,17 @@ class RoleMemory:
     def bytes_total(self) -> int:
         """All of them."""
         return self.count * self.bytes_each
+
+
+@dataclass(frozen=True, kw_only=True)
+class JudgeEngines:
+    """What the run's own judge runs on."""
+
+    sizes: ModelSizes
+    kind: str
+    """`vllm` or `hf`."""
+    max_context: int
+    """Longest request plus reply, in tokens."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -193,6 +207,7 @@ def memory_by_role(
     max_context: int,
     on_accelerator: bool,
     critic_sizes: ModelSizes | None = None,
+    judge: JudgeEngines | None = None,
 ) -> list[RoleMemory]:
     """Memory of each role.
 
@@ -204,6 +219,7 @@ def memory_by_role(
         max_context: longest prompt plus answer, in tokens.
         on_accelerator: whether the figures are for a device's memory; host libraries are then left out.
         critic_sizes: of `algorithm.critic.model`, where it is not the policy's.
+        judge: the run's own, where there is one and its sizes are known.
     """
     element = 2 if config.model.dtype == "bfloat16" else 4
     mapping, ranks = config.cluster.device_mapping, config.num_ranks
@@ -216,7 +232,9 @@ def memory_by_role(
         RoleMemory(
             role="actor_infer",
             count=config.num_engines,
-            parts=_engine(config, sizes, engine_kind, max_context, element, on_accelerator),
+            parts=_engines(
+                config, config.inference, config.num_engines, sizes, engine_kind, max_context, element, on_accelerator
+            ),
         ),
     ]
     if config.algorithm.num_critic_models:
@@ -228,6 +246,8 @@ def memory_by_role(
         parts = {"weights": sizes.num_parameters * element // ranks, **_gathered(sizes, ranks, element)}
         parts["logits"] = _logits(sizes, _micro_batch(config, batch, ranks), element)
         roles.append(RoleMemory(role="reference", count=ranks, parts=parts))
+    if config.judge is not None and judge is not None:
+        roles.append(_judge(config, config.judge, judge, on_accelerator))
     if not on_accelerator:
         separate = config.cluster.type == "ray"
         processes = 1 + (sum(role.count for role in roles) if separate else 0)
@@ -275,17 +295,30 @@ def _num_trained(config: RLVRConfig, sizes: ModelSizes) -> int:
     return num_lora_parameters(sizes, lora.rank) if lora else sizes.num_parameters
 
 
-def _engine(
-    config: RLVRConfig, sizes: ModelSizes, kind: str, max_context: int, element: int, on_accelerator: bool
+def _judge(config: RLVRConfig, section: JudgeConfig, judge: JudgeEngines, on_accelerator: bool) -> RoleMemory:
+    element, count = 2 if section.dtype == "bfloat16" else 4, config.num_judges
+    parts = _engines(config, section, count, judge.sizes, judge.kind, judge.max_context, element, on_accelerator)
+    return RoleMemory(role="judge", count=count, parts=parts)
+
+
+def _engines(
+    config: RLVRConfig,
+    section: InferenceConfig | JudgeConfig,
+    count: int,
+    sizes: ModelSizes,
+    kind: str,
+    max_context: int,
+    element: int,
+    on_accelerator: bool,
 ) -> dict[str, int]:
-    width = config.inference.tensor_parallel
-    per_token = 2 * sizes.num_layers * sizes.num_kv_heads * sizes.head_dim * element
-    running = min(config.inference.max_num_seqs, math.ceil(config.rollouts_per_step / config.num_engines))
-    needed = running * max_context * per_token
-    cache = config.inference.kv_cache_bytes
+    """What one of `count` engines holds, on all its devices together."""
+    cache = section.kv_cache_bytes
     if cache is None:
-        cache = DEFAULT_CPU_KV_BYTES if kind == "vllm" and not on_accelerator else needed
-    parts = {"weights": sizes.num_parameters * element, "keys and values": cache * width}
+        running = min(section.max_num_seqs, math.ceil(config.rollouts_per_step / count))
+        cache = running * max_context * 2 * sizes.num_layers * sizes.num_kv_heads * sizes.head_dim * element
+        if not on_accelerator:  # vLLM takes all of it at once, the embedded engine what it needs of it
+            cache = DEFAULT_CPU_KV_BYTES if kind == "vllm" else min(cache, DEFAULT_CPU_KV_BYTES)
+    parts = {"weights": sizes.num_parameters * element, "keys and values": cache * section.tensor_parallel}
     if kind == "vllm" and not on_accelerator:
         parts["engine"] = VLLM_BYTES
     return parts

@@ -13,6 +13,7 @@ from roll.config.base import Section, option
 from roll.config.cluster import ClusterConfig
 from roll.config.data import DataConfig
 from roll.config.inference import InferenceConfig
+from roll.config.judge import JudgeConfig, check_judge
 from roll.config.model import ModelConfig
 from roll.config.operations import CheckpointConfig, TrackingConfig, WeightSyncConfig
 from roll.config.replay import ReplayConfig
@@ -45,6 +46,9 @@ class RLVRConfig(Section):
     )
     rollout: RolloutConfig = option(RolloutConfig(), "What each step generates.")
     inference: InferenceConfig = option(InferenceConfig(), "The engines that generate.")
+    judge: JudgeConfig | None = option(
+        None, "The run's own judge, for rewards of type `judge` without a `url`.", examples=["smollm2-135m-instruct"]
+    )
     training: TrainingConfig = option(..., "How the model is updated.", examples=[{"num_steps": 40}])
     evaluation: EvaluationConfig = option(EvaluationConfig(), "Measuring on held-out prompts.")
     weight_sync: WeightSyncConfig = option(WeightSyncConfig(), "Bringing weights to the engines.")
@@ -69,6 +73,7 @@ class RLVRConfig(Section):
         self._check_groups()
         self._check_lengths()
         self._check_roles()
+        check_judge(self)
         self._check_demonstrations()
         if self.replay is not None and self.tracking.record_rollouts:
             raise ValueError(
@@ -197,6 +202,23 @@ class RLVRConfig(Section):
     def num_engines(self) -> int:
         """Inference engines."""
         return len(self.cluster.device_mapping.actor_infer) // self.inference.tensor_parallel
+
+    @property
+    def num_judges(self) -> int:
+        """Engines of the run's own judge."""
+        if self.judge is None:
+            return 0
+        mapped = self.cluster.device_mapping.judge if self.cluster.type == "ray" else None
+        return self.judge.num_engines or len(mapped or ()) // self.judge.tensor_parallel or 1
+
+    @property
+    def judge_devices(self) -> list[int]:
+        """Of the run's own judge: those that are mapped to it, or the first of `actor_infer`."""
+        if self.judge is None:
+            return []
+        mapping = self.cluster.device_mapping
+        needed = self.num_judges * self.judge.tensor_parallel if self.cluster.type == "ray" else 1
+        return mapping.actor_infer[:needed] if mapping.judge is None else mapping.judge
 
     @property
     def max_answer_tokens(self) -> int:

@@ -15,6 +15,7 @@ from roll.cluster.base import open_cluster
 from roll.config import RLVRConfig
 from roll.config.load import load_run_config, resolved
 from roll.errors import DataError, InfraError, RunDirectoryError, UserError
+from roll.pipelines.judge import open_scoring
 from roll.pipelines.measures import evaluation_metrics
 from roll.pipelines.replay.work import open_work
 from roll.pipelines.saved import (
@@ -28,7 +29,6 @@ from roll.pipelines.scheduling import build_scheduler
 from roll.pipelines.setup import engine_specs, prepare_material, sampling_plans
 from roll.pipelines.stop import Interrupted, StopRequest, stop_on_signals
 from roll.protocols import InferenceEngine
-from roll.rewards.opening import open_rewards
 from roll.rollout import LLMProxy
 from roll.tracking import RunDirectory, Summary, Tracker, read_metrics
 from roll.tracking.sinks import check_packages
@@ -100,7 +100,7 @@ async def _evaluate(config: RLVRConfig) -> dict[str, float]:
         stack.push_async_callback(engines.close)
         pool = await cluster.start_pool(config.rollout.num_reward_workers)
         stack.push_async_callback(pool.close)
-        rewards = await stack.enter_async_context(open_rewards(config, pool))
+        rewards = await stack.enter_async_context(open_scoring(config, cluster, pool))
         proxy = LLMProxy(engines, prepare=_nothing_to_sync)
         scheduler = build_scheduler(config, proxy, rewards, material.data.renderer)
         return evaluation_metrics(await scheduler.collect(draws, sampling_plans(config, material.stop_token_ids)[1]))

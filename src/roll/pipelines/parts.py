@@ -11,6 +11,7 @@ from typing import Protocol
 from roll.config import RLVRConfig
 from roll.data import Data
 from roll.pipelines.checkpoint import Checkpointer
+from roll.pipelines.judge import JudgeRole
 from roll.pipelines.replay.recorder import Recorder
 from roll.pipelines.state import RunState
 from roll.pipelines.stop import StopRequest
@@ -63,6 +64,8 @@ class Parts:
     controller: Batches
     rewards: Mapping[str, WeightedReward]
     """By domain."""
+    judge: JudgeRole | None = None
+    """The run's own judge, where rewards ask one."""
     train_plan: SamplingPlan
     eval_plan: SamplingPlan
     trainer: TrainerGroup

@@ -15,6 +15,7 @@ from roll.data import Data, build_data, held_out_draws
 from roll.inference import EngineSpec, resolve_engine_kind
 from roll.models import context_length, load_tokenizer, resolve_model, stop_token_ids
 from roll.pipelines.checkpoint import Checkpointer
+from roll.pipelines.judge import JudgeRole, start_judge
 from roll.pipelines.learning.losses import check_own_functions
 from roll.pipelines.parts import Parts
 from roll.pipelines.replay.recorder import RecordingProxy, open_recorder
@@ -24,6 +25,7 @@ from roll.pipelines.state import RunState
 from roll.pipelines.stop import StopRequest
 from roll.pipelines.trainers import critic_path, critic_specs, policy_spec, reference_of, reference_specs
 from roll.protocols import EngineGroup, Scorer, TrainerGroup, WorkerPool
+from roll.rewards.compose import WeightedReward
 from roll.rewards.opening import open_rewards
 from roll.rollout import DataLedger, LLMProxy, SamplingPlan
 from roll.rollout.lifecycle import FINAL
@@ -134,17 +136,20 @@ class _Roles:
     reference: Scorer | None
     engines: EngineGroup
     pool: WorkerPool
+    judge: JudgeRole | None
 
 
 async def _start_roles(
-    cluster: Cluster, config: RLVRConfig, material: Material, run: RunDirectory, stack: AsyncExitStack
+    cluster: Cluster, config: RLVRConfig, material: Material, run: RunDirectory, tracker: Tracker, stack: AsyncExitStack
 ) -> _Roles:
-    """Start all trainers, engines, and reward workers at the same time; whatever started is closed by `stack`."""
+    """Start trainers, engines, reward workers and the judge at the same time; whatever started is closed by `stack`."""
     critics = critic_specs(config, material.critic_path)
     frozen = reference_specs(config, material.model_path)
+    judge = [start_judge(config, cluster, run, tracker.spans.event)] if config.judge else []
     started = await asyncio.gather(
         cluster.start_engines(engine_specs(config, material, run)),
         cluster.start_pool(config.rollout.num_reward_workers),
+        *judge,
         *map(cluster.start_trainer, [policy_spec(config, material.model_path), *critics, *frozen]),
         return_exceptions=True,
     )
@@ -154,14 +159,34 @@ async def _start_roles(
     for role in started:
         if isinstance(role, BaseException):
             raise role
-    engines, pool, trainer, *others = cast(list[Any], started)  # exceptions were raised above
+    engines, pool, *others = cast(list[Any], started)  # exceptions were raised above
+    own_judge = others.pop(0) if judge else None
+    trainer, *others = others
     return _Roles(
         trainer=trainer,
         critics=tuple(others[: len(critics)]),
         reference=reference_of(config, trainer, others[len(critics) :]),
         engines=engines,
         pool=pool,
+        judge=own_judge,
     )
+
+
+async def _load_trainers(roles: _Roles, saved: SavedRun | None) -> None:
+    if saved is not None:
+        await roles.trainer.load(saved.trainer_path)
+        for index, critic in enumerate(roles.critics):
+            await critic.load(saved.critic_path(index))
+
+
+async def _open_rewards(
+    config: RLVRConfig, roles: _Roles, state: RunState, stack: AsyncExitStack
+) -> dict[str, WeightedReward]:
+    judge = roles.judge.model if roles.judge else None
+    rewards = await stack.enter_async_context(open_rewards(config, roles.pool, judge))
+    for domain, reward in rewards.items():
+        reward.restore(state.verifiers.get(domain, {}))
+    return rewards
 
 
 @asynccontextmanager
@@ -180,11 +205,8 @@ async def open_parts(
     async with AsyncExitStack() as stack:
         cluster = open_cluster(config, run)
         stack.push_async_callback(cluster.close)
-        roles = await _start_roles(cluster, config, material, run, stack)
-        if saved:
-            await roles.trainer.load(saved.trainer_path)
-            for index, critic in enumerate(roles.critics):
-                await critic.load(saved.critic_path(index))
+        roles = await _start_roles(cluster, config, material, run, tracker, stack)
+        await _load_trainers(roles, saved)
         weights = WeightSync(
             roles.trainer,
             roles.engines,
@@ -198,9 +220,7 @@ async def open_parts(
         )
         ledger = saved.ledger if saved else DataLedger()
         train_plan, eval_plan = sampling_plans(config, material.stop_token_ids)
-        rewards = await stack.enter_async_context(open_rewards(config, roles.pool))
-        for domain, reward in rewards.items():
-            reward.restore(state.verifiers.get(domain, {}))
+        rewards = await _open_rewards(config, roles, state, stack)
         scheduler = build_scheduler(config, proxy, rewards, material.data.renderer, tracker.on_rollout)
         if recorder is not None:
             recorder.listen(scheduler.life, proxy)
@@ -216,6 +236,7 @@ async def open_parts(
             scheduler=scheduler,
             controller=build_controller(config, state, material.data, ledger, scheduler, proxy, train_plan),
             rewards=rewards,
+            judge=roles.judge,
             train_plan=train_plan,
             eval_plan=eval_plan,
             trainer=roles.trainer,

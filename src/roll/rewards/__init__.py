@@ -13,6 +13,7 @@ from roll.rewards.compose import Component, WeightedReward
 
 if TYPE_CHECKING:
     from roll.rewards.code.boxes import CodeBoxes
+    from roll.rewards.judge.own import JudgeModel
 
 __all__ = ["VERIFIERS", "Judgement", "Verifier", "build_reward"]
 
@@ -38,12 +39,18 @@ VERIFIERS: Registry[Callable[[Any, Any], Verifier]] = Registry(
 )
 
 
-def build_reward(configs: Sequence[RewardConfig], pool: WorkerPool, boxes: CodeBoxes | None = None) -> WeightedReward:
+def build_reward(
+    configs: Sequence[RewardConfig],
+    pool: WorkerPool,
+    boxes: CodeBoxes | None = None,
+    judge: JudgeModel | None = None,
+) -> WeightedReward:
     """One reward from weighted components, called by their `name`, or their type; numbered where several share one.
 
     Args:
         pool: runs verifiers' functions.
         boxes: run programs, where a component needs that.
+        judge: the run's own, where a component asks it.
 
     Raises:
         ConfigError: a user's function cannot be imported or called.
@@ -55,6 +62,6 @@ def build_reward(configs: Sequence[RewardConfig], pool: WorkerPool, boxes: CodeB
         while name in {component.name for component in components}:
             count += 1
             name = f"{base}#{count}"
-        runs_in = boxes if config.needs_sandbox else pool
+        runs_in = boxes if config.needs_sandbox else judge if config.asks_own_judge else pool
         components.append(Component(name=name, config=config, verifier=VERIFIERS.get(config.type)(config, runs_in)))
     return WeightedReward(components)

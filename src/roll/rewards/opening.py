@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from typing import TYPE_CHECKING
 
 from roll.config import RLVRConfig
 from roll.config.rewards import RewardConfig
@@ -12,18 +13,26 @@ from roll.protocols import WorkerPool
 from roll.rewards import build_reward
 from roll.rewards.compose import WeightedReward
 
+if TYPE_CHECKING:
+    from roll.rewards.judge.own import JudgeModel
+
 __all__ = ["open_reward_lists", "open_rewards"]
 
 
-def open_rewards(config: RLVRConfig, pool: WorkerPool) -> AbstractAsyncContextManager[dict[str, WeightedReward]]:
+def open_rewards(
+    config: RLVRConfig, pool: WorkerPool, judge: JudgeModel | None = None
+) -> AbstractAsyncContextManager[dict[str, WeightedReward]]:
     """A run's, by domain: see `open_reward_lists`."""
     lists = {entry.domain or entry.source: entry.reward for entry in config.data}
-    return open_reward_lists(lists, config.sandbox, pool)
+    return open_reward_lists(lists, config.sandbox, pool, judge)
 
 
 @asynccontextmanager
 async def open_reward_lists(
-    lists: Mapping[str, Sequence[RewardConfig]], sandbox: SandboxConfig, pool: WorkerPool
+    lists: Mapping[str, Sequence[RewardConfig]],
+    sandbox: SandboxConfig,
+    pool: WorkerPool,
+    judge: JudgeModel | None = None,
 ) -> AsyncIterator[dict[str, WeightedReward]]:
     """By domain. Sandboxes are started where a reward runs programs, once for all of them.
 
@@ -38,6 +47,6 @@ async def open_reward_lists(
             boxes = await stack.enter_async_context(CodeBoxes(sandbox))
         opened: dict[str, WeightedReward] = {}
         for domain, rewards in lists.items():
-            opened[domain] = reward = build_reward(rewards, pool, boxes)
+            opened[domain] = reward = build_reward(rewards, pool, boxes, judge)
             stack.push_async_callback(reward.close)
         yield opened

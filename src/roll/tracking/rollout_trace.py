@@ -1,13 +1,13 @@
-"""The states of rollouts and the load of engines as trace events, for real and for simulated runs."""
+"""The states of rollouts, the load of engines and a judge's requests as trace events; for simulated runs, too."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any, Protocol
 
-__all__ = ["RolloutTrace"]
+__all__ = ["RequestTrace", "RolloutTrace"]
 
-ENGINES, ROLLOUTS = 1_000_000_002, 1_000_000_003
+ENGINES, ROLLOUTS, JUDGE = 1_000_000_002, 1_000_000_003, 1_000_000_004
 """Process numbers in the trace: higher than any real one."""
 PROCESSES = {ENGINES: "engines: requests", ROLLOUTS: "rollouts"}
 
@@ -56,3 +56,39 @@ class RolloutTrace:
     def _count(self, engine_id: str, change: int) -> None:
         self._running[engine_id] = self._running.get(engine_id, 0) + change
         self._emit(name=engine_id, ph="C", pid=ENGINES, tid=0, args={"requests": self._running[engine_id]})
+
+
+class RequestTrace:
+    """Turns a judge's requests into events: how long each ran, and how many each of its engines had.
+
+    Args:
+        emit: takes the fields of an event; adds the time.
+    """
+
+    def __init__(self, emit: Callable[..., None]) -> None:
+        self._emit = emit
+        self._at_engine: dict[str, str] = {}
+        self._running: dict[str, int] = {}
+        emit(name="process_name", ph="M", pid=JUDGE, tid=0, args={"name": "judge: requests"})
+
+    def begin(self, request_id: str, engine_id: str) -> None:
+        """An engine got a request, perhaps after another one that died."""
+        self.end(request_id)
+        self._at_engine[request_id] = engine_id
+        self._event(request_id, "b", engine_id)
+        self._count(engine_id, 1)
+
+    def end(self, request_id: str) -> None:
+        """A request left its engine; unknown ones are ignored."""
+        engine_id = self._at_engine.pop(request_id, None)
+        if engine_id is not None:
+            self._event(request_id, "e", engine_id)
+            self._count(engine_id, -1)
+
+    def _event(self, request_id: str, phase: str, engine_id: str) -> None:
+        args = {"engine": engine_id}
+        self._emit(name="judging", ph=phase, pid=JUDGE, tid=0, cat="judge", id=request_id, args=args)
+
+    def _count(self, engine_id: str, change: int) -> None:
+        self._running[engine_id] = self._running.get(engine_id, 0) + change
+        self._emit(name=engine_id, ph="C", pid=JUDGE, tid=0, args={"requests": self._running[engine_id]})

@@ -55,6 +55,21 @@ def test_a_run_that_can_start_is_described_and_0(place, capsys):
         assert words in shown.out
 
 
+def test_a_judge_is_shown_with_its_place_and_its_memory_and_is_not_asked(place, capsys, tmp_path):
+    from roll.models.tiny import write_tiny_model
+
+    write_tiny_model(tmp_path / "judge", context_length=4096)
+    asking = ["data.0.reward={type: judge, rubric: quality}", "judge.model=judge", "judge.engine=hf"]
+    on_ray = ["cluster.type=ray", "cluster.devices_per_node=4", "cluster.device_mapping.judge=2-3"]
+    assert run(["check", "config.yaml", *asking, *on_ray]) == 0
+    shown = capsys.readouterr().out
+    assert "judge judge: 0 M parameters, bfloat16, hf, context 4,096; its weights stay as they are" in shown
+    assert "judge        node 0 device 2; node 0 device 3  2 " in shown
+    assert "the judge answers in a run alone: the reward of arithmetic is not tried." in shown
+    assert run(["check", "config.yaml", *asking, "judge.max_context=9000"]) == 2
+    assert "judge.max_context 9000 exceeds the 4096 tokens that the judge was made for" in capsys.readouterr().err
+
+
 def test_critics_and_a_reference_are_shown_with_what_they_need(place):
     from roll.models.tiny import write_tiny_model
 

@@ -9,6 +9,7 @@ import pytest
 
 from roll.config.estimate import (
     DEFAULT_CPU_KV_BYTES,
+    JudgeEngines,
     activation_bytes_per_token,
     batch_arithmetic,
     disk_use,
@@ -134,6 +135,18 @@ def test_an_engine_holds_weights_and_keys_and_values():
     assert memory_of("inference.max_num_seqs=4")["actor_infer"].parts["keys and values"] == 4 * 72 * per_token
     assert memory_of("inference.kv_cache_bytes=1000")["actor_infer"].parts["keys and values"] == 1000
     assert memory_of(kind="vllm")["actor_infer"].parts["keys and values"] == DEFAULT_CPU_KV_BYTES
+
+
+def test_a_judge_holds_a_model_of_its_own_and_its_requests():
+    overrides = ["data.0.reward=judge", "judge.dtype=float32", "judge.num_engines=2", "judge.max_num_seqs=4"]
+    config, batch = batch_of(*overrides)
+    judge = JudgeEngines(sizes=Sizes(num_parameters=3_000_000), kind="hf", max_context=500)
+    roles = memory_by_role(config, Sizes(), batch, engine_kind="hf", max_context=72, on_accelerator=True, judge=judge)
+    (found,) = [role for role in roles if role.role == "judge"]
+    assert found.count == 2
+    # keys and values, layers, one head of 64, float32
+    assert dict(found.parts) == {"weights": 12_000_000, "keys and values": 4 * 500 * 2 * 2 * 64 * 4}
+    assert found.bytes_total == 2 * (12_000_000 + 2_048_000)
 
 
 def test_a_reference_is_there_only_for_a_penalty():

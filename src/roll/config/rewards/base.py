@@ -47,6 +47,11 @@ class RewardSection(Section):
         """Whether it runs programs; its verifier is then made with `CodeBoxes` instead of a worker pool."""
         return False
 
+    @property
+    def asks_own_judge(self) -> bool:
+        """Whether it asks the run's own judge; its verifier is then made with that instead of a worker pool."""
+        return False
+
 
 def check_pattern(pattern: str) -> str:
     """Return `pattern`.

@@ -12,21 +12,25 @@ from roll.config.rewards.base import RewardSection
 
 __all__ = ["JudgeReward", "RewardModelReward"]
 
+MOST_VERDICTS = 101
+"""On the scale of the run's own judge: engines weigh so many tokens at once."""
+
 
 class JudgeReward(RewardSection):
-    """A language model behind an OpenAI-compatible endpoint scores the answer, or compares it with a reference.
+    """A language model scores the answer, or compares it with a reference: behind an OpenAI-compatible endpoint
+    (`url`), or, without one, the run's own judge (section `judge`).
 
     A judge that cannot be reached, or that never answers in the form asked for, is our failure: the rollout becomes an
     infrastructure error, it gets no reward of 0.
     """
 
     type: Literal["judge"] = option(..., "Kind of reward.")
-    url: str = option(
-        ...,
-        "Where the endpoint's API begins; requests go to `<url>/chat/completions`.",
+    url: str | None = option(
+        None,
+        "Where the endpoint's API begins; requests go to `<url>/chat/completions`. Without it, the run's own judge.",
         examples=["http://host:8000/v1"],
     )
-    model: str = option(..., "The model's name there.", min_length=1, examples=["my-judge"])
+    model: str | None = option(None, "The model's name at the endpoint.", min_length=1, examples=["my-judge"])
     api_key_env: str | None = option(
         None,
         "Environment variable that holds the key; the key itself is never written down.",
@@ -44,6 +48,12 @@ class JudgeReward(RewardSection):
         "`{reference}` in it makes the reference part of the request.",
         min_length=1,
     )
+    explain: bool = option(True, "Let the judge explain its verdict before it gives it; takes longer.")
+    verdict: Literal["expected", "likeliest"] = option(
+        "expected",
+        "Of the run's own judge: the mean over all verdicts by the probability that it gives each (G-Eval), or the "
+        "likeliest. An endpoint says its verdict.",
+    )
     reference_key: str | None = option(
         None, "Column with the reference; by default the source's answer.", examples=["chosen"]
     )
@@ -52,14 +62,18 @@ class JudgeReward(RewardSection):
         None, "The task counts as solved from this value (0 … 1) on; without it the judge does not decide.", gt=0, le=1
     )
     structured: Literal["json_schema", "json_object", "none"] = option(
-        "json_schema", "How the endpoint is asked for JSON: by schema, by kind, or in words alone."
+        "json_schema", "How an endpoint is asked for JSON: by schema, by kind, or in words alone."
     )
     temperature: float = option(0.0, "Sampling temperature of the judge.", ge=0)
     max_reply_tokens: int = option(1024, "Longest reply of the judge.", unit="tokens", ge=1)
-    options: dict[str, Any] = option({}, "Further fields of each request, such as `reasoning_effort`.")
-    max_concurrent: int = option(16, "Requests under way at once.", ge=1)
+    options: dict[str, Any] = option({}, "Further fields of an endpoint's requests, such as `reasoning_effort`.")
+    max_concurrent: int = option(16, "Requests under way at once, to an endpoint.", ge=1)
     time_limit_s: float = option(
-        120.0, "Longest wait for one reply; beyond it the judge is asked again.", unit="s", gt=0
+        120.0,
+        "Longest wait for one reply; beyond it an endpoint is asked again. The run's own judge counts as unreachable, "
+        "from when an engine has begun.",
+        unit="s",
+        gt=0,
     )
     max_attempts: int = option(5, "Requests that may fail in a row before the judge counts as unreachable.", ge=1)
     backoff_s: float = option(
@@ -72,7 +86,9 @@ class JudgeReward(RewardSection):
 
     @field_validator("url")
     @classmethod
-    def _address(cls, value: str) -> str:
+    def _address(cls, value: str | None) -> str | None:
+        if value is None:
+            return None
         parts = urlsplit(value)
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise ValueError(f"'{value}' is no address: write one such as 'http://host:8000/v1'")
@@ -81,12 +97,31 @@ class JudgeReward(RewardSection):
         return value.rstrip("/")
 
     @model_validator(mode="after")
-    def _ascending(self) -> JudgeReward:
+    def _complete(self) -> JudgeReward:
         if self.scale[0] >= self.scale[1]:
             raise ValueError(f"scale {self.scale}: the first must be below the second")
+        if self.url is not None and self.model is None:
+            raise ValueError(f"the endpoint at {self.url} needs the name of a model: set `model`")
+        if self.url is None:
+            for name in ("model", "api_key_env", "structured", "options"):
+                if getattr(self, name) != type(self).model_fields[name].get_default(call_default_factory=True):
+                    raise ValueError(
+                        f"`{name}` belongs to an endpoint, but there is no `url`: set it, or remove `{name}` (the "
+                        "run's own judge is configured in the section `judge`)"
+                    )
+        verdicts = self.scale[1] - self.scale[0] + 1
+        if self.url is None and verdicts > MOST_VERDICTS:
+            raise ValueError(
+                f"scale {self.scale} has {verdicts:,} verdicts, and the run's own judge weighs at most {MOST_VERDICTS}"
+            )
         if self.cache_dir is not None and not self.cache_size:
             raise ValueError("cache_dir is set, but cache_size 0 keeps nothing: remove the one or raise the other")
         return self
+
+    @property
+    def asks_own_judge(self) -> bool:
+        """Whether it asks the run's own judge; its verifier is then made with that instead of a worker pool."""
+        return self.url is None
 
     @property
     def needs_answer(self) -> bool:

@@ -15,12 +15,13 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from roll.config.rewards import JudgeReward
-from roll.errors import DataError, RewardInfraError
+from roll.errors import ConfigError, DataError, RewardInfraError
 from roll.protocols import WorkerPool
 from roll.rewards.base import Judgement, Verifier
 from roll.rewards.judge.cache import ReplyCache, content_key
 from roll.rewards.judge.chat import Chat, EndpointChat
-from roll.rewards.judge.replies import ReplyError, read_score, read_winner
+from roll.rewards.judge.own import EngineChat, JudgeModel, JudgeUsage
+from roll.rewards.judge.replies import ReplyError, read_preference, read_score
 from roll.rewards.judge.rubrics import (
     pairwise_messages,
     pairwise_schema,
@@ -41,13 +42,15 @@ class Judge:
     Args:
         config: what it is asked.
         chat: the model.
+        usage: counts verdicts.
     """
 
-    def __init__(self, config: JudgeReward, chat: Chat) -> None:
+    def __init__(self, config: JudgeReward, chat: Chat, usage: JudgeUsage | None = None) -> None:
         self._config = config
         self._chat = chat
         self._cache = ReplyCache(config.cache_size, config.cache_dir)
         self._under_way: dict[str, asyncio.Task[str]] = {}
+        self._usage = usage or JudgeUsage()
 
     async def judge(self, rollout: Rollout) -> Judgement:
         """Score or compare an answer.
@@ -62,27 +65,36 @@ class Judge:
         if self._config.mode == "pairwise":
             return await self._compare(rollout, answer)
         lowest, highest = self._config.scale
+        explain = self._config.explain
         messages = pointwise_messages(
-            rollout.prompt.messages, answer, self._reference(rollout), self._config.rubric, (lowest, highest)
+            rollout.prompt.messages,
+            answer,
+            self._reference(rollout),
+            self._config.rubric,
+            (lowest, highest),
+            explain=explain,
         )
         value = await self._asked(
-            messages, pointwise_schema(lowest, highest), lambda reply: read_score(reply, lowest, highest)
+            messages,
+            pointwise_schema(lowest, highest, explain=explain),
+            lambda reply: read_score(reply, lowest, highest),
         )
         return self._judgement(value, f"{lowest + value * (highest - lowest):g} of {highest}", {})
 
     async def _compare(self, rollout: Rollout, answer: str) -> Judgement:
         """Both orders: a preference for a place wins one and loses the other."""
         messages, reference = rollout.prompt.messages, self._reference(rollout)
+        rubric, explain = self._config.rubric, self._config.explain
+        schema = pairwise_schema(explain=explain)
         first, second = await asyncio.gather(
             *(
-                self._asked(pairwise_messages(messages, *pair, self._config.rubric), pairwise_schema(), read_winner)
+                self._asked(pairwise_messages(messages, *pair, rubric, explain=explain), schema, read_preference)
                 for pair in ((answer, reference), (reference, answer))
             )
         )
-        points = {"A": 1.0, "tie": 0.5, "B": 0.0}
-        value = (points[first] + 1.0 - points[second]) / 2
-        same = points[first] == 1.0 - points[second]
-        verdict = {1.0: "better", 0.5: "alike", 0.0: "worse"}[points[first]] if same else "depends on the order"
+        value = (first.points + 1.0 - second.points) / 2
+        same = (first.winner, second.winner) in {("A", "B"), ("B", "A"), ("tie", "tie")}
+        verdict = {"A": "better", "tie": "alike", "B": "worse"}[first.winner] if same else "depends on the order"
         return self._judgement(value, verdict, {"consistent": float(same)})
 
     def _judgement(self, value: float, verdict: str, parts: Mapping[str, float]) -> Judgement:
@@ -105,10 +117,12 @@ class Judge:
         """What `read` makes of the reply, kept or new."""
         config = self._config
         key = content_key(
-            config.url, config.model, list(messages), config.temperature, config.max_reply_tokens, config.options
+            self._chat.identity, list(messages), config.temperature, config.max_reply_tokens, list(schema["properties"])
         )
+        self._usage.num_asked += 1
         kept = self._cache.get(key)
         if kept is not None:
+            self._usage.num_kept += 1
             return read(kept)
         if not config.cache_size:
             return read(await self._readable(messages, schema, read))
@@ -140,7 +154,7 @@ class Judge:
             else:
                 return reply
         raise RewardInfraError(
-            f"the judge '{self._config.model}' gave no readable verdict in {self._config.parse_attempts} attempts; the "
+            f"the judge '{self._chat.name}' gave no readable verdict in {self._config.parse_attempts} attempts; the "
             f"last time: {problem}"
         )
 
@@ -154,11 +168,23 @@ class Judge:
         self._cache.close()
 
 
-def judge_verifier(config: JudgeReward, pool: WorkerPool) -> Verifier:
-    """Asks from the controller's loop, which waits for the network meanwhile.
+def judge_verifier(config: JudgeReward, runs_in: WorkerPool | JudgeModel | None) -> Verifier:
+    """Asks from the controller's loop, which waits meanwhile.
+
+    Args:
+        config: what is asked, and where.
+        runs_in: the run's own judge, for a reward that asks that.
 
     Raises:
-        ConfigError: the variable that should hold the key is not set.
+        ConfigError: the variable that should hold the key is not set; or there is no judge.
     """
-    judge = Judge(config, EndpointChat(config))
+    if not config.asks_own_judge:
+        judge = Judge(config, EndpointChat(config))
+    elif isinstance(runs_in, JudgeModel):
+        judge = Judge(config, EngineChat(config, runs_in), runs_in.usage)
+    else:
+        raise ConfigError(
+            "the reward 'judge' has no `url`, and here is no run with a judge of its own: name an endpoint as `url`, "
+            "or give a configuration with a section `judge`."
+        )
     return Verifier(judge=judge.judge, decides=config.solved_at is not None, close=judge.close)

@@ -36,7 +36,12 @@ _USERS = {401: "the key is not accepted", 403: "the key may not do this", 404: "
 
 
 class Chat(Protocol):
-    """A model that answers a conversation: behind an endpoint, or an engine of this run."""
+    """A model that answers a conversation: behind an endpoint, or at engines of this run."""
+
+    name: str
+    """For messages."""
+    identity: list[Any]
+    """Plain data: what else replies depend on, besides the request and its settings."""
 
     async def ask(self, messages: Sequence[Message], schema: Mapping[str, Any]) -> str:
         """The model's reply, asked to be JSON of this schema.
@@ -79,6 +84,8 @@ class EndpointChat:
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
         jitter: Callable[[], float] = random.random,
     ) -> None:
+        self.name = str(config.model)
+        self.identity: list[Any] = [config.url, config.model, config.options]
         self._config = config
         self._sleep, self._jitter = sleep, jitter
         self._places = asyncio.Semaphore(config.max_concurrent)

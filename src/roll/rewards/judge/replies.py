@@ -5,13 +5,24 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["ReplyError", "read_score", "read_winner"]
+__all__ = ["Preference", "ReplyError", "read_preference", "read_score", "read_winner"]
 
 _THINKING = re.compile(r"^.*</think>", re.DOTALL)
 _TRAILING_COMMA = re.compile(r",\s*([}\]])")
 _PYTHON = {"True": "true", "False": "false", "None": "null"}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Preference:
+    """What a judge says of two answers."""
+
+    winner: str
+    """`A`, `B` or `tie`."""
+    points: float
+    """Of A, 0 … 1: by the winner, or where the judge weighs all outcomes, their mean."""
 
 
 class ReplyError(ValueError):
@@ -95,3 +106,17 @@ def read_winner(reply: str) -> str:
     if value not in named:
         raise ReplyError('Your reply has no `winner` that is "A", "B" or "tie".')
     return named[value]
+
+
+def read_preference(reply: str) -> Preference:
+    """The winner, and A's points.
+
+    Raises:
+        ReplyError: see `read_winner`.
+    """
+    winner = read_winner(reply)
+    weights = _parsed(reply).get("probabilities")
+    named = [weights.get(name) for name in ("A", "tie", "B")] if isinstance(weights, dict) else [None]
+    if all(isinstance(weight, int | float) and 0 <= weight <= 1 for weight in named) and abs(sum(named) - 1) < 1e-3:
+        return Preference(winner=winner, points=named[0] + named[1] / 2)
+    return Preference(winner=winner, points={"A": 1.0, "tie": 0.5, "B": 0.0}[winner])

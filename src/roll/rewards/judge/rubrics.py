@@ -41,14 +41,22 @@ _SYSTEM = (
 )
 
 
-def pointwise_schema(lowest: int, highest: int) -> dict[str, Any]:
+_FIRST = " First explain it in a few sentences."
+_WHY = '"reasoning": "…", '
+
+
+def pointwise_schema(lowest: int, highest: int, *, explain: bool = True) -> dict[str, Any]:
     """Of a reply that scores."""
-    return _object({"reasoning": {"type": "string"}, "score": _integer(lowest, highest)})
+    return _object(_reasoning(explain) | {"score": _integer(lowest, highest)})
 
 
-def pairwise_schema() -> dict[str, Any]:
+def pairwise_schema(*, explain: bool = True) -> dict[str, Any]:
     """Of a reply that compares."""
-    return _object({"reasoning": {"type": "string"}, "winner": {"type": "string", "enum": ["A", "B", "tie"]}})
+    return _object(_reasoning(explain) | {"winner": {"type": "string", "enum": ["A", "B", "tie"]}})
+
+
+def _reasoning(explain: bool) -> dict[str, Any]:
+    return {"reasoning": {"type": "string"}} if explain else {}
 
 
 def _integer(lowest: int, highest: int) -> dict[str, Any]:
@@ -83,7 +91,13 @@ def _rubric(rubric: str, reference: str) -> str:
 
 
 def pointwise_messages(
-    conversation: Sequence[Message], answer: str, reference: str, rubric: str, scale: tuple[int, int]
+    conversation: Sequence[Message],
+    answer: str,
+    reference: str,
+    rubric: str,
+    scale: tuple[int, int],
+    *,
+    explain: bool = True,
 ) -> list[Message]:
     """Ask for a score.
 
@@ -93,6 +107,7 @@ def pointwise_messages(
         reference: the right answer, or a good one; empty where there is none.
         rubric: a name in `RUBRICS`, or a text; `{reference}` in it stands for the reference.
         scale: lowest and highest score.
+        explain: whether it says why, before it gives the score.
     """
     lowest, highest = scale
     content = "\n\n".join(
@@ -100,14 +115,16 @@ def pointwise_messages(
             f"The question:\n{_marked('QUESTION', _question(conversation))}",
             f"The answer:\n{_marked('ANSWER', answer)}",
             _rubric(rubric, reference),
-            f"Give a whole number from {lowest} (worst) to {highest} (best). First explain it in a few sentences.\n"
-            f'Reply with JSON: {{"reasoning": "…", "score": {lowest} to {highest}}}',
+            f"Give a whole number from {lowest} (worst) to {highest} (best).{_FIRST if explain else ''}\n"
+            f'Reply with JSON: {{{_WHY if explain else ""}"score": {lowest} to {highest}}}',
         ]
     )
     return [{"role": "system", "content": _SYSTEM}, {"role": "user", "content": content}]
 
 
-def pairwise_messages(conversation: Sequence[Message], first: str, second: str, rubric: str) -> list[Message]:
+def pairwise_messages(
+    conversation: Sequence[Message], first: str, second: str, rubric: str, *, explain: bool = True
+) -> list[Message]:
     """Ask which of two answers is better."""
     named = "quality" if rubric == "correctness" else rubric
     content = "\n\n".join(
@@ -116,8 +133,8 @@ def pairwise_messages(conversation: Sequence[Message], first: str, second: str, 
             f"Answer A:\n{_marked('A', first)}",
             f"Answer B:\n{_marked('B', second)}",
             _rubric(named, ""),
-            "Which answer is better? Their order means nothing. First explain it in a few sentences.\n"
-            'Reply with JSON: {"reasoning": "…", "winner": "A", "B" or "tie"}',
+            f"Which answer is better? Their order means nothing.{_FIRST if explain else ''}\n"
+            f'Reply with JSON: {{{_WHY if explain else ""}"winner": "A", "B" or "tie"}}',
         ]
     )
     return [{"role": "system", "content": _SYSTEM}, {"role": "user", "content": content}]

@@ -1,0 +1,134 @@
+"""The run's own judge: a role with a model of its own."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Literal
+
+from pydantic import model_validator
+
+from roll.config.base import Section, option
+from roll.config.rewards import JudgeReward
+
+if TYPE_CHECKING:
+    from roll.config.run import RLVRConfig
+
+__all__ = ["JudgeConfig", "check_judge"]
+
+
+class JudgeConfig(Section):
+    """Engines that rewards of type `judge` without a `url` ask. `judge: NAME` is short for `judge: {model: NAME}`.
+
+    The model may be any, the policy's own start among them; its weights never change. On Ray its engines sit on
+    `cluster.device_mapping.judge`.
+    """
+
+    model: str = option(
+        "smollm2-135m-instruct", "A name from the catalogue, a Hugging Face directory, or a hub id.", min_length=1
+    )
+    dtype: Literal["bfloat16", "float32"] = option("bfloat16", "Number format of the computation.")
+    engine: Literal["auto", "vllm", "hf"] = option(
+        "auto", "`vllm`, `hf` (embedded), or vLLM where it is installed and `hf` otherwise."
+    )
+    num_engines: int | None = option(
+        None,
+        "Engines; by default one, or as many as there are devices for in `cluster.device_mapping.judge`.",
+        ge=1,
+    )
+    tensor_parallel: int = option(1, "Devices of one engine.", ge=1)
+    max_num_seqs: int = option(64, "Requests that one engine runs at once; more wait.", ge=1)
+    max_context: int | None = option(
+        None,
+        "Longest request plus reply; by default the model's own context, 8,192 at most.",
+        unit="tokens",
+        ge=16,
+    )
+    kv_cache_bytes: int | None = option(
+        None,
+        "Memory for keys and values per engine; by default 256 MiB on CPU, the engine's own share on a GPU.",
+        unit="bytes",
+        ge=1,
+    )
+    options: dict[str, Any] = option({}, "Further arguments for the engine, passed on as they are.")
+    trust_remote_code: bool = option(False, "Let the model's repository run its own Python code.")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _from_name(cls, value: Any) -> Any:
+        return {"model": value} if isinstance(value, str) else value
+
+    @model_validator(mode="after")
+    def _one_device(self) -> JudgeConfig:
+        if self.engine == "hf" and self.tensor_parallel > 1:
+            raise ValueError(
+                f"tensor_parallel is {self.tensor_parallel}, but the hf engine runs on one device: set engine: vllm, "
+                "or tensor_parallel: 1"
+            )
+        return self
+
+
+def check_judge(config: RLVRConfig) -> None:
+    """Make sure that the judge which rewards ask is there, that rewards ask the one there is, and that it fits.
+
+    Raises:
+        ValueError: names the keys, and what to change.
+    """
+    asking = [
+        (f"data.{i}.reward.{j}", reward)
+        for i, entry in enumerate(config.data)
+        for j, reward in enumerate(entry.reward)
+        if isinstance(reward, JudgeReward) and reward.asks_own_judge
+    ]
+    judge, mapped = config.judge, config.cluster.device_mapping.judge
+    if judge is None:
+        if asking:
+            raise ValueError(
+                f"{asking[0][0]} asks the run's own judge, but none is configured: add a section `judge` with its "
+                "model (such as `judge: smollm2-135m-instruct`), or name an endpoint as `url` of the reward"
+            )
+        if mapped is not None:
+            raise ValueError(
+                "cluster.device_mapping.judge is set but the run has no judge of its own: remove it, or add a section "
+                "`judge`"
+            )
+        return
+    if not asking:
+        raise ValueError(
+            f"judge starts '{judge.model}', but no reward under data asks it: give a source a reward of type judge "
+            "without a `url`, or remove the section"
+        )
+    longest = max(asking, key=lambda entry: entry[1].max_reply_tokens)
+    if judge.max_context is not None and judge.max_context <= longest[1].max_reply_tokens:
+        raise ValueError(
+            f"judge.max_context {judge.max_context} leaves no room for questions beside {longest[0]}.max_reply_tokens "
+            f"{longest[1].max_reply_tokens}: raise the one or lower the other"
+        )
+    _check_devices(config, judge)
+
+
+def _check_devices(config: RLVRConfig, judge: JudgeConfig) -> None:
+    mapping, width = config.cluster.device_mapping, judge.tensor_parallel
+    if config.cluster.type == "local":
+        if width > 1:
+            raise ValueError(
+                f"judge.tensor_parallel is {width}, but cluster.type local has one device: set cluster.type=ray"
+            )
+        return
+    if mapping.judge is not None:
+        found = len(mapping.judge)
+        if found % width:
+            raise ValueError(
+                f"cluster.device_mapping.judge has {found} devices, which judge.tensor_parallel {width} does not divide"
+            )
+        if judge.num_engines is not None and judge.num_engines * width != found:
+            raise ValueError(
+                f"judge.num_engines {judge.num_engines} x judge.tensor_parallel {width} are "
+                f"{judge.num_engines * width} devices, but cluster.device_mapping.judge has {found}: leave out "
+                "num_engines, or map as many devices"
+            )
+        return
+    needed, there = config.num_judges * width, len(mapping.actor_infer)
+    if needed > there:
+        raise ValueError(
+            f"the judge needs {needed} devices (judge.num_engines {config.num_judges} x judge.tensor_parallel {width}) "
+            f"and shares those of actor_infer, of which there are {there}: set cluster.device_mapping.judge"
+        )

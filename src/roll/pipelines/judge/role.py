@@ -1,0 +1,219 @@
+"""The run's own judge as a role: engines beside the policy's, behind one door, with weights that stay as they are.
+
+    reward ──► JudgeRole.generate ──► LLMProxy ──► judge-0, judge-1, …
+                     └─ an engine does not serve, and nobody replaces it: start another one
+
+Invariants:
+    - whatever fails here is an `InfraError`, also an engine that cannot be started again: the rollout is tried again,
+      then marked, and the next request tries to start the engine once more;
+    - no engine works for a caller that is gone;
+    - a time limit counts from when an engine begins: waiting behind other answers is no failure.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from roll.cluster.base import Cluster
+from roll.cluster.judge import judge_specs
+from roll.config import RLVRConfig
+from roll.errors import InfraError, RewardInfraError, UserError
+from roll.models import load_tokenizer, resolve_model, stop_token_ids
+from roll.protocols import EngineGroup, InferenceEngine, WorkerPool
+from roll.rewards.compose import WeightedReward
+from roll.rewards.judge.cache import content_key
+from roll.rewards.judge.own import JudgeModel
+from roll.rewards.opening import open_rewards
+from roll.rollout import LLMProxy, Router
+from roll.tracking import RunDirectory
+from roll.tracking.rollout_trace import RequestTrace
+from roll.types import Generation, GenerationRequest
+
+__all__ = ["JudgeRole", "open_scoring", "start_judge"]
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class _Figures:
+    """Since they were last asked for."""
+
+    num_requests: int = 0
+    num_tokens: int = 0
+    num_failed: int = 0
+    waited_s: float = 0.0
+
+
+class JudgeRole:
+    """The judge's engines, as rewards and metrics see them.
+
+    Args:
+        engines: of the judge; closed with it.
+        model: makes the model from a function that asks the engines.
+        emit: takes events of the trace.
+    """
+
+    def __init__(
+        self,
+        engines: EngineGroup,
+        model: Callable[[Callable[..., Any]], JudgeModel],
+        emit: Callable[..., None] = lambda **fields: None,
+    ) -> None:
+        self._engines = engines
+        self._router = Router()
+        self._proxy = LLMProxy(engines, _keep_weights, router=self._router)
+        self._trace = RequestTrace(emit)
+        self._figures = _Figures()
+        self._ending: set[asyncio.Task[None]] = set()
+        self.model = model(self.generate)
+
+    async def generate(self, request: GenerationRequest, time_limit_s: float) -> Generation:
+        """Run a request on the judge's least busy engine.
+
+        Raises:
+            InfraError: no engine answered.
+        """
+        loop = asyncio.get_running_loop()
+        asked = loop.time()
+        self._figures.num_requests += 1
+        try:
+            async with asyncio.timeout(None) as limit:
+
+                def started(engine_id: str) -> None:
+                    limit.reschedule(loop.time() + time_limit_s)
+                    self._trace.begin(request.request_id, engine_id)
+
+                self._revive()
+                generation = await self._proxy.generate(request, on_start=started)
+        except TimeoutError:
+            self._failed()
+            raise RewardInfraError(f"the judge '{self.model.name}' gave no reply within {time_limit_s:g} s") from None
+        except asyncio.CancelledError:
+            self._end_orphans()
+            raise
+        except Exception as error:  # engines that cannot be started again fail with whatever their vendors raise
+            self._failed()
+            if isinstance(error, InfraError):
+                raise
+            raise RewardInfraError(f"the judge '{self.model.name}' cannot be started again: {error}") from error
+        finally:
+            self._trace.end(request.request_id)
+        self._figures.waited_s += loop.time() - asked
+        self._figures.num_tokens += len(generation.token_ids)
+        return generation
+
+    def _revive(self) -> None:
+        """Replace every engine that does not serve; one whose replacement failed raises why, and is tried again."""
+        serving = {id(engine) for engine in self._router.serving}
+        for engine in self._engines.engines:
+            if id(engine) not in serving:
+                self._proxy.replace(engine)
+
+    def _failed(self) -> None:
+        self._figures.num_failed += 1
+        self._end_orphans()
+
+    def _end_orphans(self) -> None:
+        """Beside whoever is gone already; an engine that cannot even do that is replaced."""
+        task = asyncio.create_task(self._proxy.end_orphans(), name="judge-end-orphans")
+        self._ending.add(task)
+        task.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._ending.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            logger.warning("the judge's requests whose callers are gone could not be ended: %s", error)
+
+    def metrics(self) -> dict[str, float]:
+        """Of the step: verdicts asked for and kept, requests, tokens, failures, seconds per request; of the run:
+        engines replaced, requests issued again.
+        """
+        figures, self._figures = self._figures, _Figures()
+        usage = self.model.usage
+        answered = figures.num_requests - figures.num_failed
+        metrics = {
+            "judge/verdicts": float(usage.num_asked),
+            "judge/kept": float(usage.num_kept),
+            "judge/requests": float(figures.num_requests),
+            "judge/tokens": float(figures.num_tokens),
+            "judge/failures": float(figures.num_failed),
+            "judge/replaced": float(self._proxy.num_replaced),
+            "judge/reissued": float(self._proxy.num_reissued),
+            "time/judge_request_s": figures.waited_s / answered if answered > 0 else 0.0,
+        }
+        usage.num_asked = usage.num_kept = 0
+        return metrics
+
+    async def close(self) -> None:
+        """End every engine."""
+        for task in list(self._ending):
+            task.cancel()
+        await asyncio.gather(*self._ending, return_exceptions=True)
+        await self._engines.close()
+
+
+async def _keep_weights(engine: InferenceEngine) -> None:
+    """A fresh engine has loaded the judge: nothing is synchronised."""
+
+
+async def start_judge(
+    config: RLVRConfig,
+    cluster: Cluster,
+    run: RunDirectory | None = None,
+    emit: Callable[..., None] = lambda **fields: None,
+) -> JudgeRole:
+    """Start the judge's engines.
+
+    Raises:
+        UserError: its model cannot be used.
+    """
+    judge = config.judge
+    assert judge is not None
+    path = await asyncio.to_thread(resolve_model, judge.model)
+    tokenizer = await asyncio.to_thread(load_tokenizer, path, trust_remote_code=judge.trust_remote_code)
+    specs = judge_specs(config, path, run)
+
+    def model(generate: Callable[..., Any]) -> JudgeModel:
+        return JudgeModel(
+            name=judge.model,
+            identity=_identity(path, judge.dtype),
+            tokenizer=tokenizer,
+            stop_token_ids=stop_token_ids(path, tokenizer),
+            max_context=specs[0].max_context,
+            generate=generate,
+        )
+
+    try:
+        engines = await cluster.start_engines(specs, "judge")
+    except UserError as error:
+        raise type(error)(f"the judge: {str(error).replace('inference.', 'judge.')}") from error
+    try:
+        return JudgeRole(engines, model, emit)
+    except BaseException:
+        await engines.close()
+        raise
+
+
+@asynccontextmanager
+async def open_scoring(
+    config: RLVRConfig, cluster: Cluster, pool: WorkerPool
+) -> AsyncIterator[Mapping[str, WeightedReward]]:
+    """The rewards of a configuration by domain, and the judge where they ask one; for work that is no run."""
+    async with AsyncExitStack() as stack:
+        judge = None
+        if config.judge is not None:
+            judge = await start_judge(config, cluster)
+            stack.push_async_callback(judge.close)
+        yield await stack.enter_async_context(open_rewards(config, pool, judge and judge.model))
+
+
+def _identity(path: Path, dtype: str) -> str:
+    """Of the weights, by name, size and age of their files: reading them all would take longer than loading."""
+    files = sorted(file for file in path.iterdir() if file.is_file())
+    return content_key(dtype, [[file.name, file.stat().st_size, file.stat().st_mtime_ns] for file in files])

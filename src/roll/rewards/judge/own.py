@@ -1,0 +1,281 @@
+"""The run's own judge: a language model at engines of this run, tokens in, tokens out.
+
+    ask ──► messages as tokens ──► for each field of the schema: text is generated ────────────► {"reasoning": "…",
+                                                                 a verdict is weighed ─────────►  "score": 7.2, …}
+
+A reply has the form asked for whatever the model is: between the fields stands what JSON wants there, and a verdict is
+chosen among those that the schema permits, by the probability of their tokens. So a model that could not write JSON
+can judge, and no verdict has to be asked for twice. The mean over verdicts by their probability is G-Eval's (Liu et
+al., arXiv 2303.16634, equation 1).
+
+Invariants: equal requests get equal replies (a request's seed is a digest of its content); a request that does not fit
+the context is refused, never cut; whatever the engines fail at is an `InfraError`.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from roll.config.rewards import JudgeReward
+from roll.data import ChatRenderer
+from roll.errors import DataError, ModelError, UnscorableError
+from roll.rewards.judge.cache import content_key
+from roll.types import Generation, GenerationRequest, Message, SamplingParams
+
+__all__ = ["EngineChat", "JudgeModel", "JudgeUsage", "Verdicts", "verdict_tree"]
+
+LEAST_SHARE = 1e-3
+"""Verdicts that begin with tokens of less probability than this are not told apart any further."""
+
+
+_numbers = itertools.count()
+"""Of requests: all rewards of a process ask the same engines."""
+
+
+@dataclass(slots=True)
+class JudgeUsage:
+    """Counts of a run's verdicts."""
+
+    num_asked: int = 0
+    num_kept: int = 0
+    """Of them, answered by a reply that was kept."""
+
+
+class JudgeModel:
+    """The model behind the engines, as words.
+
+    Args:
+        name: for messages.
+        identity: changes with its weights; part of what replies are kept by.
+        tokenizer: the model's.
+        stop_token_ids: end an answer of the model.
+        max_context: longest request plus reply, in tokens.
+        generate: asks an engine, and waits for so many seconds from when it has begun; raises `InfraError`.
+    """
+
+    def __init__(
+        self,
+        *,
+        name: str,
+        identity: str,
+        tokenizer: Any,
+        stop_token_ids: Sequence[int],
+        max_context: int,
+        generate: Callable[[GenerationRequest, float], Awaitable[Generation]],
+    ) -> None:
+        self.name = name
+        self.identity = identity
+        self.max_context = max_context
+        self.generate = generate
+        self.usage = JudgeUsage()
+        self._tokenizer = tokenizer
+        self._renderer = ChatRenderer(tokenizer)
+        self._has_system = self._accepts_system()
+        quotes = [i for i, token in enumerate(tokenizer.convert_ids_to_tokens(range(len(tokenizer)))) if _ends(token)]
+        self.text_ends = tuple(sorted({*stop_token_ids, *quotes}))
+        """Tokens that end a text between quotation marks."""
+
+    def render(self, messages: Sequence[Message]) -> list[int]:
+        """The conversation, up to where the model's answer begins.
+
+        Raises:
+            DataError: the model's chat template refuses it.
+        """
+        return self._renderer.render(messages if self._has_system else _without_system(messages)).tolist()
+
+    def encode(self, text: str) -> list[int]:
+        """Tokens of a text inside an answer."""
+        return list(self._tokenizer(text, add_special_tokens=False)["input_ids"])
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """The text of tokens."""
+        return self._renderer.decode(np.asarray(token_ids, np.int32))
+
+    def _accepts_system(self) -> bool:
+        try:
+            self._renderer.render([{"role": "system", "content": "a"}, {"role": "user", "content": "b"}])
+        except DataError:
+            return False
+        return True
+
+
+def _ends(token: str | None) -> bool:
+    """Whether a token holds a quotation mark that no backslash precedes."""
+    return token is not None and '"' in token.replace('\\"', "")
+
+
+def _without_system(messages: Sequence[Message]) -> list[Message]:
+    """What the system says, before the first that a user says."""
+    said = "\n\n".join(message["content"] for message in messages if message["role"] == "system")
+    others = [message for message in messages if message["role"] != "system"]
+    if said and others:
+        others[0] = {"role": others[0]["role"], "content": f"{said}\n\n{others[0]['content']}"}
+    return others
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Verdicts:
+    """Where the token sequences of several verdicts part."""
+
+    prefix: tuple[int, ...]
+    """Tokens since the node above."""
+    leaf: int | None = None
+    """The verdict, where only one is left."""
+    branches: Mapping[int, Verdicts] = field(default_factory=dict)
+    """By next token."""
+
+
+def verdict_tree(sequences: Mapping[int, Sequence[int]]) -> Verdicts:
+    """The tree of these sequences, by verdict; none may begin with the whole of another.
+
+    Raises:
+        ModelError: two cannot be told apart.
+    """
+    if len(sequences) == 1:
+        ((leaf, _),) = sequences.items()
+        return Verdicts(prefix=(), leaf=leaf)
+    shared = 0
+    shortest = min(map(len, sequences.values()))
+    while shared < shortest and len({sequence[shared] for sequence in sequences.values()}) == 1:
+        shared += 1
+    if shared == shortest:
+        raise ModelError("the judge's tokenizer writes two verdicts alike: choose another model, or another scale.")
+    parts: dict[int, dict[int, Sequence[int]]] = {}
+    for verdict, sequence in sequences.items():
+        parts.setdefault(sequence[shared], {})[verdict] = sequence[shared + 1 :]
+    prefix = tuple(next(iter(sequences.values()))[:shared])
+    return Verdicts(prefix=prefix, branches={token: verdict_tree(part) for token, part in parts.items()})
+
+
+class EngineChat:
+    """The run's own judge as one reward asks it; implements `Chat`.
+
+    Args:
+        config: how it is asked.
+        model: the judge.
+    """
+
+    def __init__(self, config: JudgeReward, model: JudgeModel) -> None:
+        self._config = config
+        self._model = model
+        self.name = model.name
+        self.identity = [model.identity, config.verdict]
+
+    async def ask(self, messages: Sequence[Message], schema: Mapping[str, Any]) -> str:
+        """See `Chat.ask`: every field of the schema in turn.
+
+        Raises:
+            UnscorableError: the request does not fit the judge's context.
+        """
+        head = self._model.render(messages)
+        found: dict[str, Any] = {}
+        written = "{"
+        for name, kind in schema["properties"].items():
+            written += f"{json.dumps(name)}: "
+            if kind["type"] == "string" and "enum" not in kind:
+                found[name] = await self._text(head, written)
+            else:
+                values = kind["enum"] if "enum" in kind else list(range(kind["minimum"], kind["maximum"] + 1))
+                weights = await self._weighed(head, written, values)
+                found |= self._verdict(name, values, weights)
+            written += f"{json.dumps(found[name], ensure_ascii=False)}, "
+        return json.dumps(found, ensure_ascii=False)
+
+    async def _text(self, head: Sequence[int], written: str) -> str:
+        """What the model writes between quotation marks."""
+        tokens = [*head, *self._model.encode(f'{written}"')]
+        generation = await self._generate(
+            tokens,
+            SamplingParams(
+                max_new_tokens=self._config.max_reply_tokens,
+                temperature=self._config.temperature,
+                stop_token_ids=self._model.text_ends,
+            ),
+        )
+        text = _up_to_quote(self._model.decode(generation.token_ids.tolist()))
+        try:
+            return str(json.loads(f'"{text}"', strict=False))
+        except ValueError:  # an escape that JSON does not know
+            return text
+
+    async def _weighed(self, head: Sequence[int], written: str, values: Sequence[Any]) -> list[float]:
+        """Probability of each value, of all that are permitted."""
+        tree = verdict_tree({i: self._model.encode(f"{written}{json.dumps(v)}}}") for i, v in enumerate(values)})
+        weights = [0.0] * len(values)
+        pending: list[tuple[Verdicts, list[int], float]] = [(tree, list(head), 1.0)]
+        while pending:
+            node, before, share = pending.pop()
+            if node.leaf is not None:
+                weights[node.leaf] += share
+                continue
+            if share < LEAST_SHARE:
+                leaves = list(_leaves(node))
+                for leaf in leaves:
+                    weights[leaf] += share / len(leaves)
+                continue
+            tokens = [*before, *node.prefix]
+            choices = tuple(node.branches)
+            generation = await self._generate(
+                tokens, SamplingParams(max_new_tokens=1, temperature=0.0, choices=choices)
+            )
+            assert generation.choice_logprobs is not None
+            for token, logprob in zip(choices, generation.choice_logprobs[0], strict=True):
+                pending.append((node.branches[token], [*tokens, token], share * math.exp(logprob)))
+        return weights
+
+    def _verdict(self, name: str, values: Sequence[Any], weights: Sequence[float]) -> dict[str, Any]:
+        likeliest = values[max(range(len(values)), key=weights.__getitem__)]
+        if self._config.verdict == "likeliest":
+            return {name: likeliest}
+        if all(isinstance(value, int) for value in values):
+            mean = math.fsum(value * weight for value, weight in zip(values, weights, strict=True)) / math.fsum(weights)
+            return {name: round(min(max(mean, min(values)), max(values)), 6)}
+        probabilities = {str(v): round(w / math.fsum(weights), 6) for v, w in zip(values, weights, strict=True)}
+        return {name: likeliest, "probabilities": probabilities}
+
+    async def _generate(self, tokens: Sequence[int], sampling: SamplingParams) -> Generation:
+        needed, there = len(tokens) + sampling.max_new_tokens, self._model.max_context
+        if needed > there:
+            raise UnscorableError(
+                f"the judge '{self.name}' would need {needed} tokens for this answer and has {there}: raise "
+                "judge.max_context, or lower max_answer_chars or max_reply_tokens of the reward 'judge'"
+            )
+        seed = int(content_key(list(tokens), sampling.max_new_tokens)[:7], 16)
+        request = GenerationRequest(
+            request_id=f"judge-{next(_numbers)}",
+            token_ids=np.asarray(tokens, np.int32),
+            sampling=SamplingParams(
+                max_new_tokens=sampling.max_new_tokens,
+                temperature=sampling.temperature,
+                stop_token_ids=sampling.stop_token_ids,
+                choices=sampling.choices,
+                seed=seed,
+            ),
+        )
+        return await self._model.generate(request, self._config.time_limit_s)
+
+    async def close(self) -> None:
+        """Nothing of its own to end: the judge is the run's."""
+
+
+def _leaves(node: Verdicts) -> list[int]:
+    if node.leaf is not None:
+        return [node.leaf]
+    return [leaf for branch in node.branches.values() for leaf in _leaves(branch)]
+
+
+def _up_to_quote(text: str) -> str:
+    """Everything before the first quotation mark that no backslash precedes."""
+    escaped = False
+    for position, character in enumerate(text):
+        if character == '"' and not escaped:
+            return text[:position]
+        escaped = character == "\\" and not escaped
+    return text
