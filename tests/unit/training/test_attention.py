@@ -84,13 +84,17 @@ def compare(
         torch.testing.assert_close(mine.grad.cpu().double(), theirs.grad, rtol=limit, atol=limit)
 
 
-@pytest.mark.parametrize("dense_tokens", [0, 40, 10_000])
+@pytest.mark.parametrize(
+    ("small_tokens", "dense_tokens", "dense_pairs"), [(0, 0, 0), (0, 10, 10_000), (40, 40, 300), (10_000, 10_000, 0)]
+)
 @pytest.mark.parametrize("share", [True, False])
 @pytest.mark.parametrize("groups", [GROUPS, HEADS, 1])
 def test_dense_products_and_sdpa_equal_attention_written_out(
-    monkeypatch: pytest.MonkeyPatch, dense_tokens: int, share: bool, groups: int
+    monkeypatch: pytest.MonkeyPatch, small_tokens: int, dense_tokens: int, dense_pairs: int, share: bool, groups: int
 ) -> None:
+    monkeypatch.setattr(attention, "SMALL_TOKENS", small_tokens)
     monkeypatch.setattr(attention, "DENSE_TOKENS", dense_tokens)
+    monkeypatch.setattr(attention, "DENSE_PAIRS", dense_pairs)
     compare(make_layout(share=share), dtype=torch.float64, limit=1e-10, groups=groups)
 
 
@@ -165,5 +169,6 @@ def test_varlen_attention_on_cuda_equals_attention_written_out(share: bool, wind
 @pytest.mark.gpu
 @needs_cuda
 def test_sdpa_on_cuda_in_float32_equals_attention_written_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(attention, "DENSE_TOKENS", 0)
+    for name in ("SMALL_TOKENS", "DENSE_TOKENS", "DENSE_PAIRS"):
+        monkeypatch.setattr(attention, name, 0)
     compare(make_layout(), dtype=torch.float32, limit=1e-4, device="cuda")

@@ -1,0 +1,187 @@
+"""The calls that a micro-batch's attention is made of: which rows, who sees whom, and the computation.
+
+    queries, keys, values [N, h, d] ─ gather ─► [B, n, h, d] ─ dense products, or SDPA ─► [B * n, H, d]
+
+Gathers know their way back, so that a gradient is copied, and added up only where a prefix serves several responses.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+__all__ = ["Call", "Causal", "Dense", "Prefixes", "Rows", "Shared", "compute"]
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """[B, n] entries of the row, batched with padding, and the way back."""
+
+    index: Tensor
+    """[B * n] entry of the row; padding repeats an entry."""
+    members: Tensor
+    """[k] the entries of the row that occur, each once."""
+    inverse: Tensor
+    """[k] where each of them is among the B * n."""
+    size: tuple[int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Prefixes:
+    """The prefixes of some blocks, as keys of their responses."""
+
+    rows: Rows
+    """[b, p] one sequence per block."""
+    owners: Tensor
+    """[B] the prefix of each response, among the b."""
+
+
+@dataclass(frozen=True, slots=True)
+class Dense:
+    """Small blocks, by matrix products under a mask."""
+
+    rows: Rows
+    bias: Tensor
+    """[B, 1, 1, n, n] 0 where a query may see a key, else -inf; float32 or better."""
+
+
+@dataclass(frozen=True, slots=True)
+class Causal:
+    """Plain sequences."""
+
+    rows: Rows
+
+
+@dataclass(frozen=True, slots=True)
+class Shared:
+    """Responses of any blocks, each behind its own block's prefix."""
+
+    rows: Rows
+    """[B, n]"""
+    prefixes: Prefixes
+    bias: Tensor
+    """[B, 1, 1, n, p + n] 0 where a query may see a key, else -inf; float32 or better."""
+    dense: bool
+    """By matrix products; otherwise SDPA."""
+
+
+Call = Dense | Causal | Shared
+
+
+def compute(call: Call, q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
+    """One call of queries [N, H, d], keys and values [N, K, d]: [B * n, H, d], padding included."""
+    queries = _Gather.apply(q, call.rows)
+    if isinstance(call, Shared):
+        keys, values = (_GatherBehindPrefix.apply(x, call.rows, call.prefixes) for x in (k, v))
+    else:
+        keys, values = (_Gather.apply(x, call.rows) for x in (k, v))
+    if isinstance(call, Causal):
+        result = _sdpa(queries, keys, values, scale, None)
+    elif isinstance(call, Dense) or call.dense:
+        result = _dense_products(queries, keys, values, call.bias, scale)
+    else:
+        result = _sdpa(queries, keys, values, scale, call.bias[:, 0].to(q.dtype))
+    return result.flatten(0, 1)
+
+
+class _Gather(torch.autograd.Function):
+    """Rows of [N, h, d] as [B, n, h, d]. Backward copies gradients back: no sums, so it is exact."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, rows: Rows) -> Tensor:
+        ctx.rows, ctx.shape = rows, x.shape
+        return x.index_select(0, rows.index).view(*rows.size, *x.shape[1:])
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
+        (grad,) = grads
+        return _scattered(ctx.shape, ((ctx.rows, grad),)), None
+
+
+class _GatherBehindPrefix(torch.autograd.Function):
+    """Rows of [N, h, d] as [B, p + n, h, d]: each response's, after those of its prefix.
+
+    Backward adds up what the responses of a block say of their prefix, in float32 or better, in the order of responses.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, rows: Rows, prefixes: Prefixes) -> Tensor:
+        ctx.rows, ctx.prefixes, ctx.shape = rows, prefixes, x.shape
+        before = x.index_select(0, prefixes.rows.index).view(*prefixes.rows.size, *x.shape[1:])
+        own = x.index_select(0, rows.index).view(*rows.size, *x.shape[1:])
+        return torch.cat([before.index_select(0, prefixes.owners), own], dim=1)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
+        (grad,) = grads
+        prefixes: Prefixes = ctx.prefixes
+        num, length = prefixes.rows.size
+        high = torch.promote_types(grad.dtype, torch.float32)
+        sums = grad.new_zeros((num, length, *grad.shape[2:]), dtype=high)
+        sums.index_add_(0, prefixes.owners, grad[:, :length].to(high))
+        return _scattered(ctx.shape, ((prefixes.rows, sums.to(grad.dtype)), (ctx.rows, grad[:, length:]))), None, None
+
+
+def _scattered(shape: torch.Size, parts: tuple[tuple[Rows, Tensor], ...]) -> Tensor:
+    """Gradients [B, n, h, d] of gathered rows as those of all rows; 0 for rows that no part has."""
+    flat = [grad.reshape(-1, *grad.shape[2:]).index_select(0, rows.inverse) for rows, grad in parts]
+    if len(parts) == 1 and len(flat[0]) == shape[0]:
+        return flat[0]  # members are in order, and all of them are here
+    result = flat[0].new_zeros(shape)
+    for (rows, _), own in zip(parts, flat, strict=True):
+        result[rows.members] = own
+    return result
+
+
+def _sdpa(q: Tensor, k: Tensor, v: Tensor, scale: float, bias: Tensor | None) -> Tensor:
+    """[B, n, H, d] queries, [B, m, K, d] keys and values; causal where there is no bias [B, 1, n, m]."""
+    repeats = q.shape[2] // k.shape[2]
+    k, v = ((x.repeat_interleave(repeats, dim=2) if repeats > 1 else x).transpose(1, 2) for x in (k, v))
+    result = F.scaled_dot_product_attention(
+        q.transpose(1, 2), k, v, attn_mask=bias, is_causal=bias is None, scale=scale
+    )
+    return result.transpose(1, 2)
+
+
+class _DenseProducts(torch.autograd.Function):
+    """softmax(scale Q K^T + bias) V by matrix products; keeps only the weights, in the model's dtype.
+
+    Queries [B, K, g n, d] (g heads share keys), keys and values [B, K, m, d], bias [B, 1, 1, n, m].
+    """
+
+    @staticmethod
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, bias: Tensor, scale: float) -> Tensor:
+        scores = (q @ k.transpose(2, 3)).to(bias.dtype)
+        by_head = scores.view(*scores.shape[:2], -1, *bias.shape[-2:])
+        torch.add(bias, by_head, alpha=scale, out=by_head)
+        weights = scores.softmax(dim=-1).to(v.dtype)
+        ctx.save_for_backward(q, k, v, weights)
+        ctx.scale, ctx.high = scale, bias.dtype
+        return weights @ v
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, Tensor, None, None]:
+        (grad,) = grads
+        q, k, v, weights = ctx.saved_tensors
+        grad_v = weights.transpose(2, 3) @ grad
+        high = weights.to(ctx.high)
+        grad_scores = (grad @ v.transpose(2, 3)).to(ctx.high)
+        grad_scores = torch.ops.aten._softmax_backward_data(grad_scores, high, -1, ctx.high)
+        grad_scores = grad_scores.mul_(ctx.scale).to(q.dtype)
+        return grad_scores @ k, grad_scores.transpose(2, 3) @ q, grad_v, None, None
+
+
+def _dense_products(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, scale: float) -> Tensor:
+    """The same as `_sdpa` under a mask, without expanding keys."""
+    size, n, heads, width = q.shape
+    groups = k.shape[2]
+    queries = q.view(size, n, groups, heads // groups, width).permute(0, 2, 3, 1, 4)
+    queries = queries.reshape(size, groups, -1, width)
+    keys, values = (x.transpose(1, 2).contiguous() for x in (k, v))
+    result = _DenseProducts.apply(queries, keys, values, bias, scale)
+    result = result.view(size, groups, heads // groups, n, width)
+    return result.permute(0, 3, 1, 2, 4).reshape(size, n, heads, width)
