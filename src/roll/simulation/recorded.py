@@ -31,7 +31,7 @@ from roll.types import Generation, GenerationRequest, IntArray, Prompt, PromptDr
 __all__ = ["RecordedTurns", "RecordedWorkload", "open_workload", "recorded_loop"]
 
 T = TypeVar("T")
-_LENGTH, _REWARD, _VERDICT, _PROMPT = range(101, 105)
+_LENGTH, _REWARD, _VERDICT, _PROMPT, _TURNS = range(101, 106)
 
 
 def open_workload(config: SimulationConfig, seed: int) -> Workload:
@@ -64,10 +64,13 @@ class RecordedWorkload(Workload):
         self._given_training = config.training.duration is not None
         self._first_draw = min(work.prompt_tokens, default=0)
         self._by_draw: dict[int, list[int]] = defaultdict(list)
+        self._indices: dict[int, list[int]] = defaultdict(list)
         for name, tokens in work.tokens.items():
             purpose, _, rest = name.partition("-")
             if purpose == "train" and not previous_turn(name):
-                self._by_draw[int(rest.partition(".")[0])].append(tokens)
+                draw_id, _, index = rest.partition(".")
+                self._by_draw[int(draw_id)].append(tokens)
+                self._indices[int(draw_id)].append(int(index))
         self._lengths = sorted(length for lengths in self._by_draw.values() for length in lengths)
         self._prompts = sorted(work.prompt_tokens.values())
         self._latencies = sorted(reward.duration_s for reward in work.rewards.values())
@@ -105,6 +108,11 @@ class RecordedWorkload(Workload):
             total -= len(tokens) - 1 - int(np.flatnonzero(tokens)[-1])
         return max(1, total)
 
+    def like(self, draw_id: int, index: int) -> int:
+        """The index of a recorded rollout of the prompt: the same, or one that stands for it where it was stopped."""
+        known = self._indices.get(draw_id, [])
+        return index if index in known or not known else self._any(known, _TURNS, draw_id, index)
+
     def reward_s(self, rollout: Rollout) -> float:
         """Its recorded duration."""
         recorded = self.work.rewards.get(rollout.rollout_id)
@@ -116,8 +124,8 @@ class RecordedWorkload(Workload):
         """Its recorded verdict; without one, that of another rollout of its prompt."""
         recorded = self.work.rewards.get(rollout.rollout_id)
         if recorded is None:
-            others = [self.work.rewards.get(f"{rollout.draw_id}.{index}") for index in range(64)]
-            known = [reward for reward in others if reward is not None]
+            indices = self._indices.get(rollout.draw_id, [])
+            known = [r for i in indices if (r := self.work.rewards.get(f"{rollout.draw_id}.{i}")) is not None]
             if not known:
                 return super().is_right(rollout)
             recorded = self._any(known, _VERDICT, rollout.draw_id, rollout.index)
@@ -151,8 +159,8 @@ class RecordedTurns:
         self, draw: PromptDraw, index: int, first: GenerationRequest, generate: Generate, renderer: Renderer
     ) -> Rollout:
         work = self._workload.work
-        names = [f"{draw.draw_id}.{index}", *(f"{draw.draw_id}.{other}" for other in range(64))]
-        between = next((work.between[name] for name in names if name in work.between), ())
+        source = self._workload.like(draw.draw_id, index)
+        between = work.between.get(f"{draw.draw_id}.{source}", ())
         tokens: list[IntArray] = []
         versions: list[IntArray] = []
         turns: list[Turn] = []
@@ -161,7 +169,7 @@ class RecordedTurns:
         for turn in range(len(between) + 1):
             name = request_id(draw.draw_id, index, turn)
             if turn:
-                await asyncio.sleep(work.environment_s.get(name, 0.0))
+                await asyncio.sleep(work.environment_s.get(request_id(draw.draw_id, source, turn), 0.0))
                 said = np.ones(len(between[turn - 1]), np.int32)
                 tokens.append(said)
                 versions.append(np.full(len(said), -1, np.int32))

@@ -23,6 +23,7 @@ from roll.config import RLVRConfig
 from roll.errors import ConfigError
 from roll.models import resolve_model
 from roll.pipelines import measures
+from roll.pipelines.judge import start_judge
 from roll.pipelines.replay.checks import check_material, check_steps, open_recording
 from roll.pipelines.replay.comparison import Comparison
 from roll.pipelines.saved import find_checkpoint
@@ -82,7 +83,12 @@ async def open_generation(
         stack.push_async_callback(engines.close)
         pool = await cluster.start_pool(config.rollout.num_reward_workers)
         stack.push_async_callback(pool.close)
-        rewards: Mapping[str, Reward] = await stack.enter_async_context(open_rewards(config, pool))
+        judge = await start_judge(config, cluster, run, tracker.spans.event) if config.judge else None
+        if judge is not None:
+            stack.push_async_callback(judge.close)
+        rewards: Mapping[str, Reward] = await stack.enter_async_context(
+            open_rewards(config, pool, judge and judge.model)
+        )
         proxy = LLMProxy(
             engines, _nothing_to_sync, max_attempts=config.rollout.max_attempts, router=build_router(config)
         )

@@ -81,10 +81,11 @@ class Recorder:
         Raises:
             RunDirectoryError: it cannot be written.
         """
-        step = self._step(parts, collected)
-        self._moves, self._requests = [], []
-        self._num_draws, self._policy_version = step.num_draws, step.next_policy_version
-        await asyncio.to_thread(self._write, parts.tracker.run, step)
+        with parts.spans.phase("recording"):
+            step = self._step(parts, collected)
+            self._moves, self._requests = [], []
+            self._num_draws, self._policy_version = step.num_draws, step.next_policy_version
+            await asyncio.to_thread(self._write, parts.tracker.run, step)
 
     def _write(self, run: RunDirectory, step: RecordedStep) -> None:
         with writing(run.path):

@@ -118,6 +118,7 @@ async def open_training(
             reference=reference_of(config, trainer, frozen),
             critics=tuple(critics),
             weights=_NoSync(),
+            judge=None,
             checkpointer=Checkpointer(run, config.checkpoint, trainer, critics),
             tracker=tracker,
             spans=tracker.spans,

@@ -80,7 +80,7 @@ class RecordingWriter:
     def write(self, step: RecordedStep) -> None:
         """Record a step, durably; a step of the same number is replaced."""
         contents = {f"{name}.parquet": _parquet(table) for name, table in tables_of(step).items()}
-        contents[FACTS] = json.dumps(facts_of(step), allow_nan=False, ensure_ascii=False).encode()
+        contents[FACTS] = json.dumps(facts_of(step), allow_nan=False).encode()
         final = self._directory / _name(step.step)
         temporary = atomic.temporary_path(final)
         temporary.mkdir()
@@ -248,7 +248,7 @@ def _require_format(found: Any, path: Path) -> None:
 
 
 def _encoded(line: Mapping[str, Any]) -> bytes:
-    return json.dumps(line, allow_nan=False, ensure_ascii=False, separators=(",", ":")).encode() + b"\n"
+    return json.dumps(line, allow_nan=False, separators=(",", ":")).encode() + b"\n"
 
 
 def _lines(path: Path, *, strict: bool = False) -> Iterator[tuple[dict[str, Any], str]]:

@@ -139,9 +139,9 @@ def _rollout_row(purpose: str, rollout: Rollout, draw: PromptDraw | None) -> Seq
         rollout.logprobs,
         rollout.policy_versions,
         rollout.finish_reason,
-        rollout.text,
+        _utf8(rollout.text),
         str(rollout.status),
-        rollout.cause,
+        _utf8(rollout.cause),
         None if reward is None else reward.value,
         None if reward is None else list(reward.components.items()),
         None if reward is None else reward.verdict,
@@ -149,8 +149,13 @@ def _rollout_row(purpose: str, rollout: Rollout, draw: PromptDraw | None) -> Seq
         None if reward is None else list(reward.decisions.items()),
         None if reward is None else reward.duration_s,
         rollout.engine_id,
-        [{"start": t.start, "end": t.end, "reward": t.reward, "state": t.state} for t in rollout.turns],
+        [{"start": t.start, "end": t.end, "reward": t.reward, "state": _utf8(t.state)} for t in rollout.turns],
     )
+
+
+def _utf8(text: str) -> str:
+    """The text, with `?` for halves of surrogate pairs, which UTF-8 cannot hold (a user's own code may make some)."""
+    return text.encode("utf-8", "replace").decode("utf-8")
 
 
 # ---- reading

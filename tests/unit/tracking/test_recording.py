@@ -1,0 +1,294 @@
+"""The format of recordings: nothing is lost, nothing damaged is read, a resumed run goes on where it stood."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
+
+from roll.errors import DataError
+from roll.tracking.recording import (
+    Move,
+    RecordedDraw,
+    RecordedStep,
+    RecordedWork,
+    Recording,
+    RecordingWriter,
+    Request,
+    Session,
+    truncate_recording,
+)
+from roll.tracking.recording.tables import schemas
+from roll.types import Group, Prompt, PromptDraw, RewardResult, Rollout, RolloutStatus, Turn
+
+TEXT = st.text(max_size=8)
+FLOATS = st.floats(allow_nan=False, allow_infinity=False)
+TIMES = st.floats(min_value=0, max_value=1e6)
+TOKENS = arrays(np.int32, st.integers(0, 6), elements=st.integers(0, 2**31 - 1))
+
+
+@st.composite
+def rollouts(draw: st.DrawFn, of: PromptDraw, index: int, *, expert: bool = False) -> Rollout:
+    token_ids = draw(TOKENS)
+    length = len(token_ids)
+    scored = draw(st.booleans())
+    reward = RewardResult(
+        value=draw(FLOATS),
+        components=draw(st.dictionaries(TEXT, FLOATS, max_size=3)),
+        verdict=draw(TEXT),
+        correct=draw(st.sampled_from([None, True, False])),
+        decisions=draw(st.dictionaries(TEXT, st.booleans(), max_size=2)),
+        duration_s=draw(TIMES),
+    )
+    turn = st.builds(Turn, start=st.integers(0, 9), end=st.integers(0, 9), reward=FLOATS, state=TEXT)
+    return Rollout(
+        draw_id=of.draw_id,
+        index=index,
+        prompt=of.prompt,
+        prompt_token_ids=draw(st.one_of(st.just(of.token_ids), TOKENS)),
+        token_ids=token_ids,
+        logprobs=draw(arrays(np.float32, length, elements=st.floats(width=32))),
+        policy_versions=draw(arrays(np.int32, length, elements=st.integers(-1, 9))),
+        finish_reason=draw(st.sampled_from(["stop", "length", "abort"])),
+        text=draw(TEXT),
+        status=draw(st.sampled_from(list(RolloutStatus))),
+        cause=draw(TEXT),
+        reward=reward if scored else None,
+        engine_id=draw(TEXT),
+        turns=tuple(draw(st.lists(turn, max_size=2))),
+        expert=expert,
+    )
+
+
+@st.composite
+def groups(draw: st.DrawFn, draw_id: int) -> Group:
+    prompt = Prompt(uid=draw(TEXT), domain=draw(TEXT), messages=())
+    of = PromptDraw(draw_id=draw_id, prompt=prompt, token_ids=draw(TOKENS), position=draw(st.integers(-1, 9)))
+    return Group(draw=of, rollouts=tuple(draw(rollouts(of, index)) for index in range(draw(st.integers(0, 2)))))
+
+
+@st.composite
+def recorded_steps(draw: st.DrawFn, number: int = 1) -> RecordedStep:
+    found = tuple(draw(groups(draw_id)) for draw_id in range(draw(st.integers(0, 3))))
+    shown = tuple(draw(rollouts(group.draw, 7, expert=True)) for group in found[:1])
+    whys = st.dictionaries(st.integers(0, 9), TEXT, max_size=2)
+    return RecordedStep(
+        step=number,
+        session=1,
+        policy_version=draw(st.integers(0, 9)),
+        next_policy_version=draw(st.integers(0, 9)),
+        groups=found,
+        companions={"greedy": tuple(draw(groups(group.draw.draw_id)) for group in found)} if found else {},
+        demonstrations=shown,
+        left_out=draw(whys),
+        expired=draw(whys),
+        expired_lengths=tuple(draw(st.lists(st.integers(0, 99), max_size=3))),
+        num_refills=draw(st.integers(0, 9)),
+        kind=draw(st.sampled_from(["", "short", "long"])),
+        staleness=tuple(draw(st.lists(st.integers(0, 3), max_size=3))),
+        draws=tuple(draw(st.lists(st.builds(RecordedDraw, st.integers(0, 9), TEXT, st.integers(0, 9)), max_size=3))),
+        stream=draw(st.dictionaries(TEXT, st.dictionaries(TEXT, st.one_of(FLOATS, TEXT), max_size=2), max_size=2)),
+        num_draws=draw(st.integers(0, 9)),
+        pending=tuple(draw(st.lists(st.tuples(st.integers(0, 9), TEXT, st.integers(0, 9)), max_size=2))),
+        counters=draw(st.dictionaries(TEXT, st.integers(0, 9), max_size=2)),
+        timings_s=draw(st.dictionaries(TEXT, TIMES, max_size=2)),
+        moves=tuple(draw(st.lists(st.builds(Move, TIMES, TEXT, TEXT, TEXT, TEXT), max_size=3))),
+        requests=tuple(
+            draw(
+                st.lists(
+                    st.builds(Request, TEXT, TEXT, TIMES, FLOATS, TIMES, st.integers(0, 9), st.integers(-1, 9), TEXT),
+                    max_size=3,
+                )
+            )
+        ),
+    )
+
+
+def session(number: int = 1, step: int = 0) -> Session:
+    return Session(
+        number=number,
+        step=step,
+        started=1.5,
+        version="1",
+        config={"name": "x"},
+        model="m",
+        tokenizer="t",
+        stream={"a": {"num_drawn": 0}},
+        num_draws=0,
+        pending=((3, "a", 4),),
+    )
+
+
+def plain(value: object) -> object:
+    """With arrays as their type and their bytes, so that `==` compares every bit."""
+    match value:
+        case np.ndarray():
+            return value.dtype.name, value.tobytes()
+        case tuple() | list():
+            return [plain(entry) for entry in value]
+        case dict():
+            return {key: plain(entry) for key, entry in value.items()}
+    if dataclasses.is_dataclass(value):
+        return {field.name: plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
+    return value
+
+
+@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(step=recorded_steps())
+def test_a_step_is_read_as_it_was_written_to_the_last_bit(tmp_path: Path, step: RecordedStep) -> None:
+    truncate_recording(tmp_path / "recording", -1)
+    writer = RecordingWriter(tmp_path / "recording")
+    writer.begin(session())
+    writer.write(step)
+    recording = Recording.open(tmp_path)
+    assert recording.sessions == (session(),)
+    assert plain(recording.read(1)) == plain(step)
+
+
+def test_a_rollout_has_no_field_that_is_not_recorded() -> None:
+    columns = set(schemas()["rollouts"].names)
+    kept = {"prompt": "groups", "reward": "columns of its own", "expert": "purpose"}
+    assert {field.name for field in dataclasses.fields(Rollout)} - set(kept) <= columns
+    renamed = {"value": "reward", "duration_s": "reward_duration_s"}
+    assert {renamed.get(field.name, field.name) for field in dataclasses.fields(RewardResult)} <= columns
+    turns = schemas()["rollouts"].field("turns").type.value_type
+    assert {field.name for field in dataclasses.fields(Turn)} == {turns.field(i).name for i in range(4)}
+
+
+def small(number: int) -> RecordedStep:
+    prompt = Prompt(uid="a/0", domain="a", messages=())
+    draw = PromptDraw(draw_id=number, prompt=prompt, token_ids=np.arange(3, dtype=np.int32), position=0)
+    rollout = Rollout(
+        draw_id=number,
+        index=0,
+        prompt=prompt,
+        prompt_token_ids=draw.token_ids,
+        token_ids=np.arange(5, dtype=np.int32),
+        logprobs=np.zeros(5, np.float32),
+        policy_versions=np.zeros(5, np.int32),
+        finish_reason="stop",
+        text="five",
+        reward=RewardResult(value=1.0, duration_s=0.25),
+    )
+    return RecordedStep(
+        step=number,
+        session=1,
+        policy_version=0,
+        next_policy_version=1,
+        groups=(Group(draw=draw, rollouts=(rollout,)),),
+        timings_s={"generate": 2.0, "train": 0.5, "advantages": 0.125, "sync": 0.25, "step": 3.0},
+    )
+
+
+def recorded(directory: Path, num_steps: int) -> Path:
+    writer = RecordingWriter(directory / "recording")
+    writer.begin(session())
+    for number in range(1, num_steps + 1):
+        writer.write(small(number))
+    return directory / "recording"
+
+
+def test_a_recording_is_cut_back_to_the_checkpoint_and_goes_on(tmp_path: Path) -> None:
+    directory = recorded(tmp_path, 5)
+    with (directory / "index.jsonl").open("ab") as index:
+        index.write(b'{"kind":"step","step":6,"fi')  # killed in the middle
+    (directory / "step-000006").mkdir()
+    (directory / ".step-000007.aa.tmp").mkdir()
+    truncate_recording(directory, 3)
+    assert sorted(path.name for path in directory.iterdir()) == [
+        "index.jsonl", "step-000001", "step-000002", "step-000003",
+    ]  # fmt: skip
+    writer = RecordingWriter(directory)
+    assert writer.next_session == 2
+    writer.begin(session(2, step=3))
+    writer.write(small(4))
+    recording = Recording.open(tmp_path)
+    assert (recording.first, recording.last) == (1, 4)
+    assert [s.number for s in recording.used_sessions()] == [1, 2]
+
+
+def test_a_session_that_recorded_nothing_is_not_used(tmp_path: Path) -> None:
+    directory = recorded(tmp_path, 2)
+    writer = RecordingWriter(directory)
+    writer.begin(session(2, step=2))
+    writer.begin(session(3, step=2))
+    writer.write(small(3))
+    assert [s.number for s in Recording.open(tmp_path).used_sessions()] == [1, 3]
+
+
+def test_a_torn_line_at_the_end_was_never_recorded(tmp_path: Path) -> None:
+    directory = recorded(tmp_path, 2)
+    index = directory / "index.jsonl"
+    index.write_bytes(index.read_bytes()[:-5])
+    assert Recording.open(tmp_path).last == 1
+
+
+@pytest.mark.parametrize("at", [10, 3000, -12, -2])
+def test_a_damaged_byte_is_named_with_its_file_and_place(tmp_path: Path, at: int) -> None:
+    path = recorded(tmp_path, 2) / "step-000002" / "rollouts.parquet"
+    content = bytearray(path.read_bytes())
+    content[at] ^= 1
+    path.write_bytes(content)
+    place = at % len(content) // 4096 * 4096
+    recording = Recording.open(tmp_path)
+    recording.read(1)
+    with pytest.raises(DataError, match=rf"step-000002/rollouts\.parquet' is damaged between bytes {place:,} and"):
+        recording.read(2)
+
+
+def test_a_file_that_is_cut_off_or_missing_is_named_before_it_is_read(tmp_path: Path) -> None:
+    directory = recorded(tmp_path, 3)
+    path = directory / "step-000003" / "moves.parquet"
+    path.write_bytes(path.read_bytes()[:100])
+    recording = Recording.open(tmp_path)
+    with pytest.raises(DataError, match=r"step-000003/moves\.parquet' ends at byte 100, but [\d,]+ bytes were"):
+        recording.check(range(1, 4))
+    path.unlink()
+    with pytest.raises(DataError, match=r"step-000003/moves\.parquet' is missing"):
+        recording.read(3)
+
+
+def test_a_malformed_line_is_named_with_its_place(tmp_path: Path) -> None:
+    index = recorded(tmp_path, 2) / "index.jsonl"
+    lines = index.read_bytes().splitlines(keepends=True)
+    index.write_bytes(lines[0] + b"{nonsense}\n" + lines[2])
+    with pytest.raises(DataError, match=rf"index\.jsonl', line 2 \(byte {len(lines[0]):,}\): is malformed"):
+        Recording.open(tmp_path)
+    fields = json.loads(lines[1])
+    del fields["files"]
+    index.write_bytes(lines[0] + json.dumps(fields).encode() + b"\n")
+    with pytest.raises(DataError, match=r"line 2 .* lacks what it should hold \(KeyError\('files'\)\)"):
+        Recording.open(tmp_path)
+
+
+def test_another_format_a_gap_and_nothing_at_all_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"has no recording .* tracking\.record_rollouts=true"):
+        Recording.open(tmp_path)
+    directory = recorded(tmp_path, 1)
+    RecordingWriter(directory).write(small(4))
+    with pytest.raises(DataError, match="lacks steps 2 to 3"):
+        Recording.open(tmp_path)
+    index = directory / "index.jsonl"
+    index.write_bytes(index.read_bytes().replace(b'"format":1', b'"format":99'))
+    with pytest.raises(DataError, match="has format 99, this version of ROLL reads 1"):
+        Recording.open(tmp_path)
+
+
+def test_the_work_of_answers_is_found_by_their_names() -> None:
+    requests = (
+        Request("train-2.0", "e", 1.0, 1.5, 3.0, 3, 5, "stop"),
+        Request("train-2.0.t1", "e", 3.75, 4.0, 5.0, 9, 2, "length"),
+        Request("train-9.0", "e", 0.0, 0.0, 5.0, 3, -1, "cancelled"),
+    )
+    work = RecordedWork.of([dataclasses.replace(small(2), requests=requests)])
+    assert work.tokens == {"train-2.0": 5, "train-2.0.t1": 2}
+    assert work.stopped == {"train-2.0": True, "train-2.0.t1": False}
+    assert work.environment_s == {"train-2.0.t1": 0.75}
+    assert work.prompt_tokens == {2: 3}
+    assert (work.train_s, work.sync_s, work.wait_s) == ({2: 0.625}, {2: 0.25}, {2: 2.0})
