@@ -10,6 +10,7 @@ from torch import nn
 
 from roll.models import load_causal_lm
 from roll.training.attention import register_attention
+from roll.training.fused import fuse
 from roll.training.lora import add_adapters
 from roll.training.policy import PolicyNetwork
 from roll.training.spec import TrainerSpec
@@ -41,6 +42,7 @@ def _load_model(spec: TrainerSpec, dtype: torch.dtype) -> Any:
     model = load_causal_lm(
         spec.model_path, dtype, attention=register_attention(), trust_remote_code=spec.model.trust_remote_code
     )
+    fuse(model)
     for module in model.modules():
         if isinstance(module, nn.Dropout):
             module.p = 0.0

@@ -2,9 +2,10 @@
 
     logprob_m = z_m[target_m] - logsumexp(z_m),    z_m = W h_m / temperature
 
-The vocabulary projection runs in chunks of predictions. Its logits are kept for the backward pass only while
-all of them together are small (`KEEP_BYTES`); beyond that they are computed again, so memory does not grow
-with vocabulary x predictions. The softmax is taken in float32 (float64 for a float64 model).
+The vocabulary projection runs in chunks of words, so that the gradient of a word's weights is one product and is never
+summed over chunks. Logits are kept for the backward pass only while all of them together are small (`KEEP_BYTES`);
+beyond that they are computed again, so memory does not grow with vocabulary x predictions. The softmax is taken in
+float32 (float64 for a float64 model).
 """
 
 from __future__ import annotations
@@ -15,12 +16,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from roll.training.native import Native, native
+
 __all__ = ["CHUNK_ELEMENTS", "KEEP_BYTES", "ProjectionGradient", "blocks_of", "scaled_logits", "token_logprobs"]
 
 CHUNK_ELEMENTS = 2**25
-"""Logits that exist at once, in the model's dtype: 64 MiB in bfloat16, 682 predictions of 49,152 words."""
+"""Logits that exist at once, in the model's dtype: 64 MiB in bfloat16."""
 
-KEEP_BYTES = 128 * 2**20
+KEEP_BYTES = 256 * 2**20
 """Logits of a micro-batch are kept up to this size and computed again beyond."""
 
 CPU_BLOCK_ELEMENTS = 2**19
@@ -36,42 +39,82 @@ class _TokenLogprobs(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, hidden: Tensor, weight: Tensor, targets: Tensor, temperature: float) -> Tensor:
-        chunk = max(CHUNK_ELEMENTS // weight.shape[0], 1)
-        keep = len(hidden) * weight.shape[0] * weight.element_size() <= KEEP_BYTES
-        keep = keep and any(ctx.needs_input_grad)
-        result = hidden.new_empty(len(hidden), dtype=torch.promote_types(hidden.dtype, torch.float32))
-        largest, total = torch.empty_like(result), torch.empty_like(result)
+        keep = len(hidden) * weight.shape[0] * weight.element_size() <= KEEP_BYTES and any(ctx.needs_input_grad)
+        high = torch.promote_types(hidden.dtype, torch.float32)
+        result = hidden.new_empty(len(hidden), dtype=high)
+        largest, total = torch.full_like(result, float("-inf")), torch.zeros_like(result)
         kept: list[Tensor] = []
-        for start in range(0, len(hidden), chunk):
-            logits = hidden[start : start + chunk] @ weight.t()
-            for rows, block in blocks_of(logits, start):
-                scaled = scaled_logits(block, temperature, result.dtype)
-                torch.amax(scaled, dim=1, out=largest[rows])
-                scaled.sub_(largest[rows, None])
-                torch.gather(scaled, 1, targets[rows, None], out=result[rows, None])
-                torch.sum(scaled.exp_(), dim=1, out=total[rows])
+        for part in _columns(hidden, weight):
+            logits = hidden @ weight[part].t()
+            _take_in(logits, temperature, largest, total)
+            local = targets - part.start
+            found = logits.gather(1, local.clamp(0, logits.shape[1] - 1)[:, None])[:, 0].to(high)
+            torch.where((local >= 0) & (local < logits.shape[1]), found / temperature, result, out=result)
             if keep:
                 kept.append(logits)
         ctx.save_for_backward(hidden, weight, targets, largest, total, *kept)
-        ctx.chunk, ctx.temperature = chunk, temperature
-        return result.sub_(total.log())
+        ctx.temperature = temperature
+        return result.sub_(largest).sub_(total.log())
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, Tensor | None, None, None]:
         hidden, weight, targets, largest, total, *kept = ctx.saved_tensors
         wants_hidden, wants_weight = ctx.needs_input_grad[:2]
-        scale = (grads[0] / ctx.temperature)[:, None]
-        factor = -scale / total[:, None]
-        projection = ProjectionGradient(hidden, weight, ctx.chunk, wants_hidden, wants_weight, total.dtype)
-        for i, start in enumerate(range(0, len(hidden), ctx.chunk)):
-            part = slice(start, start + ctx.chunk)
-            logits = kept[i] if kept else hidden[part] @ weight.t()
-            for rows, block in blocks_of(logits, start):  # becomes the gradient of the logits
-                exponentials = scaled_logits(block, ctx.temperature, total.dtype).sub_(largest[rows, None]).exp_()
-                gradient = exponentials.mul_(factor[rows])
-                block.copy_(gradient.scatter_add_(1, targets[rows, None], scale[rows]))
-            projection.add(part, logits)
-        return *projection.result(), None, None
+        scale = (grads[0] / ctx.temperature).to(total.dtype)
+        factor = -scale / total
+        parts = _columns(hidden, weight)
+        grad_weight = torch.empty_like(weight) if wants_weight else None
+        grad_hidden: Tensor | None = None
+        for i, part in enumerate(parts):
+            logits = kept[i] if kept else hidden @ weight[part].t()
+            _to_gradient(logits, ctx.temperature, largest, factor, scale, targets - part.start)
+            if grad_weight is not None:
+                torch.mm(logits.t(), hidden, out=grad_weight[part])
+            if wants_hidden:
+                share = logits @ weight[part]
+                if len(parts) > 1:
+                    share = share.to(total.dtype)
+                grad_hidden = share if grad_hidden is None else grad_hidden.add_(share)
+        return None if grad_hidden is None else grad_hidden.to(hidden.dtype), grad_weight, None, None
+
+
+def _columns(hidden: Tensor, weight: Tensor) -> list[slice]:
+    """The vocabulary in parts of as many words as `CHUNK_ELEMENTS` allows."""
+    size = max(CHUNK_ELEMENTS // max(len(hidden), 1), 1)
+    return [slice(start, min(start + size, len(weight))) for start in range(0, len(weight), size)]
+
+
+def _take_in(logits: Tensor, temperature: float, largest: Tensor, total: Tensor) -> None:
+    """Let logits [M, n] of further words change each prediction's largest logit and sum of exponentials [M]."""
+    library = _native_for(logits)
+    if library is not None:
+        library.call("softmax_sums", logits, 1.0 / temperature, largest, total, *logits.shape)
+        return
+    for rows, block in blocks_of(logits, 0):
+        scaled = scaled_logits(block, temperature, total.dtype)
+        top = torch.maximum(largest[rows], scaled.amax(dim=1))
+        total[rows] *= (largest[rows] - top).exp_()
+        total[rows] += scaled.sub_(top[:, None]).exp_().sum(dim=1)
+        largest[rows] = top
+
+
+def _to_gradient(
+    logits: Tensor, temperature: float, largest: Tensor, factor: Tensor, scale: Tensor, local: Tensor
+) -> None:
+    """Overwrite logits [M, n] with exp(z - largest) factor, plus `scale` at word `local` where that is one of them."""
+    library = _native_for(logits)
+    if library is not None:
+        library.call("softmax_gradient", logits, 1.0 / temperature, largest, factor, scale, local, *logits.shape)
+        return
+    extra = torch.where((local >= 0) & (local < logits.shape[1]), scale, 0.0)[:, None]
+    index = local.clamp(0, logits.shape[1] - 1)[:, None]
+    for rows, block in blocks_of(logits, 0):
+        gradient = scaled_logits(block, temperature, scale.dtype).sub_(largest[rows, None]).exp_()
+        block.copy_(gradient.mul_(factor[rows, None]).scatter_add_(1, index[rows], extra[rows]))
+
+
+def _native_for(logits: Tensor) -> Native | None:
+    return native() if logits.dtype == torch.bfloat16 and logits.device.type == "cpu" else None
 
 
 class ProjectionGradient:

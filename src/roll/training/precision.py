@@ -45,6 +45,8 @@ class MasterWeights:
         self.precision = precision
         self._masters: dict[str, Tensor] = {}
         self._grads: dict[str, Tensor] = {}
+        self._collected: set[str] = set()
+        """Whose gradient is of this step; the memory of the others waits to be written over."""
         for name, parameter in self.parameters.items():
             if not isinstance(parameter, DTensor) and parameter.dtype != precision.master:
                 self._masters[name] = parameter.detach().to(precision.master, copy=True)
@@ -53,10 +55,13 @@ class MasterWeights:
     def _collector(self, name: str) -> Callable[[Tensor], None]:
         def collect(parameter: Tensor) -> None:
             assert parameter.grad is not None
-            if name in self._grads:
+            if name in self._collected:
                 self._grads[name].add_(parameter.grad)
+            elif name in self._grads:
+                self._grads[name].copy_(parameter.grad)
             else:
                 self._grads[name] = parameter.grad.to(self.precision.master)
+            self._collected.add(name)
             parameter.grad = None
 
         return collect
@@ -73,13 +78,18 @@ class MasterWeights:
     def grad(self, name: str) -> Tensor | None:
         """This rank's part of the gradient; `None` where the loss did not reach the weight."""
         if name in self._masters:
-            return self._grads.get(name)
+            return self._grads[name] if name in self._collected else None
         grad = self.parameters[name].grad
         return grad.to_local() if isinstance(grad, DTensor) else grad
 
     def clear_grads(self) -> None:
-        """Free the gradients: the next ones then take the memory that activations leave in the backward pass."""
-        self._grads.clear()
+        """Forget the gradients.
+
+        On a device their memory is freed: the next ones then take what activations leave in the backward pass. On a
+        host it is kept, since the kernel clears every page that it gives out anew.
+        """
+        self._collected.clear()
+        self._grads = {name: grad for name, grad in self._grads.items() if grad.device.type == "cpu"}
         for parameter in self.parameters.values():
             parameter.grad = None
 

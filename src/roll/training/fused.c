@@ -1,0 +1,138 @@
+/* Element-wise parts of a decoder layer and of the softmax over the vocabulary, in bfloat16, one pass over memory each.
+
+   PyTorch computes each of them as five to fifteen operations on a CPU, and every one of those reads and writes all of
+   memory again. Rows are independent; the one sum over rows (the gradient of a norm's weight) is taken per thread and
+   then over threads in order, so the same number of threads gives the same bits. Arithmetic is float32; values are
+   rounded to bfloat16 where PyTorch rounds them. */
+
+#include <math.h>
+#include <stdint.h>
+#include <string.h>
+
+typedef uint16_t bf16;
+typedef int64_t i64;
+
+static inline float wide(bf16 x) {
+    uint32_t bits = (uint32_t)x << 16;
+    float value;
+    memcpy(&value, &bits, 4);
+    return value;
+}
+
+/* To the nearest, ties to even; not-a-number stays so. */
+static inline bf16 narrow(float value) {
+    uint32_t bits;
+    memcpy(&bits, &value, 4);
+    uint32_t rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
+    return (bits & 0x7fffffff) > 0x7f800000 ? 0x7fc0 : (bf16)rounded;
+}
+
+/* exp in float32 to about 2 units in the last place: 2^n times a polynomial on [-ln 2 / 2, ln 2 / 2]. */
+static inline float exponential(float given) {
+    float x = given < -87.0f ? -87.0f : given;
+    x = x > 88.0f ? 88.0f : x;
+    float shifted = x * 1.44269504f + 12582912.0f; /* rounds to an integer in the low bits */
+    uint32_t bits;
+    memcpy(&bits, &shifted, 4);
+    float n = shifted - 12582912.0f;
+    float r = (x - n * 0.693359375f) + n * 2.12194440e-4f;
+    float p = 1.9875691500e-4f;
+    p = p * r + 1.3981999507e-3f;
+    p = p * r + 8.3334519073e-3f;
+    p = p * r + 4.1665795894e-2f;
+    p = p * r + 1.6666665459e-1f;
+    p = p * r + 5.0000001201e-1f;
+    p = p * r * r + r + 1.0f;
+    uint32_t power = (bits + 127u) << 23;
+    float scale;
+    memcpy(&scale, &power, 4);
+    return given > 88.0f ? INFINITY : p * scale;
+}
+
+/* y = bf16(x / rms(x)) w of [rows, width]; keeps 1 / rms [rows]. */
+void rms_norm(const bf16 *x, const bf16 *w, float epsilon, bf16 *y, float *inverse, i64 rows, i64 width, int threads) {
+#pragma omp parallel for schedule(static) num_threads(threads)
+    for (i64 i = 0; i < rows; i++) {
+        const bf16 *xi = x + i * width;
+        bf16 *yi = y + i * width;
+        float sum = 0.0f;
+#pragma omp simd reduction(+ : sum)
+        for (i64 j = 0; j < width; j++) sum += wide(xi[j]) * wide(xi[j]);
+        float scale = 1.0f / sqrtf(sum / (float)width + epsilon);
+        inverse[i] = scale;
+#pragma omp simd
+        for (i64 j = 0; j < width; j++) yi[j] = narrow(wide(narrow(wide(xi[j]) * scale)) * wide(w[j]));
+    }
+}
+
+/* dx [rows, width]; shares [threads, width], zeroed, takes each thread's part of dw. */
+void rms_norm_backward(const bf16 *dy, const bf16 *x, const bf16 *w, const float *inverse, bf16 *dx, float *shares,
+                       i64 rows, i64 width, int threads) {
+#pragma omp parallel for schedule(static, 1) num_threads(threads)
+    for (int t = 0; t < threads; t++) {
+        float *share = shares + t * width;
+        for (i64 i = rows * t / threads; i < rows * (t + 1) / threads; i++) {
+            const bf16 *dyi = dy + i * width, *xi = x + i * width;
+            bf16 *dxi = dx + i * width;
+            float scale = inverse[i], dot = 0.0f;
+#pragma omp simd reduction(+ : dot)
+            for (i64 j = 0; j < width; j++) {
+                float normal = wide(xi[j]) * scale, gradient = wide(dyi[j]);
+                share[j] += gradient * normal;
+                dot += gradient * wide(w[j]) * normal;
+            }
+            dot /= (float)width;
+#pragma omp simd
+            for (i64 j = 0; j < width; j++)
+                dxi[j] = narrow(scale * (wide(dyi[j]) * wide(w[j]) - wide(xi[j]) * scale * dot));
+        }
+    }
+}
+
+/* y = bf16(silu(gate)) up, element by element. */
+void swiglu(const bf16 *gate, const bf16 *up, bf16 *y, i64 count, int threads) {
+#pragma omp parallel for simd schedule(static) num_threads(threads)
+    for (i64 i = 0; i < count; i++) {
+        float g = wide(gate[i]);
+        y[i] = narrow(wide(narrow(g / (1.0f + exponential(-g)))) * wide(up[i]));
+    }
+}
+
+void swiglu_backward(const bf16 *dy, const bf16 *gate, const bf16 *up, bf16 *dgate, bf16 *dup, i64 count, int threads) {
+#pragma omp parallel for simd schedule(static) num_threads(threads)
+    for (i64 i = 0; i < count; i++) {
+        float g = wide(gate[i]), d = wide(dy[i]), s = 1.0f / (1.0f + exponential(-g));
+        dup[i] = narrow(d * g * s);
+        dgate[i] = narrow(d * wide(up[i]) * s * (1.0f + g * (1.0f - s)));
+    }
+}
+
+/* Takes logits [rows, width] times `scale` into each row's largest value and its sum of exponentials. */
+void softmax_sums(const bf16 *logits, float scale, float *largest, float *total, i64 rows, i64 width, int threads) {
+#pragma omp parallel for schedule(static) num_threads(threads)
+    for (i64 i = 0; i < rows; i++) {
+        const bf16 *z = logits + i * width;
+        float top = largest[i], sum = 0.0f;
+#pragma omp simd reduction(max : top)
+        for (i64 j = 0; j < width; j++) top = wide(z[j]) * scale > top ? wide(z[j]) * scale : top;
+#pragma omp simd reduction(+ : sum)
+        for (i64 j = 0; j < width; j++) sum += exponential(wide(z[j]) * scale - top);
+        total[i] = total[i] * expf(largest[i] - top) + sum;
+        largest[i] = top;
+    }
+}
+
+/* Replaces logits by exp(scale z - largest) factor, plus `extra` at the column `target`, if it is one of these. */
+void softmax_gradient(bf16 *logits, float scale, const float *largest, const float *factor, const float *extra,
+                      const i64 *target, i64 rows, i64 width, int threads) {
+#pragma omp parallel for schedule(static) num_threads(threads)
+    for (i64 i = 0; i < rows; i++) {
+        bf16 *z = logits + i * width;
+        float top = largest[i], share = factor[i];
+        i64 t = target[i];
+        float at_target = t >= 0 && t < width ? exponential(wide(z[t]) * scale - top) * share + extra[i] : 0.0f;
+#pragma omp simd
+        for (i64 j = 0; j < width; j++) z[j] = narrow(exponential(wide(z[j]) * scale - top) * share);
+        if (t >= 0 && t < width) z[t] = narrow(at_target);
+    }
+}

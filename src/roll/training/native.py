@@ -1,0 +1,96 @@
+"""The functions of `fused.c`, compiled for this machine at first use.
+
+    fused.c ─ the C compiler, once per machine and version ─► $ROLL_CACHE/native/fused-<hash>.so ─► ctypes
+
+Without a compiler, or where the library cannot be built or loaded, everything falls back to PyTorch's own operations:
+slower, the same mathematics. The library shares PyTorch's OpenMP runtime, and so its threads.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import logging
+import os
+import platform
+import shutil
+import subprocess
+import tempfile
+from functools import cache
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+__all__ = ["Native", "native"]
+
+logger = logging.getLogger(__name__)
+
+SOURCE = Path(__file__).with_name("fused.c")
+FLAGS = ("-O3", "-march=native", "-fno-math-errno", "-fno-trapping-math", "-fopenmp", "-shared", "-fPIC")
+COMPILE_TIMEOUT_S = 60.0
+
+
+class Native:
+    """Calls into the library. Tensors must be contiguous and of the dtype that `fused.c` says.
+
+    Args:
+        library: loaded.
+    """
+
+    def __init__(self, library: ctypes.CDLL) -> None:
+        self._library = library
+
+    def call(self, name: str, *arguments: Tensor | float | int) -> None:
+        """Run a function on this process's torch threads; tensors are passed as addresses, the rest as declared."""
+        function = getattr(self._library, name)
+        values: list[ctypes.c_void_p | ctypes.c_float | ctypes.c_int64] = []
+        for argument in arguments:
+            if isinstance(argument, Tensor):
+                assert argument.is_contiguous(), f"{name} needs contiguous tensors"
+                values.append(ctypes.c_void_p(argument.data_ptr()))
+            elif isinstance(argument, float):
+                values.append(ctypes.c_float(argument))
+            else:
+                values.append(ctypes.c_int64(argument))
+        function(*values, ctypes.c_int(torch.get_num_threads()))
+
+
+@cache
+def native() -> Native | None:
+    """The library, or `None` where there is none. The first call takes a second."""
+    compiler = next(filter(None, map(shutil.which, ("cc", "gcc", "clang"))), None)
+    if compiler is None or os.name != "posix":
+        logger.info("no C compiler: the trainer uses PyTorch's own element-wise operations")
+        return None
+    try:
+        return Native(ctypes.CDLL(str(_built(compiler))))
+    except (OSError, subprocess.SubprocessError) as error:
+        said = getattr(error, "stderr", "") or error
+        logger.warning("the trainer uses PyTorch's own element-wise operations: fused.c was not built (%s)", said)
+        return None
+
+
+def _built(compiler: str) -> Path:
+    """The library's file; written whole or not at all, so that processes may build it side by side."""
+    root = os.environ.get("ROLL_CACHE")
+    directory = (Path(root) if root else Path.home() / ".cache" / "roll") / "native"
+    key = hashlib.sha256(b"\0".join([SOURCE.read_bytes(), repr((FLAGS, compiler, _processor())).encode()]))
+    path = directory / f"fused-{key.hexdigest()[:16]}.so"
+    if path.exists():
+        return path
+    directory.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=directory) as place:
+        output = Path(place) / path.name
+        command = [compiler, *FLAGS, str(SOURCE), "-o", str(output), "-lm"]
+        subprocess.run(command, check=True, capture_output=True, text=True, timeout=COMPILE_TIMEOUT_S)
+        output.replace(path)
+    return path
+
+
+def _processor() -> str:
+    """What `-march=native` depends on: a cache may be shared between machines."""
+    file = Path("/proc/cpuinfo")
+    lines = file.read_text().splitlines() if file.exists() else []
+    flags = next((line for line in lines if line.startswith(("flags", "Features"))), "")
+    return f"{platform.machine()} {platform.processor()} {flags}"
