@@ -246,7 +246,7 @@ async def test_load_counts_running_and_waiting_requests(engine: VLLMEngine) -> N
     assert 0 < load.kv_used <= 1
 
 
-async def test_an_update_changes_the_policy_and_is_confirmed(engine: VLLMEngine, policy: Policy) -> None:
+async def test_an_update_changes_the_policy_and_is_confirmed(engine: VLLMEngine, policy: Policy, log: Path) -> None:
     before = await engine.generate(request("before"))
     policy.change(seed=1)
     receipt = await engine.update_weights(policy.offer(3))
@@ -256,6 +256,8 @@ async def test_an_update_changes_the_policy_and_is_confirmed(engine: VLLMEngine,
     assert after.policy_versions.tolist() == [3] * 12
     assert after.token_ids.tolist() != before.token_ids.tolist()
     np.testing.assert_allclose(after.logprobs, policy.logprobs(whole(PROMPT, after))[len(PROMPT) :], atol=1e-4)
+    if not torch.cuda.is_available():
+        assert "weight syncs fill layers directly" in log.read_text()
 
 
 @pytest.mark.parametrize("explicit_pause", [False, True])

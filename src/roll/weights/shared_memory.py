@@ -16,6 +16,7 @@ from __future__ import annotations
 import mmap
 import os
 from collections.abc import Generator
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -30,6 +31,10 @@ from roll.weights.receiver import ReceiverPlace, TensorStream
 
 __all__ = ["SegmentHandle", "SharedMemorySender", "receive"]
 
+COPY_THREADS = 2
+"""A core alone does not fill the memory's bandwidth; engines stand still meanwhile."""
+MAX_WAITING = 8
+"""Tensors that wait for a thread."""
 WRITE_BYTES = 2**30
 """Linux writes at most about 2 GiB in one call."""
 
@@ -54,16 +59,22 @@ class SharedMemorySender:
     def stage(self, source: WeightSource, policy_version: int) -> WeightUpdate | None:
         """Write all weights; `None` on ranks other than 0."""
         manifest: list[TensorSpec] = []
-        self._checksums = {}
+        copies: list[Future[int]] = []
         end = 0
-        for name, tensor in source:
-            if tensor is None:
-                continue
-            manifest.append(spec_of(name, tensor))
-            self._checksums[name] = tensor_checksum(tensor)
-            end = self._write(tensor, -(-end // ALIGNMENT) * ALIGNMENT)
+        with ThreadPoolExecutor(COPY_THREADS, thread_name_prefix="stage-weights") as pool:
+            for name, tensor in source:
+                if tensor is None:
+                    continue
+                descriptor = self._open()
+                manifest.append(spec_of(name, tensor))
+                start = -(-end // ALIGNMENT) * ALIGNMENT
+                end = start + tensor.numel() * tensor.element_size()
+                copies.append(pool.submit(_hash_and_copy, tensor, descriptor, start))
+                if len(copies) > MAX_WAITING:  # a merged or gathered tensor is memory of its own until it is copied
+                    copies[-MAX_WAITING].result()
         if not manifest:
             return None
+        self._checksums = {spec.name: copy.result() for spec, copy in zip(manifest, copies, strict=True)}
         descriptor = self._open()
         if os.fstat(descriptor).st_size < end:  # the last tensor is empty: nothing was written at its place
             os.ftruncate(descriptor, end)
@@ -98,12 +109,14 @@ class SharedMemorySender:
             self._descriptor = os.memfd_create("roll-weights")
         return self._descriptor
 
-    def _write(self, tensor: torch.Tensor, offset: int) -> int:
-        data = flat_bytes(tensor).cpu().numpy().data
-        while data:
-            written = os.pwrite(self._open(), data[:WRITE_BYTES], offset)
-            data, offset = data[written:], offset + written
-        return offset
+
+def _hash_and_copy(tensor: torch.Tensor, descriptor: int, offset: int) -> int:
+    """Write a tensor's bytes at their place; returns their checksum."""
+    data = flat_bytes(tensor).cpu().numpy().data
+    while data:
+        written = os.pwrite(descriptor, data[:WRITE_BYTES], offset)
+        data, offset = data[written:], offset + written
+    return tensor_checksum(tensor)
 
 
 @contextmanager

@@ -20,6 +20,7 @@ from roll.inference import EngineSpec, build_engine, resolve_engine_kind
 from roll.inference.vllm.arguments import engine_arguments
 from roll.inference.vllm.child import LogStream
 from roll.inference.vllm.conversion import check_fits, check_tokens
+from roll.inference.vllm.direct import DirectLoad, Place
 from roll.inference.vllm.environment import prepare_environment, temporary_environment
 from roll.inference.vllm.worker import _check_applied, check_manifest, checkpoint_shapes
 from roll.types import GenerationRequest, SamplingParams, TensorSpec
@@ -136,6 +137,46 @@ def test_a_tensor_that_arrived_but_was_not_applied_is_named() -> None:
         _check_applied(model, set(plain), plain, {"norm.weight": torch.full((4,), 2.0)}, 2)
     with pytest.raises(WeightSyncError, match=r"nothing was loaded into vLLM's 'embed\.weight' \(1 in all\)"):
         _check_applied(model, {"norm.weight"}, plain, {}, 2)
+
+
+class Layer(torch.nn.Module):
+    """A vLLM layer that packs its weight and drops it."""
+
+    def __init__(self, rows: int) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.zeros(rows, 2), requires_grad=False)
+        self.packed: list[torch.Tensor] = []
+        self.quant_method = self
+
+    def process_weights_after_loading(self, layer: torch.nn.Module) -> None:
+        self.packed.append(self.weight.detach().clone())
+
+
+def test_a_fused_layer_is_packed_once_with_its_parts_in_order() -> None:
+    layer, shapes = Layer(0), ((2, 2), (1, 2), (1, 2))
+    load = DirectLoad({name: Place(layer, "weight", i, shapes, True) for i, name in enumerate("qkv")})
+    q, k, v = torch.tensor([[1.0, 2], [3, 4]]), torch.tensor([[5.0, 6]]), torch.tensor([[7.0, 8]])
+    load.take("k", k)
+    load.take("q", q)
+    assert layer.packed == [] and load.finish() == {"q", "k", "v"}
+    load.take("v", v)
+    assert load.finish() == set()
+    (packed,) = layer.packed
+    assert packed.tolist() == [[1, 2], [3, 4], [5, 6], [7, 8]]
+
+
+def test_other_parameters_keep_their_place_and_their_padding() -> None:
+    embedding, output = Layer(3), Layer(2)
+    held = embedding.weight
+    load = DirectLoad({
+        "embed": Place(embedding, "weight", 0, ((2, 2),), False),
+        "head": Place(output, "weight", 0, ((2, 2),), False, True),
+    })  # fmt: skip
+    load.take("embed", torch.ones(2, 2))
+    load.take("head", 2 * torch.ones(2, 2))
+    load.take("derived.inv_freq", torch.ones(5))
+    assert embedding.weight is held and held.tolist() == [[1, 1], [1, 1], [0, 0]] and embedding.packed == []
+    assert [packed.tolist() for packed in output.packed] == [[[2, 2], [2, 2]]]
 
 
 def test_environment_variables_of_the_user_win_and_temporary_ones_go(monkeypatch: pytest.MonkeyPatch) -> None:

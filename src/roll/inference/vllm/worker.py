@@ -3,8 +3,9 @@
 Data flow:  engine ─ pickled WeightUpdate ─ collective_rpc ─► every worker: open_update ─► vLLM's reload ─► read back
             engine ◄─ checksums, or an error and whether weights were touched ───────────┘
 
-Weights go through vLLM's own layer-wise reload, because vLLM fuses projections and repacks weights after loading, so
-that loading into the live model fails. A manifest unlike the checkpoint is refused before any weight changes.
+vLLM fuses projections and repacks weights after loading, so that loading into the live model fails. On a CPU, layers
+are packed anew from the tensors as they come (`direct`); elsewhere, and for models with other layers, weights go
+through vLLM's own layer-wise reload. A manifest unlike the checkpoint is refused before any weight changes.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ import torch
 
 from roll.errors import WeightSyncError
 from roll.inference.vllm import kernels
+from roll.inference.vllm.direct import DirectLoad, Place, plan_direct
 from roll.types import TensorSpec, WeightUpdate
 from roll.weights import open_update
 
@@ -120,8 +122,16 @@ def _update(worker: Any, update: WeightUpdate, progress: dict[str, bool]) -> dic
                 progress["intact"] = False
                 yield name, kept
 
-        with _reloading(worker, model):
-            loaded = model.load_weights(stream())
+        direct = _direct_places(worker, model, expected)
+        if direct is not None:
+            load, loaded = DirectLoad(direct), None
+            for name, tensor in stream():
+                load.take(name, tensor)
+            if lacking := sorted(load.finish()):
+                raise WeightSyncError(f"weight sync: vLLM's layer of tensor '{lacking[0]}' did not get all its parts.")
+        else:
+            with _reloading(worker, model):
+                loaded = model.load_weights(stream())
     _repack_tied_outputs(worker, model)
     _check_applied(model, loaded, plain, sent, update.policy_version)
     return receiver.checksums
@@ -131,6 +141,18 @@ def _expected_shapes(worker: Any) -> dict[str, tuple[int, ...]] | None:
     if not hasattr(worker, "_roll_expected_shapes"):
         worker._roll_expected_shapes = checkpoint_shapes(worker.model_config.model)
     return worker._roll_expected_shapes
+
+
+def _direct_places(
+    worker: Any, model: torch.nn.Module, expected: Mapping[str, tuple[int, ...]] | None
+) -> dict[str, Place] | None:
+    """Where tensors go without a reload; `None` where only the reload knows."""
+    if not hasattr(worker, "_roll_places"):
+        tied = bool(getattr(worker.model_config.hf_text_config, "tie_word_embeddings", False))
+        alone = worker.parallel_config.world_size == 1 and worker.device.type == "cpu"
+        worker._roll_places = plan_direct(model, expected, tied=tied) if alone and expected is not None else None
+        logger.info("weight syncs %s", "fill layers directly" if worker._roll_places else "go through vLLM's reload")
+    return worker._roll_places
 
 
 @contextmanager

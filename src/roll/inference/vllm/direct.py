@@ -1,0 +1,130 @@
+"""On a CPU: new weights straight into vLLM's packed layers.
+
+    checkpoint tensors ─► parts of a fused projection, until it is complete ─► packed by vLLM's own function
+                       ─► everything else: copied into the live parameter
+
+vLLM's reload builds every layer anew on the way: it sets up each parameter twice, copies the tensors into it, packs it,
+and copies what is left back. Here each tensor is read once. It is used where every tensor of the checkpoint has a known
+place (plain linear layers, embeddings, norms); any other model goes through the reload.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+__all__ = ["DirectLoad", "Place", "plan_direct"]
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a tensor of the checkpoint belongs."""
+
+    module: Any
+    """vLLM's layer."""
+    parameter: str
+    """`weight` or `bias`."""
+    part: int
+    """Of a fused projection; 0 for anything else."""
+    parts: tuple[tuple[int, ...], ...]
+    """Shapes of all parts, in order."""
+    packed: bool
+    """A projection, which keeps a packed copy and nothing else."""
+    output: bool = False
+    """An output layer of its own: it keeps its weight beside the packed copy."""
+
+
+def plan_direct(model: Any, expected: Mapping[str, tuple[int, ...]], *, tied: bool) -> dict[str, Place] | None:
+    """Where each tensor of the checkpoint goes; `None` where one has no known place.
+
+    Args:
+        model: vLLM's, after loading, on one CPU worker.
+        expected: shapes by name, of the checkpoint.
+        tied: input and output embeddings are one tensor.
+    """
+    from vllm.model_executor.layers.linear import LinearBase, UnquantizedLinearMethod
+    from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead, VocabParallelEmbedding
+
+    fused: Mapping[str, list[str]] = getattr(model, "packed_modules_mapping", None) or {}
+    places: dict[str, Place] = {}
+    for path, module in model.named_modules():
+        own = dict(module.named_parameters(recurse=False))
+        if not own:
+            continue
+        parent, _, name = path.rpartition(".")
+        linear = isinstance(module, LinearBase)
+        if linear and not (isinstance(module.quant_method, UnquantizedLinearMethod) and hasattr(module, "cpu_linear")):
+            return None
+        for parameter, held in own.items():
+            names = [f"{parent}.{part}.{parameter}".lstrip(".") for part in fused.get(name, [name])]
+            if tied and isinstance(module, ParallelLMHead):
+                continue  # follows the input embedding
+            if any(found not in expected for found in names):
+                return None
+            shapes = tuple(tuple(expected[found]) for found in names)
+            packed = linear and parameter == "weight"
+            rows, rest = sum(shape[0] for shape in shapes), shapes[0][1:]
+            if packed:
+                fits = (rows, *rest) == (module.output_size, module.input_size)
+            elif isinstance(module, VocabParallelEmbedding):
+                fits = rows <= held.shape[0] and rest == tuple(held.shape[1:])  # vLLM pads the vocabulary
+            else:
+                fits = (rows, *rest) == tuple(held.shape)
+            if not fits or any(shape[1:] != rest for shape in shapes):
+                return None
+            for index, found in enumerate(names):
+                places[found] = Place(module, parameter, index, shapes, packed, isinstance(module, ParallelLMHead))
+    derived = {n for n in expected if n.endswith("rotary_emb.inv_freq") or (tied and n.endswith("lm_head.weight"))}
+    return places if set(expected) - derived <= set(places) else None
+
+
+@dataclass(slots=True)
+class DirectLoad:
+    """One update.
+
+    Args:
+        places: of all tensors.
+    """
+
+    places: Mapping[str, Place]
+    _waiting: dict[int, dict[int, Tensor]] = field(default_factory=dict)
+    """By fused layer, the parts that have come."""
+
+    @torch.no_grad()
+    def take(self, name: str, tensor: Tensor) -> None:
+        """Put a tensor in its place; a fused projection is packed with its last part.
+
+        Args:
+            name: in the checkpoint.
+            tensor: must stay as it is until its layer is complete.
+        """
+        place = self.places.get(name)
+        if place is None:  # derived from others
+            return
+        if not place.packed:
+            start = sum(shape[0] for shape in place.parts[: place.part])
+            held = getattr(place.module, place.parameter).data
+            held[start : start + len(tensor)].copy_(tensor)
+            if place.output:
+                place.module.quant_method.process_weights_after_loading(place.module)
+            return
+        parts = self._waiting.setdefault(id(place.module), {})
+        parts[place.part] = tensor
+        if len(parts) == len(place.parts):
+            del self._waiting[id(place.module)]
+            _pack(place.module, [parts[index] for index in range(len(parts))])
+
+    def finish(self) -> set[str]:
+        """The checkpoint's names that lack a part of their layer; empty after a complete update."""
+        return {name for name, place in self.places.items() if id(place.module) in self._waiting}
+
+
+def _pack(module: Any, parts: list[Tensor]) -> None:
+    """As after loading: vLLM packs the layer's weight and drops it."""
+    weight = parts[0] if len(parts) == 1 else torch.cat(parts)
+    module.weight = nn.Parameter(weight, requires_grad=False)
+    module.quant_method.process_weights_after_loading(module)
