@@ -11,7 +11,7 @@ import pytest
 
 from roll.cli.environment import prepare_environment
 
-NAMES = ("OMP_WAIT_POLICY", "TOKENIZERS_PARALLELISM", "HF_HUB_DISABLE_PROGRESS_BARS")
+NAMES = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "TOKENIZERS_PARALLELISM", "HF_HUB_DISABLE_PROGRESS_BARS")
 
 
 @pytest.fixture(autouse=True)
@@ -26,7 +26,7 @@ def test_what_is_not_set_is_set_for_this_process_and_its_children():
     prepare_environment()
     program = f"import os; print(*[os.environ.get(name) for name in {NAMES!r}])"
     child = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60)
-    assert child.stdout.split() == ["passive", "false", "1"]
+    assert child.stdout.split() == ["passive", "10000", "false", "1"]
 
 
 def test_what_the_user_has_set_is_left_alone(monkeypatch):
@@ -34,6 +34,7 @@ def test_what_the_user_has_set_is_left_alone(monkeypatch):
     monkeypatch.setenv("OMP_WAIT_POLICY", "active")
     prepare_environment()
     assert (os.environ["TOKENIZERS_PARALLELISM"], os.environ["OMP_WAIT_POLICY"]) == ("true", "active")
+    assert "GOMP_SPINCOUNT" not in os.environ  # it would bound the spinning that was asked for
 
 
 def test_a_variable_that_comes_too_late_is_said(monkeypatch, caplog):
