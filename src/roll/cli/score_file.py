@@ -190,10 +190,11 @@ async def _score(
         stack.push_async_callback(pool.close)
         judge = None
         if config is not None and config.judge is not None:
-            judge = await _judge(config)
-            stack.push_async_callback(judge.close)
+            role = await _judge(config)
+            stack.push_async_callback(role.close)
+            judge = role.model
         sandbox = config.sandbox if config else SandboxConfig()
-        rewards = await stack.enter_async_context(open_reward_lists(lists, sandbox, pool, judge and judge.model))
+        rewards = await stack.enter_async_context(open_reward_lists(lists, sandbox, pool, judge))
 
         async def score(line: AnswerLine) -> Scored:
             async with places:

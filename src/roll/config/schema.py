@@ -20,4 +20,6 @@ def json_schema(model: type[Section] = RLVRConfig) -> dict[str, Any]:
     if "model" in properties:
         written_out = {"$ref": properties["model"].pop("$ref")}
         properties["model"]["anyOf"] = [{"type": "string", "minLength": 1}, written_out]
+    if "judge" in properties:
+        properties["judge"]["anyOf"].insert(0, {"type": "string", "minLength": 1})
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema}

@@ -72,7 +72,7 @@ def test_one_that_cannot_be_scored_is_told_and_the_others_are(
     assert run(["reward", "test", write(tmp_path / "a.jsonl", rows), "-r", "instructions"]) == 1
     out = capsys.readouterr().out
     assert "follows all" in out
-    assert "not scored: prompt 'line 2' cannot be scored: unknown instruction 'punctuation:no_coma'" in out
+    assert "not scored: prompt 'line 2': it cannot be scored: unknown instruction 'punctuation:no_coma'" in out
     assert "2 answers, 1 scored" in out
 
 

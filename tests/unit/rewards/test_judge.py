@@ -330,6 +330,9 @@ async def test_one_caller_that_gives_up_does_not_take_the_verdict_from_the_other
     gate, asked = asyncio.Event(), asyncio.Event()
 
     class SlowChat:
+        name = "slow"
+        identity: list[object] = []  # noqa: RUF012
+
         async def ask(self, messages: object, schema: object) -> str:
             asked.set()
             await gate.wait()

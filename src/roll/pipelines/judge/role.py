@@ -208,9 +208,10 @@ async def open_scoring(
     async with AsyncExitStack() as stack:
         judge = None
         if config.judge is not None:
-            judge = await start_judge(config, cluster)
-            stack.push_async_callback(judge.close)
-        yield await stack.enter_async_context(open_rewards(config, pool, judge and judge.model))
+            role = await start_judge(config, cluster)
+            stack.push_async_callback(role.close)
+            judge = role.model
+        yield await stack.enter_async_context(open_rewards(config, pool, judge))
 
 
 def _identity(path: Path, dtype: str) -> str:

@@ -116,7 +116,8 @@ def read_preference(reply: str) -> Preference:
     """
     winner = read_winner(reply)
     weights = _parsed(reply).get("probabilities")
-    named = [weights.get(name) for name in ("A", "tie", "B")] if isinstance(weights, dict) else [None]
-    if all(isinstance(weight, int | float) and 0 <= weight <= 1 for weight in named) and abs(sum(named) - 1) < 1e-3:
-        return Preference(winner=winner, points=named[0] + named[1] / 2)
+    named = [weights.get(name) for name in ("A", "tie", "B")] if isinstance(weights, dict) else []
+    shares = [float(weight) for weight in named if isinstance(weight, int | float) and 0 <= weight <= 1]
+    if len(shares) == 3 and abs(sum(shares) - 1) < 1e-3:
+        return Preference(winner=winner, points=shares[0] + shares[1] / 2)
     return Preference(winner=winner, points={"A": 1.0, "tie": 0.5, "B": 0.0}[winner])
