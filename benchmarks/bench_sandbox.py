@@ -2,10 +2,12 @@
 
     make bench-sandbox [ARGS="--rounds 200 --concurrent 200"]
 
-First output is measured at the caller, from the call to the first byte in its event loop. Cold: a new sandbox (bwrap,
-agent, namespaces) for one Python program, with the manager running. Warm: from a pool of started sandboxes, one to keep
-(`create`) and one for a single program with namespaces of its own (`execute`). On a machine with other work on it the
-figures are those of the machine, not of the sandbox: `--realtime` gives the benchmark precedence where that is allowed.
+First output is measured at the caller, from the call to the first byte in its event loop. Cold: a new sandbox (control
+group, user, namespaces, agent) for one program, with the manager running. As root it is a fork of a zygote, in the slot
+that the last one has left; `growing` keeps all, so that each needs a new slot; `bwrap` is what others than root get.
+Warm: from a pool of started sandboxes, one to keep (`create`) and one for a single program with namespaces of its own
+(`execute`). On a machine with other work on it the figures are those of the machine, not of the sandbox: `--realtime`
+gives the benchmark precedence where that is allowed.
 """
 
 import argparse
@@ -23,6 +25,7 @@ from roll.config.sandbox import SandboxConfig
 from roll.rewards.code.boxes import CodeBoxes
 from roll.rewards.code.verifier import CodeVerifier
 from roll.sandbox import Command, Job, Limits, PythonCode, Sandbox, SandboxManager, SandboxSpec
+from roll.sandbox.bubblewrap import BubblewrapRuntime
 from roll.sandbox.system_plan import interpreter
 from roll.types import Prompt, Rollout
 
@@ -58,6 +61,11 @@ async def measure(rounds: int, concurrent: int) -> dict[str, float]:
         figures |= await first_output("cold_python", rounds, lambda: cold.create(), HELLO)
         figures |= await first_output("cold_shell", rounds, lambda: cold.create(), SHELL)
         figures |= await at_once(cold, concurrent)
+    async with SandboxManager(spec=SPEC, warm=0, max_sandboxes=rounds + 8) as cold:
+        figures |= await growing(cold, rounds // 2)
+    async with SandboxManager(BubblewrapRuntime(zygote=False), spec=SPEC, warm=0) as cold:
+        figures |= await first_output("cold_bwrap_python", rounds // 2, lambda: cold.create(), HELLO)
+        figures |= await first_output("cold_bwrap_shell", rounds // 2, lambda: cold.create(), SHELL)
     async with SandboxManager(spec=SPEC, warm=8) as warm:
         figures |= await first_output("warm_python", rounds, lambda: _refilled(warm), HELLO)
         figures |= await first_output("warm_shell", rounds, lambda: _refilled(warm), SHELL)
@@ -103,6 +111,17 @@ async def first_output(
         durations.append(await _first_byte(await sandbox.start(program)) - begin)
         await sandbox.close()
     return _percentiles(name, durations)
+
+
+async def growing(manager: SandboxManager, rounds: int) -> dict[str, float]:
+    """First output where every sandbox is kept."""
+    durations, kept = [], []
+    for _ in range(rounds):
+        begin = time.perf_counter()
+        kept.append(await manager.create())
+        durations.append(await _first_byte(await kept[-1].start(HELLO)) - begin)
+    await asyncio.gather(*(sandbox.close() for sandbox in kept))
+    return _percentiles("cold_growing_python", durations)
 
 
 async def _first_byte(job: Job) -> float:

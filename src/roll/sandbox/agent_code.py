@@ -9,11 +9,12 @@ import functools
 import marshal
 from pathlib import Path
 
-__all__ = ["AGENT_READER", "agent_bytecode", "agent_source", "spawner_source"]
+__all__ = ["AGENT_READER", "agent_bytecode", "agent_source", "spawner_source", "zygote_bytecode"]
 
 _ROOT = Path(__file__).parent
-_AGENT = ("agent.kernel", "agent.usage", "agent.programs", "agent.run", "agent.shell", "agent.serve")
-_SPAWNER = ("agent.kernel", "host.cgroup", "host.image", "host.spawner")
+_AGENT = ("agent.kernel", "agent.usage", "agent.programs", "agent.spare", "agent.run", "agent.shell", "agent.serve")
+_SPAWNER = ("agent.kernel", "host.cgroup", "host.image", "host.slots", "host.spawner")
+_ZYGOTE = (*_AGENT, "host.zygote")
 
 _LOADER = """
 import sys
@@ -38,9 +39,14 @@ def run():
     try:
         serve.main()
     except programs.Become as become:
-        return programs, become.source, become.argv
+        return become.function, become.arguments
 found = run()
-found[0].run_python(found[1], found[2])
+while True:
+    found = found[0](*found[1])  # what it goes on with, if it returns: no frame of the agent is left below a program
+"""
+_RUN_ZYGOTE = """
+from roll.sandbox.host import zygote
+zygote.main()
 """
 _RUN_SPAWNER = """
 from roll.sandbox.host import spawner
@@ -48,7 +54,7 @@ spawner.main()
 """
 
 AGENT_READER = "import marshal,os;a,b,c=marshal.loads(os.pread(3,1<<20,0));exec(a);load(b);exec(c)"
-"""For `python -c`, with file descriptor 3 on what `agent_bytecode` gave."""
+"""For `python -c`, with file descriptor 3 on what `agent_bytecode` or `zygote_bytecode` gave."""
 
 
 def _parts(modules: tuple[str, ...]) -> list[tuple[str, str]]:
@@ -70,6 +76,16 @@ def spawner_source() -> str:
 @functools.cache
 def agent_bytecode() -> bytes:
     """The agent compiled for this Python, for `AGENT_READER`."""
-    parts = [(name, compile(text, f"<{name}>", "exec", dont_inherit=True)) for name, text in _parts(_AGENT)]
-    first, last = (compile(text, "<agent>", "exec", dont_inherit=True) for text in (_LOADER, _RUN_AGENT))
+    return _compiled(_AGENT, _RUN_AGENT)
+
+
+@functools.cache
+def zygote_bytecode() -> bytes:
+    """The same for the zygote, which is an agent after its forks."""
+    return _compiled(_ZYGOTE, _RUN_ZYGOTE + _RUN_AGENT)
+
+
+def _compiled(modules: tuple[str, ...], run: str) -> bytes:
+    parts = [(name, compile(text, f"<{name}>", "exec", dont_inherit=True)) for name, text in _parts(modules)]
+    first, last = (compile(text, "<agent>", "exec", dont_inherit=True) for text in (_LOADER, run))
     return marshal.dumps((first, parts, last))

@@ -1,11 +1,13 @@
 """The `bubblewrap` runtime: unprivileged namespaces, the default on Linux.
 
     manager's process ── spawner (one, small) ── bwrap ── agent ── programs
-                              └ user and control group per sandbox
+                              │  └ user and control group per sandbox
+                              └── zygote ── slot ── agent ── programs        (as root: no exec, no start of Python)
 
 bwrap gives a sandbox its own user, PID, network, IPC, UTS, mount and cgroup namespaces over a read-only system; the
 agent, its first process, keeps the two capabilities that it needs to give every program namespaces of its own, and
-takes them from programs. See docs/security.md for what holds which attack back.
+takes them from programs. Where ROLL is root, which a user and a control group per sandbox take anyway, a fork of a
+zygote makes the same namespaces itself (`host/zygote.py`). See docs/security.md for what holds which attack back.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ import tempfile
 from pathlib import Path
 from typing import IO, Any
 
-from roll.sandbox.agent_code import AGENT_READER, agent_bytecode
+from roll.sandbox.agent_code import AGENT_READER, agent_bytecode, zygote_bytecode
 from roll.sandbox.agent_sandbox import AgentSandbox, agent_settings
 from roll.sandbox.connection import AgentConnection
 from roll.sandbox.counters import Counters
@@ -54,16 +56,22 @@ _NAMESPACES = [
     "--cap-add",
     "CAP_SETPCAP",
 ]
+_PYTHON = [str(interpreter()), "-SsPB", "-c", AGENT_READER]
 INSTALL = "Install it (Debian, Ubuntu: apt-get install bubblewrap; Fedora: dnf install bubblewrap)."
 
 
 class BubblewrapRuntime:
-    """See the module and `protocols.Runtime`."""
+    """See the module and `protocols.Runtime`.
+
+    Args:
+        zygote: whether sandboxes may be forks of a zygote where that works; otherwise bwrap starts each.
+    """
 
     name = "bubblewrap"
     fresh_programs = True
 
-    def __init__(self) -> None:
+    def __init__(self, *, zygote: bool = True) -> None:
+        self._zygote = zygote
         self._spawner: SpawnerClient | None = None
         self._bwrap = ""
         self._filter = b""
@@ -89,7 +97,7 @@ class BubblewrapRuntime:
         self._complaints = tempfile.TemporaryFile()  # noqa: SIM115  (closed by `close`)
         self._code = os.memfd_create("roll-agent")
         os.write(self._code, agent_bytecode())
-        self._spawner = await SpawnerClient.start()
+        self._spawner = await self._start_spawner()
         facts = self._spawner.facts
         if not facts["groups"]:
             _log.info("control groups cannot be made here: the agent counts the memory of sandboxes instead")
@@ -99,9 +107,7 @@ class BubblewrapRuntime:
             "watch_memory": not facts["groups"],
         }
         try:
-            sandbox = await self.launch(SandboxSpec())
-            await sandbox.ready()
-            await sandbox.close()
+            await self._try()
         except SandboxError as error:
             await self.close()
             raise SandboxUnavailableError(
@@ -111,6 +117,35 @@ class BubblewrapRuntime:
                 "seccomp=unconfined)."
             ) from error
 
+    async def _start_spawner(self) -> SpawnerClient:
+        """With a zygote, where that may be."""
+        assert self._complaints is not None
+        spawner = await SpawnerClient.start()
+        if self._zygote and spawner.facts["root"]:
+            code = os.memfd_create("roll-zygote")
+            try:
+                os.write(code, zygote_bytecode())
+                await spawner.zygote(_PYTHON, self._complaints.fileno(), code)
+            except SandboxError as error:
+                _log.warning("every sandbox is started by bwrap, which takes longer: %s", error)
+                self._zygote = False
+            finally:
+                os.close(code)
+        return spawner
+
+    async def _try(self) -> None:
+        """Start a sandbox; where a fork of the zygote cannot become one, bwrap may still be allowed to."""
+        try:
+            sandbox = await self.launch(SandboxSpec())
+            await sandbox.ready()
+            await sandbox.close()
+        except SandboxError as error:
+            if not self._zygote:
+                raise
+            _log.warning("every sandbox is started by bwrap, which takes longer: %s", error)
+            self._zygote = False
+            await self._try()
+
     async def launch(self, spec: SandboxSpec) -> AgentSandbox:
         """Start a sandbox."""
         spawner = self._spawner
@@ -119,7 +154,8 @@ class BubblewrapRuntime:
         if spawner.lost:
             spawner = await self._again(spawner)
         root = await self._root(spawner, spec)
-        arguments = [self._bwrap, *_NAMESPACES, *root, "--", str(interpreter()), "-SsPB", "-c", AGENT_READER]
+        tree = root[1] if self._zygote and spawner.facts["root"] else None
+        arguments = [self._bwrap, *_NAMESPACES, *root, "--", *_PYTHON] if tree is None else []
         settings = agent_settings(
             spec,
             home=HOME,
@@ -131,7 +167,7 @@ class BubblewrapRuntime:
             **self._bounds,
         )
         limits = {"max_processes": spec.limits.max_processes, "memory_bytes": spec.limits.memory_bytes}
-        child = await spawner.spawn(arguments, limits, self._complaints.fileno(), self._code)
+        child = await spawner.spawn(tree, arguments, limits, self._complaints.fileno(), self._code)
         connection = AgentConnection(lambda: self._why_lost(spec))
         loop = asyncio.get_running_loop()
         await loop.create_unix_connection(lambda: connection, sock=child.socket)
@@ -151,7 +187,7 @@ class BubblewrapRuntime:
                 _log.warning("the process that starts sandboxes was killed: starting another")
                 await lost.close()
                 self._images.clear()
-                self._spawner = await SpawnerClient.start()
+                self._spawner = await self._start_spawner()
         if self._spawner is None:
             raise SandboxError("the bubblewrap runtime is closed")
         return self._spawner

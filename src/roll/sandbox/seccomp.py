@@ -33,6 +33,10 @@ _TERMINAL_INJECTION = (0x5412, 0x541C)
 """TIOCSTI and TIOCLINUX: they type into the terminal of whoever started the sandbox."""
 
 
+_FILE_SIZE_SIGNAL = 25
+"""SIGXFSZ. Who ignores it is only told by a write that fails, which looks like any failure: Python ignores it."""
+
+
 def _instruction(code: int, value: int, if_true: int = 0, if_false: int = 0) -> bytes:
     return struct.pack("=HBBI", code, if_true, if_false, value)
 
@@ -92,12 +96,21 @@ def seccomp_filter(architecture: str | None = None) -> bytes:
     families = [_argument(0), *_one_of(_SOCKET_FAMILIES, _ALLOWED, _fail(errno.EAFNOSUPPORT))]
     terminal = [_argument(1), *_one_of(_TERMINAL_INJECTION, refused, _ALLOWED)]
     own_limits = [_argument(0), *_one_of((0,), _ALLOWED, refused)]
+    signals = [
+        _argument(0),
+        _instruction(_JUMP_EQUAL, _FILE_SIZE_SIGNAL, 0, 3),
+        _argument(1),
+        _instruction(_JUMP_EQUAL, 0, 1, 0),  # only asked for
+        _fail(0),  # said to be done: what refuses to go on otherwise (Go) goes on
+        _ALLOWED,
+    ]
     for name, body in (
         ("clone", namespaces),
         ("clone3", [_fail(errno.ENOSYS)]),  # its flags are behind a pointer; libraries fall back to clone
         ("socket", families),
         ("ioctl", terminal),
         ("prlimit64", own_limits),
+        ("rt_sigaction", signals),
     ):
         program += _only_for(number(name, architecture), body)
     program += [_instruction(_JUMP_AT_LEAST, _FIRST_UNKNOWN, 0, 1), _fail(errno.ENOSYS)]

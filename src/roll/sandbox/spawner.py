@@ -50,6 +50,7 @@ class SpawnerClient:
         self._control = control
         self._children: dict[int, Child] = {}
         self._images: dict[str, asyncio.Future[str]] = {}
+        self._zygote: asyncio.Future[None] | None = None
         self._next = 0
         loop = asyncio.get_running_loop()
         self._ready: asyncio.Future[None] = loop.create_future()
@@ -111,6 +112,13 @@ class SpawnerClient:
         self.facts = facts
         self._ready.set_result(None)
 
+    def _on_zygote(self, error: str) -> None:
+        assert self._zygote is not None
+        if error:
+            self._zygote.set_exception(SandboxError(error))
+        else:
+            self._zygote.set_result(None)
+
     def _on_image(self, name: str, directory: str | None, error: str) -> None:
         future = self._images.pop(name)
         if directory is not None:
@@ -136,11 +144,25 @@ class SpawnerClient:
         self._loop.remove_reader(self._control.fileno())
         if not self._ready.done():
             self._ready.set_exception(SandboxError("it ended at once"))
+        if self._zygote is not None and not self._zygote.done():
+            self._zygote.set_exception(SandboxError("the process that starts sandboxes is gone"))
         for future in self._images.values():
             future.set_exception(SandboxError("the process that starts sandboxes is gone"))
         self._images.clear()
         for identity in list(self._children):
             self._on_ended(identity, -1, "the process that starts sandboxes is gone")
+
+    async def zygote(self, arguments: list[str], complaints: int, code: int) -> None:
+        """Have a zygote started, from which sandboxes are forked.
+
+        Raises:
+            SandboxError: it does not start.
+        """
+        if self.lost:
+            raise SandboxError("the process that starts sandboxes is gone")
+        self._zygote = self._loop.create_future()
+        self.send(("zygote", arguments), [complaints, code])
+        await self._zygote
 
     async def image(self, name: str, plan: Plan) -> str:
         """Have a file system built; where it is."""
@@ -150,8 +172,17 @@ class SpawnerClient:
         self.send(("image", name, plan))
         return await future
 
-    async def spawn(self, arguments: list[str], limits: dict[str, int], complaints: int, code: int) -> Child:
-        """Fork and execute; the child's file descriptors 0 and 1 are the other end of `Child.socket`.
+    async def spawn(
+        self, tree: str | None, arguments: list[str], limits: dict[str, int], complaints: int, code: int
+    ) -> Child:
+        """Start a sandbox whose agent's file descriptors 0 and 1 are the other end of `Child.socket`.
+
+        Args:
+            tree: its file system, if the zygote is to fork it.
+            arguments: else, of bwrap.
+            limits: of its control group.
+            complaints: file descriptor of what it writes to standard error.
+            code: of the agent, for bwrap's.
 
         Raises:
             SandboxError: it cannot.
@@ -168,7 +199,7 @@ class SpawnerClient:
             started=self._loop.create_future(),
         )
         self._children[child.identity] = child
-        self.send(("start", child.identity, arguments, limits), [theirs.fileno(), complaints, code])
+        self.send(("start", child.identity, tree, arguments, limits), [theirs.fileno(), complaints, code])
         theirs.close()
         try:
             child.counters = await child.started

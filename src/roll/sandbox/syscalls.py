@@ -1,7 +1,7 @@
 """The system calls that a program in a sandbox may make, with their numbers on x86-64 and on aarch64 (`-`: not there).
 
 What is missing is refused: mounts and namespaces, tracing and reading other processes, kernel modules and keys, BPF,
-performance events, io_uring, user faults, clocks, extended attributes. Five calls are allowed with some arguments
+performance events, io_uring, user faults, clocks, extended attributes. Six calls are allowed with some arguments
 only; `seccomp.py` checks those.
 """
 
@@ -11,7 +11,14 @@ __all__ = ["CHECKED", "allowed", "number"]
 
 _ARCHITECTURES = ("x86_64", "aarch64")
 
-CHECKED = {"clone": (56, 220), "clone3": (435, 435), "socket": (41, 198), "ioctl": (16, 29), "prlimit64": (302, 261)}
+CHECKED = {
+    "clone": (56, 220),
+    "clone3": (435, 435),
+    "socket": (41, 198),
+    "ioctl": (16, 29),
+    "prlimit64": (302, 261),
+    "rt_sigaction": (13, 134),
+}
 """Calls whose arguments decide."""
 
 _ALLOWED = """
@@ -43,7 +50,7 @@ mseal 462 462,
 # processes
 fork 57 -, vfork 58 -, execve 59 221, execveat 322 281, exit 60 93, exit_group 231 94, wait4 61 260,
 waitid 247 95, kill 62 129, tkill 200 130, tgkill 234 131, pidfd_open 434 434, pidfd_send_signal 424 424,
-rt_sigaction 13 134, rt_sigprocmask 14 135, rt_sigreturn 15 139, rt_sigpending 127 136,
+rt_sigprocmask 14 135, rt_sigreturn 15 139, rt_sigpending 127 136,
 rt_sigtimedwait 128 137, rt_sigqueueinfo 129 138, rt_tgsigqueueinfo 297 240, rt_sigsuspend 130 133,
 sigaltstack 131 132, pause 34 -, alarm 37 -, getitimer 36 102, setitimer 38 103, timer_create 222 107,
 timer_settime 223 110, timer_gettime 224 108, timer_getoverrun 225 109, timer_delete 226 111, getpid 39 172,

@@ -5,13 +5,14 @@ from __future__ import annotations
 import functools
 import os
 import shutil
-import subprocess
 from collections.abc import AsyncIterator
 
+import psutil
 import pytest
 import pytest_asyncio
 
 from roll.sandbox import Limits, SandboxManager, SandboxSpec, SandboxUnavailableError
+from roll.sandbox.bubblewrap import BubblewrapRuntime
 
 LIMITS = Limits(wall_s=20.0, memory_bytes=128 * 2**20, disk_bytes=16 * 2**20, file_size_bytes=8 * 2**20, max_files=512)
 IMAGE = os.environ.get("ROLL_TEST_IMAGE", "python:3.11-slim")
@@ -49,7 +50,7 @@ async def started(runtime: str, **settings: object) -> AsyncIterator[SandboxMana
     """A manager, closed at the end; skips where the runtime cannot run."""
     if reason := missing(runtime):
         pytest.skip(reason)
-    manager = SandboxManager(runtime, spec=spec_for(runtime), **settings)
+    manager = SandboxManager(settings.pop("instance", runtime), spec=spec_for(runtime), **settings)
     try:
         await manager.start()
     except SandboxUnavailableError as error:
@@ -65,25 +66,23 @@ async def sandboxes(request: pytest.FixtureRequest) -> AsyncIterator[SandboxMana
         yield manager
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def bubblewrap() -> AsyncIterator[SandboxManager]:
+WAYS = ["zygote", pytest.param("bwrap", marks=pytest.mark.slow)] if os.geteuid() == 0 else ["bwrap"]
+"""How sandboxes are started: forked from a zygote where root may, and by bwrap."""
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module", params=WAYS)
+async def bubblewrap(request: pytest.FixtureRequest) -> AsyncIterator[SandboxManager]:
     """A manager with one idle sandbox."""
-    async for manager in started("bubblewrap", warm=1):
+    runtime = BubblewrapRuntime(zygote=request.param == "zygote")
+    async for manager in started("bubblewrap", warm=1, instance=runtime):
+        assert runtime._zygote is (request.param == "zygote")
         yield manager
 
 
-def processes_below(pid: int) -> list[str]:
-    """Command lines of all descendants."""
-    listing = subprocess.run(
-        ["ps", "-ww", "-eo", "pid=,ppid=,args="], capture_output=True, text=True, check=True
-    ).stdout
-    children: dict[int, list[tuple[int, str]]] = {}
-    for line in listing.splitlines():
-        child, parent, command = line.split(None, 2)
-        children.setdefault(int(parent), []).append((int(child), command))
-    found, waiting = [], [pid]
-    while waiting:
-        for child, command in children.get(waiting.pop(), ()):
-            found.append(command)
-            waiting.append(child)
-    return found
+def agents(manager: SandboxManager) -> list[psutil.Process]:
+    """The first process of every sandbox, as the host sees it."""
+    runtime = manager.runtime
+    outer = psutil.Process(runtime._spawner._process.pid).children()
+    if runtime._zygote and os.geteuid() == 0:
+        outer = [slot for zygote in outer for slot in zygote.children()]
+    return [agent for process in outer for agent in process.children()]

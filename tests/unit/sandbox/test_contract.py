@@ -113,6 +113,18 @@ async def test_every_limit_is_an_outcome(sandboxes: SandboxManager, program: Pyt
     assert len(result.stdout) <= 5000
 
 
+@pytest.mark.parametrize("ignores", ["", "import signal; signal.signal(signal.SIGXFSZ, signal.SIG_IGN); "])
+async def test_no_program_can_hide_that_it_hit_the_limit_on_files(sandboxes: SandboxManager, ignores: str) -> None:
+    """Python ignores the signal, and would go on with an OSError."""
+    if sandboxes.runtime.name == "subprocess":
+        pytest.skip("without a filter, programs may ignore the signal")
+    for size in ("truncate(2**31)", "write(bytes(2**24))"):
+        source = f"{ignores}open('f', 'wb').{size}; print('on')"
+        for program in (PythonCode(source=source), Command(argv=("python3", "-c", source))):
+            result = await sandboxes.execute(program)
+            assert (result.outcome, result.stdout) == (Outcome.FILE_SIZE, b""), result
+
+
 async def test_one_program_finds_nothing_of_another(sandboxes: SandboxManager) -> None:
     await sandboxes.execute(PythonCode(source="open('left', 'w').write('x')"))
     result = await sandboxes.execute(PythonCode(source="import os; print(os.listdir('.'))"))

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 import pytest_asyncio
-from unit.sandbox.conftest import processes_below, spec_for
+from unit.sandbox.conftest import agents, spec_for
 from unit.sandbox.hostile import HOSTILE, Hostile
 
 import roll
@@ -82,10 +82,14 @@ def _with(program: PythonCode | Command, words: dict[str, str]) -> PythonCode | 
     return dataclasses.replace(program, source=source)
 
 
-def _left(manager: Manager) -> list[str]:
-    """Processes of sandboxes that are neither bwrap nor an agent."""
-    found = processes_below(manager.runtime._spawner._process.pid)
-    return [command for command in found if "-SsPB -c import marshal" not in command]
+def _left(manager: Manager) -> list[list[str]]:
+    """What there is below an agent, where it is more than the init and the process that wait for its next program."""
+    found = []
+    for agent in agents(manager):
+        waiting = agent.children()
+        if len(waiting) > 1 or len(agent.children(recursive=True)) > 2:
+            found.append([str(process) for process in agent.children(recursive=True)])
+    return found
 
 
 @pytest.mark.parametrize("hostile", HOSTILE, ids=lambda hostile: hostile.name)

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from unit.sandbox.conftest import LIMITS, missing, processes_below, spec_for
+from unit.sandbox.conftest import LIMITS, agents, missing, spec_for
 
 from roll.errors import ConfigError, InfraError, UserError
 from roll.sandbox import (
@@ -231,7 +231,8 @@ async def _leaks_after(num_executions: int) -> None:
         for start in range(0, num_executions, 500):
             await asyncio.gather(*(one(index) for index in range(start, min(start + 500, num_executions))))
         await asyncio.gather(*sandboxes._tasks)
-        assert len(processes_below(pid)) == 2 * sandboxes.health()["idle"]
+        assert len(agents(sandboxes)) == sandboxes.health()["idle"]
+        assert all(len(agent.children(recursive=True)) <= 2 for agent in agents(sandboxes))  # one child that waits
         assert _descriptors() <= warm_descriptors
         assert len(os.listdir(f"/proc/{pid}/fd")) <= spawner_descriptors
         assert sandboxes.health()["programs"] == num_executions + 2

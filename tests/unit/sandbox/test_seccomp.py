@@ -48,7 +48,7 @@ def test_refused_calls_fail_and_newer_ones_do_not_exist(architecture: str) -> No
 
 
 @architectures
-def test_arguments_decide_about_five_calls(architecture: str) -> None:
+def test_arguments_decide_about_six_calls(architecture: str) -> None:
     def of(name: str, *arguments: int) -> int:
         return verdict(architecture, number(name, architecture), *arguments)
 
@@ -67,6 +67,8 @@ def test_arguments_decide_about_five_calls(architecture: str) -> None:
     assert of("ioctl", 0, 0x5412) == FAIL | errno.EPERM
     assert of("prlimit64", 0) == ALLOW
     assert of("prlimit64", 1) == FAIL | errno.EPERM
+    assert of("rt_sigaction", 2, 0x1000) == of("rt_sigaction", 25, 0) == ALLOW  # another signal; only asking
+    assert of("rt_sigaction", 25, 0x1000) == FAIL  # does nothing, and says 0
 
 
 @architectures

@@ -9,14 +9,28 @@ import os
 import sys
 
 CLONE_NEWNS = 0x00020000
+CLONE_NEWCGROUP = 0x02000000
+CLONE_NEWUTS = 0x04000000
 CLONE_NEWIPC = 0x08000000
+CLONE_NEWUSER = 0x10000000
 CLONE_NEWPID = 0x20000000
+CLONE_NEWNET = 0x40000000
+CAP_SETPCAP, CAP_SYS_ADMIN = 8, 21
 
 _MS_NOSUID, _MS_NODEV, _MS_BIND, _MS_REC, _MS_PRIVATE, _MS_NOEXEC = 2, 4, 4096, 16384, 1 << 18, 8
-_PR_SET_PDEATHSIG, _PR_SET_DUMPABLE, _PR_SET_SECCOMP, _PR_CAPBSET_DROP = 1, 4, 22, 24
+_PR_SET_PDEATHSIG, _PR_SET_DUMPABLE, _PR_SET_SECCOMP = 1, 4, 22
+_PR_CAPBSET_READ, _PR_CAPBSET_DROP = 23, 24
 _PR_SET_CHILD_SUBREAPER, _PR_SET_NO_NEW_PRIVS, _PR_CAP_AMBIENT = 36, 38, 47
 _CAPABILITY_VERSION = 0x20080522
 _NUM_CAPABILITIES = 64
+_CLONE, _PIVOT_ROOT, _MOUNT_SETATTR = {"x86_64": (56, 155, 442), "aarch64": (220, 41, 442)}.get(
+    os.uname().machine, (-1, -1, -1)
+)
+"""Numbers of the calls that the C library does not offer, or not in this form."""
+_bounding = range(_NUM_CAPABILITIES)
+"""Capabilities that may be left in the bounding set of this process: it never grows."""
+_SIOCSIFFLAGS, _IFF_UP = 0x8914, 1
+_READ_ONLY_NOSUID_NODEV = 7
 
 
 def _library():
@@ -62,6 +76,49 @@ def setns(descriptor, kind):
     _check("setns", _call("setns", descriptor, kind))
 
 
+def clone(flags):
+    """fork(2) into new namespaces: 0 in the child, else the child's number.
+
+    Only for a process with one thread that nobody's `os.register_at_fork` waits for: Python is not told of the fork.
+    """
+    pid = _call("syscall", _CLONE, flags | 17, 0, 0, 0, 0)
+    if pid < 0:
+        raise OSError("clone failed: new namespaces are refused")
+    return pid
+
+
+def change_root(tree):
+    """In new mount and PID namespaces: `tree`, and a /proc that shows those, is all there is."""
+    mount("none", "/", None, _MS_REC | _MS_PRIVATE)
+    mount(tree, tree, None, _MS_BIND | _MS_REC)
+    # While the old one can still be seen: the kernel grants a new /proc only where another is visible whole.
+    mount("proc", tree + "/proc", "proc", _MS_NOSUID | _MS_NODEV | _MS_NOEXEC)
+    os.chdir(tree)
+    _check("pivot_root", _call("syscall", _PIVOT_ROOT, b".", b"."))
+    unmount(".")  # the old root, which now lies over the new one
+    os.chdir("/")
+
+
+def freeze_mounts(target):
+    """No writing, no set-user-id, no devices at `target` and at everything mounted below it, whatever else holds."""
+    attributes = b"".join(value.to_bytes(8, sys.byteorder) for value in (_READ_ONLY_NOSUID_NODEV, 0, 0, 0))
+    _check("mount_setattr " + target, _call("syscall", _MOUNT_SETATTR, -100, target.encode(), 0x8000, attributes, 32))
+
+
+def name_host(name):
+    """In a new UTS namespace."""
+    _check("sethostname", _call("sethostname", name.encode(), len(name)))
+
+
+def raise_loopback():
+    """In a new network namespace: the kernel gives the device its address when it comes up."""
+    line = _call("socket", 2, 2, 0)
+    request = b"lo".ljust(16, b"\0") + _IFF_UP.to_bytes(2, sys.byteorder) + bytes(22)
+    result = _call("ioctl", line, _SIOCSIFFLAGS, request)
+    os.close(line)
+    _check("raising the loopback device", result)
+
+
 def hide_memory(hidden):
     """Whether processes of the same user are kept from this one's memory and file descriptors."""
     _check("prctl(PR_SET_DUMPABLE)", _call("prctl", _PR_SET_DUMPABLE, 0 if hidden else 1, 0, 0, 0))
@@ -104,17 +161,29 @@ def writable_space(home, size_bytes, num_files):
         mount(source, target, None, _MS_BIND)
 
 
+def limit_capabilities(kept):
+    """Only these, never others: not by an exec, a user or a file."""
+    global _bounding
+    _call("prctl", _PR_CAP_AMBIENT, 4, 0, 0, 0)
+    left = kept
+    for capability in _bounding:
+        if capability not in kept and _call("prctl", _PR_CAPBSET_DROP, capability, 0, 0, 0) != 0:
+            if _call("prctl", _PR_CAPBSET_READ, capability, 0, 0, 0) >= 0:
+                left = _bounding  # the kernel knows it and refuses: this process never had any privilege
+            break
+    _bounding = left
+    order = sys.byteorder
+    mask = sum(1 << capability for capability in kept).to_bytes(4, order)  # all that anybody keeps is below 32
+    header = _CAPABILITY_VERSION.to_bytes(4, order) + bytes(4)
+    _check("capset", _call("capset", header, mask + mask + bytes(16)))
+    _check("prctl(PR_SET_NO_NEW_PRIVS)", _call("prctl", _PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0))
+
+
 def give_up_privileges(seccomp_filter):
     """No capabilities, none to be gained, and the filter (if any) on every further system call."""
-    _call("prctl", _PR_CAP_AMBIENT, 4, 0, 0, 0)
-    for capability in range(_NUM_CAPABILITIES):
-        if _call("prctl", _PR_CAPBSET_DROP, capability, 0, 0, 0) != 0:
-            break
-    order = sys.byteorder
-    header = _CAPABILITY_VERSION.to_bytes(4, order) + bytes(4)
-    _check("capset", _call("capset", header, bytes(24)))
-    _check("prctl(PR_SET_NO_NEW_PRIVS)", _call("prctl", _PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0))
+    limit_capabilities(())
     if seccomp_filter:
+        order = sys.byteorder
         address = id(seccomp_filter) + bytes.__basicsize__ - 1  # where CPython keeps the bytes of a bytes object
         count = len(seccomp_filter) // 8
         program = count.to_bytes(2, order) + bytes(6) + address.to_bytes(8, order)

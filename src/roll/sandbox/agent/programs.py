@@ -4,7 +4,8 @@
                       (own PID, mount and IPC namespaces, own files)   (no capabilities, filter, limits)
 
 The init outlives the program by an instant: with it the kernel ends everything that the program left behind. Where
-the program shares the sandbox's namespaces (`fresh` is false), the agent itself is its parent.
+the program shares the sandbox's namespaces (`fresh` is false), the agent itself is its parent. A child that is forked
+before its program is known (`spare.py`) does all of this and then waits for it.
 
 Invariants: between the fork and `_restrict` only our own code runs; whatever fails before the program starts ends
 the child with exit code 125 and a line on standard error; file descriptors of the agent reach no program.
@@ -12,6 +13,9 @@ the child with exit code 125 and a line on standard error; file descriptors of t
 
 from __future__ import annotations
 
+import _signal  # pyrefly: ignore[missing-import]
+import _sitebuiltins
+import builtins
 import os
 import resource
 import sys
@@ -21,15 +25,17 @@ from roll.sandbox.agent import kernel
 FAILED_TO_START = 125
 _STATUS = 4
 """File descriptor where an init, or the shell of a session, reports."""
+LINE = 5
+"""File descriptor on which a child that waits for its program hears of it."""
 _MAX_DESCRIPTORS = 1 << 16
 
 
 class Become(BaseException):
-    """Raised in a forked child to leave the agent's loop and run Python source with the interpreter."""
+    """Raised in a forked child to leave the agent's loop: what to do with the interpreter at the top of the stack."""
 
-    def __init__(self, source, argv):
-        self.source = source
-        self.argv = argv
+    def __init__(self, function, *arguments):
+        self.function = function
+        self.arguments = arguments
 
 
 class Started:
@@ -51,6 +57,18 @@ def start(request, settings, namespace):
         settings: of the sandbox: home, limits, filter, environment.
         namespace: file descriptor of the agent's PID namespace; needed for `fresh`.
     """
+    return fork(_run, request, settings, namespace)
+
+
+def fork(function, request, settings, namespace):
+    """Fork a child that ends in `function(request, settings)`, confined and without privileges.
+
+    Args:
+        function: what it does then.
+        request: of it, only `fresh`, `result`, `stdin` and `report` are looked at.
+        settings: as for `start`.
+        namespace: as for `start`.
+    """
     fresh = request["fresh"]
     outputs = [os.pipe() for _ in range(3 if request["result"] else 2)]
     status = os.pipe() if fresh else ()
@@ -67,7 +85,7 @@ def start(request, settings, namespace):
         if fresh and pid != 0:  # the agent's further children are for its own namespace again
             kernel.setns(namespace, kernel.CLONE_NEWPID)
     if pid == 0:
-        _guarded(_child, request, settings, [write for _, write in outputs], status)
+        _guarded(_child, function, request, settings, [write for _, write in outputs], status)
     if status:
         os.close(status[1])
     for read, write in outputs:
@@ -88,19 +106,24 @@ def _guarded(function, *arguments):
     os._exit(FAILED_TO_START)
 
 
-def _child(request, settings, outputs, status):
-    import _signal  # pyrefly: ignore[missing-import]
-
+def _child(function, request, settings, outputs, status):
     _signal.set_wakeup_fd(-1)
     _signal.signal(_signal.SIGCHLD, _signal.SIG_DFL)
     high = [_above_the_standard_ones(each) for each in (request["stdin"], *outputs)]
+    line = request.get("line")
+    if line is not None:
+        line = _above_the_standard_ones(line)
     report = status[1] if status else request.get("report")
     if report is not None:
         os.dup2(_above_the_standard_ones(report), _STATUS, not status)
+    if line is not None:
+        os.dup2(line, LINE)
     for new, old in enumerate(high):
         os.dup2(old, new)
     os.closerange(len(high), _STATUS)
-    os.closerange(_STATUS + (report is not None), _MAX_DESCRIPTORS)
+    if report is None:
+        os.closerange(_STATUS, LINE)
+    os.closerange(LINE + (line is not None), _MAX_DESCRIPTORS)
     if request["fresh"]:
         kernel.unshare(kernel.CLONE_NEWNS | kernel.CLONE_NEWIPC)
         kernel.private_proc()
@@ -110,12 +133,16 @@ def _child(request, settings, outputs, status):
         if pid:
             _serve_as_init(pid, settings)
         os.close(_STATUS)
-    _run(request, settings)
+    kernel.overwrite_freed_memory(False)
+    os.setsid()
+    _signal.signal(_signal.SIGXFSZ, _signal.SIG_DFL)  # the filter keeps it so
+    _restrict(settings)
+    function(request, settings)
 
 
 def _above_the_standard_ones(descriptor):
     """A duplicate that no descriptor of a program will overwrite."""
-    while descriptor <= _STATUS:
+    while descriptor <= LINE:
         descriptor = os.dup(descriptor)
     return descriptor
 
@@ -123,6 +150,7 @@ def _above_the_standard_ones(descriptor):
 def _serve_as_init(program, settings):
     """Reap until the program ends; report how, and whether its disk was full. Ends with this process."""
     os.closerange(0, _STATUS)
+    os.closerange(LINE, LINE + 1)
     while True:
         pid, code = os.waitpid(-1, 0)
         if pid == program:
@@ -141,9 +169,9 @@ def disk_full(settings):
 
 
 def _run(request, settings):
-    kernel.overwrite_freed_memory(False)
-    os.setsid()
-    _restrict(settings, request["cpu_s"])
+    """Become the program."""
+    if request["cpu_s"] is not None:
+        _bound({resource.RLIMIT_CPU: int(request["cpu_s"]) + 2})  # in case that counting the whole tree fails
     os.umask(0o022)
     os.chdir(settings["home"])
     for path, data in request["files"].items():
@@ -152,16 +180,14 @@ def _run(request, settings):
         os.chdir(request["cwd"])
     environment = dict(settings["env"])
     environment.update(request["env"])
-    import _signal  # pyrefly: ignore[missing-import]
-
-    for name in ("SIGINT", "SIGPIPE", "SIGXFSZ"):
+    for name in ("SIGINT", "SIGPIPE"):
         _signal.signal(getattr(_signal, name), _signal.SIG_DFL)
     if request["source"] is not None:
         _signal.signal(_signal.SIGPIPE, _signal.SIG_IGN)
         _signal.signal(_signal.SIGINT, _signal.default_int_handler)
         os.environ.clear()
         os.environ.update(environment)
-        raise Become(request["source"], request["argv"])
+        raise Become(run_python, request["source"], request["argv"])
     try:
         os.execvpe(request["argv"][0], request["argv"], environment)
     except OSError as error:
@@ -169,7 +195,7 @@ def _run(request, settings):
         os._exit(126 if error.errno == 13 else 127)
 
 
-def _restrict(settings, cpu_s):
+def _restrict(settings):
     """Give up everything that a program must not have."""
     kernel.hide_memory(False)
     try:
@@ -189,13 +215,23 @@ def _restrict(settings, cpu_s):
         bounds[resource.RLIMIT_NPROC] = limits["max_processes"] + 4
     if settings["bound_address_space"]:
         bounds[resource.RLIMIT_AS] = limits["memory_bytes"] + (1 << 30)
-    if cpu_s is not None:
-        bounds[resource.RLIMIT_CPU] = int(cpu_s) + 2  # in case that counting the whole tree fails
+    _bound(bounds)
+    kernel.give_up_privileges(settings["filter"])
+
+
+def _bound(bounds):
     for kind, value in bounds.items():
         hard = resource.getrlimit(kind)[1]
         value = value if hard == resource.RLIM_INFINITY else min(value, hard)
         resource.setrlimit(kind, (value, value))
-    kernel.give_up_privileges(settings["filter"])
+
+
+def become(request, settings):
+    """At the top of the stack: become the program. Python source is for the caller to go on with."""
+    try:
+        _guarded(_run, request, settings)
+    except Become as found:
+        return found.function, found.arguments
 
 
 def _write(path, data):
@@ -205,6 +241,19 @@ def _write(path, data):
         file.write(data)
 
 
+def prepare_interpreter():
+    """Make it one that runs a program; the second time, nothing."""
+    if _modules:
+        return
+    _modules.extend(sys.modules.pop(name) for name in list(sys.modules) if name.partition(".")[0] == "roll")
+    end = "Ctrl-D (i.e. EOF)"
+    builtins.quit, builtins.exit = _sitebuiltins.Quitter("quit", end), _sitebuiltins.Quitter("exit", end)
+
+
+_modules = []
+"""Of the agent, in a program: to free them would cost time."""
+
+
 def run_python(source, argv):
     """Run source as `__main__`, as `python file` would, and end the process.
 
@@ -212,12 +261,7 @@ def run_python(source, argv):
     programs. What a program can notice is done: threads are waited for, exit functions run, its variables deleted
     (files close), output flushed.
     """
-    import _sitebuiltins
-    import builtins
-
-    agent = [sys.modules.pop(name) for name in list(sys.modules) if name.partition(".")[0] == "roll"]
-    end = "Ctrl-D (i.e. EOF)"
-    builtins.quit, builtins.exit = _sitebuiltins.Quitter("quit", end), _sitebuiltins.Quitter("exit", end)
+    prepare_interpreter()
     main = type(sys)("__main__")
     main.__builtins__ = builtins
     sys.modules["__main__"] = main
@@ -233,7 +277,6 @@ def run_python(source, argv):
         sys.excepthook(type(error), error, error.__traceback__)
         code = 130 if isinstance(error, KeyboardInterrupt) else 1
     code = _leave(main) or code
-    del agent  # kept until here: to free modules costs time too
     os._exit(code)
 
 

@@ -37,7 +37,7 @@ class Run:
             request["stdin"], self.input = os.pipe()
             os.set_blocking(self.input, False)
         try:
-            self.started = programs.start(request, agent.settings, agent.namespace)
+            self.started = agent.start(request)
         except OSError:
             self._close_input()
             raise

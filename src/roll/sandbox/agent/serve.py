@@ -23,12 +23,11 @@ import marshal
 import os
 import select
 
-from roll.sandbox.agent import kernel, programs, usage
+from roll.sandbox.agent import kernel, programs, spare, usage
 from roll.sandbox.agent.run import Run, clock
 from roll.sandbox.agent.shell import Shell
 
-_NOBODY = (1 << 32) - 1
-"""A channel that the host does not listen to."""
+_READ_BYTES = 1 << 16
 
 
 class Agent:
@@ -47,19 +46,21 @@ class Agent:
         _signal.signal(_signal.SIGCHLD, lambda *_: None)
         _signal.signal(_signal.SIGINT, _signal.SIG_IGN)  # a first process gets no signal that it does not handle
         self.stdin, self.runs, self.shells, self.owners = {}, {}, {}, {}
+        self.spare, self.spares, self.ran = None, False, None
+        """A child for the next program; whether to have such; whether the last program was `fresh`, if any ran."""
         self.num_cpus = len(os.sched_getaffinity(0))
         self.settings = {}
         self.namespace = -1
 
     def configure(self, settings):
         """What the host sent first: prepare the sandbox."""
-        self.settings = settings
+        self.settings, self.spares = settings, spare.useful(settings)
         if settings["mount_space"]:
             self.namespace = os.open("/proc/self/ns/pid", os.O_RDONLY | os.O_CLOEXEC)
             kernel.writable_space(settings["home"], settings["limits"]["disk_bytes"], settings["limits"]["max_files"])
         kernel.hide_memory(True)
         # Programs are forks of this process: what earlier ones were given, and printed, must not be left in it. With
-        # PYTHONMALLOC=malloc (see the spawner) that covers Python's small objects, too.
+        # PYTHONMALLOC=malloc (see `host/slots.py`) that covers Python's small objects, too.
         kernel.overwrite_freed_memory(True)
         if os.getpid() != 1:
             kernel.adopt_orphans()
@@ -72,24 +73,47 @@ class Agent:
 
         gc.freeze()  # no collection in a forked program touches, and so copies, the agent's pages
 
-    def rehearse(self):
-        """Run an empty program, unless a real one waits: the first one finds everything imported and in memory."""
-        if not self.poll.poll(0):
-            limits = {"wall_s": 10.0, "cpu_s": None, "output_bytes": 1}
-            names = {"files": {}, "env": {}, "cwd": None, "argv": [], "source": "pass", "interactive": False}
-            fresh = self.settings["mount_space"]
-            self.on_run(_NOBODY, {**limits, **names, "fresh": fresh, "result": False})
+    def start(self, request):
+        """Start a program: in the spare child, if there is one of this kind, else in a new one."""
+        self.ran = request["fresh"]
+        if self.spare is not None and self.spare.suits(request):
+            try:
+                started = self.spare.launch(request)
+            except OSError:
+                pass  # it was killed, for want of memory perhaps
+            else:
+                self.spare = None
+                return started
+        self.drop_spare()
+        return programs.start(request, self.settings, self.namespace)
+
+    def drop_spare(self, *, reaped=False):
+        """End the spare child."""
+        if self.spare is not None:
+            self.spare.discard(reaped=reaped)
+            self.spare = None
+
+    def prepare(self):
+        """Have a spare child, if nothing else is to be done and none of another's programs could meet it."""
+        idle = self.spare is None and not self.runs and not self.shells
+        if not self.spares or not idle or self.ran is False or self.poll.poll(0):
+            return
+        try:
+            self.spare = spare.Spare(self.ran is not None, self.settings, self.namespace)
+        except OSError:
+            return  # whoever starts the next program is told
 
     def serve(self):
         """Loop until the host goes away."""
         while True:
             self.handle_messages()
+            self.prepare()
             now = clock()
             busy = [*self.runs.values(), *self.shells.values()]
             wait = min([now + 3600, *(each.deadline() for each in busy)]) - now
             for descriptor, _ in self.poll.poll(max(0, int(wait * 1000) + 1)):
                 if descriptor == self.incoming:
-                    data = os.read(self.incoming, 1 << 20)
+                    data = os.read(self.incoming, _READ_BYTES)
                     if not data:
                         return
                     self.buffer += data
@@ -145,6 +169,8 @@ class Agent:
 
     def on_shell(self, channel, request):
         """Open a session."""
+        self.ran = False
+        self.drop_spare()
         try:
             self.shells[channel] = shell = Shell(self, channel, request)
         except OSError as error:
@@ -185,6 +211,9 @@ class Agent:
                 return
             if pid == 0:
                 return
+            if self.spare is not None and self.spare.started.pid == pid:
+                self.drop_spare(reaped=True)
+                self.spares = False  # something keeps them from waiting: programs will say what
             for group in (self.runs, self.shells):
                 for channel, each in list(group.items()):
                     if each.started.pid == pid:
@@ -250,7 +279,6 @@ def main():
         os._exit(1)
     agent.send("x", 0, b"{}")
     try:
-        agent.rehearse()
         agent.serve()
     finally:
         if os.getpid() != 1 and not isinstance(__import__("sys").exc_info()[1], programs.Become):

@@ -65,8 +65,7 @@ def _do(tree, step, first, second=b""):
             with open(target, "ab"):
                 pass
         kernel.mount(first, target, None, _BIND_RECURSIVE)
-        device = 0 if first.startswith("/dev/") else _NODEV
-        kernel.mount("none", target, None, _REMOUNT_READ_ONLY | _NOSUID | device)
+        _restrict(target, first.startswith("/dev/"))
     elif step == "copy":
         os.makedirs(os.path.dirname(tree + second), exist_ok=True)
         if os.path.isdir(first):
@@ -81,6 +80,17 @@ def _do(tree, step, first, second=b""):
             file.write(second)
     else:
         os.symlink(first, tree + second)
+
+
+def _restrict(target, is_device):
+    """Read-only, with what is mounted below it."""
+    if not is_device:
+        try:
+            kernel.freeze_mounts(target)
+            return
+        except OSError:
+            pass  # a kernel older than 5.12 knows this for one mount at a time
+    kernel.mount("none", target, None, _REMOUNT_READ_ONLY | _NOSUID | (0 if is_device else _NODEV))
 
 
 def _make_device(original, path):

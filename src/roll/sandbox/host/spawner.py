@@ -1,45 +1,43 @@
-"""The spawner: a small process that forks sandboxes for a manager and outlives it by an instant.
+"""The spawner: a small process that starts sandboxes for a manager and outlives it by an instant.
 
-    manager ══ seqpacket socket ══ spawner ── fork ──► slot: control group, user ── exec ──► bwrap ──► agent
+    manager ══ seqpacket socket ══ spawner ══ zygote ── slot ── agent      where the spawner is root
+                                      └── fork, exec ──► bwrap ── agent    elsewhere, or where asked for
 
 A process of its own, because the manager's is large (forking it copies page tables of gigabytes), has threads, and
 may be killed: the socket then closes and the spawner ends every sandbox, removes the groups and mounts, and ends.
 
 Messages (marshal):  ("image", name, plan) → ("image", name, directory or None, error)
-                     ("start", id, arguments, limits) with file descriptors → ("ended", id, status), later
+                     ("zygote", arguments) with file descriptors: complaints, code → ("zygote", error)
+                     ("start", id, tree or None, arguments, limits) with file descriptors: the agent's line,
+                       complaints, code → ("started", id, counters), later ("ended", id, status, error)
                      ("kill", id)
 First of all it says ("ready", facts).
 
-Invariants: a slot is one user and one control group, used by at most one sandbox at a time; a slot is free again
-only after its sandbox's processes are reaped.
+Invariants: those of `slots.py`; every "start" is answered by exactly one "ended"; a zygote that ends, ends the spawner.
 """
 
 from __future__ import annotations
 
 import _signal  # pyrefly: ignore[missing-import]
-import array
 import marshal
 import os
 import select
 import socket
 import time
 
-from roll.sandbox.agent import kernel
 from roll.sandbox.host.cgroup import Groups
 from roll.sandbox.host.image import Images
+from roll.sandbox.host.slots import Slot, Zygote
 
 _OVERHEAD_BYTES = 32 * 2**20
 """Memory of bwrap and the agent, on top of what the sandbox may use."""
 _OVERHEAD_PROCESSES = 4
 _MESSAGE_BYTES = 1 << 17
 _SLOT_USERS = 1 << 16
-_ENVIRONMENT = {
-    "LC_ALL": "C.UTF-8",
-    "PYTHONHASHSEED": "0",
-    "PYTHONMALLOC": "malloc",
-    "GLIBC_TUNABLES": "glibc.malloc.tcache_count=0",
-}
-"""Of agents; programs never see it. The last two let the C library overwrite all that is freed: `Agent.configure`."""
+_STANDING_SLOTS = 4
+"""Made when the zygote starts, so that the first sandboxes need not wait for their control groups either."""
+_FREE_SLOTS = 64
+"""Most that wait for a sandbox; further ones end with theirs."""
 _END_S = 5.0
 
 
@@ -59,10 +57,16 @@ class Spawner:
         self.groups = Groups()
         self.images = Images() if self.is_root else None
         self.first_user = _first_user() if self.is_root else None
-        self.slots, self.free, self.running = {}, [], {}
+        self.zygote = None
+        self.num_slots, self.free = 0, []
+        self.lines, self.running = {}, {}
+        """Slots: by the file descriptor of their line; by the identity of what runs there."""
         self.wake = os.pipe()
         for end in self.wake:
             os.set_blocking(end, False)
+        self.poll = select.poll()
+        self.poll.register(self.control, select.POLLIN)
+        self.poll.register(self.wake[0], select.POLLIN)
         _signal.set_wakeup_fd(self.wake[1], warn_on_full_buffer=False)
         _signal.signal(_signal.SIGCHLD, lambda *_: None)
         for name in ("SIGINT", "SIGTERM", "SIGHUP"):
@@ -71,14 +75,15 @@ class Spawner:
     def serve(self):
         """Until the manager closes its end."""
         self.say("ready", {"groups": self.groups.available, "root": self.is_root})
-        poll = select.poll()
-        poll.register(self.control, select.POLLIN)
-        poll.register(self.wake[0], select.POLLIN)
         while True:
-            for descriptor, _ in poll.poll():
+            for descriptor, _ in self.poll.poll():
                 if descriptor == self.wake[0]:
                     os.read(descriptor, 4096)
-                elif not self.handle():
+                elif descriptor in self.lines:
+                    self.hear(descriptor)
+                elif self.zygote is not None and descriptor == self.zygote.line.fileno():
+                    return  # it has ended, and it never says anything else
+                elif descriptor == self.control.fileno() and not self.handle():
                     return
             self.reap()
 
@@ -91,16 +96,12 @@ class Spawner:
 
     def handle(self):
         """One message; False at the end."""
-        size = array.array("i").itemsize
-        data, ancillary, _, _ = self.control.recvmsg(_MESSAGE_BYTES, socket.CMSG_SPACE(8 * size))
-        descriptors = array.array("i")
-        for _, _, content in ancillary:
-            descriptors.frombytes(content[: len(content) // size * size])
+        data, descriptors, _, _ = socket.recv_fds(self.control, _MESSAGE_BYTES, 8)
         if not data:
             return False
         name, *arguments = marshal.loads(data)
         try:
-            getattr(self, "on_" + name)(list(descriptors), *arguments)
+            getattr(self, "on_" + name)(descriptors, *arguments)
         finally:
             for descriptor in descriptors:
                 os.close(descriptor)
@@ -115,59 +116,94 @@ class Spawner:
         except OSError as error:
             self.say("image", name, None, str(error))
 
-    def on_start(self, descriptors, identity, arguments, limits):
-        """Fork a sandbox."""
+    def on_zygote(self, descriptors, arguments):
+        """Start the zygote, and slots in advance."""
         try:
-            slot = self.free.pop() if self.free else len(self.slots)
-            if slot not in self.slots:
-                self.slots[slot] = self.groups.make(slot) if self.groups.available else None
-            group = self.slots[slot]
+            self.zygote = Zygote(arguments, *descriptors)
+            self.poll.register(self.zygote.line, select.POLLIN)
+            self.free += [self.new_slot() for _ in range(_STANDING_SLOTS)]
+            self.say("zygote", "")
+        except OSError as error:
+            self.say("zygote", str(error))
+
+    def new_slot(self):
+        """A further place."""
+        number = self.num_slots
+        group = self.groups.make(number) if self.groups.available else None
+        slot = Slot(number, group, None if self.first_user is None else self.first_user + number % _SLOT_USERS)
+        self.num_slots += 1
+        self.open(slot)
+        return slot
+
+    def open(self, slot):
+        """Have a process made for it, where there is a zygote."""
+        if self.zygote is not None and slot.line is None:
+            slot.open(self.zygote)
+            self.lines[slot.line.fileno()] = slot
+            self.poll.register(slot.line, select.POLLIN)
+
+    def on_start(self, descriptors, identity, tree, arguments, limits):
+        """Start a sandbox."""
+        try:
+            slot = self.free.pop() if self.free else self.new_slot()
+            group = slot.group
             if group is not None:
                 group.bound(limits["max_processes"] + _OVERHEAD_PROCESSES, limits["memory_bytes"] + _OVERHEAD_BYTES)
-            pid = os.fork()
+            if tree is not None and self.zygote is not None:
+                self.open(slot)
+                slot.start(tree, *descriptors[:2])
+            else:
+                slot.start_bwrap(arguments, *descriptors)
         except OSError as error:
             self.say("ended", identity, 1, str(error))
             return
-        if pid == 0:
-            self.become_sandbox(slot, group, descriptors, arguments)
-        self.running[pid] = (identity, slot)
+        slot.identity = identity
+        self.running[identity] = slot
         self.say("started", identity, group.counters() if group is not None else None)
 
-    def become_sandbox(self, slot, group, descriptors, arguments):
-        """In the child."""
-        try:
-            _signal.set_wakeup_fd(-1)
-            for name in ("SIGCHLD", "SIGINT", "SIGTERM", "SIGHUP", "SIGPIPE", "SIGXFSZ"):
-                _signal.signal(getattr(_signal, name), _signal.SIG_DFL)
-            os.setsid()
-            if group is not None:
-                group.enter()
-            if self.is_root:
-                user = self.first_user + slot % _SLOT_USERS
-                os.setgroups([])
-                os.setresgid(user, user, user)
-                os.setresuid(user, user, user)
-            kernel.die_with_parent()  # after setresuid, which forgets it
-            # 0 and 1: the agent's socket; 2: complaints; 3: its code.
-            high = [os.dup(each) for each in descriptors]
-            while min(high) <= 3:
-                high = [os.dup(each) for each in high]
-            for new, old in enumerate((high[0], high[0], high[1], high[2])):
-                os.dup2(old, new)
-            os.closerange(4, 1 << 16)
-            os.execve(arguments[0], arguments, _ENVIRONMENT)
-        except BaseException as error:
-            os.write(2, ("roll sandbox: " + str(error) + "\n").encode())
-        os._exit(125)
-
     def on_kill(self, _, identity):
-        """End a sandbox: with the agent, its first process, ends everything in it; bwrap waits for that."""
-        for pid, (running, _slot) in self.running.items():
-            if running == identity:
-                kill_sandbox(pid)
+        """End a sandbox."""
+        if identity in self.running:
+            self.running[identity].kill()
+
+    def hear(self, descriptor):
+        """From a slot's process: nothing is left of its sandbox. Or nothing at all: it was killed."""
+        slot = self.lines[descriptor]
+        try:
+            data = slot.line.recv(64)
+        except OSError:
+            data = b""
+        if data:
+            self.ended(slot, *marshal.loads(data))
+            return
+        self.shut(slot)
+        if slot in self.free:
+            self.free.remove(slot)
+        if slot.identity is not None:
+            self.say("ended", slot.identity, -9, "the process that started the sandbox was killed")
+            del self.running[slot.identity]
+
+    def ended(self, slot, status):
+        """A sandbox is over: its slot is free for another."""
+        self.say("ended", slot.identity, status, "")
+        del self.running[slot.identity]
+        slot.identity, slot.pid = None, 0
+        if len(self.free) < _FREE_SLOTS:
+            self.free.append(slot)
+        else:
+            self.shut(slot)
+            self.free.insert(0, slot)
+
+    def shut(self, slot):
+        """End its process."""
+        if slot.line is not None:
+            del self.lines[slot.line.fileno()]
+            self.poll.unregister(slot.line)
+            slot.line.close()
+            slot.line = None
 
     def reap(self):
-        """Collect ended sandboxes, and free their slots."""
+        """Collect sandboxes of bwrap that have ended."""
         while True:
             try:
                 pid, status = os.waitpid(-1, os.WNOHANG)
@@ -175,36 +211,28 @@ class Spawner:
                 return
             if pid == 0:
                 return
-            if pid in self.running:
-                identity, slot = self.running.pop(pid)
-                self.free.append(slot)
-                self.say("ended", identity, status, "")
+            if self.zygote is not None and pid == self.zygote.pid:
+                self.zygote.pid = 0
+            for slot in [slot for slot in self.running.values() if slot.pid == pid]:
+                self.ended(slot, status)
 
     def close(self):
         """End everything."""
-        for pid in self.running:
-            kill_sandbox(pid)
+        for slot in list(self.running.values()):
+            slot.kill()
+        for descriptor in (self.control, self.wake[0], *([self.zygote.line] if self.zygote is not None else ())):
+            self.poll.unregister(descriptor)
         give_up = time.monotonic() + _END_S
         while self.running and time.monotonic() < give_up:
             self.reap()
-            time.sleep(0.001)
+            for descriptor, _ in self.poll.poll(1):
+                if descriptor in self.lines:
+                    self.hear(descriptor)
+        if self.zygote is not None:
+            self.zygote.close()
         self.groups.close()
         if self.images is not None:
             self.images.close()
-
-
-def kill_sandbox(bwrap):
-    """SIGKILL for the agent below `bwrap`, so that `bwrap` ends when nothing of it is left; else for `bwrap`."""
-    try:
-        with open(f"/proc/{bwrap}/task/{bwrap}/children") as file:
-            children = file.read().split()
-    except OSError:
-        children = []
-    for pid in children or [bwrap]:
-        try:
-            os.kill(int(pid), 9)
-        except OSError:
-            continue
 
 
 def main():
