@@ -71,6 +71,7 @@ async def cross_boundary(parts: Parts, collected: Collected, metrics: dict[str, 
     _mark_boundary(parts)
     state.alarms, alarms = check_alarms(parts.config.alarms, metrics, state.alarms)
     metrics |= measures.run_metrics(state, parts.ledger, parts.proxy)
+    metrics |= parts.judge.metrics() if parts.judge else {}
     for alarm in alarms:
         logger.warning("%s", alarm.message)
     with parts.spans.phase("record"):
