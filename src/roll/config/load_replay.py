@@ -38,7 +38,7 @@ def load_replay_config(
         RunDirectoryError: there is no run.
         ConfigError: an override is wrong.
     """
-    path = Path(run)
+    path = Path(run) if Path(run).name not in ("", "..") else Path(run).resolve()
     if not (path / "config.yaml").is_file():
         raise RunDirectoryError(f"'{run}' is not a run: it has no config.yaml.")
     changes = as_override_list(overrides)
@@ -47,7 +47,7 @@ def load_replay_config(
     if "algorithm.type" in given:
         tree["algorithm"] = _own_keys(tree.get("algorithm", {}))
     tree["replay"] = {"run": str(run), "only": only, "checkpoint": checkpoint}
-    tree["name"] = f"{path.resolve().name}-{'replay' if only == 'train' else 'rollouts'}"
+    tree["name"] = f"{path.name}-{'replay' if only == 'train' else 'rollouts'}"
     tree["output_dir"] = str(path.parent)
     tree["tracking"] = {**tree.get("tracking", {}), "record_rollouts": False}
     return load_config(tree, changes)

@@ -1,0 +1,87 @@
+"""The configuration of a replay: what it takes from the recorded run, and what it refuses to change."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from roll.cli.main import run as command
+from roll.config.load import dump_yaml, load_config, resolved
+from roll.config.load_replay import check_replayable, load_replay_config
+from roll.errors import ConfigError, RunDirectoryError
+
+BASE: dict[str, Any] = {
+    "name": "x",
+    "model": "smollm2-135m-instruct",
+    "data": [{"source": "arithmetic", "reward": "math"}],
+    "training": {"num_steps": 4},
+    "tracking": {"record_rollouts": True},
+}
+
+
+def recorded(directory: Path, **changes: Any) -> Path:
+    """A run's directory with its resolved configuration."""
+    path = directory / "runs" / "x"
+    path.mkdir(parents=True)
+    (path / "config.yaml").write_text(dump_yaml(load_config(BASE | changes)))
+    return path
+
+
+def test_a_replay_lies_beside_its_run_and_records_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = recorded(tmp_path)
+    config = load_replay_config(run)
+    assert config.run_dir == tmp_path / "runs" / "x-replay"
+    assert load_replay_config(run, only="rollout").name == "x-rollouts"
+    assert load_replay_config(run, ["name=y"], checkpoint="c").run_dir == tmp_path / "runs" / "y"
+    assert not config.tracking.record_rollouts
+    assert config.replay is not None and (config.replay.run, config.replay.only) == (str(run), "train")
+    monkeypatch.chdir(run)
+    assert load_replay_config(".").run_dir == tmp_path / "runs" / "x-replay"
+
+
+def test_another_algorithm_leaves_the_old_presets_keys_behind_and_keeps_the_users_own(tmp_path: Path) -> None:
+    own = {"type": "dapo", "kl": {"coefficient": 0.125}, "gate": {"type": "min_clip", "low": 0.1, "high": 0.28}}
+    run = recorded(tmp_path, algorithm=own)
+    before = load_config(run / "config.yaml").algorithm
+    changed = load_replay_config(run, ["algorithm.type=gspo"]).algorithm
+    fresh = load_config(BASE | {"algorithm": {"type": "gspo"}}).algorithm
+    assert before.aggregation == "token_mean"  # dapo's
+    assert changed.aggregation == fresh.aggregation != before.aggregation
+    assert changed.ratio == fresh.ratio
+    assert changed.kl.coefficient == 0.125
+    assert changed.gate.model_dump()["low"] == 0.1  # the user's
+    assert changed.gate.model_dump()["high"] == fresh.gate.model_dump()["high"]  # dapo has 0.28 of its own
+    assert load_replay_config(run).algorithm == before
+
+
+@pytest.mark.parametrize(
+    ("only", "override", "what"),
+    [
+        ("train", "rollout.temperature=0.5", r"rollout\.temperature: recorded 1\.0, now 0\.5"),
+        ("train", "inference.max_num_seqs=7", r"inference\.max_num_seqs: recorded .*, now 7"),
+        ("rollout", "seed=3", r"without the trainer .*\n.*seed: recorded 0, now 3"),
+        ("rollout", "model=other", r"model\.path: recorded 'smollm2-135m-instruct', now 'other'"),
+    ],
+)
+def test_what_a_recording_has_decided_cannot_change(tmp_path: Path, only: Any, override: str, what: str) -> None:
+    run = recorded(tmp_path)
+    config = load_replay_config(run, [override], only=only)
+    with pytest.raises(ConfigError, match=what):
+        check_replayable(config, resolved(load_config(run / "config.yaml")))
+
+
+def test_what_makes_the_difference_may_change(tmp_path: Path) -> None:
+    run = recorded(tmp_path)
+    before = resolved(load_config(run / "config.yaml"))
+    check_replayable(load_replay_config(run, ["algorithm.type=gspo", "training.learning_rate=1e-3"]), before)
+    schedule = ["rollout.scheduling.async_ratio=1.0", "inference.max_num_seqs=7"]
+    check_replayable(load_replay_config(run, schedule, only="rollout"), before)
+
+
+def test_the_command_names_what_is_missing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(RunDirectoryError, match=r"is not a run: it has no config\.yaml"):
+        load_replay_config(tmp_path)
+    assert command(["replay", str(tmp_path)]) == 2
+    assert "is not a run" in capsys.readouterr().err
