@@ -9,7 +9,7 @@ CODE := src tests tools benchmarks
 OFFLINE := HF_HUB_OFFLINE=1 VLLM_NO_USAGE_STATS=1 DO_NOT_TRACK=1 RAY_USAGE_STATS_ENABLED=0
 
 .DEFAULT_GOAL := help
-.PHONY: help setup quickstart test test-all chaos lint format bench-step bench-parts bench-async bench-scheduler mutation-scheduler bench-sandbox bench-rewards sweep sweep-multi-turn example-code example-reasoning docs clean
+.PHONY: help setup quickstart test test-all chaos lint format bench-step bench-parts bench-async bench-scheduler bench-policies bench-calibration mutation-scheduler bench-sandbox bench-rewards sweep sweep-multi-turn example-code example-reasoning docs clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-18s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -67,6 +67,12 @@ bench-async: setup ## asynchronous training beside synchronous, with a slow rewa
 
 bench-scheduler: setup ## processor time of the scheduling itself, per rollout event
 	@$(PY) benchmarks/bench_scheduler.py $(ARGS)
+
+bench-policies: setup ## every scheduling policy on real vLLM, measured speed-ups beside simulated ones (about 15 minutes)
+	@$(PY) benchmarks/bench_policies.py $(ARGS)
+
+bench-calibration: setup ## the simulator, fitted to one real run, predicts others (about 8 minutes)
+	@$(PY) benchmarks/bench_calibration.py $(ARGS)
 
 mutation-scheduler: setup ## plants bugs in the scheduler, one at a time: random schedules must catch each
 	@$(PY) benchmarks/mutation_scheduler.py $(ARGS)

@@ -137,16 +137,34 @@ def evaluate(file: str, overrides: tuple[str, ...], model: str | None) -> None:
 
 
 @roll.command()
-@_file
+@click.argument("file", metavar="FILE", required=False)
 @_overrides
+@click.option("--calibrate", metavar="RUN", help="Fit the models to a real run instead; writes RUN/calibration/.")
 @click.option("--variant", "-v", multiple=True, metavar="NAME", help="Only this variant; may be given several times.")
 @click.option("--trace/--no-trace", default=True, help="Write traces of the first seed (ui.perfetto.dev opens them).")
-def simulate(file: str, overrides: tuple[str, ...], variant: tuple[str, ...], trace: bool) -> None:
+def simulate(
+    file: str | None, overrides: tuple[str, ...], calibrate: str | None, variant: tuple[str, ...], trace: bool
+) -> None:
     """Run the schedulers on the simulated hardware of FILE, in virtual time.
 
     Prints a table of its variants; writes results, a plot and traces. The same FILE, seed and version of ROLL do the
-    same things at the same times.
+    same things at the same times. With --calibrate RUN, FILE is left out: the models of engine, trainer and sync are
+    fitted to what RUN recorded, and RUN/calibration/workload.yaml is a FILE that describes it.
     """
+    if calibrate is not None:
+        from roll.simulation.calibrate import calibrate as start
+        from roll.simulation.calibrate import render_calibration
+
+        if file is not None:
+            raise click.UsageError(f"--calibrate takes everything from its RUN: leave '{file}' out.")
+        found = start(calibrate)
+        click.echo(render_calibration(found))
+        click.echo("")
+        for path in found.paths:
+            click.echo(path)
+        return
+    if file is None:
+        raise click.UsageError("give a FILE to simulate, or --calibrate RUN.")
     from roll.config.simulation import load_simulation
     from roll.simulation.report import render, write
     from roll.simulation.study import study

@@ -175,6 +175,9 @@ class SimulatedEngineConfig(Section):
     recompute_on_update: bool = option(
         True, "Requests that were kept while weights changed are prefilled again, as ROLL's vLLM engine does."
     )
+    prefix_block: int | None = option(
+        None, "Requests share whole blocks of so many prompt tokens, so that they are prefilled once.", ge=1
+    )
     step_s: float | None = option(
         None, "Every step takes this long, whatever it does, in place of the device's roofline.", unit="seconds", gt=0
     )

@@ -14,6 +14,7 @@ from roll.pipelines.learning.measures import learning_metrics, mean_advantages
 from roll.pipelines.learning.selection import settle
 from roll.pipelines.learning.updates import learn
 from roll.pipelines.parts import Parts
+from roll.tracking.engine_trace import trace_engine_steps
 from roll.weights import SyncReport
 
 __all__ = [
@@ -77,6 +78,7 @@ async def cross_boundary(parts: Parts, collected: Collected, metrics: dict[str, 
     with parts.spans.phase("record"):
         if parts.recorder is not None:
             await parts.recorder.record(parts, collected)
+        trace_engine_steps(parts.proxy.engines, parts.spans.event)
         parts.tracker.log_step(state.step, metrics | parts.spans.metrics())
     return [alarm.message for alarm in alarms if alarm.stops]
 

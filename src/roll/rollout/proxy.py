@@ -85,6 +85,11 @@ class LLMProxy:
         self.num_continued = 0
 
     @property
+    def engines(self) -> Sequence[InferenceEngine]:
+        """All of them, in their order."""
+        return self._engines.engines
+
+    @property
     def num_waiting(self) -> int:
         """Requests in the queue."""
         return sum(not entry.place.done() for _, _, entry in self._queue)

@@ -80,6 +80,8 @@ class SimulatedRequest:
     since: int = 0
     to_prefill: int = 0
     """Of a prefilling one."""
+    num_cached: int = 0
+    """Tokens at its beginning that the cache holds for others, so that they are not prefilled again."""
 
 
 @dataclass(slots=True)
@@ -208,7 +210,7 @@ class ContinuousBatch:
         chunks, num_prefilled, pairs = self._prefill(may_admit=not preempted)
         start = max(now, self._held_until)
         if chunks:
-            seconds = self.costs.step_s(self._num_decoding, num_prefilled, self._context, pairs)
+            seconds = self.costs.step_s(self._num_decoding, num_prefilled, self._context, pairs, len(chunks))
             self._stretch = Stretch(start, seconds, 0.0, 1, chunks)
         elif self._num_decoding:
             first = self.costs.decode_s(self._num_decoding) + self._context * self.costs.context_s
@@ -313,7 +315,7 @@ class ContinuousBatch:
                 break
             heapq.heappop(self._waiting)
             self._num_waiting -= 1
-            head.place, head.to_prefill = Place.PREFILLING, context
+            head.place, head.to_prefill = Place.PREFILLING, context - min(head.num_cached, context - 1)
             self._kv += context
             self._resident[head] = None
             self._prefilling.append(head)

@@ -11,15 +11,24 @@ Small batches are bound by memory (the first argument of max), large ones by ari
 batch the context grows by one token per request and step, so the time of n steps is a quadratic polynomial of n; the
 engine model relies on that. See "Roofline" (Williams et al., CACM 2009) and "Efficiently Scaling Transformer Inference"
 (arXiv 2211.05102, section 3) for the counts.
+
+Where an engine was measured (`roll simulate --calibrate`), its own curve takes the place of all that depends on the
+number of requests:
+
+    step = curve(requests in the step) + further prefilled tokens x seconds + context tokens x seconds + pairs x seconds
+
+The curve is straight between the numbers of requests at which it is known, which needs no theory of the hardware.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from dataclasses import dataclass
 
+from roll.errors import ConfigError
 from roll.simulation.hardware import Device, Model
 
-__all__ = ["EngineCosts", "engine_costs", "kv_capacity_tokens", "sync_s", "train_s"]
+__all__ = ["EngineCosts", "engine_costs", "interpolate", "kv_capacity_tokens", "sync_s", "train_s"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -40,12 +49,17 @@ class EngineCosts:
     """Reading keys and values, per context token of a decoding request."""
     pair_s: float
     """Attention of prefilled tokens, per (query, key) pair."""
+    curve: tuple[tuple[float, float], ...] = ()
+    """Measured: numbers of requests, ascending, and the seconds of a step without context. Then the fields above it,
+    apart from `token_s` (of prefilled tokens), `context_s` and `pair_s`, do not count."""
 
     def decode_s(self, num_requests: int) -> float:
         """A step that decodes a token of so many requests, without reading their keys and values."""
         return self.step_s(num_requests, 0, 0, 0.0)
 
-    def step_s(self, num_decoding: int, num_prefilled: int, context_tokens: int, pairs: float) -> float:
+    def step_s(
+        self, num_decoding: int, num_prefilled: int, context_tokens: float, pairs: float, num_prefilling: int = 0
+    ) -> float:
         """A step.
 
         Args:
@@ -53,18 +67,54 @@ class EngineCosts:
             num_prefilled: prompt tokens.
             context_tokens: of all decoding requests.
             pairs: of prefilled tokens.
+            num_prefilling: requests that these belong to; counts only where the engine was measured.
         """
+        if self.curve:
+            further = max(0, num_prefilled - num_prefilling) * self.token_s
+            attention = context_tokens * self.context_s + pairs * self.pair_s
+            return max(0.0, interpolate(self.curve, num_decoding + num_prefilling)) + further + attention
         tokens = num_decoding + num_prefilled
         linear = max(self.weights_s, tokens * self.token_s) + tokens * self.communication_s
         host = self.overhead_s + num_decoding * self.request_s
         return host + linear + context_tokens * self.context_s + pairs * self.pair_s
 
 
+def interpolate(curve: tuple[tuple[float, float], ...], at: float) -> float:
+    """The height of straight lines between points, at least one; the first and the last line go on for ever."""
+    if len(curve) == 1:
+        return curve[0][1]
+    place = min(max(bisect_right(curve, (at, float("inf"))), 1), len(curve) - 1)
+    (left, low), (right, high) = curve[place - 1], curve[place]
+    return low + (high - low) * (at - left) / (right - left)
+
+
 def engine_costs(model: Model, device: Device, tensor_parallel: int) -> EngineCosts:
-    """Costs of an engine whose weights, heads and cache are divided among `tensor_parallel` devices."""
+    """Costs of an engine whose weights, heads and cache are divided among `tensor_parallel` devices.
+
+    Raises:
+        ConfigError: the device was measured with another model, or another width.
+    """
+    measured = device.measured
+    if measured is not None and (measured.model, measured.tensor_parallel) != (model.name, tensor_parallel):
+        raise ConfigError(
+            f"device '{device.name}' was measured with {measured.model} on {measured.tensor_parallel} device(s), and "
+            f"is asked about {model.name} on {tensor_parallel}: calibrate with that, or remove its `measured`."
+        )
     bandwidth = device.memory_bandwidth * device.bandwidth_efficiency * tensor_parallel
     flops = device.flops * device.compute_efficiency * tensor_parallel
     latency, per_token = _collectives(model, device, tensor_parallel)
+    pair_s = 4 * model.num_layers * model.query_size / flops
+    if measured is not None:
+        return EngineCosts(
+            overhead_s=0.0,
+            weights_s=0.0,
+            token_s=measured.prefill_token_s,
+            communication_s=0.0,
+            request_s=0.0,
+            context_s=measured.context_token_s,
+            pair_s=pair_s,
+            curve=measured.curve,
+        )
     return EngineCosts(
         overhead_s=device.step_overhead_s + latency,
         weights_s=model.active_bytes / bandwidth,
@@ -72,7 +122,7 @@ def engine_costs(model: Model, device: Device, tensor_parallel: int) -> EngineCo
         communication_s=per_token,
         request_s=device.request_overhead_s,
         context_s=model.kv_bytes_per_token / bandwidth,
-        pair_s=4 * model.num_layers * model.query_size / flops,
+        pair_s=pair_s,
     )
 
 

@@ -27,6 +27,7 @@ from roll.simulation.arrays import generation_of, zero_logprobs
 from roll.simulation.batch import BatchLimits, BatchTotals, ContinuousBatch, SimulatedRequest
 from roll.simulation.clock import VirtualTimeLoop
 from roll.simulation.costs import EngineCosts
+from roll.simulation.prefixes import PrefixCache
 from roll.types import (
     EngineLoad,
     FinishReason,
@@ -54,6 +55,8 @@ class EngineSettings:
     """A weight update, from the offer to the receipt."""
     recompute_on_update: bool = True
     """Whether requests that were kept are prefilled again under new weights (as ROLL's vLLM engine does)."""
+    prefix_block: int = 0
+    """Tokens of a block of the cache that requests share; 0: they share nothing."""
     start_s: float = 0.0
     """Starting, also of a replacement."""
     sleep_s: float = 0.0
@@ -91,6 +94,7 @@ class SimulatedEngine:
         self.policy_version = 0
         self._answer_tokens = answer_tokens
         self._batch = ContinuousBatch(settings.costs, settings.limits)
+        self._prefixes = PrefixCache(settings.prefix_block)
         self._live: dict[str, _Live] = {}
         self._held: list[_Live] = []
         """Came while the engine was draining."""
@@ -235,6 +239,7 @@ class SimulatedEngine:
             self._unsynced = ""
             if self.settings.recompute_on_update:
                 self._batch.preempt_all()
+            self._prefixes.clear()
             if own_pause:
                 await self.resume()
             return WeightReceipt(
@@ -279,6 +284,7 @@ class SimulatedEngine:
                 f"{self.engine_id} has {self.settings.limits.kv_capacity:,}: raise inference.tensor_parallel, or lower "
                 "rollout.max_new_tokens."
             )
+        inner.num_cached = self._prefixes.enter(request.token_ids)
         live = _Live(inner, self._loop.create_future(), "stop" if wanted <= limit else "length")
         self._live[request_id] = live
         return live
@@ -332,10 +338,8 @@ class SimulatedEngine:
             return
         batch, now = self._batch, self._loop.time()
         if batch.is_running:
-            end = batch.interrupt(now)
-            if end > now:
-                self._set_timer(end)
-                return
+            if (end := batch.interrupt(now)) > now:
+                return self._set_timer(end)
             self._complete()
         if self._paused:
             for future in self._at_rest:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, TypeVar
@@ -12,9 +13,21 @@ import yaml
 from roll.errors import ConfigError
 from roll.registry import nearest
 
-__all__ = ["Device", "Model", "device", "device_names", "model", "model_names"]
+__all__ = ["Device", "Measured", "Model", "device", "device_names", "model", "model_names"]
 
 _HERE = Path(__file__).parent
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Measured:
+    """What steps of one engine took on this device; written by `roll simulate --calibrate`, which has the details."""
+
+    model: str
+    tensor_parallel: int
+    curve: tuple[tuple[float, float], ...]
+    """Numbers of requests, ascending, and seconds of a step of so many."""
+    prefill_token_s: float
+    context_token_s: float
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -45,6 +58,8 @@ class Device:
     """Of one small all-reduce within a machine."""
     sync_overhead_s: float
     """Of every weight sync, whatever its size."""
+    measured: Measured | None = None
+    """In place of the roofline, for one model and width."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -160,7 +175,9 @@ def _build(kind: type[T], what: str, name: str, values: dict[str, Any]) -> T:
             raise ConfigError(f"{what} '{name}' has the unknown key '{key}'.{nearest(str(key), sorted(known))}")
     for field in fields(kind):
         value = given.get(field.name)
-        if field.name == "name" or (field.name == "element_bytes" and value is None):
+        if field.name == "measured" and value is not None:
+            given["measured"] = _measured(name, value)
+        if field.name in {"name", "measured"} or (field.name == "element_bytes" and value is None):
             continue
         if value is None:
             raise ConfigError(f"{what} '{name}' lacks '{field.name}'.")
@@ -169,3 +186,30 @@ def _build(kind: type[T], what: str, name: str, values: dict[str, Any]) -> T:
         if value == 0 and not field.name.endswith("_s"):
             raise ConfigError(f"{what} '{name}': '{field.name}' is 0, so nothing would ever be done.")
     return kind(**given)
+
+
+def _measured(name: str, value: Any) -> Measured:
+    """The section `measured` of a device's file.
+
+    Raises:
+        ConfigError: it is not one.
+    """
+    try:
+        curve = tuple((float(requests), float(seconds)) for requests, seconds in value["curve"])
+        found = Measured(
+            model=str(value["model"]),
+            tensor_parallel=int(value["tensor_parallel"]),
+            curve=curve,
+            prefill_token_s=float(value["prefill_token_s"]),
+            context_token_s=float(value["context_token_s"]),
+        )
+    except (KeyError, TypeError, ValueError) as error:
+        raise ConfigError(
+            f"device '{name}': 'measured' is not what `roll simulate --calibrate` writes: {error}."
+        ) from None
+    ascending = all(before < after for (before, _), (after, _) in itertools.pairwise(curve))
+    if not curve or not ascending or min(seconds for _, seconds in curve) < 0:
+        raise ConfigError(
+            f"device '{name}': 'measured.curve' needs pairs of requests, ascending, and seconds, none negative."
+        )
+    return found

@@ -94,6 +94,7 @@ def engine_settings(config: SimulationConfig, made_of: Model, on: Device) -> Eng
         ),
         update_s=sync_s(made_of, on, colocated=config.placement.colocated) if given is None else given,
         recompute_on_update=engine.recompute_on_update,
+        prefix_block=engine.prefix_block or 0,
         start_s=engine.restart_s,
     )
 

@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from roll.errors import EngineDiedError, InfraError, UnsupportedError, WeightSyncError
 from roll.inference.spec import EngineSpec
+from roll.inference.step_log import EngineStretch
 from roll.inference.vllm.conversion import (
     INITIAL_VERSION,
     check_fits,
@@ -98,9 +99,10 @@ class VLLMEngine:
         for index, sequence in enumerate(sequences):
             check_tokens(f"sequence {index}", sequence, self._started.vocab_size)
         stamp = time.monotonic_ns()
-        outputs = await asyncio.gather(
-            *(self._run(f"logprobs-{stamp}-{i}", seq, scoring_params()) for i, seq in enumerate(sequences))
-        )
+        with self._started.stats.steps.silent():
+            outputs = await asyncio.gather(
+                *(self._run(f"logprobs-{stamp}-{i}", seq, scoring_params()) for i, seq in enumerate(sequences))
+            )
         return [to_logprobs(output) for output in outputs]
 
     async def abort(self, request_ids: Collection[str]) -> None:
@@ -126,6 +128,7 @@ class VLLMEngine:
             )
         await self._call(self._llm.resume_generation())
         self._paused = False
+        self._started.stats.steps.begin()
 
     async def update_weights(self, update: WeightUpdate) -> WeightReceipt:
         """Fetch and apply new weights, in every worker. May be called while requests run: they are held meanwhile.
@@ -191,6 +194,10 @@ class VLLMEngine:
             capacity=self._spec.max_num_seqs,
         )
 
+    def take_steps(self) -> list[EngineStretch]:
+        """What its steps took since the last call."""
+        return self._started.stats.steps.take()
+
     async def close(self) -> None:
         """End the engine's processes; requests that still run fail with `EngineDiedError`."""
         if self._closed:
@@ -230,6 +237,8 @@ class VLLMEngine:
         from vllm.inputs.engine import tokens_input
 
         self._check_alive()
+        if not self._running:
+            self._started.stats.steps.begin()
         self._running[request_id] = self._running.get(request_id, 0) + 1
         try:
             prompt = tokens_input(token_ids.tolist())

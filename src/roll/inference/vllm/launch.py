@@ -15,6 +15,7 @@ import psutil
 
 from roll.errors import EngineDiedError, ModelError
 from roll.inference.spec import EngineSpec
+from roll.inference.step_log import StepLog
 from roll.inference.vllm.arguments import CPU_KV_CACHE_BYTES, engine_arguments
 from roll.inference.vllm.environment import is_cpu_build, prepare_environment, temporary_environment
 
@@ -34,6 +35,7 @@ class Stats:
     def __init__(self) -> None:
         self.num_running = 0
         self.kv_used = 0.0
+        self.steps = StepLog()
 
     def logger_class(self) -> type:
         """A vLLM stat logger that writes here."""
@@ -43,12 +45,20 @@ class Stats:
 
         class Recorder(StatLoggerBase):
             def __init__(self, vllm_config: Any, engine_index: int = 0) -> None:
-                """Nothing to prepare."""
+                self._cache = vllm_config.cache_config
 
-            def record(self, scheduler_stats: Any, *_: Any, **__: Any) -> None:
+            def record(self, scheduler_stats: Any, iteration_stats: Any, *_: Any, **__: Any) -> None:
                 if scheduler_stats is not None:
                     stats.num_running = scheduler_stats.num_running_reqs
                     stats.kv_used = scheduler_stats.kv_cache_usage
+                if iteration_stats is not None:
+                    num_started = len(iteration_stats.time_to_first_tokens_iter)
+                    stats.steps.step(
+                        num_decoding=iteration_stats.num_generation_tokens - num_started,
+                        num_started=num_started,
+                        num_prefilled=iteration_stats.prompt_token_stats.computed,
+                        context_tokens=stats.kv_used * (self._cache.num_gpu_blocks or 0) * self._cache.block_size,
+                    )
 
             def log_engine_initialized(self) -> None:
                 """Nothing to say."""

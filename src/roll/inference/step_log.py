@@ -1,0 +1,104 @@
+"""What an engine's steps took, as it tells: the spans that a simulated engine is fitted to.
+
+Steps that only decode, for the same number of requests, make one stretch; a step that also prefills is a stretch of its
+own. So there are about two stretches for each request, whatever its number of tokens.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+
+__all__ = ["EngineStretch", "StepLog"]
+
+KEPT = 100_000
+"""Stretches that are kept while nobody takes them; then the oldest are forgotten."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EngineStretch:
+    """Some steps of an engine, one right after the other."""
+
+    began_s: float
+    """Seconds since 1970."""
+    duration_s: float
+    num_steps: int
+    num_decoding: int
+    """Requests that got a further token in each step."""
+    num_started: int
+    """Requests that got their first one."""
+    num_prefilled: int
+    """Prompt tokens that were computed; those found in a cache of prefixes do not count."""
+    context_tokens: float
+    """Keys and values of all running requests, in tokens, mean over the steps."""
+
+
+class StepLog:
+    """Collects an engine's stretches.
+
+    Args:
+        clock: seconds that only grow.
+        wall: seconds since 1970.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.perf_counter, wall: Callable[[], float] = time.time) -> None:
+        self._clock = clock
+        self._epoch = wall() - clock()
+        self._since: float | None = None
+        self._num_silent = 0
+        self._stretches: deque[EngineStretch] = deque(maxlen=KEPT)
+
+    def begin(self) -> None:
+        """The engine had nothing to do, or stood still, and begins a step now."""
+        self._since = self._clock()
+
+    def step(self, *, num_decoding: int, num_started: int, num_prefilled: int, context_tokens: float) -> None:
+        """A step is over; the next one begins."""
+        now = self._clock()
+        since, self._since = self._since, now
+        if since is None or self._num_silent or not num_decoding + num_started:
+            return
+        fresh = EngineStretch(
+            began_s=self._epoch + since,
+            duration_s=now - since,
+            num_steps=1,
+            num_decoding=num_decoding,
+            num_started=num_started,
+            num_prefilled=num_prefilled,
+            context_tokens=context_tokens,
+        )
+        last = self._stretches[-1] if self._stretches else None
+        if last is not None and _continues(last, fresh):
+            steps = last.num_steps + 1
+            self._stretches[-1] = replace(
+                last,
+                duration_s=last.duration_s + fresh.duration_s,
+                num_steps=steps,
+                context_tokens=last.context_tokens + (context_tokens - last.context_tokens) / steps,
+            )
+        else:
+            self._stretches.append(fresh)
+
+    @contextmanager
+    def silent(self) -> Generator[None]:
+        """Steps that end inside are left out: they do something else beside generating."""
+        self._num_silent += 1
+        try:
+            yield
+        finally:
+            self._num_silent -= 1
+
+    def take(self) -> list[EngineStretch]:
+        """What was collected since the last call."""
+        taken = list(self._stretches)
+        self._stretches.clear()
+        return taken
+
+
+def _continues(last: EngineStretch, fresh: EngineStretch) -> bool:
+    """Whether two stretches are one: both only decode, as many requests, without a pause between them."""
+    same = last.num_decoding == fresh.num_decoding and not last.num_started and not fresh.num_started
+    return same and abs(last.began_s + last.duration_s - fresh.began_s) < 1e-6

@@ -1,0 +1,325 @@
+"""`roll simulate --calibrate RUN`: a device and a workload that describe a real run, from what it left behind.
+
+    RUN/trace.json      engines' stretches of steps ──► fit ──► curve, prefill, context
+    RUN/metrics.jsonl   times of updates and syncs                                     ─► RUN/calibration/device.yaml
+    RUN/config.yaml     model, engines, policies
+    RUN/rollouts/       lengths of prompts and answers, latencies, verdicts            ─► RUN/calibration/workload.yaml
+
+`workload.yaml` is what `roll simulate` takes: the run as it was, to be changed and simulated again. The first step is
+left out of the trainer's times: it pays for what happens once.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, fields, replace
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from roll.config import RLVRConfig
+from roll.config.load import load_run_config
+from roll.errors import DataError
+from roll.inference.step_log import EngineStretch
+from roll.inference.vllm.arguments import CPU_BLOCK_SIZE
+from roll.models import describe_model
+from roll.simulation.costs import train_s
+from roll.simulation.fit import EngineFit, fit_engine
+from roll.simulation.hardware import Device, Measured, Model, device
+from roll.tracking import RunDirectory, read_metrics
+from roll.tracking.engine_trace import ENGINE_STEPS
+
+__all__ = ["Calibration", "calibrate", "measured_device", "render_calibration", "stretches_of_trace"]
+
+PASSES = 4.0
+"""Forward passes' worth of arithmetic in an update; as in `SimulatedTrainingConfig`."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Calibration:
+    """What was found in a run."""
+
+    fit: EngineFit
+    device: Device
+    num_updates: int
+    train_s: float
+    """Median of an update, with everything around it that is not generation or sync."""
+    train_error: float
+    """Mean absolute relative error of the trainer's model."""
+    sync_s: float
+    reward_s: float
+    """Median latency of a reward."""
+    paths: tuple[Path, ...]
+    """Files that were written."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Step:
+    """A step of the run."""
+
+    train_s: float
+    sync_s: float
+    num_tokens: int
+    mean_length: float
+
+
+def measured_device(base: Device, made_of: Model, tensor_parallel: int, fit: EngineFit) -> Device:
+    """A device whose engine steps are those of a fit."""
+    return replace(
+        base,
+        measured=Measured(
+            model=made_of.name,
+            tensor_parallel=tensor_parallel,
+            curve=fit.curve,
+            prefill_token_s=fit.prefill_token_s,
+            context_token_s=fit.context_token_s,
+        ),
+    )
+
+
+def calibrate(run_path: str | Path, *, base: str = "cpu") -> Calibration:
+    """Fit the models of engine, trainer and sync to a run, and write `RUN/calibration/`.
+
+    Args:
+        run_path: the run.
+        base: a device, for what the run says nothing of (memory, network).
+
+    Raises:
+        UserError: there is no such run, or its trace holds too few steps of engines.
+    """
+    with RunDirectory.open(run_path) as run:
+        config = load_run_config(run.path)
+        stretches = stretches_of_trace(run.trace_path)
+        if not stretches:
+            raise DataError(
+                f"'{run.trace_path}' holds no steps of engines: calibrate on a run with `inference.engine: vllm` and "
+                "`cluster.type: local`, made by this version of ROLL."
+            )
+        rollouts = _rollouts(run)
+        steps = _steps(read_metrics(run.metrics_path), rollouts)
+        target = run.path / "calibration"
+    made_of = _model(config)
+    fit = fit_engine(stretches)
+    found = measured_device(device(base), made_of, config.inference.tensor_parallel, fit)
+    found, error = _with_trainer(found, made_of, steps)
+    target.mkdir(exist_ok=True)
+    paths = _write(target, config, made_of, found, rollouts, steps)
+    latencies = [row["reward_duration_s"] or 0.0 for row in rollouts]
+    return Calibration(
+        fit=fit,
+        device=found,
+        num_updates=len(steps),
+        train_s=statistics.median(step.train_s for step in steps) if steps else 0.0,
+        train_error=error,
+        sync_s=statistics.median(step.sync_s for step in steps) if steps else 0.0,
+        reward_s=statistics.median(latencies) if latencies else 0.0,
+        paths=paths,
+    )
+
+
+# ---- reading
+
+
+def stretches_of_trace(path: Path) -> list[EngineStretch]:
+    """The engines' stretches in a trace.
+
+    Raises:
+        DataError: it cannot be read.
+    """
+    try:
+        events = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise DataError(f"trace '{path}' cannot be read: {error}.") from None
+    names = {field.name for field in fields(EngineStretch)} - {"began_s", "duration_s"}
+    return [
+        EngineStretch(
+            began_s=event["ts"] / 1e6,
+            duration_s=event["dur"] / 1e6,
+            **{name: event["args"][name] for name in names},
+        )
+        for event in events
+        if event.get("cat") == ENGINE_STEPS
+    ]
+
+
+def _rollouts(run: RunDirectory) -> list[dict[str, Any]]:
+    """Those of training steps, with lengths in place of tokens."""
+    import pyarrow.parquet as parquet
+
+    found: list[dict[str, Any]] = []
+    columns = ["step", "draw_id", "prompt_token_ids", "token_ids", "reward", "reward_duration_s", "status"]
+    for path in sorted(run.rollouts_dir.glob("step-*.parquet")):
+        for row in parquet.read_table(path, columns=columns).to_pylist():
+            if row["status"] == "completed":
+                row["num_prompt"] = len(row.pop("prompt_token_ids"))
+                row["num_answer"] = len(row.pop("token_ids"))
+                found.append(row)
+    if not found:
+        raise DataError(f"'{run.rollouts_dir}' holds no rollouts: calibrate on a run with `tracking.rollouts` on.")
+    return found
+
+
+def _steps(metrics: Sequence[dict[str, Any]], rollouts: Sequence[dict[str, Any]]) -> list[_Step]:
+    """Without the first, unless it is the only one."""
+    lengths: dict[int, list[int]] = defaultdict(list)
+    for row in rollouts:
+        lengths[row["step"]].append(row["num_prompt"] + row["num_answer"])
+    found = []
+    for row in metrics:
+        of_step = lengths.get(row["step"], [])
+        if row["kind"] != "train" or not of_step:
+            continue
+        parts = ("train", "old_logprobs", "reference", "values", "train_critic")
+        found.append(
+            _Step(
+                train_s=sum(row.get(f"time/{part}_s") or 0.0 for part in parts),
+                sync_s=row.get("time/sync_s") or 0.0,
+                num_tokens=sum(of_step),
+                mean_length=sum(n * n for n in of_step) / sum(of_step),
+            )
+        )
+    return found[1:] or found
+
+
+# ---- models
+
+
+def _model(config: RLVRConfig) -> Model:
+    """The sizes of the run's model, by the name under which its directory lies."""
+    found = describe_model(config.model.path)
+    return Model(
+        name=Path(config.model.path).name,
+        parameters=float(found.num_parameters),
+        active_parameters=float(found.num_parameters),
+        num_layers=found.num_layers,
+        hidden_size=found.hidden_size,
+        intermediate_size=found.intermediate_size,
+        vocab_size=found.vocab_size,
+        num_heads=found.num_heads,
+        num_kv_heads=found.num_kv_heads,
+        head_dim=found.head_dim,
+        element_bytes=2 if config.model.dtype == "bfloat16" else 4,
+    )
+
+
+def _with_trainer(found: Device, made_of: Model, steps: Sequence[_Step]) -> tuple[Device, float]:
+    """The device with the trainer's efficiency (least squares through 0) and its syncs; the trainer's mean error."""
+    if not steps or not any(step.train_s for step in steps):
+        return found, 0.0
+    full = replace(found, training_efficiency=1.0)
+    ideal = [train_s(made_of, full, 1, step.num_tokens, step.mean_length, passes=PASSES) for step in steps]
+    inverse = sum(i * s.train_s for i, s in zip(ideal, steps, strict=True)) / sum(i * i for i in ideal)
+    errors = [abs(i * inverse / s.train_s - 1) for i, s in zip(ideal, steps, strict=True) if s.train_s]
+    moved = made_of.weight_bytes / found.link_bandwidth
+    sync = max(0.0, statistics.median(step.sync_s for step in steps) - moved)
+    return replace(found, training_efficiency=1 / inverse, sync_overhead_s=sync), statistics.fmean(errors)
+
+
+# ---- writing
+
+
+def _write(
+    target: Path,
+    config: RLVRConfig,
+    made_of: Model,
+    found: Device,
+    rollouts: Sequence[dict[str, Any]],
+    steps: Sequence[_Step],
+) -> tuple[Path, ...]:
+    lines = {
+        "prompt-tokens.txt": [row["num_prompt"] for row in rollouts],
+        "answer-tokens.txt": [row["num_answer"] for row in rollouts],
+        "reward-seconds.txt": [f"{row['reward_duration_s'] or 0.0:.6f}" for row in rollouts],
+    }
+    paths = {name: target / name for name in ("device.yaml", "model.yaml", "workload.yaml", *lines)}
+    for name, values in lines.items():
+        paths[name].write_text("\n".join(map(str, values)) + "\n", encoding="utf-8")
+    described = _without_name(asdict(found))
+    if found.measured is not None:  # YAML knows lists, and no tuples
+        described["measured"] = asdict(found.measured) | {"curve": [list(point) for point in found.measured.curve]}
+    sizes = _without_name(asdict(made_of))
+    paths["model.yaml"] = target / f"{made_of.name}.yaml"
+    paths["model.yaml"].write_text(yaml.safe_dump(sizes, sort_keys=False), encoding="utf-8")
+    paths["device.yaml"].write_text(yaml.safe_dump(described, sort_keys=False), encoding="utf-8")
+    workload = _workload(config, paths, rollouts, len(steps))
+    paths["workload.yaml"].write_text(yaml.safe_dump(workload, sort_keys=False), encoding="utf-8")
+    return tuple(paths.values())
+
+
+def _without_name(values: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in values.items() if key != "name"}
+
+
+def _workload(
+    config: RLVRConfig, paths: dict[str, Path], rollouts: Sequence[dict[str, Any]], num_steps: int
+) -> dict[str, Any]:
+    """The run as `roll simulate` takes it."""
+
+    def recorded(name: str) -> dict[str, str]:
+        return {"type": "empirical", "file": str(paths[name])}
+
+    solved: dict[int, list[float]] = defaultdict(list)
+    for row in rollouts:
+        solved[row["draw_id"]].append(float((row["reward"] or 0.0) > 0))
+    overlaps = config.rollout.scheduling.async_ratio > 0
+    width = config.inference.tensor_parallel
+    capacity = config.inference.kv_cache_bytes
+    engine: dict[str, Any] = {"tensor_parallel": width, "max_num_seqs": config.inference.max_num_seqs}
+    engine["prefix_block"] = config.inference.options.get("block_size", CPU_BLOCK_SIZE)
+    engine["max_batched_tokens"] = max(4096, config.inference.max_num_seqs + 1)
+    if capacity is not None:
+        engine["kv_capacity"] = max(1, capacity // _kv_bytes(config))
+    return {
+        "name": f"{config.name}-calibrated",
+        "model": str(paths["model.yaml"]),
+        "device": str(paths["device.yaml"]),
+        "num_steps": max(1, num_steps),
+        "placement": {"generation": config.num_engines * width, "training": 1 if overlaps else 0},
+        "engine": engine,
+        "rollout": config.rollout.model_dump(mode="json", exclude={"loop"}, exclude_none=True),
+        "prompt_tokens": recorded("prompt-tokens.txt"),
+        "answer_tokens": recorded("answer-tokens.txt"),
+        "reward": {
+            "latency": recorded("reward-seconds.txt"),
+            "num_workers": config.rollout.num_reward_workers,
+            "solve_rate": {"type": "empirical", "values": [statistics.fmean(values) for values in solved.values()]},
+            "filter_groups": config.algorithm.filters.refill,
+        },
+        "training": {"passes": PASSES, "overhead_s": 0.0},
+    }
+
+
+def _kv_bytes(config: RLVRConfig) -> int:
+    return describe_model(config.model.path).kv_bytes_per_token(2 if config.model.dtype == "bfloat16" else 4)
+
+
+# ---- showing
+
+
+def render_calibration(found: Calibration) -> str:
+    """What was found, and how well it describes the run."""
+    fit = found.fit
+    lines = [
+        f"{fit.num_steps} engine steps in {fit.measured_s:.1f} s; the model says {fit.fitted_s:.1f} s "
+        f"({fit.fitted_s / fit.measured_s - 1:+.1%}), off by {fit.error_of_steps:.1%} for a stretch of steps.",
+        f"{fit.num_left_out} stretches took more than twice as long as that, and were left out.",
+        "",
+        "requests in a step    steps   measured, s   model",
+    ]
+    low = 0
+    for high, steps, measured, error in fit.by_requests:
+        lines.append(f"{f'{low + 1}-{high}':>18} {steps:8} {measured:13.2f} {error:+7.1%}")
+        low = high
+    curve = ", ".join(f"{requests:g}: {seconds * 1e3:.3g}" for requests, seconds in fit.curve)
+    lines += [
+        "",
+        f"step, ms, by requests: {curve}",
+        f"prefill: {fit.prefill_token_s * 1e3:.3g} ms a token; context: {fit.context_token_s * 1e6:.3g} us a token",
+        f"update: {found.train_s:.3g} s (model off by {found.train_error:.1%} over {found.num_updates}); "
+        f"sync: {found.sync_s:.3g} s; reward: {found.reward_s:.3g} s",
+    ]
+    return "\n".join(lines)

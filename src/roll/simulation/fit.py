@@ -1,0 +1,164 @@
+"""The engine model's coefficients from what an engine's steps took, by least squares.
+
+    duration of a stretch = steps x (curve(requests) + context x c) + prefilled tokens x p
+
+The curve goes straight between a few numbers of requests and never falls, so it is a sum of ramps, and the model is
+linear in everything that is sought, with coefficients of 0 or more: one that would be negative is 0, and the others are
+fitted again. A stretch of n steps counts with weight 1 / sqrt(n), as if the noise of steps were independent. Stretches
+that take more than twice as long as the model says are left out, and the model is fitted again: the machine did
+something else beside them.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from roll.errors import DataError
+from roll.inference.step_log import EngineStretch
+
+__all__ = ["EngineFit", "fit_engine"]
+
+KNOTS = (0, 1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
+"""Numbers of requests between which the curve is straight, as far as there are steps near them."""
+SMOOTHNESS = 0.03
+"""Weight of the curve's bends beside the data: decides only where there are almost none."""
+LEAST_STEPS = 20
+DISTURBED = 2.0
+"""Times as long as the model says: then something else took the machine."""
+ROUNDS = 3
+"""Of leaving out."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EngineFit:
+    """What was found, and how well it describes what it was found from."""
+
+    curve: tuple[tuple[float, float], ...]
+    """Requests in a step, and its seconds without context."""
+    prefill_token_s: float
+    context_token_s: float
+    num_steps: int
+    num_left_out: int
+    """Stretches that something else disturbed."""
+    measured_s: float
+    """Of all stretches."""
+    fitted_s: float
+    """The same by the model."""
+    error_of_steps: float
+    """Mean absolute error of a stretch, as a share of its duration, weighted by duration."""
+    by_requests: tuple[tuple[int, int, float, float], ...]
+    """For bands of requests, by their upper end: steps, measured seconds, and the model's relative error over them."""
+
+
+def fit_engine(stretches: Sequence[EngineStretch]) -> EngineFit:
+    """Fit.
+
+    Raises:
+        DataError: there are too few steps.
+    """
+    kept = list(stretches)
+    for _ in range(ROUNDS):
+        fit, fitted = _fit(kept, len(stretches) - len(kept))
+        calm = [s for s, expected in zip(kept, fitted, strict=True) if s.duration_s <= DISTURBED * expected]
+        if len(calm) == len(kept):
+            break
+        kept = calm
+    return fit
+
+
+def _fit(stretches: Sequence[EngineStretch], num_left_out: int) -> tuple[EngineFit, NDArray[np.float64]]:
+    """A fit to all of these, and what it says of each."""
+    num_steps = sum(stretch.num_steps for stretch in stretches)
+    if num_steps < LEAST_STEPS:
+        raise DataError(
+            f"{num_steps} engine steps were recorded, and a fit needs {LEAST_STEPS}: calibrate on a longer run."
+        )
+    steps = np.array([s.num_steps for s in stretches], float)
+    requests = np.array([s.num_decoding + s.num_started for s in stretches], float)
+    context = np.array([s.context_tokens for s in stretches], float)
+    further = np.array([max(0, s.num_prefilled - s.num_started) for s in stretches], float)
+    seconds = np.array([s.duration_s for s in stretches], float)
+    knots = _knots(requests)
+    ramps = np.tril(np.ones((len(knots), len(knots))))  # from rises to heights
+    hats = _hats(requests, knots) * steps[:, None]
+    design = np.column_stack([hats @ ramps, steps * context, further])
+    scale = np.sqrt(steps)
+    bends = _bends(knots) @ ramps * SMOOTHNESS * np.sqrt(num_steps)
+    found = _not_negative(
+        np.vstack([design / scale[:, None], np.column_stack([bends, np.zeros((len(bends), 2))])]),
+        np.concatenate([seconds / scale, np.zeros(len(bends))]),
+    )
+    fitted = design @ found
+    fit = EngineFit(
+        curve=tuple(zip(knots.tolist(), (ramps @ found[: len(knots)]).tolist(), strict=True)),
+        prefill_token_s=float(found[-1]),
+        context_token_s=float(found[-2]),
+        num_steps=num_steps,
+        num_left_out=num_left_out,
+        measured_s=float(seconds.sum()),
+        fitted_s=float(fitted.sum()),
+        error_of_steps=float(np.abs(fitted - seconds).sum() / seconds.sum()),
+        by_requests=_bands(knots, requests, steps, seconds, fitted),
+    )
+    return fit, fitted
+
+
+def _knots(requests: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Those with a step at or between them and the next, and the most requests there were."""
+    most = requests.max()
+    inside = [knot for knot in KNOTS if knot < most]
+    used = [
+        low
+        for low, high in itertools.pairwise([*inside, most])
+        if low == inside[0] or ((requests > low - 1e-9) & (requests <= high)).any()
+    ]
+    return np.array([*used, most], float)
+
+
+def _hats(at: NDArray[np.float64], knots: NDArray[np.float64]) -> NDArray[np.float64]:
+    """[n, k]: how much each knot's height counts."""
+    return np.column_stack([np.interp(at, knots, row) for row in np.eye(len(knots))])
+
+
+def _bends(knots: NDArray[np.float64]) -> NDArray[np.float64]:
+    """[k - 2, k]: the height of each inner knot above the line between its neighbours."""
+    rows = np.zeros((max(0, len(knots) - 2), len(knots)))
+    for index, row in enumerate(rows):
+        left, middle, right = knots[index : index + 3]
+        share = (middle - left) / (right - left)
+        row[index : index + 3] = share - 1, 1, -share
+    return rows
+
+
+def _not_negative(design: NDArray[np.float64], target: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Least squares; coefficients that would be negative are 0, the worst first."""
+    free = np.ones(design.shape[1], bool)
+    while True:
+        found = np.zeros(design.shape[1])
+        found[free] = np.linalg.lstsq(design[:, free], target, rcond=None)[0]
+        if (found >= 0).all():
+            return found
+        norms = np.linalg.norm(design, axis=0)
+        free[np.argmin(found * norms)] = False
+
+
+def _bands(
+    knots: NDArray[np.float64],
+    requests: NDArray[np.float64],
+    steps: NDArray[np.float64],
+    seconds: NDArray[np.float64],
+    fitted: NDArray[np.float64],
+) -> tuple[tuple[int, int, float, float], ...]:
+    bands = []
+    for low, high in itertools.pairwise(knots):
+        inside = (requests > low) & (requests <= high)
+        if inside.any():
+            measured = float(seconds[inside].sum())
+            error = float(fitted[inside].sum() / measured - 1)
+            bands.append((int(high), int(steps[inside].sum()), measured, error))
+    return tuple(bands)

@@ -1,0 +1,50 @@
+"""Which prefixes an engine has computed already: whole blocks of tokens, each known by all tokens up to its end.
+
+As in vLLM, a block counts as known from the moment at which the first request with it comes, since the others with it
+are computed in the same step or later. Nothing is ever evicted: what that saves, an engine short of cache would not.
+"""
+
+from __future__ import annotations
+
+import hashlib
+
+import numpy as np
+
+from roll.types import IntArray
+
+__all__ = ["PrefixCache"]
+
+
+class PrefixCache:
+    """See the module.
+
+    Args:
+        block: tokens of a block; 0: nothing is shared.
+    """
+
+    def __init__(self, block: int) -> None:
+        self._block = block
+        self._known: set[bytes] = set()
+
+    def enter(self, token_ids: IntArray) -> int:
+        """A request with this prompt comes.
+
+        Returns:
+            How many tokens at its beginning need not be computed; never all of them.
+        """
+        if not self._block:
+            return 0
+        state = hashlib.blake2b(digest_size=16)
+        num_cached, found = 0, True
+        for end in range(self._block, len(token_ids) + 1, self._block):
+            state.update(np.ascontiguousarray(token_ids[end - self._block : end]).tobytes())
+            key = state.digest()
+            found = found and key in self._known
+            self._known.add(key)
+            if found and end < len(token_ids):
+                num_cached = end
+        return num_cached
+
+    def clear(self) -> None:
+        """New weights: what was computed is worth nothing."""
+        self._known.clear()
