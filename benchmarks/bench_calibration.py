@@ -90,7 +90,7 @@ def rows(fit: EngineFit) -> list[Row]:
                     measured_s=played.makespan_s,
                     simulated_s=simulated.makespan_s,
                     num_rollouts=len(played.lengths),
-                    natural=played.natural,
+                    natural=min(played.natural, len(played.lengths)),
                     mean_length=statistics.fmean(played.lengths.values()),
                 )
             )

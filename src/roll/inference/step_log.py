@@ -101,4 +101,4 @@ class StepLog:
 def _continues(last: EngineStretch, fresh: EngineStretch) -> bool:
     """Whether two stretches are one: both only decode, as many requests, without a pause between them."""
     same = last.num_decoding == fresh.num_decoding and not last.num_started and not fresh.num_started
-    return same and abs(last.began_s + last.duration_s - fresh.began_s) < 1e-6
+    return same and abs(last.began_s + last.duration_s - fresh.began_s) < 1e-4

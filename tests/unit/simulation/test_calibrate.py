@@ -232,7 +232,6 @@ def write_run(tmp_path: Path, tiny_model: Path) -> Path:
                 trace_engine_steps([Engine(), object()], tracker.spans.event)
                 tracker.log_rollouts(step, [group(step, draw) for draw in (0, 1)], {})
                 tracker.log_step(step, {"time/train_s": 9.0 if step == 1 else 2.0, "time/sync_s": 0.5})
-        tracker.finish()
     return config.run_dir
 
 
