@@ -87,7 +87,7 @@ async def open_generation(
         if judge is not None:
             stack.push_async_callback(judge.close)
         rewards: Mapping[str, Reward] = await stack.enter_async_context(
-            open_rewards(config, pool, judge and judge.model)
+            open_rewards(config, pool, judge.model if judge is not None else None)
         )
         proxy = LLMProxy(
             engines, _nothing_to_sync, max_attempts=config.rollout.max_attempts, router=build_router(config)
