@@ -234,7 +234,7 @@ def main() -> int:
             if kind == "results":
                 store(name, measure(name, config))
             elif kind == "moves":
-                store(name, {"moved": sensitivity(name, config)})
+                store(name, {"moved": sensitivity(name, config), "moved_commit": commit()})
             else:
                 store(name, {"explained": explained(name, config)})
     PAGE.write_text(page(stored(), WORKLOADS))
