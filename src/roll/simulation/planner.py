@@ -10,7 +10,8 @@ and training of t device-seconds a sample, the share beta of devices that train 
 
     beta* = N t / (N g + K L / (alpha + 1) + N t)            gain <= 1 + K L / (N (g + t))
 
-The formula proposes; the simulation, with batching, prefill, preemption and syncs, decides.
+The formula proposes; the simulation, with batching, prefill, preemption and syncs, decides. A division on which
+training alone would take longer than the best step found so far is not simulated: no ratio could make it faster.
 """
 
 from __future__ import annotations
@@ -34,6 +35,8 @@ SYNC_STEPS = 2
 ASYNC_WARMUP = 2
 """Beside as many as generation may run ahead."""
 ASYNC_STEPS = 3
+SURE = 0.95
+"""Of the time that training is expected to take on other devices, what is certain: its tokens differ a little."""
 WORTH = 1.05
 """A gain below this is not worth the staleness."""
 STATE_BYTES = 16
@@ -149,6 +152,7 @@ class _Search:
         self.candidates: list[Candidate] = []
         self._progress = progress
         self._too_big: list[str] = []
+        self._too_slow: list[tuple[float, str]] = []
 
     # ---- what is tried
 
@@ -166,19 +170,26 @@ class _Search:
         plan, or half as wide, so that there are more ways to divide the devices."""
         width = synchronous.config.engine.tensor_parallel if synchronous else 0
         found: list[Candidate] = []
+        at_ratio: dict[float, float] = {}
         for tried_width in sorted({width, max(1, width // 2)}, reverse=True) if width else WIDTHS:
-            before = math.inf
+            before: Candidate | None = None
             for ratio in RATIOS:
-                start = self._best_share(synchronous, ratio) if synchronous else 0.5
-                climbed = self._climb(tried_width, ratio, round(start * self.total))
+                start = round((self._best_share(synchronous, ratio) if synchronous else 0.5) * self.total)
+                if before is not None:
+                    start = max(start, before.config.placement.training)  # with a larger ratio, engines wait less
+                climbed = self._climb(tried_width, ratio, start, synchronous)
                 found += climbed
-                fastest = min((candidate.step_s for candidate in climbed), default=math.inf)
-                if fastest > 0.98 * before:
+                fastest = min(climbed, key=lambda candidate: candidate.step_s, default=None)
+                if fastest is None:
+                    continue
+                if before is not None and fastest.step_s > 0.98 * before.step_s:
                     break
+                if fastest.step_s > at_ratio.setdefault(ratio, fastest.step_s):
+                    break  # engines of another width are faster
                 before = fastest
         return found
 
-    def _climb(self, width: int, ratio: float, start: int) -> list[Candidate]:
+    def _climb(self, width: int, ratio: float, start: int, synchronous: Candidate | None) -> list[Candidate]:
         """From a number of training devices, give devices to the role that limits, as long as that helps."""
         unit = max(width, self.total // 16 // width * width)
         training = min(max(round(start / unit) * unit, unit), self.total - unit)
@@ -186,6 +197,9 @@ class _Search:
         seen: set[int] = set()
         while 0 < training < self.total and training not in seen and (self.total - training) % width == 0:
             seen.add(training)
+            if synchronous is not None and self._trains_too_long(synchronous, training):
+                training += unit
+                continue
             candidate = self._split(width, ratio, training)
             if candidate is None:
                 training += unit  # a trainer's rank is too small; a cache that is too small stays so
@@ -196,6 +210,18 @@ class _Search:
             found.append(candidate)
             training += unit if candidate.limit == "training" else -unit
         return found
+
+    def _trains_too_long(self, synchronous: Candidate, training: int) -> bool:
+        """Whether an update on so many devices takes longer than the best step found so far."""
+        fixed = self.config.training.overhead_s if self.config.training.duration is None else synchronous.train_s
+        arithmetic = max(0.0, synchronous.train_s - fixed) * self.total / training
+        best = min(candidate.step_s for candidate in self.candidates)
+        takes_s = fixed + arithmetic
+        if SURE * takes_s < best:
+            return False
+        why = f"on {training} of {self.total} devices training alone would take {takes_s:.4g} s, a whole step of the "
+        self._too_slow.append((takes_s, f"{why}best plan {best:.4g} s"))
+        return True
 
     def _split(self, width: int, ratio: float, training: int) -> Candidate | None:
         place = {"placement.generation": self.total - training, "placement.training": training}
@@ -261,6 +287,8 @@ class _Search:
 
     def why_not(self, reference: Candidate, ahead: Candidate | None) -> str:
         """Why asynchrony does not help."""
+        if ahead is None and self._too_slow:
+            return min(self._too_slow)[1]
         if ahead is None:
             what = self._too_big[-1] if self._too_big else f"{self.total} devices cannot be divided"
             return f"no division of the devices fits ({what})"

@@ -36,6 +36,14 @@ def test_equal_answers_without_training_gain_nothing_from_asynchrony() -> None:
     assert "asynchrony does not help" in render_plan(plan)
 
 
+def test_divisions_that_train_longer_than_a_whole_step_are_not_simulated() -> None:
+    """Training takes nearly all of a step, so that any part of the devices needs longer than all of a step."""
+    plan = make_plan(steady(LONG_TAIL | {"training": {"passes": 4000.0}}))
+    assert all(candidate.config.placement.colocated for candidate in plan.candidates)
+    assert "of 8 devices training alone would take" in plan.why_not
+    assert "asynchrony does not help" in render_plan(plan)
+
+
 def test_wide_engines_are_found_where_one_device_cannot_hold_the_model() -> None:
     plan = make_plan(
         steady(LONG_TAIL | {"model": "qwen2.5-32b", "placement.generation": 16, "engine.memory_share": 0.8})
