@@ -46,8 +46,11 @@ class Agent:
         _signal.signal(_signal.SIGCHLD, lambda *_: None)
         _signal.signal(_signal.SIGINT, _signal.SIG_IGN)  # a first process gets no signal that it does not handle
         self.stdin, self.runs, self.shells, self.owners = {}, {}, {}, {}
-        self.spare, self.spares, self.ran = None, False, None
-        """A child for the next program; whether to have such; whether the last program was `fresh`, if any ran."""
+        self.spare: spare.Spare | None = None
+        self.spares = False
+        """Whether to have a child wait for the next program."""
+        self.ran: bool | None = None
+        """Whether the last program was `fresh`; None: there was none yet."""
         self.num_cpus = len(os.sched_getaffinity(0))
         self.settings = {}
         self.namespace = -1

@@ -88,7 +88,7 @@ class Slot:
 
     def __init__(self, number, group, user):
         self.number, self.group, self.user = number, group, user
-        self.line = None
+        self.line: socket.socket = None  # pyrefly: ignore[bad-assignment]  (there is one wherever it is used)
         self.pid = 0
         self.identity = None
 
