@@ -211,6 +211,7 @@ def write_run(tmp_path: Path, tiny_model: Path) -> Path:
             "name": "real", "output_dir": str(tmp_path), "model": {"path": str(tiny_model)},
             "data": [{"source": "arithmetic", "reward": "math"}],
             "rollout": {"prompts_per_step": 2, "group_size": 2, "max_new_tokens": 40},
+            "training": {"num_steps": 3},
             "tracking": {"console": "quiet", "tensorboard": False},
         }
     )  # fmt: skip
