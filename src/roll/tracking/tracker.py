@@ -311,6 +311,8 @@ def _describe_placement(config: RLVRConfig) -> str:
 
     kind = "" if config.inference.engine == "auto" else f"{config.inference.engine} "
     engines, ranks = count(config.num_engines, f"{kind}engine"), count(config.num_ranks, "trainer rank")
+    if config.replay is not None:
+        engines, ranks = (engines, "no trainer") if config.replay.only == "rollout" else ("no engine", ranks)
     return f"{config.cluster.type}: {engines}, {ranks}, {count(os.cpu_count() or 1, 'core')}"
 
 
