@@ -93,9 +93,10 @@ class Slot:
         self.identity = None
 
     def open(self, zygote):
-        """Have a process made for it."""
+        """Have a process made for it; the line to it."""
         groups = [directory + "/cgroup.procs" for directory in self.directories()]
         self.line = zygote.slot(groups, self.user)
+        return self.line
 
     def directories(self):
         """Of its control group."""

@@ -138,9 +138,9 @@ class Spawner:
     def open(self, slot):
         """Have a process made for it, where there is a zygote."""
         if self.zygote is not None and slot.line is None:
-            slot.open(self.zygote)
-            self.lines[slot.line.fileno()] = slot
-            self.poll.register(slot.line, select.POLLIN)
+            line = slot.open(self.zygote)
+            self.lines[line.fileno()] = slot
+            self.poll.register(line, select.POLLIN)
 
     def on_start(self, descriptors, identity, tree, arguments, limits):
         """Start a sandbox."""
