@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from roll.cli.environment import prepare_environment
 from roll.config.load import ConfigSource, Overrides, as_override_list, load_config, load_run_config
+from roll.process_environment import prepare_environment
 
 if TYPE_CHECKING:
     from roll.pipelines import Summary

@@ -14,16 +14,19 @@ so code outside ROLL may catch either. A message says what failed, the value see
     ├── InfraError (RuntimeError)       work that *we* failed; re-issued within its budget, never a reward of 0
     │   ├── EngineDiedError             an inference engine is gone
     │   ├── RewardInfraError            a verifier crashed or ran out of its time (not: judged the answer wrong)
-    │   │   └── UnscorableError         no repetition helps: this answer, or (MalformedPromptError) any to a prompt
+    │   │   └── UnscorableError         this answer can never be scored: it is given up at once
+    │   │       └── MalformedPromptError    no answer to this prompt can
     │   └── WorkerDiedError             a trainer rank or a pool worker is gone
     ├── WeightSyncError (RuntimeError)  weights did not arrive as sent, or were not applied; names the tensor
     ├── CheckpointError (RuntimeError)  a checkpoint is incomplete or does not belong to this run
-    └── TrainingDivergedError (ArithmeticError)  non-finite loss or gradients, repeatedly
+    ├── TrainingDivergedError (ArithmeticError)  non-finite loss or gradients, repeatedly
+    └── AlarmError                      an alarm that the user set stopped the run; everything is saved
 """
 
 from __future__ import annotations
 
 __all__ = [
+    "AlarmError",
     "CheckpointError",
     "ConfigError",
     "DataError",

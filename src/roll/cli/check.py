@@ -11,19 +11,16 @@ import asyncio
 import contextlib
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
-from roll.cli.environment import prepare_environment
-from roll.cli.machine import Machine, free_disk, inspect_machine
+from roll.cli.check_findings import Report
+from roll.cli.check_report import render
+from roll.cli.machine import free_disk, inspect_machine
 from roll.config.estimate import (
-    BatchArithmetic,
-    DiskUse,
     JudgeEngines,
-    RoleMemory,
     batch_arithmetic,
     disk_use,
     memory_by_role,
@@ -31,64 +28,15 @@ from roll.config.estimate import (
 from roll.config.load import load_config
 from roll.config.run import RLVRConfig
 from roll.errors import ConfigError, DataError, RunDirectoryError, UserError
+from roll.process_environment import prepare_environment
 
 if TYPE_CHECKING:
-    from roll.cluster.devices import Placement
-    from roll.models import ModelDescription
-    from roll.types import Prompt
+    pass
 
-__all__ = ["Report", "RewardTrial", "check", "inspect"]
+__all__ = ["check", "inspect"]
 
 MAX_DRAWS = 256
 """Draws after which a domain with a tiny weight is left without an example."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class RewardTrial:
-    """A domain's reward on an answer that is right and on one that is wrong."""
-
-    domain: str
-    right: str
-    right_value: float
-    wrong: str
-    wrong_value: float
-
-    @property
-    def tells_apart(self) -> bool:
-        """Whether the right answer is worth more."""
-        return self.right_value > self.wrong_value
-
-
-@dataclass(kw_only=True)
-class Report:
-    """What was found; `None` where a problem stands in the way."""
-
-    config: RLVRConfig
-    machine: Machine
-    engine_kind: str | None = None
-    placement: Placement | None = None
-    model: ModelDescription | None = None
-    critic: ModelDescription | None = None
-    """The critics' backbone, where it is not the policy's."""
-    judge: JudgeEngines | None = None
-    """The run's own judge, where there is one on this machine."""
-    model_is_here: bool = False
-    longest_prompt: int | None = None
-    sample: tuple[Prompt, str, int] | None = None
-    """A prompt, how the model sees it, and its tokens."""
-    examples: dict[str, Prompt] = field(default_factory=dict)
-    """By domain, a training prompt."""
-    num_held_out: int = 0
-    train_prompts: dict[str, int] = field(default_factory=dict)
-    batch: BatchArithmetic | None = None
-    memory: list[RoleMemory] = field(default_factory=list)
-    disk: DiskUse | None = None
-    free_disk_bytes: int | None = None
-    trials: list[RewardTrial] = field(default_factory=list)
-    problems: list[str] = field(default_factory=list)
-    """What stops the run."""
-    notes: list[str] = field(default_factory=list)
-    """What does not, but should be known."""
 
 
 def check(file: str, overrides: tuple[str, ...], *, own_process: bool) -> None:
@@ -102,8 +50,6 @@ def check(file: str, overrides: tuple[str, ...], *, own_process: bool) -> None:
     Raises:
         UserError: the run could not start.
     """
-    from roll.cli.check_report import render
-
     config = load_config(file, overrides)
     prepare_environment()
     if own_process and not config.model.trust_remote_code:
@@ -324,7 +270,9 @@ def _try_rewards(report: Report) -> None:
         examples = [(entry, p) for entry, p in examples if p.domain not in asking]
     if not examples:
         return
-    report.trials = asyncio.run(_trials(report.config, examples))
+    from roll.cli.check_rewards import try_rewards
+
+    report.trials = asyncio.run(try_rewards(report.config, examples))
     for trial in report.trials:
         if not trial.tells_apart:
             report.notes.append(
@@ -332,58 +280,3 @@ def _try_rewards(report: Report) -> None:
                 f"{trial.right_value:g} and {trial.wrong!r} {trial.wrong_value:g}: look whether it asks for a form "
                 "that the bare answer does not have."
             )
-
-
-async def _trials(config: RLVRConfig, prompts: list[tuple[Any, Prompt]]) -> list[RewardTrial]:
-    from roll.cluster.pool import LocalWorkerPool
-    from roll.errors import InfraError
-    from roll.rewards.opening import open_reward_lists
-
-    trials: list[RewardTrial] = []
-    async with contextlib.AsyncExitStack() as stack:
-        pool = LocalWorkerPool(1)
-        stack.push_async_callback(pool.close)
-        lists = {prompt.domain: entry.reward for entry, prompt in prompts}
-        rewards = await stack.enter_async_context(open_reward_lists(lists, config.sandbox, pool))
-        for entry, prompt in prompts:
-            reward = rewards[prompt.domain]
-            right, wrong = _answers(entry, prompt)
-            try:
-                values = [(await reward(_rollout(prompt, text))).value for text in (right, wrong)]
-            except InfraError as error:
-                raise ConfigError(f"the reward of '{prompt.domain}' does not work: {error}") from None
-            if not prompt.answer and any(reward.needs_sandbox for reward in entry.reward):
-                continue  # programs have run; there is none that is known to be right
-            trials.append(
-                RewardTrial(
-                    domain=prompt.domain, right=right, right_value=values[0], wrong=wrong, wrong_value=values[1]
-                )
-            )
-    return trials
-
-
-def _answers(entry: Any, prompt: Prompt) -> tuple[str, str]:
-    """The reference answer, in a box where the reward looks for one, and an answer that is certainly wrong."""
-    answer = prompt.answer
-    wrong = str(int(answer) + 1) if answer.lstrip("-").isdecimal() else "no idea"
-    boxed = any(getattr(config, "extract", "") == "boxed" for config in entry.reward)
-    return (f"\\boxed{{{answer}}}", f"\\boxed{{{wrong}}}") if boxed else (answer, wrong)
-
-
-def _rollout(prompt: Prompt, text: str) -> Any:
-    import numpy as np
-
-    from roll.types import Rollout
-
-    nothing = np.zeros(0, np.int32)
-    return Rollout(
-        draw_id=0,
-        index=0,
-        prompt=prompt,
-        prompt_token_ids=nothing,
-        token_ids=nothing,
-        logprobs=np.zeros(0, np.float32),
-        policy_versions=nothing,
-        finish_reason="stop",
-        text=text,
-    )

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from roll.cli.check import Report
+    from roll.cli.check_findings import Report
     from roll.cluster.devices import Seat
 
 __all__ = ["render"]

@@ -126,8 +126,8 @@ def evaluate(file: str, overrides: tuple[str, ...], model: str | None) -> None:
     """Measure a model on the held-out prompts of FILE; prints one JSON object."""
     import json
 
-    from roll.cli.environment import prepare_environment
     from roll.config.load import load_config
+    from roll.process_environment import prepare_environment
 
     config = load_config(file, overrides)
     prepare_environment()
@@ -199,7 +199,7 @@ def plan(file: str, overrides: tuple[str, ...]) -> None:
 @click.argument("target", metavar="DIR")
 def export(source: str, target: str) -> None:
     """Write the trained model to DIR, as Hugging Face safetensors that `transformers` loads."""
-    from roll.cli.environment import prepare_environment
+    from roll.process_environment import prepare_environment
 
     prepare_environment()
     from roll import pipelines

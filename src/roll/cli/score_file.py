@@ -7,12 +7,9 @@ lines of the file ──► rollouts ──► as many at once as there are work
 from __future__ import annotations
 
 import asyncio
-import json
 import os
-from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
@@ -20,43 +17,20 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from roll.cli.answer_files import AnswerLine, read_answers, words_as_tokens
+from roll.cli.score_report import as_json_lines, render
+from roll.cli.scored import Scored
 from roll.config.base import Section, option
 from roll.config.rewards import RewardConfig, RewardList, as_reward_list
 from roll.config.run import RLVRConfig
 from roll.config.sandbox import SandboxConfig
 from roll.errors import ConfigError, InfraError, UserError
-from roll.types import RewardResult
 
 if TYPE_CHECKING:
     from roll.pipelines.judge import JudgeRole
 
-__all__ = ["Scored", "rewards_named", "score_file"]
+__all__ = ["rewards_named", "score_file"]
 
 _PENALTIES = {"length", "repetition"}
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Scored:
-    """What came of one line."""
-
-    line: AnswerLine
-    result: RewardResult | None
-    duration_s: float
-    problem: str = ""
-    """Why there is no result."""
-
-    @property
-    def surprising(self) -> bool:
-        """Whether the file expects something else."""
-        expected, result = self.line.expected, self.result
-        if expected is None:
-            return False
-        if result is None:
-            return True
-        if isinstance(expected, bool):
-            right = result.correct if result.correct is not None else result.value > 0
-            return right is not expected
-        return abs(result.value - expected) > 1e-6
 
 
 class _Named(Section):
@@ -133,8 +107,6 @@ def score_file(
     started = perf_counter()
     found = asyncio.run(_score(lines, lists, loaded, jobs or os.cpu_count() or 1))
     wall_s = perf_counter() - started
-    from roll.cli.score_report import as_json_lines, render
-
     note = "lengths are counted in words: give --config for the model's tokens" if penalised and model is None else ""
     click.echo(as_json_lines(found) if as_json else render(found, wall_s, note))
     return 1 if any(scored.result is None or scored.surprising for scored in found) else 0
@@ -157,7 +129,7 @@ def _tokens(model: str | None) -> Callable[[str], list[int]]:
     """The model's tokens, where there is a model: penalties count them."""
     if model is None:
         return words_as_tokens
-    from roll.cli.environment import prepare_environment
+    from roll.process_environment import prepare_environment
 
     prepare_environment()
     from roll.models import load_tokenizer, resolve_model
@@ -214,29 +186,9 @@ async def _score(
 
 async def _judge(config: RLVRConfig) -> JudgeRole:
     """The configuration's own judge, in this process whatever its cluster."""
-    from roll.cli.environment import prepare_environment
     from roll.cluster.local import LocalCluster
     from roll.pipelines.judge import start_judge
+    from roll.process_environment import prepare_environment
 
     prepare_environment()
     return await start_judge(config, LocalCluster())
-
-
-def verdicts(found: Sequence[Scored]) -> Counter[str]:
-    """How often each verdict was given."""
-    return Counter(scored.result.verdict if scored.result else "not scored" for scored in found)
-
-
-def plain(scored: Scored) -> dict[str, Any]:
-    """A line's outcome as plain data."""
-    result = scored.result
-    outcome: dict[str, Any] = {"line": scored.line.number}
-    if scored.line.domain:
-        outcome["domain"] = scored.line.domain
-    if result is None:
-        return outcome | {"problem": scored.problem}
-    outcome |= {"value": result.value, "verdict": result.verdict, "correct": result.correct}
-    outcome |= {"components": dict(result.components), "duration_s": round(scored.duration_s, 6)}
-    if scored.line.expected is not None:
-        outcome |= {"expected": scored.line.expected, "as_expected": not scored.surprising}
-    return json.loads(json.dumps(outcome))

@@ -5,13 +5,15 @@ from __future__ import annotations
 import io
 import json
 import statistics
+from collections import Counter
 from collections.abc import Sequence
+from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from roll.cli.score_file import Scored, plain, verdicts
+from roll.cli.scored import Scored
 
 __all__ = ["as_json_lines", "render"]
 
@@ -20,7 +22,22 @@ WIDEST = 160
 
 def as_json_lines(found: Sequence[Scored]) -> str:
     """One JSON object a line."""
-    return "\n".join(json.dumps(plain(scored), ensure_ascii=False) for scored in found)
+    return "\n".join(json.dumps(_plain(scored), ensure_ascii=False) for scored in found)
+
+
+def _plain(scored: Scored) -> dict[str, Any]:
+    """A line's outcome as plain data."""
+    result = scored.result
+    outcome: dict[str, Any] = {"line": scored.line.number}
+    if scored.line.domain:
+        outcome["domain"] = scored.line.domain
+    if result is None:
+        return outcome | {"problem": scored.problem}
+    outcome |= {"value": result.value, "verdict": result.verdict, "correct": result.correct}
+    outcome |= {"components": dict(result.components), "duration_s": round(scored.duration_s, 6)}
+    if scored.line.expected is not None:
+        outcome |= {"expected": scored.line.expected, "as_expected": not scored.surprising}
+    return json.loads(json.dumps(outcome))
 
 
 def render(found: Sequence[Scored], wall_s: float, note: str = "") -> str:
@@ -90,7 +107,7 @@ def _summary(found: Sequence[Scored], wall_s: float, note: str) -> list[str]:
         times = sorted(scored.duration_s for scored in found if scored.result is not None)
         median, slowest = _time(statistics.median(times)), _time(times[-1])
         lines.append(f"time       median {median}, longest {slowest}")
-    counts = ", ".join(f"{verdict} {count}" for verdict, count in verdicts(found).most_common(8))
+    counts = ", ".join(f"{verdict} {count}" for verdict, count in _verdicts(found).most_common(8))
     lines.append(f"verdicts   {counts}")
     expecting = sum(scored.line.expected is not None for scored in found)
     if expecting:
@@ -100,6 +117,11 @@ def _summary(found: Sequence[Scored], wall_s: float, note: str) -> list[str]:
     if note:
         lines.append(f"note       {note}")
     return lines
+
+
+def _verdicts(found: Sequence[Scored]) -> Counter[str]:
+    """How often each verdict was given."""
+    return Counter(scored.result.verdict if scored.result else "not scored" for scored in found)
 
 
 def _time(seconds: float) -> str:

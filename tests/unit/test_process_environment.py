@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from roll.cli.environment import prepare_environment
+from roll.process_environment import prepare_environment
 
 NAMES = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "TOKENIZERS_PARALLELISM", "HF_HUB_DISABLE_PROGRESS_BARS")
 
