@@ -25,6 +25,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from roll.errors import ModelError
+from roll.models.quiet import quiet_transformers
 
 __all__ = ["CATALOGUE", "CatalogueEntry", "cache_root", "cached_directory", "prepare"]
 
@@ -147,8 +148,6 @@ def _convert(source: Path, directory: Path) -> None:
     """Read a GGUF file and write it as a plain bfloat16 Hugging Face directory."""
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
-
-    from roll.models.loading import quiet_transformers
 
     with quiet_transformers():
         tokenizer = AutoTokenizer.from_pretrained(source.parent, gguf_file=source.name)

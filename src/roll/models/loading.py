@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from roll.errors import ModelError
+from roll.models.quiet import quiet_transformers
 from roll.models.resolve import read_json, resolve_model
 
 if TYPE_CHECKING:
@@ -22,23 +21,7 @@ _loading = threading.Lock()
 """Loading patches modules of torch for its duration: two at once, in a trainer's and an engine's thread, leave tied or
 fresh weights wrong."""
 
-__all__ = ["load_causal_lm", "load_tokenizer", "quiet_transformers", "stop_token_ids"]
-
-
-@contextlib.contextmanager
-def quiet_transformers() -> Iterator[None]:
-    """No progress bars and only errors from `transformers` inside the block: they would tear a live display."""
-    from transformers.utils import logging
-
-    verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        logging.set_verbosity(verbosity)
-        if bars:
-            logging.enable_progress_bar()
+__all__ = ["load_causal_lm", "load_tokenizer", "stop_token_ids"]
 
 
 def load_tokenizer(path: str | Path, *, trust_remote_code: bool = False) -> PreTrainedTokenizerBase:

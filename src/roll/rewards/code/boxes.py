@@ -32,7 +32,7 @@ class CodeBoxes:
         self.config = config
         self.max_parallel = config.max_parallel or os.cpu_count() or 1
         warm = self.max_parallel if config.warm is None else config.warm
-        self._candidate = self._spec("candidate", ("inside.candidate", "inside.service"), config.packages)
+        self._candidate = self._spec("candidate", ("inside.candidate",), config.packages)
         self._checker = self._spec("checker", ("inside.checker",), [])
         self._manager = SandboxManager(
             config.runtime, spec=self._candidate, warm=warm, max_sandboxes=2 * self.max_parallel

@@ -20,6 +20,8 @@ import time
 
 from . import interpreter, wire
 from .frames import Frames
+from .outcomes import NotPlainErrors, finished, raised
+from .service import Service
 
 _READ_BYTES = 1 << 16
 _STDERR_BYTES = 2000
@@ -174,8 +176,6 @@ def _become(case, program, frames, values):
     null = os.open(os.devnull, os.O_RDWR)
     os.dup2(null, 1)
     if case["kind"] == "serve":
-        from .service import Service
-
         Service(program.code, frames).run()
     message = _call(case, program.code)
     view = memoryview(wire.pack(message)[4:])
@@ -198,31 +198,6 @@ def _call(case, code):
         return {"value": wire.encode(value)}
     except NotPlainErrors as error:
         return {"not_plain": str(error)}
-
-
-NotPlainErrors = (wire.NotPlainError, RecursionError, RuntimeError)
-"""Also a container that changes while it is read."""
-
-
-def finished(value):
-    """The result of a coroutine; else the value itself."""
-    if hasattr(type(value), "__await__"):
-        import asyncio
-
-        async def wait():
-            return await value
-
-        return asyncio.run(wait())
-    return value
-
-
-def raised(error):
-    """An exception as plain data: the names of its classes and its text."""
-    try:
-        text = str(error)[:500]
-    except Exception:
-        text = ""
-    return {"raised": [kind.__name__ for kind in type(error).__mro__], "text": text}
 
 
 def main():

@@ -14,7 +14,7 @@ from __future__ import annotations
 import os
 
 from . import interpreter, wire
-from .candidate import NotPlainErrors, finished, raised
+from .outcomes import NotPlainErrors, finished, raised
 
 _MUTABLE = (list, dict, set)
 
