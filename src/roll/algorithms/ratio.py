@@ -13,7 +13,7 @@ from torch import Tensor
 from roll.algorithms.inputs import LossInputs
 from roll.algorithms.kl import LOG_RATIO_LIMIT
 
-__all__ = ["RatioLevel", "Reduction", "clamped", "log_ratio", "segment_means", "segment_sums"]
+__all__ = ["RatioLevel", "Reduction", "clamped", "log_ratio", "over_limit", "segment_means", "segment_sums"]
 
 RatioLevel: TypeAlias = Literal["token", "chunk", "sequence", "sequence_token"]
 Reduction: TypeAlias = Literal["geometric", "product"]
@@ -33,6 +33,15 @@ def segment_sums(values: Tensor, segment_ids: Tensor) -> Tensor:
 def segment_means(values: Tensor, segment_ids: Tensor) -> Tensor:
     """Mean of every segment [K]."""
     return segment_sums(values, segment_ids) / segment_sums(torch.ones_like(values), segment_ids)
+
+
+def over_limit(inputs: LossInputs, *, against: Literal["old", "rollout"], token_limit: float) -> Tensor:
+    """[N] bool, for the metrics: tokens whose log-ratio `log_ratio` cuts at `token_limit`."""
+    return _difference(inputs, against).detach() * inputs.advantages.sign() > token_limit
+
+
+def _difference(inputs: LossInputs, against: Literal["old", "rollout"]) -> Tensor:
+    return inputs.logprobs - (inputs.old_logprobs if against == "old" else inputs.rollout_logprobs)
 
 
 def segments(inputs: LossInputs, level: str) -> Tensor:
@@ -61,8 +70,7 @@ def log_ratio(
         token_limit: before the mean is taken, a token's log-ratio may exceed ± this only where that lowers the
             objective (GMPO, arXiv 2507.20673, eq. 4): above it where A > 0 it is cut, below where A < 0.
     """
-    base = inputs.old_logprobs if against == "old" else inputs.rollout_logprobs
-    difference = inputs.logprobs - base
+    difference = _difference(inputs, against)
     if level == "token":
         return clamped(difference)
     if token_limit is not None:

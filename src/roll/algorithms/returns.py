@@ -56,7 +56,10 @@ def turn_returns(episode: Episode, outcome: float, gamma: float) -> Float64Array
 
 
 def gae(rewards: Float64Array, values: Float64Array, gamma: float, gae_lambda: float) -> Float64Array:
-    """Generalised advantage estimation [n] (arXiv 1506.02438 eq. 16); the value after the last token is 0."""
+    """Generalised advantage estimation [n] (arXiv 1506.02438 eq. 16).
+
+    The value after the last token is 0, whatever ended the episode: a token limit is part of the task.
+    """
     following = np.append(values[1:], 0.0)
     return discounted(rewards + gamma * following - values, gamma * gae_lambda)
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import reference_advantages as ref
 import reference_loss as paper
@@ -133,6 +134,8 @@ ANSWERS = paper.Loss(objective=CLIP)
 TOKENS = paper.Loss(objective=CLIP, over="tokens")
 REINFORCE = paper.Loss(objective=paper.log_prob, over="sums")
 GSPO = paper.Loss(objective=paper.ppo(3e-4, 4e-4), correction=paper.Correction(level="geometric"))
+FROM_ENGINE: Any = {"against": "rollout", "correction": paper.Correction(upper=None)}
+"""The behaviour policy is the engine's: its ratio is the only importance weight."""
 GRPO = everywhere(ref.group_scored)
 
 METHODS: dict[str, Method] = {
@@ -164,12 +167,14 @@ METHODS: dict[str, Method] = {
     # 2507.20673
     "gmpo": Method(advantages=GRPO, loss=replace(GSPO, objective=paper.ratio_alone, ratio="sequence", token_limit=0.4)),
     # 2506.13585
-    "cispo": Method(advantages=GRPO, loss=replace(TOKENS, objective=paper.weighted_log_prob(0.0, 3.0))),
+    "cispo": Method(advantages=GRPO, loss=replace(TOKENS, objective=paper.weighted_log_prob(0.0, 3.0), **FROM_ENGINE)),
     # 2510.11345
-    "tis": Method(advantages=GRPO, loss=replace(ANSWERS, objective=paper.weighted_log_prob(0.0, 1.0))),
+    "tis": Method(advantages=GRPO, loss=replace(ANSWERS, objective=paper.weighted_log_prob(0.0, 1.0), **FROM_ENGINE)),
     # 2503.14286, 2510.11345
-    "topr": Method(advantages=GRPO, loss=replace(ANSWERS, objective=paper.by_sign(1.0, 1.0, 0.0, 1.0))),
-    "weighted_topr": Method(advantages=GRPO, loss=replace(ANSWERS, objective=paper.by_sign(1.0, 0.5, 0.0, 1.0))),
+    "topr": Method(advantages=GRPO, loss=replace(ANSWERS, objective=paper.by_sign(1.0, 1.0, 0.0, 1.0), **FROM_ENGINE)),
+    "weighted_topr": Method(
+        advantages=GRPO, loss=replace(ANSWERS, objective=paper.by_sign(1.0, 0.5, 0.0, 1.0), **FROM_ENGINE)
+    ),
     # 2505.24298
     "decoupled_ppo": Method(advantages=GRPO, loss=replace(ANSWERS, correction=paper.Correction(upper=5.0))),
     # 1912.09729
@@ -189,7 +194,7 @@ METHODS: dict[str, Method] = {
     # 2504.20073
     "star_po": Method(advantages=GRPO, loss=TOKENS),
     # 2505.10978
-    "gi_gpo": Method(advantages=episode_and_step, loss=ANSWERS),
+    "gi_gpo": Method(advantages=episode_and_step, loss=ANSWERS, skips_equal_groups=False),
     # 2510.01051
     "rebn": Method(advantages=turn_returns_whitened, loss=REINFORCE, skips_equal_groups=False),
     # 2512.24873

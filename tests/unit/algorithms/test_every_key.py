@@ -29,9 +29,10 @@ from roll.models import load_tokenizer
 from roll.models.tiny import write_tiny_model
 from roll.pipelines.learning.collecting import collect
 from roll.pipelines.learning.updates import learn
+from roll.pipelines.material import critic_path
 from roll.pipelines.scheduling import build_controller
 from roll.pipelines.state import RunState
-from roll.pipelines.trainers import critic_path, critic_specs, policy_spec
+from roll.pipelines.trainers import critic_specs, policy_spec
 from roll.protocols import LossFn
 from roll.rollout import RolloutScheduler, SamplingPlan
 from roll.types import (

@@ -17,7 +17,9 @@ from roll.algorithms.inputs import LossInputs
 from roll.algorithms.kl import kl_per_token
 from roll.algorithms.losses import OwnLoss, PolicyLoss, ValueLoss
 from roll.algorithms.ratio import log_ratio
+from roll.config.algorithm import AlgorithmConfig
 from roll.errors import ConfigError
+from roll.pipelines.learning.losses import policy_loss
 
 
 def inputs_of(*sequences: dict[str, list[float]]) -> LossInputs:
@@ -97,6 +99,36 @@ def test_ratios_of_chunks_and_sequences_by_hand() -> None:
     assert found["chunk", "product"] == pytest.approx([16, 16, 0.5])
     assert found["sequence", "geometric"] == pytest.approx([2, 2, 2])
     assert found["sequence", "product"] == pytest.approx([8, 8, 8])
+
+
+def test_tokens_that_gmpo_cuts_count_as_clipped() -> None:
+    """log 2 = 0.69 is above its limit of 0.4, log 1.25 = 0.22 is not; a ratio below 1 raises no objective of A > 0."""
+    up = {"new": [0.4, 0.5, 0.1], "old": [0.2, 0.4, 0.4], "advantages": [1.0, 1.0, 1.0]}
+    down = {"new": [0.4, 0.1], "old": [0.2, 0.4], "advantages": [-1.0, -1.0]}
+    outputs = policy_loss(AlgorithmConfig(type="gmpo"))(inputs_of(up, down))
+    assert outputs.metrics["policy/clip_fraction"].item() == pytest.approx(2 / 5)
+    # the means of log-ratios: (0.4 + log 1.25 + log 0.25) / 3 and (log 2 - 0.4) / 2
+    first, second = math.exp((0.4 + math.log(1.25 * 0.25)) / 3), math.exp((math.log(2) - 0.4) / 2)
+    assert outputs.loss.item() == pytest.approx(-(first - second) / 2)
+
+
+STALE = {
+    # what the engine sampled at 0.2, 0.4 and 0.1 the trainer has at 0.4, 0.2 and 0.5 before its only update
+    "tis": [1.0, 0.5, 1.0],
+    "cispo": [2.0, 0.5, 3.0],
+    "topr": [1.0, 0.5, 1.0],
+    "weighted_topr": [0.5, 0.25, 0.5],
+}
+
+
+@pytest.mark.parametrize("name", STALE)
+def test_losses_for_stale_rollouts_weigh_against_the_engine_at_the_only_update(name: Any) -> None:
+    loss = policy_loss(AlgorithmConfig(type=name))
+    for sign in (-1.0, 1.0):
+        stale = {"new": [0.4, 0.2, 0.5], "rollout": [0.2, 0.4, 0.1], "advantages": [sign] * 3}
+        _, found = gradient(loss, inputs_of(stale))
+        weights = [1.0] * 3 if sign > 0 and "topr" in name else STALE[name]
+        assert found == pytest.approx([-sign * w / 3 for w in weights])
 
 
 def test_an_expert_is_imitated_whatever_the_ratio() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -11,7 +13,7 @@ from roll.pipelines.learning.selection import Selection, settle
 from roll.pipelines.learning.selection import select as select_groups
 from roll.pipelines.learning.weighing import weigh
 from roll.rollout import DataLedger, Fate
-from roll.types import Group, Prompt, PromptDraw, RewardResult, Rollout, RolloutStatus
+from roll.types import Group, Prompt, PromptDraw, RewardResult, Rollout, RolloutStatus, Turn
 
 GRPO = AlgorithmConfig()
 
@@ -70,6 +72,20 @@ def test_equal_groups_are_trained_where_the_filter_is_off() -> None:
     algorithm = AlgorithmConfig.model_validate({"filters": {"skip_zero_variance": False}})
     chosen = select([group(0, [1.0, 1.0])], algorithm)
     assert advantages(chosen, algorithm) == {"0.0": [0.0, 0.0], "0.1": [0.0, 0.0]}
+
+
+def test_gigpo_learns_from_two_rollouts_that_both_win_one_of_them_sooner() -> None:
+    won = group(0, [1.0, 1.0], length=2)
+    turns = [(Turn(start=0, end=2, reward=1.0, state="s"),),
+             (Turn(start=0, end=1, state="s"), Turn(start=1, end=2, reward=1.0, state="t"))]  # fmt: skip
+    won = replace(won, rollouts=tuple(replace(r, turns=own) for r, own in zip(won.rollouts, turns, strict=True)))
+    algorithm = AlgorithmConfig(type="gi_gpo")
+    chosen = select([won], algorithm)
+    assert chosen.fates[0][0] is Fate.TRAINED
+    # equal totals: no episode advantage. In state s they have 1 and 0.95 to come: 0.025 / (0.05 / sqrt 2) = 0.7071
+    found = advantages(chosen, algorithm)
+    assert found["0.0"] == pytest.approx([0.7071, 0.7071], abs=1e-4)
+    assert found["0.1"] == pytest.approx([-0.7071, 0.0], abs=1e-4)
 
 
 def test_what_infrastructure_failed_is_in_no_baseline() -> None:

@@ -26,7 +26,7 @@ from roll.algorithms.correction import Correction
 from roll.algorithms.gates import Gate, MinClip
 from roll.algorithms.inputs import LossInputs, LossOutputs
 from roll.algorithms.kl import KLEstimator, kl_per_token
-from roll.algorithms.ratio import RatioLevel, Reduction, clamped, log_ratio
+from roll.algorithms.ratio import RatioLevel, Reduction, clamped, log_ratio, over_limit
 
 __all__ = ["PolicyLoss"]
 
@@ -108,9 +108,11 @@ class PolicyLoss:
         token_log_ratio = clamped(inputs.logprobs.detach() - inputs.old_logprobs)
         difference = clamped(inputs.old_logprobs - inputs.rollout_logprobs)
         clipped = self.gate.clipped(ratio, advantages)
+        if self.ratio_token_limit is not None and self.ratio_level != "token":
+            clipped |= over_limit(inputs, against=self.ratio_against, token_limit=self.ratio_token_limit)
         truncated = (corrections > 0) & self.correction.truncates(inputs)
         if inputs.expert is not None:  # no engine sampled these tokens, and no gate sees them
-            difference = difference.masked_fill(inputs.expert, 0.0)
+            difference, ratio = difference.masked_fill(inputs.expert, 0.0), ratio.masked_fill(inputs.expert, 1.0)
             clipped, truncated = clipped & ~inputs.expert, truncated & ~inputs.expert
             corrections = corrections.masked_fill(inputs.expert, 1.0)
         factor = difference.exp()

@@ -1,9 +1,11 @@
 """CISPO (MiniMax-M1, arXiv 2506.13585).
 
+    r_t = pi / mu, mu the engine's policy that sampled the token
     loss = - sum_t sg(clip(r_t, 0, 1 + e_high)) A_i log pi / sum_i |o_i|
 
 The clip bounds a token's weight and never drops its gradient; the paper's lower bound is not active. It gives no
-e_high: 1 + e_high = 3 here lets a token count three times at most, which a first update, at ratio 1, never reaches.
+e_high: 1 + e_high = 3 here lets a token count three times at most, which a first update on fresh rollouts, at ratio 1,
+never reaches. The one weight holds staleness, mismatch and earlier updates alike, so nothing else is corrected.
 """
 
 from __future__ import annotations
@@ -12,7 +14,12 @@ from typing import Any
 
 __all__ = ["COST", "PRESET", "STABILITY", "WHEN"]
 
-WHEN = "Several updates per batch; rare tokens must keep their gradient."
+WHEN = "Several updates per batch, stale rollouts; rare tokens must keep their gradient."
 COST = "1 model"
 STABILITY = "steady; not trust-region bounded"
-PRESET: dict[str, Any] = {"gate": {"type": "stop_gradient", "lower": 0.0, "upper": 3.0}, "aggregation": "token_mean"}
+PRESET: dict[str, Any] = {
+    "ratio": {"against": "rollout"},
+    "gate": {"type": "stop_gradient", "lower": 0.0, "upper": 3.0},
+    "aggregation": "token_mean",
+    "correction": {"upper": None},
+}

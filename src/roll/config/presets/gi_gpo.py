@@ -4,7 +4,8 @@
     A^S = (G_k - mean) / std over turns of those rollouts that began in the same state;   G_k = sum gamma^{j-k} r_j
 
 omega = 1, gamma = 0.95. States are compared within a prompt's group alone. A state met once gives A^S = 0: with states
-that never recur GiGPO is GRPO.
+that never recur GiGPO is GRPO. A group whose rewards are all equal is kept: rollouts that win sooner, or earn on the
+way, still differ in G_k.
 """
 
 from __future__ import annotations
@@ -16,4 +17,7 @@ __all__ = ["COST", "PRESET", "STABILITY", "WHEN"]
 WHEN = "Episodes of several turns in which states recur."
 COST = "1 model"
 STABILITY = "as grpo"
-PRESET: dict[str, Any] = {"advantage": {"estimator": "anchor_state", "gamma": 0.95, "step_weight": 1.0}}
+PRESET: dict[str, Any] = {
+    "advantage": {"estimator": "anchor_state", "gamma": 0.95, "step_weight": 1.0},
+    "filters": {"skip_zero_variance": False},
+}

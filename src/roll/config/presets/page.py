@@ -39,9 +39,11 @@ algorithm: {type: dapo, gate: {high: 0.3}, kl: {coefficient: 0.001}}
 `roll config explain algorithm` shows every key and what each preset sets; so does [Configuration](configuration.md).
 
 Conventions, in every formula: log-ratios are clamped to ± 20 before they are exponentiated; sums run over the tokens
-that the policy wrote, whatever lies between; counts are those of the whole batch, so the gradient does not depend on
-micro-batches, packing, order, or ranks; a rollout that infrastructure failed is in no baseline. The correction for the
-engine's probabilities is on by default (`correction`: token level, truncated at 2), and its figures are logged always:
+that the policy wrote, whatever lies between; counts are those of all that one update trains, so the gradient does not
+depend on micro-batches, packing, order, or ranks; what a filter left out is in baselines and not in these counts, and a
+rollout that infrastructure failed is in neither. `old` is the trainer's policy before the update, `mu` (in keys:
+`rollout`) the engine's, which sampled. The correction for their difference is on by default (`correction`: token level,
+truncated at 2) unless the ratio itself is against the engine, and its figures are logged always:
 `training/mismatch/…`, `agreement/…`.
 
 How they learn on the quickstart task: [How the algorithms learn](benchmarks/algorithms.md); over two turns:

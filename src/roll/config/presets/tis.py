@@ -1,8 +1,12 @@
 """TIS: truncated importance sampling (ROLL Flash, arXiv 2510.11345, section on off-policy losses).
 
-    loss = - sum_t sg(clip(r_t, 0, 1)) A log pi
+    r_t = pi / mu, mu the engine's policy that sampled the token
+    loss = -1/n sum_i 1/|o_i| sum_t sg(clip(r_t, 0, 1)) A log pi
 
-A token counts at most once: where the new policy makes it likelier than the old one did, its weight stays 1.
+A token counts at most once: where the new policy makes it likelier than the one that sampled it, its weight stays 1.
+The ratio against the engine holds staleness, mismatch and earlier updates on the batch alike, so nothing else is
+corrected. Against the trainer's policy before the update (`ratio.against: old`, as in ROLL's code) it would be 1 at a
+batch's only update, however stale the batch is.
 """
 
 from __future__ import annotations
@@ -14,4 +18,8 @@ __all__ = ["COST", "PRESET", "STABILITY", "WHEN"]
 WHEN = "Stale rollouts (asynchronous training)."
 COST = "1 model"
 STABILITY = "steady off-policy"
-PRESET: dict[str, Any] = {"gate": {"type": "stop_gradient", "lower": 0.0, "upper": 1.0}}
+PRESET: dict[str, Any] = {
+    "ratio": {"against": "rollout"},
+    "gate": {"type": "stop_gradient", "lower": 0.0, "upper": 1.0},
+    "correction": {"upper": None},
+}

@@ -1,6 +1,6 @@
 """Weighted TOPR (ROLL Flash, arXiv 2510.11345): TOPR with a weight for each sign.
 
-    A > 0: -w+ A log pi;   A <= 0: -w- sg(clip(r, 0, 1)) A log pi
+    A > 0: -w+ A log pi;   A <= 0: -w- sg(clip(r, 0, 1)) A log pi;   r as in topr
 
 The paper names the weights and gives none. Here w- = 0.5: with group-centred rewards few right answers and many wrong
 ones weigh the same in sum, and a smaller negative side slows the loss of entropy.
@@ -15,4 +15,8 @@ __all__ = ["COST", "PRESET", "STABILITY", "WHEN"]
 WHEN = "As topr, with the negative side held back."
 COST = "1 model"
 STABILITY = "as topr"
-PRESET: dict[str, Any] = {"gate": {"type": "sign_split", "positive_weight": 1.0, "negative_weight": 0.5}}
+PRESET: dict[str, Any] = {
+    "ratio": {"against": "rollout"},
+    "gate": {"type": "sign_split", "positive_weight": 1.0, "negative_weight": 0.5},
+    "correction": {"upper": None},
+}
