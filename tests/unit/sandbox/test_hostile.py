@@ -151,6 +151,24 @@ async def test_nothing_of_a_program_meets_the_next_one(contained: SandboxManager
     assert (await contained.execute(PythonCode(source=LOOK))).stdout == b"[]\n"
 
 
+@pytest.mark.parametrize("told", ["input", "source"])
+async def test_nothing_that_a_program_was_given_is_in_the_memory_of_the_next_one(
+    contained: SandboxManager, told: str
+) -> None:
+    """Much of it, and short, for what is allocated since may overwrite nearly all."""
+    secret = f"CANARY-{secrets.token_hex(4)}"
+    if told == "input":
+        first = PythonCode(source="print(input())", stdin=secret.encode() * 1000)
+    else:
+        first = PythonCode(source=f"print(1)#{secret * 20000}")
+    long = next(each.program for each in HOSTILE if each.name == "searching the memory")
+    search = dataclasses.replace(long, source=long.source.replace("{32}", "{8}"))
+    started = contained.health()["started"]
+    assert (await contained.execute(first)).ok
+    assert (await contained.execute(search)).stdout == b"searched\n"
+    assert contained.health()["started"] == started, "not the same sandbox"
+
+
 async def test_links_left_in_a_sandbox_lead_the_host_nowhere(contained: SandboxManager, host: Host) -> None:
     async with await contained.create() as sandbox:
         shell = await sandbox.session()

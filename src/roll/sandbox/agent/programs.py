@@ -133,7 +133,6 @@ def _child(function, request, settings, outputs, status):
         if pid:
             _serve_as_init(pid, settings)
         os.close(_STATUS)
-    kernel.overwrite_freed_memory(False)
     os.setsid()
     _signal.signal(_signal.SIGXFSZ, _signal.SIG_DFL)  # the filter keeps it so
     _restrict(settings)
@@ -245,6 +244,7 @@ def prepare_interpreter():
     """Make it one that runs a program; the second time, nothing."""
     if _modules:
         return
+    kernel.overwrite_freed_memory(False)  # not earlier: the agent's frames held what the last program was sent
     _modules.extend(sys.modules.pop(name) for name in list(sys.modules) if name.partition(".")[0] == "roll")
     end = "Ctrl-D (i.e. EOF)"
     builtins.quit, builtins.exit = _sitebuiltins.Quitter("quit", end), _sitebuiltins.Quitter("exit", end)

@@ -116,10 +116,8 @@ class Agent:
             wait = min([now + 3600, *(each.deadline() for each in busy)]) - now
             for descriptor, _ in self.poll.poll(max(0, int(wait * 1000) + 1)):
                 if descriptor == self.incoming:
-                    data = os.read(self.incoming, _READ_BYTES)
-                    if not data:
+                    if not self.hear():
                         return
-                    self.buffer += data
                 elif descriptor == self.wake[0]:
                     os.read(descriptor, 4096)
                 elif descriptor in self.owners:
@@ -129,6 +127,12 @@ class Agent:
             for each in [*self.runs.values(), *self.shells.values()]:
                 if now >= each.deadline():
                     each.check(now)
+
+    def hear(self):
+        """From the host; False at the end. No variable of the loop keeps it: a child that waits is a fork of that."""
+        data = os.read(self.incoming, _READ_BYTES)
+        self.buffer += data
+        return bool(data)
 
     def handle_messages(self):
         """All complete frames."""
