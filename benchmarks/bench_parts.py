@@ -131,7 +131,7 @@ async def measure_sync(kind: str) -> dict[str, Any]:
     from roll.algorithms.losses import PolicyLoss
     from roll.cluster.local import LocalCluster
     from roll.config.operations import WeightSyncConfig
-    from roll.pipelines.setup import engine_specs, prepare_material, probe_sequences
+    from roll.pipelines.material import engine_specs, prepare_material, probe_sequences
     from roll.pipelines.trainers import policy_spec
     from roll.weights import WeightSync
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Protocol
+import asyncio
+from collections.abc import Awaitable, Sequence
+from contextlib import AsyncExitStack
+from typing import TYPE_CHECKING, Any, Protocol
 
 from roll.config.run import RLVRConfig
 from roll.inference import EngineSpec
@@ -16,7 +18,7 @@ if TYPE_CHECKING:
     from roll.tracking import RunDirectory
     from roll.training import TrainerSpec
 
-__all__ = ["CLUSTERS", "Cluster", "open_cluster"]
+__all__ = ["CLUSTERS", "Cluster", "open_cluster", "start_together"]
 
 
 class Cluster(Protocol):
@@ -58,3 +60,22 @@ def open_cluster(config: RLVRConfig, run: RunDirectory | None = None) -> Cluster
         PlacementError: the device mapping does not fit the devices there are.
     """
     return CLUSTERS.get(config.cluster.type)(config, run)
+
+
+async def start_together(stack: AsyncExitStack, *starting: Awaitable[Any]) -> list[Any]:
+    """Start roles at the same time; `stack` closes whatever started, the last one first.
+
+    Returns:
+        The roles, in the order given; `None` stays `None`.
+
+    Raises:
+        Exception: what the first of them raised that failed, after all have started or failed.
+    """
+    started = await asyncio.gather(*starting, return_exceptions=True)
+    failed = [role for role in started if isinstance(role, BaseException)]
+    for role in started:
+        if role is not None and not isinstance(role, BaseException):
+            stack.push_async_callback(role.close)
+    if failed:
+        raise failed[0]
+    return started

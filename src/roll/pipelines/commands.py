@@ -16,6 +16,7 @@ from roll.config import RLVRConfig
 from roll.config.load import load_run_config, resolved
 from roll.errors import DataError, InfraError, RunDirectoryError, UserError
 from roll.pipelines.judge import open_scoring
+from roll.pipelines.material import engine_specs, prepare_material, sampling_plans
 from roll.pipelines.measures import evaluation_metrics
 from roll.pipelines.replay.work import open_work
 from roll.pipelines.saved import (
@@ -26,7 +27,6 @@ from roll.pipelines.saved import (
     remove_unfinished,
 )
 from roll.pipelines.scheduling import build_scheduler
-from roll.pipelines.setup import engine_specs, prepare_material, sampling_plans
 from roll.pipelines.stop import Interrupted, StopRequest, stop_on_signals
 from roll.protocols import InferenceEngine
 from roll.rollout import LLMProxy

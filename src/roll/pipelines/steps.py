@@ -77,7 +77,7 @@ async def cross_boundary(parts: Parts, collected: Collected, metrics: dict[str, 
         logger.warning("%s", alarm.message)
     with parts.spans.phase("record"):
         if parts.recorder is not None:
-            await parts.recorder.record(parts, collected)
+            await parts.recorder.record(state, collected.batch, collected.demonstrations)
         trace_engine_steps(parts.proxy.engines, parts.spans.event)
         parts.tracker.log_step(state.step, metrics | parts.spans.metrics())
     return [alarm.message for alarm in alarms if alarm.stops]

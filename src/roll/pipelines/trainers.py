@@ -9,17 +9,25 @@ reference   the policy as it was at first: a frozen model, or the policy without
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from roll.config import RLVRConfig
-from roll.errors import ModelError
-from roll.models import load_tokenizer, resolve_model
+from roll.pipelines.saved import SavedRun
 from roll.protocols import Scorer, TrainerGroup
 from roll.training import Schedule, TrainerSpec
 from roll.types import FloatArray, TrainingBatch
 
-__all__ = ["WithoutAdapters", "critic_path", "critic_specs", "policy_spec", "reference_of", "reference_specs"]
+__all__ = [
+    "Trainers",
+    "WithoutAdapters",
+    "critic_specs",
+    "policy_spec",
+    "reference_of",
+    "reference_specs",
+    "trainer_specs",
+]
 
 
 class WithoutAdapters:
@@ -31,6 +39,41 @@ class WithoutAdapters:
     async def logprobs(self, batch: TrainingBatch) -> list[FloatArray]:
         """See `Scorer.logprobs`."""
         return await self._policy.logprobs(batch, adapter=False)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Trainers:
+    """The roles that learn, and the one that they are compared with."""
+
+    policy: TrainerGroup
+    critics: tuple[TrainerGroup, ...]
+    reference: Scorer | None
+
+    @classmethod
+    def of(cls, config: RLVRConfig, started: Sequence[TrainerGroup]) -> Trainers:
+        """What was started from `trainer_specs`, in its order."""
+        policy, *others = started
+        num_critics = config.algorithm.num_critic_models
+        return cls(
+            policy=policy,
+            critics=tuple(others[:num_critics]),
+            reference=reference_of(config, policy, others[num_critics:]),
+        )
+
+    async def load(self, saved: SavedRun) -> None:
+        """Restore what a checkpoint holds of the policy and the critics."""
+        await self.policy.load(saved.trainer_path)
+        for index, critic in enumerate(self.critics):
+            await critic.load(saved.critic_path(index))
+
+
+def trainer_specs(config: RLVRConfig, model_path: Path, critic_path: Path) -> list[TrainerSpec]:
+    """All of a run: the policy, its critics, and the reference where it is a role of its own."""
+    return [
+        policy_spec(config, model_path),
+        *critic_specs(config, critic_path),
+        *reference_specs(config, model_path),
+    ]
 
 
 def policy_spec(config: RLVRConfig, model_path: Path) -> TrainerSpec:
@@ -87,21 +130,3 @@ def reference_of(config: RLVRConfig, policy: TrainerGroup, own: list[TrainerGrou
     if not config.algorithm.uses_reference or config.trainer_holds_reference:
         return None
     return own[0] if own else WithoutAdapters(policy)
-
-
-def critic_path(config: RLVRConfig, model_path: Path, tokenizer: Any) -> Path:
-    """The critics' backbone.
-
-    Raises:
-        ModelError: it cannot be found, or it reads other tokens than the policy writes.
-    """
-    name = config.algorithm.critic.model
-    if name is None or not config.algorithm.uses_critic:
-        return model_path
-    path = resolve_model(name)
-    if load_tokenizer(path).get_vocab() != tokenizer.get_vocab():
-        raise ModelError(
-            f"algorithm.critic.model '{name}' has another tokenizer than model.path '{config.model.path}': a critic "
-            "reads the policy's tokens, so take a model of the same family."
-        )
-    return path

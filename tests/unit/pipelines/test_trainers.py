@@ -16,14 +16,8 @@ from roll.errors import ModelError, UnsupportedError
 from roll.models import load_tokenizer
 from roll.models.tiny import write_tiny_model
 from roll.pipelines.learning.losses import value_loss
-from roll.pipelines.trainers import (
-    WithoutAdapters,
-    critic_path,
-    critic_specs,
-    policy_spec,
-    reference_of,
-    reference_specs,
-)
+from roll.pipelines.material import critic_path
+from roll.pipelines.trainers import WithoutAdapters, critic_specs, policy_spec, reference_of, reference_specs
 from roll.training import Schedule
 from roll.types import TrainingBatch, TrainingSample
 

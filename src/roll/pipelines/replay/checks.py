@@ -11,9 +11,9 @@ from roll.config.load_replay import changed_keys, check_replayable
 from roll.errors import CheckpointError, ConfigError, DataError, ModelError
 from roll.models import load_tokenizer
 from roll.models.fingerprint import model_fingerprint, tokenizer_fingerprint
+from roll.pipelines.material import Material
 from roll.pipelines.saved import SavedRun, find_checkpoint, read_checkpoint
 from roll.pipelines.scheduling import GREEDY
-from roll.pipelines.setup import Material
 from roll.tracking.recording import Recording, Session
 
 __all__ = ["check_material", "check_steps", "check_training", "open_recording", "start_of"]

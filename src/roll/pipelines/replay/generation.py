@@ -24,11 +24,11 @@ from roll.errors import ConfigError
 from roll.models import resolve_model
 from roll.pipelines import measures
 from roll.pipelines.judge import start_judge
+from roll.pipelines.material import engine_specs, prepare_material, sampling_plans
 from roll.pipelines.replay.checks import check_material, check_steps, open_recording
 from roll.pipelines.replay.comparison import Comparison
 from roll.pipelines.saved import find_checkpoint
 from roll.pipelines.scheduling import build_controller, build_router, build_scheduler, own_loop
-from roll.pipelines.setup import engine_specs, prepare_material, sampling_plans
 from roll.pipelines.state import RunState
 from roll.pipelines.stop import StopRequest
 from roll.protocols import InferenceEngine, Reward

@@ -13,27 +13,22 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from roll.config import RLVRConfig
 from roll.config.load import resolved
 from roll.models import load_tokenizer
 from roll.models.fingerprint import model_fingerprint, tokenizer_fingerprint
+from roll.pipelines.material import Material
 from roll.pipelines.state import RunState
-from roll.rollout import LifeCycle, LLMProxy, Transition
+from roll.rollout import Batch, DataLedger, LifeCycle, LLMProxy, Transition
 from roll.rollout.proxy import OnStart
-from roll.tracking import RunDirectory
+from roll.tracking import Tracker
 from roll.tracking.recording import Move, RecordedDraw, RecordedStep, RecordingWriter, Request, Session
 from roll.tracking.run_directory import writing
-from roll.types import Generation, GenerationRequest
+from roll.types import Generation, GenerationRequest, Rollout
 from roll.version import __version__
-
-if TYPE_CHECKING:
-    from roll.pipelines.learning.collecting import Collected
-    from roll.pipelines.parts import Parts
-    from roll.pipelines.setup import Material
 
 __all__ = ["Recorder", "RecordingProxy", "open_recorder", "session_of"]
 
@@ -46,11 +41,24 @@ class Recorder:
         session: that begins.
         origin: time of the running loop from which its times count.
         policy_version: of the trainer.
+        tracker: of the run.
+        ledger: of the run.
     """
 
-    def __init__(self, writer: RecordingWriter, session: Session, origin: float, policy_version: int) -> None:
+    def __init__(
+        self,
+        writer: RecordingWriter,
+        session: Session,
+        origin: float,
+        policy_version: int,
+        tracker: Tracker,
+        ledger: DataLedger,
+    ) -> None:
         self._writer = writer
         self._session = session
+        self._tracker = tracker
+        self._ledger = ledger
+        self._proxy: LLMProxy | None = None
         self._origin = origin
         self._moves: list[Move] = []
         self._requests: list[Request] = []
@@ -61,6 +69,7 @@ class Recorder:
     def listen(self, life: LifeCycle, proxy: LLMProxy) -> None:
         """Be told of every transition and, by a `RecordingProxy`, of every request."""
         life.listen(self.on_transition)
+        self._proxy = proxy
         if isinstance(proxy, RecordingProxy):
             proxy.on_request = self.on_request
 
@@ -75,26 +84,27 @@ class Recorder:
         queued, ended = request.queued_s - self._origin, request.ended_s - self._origin
         self._requests.append(request._replace(queued_s=queued, started_s=started, ended_s=ended))
 
-    async def record(self, parts: Parts, collected: Collected) -> None:
+    async def record(self, state: RunState, batch: Batch, demonstrations: Sequence[Rollout]) -> None:
         """A step is done, its boundary marked, its metrics not yet written.
 
         Raises:
             RunDirectoryError: it cannot be written.
         """
-        with parts.spans.phase("recording"):
-            step = self._step(parts, collected)
+        with self._tracker.spans.phase("recording"):
+            step = self._step(state, batch, demonstrations)
             self._moves, self._requests = [], []
             self._num_draws, self._policy_version = step.num_draws, step.next_policy_version
-            await asyncio.to_thread(self._write, parts.tracker.run, step)
+            await asyncio.to_thread(self._write, step)
 
-    def _write(self, run: RunDirectory, step: RecordedStep) -> None:
-        with writing(run.path):
+    def _write(self, step: RecordedStep) -> None:
+        with writing(self._tracker.run.path):
             self._writer.write(step)
 
-    def _step(self, parts: Parts, collected: Collected) -> RecordedStep:
-        state, batch, proxy = parts.state, collected.batch, parts.proxy
-        opened = [parts.ledger[draw_id] for draw_id in range(self._num_draws, state.num_draws)]
-        times = {name.removeprefix("time/").removesuffix("_s"): v for name, v in parts.spans.metrics().items()}
+    def _step(self, state: RunState, batch: Batch, demonstrations: Sequence[Rollout]) -> RecordedStep:
+        proxy = self._proxy
+        assert proxy is not None, "`listen` comes before the first step"
+        opened = [self._ledger[draw_id] for draw_id in range(self._num_draws, state.num_draws)]
+        times = {name.removeprefix("time/").removesuffix("_s"): v for name, v in self._tracker.spans.metrics().items()}
         return RecordedStep(
             step=state.step,
             session=self._session.number,
@@ -102,7 +112,7 @@ class Recorder:
             next_policy_version=state.policy_version,
             groups=tuple(batch.groups),
             companions={purpose: tuple(groups) for purpose, groups in batch.companions.items()},
-            demonstrations=collected.demonstrations,
+            demonstrations=tuple(demonstrations),
             left_out=batch.left_out,
             expired=batch.expired,
             expired_lengths=tuple(batch.expired_lengths),
@@ -165,17 +175,19 @@ class RecordingProxy(LLMProxy):
             self.on_request(seen._replace(ended_s=clock()))
 
 
-def open_recorder(config: RLVRConfig, run: RunDirectory, material: Material, state: RunState) -> Recorder:
+def open_recorder(
+    config: RLVRConfig, material: Material, state: RunState, tracker: Tracker, ledger: DataLedger
+) -> Recorder:
     """Begin to record; the run's directory was cut back to `state`.
 
     Raises:
         RunDirectoryError: it cannot be written.
     """
-    loop = asyncio.get_running_loop()
-    with writing(run.path):
-        writer = RecordingWriter(run.recording_dir)
-        session = session_of(config, material, state)
-        return Recorder(writer, replace(session, number=writer.next_session), loop.time(), state.policy_version)
+    now = asyncio.get_running_loop().time()
+    with writing(tracker.run.path):
+        writer = RecordingWriter(tracker.run.recording_dir)
+        session = replace(session_of(config, material, state), number=writer.next_session)
+        return Recorder(writer, session, now, state.policy_version, tracker, ledger)
 
 
 def session_of(config: RLVRConfig, material: Material, state: RunState) -> Session:

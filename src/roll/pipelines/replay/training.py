@@ -14,20 +14,20 @@ import asyncio
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, contextmanager
 
-from roll.cluster.base import Cluster, open_cluster
+from roll.cluster.base import open_cluster, start_together
 from roll.config import RLVRConfig
 from roll.pipelines import steps
 from roll.pipelines.checkpoint import Checkpointer
 from roll.pipelines.learning.collecting import Collected, chosen
+from roll.pipelines.material import prepare_material, sampling_plans
 from roll.pipelines.parts import Parts
 from roll.pipelines.replay.batches import RecordedBatches
 from roll.pipelines.replay.checks import check_material, check_steps, check_training, open_recording, start_of
 from roll.pipelines.saved import SavedRun
-from roll.pipelines.setup import Material, prepare_material, sampling_plans
 from roll.pipelines.state import RunState
 from roll.pipelines.stop import Interrupted, StopRequest
-from roll.pipelines.trainers import critic_specs, policy_spec, reference_of, reference_specs
-from roll.protocols import InferenceEngine, TrainerGroup
+from roll.pipelines.trainers import Trainers, trainer_specs
+from roll.protocols import InferenceEngine
 from roll.rollout import DataLedger, LLMProxy, RolloutScheduler
 from roll.tracking import RunDirectory, Tracker
 from roll.weights import SyncReport
@@ -94,11 +94,10 @@ async def open_training(
     async with AsyncExitStack() as stack:
         cluster = open_cluster(config, run)
         stack.push_async_callback(cluster.close)
-        trainer, critics, frozen = await _start_trainers(cluster, config, material, stack)
+        specs = trainer_specs(config, material.model_path, material.critic_path)
+        trainers = Trainers.of(config, await start_together(stack, *map(cluster.start_trainer, specs)))
         if saved:
-            await trainer.load(saved.trainer_path)
-            for index, critic in enumerate(critics):
-                await critic.load(saved.critic_path(index))
+            await trainers.load(saved)
         proxy = LLMProxy(_NoEngines(), _never)
         ledger = saved.ledger if saved else DataLedger()
         train_plan, eval_plan = sampling_plans(config, material.stop_token_ids)
@@ -114,35 +113,16 @@ async def open_training(
             rewards={},
             train_plan=train_plan,
             eval_plan=eval_plan,
-            trainer=trainer,
-            reference=reference_of(config, trainer, frozen),
-            critics=tuple(critics),
+            trainer=trainers.policy,
+            reference=trainers.reference,
+            critics=trainers.critics,
             weights=_NoSync(),
             judge=None,
-            checkpointer=Checkpointer(run, config.checkpoint, trainer, critics),
+            checkpointer=Checkpointer(run, config.checkpoint, trainers.policy, trainers.critics),
             tracker=tracker,
             spans=tracker.spans,
             stop=stop,
         )
-
-
-async def _start_trainers(
-    cluster: Cluster, config: RLVRConfig, material: Material, stack: AsyncExitStack
-) -> tuple[TrainerGroup, list[TrainerGroup], list[TrainerGroup]]:
-    """Policy, critics, reference, at the same time; whatever started is closed by `stack`."""
-    critics = critic_specs(config, material.critic_path)
-    frozen = reference_specs(config, material.model_path)
-    specs = [policy_spec(config, material.model_path), *critics, *frozen]
-    started = await asyncio.gather(*map(cluster.start_trainer, specs), return_exceptions=True)
-    groups: list[TrainerGroup] = []
-    for role in started:
-        if not isinstance(role, BaseException):
-            stack.push_async_callback(role.close)
-            groups.append(role)
-    for role in started:
-        if isinstance(role, BaseException):
-            raise role
-    return groups[0], groups[1 : 1 + len(critics)], groups[1 + len(critics) :]
 
 
 class _NoEngines:

@@ -1,0 +1,129 @@
+"""What a run is made from before any role starts: the model's files, the prompts, and the specs they lead to."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from roll.config import RLVRConfig
+from roll.data import Data, build_data, held_out_draws
+from roll.errors import ModelError
+from roll.inference import EngineSpec, resolve_engine_kind
+from roll.models import context_length, load_tokenizer, resolve_model, stop_token_ids
+from roll.pipelines.learning.losses import check_own_functions
+from roll.rollout import SamplingPlan
+from roll.tracking import RunDirectory
+from roll.types import IntArray, SamplingParams
+
+__all__ = ["Material", "critic_path", "engine_specs", "prepare_material", "probe_sequences", "sampling_plans"]
+
+NUM_PROBES = 4
+OBSERVATION_TOKENS = 160
+"""Room for what an environment says between two turns; a tokenizer of single bytes needs most."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Material:
+    """What can be prepared without any device: the model's files, its tokenizer, the prompts."""
+
+    model_path: Path
+    critic_path: Path
+    """Backbone of the critics, where there are any."""
+    stop_token_ids: tuple[int, ...]
+    data: Data
+    max_context: int
+    """Longest prompt plus answer that engines must hold, in tokens."""
+
+
+def prepare_material(config: RLVRConfig) -> Material:
+    """Resolve the model and read the data.
+
+    Raises:
+        UserError: the model or a source cannot be used; a prompt is longer than the context.
+    """
+    check_own_functions(config.algorithm)
+    model_path = resolve_model(config.model.path)
+    tokenizer = load_tokenizer(model_path)
+    turns = max(entry.turns for entry in config.data)
+    answer = config.rollout.max_new_tokens * turns + OBSERVATION_TOKENS * (turns - 1)
+    max_context = config.inference.max_context or context_length(model_path)
+    data = build_data(config.data, tokenizer, config.seed, max_context - answer)
+    if config.inference.max_context is None and data.longest_prompt is not None:
+        max_context = min(max_context, data.longest_prompt + answer)
+    return Material(
+        model_path=model_path,
+        critic_path=critic_path(config, model_path, tokenizer),
+        stop_token_ids=stop_token_ids(model_path),
+        data=data,
+        max_context=max_context,
+    )
+
+
+def critic_path(config: RLVRConfig, model_path: Path, tokenizer: Any) -> Path:
+    """The critics' backbone.
+
+    Raises:
+        ModelError: it cannot be found, or it reads other tokens than the policy writes.
+    """
+    name = config.algorithm.critic.model
+    if name is None or not config.algorithm.uses_critic:
+        return model_path
+    path = resolve_model(name)
+    if load_tokenizer(path).get_vocab() != tokenizer.get_vocab():
+        raise ModelError(
+            f"algorithm.critic.model '{name}' has another tokenizer than model.path '{config.model.path}': a critic "
+            "reads the policy's tokens, so take a model of the same family."
+        )
+    return path
+
+
+def sampling_plans(config: RLVRConfig, stop_ids: tuple[int, ...]) -> tuple[SamplingPlan, SamplingPlan]:
+    """How training and evaluation sample."""
+    rollout, evaluation = config.rollout, config.evaluation
+    sampling = SamplingParams(
+        max_new_tokens=rollout.max_new_tokens,
+        temperature=rollout.temperature,
+        top_p=rollout.top_p,
+        top_k=rollout.top_k,
+        stop_token_ids=stop_ids,
+    )
+    return (
+        SamplingPlan(purpose="train", group_size=rollout.group_size, sampling=sampling),
+        SamplingPlan(
+            purpose="eval",
+            group_size=evaluation.samples_per_prompt,
+            sampling=replace(sampling, temperature=evaluation.temperature),
+        ),
+    )
+
+
+def engine_specs(config: RLVRConfig, material: Material, run: RunDirectory | None) -> list[EngineSpec]:
+    """One spec per engine of the device mapping."""
+    mapping = config.cluster.device_mapping
+    trainers = {device for role in ("actor_train", "critic", "reference") for device in mapping.devices(role)}
+    return [
+        EngineSpec(
+            engine_id=f"engine-{index}",
+            kind=resolve_engine_kind(config.inference.engine),
+            model_path=str(material.model_path),
+            dtype=config.model.dtype,
+            max_context=material.max_context,
+            max_num_seqs=config.inference.max_num_seqs,
+            kv_cache_bytes=config.inference.kv_cache_bytes,
+            tensor_parallel=config.inference.tensor_parallel,
+            seed=config.seed,
+            num_threads=config.training.num_threads,
+            colocated=bool(set(mapping.actor_infer) & trainers),
+            trust_remote_code=config.model.trust_remote_code,
+            options=config.inference.options,
+            log_path=run.log_path("engine", index) if run else None,
+        )
+        for index in range(config.num_engines)
+    ]
+
+
+def probe_sequences(data: Data) -> list[IntArray]:
+    """Token sequences that trainer and engines score after a sync: a few prompts, the same for the whole run."""
+    draws = data.evaluation(NUM_PROBES) or held_out_draws(data.train.peek(NUM_PROBES), data.renderer)
+    return [draw.token_ids for draw in draws]
