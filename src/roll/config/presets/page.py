@@ -14,8 +14,8 @@ _HEAD = """\
 
 *Written from the presets in `src/roll/config/presets/`: change them there.*
 
-An algorithm is a choice of independent parts. `algorithm.type` names a preset, which is only a starting point: whatever
-else the file says wins, key by key.
+An algorithm in ROLL is a combination of independent parts. `algorithm.type` names a preset, which sets some of their
+keys. It is only a starting point: any key that your file sets wins over the preset's.
 
 ```yaml
 algorithm: {type: dapo, gate: {high: 0.3}, kl: {coefficient: 0.001}}
@@ -23,31 +23,35 @@ algorithm: {type: dapo, gate: {high: 0.3}, kl: {coefficient: 0.001}}
 
 | part | key | what it decides |
 |---|---|---|
-| reward | `algorithm.reward` | scale, shift, clip, overlong and format penalties |
-| advantage | `algorithm.advantage` | baseline, deviation, returns over tokens or turns, whitening |
-| filters | `algorithm.filters` | which groups and rollouts are trained, refills |
-| ratio | `algorithm.ratio` | of tokens, chunks, or whole answers |
-| gate | `algorithm.gate` | how ratio and advantage become an objective |
-| aggregation | `algorithm.aggregation` | from tokens to one number |
-| correction | `algorithm.correction` | engine's probabilities against the trainer's |
-| KL, entropy | `algorithm.kl`, `algorithm.entropy` | distance to the reference, bonus |
-| updates | `algorithm.updates` | mini-batches and passes over a batch |
-| critic | `algorithm.critic` | value models of `advantage.estimator: gae` |
-| credit | `algorithm.credit` | advantages weighted by attention |
+| reward | `algorithm.reward` | scaling, shifting and clipping of rewards; penalties for long or malformed answers |
+| advantage | `algorithm.advantage` | baseline, deviation to divide by, returns over tokens or turns, whitening |
+| filters | `algorithm.filters` | which groups and rollouts are trained; whether new prompts replace others |
+| ratio | `algorithm.ratio` | whether probability ratios are taken per token, per chunk, or per answer |
+| gate | `algorithm.gate` | how ratio and advantage become an objective: which clip, if any |
+| aggregation | `algorithm.aggregation` | how the losses of tokens become one number |
+| correction | `algorithm.correction` | what is done where engine's and trainer's probabilities differ |
+| KL, entropy | `algorithm.kl`, `algorithm.entropy` | penalty for distance from the reference; bonus for entropy |
+| updates | `algorithm.updates` | mini-batches and passes over each batch |
+| critic | `algorithm.critic` | the value models behind `advantage.estimator: gae` |
+| credit | `algorithm.credit` | whether attention weights the advantages |
 | imitation | `algorithm.imitation` | demonstrations beside the policy's own rollouts |
 
-`roll config explain algorithm` shows every key and what each preset sets; so does [Configuration](configuration.md).
+`roll config explain algorithm` lists every key and what each preset sets; so does [Configuration](configuration.md).
 
-Conventions, in every formula: log-ratios are clamped to ± 20 before they are exponentiated; sums run over the tokens
-that the policy wrote, whatever lies between; counts are those of all that one update trains, so the gradient does not
-depend on micro-batches, packing, order, or ranks; what a filter left out is in baselines and not in these counts, and a
-rollout that infrastructure failed is in neither. `old` is the trainer's policy before the update, `mu` (in keys:
-`rollout`) the engine's, which sampled. The correction for their difference is on by default (`correction`: token level,
-truncated at 2) unless the ratio itself is against the engine, and its figures are logged always:
-`training/mismatch/…`, `agreement/…`.
+These conventions hold in every formula below:
 
-How they learn on the quickstart task: [How the algorithms learn](benchmarks/algorithms.md); over two turns:
-[How methods with turns learn](benchmarks/multi_turn.md).
+- Log-ratios are clamped to ± 20 before they are exponentiated.
+- Sums run over the tokens that the policy wrote, and skip whatever lies between them.
+- Counts are those of everything that one update trains, so the gradient does not depend on micro-batches, packing,
+  order, or ranks. What a filter left out is in baselines but not in these counts. A rollout that the infrastructure
+  failed is in neither.
+- `old` is the trainer's policy before the update; `mu` (in keys: `rollout`) is the engine's, which sampled.
+- The correction for the difference between the two is on by default (`correction`: per token, truncated at 2), unless
+  the ratio itself is taken against the engine. The difference is always logged, as `training/mismatch/…` and
+  `agreement/…`.
+
+See also [how the algorithms learn](benchmarks/algorithms.md) on the quickstart task, and
+[how methods with turns learn](benchmarks/multi_turn.md) over two turns.
 
 ## Which one
 """
@@ -55,26 +59,26 @@ How they learn on the quickstart task: [How the algorithms learn](benchmarks/alg
 _OWN = """\
 ## Demonstrations
 
-With any preset, and above all with `ipa`, prompts may bring what an expert answered:
+With any preset, though most usefully with `ipa`, prompts can carry the answer of an expert:
 
 ```yaml
 data: [{source: file, path: sums.jsonl, reward: math, expert_key: solution}]
 algorithm: {type: ipa, imitation: {weight: 1.0, when: unsolved}}
 ```
 
-A demonstration becomes a rollout in the model's own tokens, is played in the environment where there is one, and is
-scored by the same rewards. Its tokens have the objective weight x G log pi, where G is its own return, discounted per
-turn where the estimator has turns. It is in no group's baseline, passes no filter and teaches no critic, and KL
-penalties that are estimated from samples leave it out, since the policy did not sample it. One that earns nothing is
-left out.
-`when: unsolved` shows it only where no rollout of the policy got as much. `data/demonstrations` counts them.
+A demonstration becomes a rollout in the model's own tokens. It is played in the environment, if there is one, and
+scored by the same rewards. The objective for its tokens is weight x G log pi, where G is its own return, discounted per
+turn if the estimator works on turns. A demonstration is in no group's baseline, passes through no filter, and teaches
+no critic. KL penalties estimated from samples leave it out, because the policy did not sample it. A demonstration that
+earns nothing is left out altogether. `when: unsolved` uses it only if no rollout of the policy earned as much.
+`data/demonstrations` counts them.
 
 ## A shared critic
 
-`critic: {shared: true}` puts a value head on the policy's own network in place of a second model: one forward and one
-backward pass for `loss + critic.coefficient x value loss`. The head begins at 0 and has its own learning rate
-(`critic.head_learning_rate`), engines and exported models do not have it, and checkpoints do. It costs a pass for the
-values before the update, and no memory to speak of.
+`critic: {shared: true}` puts a value head on the policy's own network instead of loading a second model: one forward
+and one backward pass serve `loss + critic.coefficient x value loss`. The head starts at 0 and has a learning rate of
+its own (`critic.head_learning_rate`). Checkpoints contain it; engines and exported models do not. It costs one forward
+pass for the values before each update, and hardly any memory.
 
 ```
 roll train examples/quickstart.yaml algorithm.type=ppo algorithm.critic.shared=true
@@ -82,16 +86,18 @@ roll train examples/quickstart.yaml algorithm.type=ppo algorithm.critic.shared=t
 
 ## Your own
 
-A loss or an advantage of yours needs no change to the package: name the function by import path or by file.
+You can use a loss or an advantage of your own without changing the package: name the function, by import path or by
+file.
 
-`algorithm.advantage.function`: `def advantages(episodes: list[Episode]) -> list`, one number or one array [T] for every
-episode; see `roll.algorithms.episodes.Episode`. Reward shaping, filters, ratio, gate and KL stay as configured.
+`algorithm.advantage.function` names a `def advantages(episodes: list[Episode]) -> list`, which returns one number or
+one array [T] for each episode; see `roll.algorithms.episodes.Episode`. Reward shaping, filters, ratio, gate and KL stay
+as configured.
 
-`algorithm.loss`: `def loss(inputs: LossInputs) -> LossOutputs` sees the loss tokens of one micro-batch; see
-`roll.algorithms.inputs`. Divide by the counts of the whole batch that it is given (`num_tokens`, `num_sequences`),
-never by the micro-batch's own: then the result does not depend on how the batch is cut.
+`algorithm.loss` names a `def loss(inputs: LossInputs) -> LossOutputs`, which sees the loss tokens of one micro-batch;
+see `roll.algorithms.inputs`. Divide by the counts of the whole batch that it receives (`num_tokens`, `num_sequences`),
+never by those of the micro-batch. Then the result does not depend on how the batch is split.
 
-`examples/algorithms/` has both, with a configuration that uses them:
+`examples/algorithms/` has one of each, and this runs them:
 
 ```
 roll train examples/own_algorithm.yaml
