@@ -147,15 +147,18 @@ def _look_at_prompts(report: Report) -> None:
     if not report.model_is_here or report.model is None:
         _count_prompts(report)
         return
-    from roll.data import build_data
+    from roll.data import ChatRenderer, build_data
+    from roll.envs import longest_rollout
     from roll.models import load_tokenizer
 
     tokenizer = load_tokenizer(config.model.path, trust_remote_code=config.model.trust_remote_code)
     context = config.inference.max_context or report.model.context_length
     if context <= config.rollout.max_new_tokens:
         return  # a problem already
-    data = build_data(config.data, tokenizer, config.seed, context - config.rollout.max_new_tokens)
-    report.longest_prompt = data.longest_prompt or context - config.rollout.max_new_tokens
+    longest = longest_rollout(config.data, config.rollout.max_new_tokens, ChatRenderer(tokenizer))
+    data = build_data(config.data, tokenizer, config.seed, context - longest)
+    report.longest_rollout = longest
+    report.longest_prompt = data.longest_prompt or context - longest
     report.train_prompts = {domain: entry["num_prompts"] for domain, entry in data.train.state().items()}
     report.num_held_out = len(data.held_out)
     for _ in range(MAX_DRAWS):
@@ -195,7 +198,7 @@ def _estimate(report: Report) -> None:
         report.notes.append("no source holds prompts out: the run is not evaluated.")
     if model is None or report.engine_kind is None:
         return
-    context = config.inference.max_context or longest + config.rollout.max_new_tokens
+    context = config.inference.max_context or longest + (report.longest_rollout or config.max_answer_tokens)
     report.disk = disk_use(config, model, report.batch, longest_prompt=longest, critic_sizes=report.critic)
     report.memory = memory_by_role(
         config,

@@ -47,6 +47,8 @@ class Report:
     """The run's own judge, where there is one on this machine."""
     model_is_here: bool = False
     longest_prompt: int | None = None
+    longest_rollout: int | None = None
+    """Tokens after a prompt, at most: all answers, and what an environment says between them."""
     sample: tuple[Prompt, str, int] | None = None
     """A prompt, how the model sees it, and its tokens."""
     examples: dict[str, Prompt] = field(default_factory=dict)

@@ -49,6 +49,11 @@ class _Source(Section):
         return 1
 
     @property
+    def environment(self) -> tuple[str, dict[str, Any]] | None:
+        """Name and options of what speaks between two answers; `None` where a rollout is one answer."""
+        return None
+
+    @property
     def has_demonstrations(self) -> bool:
         """Whether prompts may bring an expert's answer."""
         return False
@@ -118,6 +123,11 @@ class GuessNumberData(_Source):
     def turns(self) -> int:
         """See the base class."""
         return self.num_turns
+
+    @property
+    def environment(self) -> tuple[str, dict[str, Any]] | None:
+        """See the base class."""
+        return "guess_number", {"max_number": self.max_number, "num_turns": self.num_turns}
 
     @property
     def has_demonstrations(self) -> bool:

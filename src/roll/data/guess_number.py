@@ -49,12 +49,13 @@ def halving_guesses(max_number: int, num_turns: int, secret: int) -> tuple[str, 
 
 
 def _prompt(config: GuessNumberData, domain: str, uid: str, secret: int) -> Prompt:
-    options = {"max_number": config.max_number, "num_turns": config.num_turns, "secret": secret}
+    assert config.environment is not None
+    name, options = config.environment
     text = question(config.max_number)
     return Prompt(
         uid=uid,
         domain=domain,
         messages=messages_of(text, config.system_prompt, config.prompt_template),
         expert=halving_guesses(config.max_number, config.num_turns, secret) if config.demonstrations else (),
-        metadata={"env": {"name": "guess_number", "options": options}},
+        metadata={"env": {"name": name, "options": {**options, "secret": secret}}},
     )

@@ -11,6 +11,7 @@ from roll.data.guess_number import question
 __all__ = ["GuessNumber"]
 
 _NUMBER = re.compile(r"\d+")
+_MOST_DIGITS = 9
 
 
 class GuessNumber:
@@ -43,14 +44,23 @@ class GuessNumber:
     def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
         """See `Env`."""
         numbers = _NUMBER.findall(action)
-        guess = int(numbers[-1]) if numbers and len(numbers[-1]) <= 9 else None
+        guess = int(numbers[-1]) if numbers and len(numbers[-1]) <= _MOST_DIGITS else None
         if guess == self._secret:
             return "Right!", 1.0, True, False, {"state": "won"}
         if guess is None:
             hint, remembered = "That is no number.", "?"
         else:
             direction = "higher" if guess < self._secret else "lower"
-            hint, remembered = f"No, my number is {direction} than {guess}.", f"{guess} {direction}"
+            hint, remembered = _hint(direction, guess), f"{guess} {direction}"
         self._history.append(remembered)
         over = len(self._history) >= self._num_turns
         return f"{hint} {question(self._max_number)}", 0.0, over, False, {"state": ", ".join(self._history)}
+
+    @property
+    def longest_observation(self) -> str:
+        """See `Env`."""
+        return f"{_hint('higher', 10**_MOST_DIGITS - 1)} {question(self._max_number)}"
+
+
+def _hint(direction: str, guess: int) -> str:
+    return f"No, my number is {direction} than {guess}."

@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from roll.config import RLVRConfig
-from roll.data import Data, build_data, held_out_draws
+from roll.data import ChatRenderer, Data, build_data, held_out_draws
+from roll.envs import longest_rollout
 from roll.errors import ModelError
 from roll.inference import EngineSpec, resolve_engine_kind
 from roll.models import context_length, load_tokenizer, resolve_model, stop_token_ids
@@ -19,8 +20,6 @@ from roll.types import IntArray, SamplingParams
 __all__ = ["Material", "critic_path", "engine_specs", "prepare_material", "probe_sequences", "sampling_plans"]
 
 NUM_PROBES = 4
-OBSERVATION_TOKENS = 160
-"""Room for what an environment says between two turns; a tokenizer of single bytes needs most."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -45,8 +44,7 @@ def prepare_material(config: RLVRConfig) -> Material:
     check_own_functions(config.algorithm)
     model_path = resolve_model(config.model.path)
     tokenizer = load_tokenizer(model_path)
-    turns = max(entry.turns for entry in config.data)
-    answer = config.rollout.max_new_tokens * turns + OBSERVATION_TOKENS * (turns - 1)
+    answer = longest_rollout(config.data, config.rollout.max_new_tokens, ChatRenderer(tokenizer))
     max_context = config.inference.max_context or context_length(model_path)
     data = build_data(config.data, tokenizer, config.seed, max_context - answer)
     if config.inference.max_context is None and data.longest_prompt is not None:

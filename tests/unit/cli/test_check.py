@@ -181,6 +181,10 @@ BAD_ROWS = {
     ),
     "prompt longer than the context": (["inference.max_context=12"], "tokens, but the context leaves 4 for prompts"),
     "context without room": (["inference.max_context=8"], "leaves no room for prompts"),
+    "turns that do not fit": (  # 2 answers of 8, and a hint of 82 bytes in a template of 20 between them
+        ["data=[{source: guess_number, max_number: 3}]", "inference.max_context=150"],
+        "but the context leaves 32 for prompts",
+    ),
     "existing run": (["name=there"], "holds a run already"),
     "disk that cannot be written": (["output_dir=/proc/nowhere"], "cannot write"),
     "path through a file": (["output_dir=config.yaml/runs"], "is a file"),

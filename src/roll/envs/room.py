@@ -1,0 +1,42 @@
+"""Room for a conversation: how long an episode can become, known before the first one is played."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from roll.config.data import DataConfig
+from roll.envs.base import make
+from roll.types import IntArray
+
+__all__ = ["longest_rollout"]
+
+
+class FollowUp(Protocol):
+    """What is needed of `ChatRenderer`."""
+
+    def follow_up(self, observation: str) -> IntArray:
+        """Ids from the end of the assistant's message to where its next one begins."""
+        ...
+
+
+def longest_rollout(entries: Sequence[DataConfig], max_new_tokens: int, renderer: FollowUp) -> int:
+    """Most tokens that can follow a prompt of any source: K answers, and what the environment says between them.
+
+    A text counts as many tokens as it has bytes, which no tokenizer exceeds: longer texts may well have fewer tokens.
+
+    Args:
+        entries: the sources.
+        max_new_tokens: of an answer.
+        renderer: how the model's chat template goes on after an answer.
+    """
+    return max(
+        max_new_tokens * entry.turns + _between_answers(entry, renderer) * (entry.turns - 1) for entry in entries
+    )
+
+
+def _between_answers(entry: DataConfig, renderer: FollowUp) -> int:
+    if entry.environment is None or entry.turns == 1:
+        return 0
+    longest = make(*entry.environment).longest_observation
+    return len(renderer.follow_up("")) + len(longest.encode())

@@ -1,0 +1,53 @@
+"""What is known of a run before any role starts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from roll.config import RLVRConfig
+from roll.data import ChatRenderer
+from roll.errors import DataError
+from roll.models import load_tokenizer
+from roll.models.tiny import write_tiny_model
+from roll.pipelines.material import prepare_material
+
+LONGEST_HINT = "No, my number is higher than 999999999. Pick one: 1, 2 or 3. Answer with a number."
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("model")
+    write_tiny_model(path)
+    return path
+
+
+def game(model: Path, num_turns: int, **inference: Any) -> RLVRConfig:
+    return RLVRConfig.model_validate(
+        {
+            "name": "x",
+            "model": str(model),
+            "training": {"num_steps": 1},
+            "rollout": {"max_new_tokens": 8},
+            "inference": inference,
+            "data": [{"source": "guess_number", "max_number": 3, "num_turns": num_turns}],
+        }
+    )
+
+
+@pytest.mark.parametrize("num_turns", [1, 2, 5])
+def test_engines_hold_every_turn_and_the_longest_hints_between_them(model: Path, num_turns: int) -> None:
+    """The tiny model's tokens are bytes, so not one is too much."""
+    material = prepare_material(game(model, num_turns))
+    hint = len(ChatRenderer(load_tokenizer(str(model))).follow_up(LONGEST_HINT))
+    assert material.data.longest_prompt is not None
+    assert material.max_context == material.data.longest_prompt + 8 * num_turns + hint * (num_turns - 1)
+
+
+def test_a_context_that_cannot_hold_all_turns_is_refused_before_the_first(model: Path) -> None:
+    enough = prepare_material(game(model, 3)).max_context
+    assert prepare_material(game(model, 3, max_context=enough)).max_context == enough
+    with pytest.raises(DataError, match=r"inference\.max_context"):
+        prepare_material(game(model, 3, max_context=enough - 1))
