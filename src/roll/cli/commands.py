@@ -35,12 +35,12 @@ def _version(context: click.Context, _parameter: click.Parameter, value: bool) -
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
 @click.option("--version", is_flag=True, is_eager=True, expose_value=False, callback=_version, help="Show the version.")
 def roll() -> None:
-    """Reinforcement-learning post-training of language models.
+    """Train language models with reinforcement learning.
 
     \b
-    roll check examples/quickstart.yaml                         look before training
+    roll check examples/quickstart.yaml                         look before you train
     roll train examples/quickstart.yaml                         train
-    roll train examples/quickstart.yaml training.num_steps=20   train with a changed value
+    roll train examples/quickstart.yaml training.num_steps=20   train with another value
     roll resume runs/quickstart                                 continue after an interruption
     roll replay runs/quickstart                                 train again on what it recorded
     """
@@ -53,7 +53,7 @@ def roll() -> None:
 def train(session: Session, file: str, overrides: tuple[str, ...]) -> None:
     """Train the model that FILE configures.
 
-    Values are changed as KEY=VALUE, such as training.learning_rate=2e-5 or data.0.max_operand=20;
+    Change values with KEY=VALUE, for example training.learning_rate=2e-5 or data.0.max_operand=20;
     `roll config explain` lists the keys.
     """
     from roll.api import train as start
@@ -69,9 +69,10 @@ def train(session: Session, file: str, overrides: tuple[str, ...]) -> None:
 @_overrides
 @click.pass_obj
 def resume(session: Session, run: str, overrides: tuple[str, ...]) -> None:
-    """Continue the run in the directory RUN from its newest checkpoint.
+    """Continue the run RUN from its newest checkpoint.
 
-    The number of steps, of ranks and of engines may change: training.num_steps=80.
+    RUN is its directory, such as runs/quickstart. The number of steps, trainer ranks and engines may change, for
+    example training.num_steps=80.
     """
     from roll.api import resume as start
 
@@ -82,18 +83,19 @@ def resume(session: Session, run: str, overrides: tuple[str, ...]) -> None:
 @roll.command()
 @click.argument("run", metavar="RUN")
 @_overrides
-@click.option("--only", type=click.Choice(["train", "rollout"]), default="train", help="What is done again.")
-@click.option("--checkpoint", metavar="PATH", help="Begin with it: RUN/checkpoints/step-N.")
+@click.option("--only", type=click.Choice(["train", "rollout"]), default="train", help="What to repeat.")
+@click.option("--checkpoint", metavar="PATH", help="Start from this checkpoint: RUN/checkpoints/step-N.")
 @click.pass_obj
 def replay(session: Session, run: str, overrides: tuple[str, ...], only: str, checkpoint: str | None) -> None:
-    """Run the recorded run in the directory RUN again, in a run directory of its own.
+    """Repeat the recorded run RUN, in a new run directory.
 
     \b
     roll replay runs/x                                    train on the recorded batches, with no engine
     roll replay runs/x name=x-gspo algorithm.type=gspo    … with another algorithm
     roll replay runs/x --only rollout                     answer and score the same prompts, with no trainer
 
-    RUN was trained with tracking.record_rollouts=true. Without changes, training gives the same metrics and weights.
+    RUN must have been trained with tracking.record_rollouts=true. Repeated without changes, training gives the same
+    metrics and weights.
     """
     from roll.api import train as start
     from roll.config.load_replay import load_replay_config
@@ -109,9 +111,10 @@ def replay(session: Session, run: str, overrides: tuple[str, ...], only: str, ch
 @_overrides
 @click.pass_obj
 def check(session: Session, file: str, overrides: tuple[str, ...]) -> None:
-    """Look before training: places, memory, batch arithmetic, files, one prompt, one reward.
+    """Check a run before it starts, and show what it needs.
 
-    Takes seconds and loads no weights. Exit code 2 where the run could not start.
+    Prints devices, memory, batch arithmetic, files, one prompt and one reward. Takes seconds and loads no weights.
+    Exits with code 2 if the run could not start.
     """
     from roll.cli.check import check as start
 
@@ -121,9 +124,12 @@ def check(session: Session, file: str, overrides: tuple[str, ...]) -> None:
 @roll.command(name="eval")
 @_file
 @_overrides
-@click.option("--model", metavar="PATH", help="A model, a run, or a checkpoint, instead of FILE's model.")
+@click.option("--model", metavar="PATH", help="Evaluate this model, run or checkpoint instead of FILE's model.")
 def evaluate(file: str, overrides: tuple[str, ...], model: str | None) -> None:
-    """Measure a model on the held-out prompts of FILE; prints one JSON object."""
+    """Measure a model on the held-out prompts of FILE.
+
+    Prints one JSON object.
+    """
     import json
 
     from roll.config.load import load_config
@@ -137,26 +143,27 @@ def evaluate(file: str, overrides: tuple[str, ...], model: str | None) -> None:
 
 
 @roll.command()
-@click.argument("file", metavar="FILE", required=False)
+@click.argument("file", metavar="[FILE]", required=False)
 @_overrides
 @click.option("--calibrate", metavar="RUN", help="Fit the models to a real run instead; writes RUN/calibration/.")
-@click.option("--variant", "-v", multiple=True, metavar="NAME", help="Only this variant; may be given several times.")
-@click.option("--trace/--no-trace", default=True, help="Write traces of the first seed (ui.perfetto.dev opens them).")
+@click.option("--variant", "-v", multiple=True, metavar="NAME", help="Simulate only this variant; may be repeated.")
+@click.option("--trace/--no-trace", default=True, help="Write traces of the first seed, for ui.perfetto.dev.")
 def simulate(
     file: str | None, overrides: tuple[str, ...], calibrate: str | None, variant: tuple[str, ...], trace: bool
 ) -> None:
-    """Run the schedulers on the simulated hardware of FILE, in virtual time.
+    """Simulate a run on other hardware, in virtual time.
 
-    Prints a table of its variants; writes results, a plot and traces. The same FILE, seed and version of ROLL do the
-    same things at the same times. With --calibrate RUN, FILE is left out: the models of engine, trainer and sync are
-    fitted to what RUN recorded, and RUN/calibration/workload.yaml is a FILE that describes it.
+    ROLL's own schedulers run against models of the hardware that FILE describes. Prints a table of the variants in
+    FILE and writes results, a plot and traces. The same FILE, seed and version of
+    ROLL always give the same result. With --calibrate RUN, leave FILE out: the models of engine, trainer and sync are
+    fitted to what RUN recorded, and RUN/calibration/workload.yaml becomes a FILE that describes RUN.
     """
     if calibrate is not None:
         from roll.simulation.calibrate import calibrate as start
         from roll.simulation.calibrate import render_calibration
 
         if file is not None:
-            raise click.UsageError(f"--calibrate takes everything from its RUN: leave '{file}' out.")
+            raise click.UsageError(f"--calibrate needs only its RUN: leave '{file}' out.")
         found = start(calibrate)
         click.echo(render_calibration(found))
         click.echo("")
@@ -181,10 +188,11 @@ def simulate(
 @_file
 @_overrides
 def plan(file: str, overrides: tuple[str, ...]) -> None:
-    """Plan the run of FILE's model, hardware and lengths (a file for `roll simulate`): what goes where.
+    """Plan a run: find the fastest way to divide the devices. FILE is one for `roll simulate`.
 
-    Prints the fastest plan that fits: engine width, division of the devices, async ratio, memory of each role,
-    expected step time and what limits it; and says where asynchrony does not help.
+    Prints the fastest plan that fits in memory: how wide each engine is, which devices train and which generate, the
+    async ratio, the memory of each role, the expected step time and what limits it. Says so if asynchrony does not
+    help.
     """
     from roll.config.simulation import load_simulation
     from roll.simulation.plan_report import render_plan
@@ -198,7 +206,7 @@ def plan(file: str, overrides: tuple[str, ...]) -> None:
 @click.argument("source", metavar="RUN|CHECKPOINT")
 @click.argument("target", metavar="DIR")
 def export(source: str, target: str) -> None:
-    """Write the trained model to DIR, as Hugging Face safetensors that `transformers` loads."""
+    """Write a trained model to DIR, as Hugging Face safetensors."""
     from roll.process_environment import prepare_environment
 
     prepare_environment()
@@ -209,17 +217,19 @@ def export(source: str, target: str) -> None:
 
 @roll.group()
 def reward() -> None:
-    """Try rewards on answers."""
+    """Try out rewards."""
 
 
 @reward.command(name="test")
 @_file
 @_overrides
-@click.option("--config", "-c", metavar="CFG", help="Use the rewards of this configuration, by the lines' `domain`.")
-@click.option("--reward", "-r", "named", multiple=True, metavar="TYPE", help="A reward: math, or {type: math, …}.")
-@click.option("--jobs", "-j", type=click.IntRange(min=1), help="Answers scored at once; by default one per processor.")
-@click.option("--limit", type=click.IntRange(min=1), help="Score only the first so many.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object a line instead of a table.")
+@click.option("--config", "-c", metavar="CFG", help="Use this configuration's rewards, chosen by each line's `domain`.")
+@click.option(
+    "--reward", "-r", "named", multiple=True, metavar="TYPE", help="Use this reward: math, or {type: math, …}."
+)
+@click.option("--jobs", "-j", type=click.IntRange(min=1), help="Answers to score at once; one per core by default.")
+@click.option("--limit", type=click.IntRange(min=1), help="Score only the first N answers.", metavar="N")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object per line instead of a table.")
 def reward_test(
     file: str,
     overrides: tuple[str, ...],
@@ -229,14 +239,14 @@ def reward_test(
     limit: int | None,
     as_json: bool,
 ) -> int:
-    """Score the answers in FILE, one JSON object a line, and print what came out.
+    """Score the answers in FILE, which holds one JSON object per line.
 
     \b
     {"response": "The answer is 7.", "answer": "7"}
     {"response": "8", "answer": "7", "expected": false}
 
-    A line may also have prompt, metadata, finished, domain, and expected (true, false or a value). Exit code 1 where an
-    answer could not be scored or came out other than expected, 2 where something is malformed.
+    A line may also have prompt, metadata, finished, domain, and expected (true, false or a value). Exits with code 1 if
+    an answer could not be scored or did not score as expected, with 2 if something is malformed.
     """
     from roll.cli.score_file import score_file
 
@@ -245,14 +255,14 @@ def reward_test(
 
 @roll.group()
 def config() -> None:
-    """Understand and print configurations."""
+    """Print and explain configurations."""
 
 
 @config.command()
 @_file
 @_overrides
 def show(file: str, overrides: tuple[str, ...]) -> None:
-    """Print the whole configuration that FILE and the overrides make, defaults included."""
+    """Print the complete configuration that FILE and the overrides give, defaults included."""
     from roll.config.load import dump_yaml, load_config
 
     click.echo(dump_yaml(load_config(file, overrides)), nl=False)
@@ -261,7 +271,7 @@ def show(file: str, overrides: tuple[str, ...]) -> None:
 @config.command(name="explain")
 @click.argument("key", required=False, default="")
 def explain_(key: str) -> None:
-    """Explain KEY: its meaning, form, unit and default. Without KEY, list the sections."""
+    """Explain KEY: its meaning, type, unit and default. Without KEY, list the sections."""
     from roll.config.explain import explain
 
     click.echo(explain(key))
