@@ -153,7 +153,7 @@ def test_what_cannot_be_replayed_is_refused_and_leaves_nothing_behind(tmp_path: 
         (["seed=1"], ConfigError, r"seed: recorded 0, now 1"),
         (["algorithm.advantage.mean=greedy"], ConfigError, "greedy answers, which the recorded run did not make"),
         (["tracking.record_rollouts=true"], ConfigError, "would record what replay.run has recorded"),
-        (["replay.checkpoint=nowhere"], ConfigError, "'nowhere' is no checkpoint"),
+        (["replay.checkpoint=nowhere"], ConfigError, "'nowhere' is not a checkpoint"),
         (["replay.lengths=free"], ConfigError, "asks for new answers, but only is train"),
     ]
     for overrides, kind, what in refused:

@@ -1,4 +1,4 @@
-"""Files of answers to score: one JSON object a line, read into rollouts, with every mistake told by its line.
+"""Files of answers to score: one JSON object per line, read into rollouts; every mistake names its line.
 
 response   the answer                                   (also: text, completion)
 answer     the reference, where the reward compares     (also: reference, ground_truth)
@@ -77,7 +77,7 @@ def read_answers(
     except UnicodeDecodeError as error:
         raise DataError(f"'{path}' is not UTF-8 text (byte {error.start}).") from None
     if not count:
-        raise DataError(f'\'{path}\' holds no answers: write one JSON object a line, such as {{"response": "7"}}.')
+        raise DataError(f'\'{path}\' holds no answers: write one JSON object per line, such as {{"response": "7"}}.')
 
 
 def _line(line: str, number: int, where: str, domains: list[str], tokens: Callable[[str], list[int]]) -> AnswerLine:

@@ -84,7 +84,7 @@ def score_file(
         named: rewards to use instead, as YAML.
         jobs: answers scored at once; by default one for each processor.
         limit: score the first so many answers.
-        as_json: print one JSON object a line instead of a table.
+        as_json: print one JSON object per line instead of a table.
 
     Returns:
         The exit code: 0, or 1 where an answer could not be scored, or came out other than `expected`.

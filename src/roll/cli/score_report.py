@@ -21,7 +21,7 @@ WIDEST = 160
 
 
 def as_json_lines(found: Sequence[Scored]) -> str:
-    """One JSON object a line."""
+    """One JSON object per line."""
     return "\n".join(json.dumps(_plain(scored), ensure_ascii=False) for scored in found)
 
 

@@ -210,9 +210,11 @@ class KLConfig(Section):
     @model_validator(mode="after")
     def _computable(self) -> KLConfig:
         if self.estimator == "full" and self.place == "reward":
-            raise ValueError("estimator full works in the loss alone: set place: loss, or estimator: k1")
+            raise ValueError("estimator full works only in the loss: set place: loss, or estimator: k1")
         if self.target is not None and self.coefficient == 0:
-            raise ValueError("target adapts the coefficient, which is 0: set it to where it begins, such as 0.1")
+            raise ValueError(
+                "target adapts the coefficient, which is 0: set coefficient to a value to start from, such as 0.1"
+            )
         return self
 
 

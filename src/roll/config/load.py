@@ -156,5 +156,8 @@ def load_run_config(run: str | Path, overrides: Overrides = ()) -> RLVRConfig:
     for key in _KEPT_ON_RESUME:
         old, new = attrgetter(key)(before), attrgetter(key)(after)
         if old != new:
-            raise ConfigError(f"'{key}' stays {show(old)} while a run is continued, got {show(new)}: start a new run.")
+            raise ConfigError(
+                f"'{key}' is {show(old)} in this run and cannot change to {show(new)} when it is resumed: start a new "
+                "run."
+            )
     return after

@@ -55,8 +55,8 @@ class ChatRenderer:
         ends = [i for i, token in enumerate(full) if token in special]
         if full[: len(head)] != head or not ends or ends[-1] < len(head):
             raise DataError(
-                "the model's chat template writes an answer differently from where the model would begin it, so "
-                f"demonstrations cannot be put into its tokens: leave them out (the answer was {text[:60]!r})."
+                "the model's chat template does not render an answer as the model would write it, so demonstrations "
+                f"cannot be put into its tokens: leave them out (the answer was {text[:60]!r})."
             )
         return np.asarray(full[len(head) : ends[-1] + 1], dtype=np.int32)
 
@@ -79,8 +79,8 @@ class ChatRenderer:
         ends = [i for i, token in enumerate(head) if token in special]
         if full[: len(head)] != head or not ends:
             raise DataError(
-                "the model's chat template writes a conversation differently once it goes on, so turns cannot be put "
-                "together token by token: choose a model whose template does not drop or change earlier messages."
+                "the model's chat template renders earlier messages differently when a conversation goes on, so turns "
+                "cannot be joined token by token: choose a model whose template neither drops nor changes them."
             )
         return np.asarray(full[ends[-1] + 1 :], dtype=np.int32)
 

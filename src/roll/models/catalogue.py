@@ -118,8 +118,8 @@ def prepare(entry: CatalogueEntry) -> Path:
             _convert(source, directory)
     except OSError as error:
         raise ModelError(
-            f"model '{entry.name}' cannot be prepared in '{target.parent}': {error}. Free or unlock that place, or set "
-            "ROLL_CACHE to a directory that can be written."
+            f"model '{entry.name}' cannot be prepared in '{target.parent}': {error}. Make room there or allow writing, "
+            "or set ROLL_CACHE to another directory."
         ) from error
     logger.info("Prepared model %s in %.0f s.", entry.name, time.monotonic() - started)
     return target

@@ -114,7 +114,7 @@ IMPOSSIBLE = {
     "no factor can pass": (["correction.mask_low=2", "correction.mask_high=1"], "every token is left out", "mask_low"),
     "weights upside down": (["type=tis", "gate.lower=2"], "lower 2.0 exceeds upper 1.0", "gate"),
     "full divergence in the reward": (
-        ["kl.coefficient=0.1", "kl.estimator=full", "kl.place=reward"], "works in the loss alone", "place: loss",
+        ["kl.coefficient=0.1", "kl.estimator=full", "kl.place=reward"], "works only in the loss", "place: loss",
     ),
     "a target for no penalty": (["kl.target=0.1"], "which is 0", "such as 0.1"),
     "groups of one": (["rollout.group_size=1"], "group_size >= 2", "raise it"),

@@ -323,7 +323,7 @@ def test_a_run_keeps_what_it_is_when_it_is_continued(tmp_path):
         load_run_config(tmp_path)
     (tmp_path / "config.yaml").write_text(dump_yaml(load_config(QUICKSTART)))
     assert load_run_config(tmp_path, ["training.num_steps=80"]).training.num_steps == 80
-    with pytest.raises(ConfigError, match=r"'model\.path' stays 'smollm2-135m-instruct'"):
+    with pytest.raises(ConfigError, match=r"'model\.path' is 'smollm2-135m-instruct' in this run and cannot change"):
         load_run_config(tmp_path, ["model.path=other"])
-    with pytest.raises(ConfigError, match="'name' stays 'quickstart'"):
+    with pytest.raises(ConfigError, match="'name' is 'quickstart' in this run and cannot change"):
         load_run_config(tmp_path, ["name=other"])

@@ -109,7 +109,7 @@ async def test_a_schema_that_is_none_is_refused_at_once(pool: LocalWorkerPool) -
     [
         ({}, "it asks for nothing"),
         ({"tags": ["a", "a"]}, "names a tag twice"),
-        ({"tags": ["<a>"]}, "is no name of a tag"),
+        ({"tags": ["<a>"]}, "is not the name of a tag"),
         ({"pattern": "x", "only_tags": True}, "need tags"),
         ({"tags": ["a"], "json_schema": {}, "json_tag": "b"}, "json_tag 'b' needs"),
         ({"pattern": "("}, "is not a regular expression"),

@@ -461,7 +461,7 @@ def test_equal_content_has_equal_keys() -> None:
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({"url": "host:8000"}, "is no address"),
+        ({"url": "host:8000"}, "is not an address"),
         ({"url": "http://me:secret@host/v1"}, "holds a password"),
         ({"scale": [5, 1]}, "the first must be below the second"),
         ({"cache_dir": "x", "cache_size": 0}, "keeps nothing"),

@@ -49,7 +49,7 @@ class FormatReward(RewardSection):
     def _names(cls, value: list[str]) -> list[str]:
         for tag in value:
             if not tag or not tag.replace("_", "").replace("-", "").isalnum():
-                raise ValueError(f"'{tag}' is no name of a tag: write it without brackets, such as 'answer'")
+                raise ValueError(f"'{tag}' is not the name of a tag: write it without brackets, such as 'answer'")
         if len(set(value)) < len(value):
             raise ValueError(f"{value} names a tag twice")
         return value

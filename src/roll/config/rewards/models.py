@@ -91,7 +91,7 @@ class JudgeReward(RewardSection):
             return None
         parts = urlsplit(value)
         if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise ValueError(f"'{value}' is no address: write one such as 'http://host:8000/v1'")
+            raise ValueError(f"'{value}' is not an address: write one such as 'http://host:8000/v1'")
         if parts.username or parts.password:
             raise ValueError("it holds a password: name the variable that holds the key in api_key_env instead")
         return value.rstrip("/")

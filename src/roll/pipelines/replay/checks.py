@@ -133,7 +133,7 @@ def start_of(config: RLVRConfig) -> SavedRun | None:
 
     Raises:
         CheckpointError: it cannot be read.
-        ConfigError: it is no checkpoint.
+        ConfigError: it is not a checkpoint.
     """
     assert config.replay is not None, "this is a replay"
     given = config.replay.checkpoint
@@ -142,5 +142,5 @@ def start_of(config: RLVRConfig) -> SavedRun | None:
     path = Path(given)
     found = find_checkpoint(path / "checkpoints") if (path / "checkpoints").is_dir() else path
     if found is None or not (found / "state.json").is_file():
-        raise ConfigError(f"replay.checkpoint '{given}' is no checkpoint: give RUN/checkpoints/step-N.")
+        raise ConfigError(f"replay.checkpoint '{given}' is not a checkpoint: give RUN/checkpoints/step-N.")
     return read_checkpoint(found)

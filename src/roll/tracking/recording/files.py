@@ -155,7 +155,7 @@ class Recording:
                     raise
                 raise DataError(f"recording '{index}', {place}: lacks what it should hold ({error!r}).") from None
         if not sessions or not files:
-            raise DataError(f"recording '{index}' has no step: the run ended, or still is, before its first boundary.")
+            raise DataError(f"recording '{index}' has no step yet: the run has not completed its first one.")
         steps = sorted(files)
         for before, after in pairwise(steps):
             if after != before + 1:
