@@ -84,6 +84,21 @@ pass for the values before each update, and hardly any memory.
 roll train examples/quickstart.yaml algorithm.type=ppo algorithm.critic.shared=true
 ```
 
+The defaults were measured on the quickstart task (40 steps, at most 16 tokens, seed 0). Every setting tried reaches a
+reward of 0.8 about as soon as a critic of its own does, which takes 22 steps and ends at 0.969.
+
+| `coefficient` | `head_learning_rate` | steps to reward 0.8 | held-out after | gradient norm, mean |
+|---|---|---|---|---|
+| 0.01 | 1e-4 | 21 | 0.969 | 3.1 |
+| 0.1 | 1e-4 | 22 | 0.958 | 3.0 |
+| 0.1 | 1e-3 | 23 | 0.958 | 3.5 |
+| 1 | 1e-4 | 22 | 0.969 | 6.3 |
+
+A coefficient of 1 doubles the gradient norm, and since `training.max_grad_norm` bounds the sum of both losses, the
+policy is left with less of it. The task is too easy to show how good the values are. On a task of yours, watch
+`critic/explained_variance`: as long as it is below 0, the values are worse than a constant, and a critic of its own, or
+a preset without one, is the better choice.
+
 ## Your own
 
 You can use a loss or an advantage of your own without changing the package: name the function, by import path or by
