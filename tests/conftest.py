@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,12 @@ import pytest
 from roll.errors import ModelError
 from roll.models import resolve_model
 from roll.models.tiny import write_tiny_model
+
+
+def pytest_configure() -> None:
+    """Ctrl-C works in the tests' processes also where a script started pytest in the background, which ignores it."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")

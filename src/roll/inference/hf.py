@@ -109,6 +109,7 @@ class HFEngine:
             self._decoder = await self._compute(_build_decoder, self._spec)
         except BaseException:
             self._executor.shutdown(wait=False)
+            self._close_log()
             raise
         logger.info("Engine %s is ready after %.1f s.", self.engine_id, time.perf_counter() - started)
         self._server = asyncio.create_task(self._serve(), name=f"serve {self.engine_id}")
@@ -127,9 +128,7 @@ class HFEngine:
             executor.shutdown(wait=True)
         self._decoder = None
         gc.collect()
-        if self._log_handler is not None:
-            logging.getLogger("roll.inference").removeHandler(self._log_handler)
-            self._log_handler.close()
+        self._close_log()
 
     def load(self) -> EngineLoad:
         """How busy it is right now."""
@@ -336,6 +335,12 @@ class HFEngine:
         self._queue = RequestQueue()
 
     # ---- checks
+
+    def _close_log(self) -> None:
+        handler, self._log_handler = self._log_handler, None
+        if handler is not None:
+            logging.getLogger("roll.inference").removeHandler(handler)
+            handler.close()
 
     def _ready(self, synced: bool = True) -> Decoder:
         if self._death or self._decoder is None:
