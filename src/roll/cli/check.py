@@ -155,7 +155,7 @@ def _look_at_prompts(report: Report) -> None:
     context = config.inference.max_context or report.model.context_length
     if context <= config.rollout.max_new_tokens:
         return  # a problem already
-    longest = longest_rollout(config.data, config.rollout.max_new_tokens, ChatRenderer(tokenizer))
+    longest = longest_rollout(config.data, config.rollout.max_new_tokens, ChatRenderer(tokenizer), context)
     data = build_data(config.data, tokenizer, config.seed, context - longest)
     report.longest_rollout = longest
     report.longest_prompt = data.longest_prompt or context - longest

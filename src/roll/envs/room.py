@@ -7,6 +7,7 @@ from typing import Protocol
 
 from roll.config.data import DataConfig
 from roll.envs.base import make
+from roll.errors import ConfigError
 from roll.types import IntArray
 
 __all__ = ["longest_rollout"]
@@ -20,7 +21,7 @@ class FollowUp(Protocol):
         ...
 
 
-def longest_rollout(entries: Sequence[DataConfig], max_new_tokens: int, renderer: FollowUp) -> int:
+def longest_rollout(entries: Sequence[DataConfig], max_new_tokens: int, renderer: FollowUp, context: int) -> int:
     """Most tokens that can follow a prompt of any source: K answers, and what the environment says between them.
 
     A text counts as many tokens as it has bytes, which no tokenizer exceeds: longer texts may well have fewer tokens.
@@ -29,10 +30,22 @@ def longest_rollout(entries: Sequence[DataConfig], max_new_tokens: int, renderer
         entries: the sources.
         max_new_tokens: of an answer.
         renderer: how the model's chat template goes on after an answer.
+        context: tokens of prompt and rollout together, at most.
+
+    Raises:
+        ConfigError: the context has no room for a prompt beside them.
     """
-    return max(
+    longest = max(
         max_new_tokens * entry.turns + _between_answers(entry, renderer) * (entry.turns - 1) for entry in entries
     )
+    if longest >= context:
+        turns = max(entry.turns for entry in entries)
+        raise ConfigError(
+            f"a context of {context} tokens leaves no room for prompts: a rollout has up to {turns} answer(s) of "
+            f"{max_new_tokens}, with what the environment says between them {longest}. Raise inference.max_context "
+            "(where the model allows it), or lower rollout.max_new_tokens or the number of turns."
+        )
+    return longest
 
 
 def _between_answers(entry: DataConfig, renderer: FollowUp) -> int:

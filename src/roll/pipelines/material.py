@@ -44,8 +44,8 @@ def prepare_material(config: RLVRConfig) -> Material:
     check_own_functions(config.algorithm)
     model_path = resolve_model(config.model.path)
     tokenizer = load_tokenizer(model_path)
-    answer = longest_rollout(config.data, config.rollout.max_new_tokens, ChatRenderer(tokenizer))
     max_context = config.inference.max_context or context_length(model_path)
+    answer = longest_rollout(config.data, config.rollout.max_new_tokens, ChatRenderer(tokenizer), max_context)
     data = build_data(config.data, tokenizer, config.seed, max_context - answer)
     if config.inference.max_context is None and data.longest_prompt is not None:
         max_context = min(max_context, data.longest_prompt + answer)

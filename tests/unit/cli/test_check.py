@@ -185,6 +185,10 @@ BAD_ROWS = {
         ["data=[{source: guess_number, max_number: 3}]", "inference.max_context=150"],
         "but the context leaves 32 for prompts",
     ),
+    "turns without room": (
+        ["data=[{source: guess_number, max_number: 3}]", "inference.max_context=118"],
+        "up to 2 answer(s) of 8, with what the environment says between them 118",
+    ),
     "existing run": (["name=there"], "holds a run already"),
     "disk that cannot be written": (["output_dir=/proc/nowhere"], "cannot write"),
     "path through a file": (["output_dir=config.yaml/runs"], "is a file"),

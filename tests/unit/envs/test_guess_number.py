@@ -88,5 +88,7 @@ def test_room_is_for_all_answers_and_the_longest_texts_between_them() -> None:
         }
     ).data
     # "No, my number is higher than 999999999. " has 40 bytes, "Pick one: 1, 2 or 3. Answer with a number." has 42
-    assert longest_rollout(entries, 10, Bytes()) == 3 * 10 + 2 * (7 + 40 + 42)
-    assert longest_rollout(entries[1:], 10, Bytes()) == 10
+    assert longest_rollout(entries, 10, Bytes(), 209) == 3 * 10 + 2 * (7 + 40 + 42) == 208
+    assert longest_rollout(entries[1:], 10, Bytes(), 11) == 10
+    with pytest.raises(ConfigError, match=r"context of 208 tokens.* 3 answer\(s\) of 10, .* 208\. Raise"):
+        longest_rollout(entries, 10, Bytes(), 208)
