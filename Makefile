@@ -9,7 +9,7 @@ CODE := src tests tools benchmarks
 OFFLINE := HF_HUB_OFFLINE=1 VLLM_NO_USAGE_STATS=1 DO_NOT_TRACK=1 RAY_USAGE_STATS_ENABLED=0
 
 .DEFAULT_GOAL := help
-.PHONY: help setup quickstart test test-all chaos lint format bench-step bench-parts bench-async bench-scheduler bench-policies bench-calibration mutation-scheduler bench-sandbox bench-rewards sweep sweep-multi-turn example-code example-reasoning docs clean
+.PHONY: help setup quickstart example-code example-reasoning test test-all chaos lint format bench-step bench-parts bench-algorithms bench-rewards sweep bench-async bench-scheduler bench-policies bench-calibration mutation-scheduler bench-simulator simulate-paper sweep-multi-turn bench-sandbox docs clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-18s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)

@@ -177,5 +177,5 @@ class LocalCluster:
 
 
 def open_local(config: RLVRConfig, run: RunDirectory | None = None) -> LocalCluster:
-    """A cluster of this process alone, which logs into the run by itself; no more was asked for, or it was refused."""
+    """This process, whatever the configuration says: `CLUSTERS` hands both arguments to every kind of cluster."""
     return LocalCluster()

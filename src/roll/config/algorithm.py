@@ -7,7 +7,6 @@ from typing import Any, Literal
 from pydantic import model_validator
 
 from roll.config.algorithm_parts import (
-    FUNCTION,
     AdvantageConfig,
     CorrectionConfig,
     CreditConfig,
@@ -23,7 +22,7 @@ from roll.config.algorithm_parts import (
     UpdateConfig,
     WeightConfig,
 )
-from roll.config.base import Section, option
+from roll.config.base import FUNCTION, Section, option
 from roll.config.presets import PresetName, expand
 
 __all__ = ["AlgorithmConfig"]

@@ -6,7 +6,7 @@ from typing import Annotated, Literal, TypeVar
 
 from pydantic import Field, model_validator
 
-from roll.config.base import Section, option
+from roll.config.base import FUNCTION, Section, option
 
 __all__ = [
     "AdvantageConfig",
@@ -24,7 +24,6 @@ __all__ = [
     "WeightConfig",
 ]
 
-FUNCTION = r"^(?:\w+(?:\.\w+)*|[^:]+\.py):\w+$"
 Level = Literal["token", "chunk", "sequence", "geometric"]
 
 

@@ -6,7 +6,10 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
-__all__ = ["Section", "option"]
+__all__ = ["FUNCTION", "Section", "option"]
+
+FUNCTION = r"^(?:\w+(?:\.\w+)*|[^:]+\.py):\w+$"
+"""Pattern of a function that a key names: `package.module:function`, or `path/to/file.py:function`."""
 
 
 class Section(BaseModel):

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal
+from collections.abc import Sequence
+from typing import Any, Literal
 
 from pydantic import model_validator
 
 from roll.config.base import Section, option
+from roll.config.cluster import ClusterConfig
+from roll.config.data import DataConfig
 from roll.config.rewards import JudgeReward
-
-if TYPE_CHECKING:
-    from roll.config.run import RLVRConfig
 
 __all__ = ["JudgeConfig", "check_judge"]
 
@@ -66,19 +66,25 @@ class JudgeConfig(Section):
         return self
 
 
-def check_judge(config: RLVRConfig) -> None:
-    """Make sure that the judge which rewards ask is there, that rewards ask the one there is, and that it fits.
+def check_judge(judge: JudgeConfig | None, data: Sequence[DataConfig], cluster: ClusterConfig, num_judges: int) -> None:
+    """Make sure that rewards and the judge need each other, and that the judge fits.
+
+    Args:
+        judge: the run's own, if it has one.
+        data: whose rewards may ask it.
+        cluster: whose devices it runs on.
+        num_judges: engines of the judge.
 
     Raises:
         ValueError: names the keys, and what to change.
     """
     asking = [
         (f"data.{i}.reward.{j}", reward)
-        for i, entry in enumerate(config.data)
+        for i, entry in enumerate(data)
         for j, reward in enumerate(entry.reward)
         if isinstance(reward, JudgeReward) and reward.asks_own_judge
     ]
-    judge, mapped = config.judge, config.cluster.device_mapping.judge
+    mapped = cluster.device_mapping.judge
     if judge is None:
         if asking:
             raise ValueError(
@@ -102,12 +108,12 @@ def check_judge(config: RLVRConfig) -> None:
             f"judge.max_context {judge.max_context} leaves no room for questions beside {longest[0]}.max_reply_tokens "
             f"{longest[1].max_reply_tokens}: raise the one or lower the other"
         )
-    _check_devices(config, judge)
+    _check_devices(judge, cluster, num_judges)
 
 
-def _check_devices(config: RLVRConfig, judge: JudgeConfig) -> None:
-    mapping, width = config.cluster.device_mapping, judge.tensor_parallel
-    if config.cluster.type == "local":
+def _check_devices(judge: JudgeConfig, cluster: ClusterConfig, num_judges: int) -> None:
+    mapping, width = cluster.device_mapping, judge.tensor_parallel
+    if cluster.type == "local":
         if width > 1:
             raise ValueError(
                 f"judge.tensor_parallel is {width}, but cluster.type local has one device: set cluster.type=ray"
@@ -126,9 +132,9 @@ def _check_devices(config: RLVRConfig, judge: JudgeConfig) -> None:
                 "num_engines, or map as many devices"
             )
         return
-    needed, there = config.num_judges * width, len(mapping.actor_infer)
+    needed, there = num_judges * width, len(mapping.actor_infer)
     if needed > there:
         raise ValueError(
-            f"the judge needs {needed} devices (judge.num_engines {config.num_judges} x judge.tensor_parallel {width}) "
+            f"the judge needs {needed} devices (judge.num_engines {num_judges} x judge.tensor_parallel {width}) "
             f"and shares those of actor_infer, of which there are {there}: set cluster.device_mapping.judge"
         )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from roll.config.base import Section, option
+from roll.config.base import FUNCTION, Section, option
 from roll.config.scheduling import SchedulingConfig
 
 __all__ = ["EvaluationConfig", "RolloutConfig"]
@@ -29,7 +29,7 @@ class RolloutConfig(Section):
         "A coroutine of yours that makes one rollout, in place of ROLL's: `package.module:function`, or "
         "`path/to/file.py:function`. It gets (draw, index, first, generate, renderer) and returns a `Rollout`.",
         examples=["examples/loops/second_try.py:second_try"],
-        pattern=r"^(?:\w+(?:\.\w+)*|[^:]+\.py):\w+$",
+        pattern=FUNCTION,
     )
     scheduling: SchedulingConfig = option(SchedulingConfig(), "Order of rollouts, and what a step takes of them.")
 

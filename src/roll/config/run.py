@@ -73,7 +73,7 @@ class RLVRConfig(Section):
         self._check_groups()
         self._check_lengths()
         self._check_roles()
-        check_judge(self)
+        check_judge(self.judge, self.data, self.cluster, self.num_judges)
         self._check_demonstrations()
         if self.replay is not None and self.tracking.record_rollouts:
             raise ValueError(

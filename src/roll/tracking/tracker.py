@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 from roll.errors import RollError, UserError
 from roll.tracking import logs
-from roll.tracking.console import AnswerView, Console, QuietConsole, RunHeader, StepView, open_console
+from roll.tracking.console import Console, QuietConsole, open_console
 from roll.tracking.memory import PeakMemory
 from roll.tracking.metrics import flatten
 from roll.tracking.metrics_file import Kind, MetricsFile, read_metrics
@@ -32,6 +32,7 @@ from roll.tracking.run_directory import RunDirectory, writing
 from roll.tracking.sinks import GuardedSink, open_sinks
 from roll.tracking.spans import Spans
 from roll.tracking.summary import Summary, generation_time, summarise
+from roll.tracking.views import AnswerView, RunHeader, StepView
 
 if TYPE_CHECKING:
     from types import TracebackType

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from roll.config.base import option
+from roll.config.base import FUNCTION, option
 from roll.config.rewards.base import RewardSection
 
 __all__ = ["EnvironmentReward", "PythonReward", "ReasoningGymReward"]
@@ -21,7 +21,7 @@ class PythonReward(RewardSection):
         ...,
         "Where it is: `package.module:function`, or a file: `path/to/file.py:function`.",
         examples=["my_package.rewards:score", "examples/rewards/short_answer.py:score"],
-        pattern=r"^(?:\w+(?:\.\w+)*|[^:]+\.py):\w+$",
+        pattern=FUNCTION,
     )
     options: dict[str, Any] = option({}, "Further keyword arguments for the function.")
 
