@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import os
 import shlex
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any, Self
 
 from roll.sandbox import file_programs
@@ -98,13 +98,13 @@ class SandboxJob:
             except SandboxError:
                 if self._silent:
                     limits.add(Limit.WALL_TIME)
-                elif Limit.MEMORY in self._sandbox.counted():
+                elif Limit.MEMORY in await self._sandbox.counted_at_loss():
                     limits.add(Limit.MEMORY)
                 else:
                     raise
                 end = {}
             else:
-                limits |= self._sandbox.counted()
+                limits |= self._sandbox.counted() | {Limit(name) for name in end.get("counted", ())}
             self._result = self._interpret(end, limits)
         return self._result
 
@@ -148,15 +148,18 @@ class AgentSandbox:
         destroy: Callable[[], None],
         ended: asyncio.Future[None],
         counters: Counters,
+        at_loss: Callable[[], Awaitable[set[Limit]]] | None = None,
     ) -> None:
         self.spec = spec
         self._home: str = settings["home"]
+        self._namespaces: bool = settings["mount_space"]
         # Without isolation /tmp is the host's.
         self._places = (f"home={self._home}", "tmp=/tmp") if settings["isolated"] else (f"home={self._home}",)
         self._connection = connection
         self._destroy = destroy
         self._ended = ended
         self._counters = counters
+        self._at_loss = at_loss
         self._ready = connection.configure(settings)
 
     @property
@@ -187,17 +190,21 @@ class AgentSandbox:
         """Limits that the kernel has counted since the last time."""
         return self._counters.news()
 
+    async def counted_at_loss(self) -> set[Limit]:
+        """The same where the agent has gone."""
+        return self.counted() if self._at_loss is None else await self._at_loss()
+
     async def execute(self, program: Program) -> ExecutionResult:
         """Run it among what else is in the sandbox."""
-        return await self._finish(self._start(program, fresh=False))
+        return await self._finish(self._start(program))
 
     async def start_fresh(self, program: Program) -> SandboxJob:
-        """Start it in namespaces and files of its own."""
-        return self._start(program, fresh=True)
+        """Start it in namespaces and files of its own, or as all there is in this sandbox."""
+        return self._start(program, alone=True)
 
     async def start(self, program: Program) -> SandboxJob:
         """Start it; what it starts may outlive it."""
-        return self._start(program, fresh=False)
+        return self._start(program)
 
     async def _finish(self, job: SandboxJob) -> ExecutionResult:
         try:
@@ -206,12 +213,13 @@ class AgentSandbox:
             job.kill()
             raise
 
-    def _start(self, program: Program, *, fresh: bool) -> SandboxJob:
+    def _start(self, program: Program, *, alone: bool = False) -> SandboxJob:
         limits = self.spec.limits
         wall_s = limits.wall_s if program.wall_s is None else program.wall_s
         output_bytes = limits.output_bytes if program.output_bytes is None else program.output_bytes
         request = {
-            "fresh": fresh,
+            "alone": alone,
+            "fresh": alone and self._namespaces,
             "result": program.result,
             "interactive": program.interactive,
             "files": dict(program.files),

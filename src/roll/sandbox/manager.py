@@ -111,7 +111,7 @@ class SandboxManager:
             reusable = self._runtime.fresh_programs
             keep = False
             try:
-                job = await (sandbox.start_fresh(program) if reusable else sandbox.start(program))
+                job = await sandbox.start_fresh(program)
                 try:
                     yield job
                 finally:

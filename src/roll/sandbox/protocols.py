@@ -174,7 +174,10 @@ class LaunchedSandbox(Sandbox, Protocol):
         ...
 
     async def start_fresh(self, program: Program) -> Job:
-        """Start a program in its own namespaces and file system, of which nothing remains."""
+        """Start a program in its own namespaces and file system, of which nothing remains.
+
+        Where the runtime has no `fresh_programs`: start the only program that this sandbox is for.
+        """
         ...
 
     async def ready(self) -> None:

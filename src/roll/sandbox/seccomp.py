@@ -19,7 +19,7 @@ __all__ = ["SUPPORTED", "seccomp_filter"]
 SUPPORTED = ("x86_64", "aarch64")
 
 _AUDIT_ARCH = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
-_LOAD, _JUMP_EQUAL, _JUMP_AT_LEAST, _JUMP_ANY_BIT, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
+_LOAD, _JUMP_EQUAL, _JUMP_AT_LEAST, _JUMP_ANY_BIT, _AND, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x54, 0x06
 _ALLOW, _KILL, _FAIL = 0x7FFF0000, 0x80000000, 0x00050000
 _NUMBER, _ARCH = 0, 4
 """Offsets in `struct seccomp_data`."""
@@ -27,14 +27,16 @@ _NUMBER, _ARCH = 0, 4
 _X32_BIT = 0x40000000
 _FIRST_UNKNOWN = 463
 _NEW_NAMESPACE_FLAGS = 0x7E020080
-_SOCKET_FAMILIES = (1, 2, 10)
-"""Unix, IPv4, IPv6: there is no network behind the last two but the sandbox's own loopback. Not vsock, not netlink."""
+_UNIX, _INTERNET = 1, (2, 10)
+"""There is no network behind IPv4 and IPv6 but the sandbox's own loopback. Not vsock, not netlink."""
+_SOCKET_KINDS, _PROTOCOLS = (1, 2), (0, 6, 17)
+"""Streams and datagrams; TCP and UDP. To ask for another protocol has the kernel load its module."""
 _TERMINAL_INJECTION = (0x5412, 0x541C)
 """TIOCSTI and TIOCLINUX: they type into the terminal of whoever started the sandbox."""
-
-
 _FILE_SIZE_SIGNAL = 25
 """SIGXFSZ. Who ignores it is only told by a write that fails, which looks like any failure: Python ignores it."""
+_CORE_SIZE = 4
+"""RLIMIT_CORE, which is 1 in sandboxes: only then has no crash the host's handler of core files run."""
 
 
 def _instruction(code: int, value: int, if_true: int = 0, if_false: int = 0) -> bytes:
@@ -45,9 +47,9 @@ def _fail(error: int) -> bytes:
     return _instruction(_RETURN, _FAIL | error)
 
 
-def _argument(index: int) -> bytes:
-    """Load the low half of an argument: all that are checked are 32 bits wide."""
-    return _instruction(_LOAD, 16 + 8 * index)
+def _argument(index: int, *, high: bool = False) -> bytes:
+    """Load half of an argument. Those that are checked are 32 bits wide, but for pointers."""
+    return _instruction(_LOAD, 16 + 8 * index + 4 * high)
 
 
 _ALLOWED = _instruction(_RETURN, _ALLOW)
@@ -63,6 +65,17 @@ def _one_of(values: tuple[int, ...], then: bytes, otherwise: bytes) -> list[byte
     return [*tests, otherwise, then]
 
 
+def _unless(value: int, then: list[bytes]) -> list[bytes]:
+    """Go on where `value` is loaded; else do that."""
+    return [_instruction(_JUMP_EQUAL, value, len(then), 0), *then]
+
+
+def _only_asked(pointer: int) -> list[bytes]:
+    """Said to be done, but not done, where there is something to set: what refuses to go on otherwise (Go) goes on."""
+    done = [_fail(0)]
+    return [_argument(pointer), *_unless(0, done), _argument(pointer, high=True), *_unless(0, done), _ALLOWED]
+
+
 def _ranges(numbers: list[int]) -> Iterator[tuple[int, int]]:
     """Runs of consecutive numbers: first and last."""
     first = last = numbers[0]
@@ -72,6 +85,43 @@ def _ranges(numbers: list[int]) -> Iterator[tuple[int, int]]:
             first = value
         last = value
     yield first, last
+
+
+def _checked() -> list[tuple[str, list[bytes]]]:
+    """Calls whose arguments decide, and how."""
+    refused = _fail(errno.EPERM)
+    namespaces = [_argument(0), _instruction(_JUMP_ANY_BIT, _NEW_NAMESPACE_FLAGS, 0, 1), refused, _ALLOWED]
+    internet = [
+        _argument(1),
+        _instruction(_AND, 0xF),  # the rest are flags
+        _instruction(_JUMP_EQUAL, _SOCKET_KINDS[0], 2, 0),
+        _instruction(_JUMP_EQUAL, _SOCKET_KINDS[1], 1, 0),
+        _fail(errno.ESOCKTNOSUPPORT),
+        _argument(2),
+        *_one_of(_PROTOCOLS, _ALLOWED, _fail(errno.EPROTONOSUPPORT)),
+    ]
+    families = [
+        _argument(0),
+        _instruction(_JUMP_EQUAL, _UNIX, 0, 1),
+        _ALLOWED,
+        _instruction(_JUMP_EQUAL, _INTERNET[0], 2, 0),
+        _instruction(_JUMP_EQUAL, _INTERNET[1], 1, 0),
+        _fail(errno.EAFNOSUPPORT),
+        *internet,
+    ]
+    terminal = [_argument(1), *_one_of(_TERMINAL_INJECTION, refused, _ALLOWED)]
+    limits = [_argument(0), *_unless(_CORE_SIZE, [_ALLOWED]), _fail(0)]
+    own_limits = [_argument(0), *_unless(0, [refused]), _argument(1), *_unless(_CORE_SIZE, [_ALLOWED]), *_only_asked(2)]
+    signals = [_argument(0), *_unless(_FILE_SIZE_SIGNAL, [_ALLOWED]), *_only_asked(1)]
+    return [
+        ("clone", namespaces),
+        ("clone3", [_fail(errno.ENOSYS)]),  # its flags are behind a pointer; libraries fall back to clone
+        ("socket", families),
+        ("ioctl", terminal),
+        ("setrlimit", limits),
+        ("prlimit64", own_limits),
+        ("rt_sigaction", signals),
+    ]
 
 
 def seccomp_filter(architecture: str | None = None) -> bytes:
@@ -92,26 +142,7 @@ def seccomp_filter(architecture: str | None = None) -> bytes:
     ]
     if architecture == "x86_64":
         program += [_instruction(_JUMP_AT_LEAST, _X32_BIT, 0, 1), _instruction(_RETURN, _KILL)]
-    namespaces = [_argument(0), _instruction(_JUMP_ANY_BIT, _NEW_NAMESPACE_FLAGS, 0, 1), refused, _ALLOWED]
-    families = [_argument(0), *_one_of(_SOCKET_FAMILIES, _ALLOWED, _fail(errno.EAFNOSUPPORT))]
-    terminal = [_argument(1), *_one_of(_TERMINAL_INJECTION, refused, _ALLOWED)]
-    own_limits = [_argument(0), *_one_of((0,), _ALLOWED, refused)]
-    signals = [
-        _argument(0),
-        _instruction(_JUMP_EQUAL, _FILE_SIZE_SIGNAL, 0, 3),
-        _argument(1),
-        _instruction(_JUMP_EQUAL, 0, 1, 0),  # only asked for
-        _fail(0),  # said to be done: what refuses to go on otherwise (Go) goes on
-        _ALLOWED,
-    ]
-    for name, body in (
-        ("clone", namespaces),
-        ("clone3", [_fail(errno.ENOSYS)]),  # its flags are behind a pointer; libraries fall back to clone
-        ("socket", families),
-        ("ioctl", terminal),
-        ("prlimit64", own_limits),
-        ("rt_sigaction", signals),
-    ):
+    for name, body in _checked():
         program += _only_for(number(name, architecture), body)
     program += [_instruction(_JUMP_AT_LEAST, _FIRST_UNKNOWN, 0, 1), _fail(errno.ENOSYS)]
     for first, last in _ranges(allowed(architecture)):

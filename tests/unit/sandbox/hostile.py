@@ -78,7 +78,7 @@ while True:
     except OSError: pass
 """,
         wall_s=3.0,
-        outcomes=frozenset({Outcome.WALL_TIME}),
+        outcomes=frozenset({Outcome.WALL_TIME, Outcome.MEMORY}),
         limits=frozenset({Limit.PROCESSES}),
     ),
     Hostile(
@@ -261,6 +261,20 @@ print("BREACH")
         "os.truncate(os.open('f', os.O_CREAT | os.O_RDWR), 2**40)",
         **_ends(Outcome.FILE_SIZE),
     ),
+    _python(
+        "the limit on files behind a pointer",
+        "a pointer whose lower half is zero does not pass for none",
+        """
+libc.mmap.restype = ctypes.c_void_p
+libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long]
+place = libc.mmap(1 << 32, 4096, 3, 0x32, -1, 0)
+ctypes.c_long.from_address(place).value = 1  # SIG_IGN
+call(13, 25, place, 0, 8)
+try: open("f", "wb").truncate(2**40)
+except OSError: print("BREACH")
+""",
+        **_ends(Outcome.FILE_SIZE),
+    ),
     _python("output flood", "output is bounded", "while True: os.write(1, b'x' * 65536)", **_ends(Outcome.OUTPUT)),
     _python(
         "error flood", "standard error is bounded", "while True: os.write(2, b'x' * 65536)", **_ends(Outcome.OUTPUT)
@@ -283,6 +297,35 @@ time.sleep(1000)
         **_ends(Outcome.OUTPUT),
     ),
     _refused("file descriptors", "open files are bounded", "refused(lambda: [os.dup(0) for _ in range(100000)])"),
+    _python(
+        "sockets within sockets",
+        "descriptors on their way are bounded",
+        """
+first, second = socket.socketpair()
+try:
+    for _ in range(100000):
+        outer, inner = socket.socketpair()
+        socket.send_fds(outer, [b"x"], [first.fileno(), second.fileno()])
+        first, second = outer, inner
+    print("BREACH")
+except OSError: print("refused")
+""",
+        says=b"refused",
+    ),
+    _python(
+        "ending the agent for want of memory",
+        "whoever the kernel ends, the memory was the program's",
+        """
+with open("/proc/self/oom_score_adj", "w") as file: file.write("0")
+for n in range(12):
+    with open(f"f{n}", "wb") as file: file.write(bytes(2**20))
+kept = []
+while True:
+    kept.append(os.memfd_create("x"))
+    os.write(kept[-1], bytes(2**20))
+""",
+        **_ends(Outcome.MEMORY),
+    ),
     _refused(
         "raising a limit",
         "limits cannot be raised",
@@ -332,6 +375,17 @@ refused(s.connect, ("127.0.0.1", HOST_PORT))
         "vsock", "a virtual machine's socket to its host is closed", "refused(socket.socket, 40, socket.SOCK_STREAM)"
     ),
     _refused("raw packets", "packet sockets are closed", "refused(socket.socket, 17, socket.SOCK_RAW)"),
+    _python(
+        "rare protocols",
+        "none but TCP and UDP, so that no module of the kernel's is loaded for a program",
+        """
+for kind in ((1, 132), (5, 0), (5, 132), (6, 0), (6, 33), (2, 136), (1, 262), (2, 1), (3, 255)):
+    try: socket.socket(2, *kind); print("BREACH", kind)
+    except OSError as error:
+        if error.errno in (errno.ESOCKTNOSUPPORT, errno.EPROTONOSUPPORT): print("refused")
+""",
+        says=b"refused\n" * 9,
+    ),
     _refused("netlink", "the kernel's network configuration is closed", "refused(socket.socket, 16, socket.SOCK_RAW)"),
     _python(
         "network devices",
@@ -377,6 +431,15 @@ print("BREACH" if re.search("CANARY" + "-[0-9a-f]{32}", "".join(texts)) else "re
         "the line to the host is out of reach",
         "refused(os.listdir, '/proc/1/fd')",
     ),
+    _python(
+        "a core file",
+        "no crash has the host's handler of core files run",
+        """
+resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+print("refused" if resource.getrlimit(resource.RLIMIT_CORE) == (1, 1) else "BREACH")
+""",
+        says=b"refused",
+    ),
     _refused("the memory of the first process", "it cannot be read or changed", "refused(open, '/proc/1/mem', 'r+b')"),
     _python(
         "own descriptors",
@@ -409,7 +472,11 @@ for path in ("/dev/mem", "/dev/kmsg", "/proc/kcore", "/dev/vda", "/dev/sda", "/p
         "control groups",
         "its own bounds are out of reach",
         """
-print("BREACH" if os.path.exists("/sys/fs/cgroup") else "refused")
+for directory, _, names in os.walk("/sys/fs/cgroup"):
+    for name in names:
+        try: os.close(os.open(f"{directory}/{name}", os.O_WRONLY | os.O_NONBLOCK)); print("BREACH", name)
+        except OSError: pass
+print("refused")
 """,
         says=b"refused",
     ),

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 import pytest_asyncio
-from unit.sandbox.conftest import agents, spec_for
+from unit.sandbox.conftest import LIMITS, agents, spec_for
 from unit.sandbox.hostile import HOSTILE, Hostile
 
 import roll
@@ -167,6 +167,32 @@ async def test_nothing_that_a_program_was_given_is_in_the_memory_of_the_next_one
     assert (await contained.execute(first)).ok
     assert (await contained.execute(search)).stdout == b"searched\n"
     assert contained.health()["started"] == started, "not the same sandbox"
+
+
+NETWORK_BUFFERS = """
+import socket, time
+server, pairs, queued = socket.create_server(("127.0.0.1", 0), backlog=100), [], 0
+try:
+    for _ in range(60):
+        client = socket.socket()
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 2**26)
+        client.connect(server.getsockname())
+        pairs.append((client, server.accept()[0]))
+        client.setblocking(False)
+        try:
+            while queued < 2**29: queued += client.send(bytes(2**18))
+        except BlockingIOError: continue
+except OSError: pass
+print(queued)
+"""
+
+
+async def test_what_waits_in_sockets_is_bounded(contained: SandboxManager) -> None:
+    """It is the kernel's memory: more of it than the whole host's network may have would stop the training's."""
+    if not contained.runtime._spawner.facts["groups"]:
+        pytest.skip("without control groups network buffers are not counted (docs/security.md)")
+    result = await contained.execute(PythonCode(source=NETWORK_BUFFERS, wall_s=5.0))
+    assert int(result.stdout or b"0") <= LIMITS.memory_bytes, result
 
 
 async def test_links_left_in_a_sandbox_lead_the_host_nowhere(contained: SandboxManager, host: Host) -> None:

@@ -26,6 +26,8 @@ def verdict(architecture: str, call: int, *arguments: int, arch: int | None = No
         position += 1
         if code == 0x20:
             accumulator = struct.unpack_from("=I", data, value)[0]
+        elif code == 0x54:
+            accumulator &= value
         elif code == 0x06:
             return value
         else:
@@ -48,7 +50,7 @@ def test_refused_calls_fail_and_newer_ones_do_not_exist(architecture: str) -> No
 
 
 @architectures
-def test_arguments_decide_about_six_calls(architecture: str) -> None:
+def test_arguments_decide_about_seven_calls(architecture: str) -> None:
     def of(name: str, *arguments: int) -> int:
         return verdict(architecture, number(name, architecture), *arguments)
 
@@ -57,18 +59,31 @@ def test_arguments_decide_about_six_calls(architecture: str) -> None:
     for flag in (0x00020000, 0x02000000, 0x04000000, 0x08000000, 0x10000000, 0x20000000, 0x40000000, 0x80):
         assert of("clone", flag | 17) == FAIL | errno.EPERM
     assert of("clone3") == FAIL | errno.ENOSYS
-    assert {family: of("socket", family) for family in (1, 2, 10, 16, 17, 38, 40)} == {
+    assert {family: of("socket", family, 1) for family in (1, 2, 10, 16, 17, 38, 40)} == {
         1: ALLOW,
         2: ALLOW,
         10: ALLOW,
         **dict.fromkeys((16, 17, 38, 40), FAIL | errno.EAFNOSUPPORT),
     }
+    close_on_exec = 0x80000
+    for family in (2, 10):
+        for kind, protocol in ((1, 0), (1, 6), (2, 0), (2, 17)):
+            assert of("socket", family, kind | close_on_exec, protocol) == ALLOW
+        for kind in (0, 3, 4, 5, 6, 10):  # raw, sequences of packets, DCCP
+            assert of("socket", family, kind | close_on_exec, 0) == FAIL | errno.ESOCKTNOSUPPORT
+        for protocol in (1, 33, 132, 136, 255, 262):  # ICMP, DCCP, SCTP, UDP-Lite, raw, Multipath TCP
+            assert of("socket", family, 1, protocol) == FAIL | errno.EPROTONOSUPPORT
+    assert of("socket", 1, 5, 0) == ALLOW
     assert of("ioctl", 0, 0x5401) == ALLOW
     assert of("ioctl", 0, 0x5412) == FAIL | errno.EPERM
     assert of("prlimit64", 0) == ALLOW
     assert of("prlimit64", 1) == FAIL | errno.EPERM
+    pointers = (0x1000, 1 << 32, 1 << 46)  # one whose low half is 0 is none the less a pointer
+    assert of("setrlimit", 7, 0x1000) == of("prlimit64", 0, 7, 0x1000) == of("prlimit64", 0, 4, 0) == ALLOW
+    assert {of("setrlimit", 4, pointer) for pointer in pointers} == {FAIL}
+    assert {of("prlimit64", 0, 4, pointer) for pointer in pointers} == {FAIL}
     assert of("rt_sigaction", 2, 0x1000) == of("rt_sigaction", 25, 0) == ALLOW  # another signal; only asking
-    assert of("rt_sigaction", 25, 0x1000) == FAIL  # does nothing, and says 0
+    assert {of("rt_sigaction", 25, pointer) for pointer in pointers} == {FAIL}  # does nothing, and says 0
 
 
 @architectures

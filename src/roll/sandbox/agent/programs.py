@@ -159,12 +159,15 @@ def _serve_as_init(program, settings):
 
 
 def disk_full(settings):
-    """Whether less than a page, or no further file, fits into the writable space."""
-    try:
-        space = os.statvfs(settings["home"])
-    except OSError:
-        return False
-    return space.f_blocks > 0 and (space.f_bavail == 0 or space.f_favail == 0)
+    """Whether less than a page, or no further file, fits into the writable space, or one of those (`docker`)."""
+    for place in (settings["home"], "/tmp", "/dev/shm") if settings["own_group"] else (settings["home"],):
+        try:
+            space = os.statvfs(place)
+        except OSError:
+            continue
+        if space.f_blocks > 0 and (space.f_bavail == 0 or (space.f_files > 0 and space.f_favail == 0)):
+            return True
+    return False
 
 
 def _run(request, settings):
@@ -204,12 +207,14 @@ def _restrict(settings):
         pass
     limits = settings["limits"]
     bounds = {
-        resource.RLIMIT_CORE: 0,
+        resource.RLIMIT_CORE: 1,  # with 0, a host's handler of core files would be run, as root: core(5)
         resource.RLIMIT_NOFILE: limits["max_open_files"],
         resource.RLIMIT_FSIZE: limits["file_size_bytes"],
         resource.RLIMIT_MEMLOCK: 1 << 16,
         resource.RLIMIT_MSGQUEUE: 1 << 16,
     }
+    if settings["own_group"]:
+        os.nice(10)  # whatever it starts, the agent beside it gets to act when its time is over
     if settings["bound_processes"]:
         bounds[resource.RLIMIT_NPROC] = limits["max_processes"] + 4
     if settings["bound_address_space"]:

@@ -26,7 +26,9 @@ class Run:
         self.agent, self.channel = agent, channel
         self.wall_s, self.cpu_s, self.output_left = request["wall_s"], request["cpu_s"], request["output_bytes"]
         self.limits = []
-        self.kills = usage.kills_for_memory() if agent.settings["own_group"] else None
+        self.reaped_before = usage.reaped_s() if request["alone"] and not request["fresh"] else None
+        """Where the sandbox is for this program alone: what has left its tree is its, too."""
+        self.counts = usage.kernel_counts() if agent.settings["own_group"] else {}
         self.cpu_used = 0.0
         self.code = None
         self.full = False
@@ -64,7 +66,7 @@ class Run:
         if now >= self.began + self.wall_s:
             self.end("wall_time")
         elif now >= self.next_check:
-            cpu, memory, threads = usage.totals(self.started.pid)
+            cpu, memory, threads = self._totals()
             self.cpu_used = max(cpu, self.cpu_used)
             limits = self.agent.settings["limits"]
             # `memory` counts shared pages once per process; the exact sum takes longer.
@@ -76,6 +78,12 @@ class Run:
             if self.cpu_s is not None and cpu >= self.cpu_s:
                 self.end("cpu_time")
             self.next_check = now + self._check_after(cpu)
+
+    def _totals(self):
+        if self.reaped_before is None:
+            return usage.totals(self.started.pid)
+        cpu, memory, threads = usage.totals(os.getpid(), without_root=True)
+        return cpu + usage.reaped_s() - self.reaped_before, memory, threads
 
     def note(self, limit):
         """Remember that a limit was hit."""
@@ -166,8 +174,8 @@ class Run:
                 self.note(limit)
         if self.full:
             self.note("disk")
-        if self.kills is not None and usage.kills_for_memory() > self.kills:
-            self.note("memory")
+        now = usage.kernel_counts() if self.counts else {}
+        counted = [limit for limit in now if now[limit] > self.counts.get(limit, now[limit])]
         wall = clock() - self.began
         cpu = max(used.ru_utime + used.ru_stime, self.cpu_used)
-        self.agent.send_end(self.channel, code, number, self.limits, wall, cpu, used.ru_maxrss * 1024)
+        self.agent.send_end(self.channel, code, number, self.limits, wall, cpu, used.ru_maxrss * 1024, counted=counted)

@@ -251,12 +251,12 @@ class Agent:
         while view:
             view = view[os.write(self.outgoing, view) :]
 
-    def send_end(self, channel, code, number, limits, wall_s, cpu_s, peak_bytes, closed=False):
+    def send_end(self, channel, code, number, limits, wall_s, cpu_s, peak_bytes, closed=False, counted=()):
         """The x of a program or of a session's command. The strings are our own: nothing to escape."""
-        names = ",".join('"' + limit + '"' for limit in limits)
+        names, kernel = (",".join('"' + limit + '"' for limit in each) for each in (limits, counted))
         text = (
             f'{{"code":{code},"signal":{number},"limits":[{names}],"wall_s":{wall_s:.6f},"cpu_s":{cpu_s:.6f},'
-            f'"peak":{peak_bytes},"closed":{"true" if closed else "false"}}}'
+            f'"peak":{peak_bytes},"counted":[{kernel}],"closed":{"true" if closed else "false"}}}'
         )
         self.send("x", channel, text.encode())
 

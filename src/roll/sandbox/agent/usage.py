@@ -40,15 +40,21 @@ def tree(root, found=None):
     return result
 
 
-def totals(root):
-    """Of `root` and its descendants: seconds of CPU, resident bytes, threads."""
+def totals(root, without_root=False):
+    """Of `root` and its descendants, or of these alone: seconds of CPU, resident bytes, threads."""
     found = processes()
-    entries = [found[pid] for pid in tree(root, found)]
+    entries = [found[pid] for pid in tree(root, found) if pid != root or not without_root]
     return (
         sum(entry[1] for entry in entries),
         sum(entry[2] for entry in entries),
         sum(entry[3] for entry in entries),
     )
+
+
+def reaped_s():
+    """Seconds of CPU of all children of this process that have ended, with theirs."""
+    times = os.times()
+    return times.children_user + times.children_system
 
 
 def memory_of(root):
@@ -84,14 +90,23 @@ def kill_tree(root, spare=(), stop=True):
                     continue
 
 
-def kills_for_memory():
-    """How many processes of its own control group the kernel has killed for want of memory, if that can be read."""
-    for path in ("/sys/fs/cgroup/memory.events", "/sys/fs/cgroup/memory/memory.oom_control"):
-        try:
-            with open(path) as file:
-                for line in file:
-                    if line.startswith("oom_kill "):
-                        return int(line.split()[1])
-        except (OSError, ValueError):
-            continue
-    return 0
+_COUNTERS = {
+    "memory": (("memory.events", b"oom_kill"), ("memory/memory.oom_control", b"oom_kill")),
+    "processes": (("pids.events", b"max"), ("pids/pids.events", b"max")),
+}
+"""By limit: where a control group of either version counts what it has refused or killed."""
+
+
+def kernel_counts():
+    """By limit, how often the kernel has enforced it in the control group that this process sees; what can be read."""
+    found = {}
+    for limit, places in _COUNTERS.items():
+        for path, word in places:
+            try:
+                with open("/sys/fs/cgroup/" + path, "rb") as file:
+                    counts = dict(line.split()[:2] for line in file)
+                found[limit] = int(counts[word])
+                break
+            except (OSError, KeyError, ValueError):
+                continue
+    return found
