@@ -196,7 +196,9 @@ class KLConfig(Section):
 
     coefficient: float = option(0.0, "Weight of the penalty.", ge=0)
     estimator: Literal["k1", "k2", "k3", "absolute", "full"] = option(
-        "k3", "Estimator of the divergence per token (Schulman 2020); `full`: the exact sum over the vocabulary."
+        "k3",
+        "Estimator of the divergence per token (Schulman 2020); `full`: the exact sum over the vocabulary. `k1` is for "
+        "the reward: in the loss its gradient is 0 on average, so that it holds nothing back.",
     )
     place: Literal["loss", "reward"] = option(
         "loss", "In the loss, with a gradient of its own, or subtracted from every token's reward."
