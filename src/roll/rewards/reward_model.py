@@ -16,6 +16,7 @@ from roll.errors import ModelError, RewardInfraError
 from roll.protocols import WorkerPool
 from roll.rewards.base import Judgement, Verifier, in_pool
 from roll.rewards.batching import Batcher
+from roll.rewards.control_tokens import defuser
 from roll.types import Message, Rollout
 
 __all__ = ["prepare_worker", "reward_model_verifier", "score_batch"]
@@ -84,6 +85,7 @@ def _device(name: str) -> Any:
 
 def _token_ids(tokenizer: Any, conversation: Conversation, answer: str, max_length: int) -> list[int]:
     """Prompt and answer as the model was trained to see them; the end of what is too long."""
+    answer = defuser(tokenizer)(answer)  # or it could end its message, and go on as whoever praises it
     if getattr(tokenizer, "chat_template", None):
         chat = [*conversation, {"role": "assistant", "content": answer}]
         ids = tokenizer.apply_chat_template(chat, tokenize=True, return_dict=False)

@@ -26,6 +26,7 @@ import numpy as np
 from roll.config.rewards import JudgeReward
 from roll.data import ChatRenderer
 from roll.errors import DataError, ModelError, UnscorableError
+from roll.rewards.control_tokens import defuser
 from roll.rewards.judge.cache import content_key
 from roll.types import Generation, GenerationRequest, Message, SamplingParams
 
@@ -77,6 +78,7 @@ class JudgeModel:
         self.usage = JudgeUsage()
         self._tokenizer = tokenizer
         self._renderer = ChatRenderer(tokenizer)
+        self._defused = defuser(tokenizer)
         self._has_system = self._accepts_system()
         quotes = [i for i, token in enumerate(tokenizer.convert_ids_to_tokens(range(len(tokenizer)))) if _ends(token)]
         self.text_ends = tuple(sorted({*stop_token_ids, *quotes}))
@@ -88,7 +90,10 @@ class JudgeModel:
         Raises:
             DataError: the model's chat template refuses it.
         """
-        return self._renderer.render(messages if self._has_system else _without_system(messages)).tolist()
+        harmless: list[Message] = [
+            {"role": message["role"], "content": self._defused(message["content"])} for message in messages
+        ]
+        return self._renderer.render(harmless if self._has_system else _without_system(harmless)).tolist()
 
     def encode(self, text: str) -> list[int]:
         """Tokens of a text inside an answer."""

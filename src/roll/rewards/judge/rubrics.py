@@ -1,7 +1,8 @@
 """What a judge is asked, and the form in which it replies.
 
 What it judges is untrusted text: it stands between marks that hold a digest of it, which it cannot guess while it is
-written, and the judge is told that nothing between them is meant for it.
+written, and the judge is told that nothing between them is meant for it. Words that would end the message for the
+judge's model are taken apart.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from roll.rewards.control_tokens import defused
 from roll.rewards.judge.cache import content_key
 from roll.types import Message
 
@@ -74,7 +76,7 @@ def _object(properties: Mapping[str, Any]) -> dict[str, Any]:
 
 def _marked(name: str, text: str) -> str:
     mark = f"{name} {content_key(name, text)[:12]}"
-    return f"<<<{mark}\n{text}\n{mark}>>>"
+    return f"<<<{mark}\n{defused(text)}\n{mark}>>>"
 
 
 def _question(conversation: Sequence[Message]) -> str:
