@@ -196,3 +196,32 @@ async def test_earlier_answers_are_nowhere_to_be_found(judge: Judge) -> None:
             assert (await judge(honest, tests, entry="f", max_code_bytes=200_000)).correct
         copied = await judge(SEARCH, tests, entry="f", max_cpu_s=20.0)
         assert (copied.correct, copied.verdict) == (False, "wrong 0/1"), (padding, copied)
+
+
+CUT = "assert f(6, 7)[:1] == [42]"
+STAR = "from solution import *\ndef test_f():\n    assert len(f(6, 7)) == 42"
+NESTED = """
+import os
+body = b'{"over":{"limit":' + b"[" * %d + b"]" * %d + b"}}"
+def f(*a):
+    for descriptor in range(3, 40):
+        try: os.write(descriptor, len(body).to_bytes(4, "little") + body)
+        except OSError: pass
+    os._exit(0)
+"""
+
+
+async def test_no_answer_makes_tests_look_broken(judge: Judge) -> None:
+    """That would take it out of its group, where it should be a failure: an object is cut, a message is nested."""
+    own = "class Own:\n  pass\ndef f(*a): return Own()"
+    assert (await judge(own, CUT, entry="f")).verdict == "not plain 0/1"
+    assert (await judge("def f(*a): return [42, 1]", CUT, entry="f")).correct
+    for depth in (900, 960, 970, 975, 980, 985, 990):
+        judgement = await judge(NESTED % (depth, depth), TESTS["a plain assert"], entry="f")
+        assert (judgement.value, judgement.correct) == (0.0, False), (depth, judgement)
+
+
+async def test_names_of_a_candidate_do_not_replace_known_ones_in_tests_that_import_all(judge: Judge) -> None:
+    cheat = "import math\ndef len(x): return 42\ndef isinstance(*a): return True\ndef f(*a): return []"
+    assert not (await judge(cheat, STAR, entry="f")).correct
+    assert (await judge("def f(a, b): return [0] * a * b", STAR, entry="f")).correct

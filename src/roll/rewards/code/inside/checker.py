@@ -14,9 +14,10 @@ import sys
 from types import ModuleType
 
 from .frames import Frames
-from .proxies import BrokenTestsError, GoneError, Line, NotComparableError
+from .proxies import BrokenTestsError, GoneError, Line, NotComparableError, ended
 
 _TESTS = "tests.py"
+_KNOWN = frozenset(vars(builtins)) | sys.stdlib_module_names | {"pytest"}
 
 
 class Names(dict):
@@ -48,7 +49,7 @@ def check_case(case, setup, frames):
     loaded = frames.read()
     line = Line(frames, ())
     if not isinstance(loaded, dict) or "over" in loaded:
-        line.over = loaded["over"] if isinstance(loaded, dict) else {"status": 255, "limit": None}
+        line.over = ended(loaded)
         return {"passed": False, "verdict": "gone", "over": line.over}
     if "raised" in loaded:
         return {"passed": False, "verdict": "raised", "text": str(loaded)[:500], "over": line.end()}
@@ -118,7 +119,8 @@ class _Module(ModuleType):
     def __init__(self, name, line):
         super().__init__(name)
         self.__dict__["_line"] = line
-        self.__dict__["__all__"] = line.names
+        # For `import *`, which must not put a candidate's `len` or `math` in the place of the real one.
+        self.__dict__["__all__"] = [name for name in line.names if name not in _KNOWN]
 
     def __getattr__(self, name):
         if name.startswith("__"):

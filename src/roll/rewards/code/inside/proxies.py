@@ -27,6 +27,18 @@ class NotComparableError(TypeError):
     """A test compares an object that is no plain data."""
 
 
+def ended(answer):
+    """How a process ended, by a message that may be made up: of it, what is looked at, and nothing that is nested."""
+    over = answer.get("over") if isinstance(answer, dict) else None
+    over = over if isinstance(over, dict) else {"status": 255}
+    limit, cpu_s = over.get("limit"), over.get("cpu_s")
+    return {
+        "status": over.get("status") if isinstance(over.get("status"), int) else 255,
+        "limit": limit if isinstance(limit, str) else None,
+        "cpu_s": cpu_s if isinstance(cpu_s, (int, float)) else None,
+    }
+
+
 class Line:
     """Asks the candidate's process; one question, one answer."""
 
@@ -54,7 +66,7 @@ class Line:
         self.frames.write({"to": "candidate", "message": message})
         answer = self.frames.read()
         if not isinstance(answer, dict) or "over" in answer:
-            self.over = answer["over"] if isinstance(answer, dict) else {"status": 255, "limit": None}
+            self.over = ended(answer)
             raise GoneError()
         return answer
 
@@ -62,9 +74,7 @@ class Line:
         """End the candidate's process; how it ended."""
         if self.over is None:
             self.frames.write({"to": "candidate", "message": {"op": "end"}})
-            answer = self.frames.read()
-            ended = isinstance(answer, dict) and isinstance(answer.get("over"), dict)
-            self.over = answer["over"] if ended else {"status": 255, "limit": None}
+            self.over = ended(self.frames.read())
         return self.over
 
     def value(self, answer):
@@ -142,7 +152,12 @@ class Remote:
         return iter(self._ask("list"))
 
     def __getitem__(self, key):
-        return self._ask("item", key=_tree(self, key))
+        try:
+            tree = wire.encode(key, _numbers(self))
+        except (wire.NotPlainError, RecursionError):
+            # `f(x)[:2]` of what would be a list, had the candidate given one: not the tests' mistake
+            raise NotComparableError(f"{key!r:.80} of an object of type {self._kind}: not plain data") from None
+        return self._ask("item", key=tree)
 
     def __str__(self):
         return str(self._ask("text"))
@@ -156,13 +171,19 @@ class Remote:
     __bool__ = _never("the truth")
 
 
-def _tree(remote, value):
+def _numbers(remote):
+    """Gives the number of an object that is where `remote` is."""
+
     def number(item):
         own = isinstance(item, Remote) and item._line is remote._line
         return item._number if own else None
 
+    return number
+
+
+def _tree(remote, value):
     try:
-        return wire.encode(value, number)
+        return wire.encode(value, _numbers(remote))
     except (wire.NotPlainError, RecursionError) as error:
         text = f"a test hands the candidate {error}, which is not plain data"
         raise remote._line.broken(text) from None

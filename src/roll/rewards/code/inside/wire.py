@@ -18,6 +18,9 @@ import math
 MAX_DEPTH = 64
 """Of what is decoded. What is encoded may be deeper, so that whatever came can be sent back in a list or two."""
 MAX_FRAME_BYTES = 1 << 26
+MAX_EQUAL_HASHES = 32
+"""Among what a set or the keys of a dict hold: looking one up takes as many comparisons. Whoever makes up numbers that
+are alike modulo 2**61 - 1 would have them take minutes."""
 _BIG = 1 << 53
 _SEQUENCES = {"l": list, "t": tuple, "s": set, "z": frozenset}
 
@@ -121,10 +124,11 @@ def decode(tree, remote=None, depth=0):
     tag, items = tree[0], tree[1:]
     try:
         if tag in _SEQUENCES:
-            return _SEQUENCES[tag]([decode(item, remote, depth + 1) for item in items])
+            values = [decode(item, remote, depth + 1) for item in items]
+            return _SEQUENCES[tag](told_apart(values) if tag in "sz" else values)
         if tag == "d":
             values = [decode(item, remote, depth + 1) for item in items]
-            return dict(zip(values[::2], values[1::2], strict=True))
+            return dict(zip(told_apart(values[::2]), values[1::2], strict=True))
         if tag == "c":
             return complex(*(_real(decode(item)) for item in items))
         (item,) = items
@@ -133,6 +137,21 @@ def decode(tree, remote=None, depth=0):
         return {"i": _from_hex, "f": _not_finite, "b": bytes.fromhex}[tag](item)
     except (TypeError, ValueError, KeyError, RecursionError) as error:
         raise WireError("not plain data: %s" % (error,)) from None  # noqa: UP031
+
+
+def told_apart(values):
+    """The values, where they may be held by a set or be the keys of a dict.
+
+    Raises:
+        WireError: too many have the same hash.
+    """
+    counts = {}
+    for value in values:
+        found = hash(value)
+        counts[found] = counts.get(found, 0) + 1
+    if max(counts.values(), default=0) > MAX_EQUAL_HASHES:
+        raise WireError("too many with the same hash")
+    return values
 
 
 def _real(value):
