@@ -61,10 +61,15 @@ def _validator(schema: str) -> Any:
     return validator_for(parsed)(parsed)
 
 
+def _no_constant(name: str) -> float:
+    """Python reads `NaN`, which is no JSON, and which no `minimum` of a schema refuses."""
+    raise ValueError(name)
+
+
 def _json_problem(text: str, schema: str) -> str:
     fenced = _FENCE.fullmatch(text)
     try:
-        value = json.loads(fenced[1] if fenced else text)
+        value = json.loads(fenced[1] if fenced else text, parse_constant=_no_constant)
     except (ValueError, RecursionError):
         return "not JSON"
     error = next(_validator(schema).iter_errors(value), None)

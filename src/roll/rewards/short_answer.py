@@ -23,14 +23,32 @@ def normalised_words(text: str) -> list[str]:
     return [word for word in text[-_LONGEST:].casefold().translate(_PUNCTUATION).split() if word not in _ARTICLES]
 
 
+def _compared(answer: str, reference: str) -> tuple[list[str], list[str]]:
+    """The words of both; where neither has any (blood group `A`, the sign `+`), those that `normalised_words` drops."""
+    for words in (normalised_words, _with_articles, _as_written):
+        given, wanted = words(answer), words(reference)
+        if given or wanted:
+            break
+    return given, wanted
+
+
+def _with_articles(text: str) -> list[str]:
+    return text[-_LONGEST:].casefold().translate(_PUNCTUATION).split()
+
+
+def _as_written(text: str) -> list[str]:
+    return text[-_LONGEST:].casefold().split()
+
+
 def exact_match(answer: str, reference: str) -> bool:
     """Whether both have the same words in the same order."""
-    return normalised_words(answer) == normalised_words(reference)
+    given, wanted = _compared(answer, reference)
+    return given == wanted
 
 
 def f1(answer: str, reference: str) -> float:
     """Harmonic mean of precision and recall over words, counted as often as they occur; 1 where both have none."""
-    given, wanted = normalised_words(answer), normalised_words(reference)
+    given, wanted = _compared(answer, reference)
     if not given or not wanted:
         return float(given == wanted)
     common = sum((Counter(given) & Counter(wanted)).values())

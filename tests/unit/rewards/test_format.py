@@ -66,6 +66,8 @@ SCHEMA = {
     [
         ('{"answer": 7}', "fine"),
         ('```json\n{"answer": 7, "steps": ["a"]}\n```', "fine"),
+        ('{"answer": NaN, "steps": ["a"]}', "not JSON"),
+        ('{"answer": 7, "steps": ["a"], "more": -Infinity}', "not JSON"),
         ('{"answer": "7"}', "JSON does not fit its schema at 'answer' (type)"),
         ('{"answer": 7, "steps": ["a", 1]}', "JSON does not fit its schema at 'steps[1]' (type)"),
         ("{}", "JSON does not fit its schema at 'the top' (required)"),

@@ -40,6 +40,11 @@ def build(pool: LocalWorkerPool, *entries: Any) -> Reward:
         (r"\boxed{\text{A}}", "A"),
         ("The answer is C.", "C"),
         ("the answer is (b)", "B"),
+        (r"\boxed{A, B, C, D}", None),  # who names all letters has chosen none, or one of them
+        ("A B C D", None),
+        ("Answer: ABCD", None),
+        ("(A)(B)(C)(D)", "D"),
+        ("The answer is A, B, C or D", "A"),
         ("Answer: D because A and B are wrong", "D"),
         ("A is tempting. I choose option B.", "B"),
         ("A) no\nB) yes\n\nB", "B"),
@@ -71,7 +76,8 @@ def test_words_are_compared_without_case_articles_and_punctuation() -> None:
     # 2 common words of 3 and 2: precision 2/3, recall 1, F1 = 2 x 2/3 / (5/3) = 0.8
     assert f1("in Paris France", "paris france") == pytest.approx(0.8)
     assert f1("", "paris") == 0.0
-    assert f1("the", "a") == 1.0
+    assert f1("the", "a") == f1("", "A") == f1("!", "A") == f1("-", "+") == 0.0  # nothing is not any article or sign
+    assert f1("A.", "a") == f1("+", "+") == f1("", "") == 1.0
 
 
 @given(st.text(max_size=40), st.text(max_size=40))
