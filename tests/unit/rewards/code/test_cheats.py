@@ -199,7 +199,14 @@ async def test_earlier_answers_are_nowhere_to_be_found(judge: Judge) -> None:
 
 
 CUT = "assert f(6, 7)[:1] == [42]"
-STAR = "from solution import *\ndef test_f():\n    assert len(f(6, 7)) == 42"
+STAR = """
+from fractions import Fraction as Number
+def f(*a): raise NotImplementedError  # stands for the answer's
+from solution import *
+def test_f():
+    assert len(f(6, 7)) == 42
+    assert Number(len(f(6, 7)), 2) == 21
+"""
 NESTED = """
 import os
 body = b'{"over":{"limit":' + b"[" * %d + b"]" * %d + b"}}"
@@ -222,6 +229,12 @@ async def test_no_answer_makes_tests_look_broken(judge: Judge) -> None:
 
 
 async def test_names_of_a_candidate_do_not_replace_known_ones_in_tests_that_import_all(judge: Judge) -> None:
-    cheat = "import math\ndef len(x): return 42\ndef isinstance(*a): return True\ndef f(*a): return []"
-    assert not (await judge(cheat, STAR, entry="f")).correct
+    for cheat in (
+        "def len(x): return 42\ndef f(*a): return []",
+        "def Number(*a): return 21\ndef f(*a): return [0] * 42 if a == () else []",
+        "class Number:\n  def __new__(cls, *a): return 21\ndef len(x): return 42\ndef f(*a): return []",
+    ):
+        assert not (await judge(cheat, STAR, entry="f")).correct
     assert (await judge("def f(a, b): return [0] * a * b", STAR, entry="f")).correct
+    alias = STAR.replace("len(f(6, 7)) == 42", "True")  # only the alias is left to be stood in for
+    assert not (await judge("def Number(*a): return 21\ndef f(*a): return []", alias, entry="f")).correct

@@ -116,11 +116,16 @@ def _candidate(line, entry):
 class _Module(ModuleType):
     """The candidate's code as a module that tests import."""
 
-    def __init__(self, name, line):
+    def __init__(self, name, line, entry):
         super().__init__(name)
         self.__dict__["_line"] = line
-        # For `import *`, which must not put a candidate's `len` or `math` in the place of the real one.
-        self.__dict__["__all__"] = [name for name in line.names if name not in _KNOWN]
+        self.__dict__["_entry"] = entry
+
+    @property
+    def __all__(self):
+        """For `import *`: no `len`, `math` or `np` of a candidate in the place of the one that the tests have."""
+        taken = _KNOWN | sys._getframe(1).f_globals.keys()
+        return [name for name in self._line.names if name not in taken or name == self._entry]
 
     def __getattr__(self, name):
         if name.startswith("__"):
@@ -156,7 +161,7 @@ def _run_pytest(case, setup, line):
     import pytest
 
     for name in case["modules"]:
-        sys.modules[name] = _Module(name, line)
+        sys.modules[name] = _Module(name, line, setup["entry"])
     with open("test_case.py", "w", encoding="utf-8") as file:
         file.write(setup["source"] + "\n" + case["source"])
     tally = _Tally()
