@@ -22,35 +22,39 @@ AlarmName: TypeAlias = Literal[
 
 
 class AlarmsConfig(Section):
-    """When a run warns that it goes wrong, or stops."""
+    """When a run warns that something goes wrong, or stops."""
 
     action: Literal["warn", "stop"] = option(
-        "warn", "Say it and go on; or save, end, and exit with code 3. `roll resume` goes on from there."
+        "warn",
+        "`warn`: log a warning and go on. `stop`: save, end, and exit with code 3; `roll resume` continues from there.",
     )
     stop_on: list[AlarmName] = option(
         [], "Alarms that stop the run whatever `action` says.", examples=[["disagreement_above"]]
     )
-    patience: int = option(3, "An alarm goes off after so many steps in a row.", unit="steps", ge=1)
+    patience: int = option(3, "An alarm goes off after N steps in a row.", unit="steps", ge=1)
     entropy_below: float | None = option(
-        None, "Entropy collapse: below this. A solved task ends here too.", unit="nats per token", gt=0
-    )
-    kl_above: float | None = option(
-        1.0,
-        "KL blow-up: divergence from the reference, or without one of the trainer from the engine, above this.",
+        None,
+        "Entropy collapse: the policy's entropy is below this. A solved task ends here too.",
         unit="nats per token",
         gt=0,
     )
-    no_signal: bool = option(True, "No group of a step had rewards that differ.")
-    unfinished_above: float | None = option(0.95, "Share of rollouts that were cut off, above this.", ge=0, lt=1)
+    kl_above: float | None = option(
+        1.0,
+        "KL blow-up: the divergence from the reference (without one: of the trainer from the engine) is above this.",
+        unit="nats per token",
+        gt=0,
+    )
+    no_signal: bool = option(True, "In a step, no group had rewards that differ.")
+    unfinished_above: float | None = option(0.95, "The share of rollouts that were cut off is above this.", ge=0, lt=1)
     length_drift_above: float | None = option(
         None,
-        "Mean length of answers, as a multiple of that in the run's first five steps, above this or below its inverse.",
+        "Answers' mean length, as a multiple of that in the first five steps, is above this or below its inverse.",
         gt=1,
         examples=[3.0],
     )
     repeated_text_above: float | None = option(
         0.5,
-        "Share of longer answers (from 12 words on) that another prompt was given too, word for word.",
+        "Share of longer answers (12 words or more) that another prompt was given too, word for word.",
         ge=0,
         lt=1,
     )
@@ -67,5 +71,5 @@ class AlarmsConfig(Section):
         lt=1,
     )
     disagreement_above: float | None = option(
-        0.5, "Share of answers of which one component of the reward says right and another wrong.", ge=0, lt=1
+        0.5, "Share of answers that one component of the reward calls right and another wrong.", ge=0, lt=1
     )

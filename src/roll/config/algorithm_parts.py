@@ -38,7 +38,7 @@ class RewardShapingConfig(Section):
     clip: float | None = option(None, "Then it is clipped to ± this.", gt=0)
     overlong_buffer: int = option(
         0,
-        "Soft overlong penalty (DAPO): over the last so many tokens before max_new_tokens the penalty grows from 0 to "
+        "Soft overlong penalty (DAPO): over the last N tokens before max_new_tokens, the penalty grows from 0 to "
         "`overlong_penalty`; 0 switches it off.",
         unit="tokens",
         ge=0,
@@ -367,9 +367,13 @@ class CreditConfig(Section):
     amplification: float = option(1.5, "Factor on the advantages of chosen tokens.", ge=1)
     share: float = option(0.4, "Share of each answer's tokens that is chosen.", gt=0, le=1)
     window: int = option(10, "Distances count up to this in WAAD.", unit="tokens", ge=1)
-    horizon_start: int = option(10, "FAI counts attention from so many tokens later on.", unit="tokens", ge=1)
-    horizon_end: int = option(100, "FAI counts attention up to so many tokens later.", unit="tokens", ge=1)
-    introduction: int = option(3, "`coupled`: an anchor's introduction is looked for so many tokens back.", ge=1)
+    horizon_start: int = option(
+        10, "FAI counts attention from tokens that are at least this much later.", unit="tokens", ge=1
+    )
+    horizon_end: int = option(
+        100, "FAI counts attention from tokens that are at most this much later.", unit="tokens", ge=1
+    )
+    introduction: int = option(3, "`coupled`: how many tokens back an anchor's introduction is looked for.", ge=1)
     back_share: float = option(0.5, "`coupled`: share of an anchor's amplification that goes to it.", ge=0, le=1)
     calm_quantile: float = option(
         0.5, "`coupled`: only an anchor whose WAAD is at most this quantile of its answer's shares.", ge=0, le=1

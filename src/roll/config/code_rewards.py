@@ -40,12 +40,12 @@ class CodeReward(RewardSection):
         30.0, "Longest limit on the CPU time of a case; in force until a right answer shows its time.", unit="s", gt=0
     )
     cpu_factor: float = option(
-        1.5, "The limit in between: so many times the CPU time of the slowest right answer to the case.", ge=1
+        1.5, "The limit in between, as a multiple of the CPU time of the slowest right answer to the case.", ge=1
     )
     wall_factor: float = option(
         20.0,
-        "Limit on a case's wall time, as a multiple of that on its CPU time: for programs that sleep. A machine that "
-        "is less than so many times overloaded fails no correct program.",
+        "Limit on a case's wall time, as a multiple of its limit on CPU time; stops programs that sleep. No correct "
+        "program fails unless the machine is overloaded by more than this factor.",
         ge=1,
     )
     time_limit_s: float = option(
@@ -55,7 +55,7 @@ class CodeReward(RewardSection):
     max_output_bytes: int = option(
         2**20, "Most that a program may print in one case; beyond it the case fails.", unit="bytes", ge=1
     )
-    case_metrics: int = option(8, "Keep a metric of each case, for so many of the first ones.", ge=0)
+    case_metrics: int = option(8, "Keep a metric for each of the first N cases.", ge=0)
 
     @model_validator(mode="after")
     def _range(self) -> CodeReward:

@@ -103,7 +103,7 @@ class FunctionsData(_Split):
 
     source: Literal["functions"] = option(..., "Name of the source.")
     reward: RewardList = option([CodeReward(type="code")], "How answers are scored; by running them.")
-    num_constants: int = option(20, "Every kind of function comes with so many constants, from 2 on.", ge=1, le=1000)
+    num_constants: int = option(20, "Constants that every kind of function comes with, from 2 on.", ge=1, le=1000)
     num_cases: int = option(6, "Hidden cases of each task.", ge=1, le=100)
     held_out: float = option(0.3, "Share of the tasks kept for evaluation.", ge=0, lt=1)
 
@@ -147,7 +147,7 @@ class _Columns(_Split):
         "Column with a demonstration, an answer as text: where a row has one and it earns a reward, it is imitated "
         "beside the policy's own answers (`algorithm.imitation`).",
     )
-    limit: int | None = option(None, "Use only the first so many rows.", ge=1)
+    limit: int | None = option(None, "Use only the first N rows.", ge=1)
 
     @property
     def has_demonstrations(self) -> bool:

@@ -138,7 +138,7 @@ def _indented(text: str) -> str:
 
 
 def _as_override(value: Any) -> str:
-    return value if isinstance(value, str) else show(value)
+    return value if isinstance(value, str) else _as_written(value)
 
 
 def _where(key: Key, model: type[Section]) -> str:
@@ -160,6 +160,15 @@ def default_words(key: Key) -> str:
     value = key.default
     if isinstance(value, Section):
         return "its own defaults"
+    return _as_written(value)
+
+
+def _as_written(value: Any) -> str:
+    """As in a file. A list of rewards is written as their types, which is short for it."""
+    if isinstance(value, list) and value and all(isinstance(entry, Section) for entry in value):
+        given = [entry.model_dump(exclude_unset=True) for entry in value]
+        short = [entry["type"] if set(entry) == {"type"} else entry for entry in given]
+        return show(short[0] if len(short) == 1 else short)
     return show(value)
 
 

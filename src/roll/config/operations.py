@@ -12,7 +12,7 @@ __all__ = ["CheckpointConfig", "TrackingConfig", "WeightSyncConfig"]
 class CheckpointConfig(Section):
     """Saving, so that nothing is lost."""
 
-    every_num_steps: int = option(0, "Save after every so many steps; 0 means only at the end and on a signal.", ge=0)
+    every_num_steps: int = option(0, "Save every N steps; 0 means only at the end and on a signal.", ge=0)
     keep_last: int = option(1, "Newest checkpoints to keep.", ge=1)
     keep_best: bool = option(False, "Also keep the one with the best evaluation accuracy.")
     at_end: bool = option(True, "Save after the last step.")
@@ -25,7 +25,7 @@ class WeightSyncConfig(Section):
         "auto", "How tensors travel; `auto` takes the fastest that reaches every engine."
     )
     probe_every_num_steps: int = option(
-        1, "Compare the engines' log-probs with the trainer's after every so many syncs; 0 means never.", ge=0
+        1, "Compare the engines' log-probs with the trainer's every N syncs; 0 means never.", ge=0
     )
     probe_tolerance: float | None = option(
         None,

@@ -24,13 +24,13 @@ class ReplayConfig(Section):
     )
     checkpoint: str | None = option(
         None,
-        "Checkpoint of the recorded run to begin with, at the step after it; with `only: rollout` any model, run or "
-        "checkpoint, whose weights answer. By default `model.path`.",
+        "Checkpoint of the recorded run to start from, with the step after it. With `only: rollout`: any model, run or "
+        "checkpoint, whose weights then answer. By default `model.path`.",
     )
     lengths: Literal["recorded", "free"] = option(
         "recorded",
-        "With `only: rollout`. `recorded`: every answer gets as many tokens, as many turns and the reward that it had, "
-        "so that engines and schedules are compared under equal work. `free`: as the model answers.",
+        "With `only: rollout`. `recorded`: every answer gets the number of tokens and turns and the reward that it "
+        "had, so that engines and schedules are compared on equal work. `free`: as the model answers.",
     )
 
     @model_validator(mode="after")

@@ -9,7 +9,7 @@ __all__ = ["EvaluationConfig", "RolloutConfig"]
 
 
 class RolloutConfig(Section):
-    """Generation of training data."""
+    """How training data are generated."""
 
     prompts_per_step: int = option(8, "Prompts drawn for each step.", ge=1)
     group_size: int = option(8, "Rollouts of each prompt.", ge=1)
@@ -19,14 +19,16 @@ class RolloutConfig(Section):
     top_k: int = option(0, "Sample among this many most likely tokens; 0 means all.", ge=0)
     max_attempts: int = option(
         3,
-        "How often a rollout that infrastructure failed is issued again before its prompt is given up.",
+        "How often a rollout that the infrastructure fails is issued in all, before it is marked `infra_error`.",
         ge=1,
     )
-    stall_s: float = option(600.0, "Say what a step waits for when no rollout has moved for so long.", unit="s", gt=0)
+    stall_s: float = option(
+        600.0, "Warn what a step is waiting for once no rollout has moved for this long.", unit="s", gt=0
+    )
     num_reward_workers: int = option(1, "Processes that score answers.", ge=1)
     loop: str | None = option(
         None,
-        "A coroutine of yours that makes one rollout, in place of ROLL's: `package.module:function`, or "
+        "Your own coroutine to make one rollout, in place of ROLL's: `package.module:function`, or "
         "`path/to/file.py:function`. It gets (draw, index, first, generate, renderer) and returns a `Rollout`.",
         examples=["examples/loops/second_try.py:second_try"],
         pattern=FUNCTION,
@@ -35,9 +37,9 @@ class RolloutConfig(Section):
 
 
 class EvaluationConfig(Section):
-    """Measuring the policy on held-out prompts."""
+    """How the policy is measured on held-out prompts."""
 
-    every_num_steps: int = option(10, "Evaluate after every so many steps; 0 means only before and after.", ge=0)
+    every_num_steps: int = option(10, "Evaluate every N steps; 0 means only before and after training.", ge=0)
     num_prompts: int = option(64, "Held-out prompts to use, at most.", ge=1)
     samples_per_prompt: int = option(4, "Answers per prompt.", ge=1)
     temperature: float = option(1.0, "Sampling temperature; 0 means greedy.", ge=0)

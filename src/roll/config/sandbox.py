@@ -15,7 +15,8 @@ class SandboxConfig(Section):
     """Sandboxes for rewards that run programs; started only where a reward needs them."""
 
     runtime: Literal["bubblewrap", "docker", "subprocess"] = option(
-        "bubblewrap", "What isolates. `subprocess` isolates nothing and needs `trust_programs`; for development."
+        "bubblewrap",
+        "What isolates programs. `subprocess` isolates nothing and needs `trust_programs`; it is for development.",
     )
     trust_programs: bool = option(
         False, "Whether programs that the model writes may do all that you may; only for the runtime `subprocess`."

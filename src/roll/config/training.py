@@ -37,5 +37,7 @@ class TrainingConfig(Section):
     )
     share_prefix: bool = option(True, "Compute the prompt of a group once for all its rollouts.")
     activation_checkpointing: bool = option(False, "Recompute activations in the backward pass to save memory.")
-    num_threads: int | None = option(None, "CPU threads per rank; by default all cores, shared between ranks.", ge=1)
+    num_threads: int | None = option(
+        None, "CPU threads per rank; by default, all cores shared between the ranks.", ge=1
+    )
     max_nonfinite_steps: int = option(3, "Stop after this many steps in a row with non-finite gradients.", ge=1)

@@ -169,3 +169,9 @@ def test_the_reference_names_every_key():
     for key in KEYS:
         assert f"`{key.path[-1]}`" in page
         assert key.default is PydanticUndefined or key.meaning.replace("|", "\\|") in page
+
+
+def test_a_default_reward_is_written_as_in_a_file():
+    text = explain("data")
+    assert "'code'" in text
+    assert "CodeReward(" not in text

@@ -13,7 +13,7 @@ from roll.config.rewards.base import RewardSection
 __all__ = ["JudgeReward", "RewardModelReward"]
 
 MOST_VERDICTS = 101
-"""On the scale of the run's own judge: engines weigh so many tokens at once."""
+"""On the scale of the run's own judge: engines weigh at most this many tokens at once."""
 
 
 class JudgeReward(RewardSection):
@@ -70,8 +70,8 @@ class JudgeReward(RewardSection):
     max_concurrent: int = option(16, "Requests under way at once, to an endpoint.", ge=1)
     time_limit_s: float = option(
         120.0,
-        "Longest wait for one reply; beyond it an endpoint is asked again. The run's own judge counts as unreachable, "
-        "from when an engine has begun.",
+        "Longest wait for one reply. After it, an endpoint is asked again; the run's own judge, whose time begins when "
+        "an engine starts on the request, counts as unreachable.",
         unit="s",
         gt=0,
     )
@@ -79,10 +79,10 @@ class JudgeReward(RewardSection):
     backoff_s: float = option(
         1.0, "Wait before the second request, at most; doubled for each after it, up to a minute.", unit="s", gt=0
     )
-    parse_attempts: int = option(3, "How often a judge is asked whose reply cannot be read.", ge=1)
+    parse_attempts: int = option(3, "How often a judge is asked in all when its reply cannot be read.", ge=1)
     cache_size: int = option(20_000, "Replies kept in memory, by content; 0 asks again for equal answers.", ge=0)
     cache_dir: str | None = option(None, "Directory that keeps replies across runs.", examples=["cache/judge"])
-    max_answer_chars: int = option(20_000, "Of longer answers the judge sees so many characters, from the end.", ge=1)
+    max_answer_chars: int = option(20_000, "Of longer answers, the judge sees only the last N characters.", ge=1)
 
     @field_validator("url")
     @classmethod
