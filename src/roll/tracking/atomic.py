@@ -1,4 +1,4 @@
-"""Writing so that a crash at any moment leaves either the old file or the new one, whole.
+"""Writing so that a crash at any moment leaves either the old file or the new one, whole; and appending lines.
 
     temporary file beside the target ──► fsync(file) ──► rename over the target ──► fsync(directory)
 
@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 __all__ = [
+    "append",
     "remove_leftovers",
     "replace_directory",
     "sync_directory",
@@ -89,6 +90,27 @@ def write_bytes(path: Path, content: bytes) -> None:
             temporary.unlink(missing_ok=True)
         raise
     sync_directory(path.parent)
+
+
+def append(path: Path, content: bytes) -> None:
+    """Add `content` to the end of `path`, durably; a crash may leave a part of it, an error leaves none.
+
+    Raises:
+        OSError: it could not be written (disk full, no permission); `path` is as it was.
+    """
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+    try:
+        before = os.fstat(descriptor).st_size
+        try:
+            view = memoryview(content)
+            while view:
+                view = view[os.write(descriptor, view) :]
+            os.fsync(descriptor)
+        except OSError:
+            os.ftruncate(descriptor, before)
+            raise
+    finally:
+        os.close(descriptor)
 
 
 def write_text(path: Path, text: str) -> None:

@@ -19,7 +19,6 @@ import contextlib
 import json
 import logging
 import math
-import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
@@ -60,7 +59,7 @@ class MetricsFile:
         values = dict.fromkeys(self._keys.get(kind, ())) | self._finite(step, metrics)
         self._keys[kind] = sorted(values)
         row = {"step": step, "kind": kind} | {name: values[name] for name in self._keys[kind]}
-        _append_line(self._path, json.dumps(row, allow_nan=False).encode() + b"\n")
+        atomic.append(self._path, json.dumps(row, allow_nan=False).encode() + b"\n")
         self._seen.add((kind, step))
 
     def truncate(self, step: int) -> int:
@@ -113,19 +112,3 @@ def _parsed(line: bytes) -> Iterator[dict[str, Any]]:
         row = json.loads(line)
         if line.endswith(b"\n") and isinstance(row, dict) and {"step", "kind"} <= row.keys():
             yield row
-
-
-def _append_line(path: Path, line: bytes) -> None:
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
-    try:
-        before = os.fstat(descriptor).st_size
-        try:
-            view = memoryview(line)
-            while view:
-                view = view[os.write(descriptor, view) :]
-            os.fsync(descriptor)
-        except OSError:
-            os.ftruncate(descriptor, before)
-            raise
-    finally:
-        os.close(descriptor)

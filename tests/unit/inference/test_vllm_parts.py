@@ -22,7 +22,7 @@ from roll.inference.vllm.child import LogStream
 from roll.inference.vllm.conversion import check_fits, check_tokens
 from roll.inference.vllm.direct import DirectLoad, Place
 from roll.inference.vllm.environment import prepare_environment, temporary_environment
-from roll.inference.vllm.worker import _check_applied, check_manifest, checkpoint_shapes
+from roll.inference.vllm.worker import check_applied, check_manifest, checkpoint_shapes
 from roll.types import GenerationRequest, SamplingParams, TensorSpec
 
 SPEC = EngineSpec(engine_id="e", kind="vllm", model_path="/model", max_context=100, max_num_seqs=8, seed=3)
@@ -132,11 +132,11 @@ def test_a_tensor_that_arrived_but_was_not_applied_is_named() -> None:
     model = torch.nn.ModuleDict({"norm": torch.nn.RMSNorm(4), "embed": torch.nn.Embedding(6, 4)})
     plain = dict(model.named_parameters())
     padded = {"norm.weight": plain["norm.weight"].data.clone(), "embed.weight": plain["embed.weight"].data[:5].clone()}
-    _check_applied(model, set(plain), plain, padded, 2)
+    check_applied(model, set(plain), plain, padded, 2)
     with pytest.raises(WeightSyncError, match=r"'norm\.weight' arrived but the engine holds other values"):
-        _check_applied(model, set(plain), plain, {"norm.weight": torch.full((4,), 2.0)}, 2)
+        check_applied(model, set(plain), plain, {"norm.weight": torch.full((4,), 2.0)}, 2)
     with pytest.raises(WeightSyncError, match=r"nothing was loaded into vLLM's 'embed\.weight' \(1 in all\)"):
-        _check_applied(model, {"norm.weight"}, plain, {}, 2)
+        check_applied(model, {"norm.weight"}, plain, {}, 2)
 
 
 class Layer(torch.nn.Module):

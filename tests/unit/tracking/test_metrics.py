@@ -128,8 +128,6 @@ def test_a_line_that_does_not_fit_on_the_disk_leaves_the_file_as_it_was(
     import errno
     import os
 
-    from roll.tracking import metrics_file
-
     path = tmp_path / "m.jsonl"
     file = MetricsFile(path)
     file.append(1, "train", {"a": 1.0})
@@ -141,7 +139,7 @@ def test_a_line_that_does_not_fit_on_the_disk_leaves_the_file_as_it_was(
             raise OSError(errno.ENOSPC, "No space left on device")
         return written(descriptor, data[:10])
 
-    monkeypatch.setattr(metrics_file.os, "write", full_after_ten_bytes)
+    monkeypatch.setattr(os, "write", full_after_ten_bytes)
     with pytest.raises(OSError, match="No space"):
         file.append(2, "train", {"a": 2.0})
     monkeypatch.undo()

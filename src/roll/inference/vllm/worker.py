@@ -27,7 +27,7 @@ from roll.inference.vllm.direct import DirectLoad, Place, plan_direct
 from roll.types import TensorSpec, WeightUpdate
 from roll.weights import open_update
 
-__all__ = ["WeightReceiver", "check_manifest", "checkpoint_shapes"]
+__all__ = ["WeightReceiver", "check_applied", "check_manifest", "checkpoint_shapes"]
 
 logger = logging.getLogger("vllm.roll")
 """Below `vllm`, so that messages go where vLLM's go."""
@@ -133,7 +133,7 @@ def _update(worker: Any, update: WeightUpdate, progress: dict[str, bool]) -> dic
             with _reloading(worker, model):
                 loaded = model.load_weights(stream())
     _repack_tied_outputs(worker, model)
-    _check_applied(model, loaded, plain, sent, update.policy_version)
+    check_applied(model, loaded, plain, sent, update.policy_version)
     return receiver.checksums
 
 
@@ -199,14 +199,18 @@ def _plain_parameters(model: torch.nn.Module, *, sharded: bool) -> dict[str, tor
     return {name: parameter for name, parameter in model.named_parameters() if name in kept}
 
 
-def _check_applied(
+def check_applied(
     model: torch.nn.Module,
     loaded: set[str] | None,
     plain: Mapping[str, torch.nn.Parameter],
     received: Mapping[str, torch.Tensor],
     policy_version: int,
 ) -> None:
-    """Every parameter was loaded, and those kept unchanged hold the bytes that were sent."""
+    """Make sure that every parameter was loaded, and that those kept unchanged hold the bytes that were sent.
+
+    Raises:
+        WeightSyncError: names the first that was not, or does not.
+    """
     about = f"weight sync of policy version {policy_version}"
     names = {name for name, _ in model.named_parameters()}
     forgotten = sorted(names - loaded) if loaded is not None else []

@@ -15,7 +15,6 @@ from __future__ import annotations
 import contextlib
 import io
 import json
-import os
 import shutil
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict
@@ -95,20 +94,7 @@ class RecordingWriter:
         self._append({"kind": "step", "step": step.step, "files": files})
 
     def _append(self, line: dict[str, Any]) -> None:
-        path = self._directory / INDEX
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
-        try:
-            before = os.fstat(descriptor).st_size
-            view = memoryview(_encoded(line))
-            try:
-                while view:
-                    view = view[os.write(descriptor, view) :]
-                os.fsync(descriptor)
-            except OSError:
-                os.ftruncate(descriptor, before)
-                raise
-        finally:
-            os.close(descriptor)
+        atomic.append(self._directory / INDEX, _encoded(line))
 
 
 class Recording:
