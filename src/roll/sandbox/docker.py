@@ -9,7 +9,8 @@ own, so every program gets a container.
     close, or the end of this process ──► the line closes ──► the agent ends ──► the engine removes the container
 
 Invariants: a container that was created is removed, whether it started or not, and also where whoever waited for it
-has been cancelled; `close` leaves none that has this runtime's label.
+has been cancelled; `close` leaves none that has this runtime's label. What a killed process had created and not yet
+started, which uses nothing but a name, is removed by the next that starts.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ import socket
 import ssl
 import time
 import uuid
+from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from roll.sandbox.agent_code import agent_source
@@ -42,6 +44,8 @@ _log = logging.getLogger(__name__)
 
 DEFAULT_IMAGE = "python:3.11-slim"
 LABEL = "roll.sandbox"
+NEVER_STARTED_S = 600.0
+"""A container that was created so long ago, and has not started, will not."""
 _OVERHEAD_BYTES = 32 * 2**20
 _OVERHEAD_PROCESSES = 4
 _USER = "1000:1000"
@@ -64,6 +68,7 @@ class DockerRuntime:
         """Reach the engine."""
         if self._client is None:
             self._client, machine = await asyncio.to_thread(_connect)
+            await asyncio.to_thread(_remove_never_started, self._client)
             if machine in SUPPORTED:
                 self._filter = seccomp_filter(machine)
             else:
@@ -243,6 +248,19 @@ def _connect() -> tuple[DockerClient, str]:
             f"no Docker engine answers ({error}). Start it, set DOCKER_HOST, or choose the bubblewrap runtime."
         ) from error
     return client, machine
+
+
+def _remove_never_started(client: DockerClient) -> None:
+    """Containers between whose creation and start a process of ROLL was killed."""
+    import docker.errors
+
+    with contextlib.suppress(docker.errors.DockerException, OSError, ValueError):
+        for container in client.containers.list(
+            all=True, filters={"label": LABEL, "status": "created"}, ignore_removed=True
+        ):
+            created = datetime.fromisoformat(container.attrs["Created"].split(".")[0].rstrip("Z") + "+00:00")
+            if time.time() - created.timestamp() >= NEVER_STARTED_S:
+                _remove_now(container)
 
 
 def _limits_of_the_lost(client: DockerClient | None, container: Container, since: int) -> set[Limit]:
