@@ -98,8 +98,8 @@ def _look_at_model(report: Report) -> None:
     if report.model_is_here or path in CATALOGUE:
         report.model = describe_model(path)
     if not report.model_is_here:
-        what = "prepared (about 20 s)" if path in CATALOGUE else "downloaded"
-        report.notes.append(f"the model '{path}' is not on this machine yet: it is {what} when the run starts.")
+        what = "prepare it (about 20 s)" if path in CATALOGUE else "download it"
+        report.notes.append(f"the model '{path}' is not on this machine yet: the run will {what} first.")
     if report.model is not None:
         _check_context(report.config, report.model.context_length)
     backbone = report.config.algorithm.critic.model
@@ -107,7 +107,7 @@ def _look_at_model(report: Report) -> None:
         if find_model(backbone) is not None or backbone in CATALOGUE:
             report.critic = describe_model(backbone)
         else:
-            report.notes.append(f"the critics' model '{backbone}' is not on this machine yet: the run downloads it.")
+            report.notes.append(f"the critics' model '{backbone}' is not here yet: the run will download it first.")
 
 
 def _look_at_judge(report: Report) -> None:
@@ -121,8 +121,8 @@ def _look_at_judge(report: Report) -> None:
     kind = judge_kind(report.config)
     path = find_model(judge.model)
     if path is None:
-        how = "prepared" if judge.model in CATALOGUE else "downloaded"
-        report.notes.append(f"the judge's model '{judge.model}' is not on this machine yet: it is {how} at the start.")
+        how = "prepare it" if judge.model in CATALOGUE else "download it"
+        report.notes.append(f"the judge's model '{judge.model}' is not here yet: the run will {how} first.")
         return
     report.judge = JudgeEngines(
         sizes=describe_model(judge.model), kind=kind, max_context=judge_context(report.config, path)
@@ -195,7 +195,7 @@ def _estimate(report: Report) -> None:
         held_out_prompts=report.num_held_out,
     )
     if not report.num_held_out:
-        report.notes.append("no source holds prompts out: the run is not evaluated.")
+        report.notes.append("no source holds prompts out, so the run is not evaluated.")
     if model is None or report.engine_kind is None:
         return
     context = config.inference.max_context or longest + (report.longest_rollout or config.max_answer_tokens)
@@ -269,7 +269,7 @@ def _try_rewards(report: Report) -> None:
     examples = [(entries[domain], p) for domain, p in report.examples.items() if "env" not in p.metadata]
     asking = sorted({p.domain for entry, p in examples if any(reward.asks_own_judge for reward in entry.reward)})
     if asking:
-        report.notes.append(f"the judge answers in a run alone: the reward of {', '.join(asking)} is not tried.")
+        report.notes.append(f"the judge answers only during a run, so the reward of {', '.join(asking)} is not tried.")
         examples = [(entry, p) for entry, p in examples if p.domain not in asking]
     if not examples:
         return
@@ -280,6 +280,6 @@ def _try_rewards(report: Report) -> None:
         if not trial.tells_apart:
             report.notes.append(
                 f"the reward of '{trial.domain}' gives its own reference answer {trial.right!r} "
-                f"{trial.right_value:g} and {trial.wrong!r} {trial.wrong_value:g}: look whether it asks for a form "
+                f"{trial.right_value:g} and {trial.wrong!r} {trial.wrong_value:g}: see whether it asks for a form "
                 "that the bare answer does not have."
             )

@@ -46,7 +46,7 @@ def _roles(report: Report) -> Iterator[str]:
             f"judge {judge.model}: {report.judge.sizes.num_parameters / 1e6:,.0f} M parameters, {judge.dtype}, "
             f"{report.judge.kind}, context {report.judge.max_context:,}; its weights stay as they are"
         )
-    rows = [("role", "where", "number", "memory", "of it")]
+    rows = [("role", "where", "number", "memory", "made up of")]
     for role in report.memory:
         parts = ", ".join(f"{name} {_size(size)}" for name, size in role.parts.items())
         rows.append((role.role, _where(report, role.role), str(role.count), _size(role.bytes_total), parts))
@@ -81,13 +81,13 @@ def _batch(report: Report) -> Iterator[str]:
         return
     rollout, training = config.rollout, config.training
     yield (
-        f"{rollout.prompts_per_step} prompts x {rollout.group_size} = {batch.rollouts_per_step} rollouts a step, "
+        f"{rollout.prompts_per_step} prompts x {rollout.group_size} = {batch.rollouts_per_step} rollouts per step, "
         f"up to {batch.generated_tokens:,} generated tokens"
     )
     shared = "prompts shared within groups" if training.share_prefix else "prompts repeated"
     yield (
-        f"up to {batch.trained_tokens:,} trained tokens a step ({shared}): about {batch.micro_batches} "
-        f"micro-batch{'es' if batch.micro_batches > 1 else ''} of {batch.tokens_per_micro_batch:,} a rank"
+        f"up to {batch.trained_tokens:,} trained tokens per step ({shared}): about {batch.micro_batches} "
+        f"micro-batch{'es' if batch.micro_batches > 1 else ''} of {batch.tokens_per_micro_batch:,} per rank"
     )
     if batch.evaluation_samples:
         samples = config.evaluation.samples_per_prompt

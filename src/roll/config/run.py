@@ -35,12 +35,12 @@ class RLVRConfig(Section):
         pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$",
     )
     output_dir: str = option("runs", "Directory that holds the run directories.", min_length=1)
-    seed: int = option(0, "Seed of everything random.", ge=0)
+    seed: int = option(0, "Seed of everything that is random.", ge=0)
     model: ModelConfig = option(..., "The model to train.", examples=["smollm2-135m-instruct"])
     algorithm: AlgorithmConfig = option(AlgorithmConfig(), "How rewards become updates.")
     data: list[DataConfig] = option(
         ...,
-        "Prompt sources; several mix by weight within every step.",
+        "Prompt sources; several are mixed by weight within every step.",
         min_length=1,
         examples=[[{"source": "arithmetic", "reward": "math"}]],
     )
@@ -50,11 +50,11 @@ class RLVRConfig(Section):
         None, "The run's own judge, for rewards of type `judge` without a `url`.", examples=["smollm2-135m-instruct"]
     )
     training: TrainingConfig = option(..., "How the model is updated.", examples=[{"num_steps": 40}])
-    evaluation: EvaluationConfig = option(EvaluationConfig(), "Measuring on held-out prompts.")
-    weight_sync: WeightSyncConfig = option(WeightSyncConfig(), "Bringing weights to the engines.")
-    checkpoint: CheckpointConfig = option(CheckpointConfig(), "Saving and keeping.")
+    evaluation: EvaluationConfig = option(EvaluationConfig(), "How the policy is measured on held-out prompts.")
+    weight_sync: WeightSyncConfig = option(WeightSyncConfig(), "How new weights are brought to the engines.")
+    checkpoint: CheckpointConfig = option(CheckpointConfig(), "When checkpoints are saved, and which are kept.")
     cluster: ClusterConfig = option(ClusterConfig(), "Where roles run.")
-    sandbox: SandboxConfig = option(SandboxConfig(), "Where programs of the model run.")
+    sandbox: SandboxConfig = option(SandboxConfig(), "Where programs that the model writes run.")
     tracking: TrackingConfig = option(TrackingConfig(), "What is recorded.")
     alarms: AlarmsConfig = option(AlarmsConfig(), "When a run warns or stops.")
     replay: ReplayConfig | None = option(None, "A recorded run that is run again; `roll replay` sets it.")

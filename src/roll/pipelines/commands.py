@@ -23,6 +23,7 @@ from roll.pipelines.saved import (
     SavedRun,
     checkpoints,
     find_checkpoint,
+    find_model_directory,
     read_checkpoint,
     remove_unfinished,
 )
@@ -108,14 +109,6 @@ async def _evaluate(config: RLVRConfig) -> dict[str, float]:
 
 async def _nothing_to_sync(engine: InferenceEngine) -> None:
     """A fresh engine has loaded the model that is evaluated."""
-
-
-def find_model_directory(source: Path) -> Path | None:
-    """The model inside a run (of its newest checkpoint) or a checkpoint; `None` where `source` is neither."""
-    directory = source / "checkpoints"
-    checkpoint = find_checkpoint(directory) if directory.is_dir() else source
-    model = checkpoint / "model" if checkpoint else None
-    return model if model is not None and (model / "config.json").is_file() else None
 
 
 def export(source: Path, target: Path) -> Path:

@@ -45,7 +45,7 @@ def test_a_run_that_can_start_is_described_and_0(place, capsys):
         "trial: rlvr, grpo, 6 steps",
         "actor_train  this process",
         "actor_infer  this process",
-        "2 prompts x 4 = 8 rollouts a step, up to 64 generated tokens",
+        "2 prompts x 4 = 8 rollouts per step, up to 64 generated tokens",
         "evaluation 2 times: 3 prompts x 2 = 6 samples",
         "arithmetic: 57 prompts to train on, 0.21 epochs in the run",
         "runs/trial/",
@@ -65,7 +65,7 @@ def test_a_judge_is_shown_with_its_place_and_its_memory_and_is_not_asked(place, 
     shown = capsys.readouterr().out
     assert "judge judge: 0 M parameters, bfloat16, hf, context 4,096; its weights stay as they are" in shown
     assert "judge        node 0 device 2; node 0 device 3  2 " in shown
-    assert "the judge answers in a run alone: the reward of arithmetic is not tried." in shown
+    assert "the judge answers only during a run, so the reward of arithmetic is not tried." in shown
     assert run(["check", "config.yaml", *asking, "judge.max_context=9000"]) == 2
     assert "judge.max_context 9000 exceeds the 4096 tokens that the judge was made for" in capsys.readouterr().err
 
@@ -139,7 +139,7 @@ def test_a_reward_that_looks_for_a_box_gets_one(place):
 
 def test_a_reward_that_cannot_tell_right_from_wrong_is_noted(place, capsys):
     assert run(["check", "config.yaml", "data.0.reward={type: regex, pattern: 'The answer is {answer}'}"]) == 0
-    assert "look whether it asks for a form" in capsys.readouterr().out
+    assert "see whether it asks for a form" in capsys.readouterr().out
 
 
 def test_too_little_memory_and_disk_are_noted(place):

@@ -27,7 +27,7 @@ from roll.pipelines.judge import start_judge
 from roll.pipelines.material import engine_specs, prepare_material, sampling_plans
 from roll.pipelines.replay.checks import check_material, check_steps, open_recording
 from roll.pipelines.replay.comparison import Comparison
-from roll.pipelines.saved import find_checkpoint
+from roll.pipelines.saved import find_model_directory
 from roll.pipelines.scheduling import build_controller, build_router, build_scheduler, own_loop
 from roll.pipelines.state import RunState
 from roll.pipelines.stop import StopRequest
@@ -129,10 +129,10 @@ def _ledger_of(num_draws: int) -> DataLedger:
 def _weights(source: str) -> Path:
     """A model's directory: inside a run or a checkpoint, or by a name that `resolve_model` knows."""
     path = Path(source)
-    checkpoint = find_checkpoint(path / "checkpoints") if (path / "checkpoints").is_dir() else path
-    if checkpoint is None:
+    found = find_model_directory(path)
+    if found is None and (path / "checkpoints").is_dir():
         raise ConfigError(f"replay.checkpoint '{source}' is a run without a checkpoint: name a model or a checkpoint.")
-    return checkpoint / "model" if (checkpoint / "model").is_dir() else resolve_model(source)
+    return found or resolve_model(source)
 
 
 async def _nothing_to_sync(engine: InferenceEngine) -> None:
