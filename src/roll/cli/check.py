@@ -99,7 +99,7 @@ def _look_at_model(report: Report) -> None:
         report.model = describe_model(path)
     if not report.model_is_here:
         what = "prepare it (about 20 s)" if path in CATALOGUE else "download it"
-        report.notes.append(f"the model '{path}' is not on this machine yet: the run will {what} first.")
+        report.notes.append(f"the model '{path}' is not here yet: the run will {what} first.")
     if report.model is not None:
         _check_context(report.config, report.model.context_length)
     backbone = report.config.algorithm.critic.model

@@ -92,7 +92,7 @@ def test_critics_are_shown_where_they_sit(place, capsys):
 
 def test_a_critics_model_that_is_not_here_is_noted(place):
     report = inspect(load_config("config.yaml", ["algorithm.type=ppo", "algorithm.critic.model=nobody/nothing"]))
-    assert any("the critics' model 'nobody/nothing' is not on this machine" in note for note in report.notes)
+    assert any("the critics' model 'nobody/nothing' is not here yet" in note for note in report.notes)
 
 
 def test_nothing_is_written(place):
