@@ -127,9 +127,9 @@ def test_a_hostile_value_costs_no_more_than_the_right_one() -> None:
     assert not same_value(["d", *([["i", hex(n * modulus)], 0][i] for n in range(1, 9) for i in (0, 1))], {1: 0})
 
 
-def test_sets_that_would_take_minutes_to_build_are_refused_wherever_they_are_hidden() -> None:
-    """Of 200,000 integers that hash alike, each is compared with all before it."""
-    alike = [["i", hex(n * (2**61 - 1))] for n in range(1, 200_000)]
+def test_sets_that_would_take_long_to_build_are_refused_wherever_they_are_hidden() -> None:
+    """Of integers that hash alike, each is compared with all before it."""
+    alike = [["i", hex(n * (2**61 - 1))] for n in range(1, 20_000)]
     for tag in "sz":
         with pytest.raises(wire.WireError, match="same hash"):
             wire.decode([tag, *alike])
@@ -138,7 +138,7 @@ def test_sets_that_would_take_minutes_to_build_are_refused_wherever_they_are_hid
     assert not same_value(["s", ["z", *alike]], {frozenset()})
     assert not same_value(["d", ["t", ["z", *alike]], 0], {(1,): 0})
     assert not same_value(["c", ["s", *alike], 0], 1j)
-    usual = {frozenset({n, -n, n / 8}) for n in range(50_000)} | {-1, -2}
+    usual = {frozenset({n, -n, n / 8}) for n in range(2_000)} | {-1, -2}
     assert wire.decode(travelled(usual)) == usual
 
 
