@@ -163,10 +163,13 @@ async def test_nothing_that_a_program_was_given_is_in_the_memory_of_the_next_one
         first = PythonCode(source=f"print(1)#{secret * 20000}")
     long = next(each.program for each in HOSTILE if each.name == "searching the memory")
     search = dataclasses.replace(long, source=long.source.replace("{32}", "{8}"))
-    started = contained.health()["started"]
-    assert (await contained.execute(first)).ok
-    assert (await contained.execute(search)).stdout == b"searched\n"
-    assert contained.health()["started"] == started, "not the same sandbox"
+    for _ in range(20):  # until both ran in one sandbox: another test's may still be being replaced
+        started = contained.health()["started"]
+        assert (await contained.execute(first)).ok
+        assert (await contained.execute(search)).stdout == b"searched\n"
+        if contained.health()["started"] == started:
+            return
+    pytest.fail("sandboxes were started all the time")
 
 
 NETWORK_BUFFERS = """
