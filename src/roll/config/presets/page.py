@@ -87,7 +87,7 @@ roll train examples/quickstart.yaml algorithm.type=ppo algorithm.critic.shared=t
 Measured on the quickstart task (40 steps, at most 16 tokens, seed 0; the error is the root mean square of value minus
 return over the last 10 steps):
 
-| critic | `coefficient` | learning rate of head or critic | steps to reward 0.8 | held-out after | gradient norm | error |
+| critic | `coefficient` | rate of head or critic | steps to reward 0.8 | held-out after | gradient norm | error |
 |---|---|---|---|---|---|---|
 | shared | 0.01 | 1e-4 | 21 | 0.969 | 3.1 | 0.23 |
 | shared, default | 0.1 | 1e-4 | 22 | 0.958 | 3.0 | 0.21 |
