@@ -35,6 +35,8 @@ _TERMINAL_INJECTION = (0x5412, 0x541C)
 """TIOCSTI and TIOCLINUX: they type into the terminal of whoever started the sandbox."""
 _FILE_SIZE_SIGNAL = 25
 """SIGXFSZ. Who ignores it is only told by a write that fails, which looks like any failure: Python ignores it."""
+_EVERYBODY = 2
+"""PRIO_USER: all processes of a user."""
 _CORE_SIZE = 4
 """RLIMIT_CORE, which is 1 in sandboxes: only then has no crash the host's handler of core files run."""
 
@@ -68,6 +70,11 @@ def _one_of(values: tuple[int, ...], then: bytes, otherwise: bytes) -> list[byte
 def _unless(value: int, then: list[bytes]) -> list[bytes]:
     """Go on where `value` is loaded; else do that."""
     return [_instruction(_JUMP_EQUAL, value, len(then), 0), *then]
+
+
+def _where(value: int, then: list[bytes]) -> list[bytes]:
+    """Do that where `value` is loaded; else go on."""
+    return [_instruction(_JUMP_EQUAL, value, 0, len(then)), *then]
 
 
 def _only_asked(pointer: int) -> list[bytes]:
@@ -113,6 +120,9 @@ def _checked() -> list[tuple[str, list[bytes]]]:
     limits = [_argument(0), *_unless(_CORE_SIZE, [_ALLOWED]), _fail(0)]
     own_limits = [_argument(0), *_unless(0, [refused]), _argument(1), *_unless(_CORE_SIZE, [_ALLOWED]), *_only_asked(2)]
     signals = [_argument(0), *_unless(_FILE_SIZE_SIGNAL, [_ALLOWED]), *_only_asked(1)]
+    # The agent is the first process, and has to get its turn when a program's time is over.
+    priority = [_argument(0), *_where(_EVERYBODY, [refused]), _argument(1), *_where(1, [refused]), _ALLOWED]
+    turns = [_argument(0), *_where(1, [refused]), _ALLOWED]
     return [
         ("clone", namespaces),
         ("clone3", [_fail(errno.ENOSYS)]),  # its flags are behind a pointer; libraries fall back to clone
@@ -121,6 +131,11 @@ def _checked() -> list[tuple[str, list[bytes]]]:
         ("setrlimit", limits),
         ("prlimit64", own_limits),
         ("rt_sigaction", signals),
+        ("setpriority", priority),
+        ("sched_setaffinity", turns),
+        ("sched_setparam", turns),
+        ("sched_setscheduler", turns),
+        ("sched_setattr", turns),
     ]
 
 

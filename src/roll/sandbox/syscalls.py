@@ -1,7 +1,7 @@
 """The system calls that a program in a sandbox may make, with their numbers on x86-64 and on aarch64 (`-`: not there).
 
 What is missing is refused: mounts and namespaces, tracing and reading other processes, kernel modules and keys, BPF,
-performance events, io_uring, user faults, clocks, extended attributes. Seven calls are allowed with some arguments
+performance events, io_uring, user faults, clocks, extended attributes. Twelve calls are allowed with some arguments
 only; `seccomp.py` checks those.
 """
 
@@ -19,6 +19,11 @@ CHECKED = {
     "setrlimit": (160, 164),
     "prlimit64": (302, 261),
     "rt_sigaction": (13, 134),
+    "setpriority": (141, 140),
+    "sched_setaffinity": (203, 122),
+    "sched_setparam": (142, 118),
+    "sched_setscheduler": (144, 119),
+    "sched_setattr": (314, 274),
 }
 """Calls whose arguments decide."""
 
@@ -62,10 +67,10 @@ setresuid 117 147, setresgid 119 149, setgroups 116 159, setfsuid 122 151, setfs
 capset 126 91, prctl 157 167, arch_prctl 158 -, set_tid_address 218 96, set_robust_list 273 99,
 get_robust_list 274 100, futex 202 98, futex_waitv 449 449, futex_wake 454 454, futex_wait 455 455,
 futex_requeue 456 456, rseq 334 293, restart_syscall 219 128, sched_yield 24 124, sched_getaffinity 204 123,
-sched_setaffinity 203 122, sched_getparam 143 121, sched_setparam 142 118, sched_getscheduler 145 120,
-sched_setscheduler 144 119, sched_get_priority_max 146 125, sched_get_priority_min 147 126,
-sched_rr_get_interval 148 127, sched_getattr 315 275, sched_setattr 314 274, getpriority 140 141,
-setpriority 141 140, ioprio_get 252 31, getrlimit 97 163, getrusage 98 165, times 100 153,
+sched_getparam 143 121, sched_getscheduler 145 120,
+sched_get_priority_max 146 125, sched_get_priority_min 147 126,
+sched_rr_get_interval 148 127, sched_getattr 315 275, getpriority 140 141,
+ioprio_get 252 31, getrlimit 97 163, getrusage 98 165, times 100 153,
 seccomp 317 277, landlock_create_ruleset 444 444, landlock_add_rule 445 445, landlock_restrict_self 446 446,
 map_shadow_stack 453 453,
 # time and system

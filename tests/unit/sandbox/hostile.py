@@ -638,6 +638,21 @@ print("alive")
         says=b"alive",
     ),
     _python(
+        "holding up the first process",
+        "who watches the time gets its turn",
+        """
+refused(os.setpriority, os.PRIO_PROCESS, 1, 19)
+refused(os.setpriority, os.PRIO_PGRP, 1, 19)
+refused(os.setpriority, os.PRIO_USER, 0, 19)
+refused(os.setpriority, os.PRIO_USER, os.getuid(), 19)
+refused(os.sched_setscheduler, 1, os.SCHED_IDLE, os.sched_param(0))
+refused(os.sched_setaffinity, 1, {min(os.sched_getaffinity(0))})
+os.nice(1)
+os.sched_setaffinity(0, os.sched_getaffinity(0))
+""",
+        says=b"refused 1\n" * 6,
+    ),
+    _python(
         "killing everything",
         "only its own processes end",
         "os.kill(-1, 9); print('BREACH')",

@@ -50,7 +50,7 @@ def test_refused_calls_fail_and_newer_ones_do_not_exist(architecture: str) -> No
 
 
 @architectures
-def test_arguments_decide_about_seven_calls(architecture: str) -> None:
+def test_arguments_decide_about_twelve_calls(architecture: str) -> None:
     def of(name: str, *arguments: int) -> int:
         return verdict(architecture, number(name, architecture), *arguments)
 
@@ -78,6 +78,12 @@ def test_arguments_decide_about_seven_calls(architecture: str) -> None:
     assert of("ioctl", 0, 0x5412) == FAIL | errno.EPERM
     assert of("prlimit64", 0) == ALLOW
     assert of("prlimit64", 1) == FAIL | errno.EPERM
+    own = 4711  # a thread of one's own
+    for name in ("sched_setaffinity", "sched_setparam", "sched_setscheduler", "sched_setattr"):
+        assert of(name, 0) == of(name, own) == ALLOW
+        assert of(name, 1) == FAIL | errno.EPERM
+    assert of("setpriority", 0, 0, 5) == of("setpriority", 0, own, 5) == of("setpriority", 1, 0, 5) == ALLOW
+    assert of("setpriority", 0, 1, 5) == of("setpriority", 1, 1, 5) == of("setpriority", 2, 0, 5) == FAIL | errno.EPERM
     pointers = (0x1000, 1 << 32, 1 << 46)  # one whose low half is 0 is none the less a pointer
     assert of("setrlimit", 7, 0x1000) == of("prlimit64", 0, 7, 0x1000) == of("prlimit64", 0, 4, 0) == ALLOW
     assert {of("setrlimit", 4, pointer) for pointer in pointers} == {FAIL}
