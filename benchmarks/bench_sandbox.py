@@ -20,7 +20,7 @@ from collections.abc import Awaitable, Callable
 import numpy as np
 from _report import report
 
-from roll.config.code_rewards import CodeReward
+from roll.config.rewards.code import CodeReward
 from roll.config.sandbox import SandboxConfig
 from roll.rewards.code.boxes import CodeBoxes
 from roll.rewards.code.verifier import CodeVerifier

@@ -6,8 +6,8 @@ from typing import Annotated, Any, TypeAlias
 
 from pydantic import Field
 
-from roll.config.code_rewards import CodeReward
 from roll.config.rewards.base import RewardSection, check_pattern
+from roll.config.rewards.code import CodeReward
 from roll.config.rewards.form import FormatReward, InstructionsReward
 from roll.config.rewards.models import JudgeReward, RewardModelReward
 from roll.config.rewards.own import EnvironmentReward, PythonReward, ReasoningGymReward

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from roll.config.code_rewards import CodeReward
+from roll.config.rewards.code import CodeReward
 from roll.errors import RewardInfraError
 from roll.rewards.code.boxes import CodeBoxes
 from roll.rewards.code.compare import same_output, same_value

@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
-from roll.config.code_rewards import LANGUAGES
+from roll.config.rewards.code import LANGUAGES
 from roll.errors import DataError
 from roll.registry import nearest
 from roll.rewards.code.inside import wire

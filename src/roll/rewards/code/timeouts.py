@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from typing import Any
 
-from roll.config.code_rewards import CodeReward
+from roll.config.rewards.code import CodeReward
 
 __all__ = ["AdaptiveLimits"]
 

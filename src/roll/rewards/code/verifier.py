@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter, OrderedDict
 
-from roll.config.code_rewards import CodeReward
+from roll.config.rewards.code import CodeReward
 from roll.errors import ConfigError, MalformedPromptError, UnscorableError
 from roll.rewards.base import Judgement, Verifier
 from roll.rewards.code.boxes import CodeBoxes

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import pytest_asyncio
 
-from roll.config.code_rewards import CodeReward
+from roll.config.rewards.code import CodeReward
 from roll.config.sandbox import SandboxConfig
 from roll.rewards.base import Judgement
 from roll.rewards.code.boxes import CodeBoxes

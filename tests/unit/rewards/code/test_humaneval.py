@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from unit.rewards.code.conftest import rollout
 
-from roll.config.code_rewards import CodeReward
+from roll.config.rewards.code import CodeReward
 from roll.rewards.code.boxes import CodeBoxes
 from roll.rewards.code.verifier import CodeVerifier
 

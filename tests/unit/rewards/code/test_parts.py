@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import TypeAdapter, ValidationError
 
-from roll.config.code_rewards import CodeReward
+from roll.config.rewards.code import CodeReward
 from roll.config.sandbox import SandboxConfig
 from roll.errors import ConfigError
 from roll.rewards.code.compare import same_output, same_value

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from unit.rewards.code.conftest import rollout
 
-from roll.config.code_rewards import CodeReward
+from roll.config.rewards.code import CodeReward
 from roll.errors import MalformedPromptError, UnscorableError
 from roll.rewards.code import execution
 from roll.rewards.code.boxes import CodeBoxes
