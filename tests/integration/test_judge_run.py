@@ -187,16 +187,24 @@ def test_on_ray_a_killed_judge_is_replaced_on_its_own_device(
     cluster = {"type": "ray", "devices_per_node": 4, "device_mapping": mapping}
     judge = {"model": str(tiny_judge)}
     run = Run(tmp_path / "runs", config(tmp_path / "runs", tiny_model, judge, cluster=cluster))
-    process = run.start("train", str(tmp_path / "runs" / "config.yaml"), "training.num_steps=8")
+    process = run.start("train", str(tmp_path / "runs" / "config.yaml"), "training.num_steps=1000")
     wait_until(lambda: steps_recorded(run) >= 1 or process.poll() is not None, "the first step")
     assert process.poll() is None, end(process)
     judges = [p for p in actor_processes(mark, "EngineActor") if "judge_actor" in p.environ().get(ACTOR_LOG, "")]
     assert len(judges) == 2
     judges[0].kill()
+
+    def training() -> list[dict[str, Any]]:
+        return [row for row in run.metrics() if row["kind"] == "train"]
+
+    wait_until(lambda: training()[-1]["judge/replaced"] == 1 or process.poll() is not None, "a new judge")
+    replaced = len(training())
+    wait_until(lambda: len(training()) > replaced or process.poll() is not None, "a step with it")
+    process.terminate()
     errors = end(process)
-    assert process.returncode == 0, errors
-    rows = [row for row in run.metrics() if row["kind"] == "train"]
-    assert [row["step"] for row in rows] == list(range(1, 9))
+    assert process.returncode == 143, errors
+    rows = training()
+    assert [row["step"] for row in rows] == list(range(1, len(rows) + 1))
     assert rows[-1]["judge/replaced"] == 1
     assert {row["rollout/infra_errors"] for row in rows} == {0}
     wait_until(lambda: not list(marked(mark)), "the end of every process")

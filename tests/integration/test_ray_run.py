@@ -75,20 +75,29 @@ def end(process: subprocess.Popen[bytes]) -> str:
 
 
 @pytest.mark.timeout(600)
-def test_a_killed_engine_is_replaced_and_no_process_is_left(tmp_path: Path, tiny_model: Path, mark: str) -> None:
+def test_a_killed_engine_is_replaced_and_sigterm_saves_and_leaves_no_process(
+    tmp_path: Path, tiny_model: Path, mark: str
+) -> None:
     run = Run(tmp_path / "runs", ray_config(tiny_model))
-    process = run.begin()
+    process = run.start("train", str(tmp_path / "runs" / "config.yaml"), "training.num_steps=1000")
     wait_until(lambda: steps_recorded(run) >= 1 or process.poll() is not None, "the first step")
     assert process.poll() is None, end(process)
     engines = actor_processes(mark, "EngineActor")
     assert len(engines) == 2
     engines[0].kill()
+
+    def training() -> list[dict[str, Any]]:
+        return [row for row in run.metrics() if row["kind"] == "train"]
+
+    wait_until(lambda: training()[-1]["engines/replaced"] == 1 or process.poll() is not None, "a new engine")
+    process.terminate()
     errors = end(process)
-    assert process.returncode == 0, errors
-    rows = [row for row in run.metrics() if row["kind"] == "train"]
-    assert [row["step"] for row in rows] == list(range(1, 9))
+    assert process.returncode == 143, errors
+    rows = training()
+    assert [row["step"] for row in rows] == list(range(1, len(rows) + 1))
     assert rows[-1]["engines/replaced"] == 1
     assert rows[-1]["rollout/infra_errors"] == 0
+    assert run.checkpoint().name == f"step-{len(rows):06d}"
     assert {entry["fate"] for entry in run.ledger()} <= {"trained", "filtered"}
     wait_until(lambda: not list(marked(mark)), "the end of every process")
 

@@ -10,9 +10,12 @@ with their cluster.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
-from collections.abc import Sequence
+import signal
+import threading
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -82,11 +85,23 @@ def _connect(config: RLVRConfig, per_node: int) -> None:
         "logging_level": logging.ERROR,
         "configure_logging": False,
     }
-    if config.cluster.address:
-        ray.init(address=config.cluster.address, **quiet)
-    else:
-        os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
-        ray.init(num_cpus=max(per_node, os.cpu_count() or 1), include_dashboard=False, **quiet)
+    with _own_sigterm():
+        if config.cluster.address:
+            ray.init(address=config.cluster.address, **quiet)
+        else:
+            os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+            ray.init(num_cpus=max(per_node, os.cpu_count() or 1), include_dashboard=False, **quiet)
+
+
+@contextlib.contextmanager
+def _own_sigterm() -> Iterator[None]:
+    """Afterwards SIGTERM means what it meant before: `ray.init` has it end the process, and the run saves first."""
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        yield
+    finally:
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, before)
 
 
 class RayCluster:
