@@ -56,6 +56,7 @@ def test_a_resumed_run_with_critics_and_a_reference_equals_an_uninterrupted_one(
     assert not torch.equal(zero, one)  # they learn from different rollouts
 
 
+@pytest.mark.slow
 @pytest.mark.ray
 @pytest.mark.timeout(600)
 def test_critics_and_a_reference_run_on_ray_with_several_ranks(tmp_path: Path, tiny_model: Path) -> None:

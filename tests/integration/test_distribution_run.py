@@ -57,6 +57,7 @@ def test_credit_changes_the_first_update(tmp_path: Path, tiny_model: Path) -> No
     assert norms["none"] != pytest.approx(norms["coupled"], rel=1e-3)
 
 
+@pytest.mark.slow
 @pytest.mark.ray
 @pytest.mark.timeout(600)
 def test_several_ranks_on_ray_find_the_same(tmp_path: Path, tiny_model: Path) -> None:

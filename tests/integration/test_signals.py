@@ -14,7 +14,9 @@ from chaos.harness import Run, tiny_config
 DEADLINE_S = 200.0
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGINT, 130), pytest.param(signal.SIGTERM, 143, marks=pytest.mark.slow)]
+)
 def test_a_signal_saves_and_the_resumed_run_goes_on_as_if_nothing_had_been(
     tmp_path: Path, tiny_model: Path, number: signal.Signals, code: int
 ) -> None:
