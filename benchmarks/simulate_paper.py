@@ -16,9 +16,11 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
+import multiprocessing
 import sys
 import tempfile
 from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -181,7 +183,8 @@ def fewer_steps(changes: dict[str, Any]) -> dict[str, Any]:
 
 def measure(name: str, config: SimulationConfig) -> dict[str, Any]:
     """One workload: its plot is written, its figures come back."""
-    results = study(config)
+    with ProcessPoolExecutor(mp_context=multiprocessing.get_context("spawn")) as processes:
+        results = study(config, processes=processes)
     plot(results, PAGE.parent / f"simulation-{name}.png")
     published = {(figure.over, figure.of): figure for figure in config.paper}
     compared = []

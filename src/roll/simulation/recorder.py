@@ -10,7 +10,7 @@ import asyncio
 import hashlib
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -70,6 +70,14 @@ class Recorder:
 
     def __post_init__(self) -> None:
         self._rollouts = RolloutTrace(self._emit_now, FINAL)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """A copy in another process hears nothing more, so it has no digest to go on with."""
+        return {each.name: getattr(self, each.name) for each in fields(self) if each.name != "_hash"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        for name, value in state.items():
+            setattr(self, name, value)
 
     @property
     def digest(self) -> str:

@@ -1,0 +1,39 @@
+"""Every variant under every seed: one by one, or in other processes."""
+
+from __future__ import annotations
+
+import multiprocessing
+from concurrent.futures import ProcessPoolExecutor
+
+from roll.config.simulation import SimulationConfig
+from roll.simulation.study import study
+
+CONFIG = SimulationConfig.model_validate(
+    {
+        "name": "study",
+        "num_steps": 2,
+        "num_seeds": 2,
+        "model": "qwen3-8b",
+        "device": "h800",
+        "placement": {"generation": 2},
+        "rollout": {"prompts_per_step": 2, "group_size": 2, "max_new_tokens": 64},
+        "prompt_tokens": {"type": "fixed", "value": 16},
+        "answer_tokens": {"type": "lognormal", "median": 20, "sigma": 0.8, "max": 64},
+        "variants": {"batch": {"rollout.scheduling.type": "batch"}, "queue": {"rollout.scheduling.type": "queue"}},
+    }
+)
+
+
+def test_other_processes_find_the_same_in_the_same_order_and_bring_the_trace() -> None:
+    told: list[str] = []
+    here = study(CONFIG, trace=True, progress=told.append)
+    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as processes:
+        there = study(CONFIG, trace=True, processes=processes)
+    assert [line.split(":")[0] for line in told] == ["batch, seed 0", "queue, seed 0", "batch, seed 1", "queue, seed 1"]
+    assert list(here.runs) == list(there.runs) == ["batch", "queue"]
+    for variant, runs in here.runs.items():
+        for ours, theirs in zip(runs, there.runs[variant], strict=True):
+            assert (ours.seed, ours.digest, ours.steps) == (theirs.seed, theirs.digest, theirs.steps)
+            assert ours.recorder.course == theirs.recorder.course
+        assert [bool(run.recorder.course) for run in there.runs[variant]] == [True, False]
+    assert here.runs["batch"][0].digest != here.runs["batch"][1].digest
