@@ -6,23 +6,17 @@ from typing import Any, Literal
 
 from roll.config.base import Section, option
 
-__all__ = ["InferenceConfig"]
+__all__ = ["EngineOptions", "InferenceConfig"]
 
 
-class InferenceConfig(Section):
-    """How answers are generated."""
+class EngineOptions(Section):
+    """What engines of every role are told."""
 
     engine: Literal["auto", "vllm", "hf"] = option(
         "auto", "`vllm`, `hf` (embedded, deterministic), or vLLM where it is installed and `hf` otherwise."
     )
     tensor_parallel: int = option(1, "Devices of one engine.", ge=1)
-    max_num_seqs: int = option(64, "Requests that one engine runs at once.", ge=1)
-    max_context: int | None = option(
-        None,
-        "Longest prompt plus answer; by default what prompts and max_new_tokens need.",
-        unit="tokens",
-        ge=1,
-    )
+    max_num_seqs: int = option(64, "Requests that one engine runs at once; more wait.", ge=1)
     kv_cache_bytes: int | None = option(
         None,
         "Memory for keys and values per engine; by default 256 MiB on CPU, the engine's own share on a GPU.",
@@ -30,3 +24,14 @@ class InferenceConfig(Section):
         ge=1,
     )
     options: dict[str, Any] = option({}, "Further arguments for the engine, passed on as they are.")
+
+
+class InferenceConfig(EngineOptions):
+    """How answers are generated."""
+
+    max_context: int | None = option(
+        None,
+        "Longest prompt plus answer; by default what prompts and max_new_tokens need.",
+        unit="tokens",
+        ge=1,
+    )

@@ -7,15 +7,16 @@ from typing import Any, Literal
 
 from pydantic import model_validator
 
-from roll.config.base import Section, option
+from roll.config.base import option
 from roll.config.cluster import ClusterConfig
 from roll.config.data import DataConfig
+from roll.config.inference import EngineOptions
 from roll.config.rewards import JudgeReward
 
 __all__ = ["JudgeConfig", "check_judge"]
 
 
-class JudgeConfig(Section):
+class JudgeConfig(EngineOptions):
     """Engines that rewards of type `judge` without a `url` ask. `judge: NAME` is short for `judge: {model: NAME}`.
 
     The model may be any, the policy's own start among them; its weights never change. On Ray its engines sit on
@@ -26,29 +27,17 @@ class JudgeConfig(Section):
         "smollm2-135m-instruct", "A name from the catalogue, a Hugging Face directory, or a hub id.", min_length=1
     )
     dtype: Literal["bfloat16", "float32"] = option("bfloat16", "Number format of the computation.")
-    engine: Literal["auto", "vllm", "hf"] = option(
-        "auto", "`vllm`, `hf` (embedded), or vLLM where it is installed and `hf` otherwise."
-    )
     num_engines: int | None = option(
         None,
         "Engines; by default one, or as many as there are devices for in `cluster.device_mapping.judge`.",
         ge=1,
     )
-    tensor_parallel: int = option(1, "Devices of one engine.", ge=1)
-    max_num_seqs: int = option(64, "Requests that one engine runs at once; more wait.", ge=1)
     max_context: int | None = option(
         None,
         "Longest request plus reply; by default the model's own context, 8,192 at most.",
         unit="tokens",
         ge=16,
     )
-    kv_cache_bytes: int | None = option(
-        None,
-        "Memory for keys and values per engine; by default 256 MiB on CPU, the engine's own share on a GPU.",
-        unit="bytes",
-        ge=1,
-    )
-    options: dict[str, Any] = option({}, "Further arguments for the engine, passed on as they are.")
     trust_remote_code: bool = option(False, "Let the model's repository run its own Python code.")
 
     @model_validator(mode="before")

@@ -39,7 +39,8 @@ def test_a_directory_with_something_else_in_it_is_refused_and_left_as_it_is(tmp_
 
 def test_an_empty_directory_is_accepted(tmp_path: Path) -> None:
     (tmp_path / "a").mkdir()
-    RunDirectory.create(tmp_path / "a", {}).close()
+    RunDirectory.create(tmp_path / "a", {"seed": 1}).close()
+    assert RunDirectory.open(tmp_path / "a").read_config() == {"seed": 1}
 
 
 def test_a_creation_that_was_interrupted_anywhere_can_be_repeated(
