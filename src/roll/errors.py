@@ -17,6 +17,7 @@ so code outside ROLL may catch either. A message says what failed, the value see
     │   │   └── UnscorableError         this answer can never be scored: it is given up at once
     │   │       └── MalformedPromptError    no answer to this prompt can
     │   └── WorkerDiedError             a trainer rank or a pool worker is gone
+    ├── NoEngineError (RuntimeError)    every inference engine is gone, and none can be started again
     ├── WeightSyncError (RuntimeError)  weights did not arrive as sent, or were not applied; names the tensor
     ├── CheckpointError (RuntimeError)  a checkpoint is incomplete or does not belong to this run
     ├── TrainingDivergedError (ArithmeticError)  non-finite loss or gradients, repeatedly
@@ -34,6 +35,7 @@ __all__ = [
     "InfraError",
     "MalformedPromptError",
     "ModelError",
+    "NoEngineError",
     "PlacementError",
     "RewardInfraError",
     "RollError",
@@ -117,6 +119,10 @@ class MalformedPromptError(UnscorableError):
 
 class WorkerDiedError(InfraError):
     """A trainer rank or a pool worker is gone."""
+
+
+class NoEngineError(RollError, RuntimeError):
+    """No inference engine is left: each died, or hung, and could not be started again."""
 
 
 class WeightSyncError(RollError, RuntimeError):

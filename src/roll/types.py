@@ -354,3 +354,6 @@ class EngineLoad:
     """Share of the KV cache in use, 0 … 1."""
     capacity: int
     """Requests it can run at once."""
+    num_steps: int | None = None
+    """Decoding steps that it has made since it started: what shows that it works. `None`: it does not count them, so
+    that nobody can tell whether it hangs."""

@@ -103,6 +103,7 @@ async def _evaluate(config: RLVRConfig) -> dict[str, float]:
         stack.push_async_callback(pool.close)
         rewards = await stack.enter_async_context(open_scoring(config, cluster, pool))
         proxy = LLMProxy(engines, prepare=_nothing_to_sync)
+        stack.push_async_callback(proxy.close)
         scheduler = build_scheduler(config, proxy, rewards, material.data.renderer)
         return evaluation_metrics(await scheduler.collect(draws, sampling_plans(config, material.stop_token_ids)[1]))
 

@@ -90,6 +90,7 @@ def run_metrics(state: RunState, ledger: DataLedger, proxy: LLMProxy) -> dict[st
     return metrics | {
         "policy_version": float(state.policy_version),
         "engines/replaced": float(proxy.num_replaced),
+        "engines/hung": float(proxy.num_hung),
         "engines/reissued": float(proxy.num_reissued),
         "engines/continued": float(proxy.num_continued),
     }

@@ -105,6 +105,7 @@ async def open_parts(
         proxy = (RecordingProxy if recorder else LLMProxy)(
             roles.engines, weights.push_to, max_attempts=config.rollout.max_attempts, router=build_router(config)
         )
+        stack.push_async_callback(proxy.close)
         train_plan, eval_plan = sampling_plans(config, material.stop_token_ids)
         rewards = await _open_rewards(config, roles, state, stack)
         scheduler = build_scheduler(config, proxy, rewards, material.data.renderer, tracker.on_rollout)

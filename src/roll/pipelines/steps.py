@@ -56,7 +56,7 @@ async def sync(parts: Parts) -> SyncReport:
         await parts.evaluation
     with parts.spans.phase("sync"):
         report = await parts.weights.push(parts.state.policy_version, still=parts.controller.updating())
-        await parts.proxy.restore(report.dead)
+        parts.proxy.restore(report.dead)
     return report
 
 

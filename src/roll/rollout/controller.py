@@ -335,11 +335,12 @@ class AsyncController:
     # ---- closing
 
     async def _close(self, chosen: Sequence[Live]) -> Batch:
-        taken = [self.buffer.take(live.draw_id) for live in chosen]
-        await asyncio.gather(*self._stopping)
+        if self._stopping:
+            await asyncio.wait(self._stopping)
         if self._config.async_ratio == 0:
-            await self._leave([live for live in self.buffer if not live.taken])
-        else:
+            await self._leave([live for live in self.buffer if not live.taken and live not in chosen])
+        taken = [self.buffer.take(live.draw_id) for live in chosen]  # from here on, nothing can be cancelled
+        if self._config.async_ratio > 0:
             self._fill()
         pairs = [(live.run, "") for live in taken] + list(self._left_out.values())
         pairs.sort(key=lambda pair: pair[0].draw.draw_id)
@@ -364,8 +365,8 @@ class AsyncController:
         if self._config.leftovers == "drop":
             await self._expire(rest, "redundant: the step had enough groups")
             return
-        await self._stop(rest, RolloutState.ABORTED, "deferred")
         self._deferred.extend(live.run.draw for live in rest)
+        await self._stop(rest, RolloutState.ABORTED, "deferred")
 
     async def _expire(self, rest: Sequence[Live], why: str) -> None:
         for live in rest:
@@ -376,9 +377,11 @@ class AsyncController:
     async def _stop(self, rest: Sequence[Live], fate: RolloutState, why: str) -> None:
         for live in rest:
             self.buffer.discard(live.draw_id)
-        await self._scheduler.stop([live.run for live in rest])
-        for live in rest:
-            self._scheduler.release(live.run, fate, why)
+        try:
+            await self._scheduler.stop([live.run for live in rest])
+        finally:
+            for live in rest:
+                self._scheduler.release(live.run, fate, why)
 
     def _end_later(self, runs: Sequence[GroupRun]) -> None:
         task = asyncio.create_task(self._scheduler.stop(runs))

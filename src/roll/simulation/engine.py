@@ -152,6 +152,7 @@ class SimulatedEngine:
             num_waiting=batch.num_waiting + len(self._held),
             kv_used=batch.kv_used(self._loop.time()) / batch.limits.kv_capacity,
             capacity=batch.limits.max_num_seqs,
+            num_steps=batch.num_steps(self._loop.time()),
         )
 
     # ---- requests

@@ -229,6 +229,7 @@ async def _main(config: SimulationConfig, seed: int, recorder: Recorder) -> int:
             await _step(world, step)
         await world.controller.close()
     finally:
+        await world.proxy.close()
         await world.engines.close()
     return _loop().num_callbacks
 
@@ -250,7 +251,8 @@ async def _step(world: _World, step: int) -> None:
         await world.proxy.settle()
         async with world.controller.updating():
             dead = await world.engines.sync(world.version)
-        await world.proxy.restore(dead)
+        world.proxy.restore(dead)
+        await world.proxy.settle()
     moments.append(loop.time())
     await world.controller.settle(world.version, {r.rollout_id for g in trained for r in g.scored})
     recorder.add_step(_record(world, step, batch, trained, before, moments), moments[0])

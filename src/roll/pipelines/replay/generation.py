@@ -92,6 +92,7 @@ async def open_generation(
         proxy = LLMProxy(
             engines, _nothing_to_sync, max_attempts=config.rollout.max_attempts, router=build_router(config)
         )
+        stack.push_async_callback(proxy.close)
         loop: RolloutLoop | None = None
         if config.replay.lengths == "recorded":
             loop = SameLengths(work, own_loop(config))
