@@ -6,7 +6,7 @@ import os
 import re
 import threading
 from collections.abc import Generator, Iterable
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from multiprocessing import spawn
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from roll.inference.step_log import StepLog
 from roll.inference.vllm.arguments import CPU_KV_CACHE_BYTES, engine_arguments
 from roll.inference.vllm.environment import is_cpu_build, prepare_environment, temporary_environment
 
-__all__ = ["Launch", "Stats", "launch"]
+__all__ = ["Launch", "Stats", "end_launch", "launch"]
 
 SHUTDOWN_TIMEOUT_S = 1.0
 """Then processes are killed; they hold nothing that must be saved."""
@@ -36,6 +36,7 @@ class Stats:
 
     def __init__(self) -> None:
         self.num_running = 0
+        self.num_steps = 0
         self.kv_used = 0.0
         self.steps = StepLog()
 
@@ -50,6 +51,7 @@ class Stats:
                 self._cache = vllm_config.cache_config
 
             def record(self, scheduler_stats: Any, iteration_stats: Any, *_: Any, **__: Any) -> None:
+                stats.num_steps += scheduler_stats is not None or iteration_stats is not None
                 if scheduler_stats is not None:
                     stats.num_running = scheduler_stats.num_running_reqs
                     stats.kv_used = scheduler_stats.kv_cache_usage
@@ -111,8 +113,22 @@ class Launch:
                 Path(file).unlink(missing_ok=True)
 
 
-def launch(spec: EngineSpec) -> Launch:
+def end_launch(name: str) -> None:
+    """Kill the processes of a launch that is under way, which then fails."""
+    from roll.inference.vllm import child
+
+    for process in psutil.Process().children(recursive=True):
+        with suppress(psutil.Error):
+            if process.environ().get(child.LAUNCH) == name:
+                process.kill()
+
+
+def launch(spec: EngineSpec, name: str) -> Launch:
     """Start vLLM's processes and load the model. Blocking: seconds to minutes.
+
+    Args:
+        spec: the engine.
+        name: of this launch alone; for `end_launch`.
 
     Raises:
         ModelError: vLLM refuses the model or the settings.
@@ -122,7 +138,7 @@ def launch(spec: EngineSpec) -> Launch:
         prepare_environment()
         cpu = is_cpu_build()
         log_size = spec.log_path.stat().st_size if spec.log_path and spec.log_path.exists() else 0
-        with temporary_environment(_variables(spec, cpu=cpu)), _children_without_main():
+        with temporary_environment(_variables(spec, name, cpu=cpu)), _children_without_main():
             from vllm.engine.arg_utils import AsyncEngineArgs
             from vllm.v1.engine.async_llm import AsyncLLM
 
@@ -141,13 +157,14 @@ def launch(spec: EngineSpec) -> Launch:
     return Launch(spec, llm, cpu=cpu, stats=stats)
 
 
-def _variables(spec: EngineSpec, *, cpu: bool) -> dict[str, str]:
+def _variables(spec: EngineSpec, name: str, *, cpu: bool) -> dict[str, str]:
     """Environment of the engine's processes alone."""
     from roll.inference.vllm import child
 
     # A killed engine's semaphores are freed by Python's resource tracker, which would say so on the terminal.
     warnings = [os.environ.get("PYTHONWARNINGS"), "ignore:resource_tracker:UserWarning"]
-    variables = {child.OWNER: str(os.getpid()), "PYTHONWARNINGS": ",".join(filter(None, warnings))}
+    variables = {child.OWNER: str(os.getpid()), child.LAUNCH: name}
+    variables["PYTHONWARNINGS"] = ",".join(filter(None, warnings))
     if cpu:
         # Threads that spin while they wait halve the speed wherever cores are shared (measured: 300 tok/s beside other
         # work, against 50 and less). A decoding step is a thousand short parallel regions, though, and waking a thread
