@@ -203,6 +203,7 @@ METHODS: dict[str, Method] = {
         loss=paper.Loss(
             objective=paper.by_sign(1.0, 1.0, 0.0, 1.0),
             ratio="chunk",
+            against="rollout",
             over="tokens",
             correction=paper.Correction(level="chunk", upper=None, high=1.2),
         ),

@@ -110,12 +110,12 @@ def same_step(first: Step, second: Step, *, gradients: bool = True) -> None:
 
 @pytest.mark.parametrize("seed", range(4))
 def test_ipa_with_one_chunk_is_geometric_trajectory_topr(seed: int) -> None:
-    """With TOPR's advantages made IPA's (its discount has no chunk to act on), its ratio, and its engine mask."""
+    """With TOPR's advantages made IPA's (its discount has no chunk to act on), the answer's ratio, and its mask."""
     attempts = random_attempts(seed, "ragged")
     topr = algorithm_of(
         "topr",
         advantage={"std": "none"},
-        ratio={"level": "sequence", "against": "old"},
+        ratio={"level": "sequence"},
         correction={"level": "geometric", "upper": None, "mask_high": 1.2},
         aggregation="token_mean",
     )

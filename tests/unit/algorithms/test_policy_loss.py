@@ -42,6 +42,20 @@ def gradient(loss: PolicyLoss, inputs: LossInputs) -> tuple[float, list[float]]:
     return outputs.loss.item(), inputs.logprobs.grad.tolist()
 
 
+@pytest.mark.parametrize("name", ["tis", "topr", "weighted_topr", "cispo", "decoupled_ppo", "ipa"])
+def test_a_wrong_token_that_became_ten_times_less_likely_since_it_was_sampled_weighs_a_tenth(name: str) -> None:
+    """At a batch's only update, where the trainer's policy before the update is the current one."""
+    loss = policy_loss(AlgorithmConfig.model_validate({"type": name}))
+    assert isinstance(loss, PolicyLoss)
+    found = []
+    for sampled in (0.05, 0.5):
+        inputs = inputs_of({"new": [0.05], "rollout": [sampled], "advantages": [-1.0]})
+        found.append(gradient(loss, inputs)[1][0])
+    fresh, stale = found
+    assert fresh > 0
+    assert stale == pytest.approx(0.1 * fresh)
+
+
 def test_ppos_clip_gradient_and_metrics_by_hand() -> None:
     inputs = inputs_of(
         {"new": [0.5], "old": [0.4], "advantages": [1.0]},  # ratio 1.25
