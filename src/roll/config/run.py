@@ -150,7 +150,8 @@ class RLVRConfig(Section):
             )
 
     def _check_lengths(self) -> None:
-        buffer, answer = self.algorithm.reward.overlong_buffer, self.max_answer_tokens
+        buffer = self.algorithm.reward.overlong_buffer
+        answer = self.rollout.max_new_tokens * min(entry.turns for entry in self.data)
         if buffer > answer:
             raise ValueError(
                 f"algorithm.reward.overlong_buffer {buffer} exceeds rollout.max_new_tokens {answer}, so that the "

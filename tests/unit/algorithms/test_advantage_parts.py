@@ -187,7 +187,8 @@ def test_estimates_with_rewards_per_token_whitening_and_clip(estimator: Any, whi
             if estimator == "anchor_state":
                 steps = ref.anchor_state(attempts, 0.9)
                 turns = {n: [x + 0.7 * s for x, s in zip(v, steps[n], strict=True)] for n, v in turns.items()}
-            expected = ref.spread_over_tokens(ref.whitened(turns) if whiten == "turn" else turns, attempts)
+            turns = ref.whitened(turns) if whiten == "turn" else turns
+            expected = ref.spread_over_tokens(turns, attempts, later=estimator != "turn")
         if whiten == "token":
             expected = ref.whitened(expected)
         episodes = [episode_of(a) for a in attempts]

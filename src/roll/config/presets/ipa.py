@@ -5,10 +5,10 @@
     G > 0: -m G log pi;   G <= 0: -m sg(clip(rho, 0, 1)) G log pi;   expert rollouts: -lambda_IL G log pi
 
 The paper gives no constants: gamma = 0.95 discounts a chunk 14 steps from the end by half; H = 1.2 is ROLL's bound for
-engine mismatch. rho is taken against the policy that sampled the chunk, as the off-policy methods above have it: against
-the trainer's policy before the update it would be 1 at a batch's only update, however stale the batch is. The paper's R
-is the final reward, which says nothing where failure is 0: here it is all that the rollout got, whichever turn it came
-with, centred over the group, so that failures have the negative sign that the split needs.
+engine mismatch. rho is against the policy that sampled the chunk, as in topr: against the trainer's policy before the
+update it would be 1 at a batch's only update, however stale the batch is. The paper's R is the final reward, which says
+nothing where failure is 0: here it is all that the rollout got, whichever turn it came with, centred over the group, so
+that failures have the negative sign that the split needs.
 """
 
 from __future__ import annotations
