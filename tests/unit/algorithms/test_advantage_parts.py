@@ -212,6 +212,14 @@ def test_whitening(sizes: tuple[int, ...]) -> None:
         assert all((array == 0).all() for array in whitened(equal))
 
 
+def test_whitening_leaves_noise_small() -> None:
+    noise = np.array([1e-6, -1e-6] * 8)
+    # (±1e-6) / sqrt(1e-12 + 1e-8)
+    np.testing.assert_allclose(whitened([noise])[0], noise / 1.00005e-4, rtol=1e-4)
+    far = whitened([1e3 * noise])[0]
+    np.testing.assert_allclose(np.abs(far), 0.995, rtol=1e-3)
+
+
 @pytest.mark.parametrize("share", [0.0, 0.2, 0.5, 0.99])
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_tokens_on_which_critics_agree_most(kind: str, share: float) -> None:
