@@ -48,6 +48,8 @@ class Prompt:
     """Anything else a reward wants; plain data only."""
     expert: tuple[str, ...] = ()
     """What an expert answered, turn by turn; empty where there is no demonstration."""
+    turns: int = 1
+    """Answers of one rollout, at most."""
     attachments: tuple[Any, ...] = ()
     """Multimodal inputs (pixel values with their grid, …); empty for text."""
 
@@ -252,6 +254,8 @@ class TrainingSample:
     """Which turn of the rollout a token belongs to, ascending; -1 outside `loss_mask`. `None`: all are one."""
     entropy_mask: BoolArray | None = None
     """Where an entropy bonus is paid; `None`: everywhere."""
+    max_length: int = 1
+    """Most tokens that the policy can write after this prompt, over all turns; for constant-length aggregation."""
     expert: bool = False
     """To be imitated, whatever the ratio."""
     returns: FloatArray | None = None
@@ -272,8 +276,6 @@ class TrainingBatch:
     samples: tuple[TrainingSample, ...]
     temperature: float = 1.0
     """Log-probs are taken of `logits / temperature`, so that they are those of the sampling distribution."""
-    max_length: int = 1
-    """Longest possible answer in tokens, for constant-length aggregation."""
 
     @property
     def num_loss_tokens(self) -> int:

@@ -27,6 +27,7 @@ from roll.config.estimate import (
 )
 from roll.config.load import load_config
 from roll.config.run import RLVRConfig
+from roll.config.truncation import truncation_note
 from roll.errors import ConfigError, DataError, RunDirectoryError, UserError
 from roll.process_environment import prepare_environment
 
@@ -196,6 +197,8 @@ def _estimate(report: Report) -> None:
     )
     if not report.num_held_out:
         report.notes.append("no source holds prompts out, so the run is not evaluated.")
+    truncation = truncation_note(config.algorithm, config.rollout)
+    report.notes += [truncation] if truncation else []
     if model is None or report.engine_kind is None:
         return
     context = config.inference.max_context or longest + (report.longest_rollout or config.max_answer_tokens)

@@ -57,5 +57,6 @@ def _prompt(config: GuessNumberData, domain: str, uid: str, secret: int) -> Prom
         domain=domain,
         messages=messages_of(text, config.system_prompt, config.prompt_template),
         expert=halving_guesses(config.max_number, config.num_turns, secret) if config.demonstrations else (),
+        turns=config.turns,
         metadata={"env": {"name": name, "options": {**options, "secret": secret}}},
     )

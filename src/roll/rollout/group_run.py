@@ -14,8 +14,8 @@ from roll.types import Group, PromptDraw, Rollout, RolloutStatus
 
 __all__ = ["Doom", "GroupRun"]
 
-Doom: TypeAlias = Callable[[Sequence[float], int], bool]
-"""From the rewards so far and the number of those still to come: whether no outcome could pass the filters."""
+Doom: TypeAlias = Callable[[Sequence[Rollout], int], bool]
+"""From the scored rollouts so far and the number of those still to come: whether no outcome could pass the filters."""
 
 
 class GroupRun:
@@ -128,9 +128,9 @@ class GroupRun:
         else:
             self._done[index] = task.result()
             if self._doom is not None and not self._complete():
-                rewards = [r.reward.value for r in self._done.values() if r.reward is not None and _counts(r)]
-                missing = self._plan.group_size - len(rewards)
-                self.doomed = 0 < missing <= len(self._running) and self._doom(rewards, missing)
+                finished = [r for r in self._done.values() if r.reward is not None and _counts(r)]
+                missing = self._plan.group_size - len(finished)
+                self.doomed = 0 < missing <= len(self._running) and self._doom(finished, missing)
         if self.doomed or (self._complete() and self._companions_complete()):
             self._end()
 

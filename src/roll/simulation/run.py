@@ -37,7 +37,7 @@ from roll.simulation.roles import (
     SimulatedTrainer,
 )
 from roll.simulation.workload import DOMAIN
-from roll.types import Group, PromptDraw, SamplingParams
+from roll.types import Group, PromptDraw, Rollout, SamplingParams
 
 __all__ = ["SimulatedRun", "engine_settings", "simulate"]
 
@@ -217,8 +217,8 @@ def _no_signal(group: Group) -> str:
     return "all rewards are equal" if len(values) < 2 else ""
 
 
-def _cannot_differ(rewards: Sequence[float], num_missing: int) -> bool:
-    return num_missing == 0 and len(set(rewards)) < 2
+def _cannot_differ(finished: Sequence[Rollout], num_missing: int) -> bool:
+    return num_missing == 0 and len({r.reward.value for r in finished if r.reward is not None}) < 2
 
 
 async def _main(config: SimulationConfig, seed: int, recorder: Recorder) -> int:

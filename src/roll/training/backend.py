@@ -5,8 +5,9 @@
             -> global gradient norm -> AdamW on the master weights -> network
 
 Invariants: a micro-batch's loss is already its share of the batch's loss, so nothing divides by the number of
-micro-batches or ranks; every rank runs the same number of micro-batches; a step whose gradients are not
-finite changes nothing. A reference has neither gradients nor an optimiser.
+micro-batches or ranks; every rank runs the same number of micro-batches, and every one of them goes back through the
+same outputs of the network; a step whose gradients are not finite changes nothing. A reference has neither gradients
+nor an optimiser.
 """
 
 from __future__ import annotations
@@ -118,7 +119,7 @@ class TorchBackend:
             layout, observer = _layout(blocks, every_token=False), self._observer(blocks, observed)
             predicted, beside = self._predict(layout, batch, wanted, observer)
             if not layout.spans:
-                (0.0 * predicted.sum()).backward()
+                _nothing_of(predicted, *beside.values()).backward()
                 continue
             attention = observer.results() if observer is not None else None
             outputs = loss(self._loss_inputs(layout, batch, predicted, beside, attention))
@@ -346,6 +347,12 @@ class TorchBackend:
 def _layout(blocks: Sequence[Block], *, every_token: bool) -> PackedLayout:
     """A micro-batch; one without blocks takes part for the other ranks' sake."""
     return build_layout(blocks, every_token=every_token) if blocks else idle_layout()
+
+
+def _nothing_of(*outputs: Tensor) -> Tensor:
+    """A loss of 0 through every output of the network: ranks with work have a gradient for each, and FSDP reduces
+    gradients of those parameters alone that have one."""
+    return torch.stack([0.0 * output.sum() for output in outputs]).sum()
 
 
 def _add_metrics(sums: dict[str, Tensor], new: dict[str, Tensor]) -> None:

@@ -142,6 +142,11 @@ def test_a_reward_that_cannot_tell_right_from_wrong_is_noted(place, capsys):
     assert "see whether it asks for a form" in capsys.readouterr().out
 
 
+def test_what_truncated_sampling_does_to_ratios_is_noted(place):
+    (note,) = (n for n in inspect(load_config("config.yaml", ["rollout.top_p=0.9"])).notes if "top_p" in n)
+    assert "the correction weighs tokens by it" in note
+
+
 def test_too_little_memory_and_disk_are_noted(place):
     overrides = ["inference.kv_cache_bytes=9000000000000", "checkpoint.keep_best=true"]
     report = inspect(load_config("config.yaml", overrides))

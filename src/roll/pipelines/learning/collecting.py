@@ -44,7 +44,7 @@ def chosen(parts: Parts, batch: Batch, demonstrations: Sequence[Rollout]) -> Col
         selection = select(
             batch.groups,
             parts.config.algorithm,
-            max_length=parts.config.max_answer_tokens,
+            max_new_tokens=parts.config.rollout.max_new_tokens,
             moments=parts.state.moments,
             greedy=batch.companions.get(GREEDY, ()),
             demonstrations=demonstrations,

@@ -45,7 +45,8 @@ class Learned:
 async def learn(parts: Parts, selection: Selection) -> Learned:
     """Compute what the algorithm asks for, then update critics and policy; the step is `parts.state.step + 1`."""
     config, algorithm = parts.config, parts.config.algorithm
-    batch = build_batch(selection.rollouts, temperature=config.rollout.temperature, max_length=config.max_answer_tokens)
+    sampling = config.rollout
+    batch = build_batch(selection.rollouts, temperature=sampling.temperature, max_new_tokens=sampling.max_new_tokens)
     batch = await _with_logprobs(parts, batch)
     coefficient = parts.state.kl_coefficient
     coefficient = algorithm.kl.coefficient if coefficient is None else coefficient
@@ -103,7 +104,7 @@ async def _train_critics(parts: Parts, learned: Learned, values: Sequence[Sequen
             batch = replace(
                 learned.batch, samples=tuple(replace(s, old_values=said) for s, said in pairs if not s.expert)
             )
-            own = critic_share(batch, index, len(parts.critics))
+            own = critic_share(batch, index, len(parts.critics), first=step)
             for epoch in range(algorithm.critic.num_epochs):
                 seed = (parts.config.seed, step, 1 + index, epoch)
                 for part in minibatches(own, algorithm.updates.num_minibatches, seed):
