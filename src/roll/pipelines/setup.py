@@ -12,6 +12,7 @@ from roll.config import RLVRConfig
 from roll.inference import resolve_engine_kind
 from roll.pipelines.checkpoint import Checkpointer
 from roll.pipelines.judge import JudgeRole, start_judge
+from roll.pipelines.learning.failures import Retries
 from roll.pipelines.material import Material, engine_specs, prepare_material, probe_sequences, sampling_plans
 from roll.pipelines.parts import Parts
 from roll.pipelines.replay.recorder import RecordingProxy, open_recorder
@@ -112,9 +113,13 @@ async def open_parts(
             recorder.listen(scheduler.life, proxy)
         if config.tracking.trace_rollouts:
             scheduler.life.listen(RolloutTrace(tracker.spans.event, FINAL).on_transition)
+        retries = Retries()
+        scheduler.life.listen(retries.on_transition)
         yield Parts(
             config=config,
             state=state,
+            began_at=state.step,
+            retries=retries,
             data=material.data,
             held_out=material.data.evaluation(config.evaluation.num_prompts),
             ledger=ledger,

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from roll.config.rewards import PythonReward
-from roll.errors import ConfigError
+from roll.errors import ConfigError, RewardInfraError
 from roll.protocols import WorkerPool
 from roll.registry import load_function
 from roll.rewards.base import Judgement, Verifier, in_pool
@@ -32,7 +32,7 @@ def call_reward(path: str, text: str, answer: str, metadata: Mapping[str, Any], 
     """Call it, also where it is a coroutine function, and check what it returns.
 
     Raises:
-        ConfigError: it did not return a finite number, a truth value, or a `Judgement`.
+        RewardInfraError: it did not return a finite number, a truth value, or a `Judgement`.
     """
     result = load_reward(path)(text, answer, dict(metadata), **options)
     if inspect.isawaitable(result):
@@ -54,15 +54,15 @@ def _finite(path: str, value: object) -> float:
     # NumPy's truth values and torch's scalars are numbers to everyone but `numbers`
     is_number = isinstance(value, numbers.Real) or (hasattr(value, "item") and hasattr(value, "__float__"))
     if not is_number:
-        raise ConfigError(
+        raise RewardInfraError(
             f"reward function '{path}' returned {_short(value)}: return a number, a truth value, or a Judgement."
         )
     try:
         number = float(value)  # type: ignore[arg-type]
     except (TypeError, ValueError, RuntimeError, OverflowError):
-        raise ConfigError(f"reward function '{path}' returned {_short(value)}: return one number.") from None
+        raise RewardInfraError(f"reward function '{path}' returned {_short(value)}: return one number.") from None
     if not math.isfinite(number):
-        raise ConfigError(f"reward function '{path}' returned {number}: return a finite number.")
+        raise RewardInfraError(f"reward function '{path}' returned {number}: return a finite number.")
     return number
 
 

@@ -32,7 +32,7 @@ from roll.tracking.run_directory import RunDirectory, writing
 from roll.tracking.sinks import GuardedSink, open_sinks
 from roll.tracking.spans import Spans
 from roll.tracking.summary import Summary, generation_time, summarise
-from roll.tracking.views import AnswerView, RunHeader, StepView
+from roll.tracking.views import AnswerView, EvaluationView, RunHeader, StepView, trouble
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -87,7 +87,7 @@ class Tracker:
         self._sinks: list[GuardedSink] = []
         self._memory = PeakMemory()
         self._phase = ""
-        self._num_ready = 0
+        self._num_ready = self._num_failed = self._num_timed_out = 0
         self._setup_s: float | None = None
         self._parquet_failures = 0
 
@@ -130,8 +130,10 @@ class Tracker:
     def on_rollout(self, rollout: Rollout) -> None:
         """A rollout of the current phase is ready; returns at once."""
         self._num_ready += 1
+        self._num_failed += rollout.reward is None
+        self._num_timed_out += rollout.reward is not None and bool(rollout.reward.timed_out)
         total = self._config.rollouts_per_step if self._phase == "generate" else None
-        self.console.progress(self._num_ready, total)
+        self.console.progress(self._num_ready, total, trouble(self._num_failed, self._num_timed_out))
 
     def log_step(self, step: int, metrics: Mapping[str, Any]) -> None:
         """Record a training step: numbers, metric values, or nested mappings of these, by name.
@@ -160,6 +162,7 @@ class Tracker:
                 generated_per_s=rates["throughput/generated_tokens_per_s"],
                 trained_per_s=rates["throughput/trained_tokens_per_s"],
                 loss=flat.get("training/loss"),
+                trouble=trouble(flat.get("rollout/infra_errors", 0), flat.get("reward/timeouts", 0)),
             )
         )
 
@@ -171,8 +174,7 @@ class Tracker:
         self._record(step, "evaluation", flat)
         if groups:
             self._write_rollouts(self.run.evaluation_path(step), step, groups, None)
-        if "eval/accuracy" in flat:
-            self.console.evaluation(step, flat["eval/accuracy"])
+        self.console.evaluation(EvaluationView.of(step, flat))
 
     def log_rollouts(self, step: int, groups: Sequence[Group], advantages: Mapping[str, float] | None = None) -> None:
         """Record every rollout of a step, with its advantage by rollout id where it was trained on."""
@@ -234,7 +236,7 @@ class Tracker:
     def _on_phase(self, name: str) -> None:
         if self._phase == "train" and name != "train" and self._setup_s is None:
             self._setup_s = time.time() - self._started_at
-        self._phase, self._num_ready = name, 0
+        self._phase, self._num_ready, self._num_failed, self._num_timed_out = name, 0, 0, 0
         self.console.phase(name)
         if name == "generate":
             self.console.progress(0, self._config.rollouts_per_step)

@@ -13,7 +13,7 @@ from pydantic import TypeAdapter, ValidationError
 from roll.cluster.pool import LocalWorkerPool
 from roll.config.rewards import RewardList, as_reward_list
 from roll.data.reasoning_gym import load_task
-from roll.errors import ConfigError, DataError, RewardInfraError
+from roll.errors import ConfigError, RewardInfraError, UnscorableError
 from roll.protocols import Reward
 from roll.rewards import build_reward
 from roll.types import Rollout
@@ -156,6 +156,9 @@ def scalar(text, answer, metadata):
 def two(text):
     return 1
 
+def nothing(text, answer, metadata):
+    return None
+
 constant = 3
 """
 
@@ -217,11 +220,13 @@ async def test_a_function_that_cannot_be_used_is_refused_at_once(
         build(pool, python(function.format(module), options=options))
 
 
-@pytest.mark.parametrize(("function", "words"), [("words", "returned 'good'"), ("infinite", "returned inf")])
-async def test_a_function_that_returns_no_number_stops_the_run_with_a_clear_message(
+@pytest.mark.parametrize(
+    ("function", "words"), [("words", "returned 'good'"), ("infinite", "returned inf"), ("nothing", "returned None")]
+)
+async def test_a_function_that_returns_no_number_fails_its_answer_and_names_the_prompt(
     pool: LocalWorkerPool, rollout: MakeRollout, module: str, function: str, words: str
 ) -> None:
-    with pytest.raises(ConfigError, match=words):
+    with pytest.raises(RewardInfraError, match=rf"^reward 'python': .*{words}.*\(prompt 'd/0'\)$"):
         await build(pool, python(f"{module}:{function}"))(rollout("a"))
 
 
@@ -254,7 +259,7 @@ async def test_reasoning_gym_scores_with_the_tasks_own_scorer(pool: LocalWorkerP
     assert (await reward(rollout(answer, metadata=metadata))).correct is True
     wrong = await reward(rollout("<answer>nothing</answer>", metadata=metadata))
     assert (wrong.correct, wrong.verdict) == (False, "wrong") and wrong.value <= 0.05
-    with pytest.raises(DataError, match="does not come from reasoning-gym"):
+    with pytest.raises(UnscorableError, match="does not come from reasoning-gym"):
         await reward(rollout(answer))
 
 
