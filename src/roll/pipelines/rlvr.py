@@ -15,6 +15,7 @@ from __future__ import annotations
 import asyncio
 import logging
 
+from roll.errors import AlarmError
 from roll.pipelines import saving, steps
 from roll.pipelines.evaluate import evaluate
 from roll.pipelines.learning.collecting import collect
@@ -43,6 +44,8 @@ async def run(parts: Parts) -> None:
     except Interrupted:
         await parts.controller.close()
         await saving.save_boundary(parts)
+        raise
+    except AlarmError:
         raise
     except Exception as error:
         await saving.save_before_the_end(parts, error)

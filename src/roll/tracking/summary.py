@@ -75,6 +75,17 @@ class Summary:
         values = asdict(self).items()
         return {name: None if isinstance(v, float) and not math.isfinite(v) else v for name, v in values}
 
+    @property
+    def problem(self) -> str:
+        """Why the run is a failure although it came to its end; empty where it is none."""
+        if self.num_trained_steps != 0:
+            return ""
+        failed = f"; {self.infra_errors} answers got no reward" if self.infra_errors else ""
+        return (
+            f"none of {self.num_steps} steps trained anything{failed}. Look at the answers and rewards in "
+            f"'{self.directory}/rollouts'."
+        )
+
     def write(self, path: Path) -> None:
         """Write `summary.json`, atomically.
 

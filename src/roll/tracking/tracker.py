@@ -12,6 +12,7 @@ Invariants:
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import math
 import os
@@ -118,6 +119,9 @@ class Tracker:
         if isinstance(error, Exception) and not isinstance(error, RollError):
             failures.error("the run failed", exc_info=error)
         self.console.close()
+        if error is not None and self._metrics.path.stat().st_size:
+            with contextlib.suppress(OSError):  # the disk may be what ended the run
+                self._summarise().write(self.run.summary_path)
         if isinstance(error, Exception) and _logs_say_more(error):
             self._point_to_logs()
         self._stack.close()
@@ -194,11 +198,8 @@ class Tracker:
 
             truncate_events(self.run.tensorboard_dir, step)
 
-    def finish(self) -> Summary:
-        """Write `summary.json` and `reward.png`, show the table, and return the figures."""
-        from roll.tracking.plot import plot_run
-
-        summary = summarise(
+    def _summarise(self) -> Summary:
+        return summarise(
             self.run.name,
             self.run.path,
             self.run.metrics_path,
@@ -206,6 +207,12 @@ class Tracker:
             peak_rss_bytes=self._memory.stop(),
             tracker_failures=self._parquet_failures + sum(sink.num_failures for sink in self._sinks),
         )
+
+    def finish(self) -> Summary:
+        """Write `summary.json` and `reward.png`, show the table, and return the figures."""
+        from roll.tracking.plot import plot_run
+
+        summary = self._summarise()
         with writing(self.run.path):
             summary.write(self.run.summary_path)
             plot_run(self.run.plot_path, self.run.name, read_metrics(self.run.metrics_path))

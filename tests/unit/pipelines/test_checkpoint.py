@@ -94,7 +94,7 @@ async def test_a_critic_that_cannot_be_saved_leaves_the_previous_checkpoint_whol
     await checkpointer.save(RunState(step=1), ledger_of(1))
     critics[1].fails = OSError("disk full")
     with pytest.raises(
-        CheckpointError, match=r"could not be written: disk full\. The last one, 'step-000001', is whole"
+        CheckpointError, match=r"could not be written: disk full\..*'step-000001', is whole"
     ):
         await checkpointer.save(RunState(step=2), ledger_of(2))
     found = find_checkpoint(run.checkpoints_dir)
@@ -115,7 +115,7 @@ async def test_a_failure_while_saving_leaves_the_previous_one_whole(run: RunDire
     await checkpointer.save(RunState(step=1), ledger_of(1))
     trainer.fails = OSError("disk full")
     with pytest.raises(
-        CheckpointError, match=r"could not be written: disk full\. The last one, 'step-000001', is whole"
+        CheckpointError, match=r"could not be written: disk full\..*'step-000001', is whole"
     ):
         await checkpointer.save(RunState(step=2), ledger_of(2))
     found = find_checkpoint(run.checkpoints_dir)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -240,6 +241,18 @@ async def test_a_crash_is_our_failure_never_a_reward(
     with pytest.raises(RewardInfraError, match=words):
         await build(pool, python(f"{module}:{function}"))(rollout("a"))
     assert (await build(pool, python(f"{module}:number"))(rollout("a"))).value == 1.0
+
+
+async def test_an_async_reward_waits_for_many_answers_at_once_and_for_no_more_than_it_may(
+    pool: LocalWorkerPool, rollout: MakeRollout
+) -> None:
+    together = python("worlds.coroutines:reward", options={"count": 4}, max_concurrent=4, time_limit_s=20.0)
+    results = await asyncio.gather(*(build(pool, together)(rollout("a")) for _ in range(4)))
+    assert [result.value for result in results] == [4.0] * 4
+    three = python("worlds.coroutines:most_at_once", max_concurrent=3, time_limit_s=20.0)
+    reward = build(pool, three)
+    results = await asyncio.gather(*(reward(rollout("a")) for _ in range(9)))
+    assert max(result.value for result in results) == 3
 
 
 @pytest.mark.parametrize("path", ["no_function", "module:", ":name", "a b:c", "x.py", "dir/module:name"])

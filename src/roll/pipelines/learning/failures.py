@@ -139,8 +139,9 @@ def check_failures(
         count = sum(counts[index] for counts in window)
         whole = first and now == latest.asked
         if whole or (full and count > limit * asked):
-            over = f"{len(window)} steps" if len(window) > 1 else "this step"
-            message = f"{count} of {asked} answers of {over} {problem}. In the last step, {describe(latest)}"
+            last = describe(latest)
+            message = f"{count} of {asked} answers of {len(window)} steps {problem}; of the last one, {last}"
+            message = last if len(window) == 1 else message
             stops = config.action == "stop" or name in config.stop_on
             alarms.append(Alarm(message=f"{message} (alarms.{name})", stops=stops))
     return alarms
