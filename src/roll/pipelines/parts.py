@@ -20,6 +20,7 @@ from roll.protocols import Scorer, TrainerGroup
 from roll.rewards.compose import WeightedReward
 from roll.rollout import Batch, DataLedger, LLMProxy, RolloutScheduler, SamplingPlan
 from roll.tracking import Spans, Tracker
+from roll.tracking.stages import Stages
 from roll.types import PromptDraw
 from roll.weights import SyncReport
 
@@ -78,6 +79,7 @@ class Parts:
     checkpointer: Checkpointer
     tracker: Tracker
     spans: Spans
+    stages: Stages
     stop: StopRequest
     began_at: int = 0
     """Step after which this session began."""

@@ -22,6 +22,8 @@ _BLOCKS = "▁▂▃▄▅▆▇█"
 _PHASE_COLOURS = {
     "generate": "cyan",
     "wait": "cyan",
+    "environment": "bright_cyan",
+    "reward": "red",
     "train": "magenta",
     "sync": "yellow",
     "evaluate": "green",

@@ -89,6 +89,7 @@ class Tracker:
         self._memory = PeakMemory()
         self._phase = ""
         self._num_ready = self._num_failed = self._num_timed_out = 0
+        self._total: int | None = None
         self._setup_s: float | None = None
         self._parquet_failures = 0
 
@@ -119,7 +120,7 @@ class Tracker:
         if isinstance(error, Exception) and not isinstance(error, RollError):
             failures.error("the run failed", exc_info=error)
         self.console.close()
-        if error is not None and self._metrics.path.stat().st_size:
+        if error is not None and self.run.metrics_path.stat().st_size:
             with contextlib.suppress(OSError):  # the disk may be what ended the run
                 self._summarise().write(self.run.summary_path)
         if isinstance(error, Exception) and _logs_say_more(error):
@@ -136,8 +137,10 @@ class Tracker:
         self._num_ready += 1
         self._num_failed += rollout.reward is None
         self._num_timed_out += rollout.reward is not None and bool(rollout.reward.timed_out)
-        total = self._config.rollouts_per_step if self._phase == "generate" else None
-        self.console.progress(self._num_ready, total, trouble(self._num_failed, self._num_timed_out))
+        self._show_progress()
+
+    def _show_progress(self) -> None:
+        self.console.progress(self._num_ready, self._total, trouble(self._num_failed, self._num_timed_out))
 
     def log_step(self, step: int, metrics: Mapping[str, Any]) -> None:
         """Record a training step: numbers, metric values, or nested mappings of these, by name.
@@ -243,10 +246,13 @@ class Tracker:
     def _on_phase(self, name: str) -> None:
         if self._phase == "train" and name != "train" and self._setup_s is None:
             self._setup_s = time.time() - self._started_at
-        self._phase, self._num_ready, self._num_failed, self._num_timed_out = name, 0, 0, 0
+        if not (name and self._phase):  # from one stage of a wait to the next, counts go on
+            self._num_ready = self._num_failed = self._num_timed_out = 0
+            self._total = self._config.rollouts_per_step if name == "generate" else None
+        self._phase = name
         self.console.phase(name)
-        if name == "generate":
-            self.console.progress(0, self._config.rollouts_per_step)
+        if name in ("generate", "reward"):
+            self._show_progress()
 
     def _point_to_logs(self) -> None:
         written = sorted(self.run.logs_dir.glob("*.log"), key=lambda path: path.stat().st_mtime)

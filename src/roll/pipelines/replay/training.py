@@ -30,6 +30,7 @@ from roll.pipelines.trainers import Trainers, trainer_specs
 from roll.protocols import InferenceEngine
 from roll.rollout import DataLedger, LLMProxy, RolloutScheduler
 from roll.tracking import RunDirectory, Tracker
+from roll.tracking.stages import Stages
 from roll.weights import SyncReport
 
 __all__ = ["open_training", "train_again"]
@@ -121,6 +122,7 @@ async def open_training(
             checkpointer=Checkpointer(run, config.checkpoint, trainers.policy, trainers.critics),
             tracker=tracker,
             spans=tracker.spans,
+            stages=Stages(tracker.spans),
             stop=stop,
         )
 
