@@ -20,6 +20,8 @@ so code outside ROLL may catch either. A message says what failed, the value see
     ├── NoEngineError (RuntimeError)    every inference engine is gone, and none can be started again
     ├── WeightSyncError (RuntimeError)  weights did not arrive as sent, or were not applied; names the tensor
     ├── CheckpointError (RuntimeError)  a checkpoint is incomplete or does not belong to this run
+    ├── HalfUpdatedError (RuntimeError) an optimiser step failed while it moved the weights
+    ├── LossError (RuntimeError)        a loss of the user's own failed; names it
     ├── TrainingDivergedError (ArithmeticError)  non-finite loss or gradients, repeatedly
     └── AlarmError                      an alarm that the user set stopped the run; everything is saved
 """
@@ -32,7 +34,9 @@ __all__ = [
     "ConfigError",
     "DataError",
     "EngineDiedError",
+    "HalfUpdatedError",
     "InfraError",
+    "LossError",
     "MalformedPromptError",
     "ModelError",
     "NoEngineError",
@@ -131,6 +135,14 @@ class WeightSyncError(RollError, RuntimeError):
 
 class CheckpointError(RollError, RuntimeError):
     """A checkpoint cannot be read, is incomplete, or belongs to another run."""
+
+
+class HalfUpdatedError(RollError, RuntimeError):
+    """An optimiser step failed while it moved the weights: they are neither the old nor the new ones."""
+
+
+class LossError(RollError, RuntimeError):
+    """A loss of the user's own failed."""
 
 
 class TrainingDivergedError(RollError, ArithmeticError):

@@ -135,6 +135,8 @@ class RewardResult:
     """Whether the task was solved, for accuracy; `None` where that has no meaning."""
     decisions: Mapping[str, bool] = field(default_factory=dict)
     """What each part that decides says of the task, by name; where they differ, one of them errs."""
+    timed_out: tuple[str, ...] = ()
+    """Parts whose verifier took longer than it may, by name: such an answer counts as wrong, unjudged."""
     duration_s: float = 0.0
 
 

@@ -22,6 +22,9 @@ class RolloutConfig(Section):
         "How often a rollout that the infrastructure fails is issued in all, before it is marked `infra_error`.",
         ge=1,
     )
+    retry_wait_s: float = option(
+        1.0, "Wait before a second attempt; twice as long before each later one, up to a minute.", unit="s", ge=0
+    )
     stall_s: float = option(
         600.0, "Warn what a step is waiting for once no rollout has moved for this long.", unit="s", gt=0
     )

@@ -60,6 +60,7 @@ def build_scheduler(
         renderer,
         seed=config.seed,
         max_attempts=config.rollout.max_attempts,
+        retry_wait_s=config.rollout.retry_wait_s,
         replicate=scheduling.replicate_prompts and scheduling.type != "batch",
         loop=own_loop(config) if loop is None else loop,
         on_rollout=on_rollout,

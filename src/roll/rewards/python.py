@@ -1,7 +1,7 @@
 """A function of the user's: `def reward(text, answer, metadata) -> float`, given by import path or by file.
 
-It may be a coroutine function. Annotated `-> bool`, it decides whether the task was solved; a `Judgement` (annotated
-so) also gives a verdict; a plain number does neither.
+A coroutine function is asked for many answers at once, `max_concurrent` at most. Annotated `-> bool`, a function says
+whether the task was solved; a `Judgement` (annotated so) also gives a verdict; a plain number does neither.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from roll.config.rewards import PythonReward
-from roll.errors import ConfigError
+from roll.errors import ConfigError, RewardInfraError
 from roll.protocols import WorkerPool
 from roll.registry import load_function
 from roll.rewards.base import Judgement, Verifier, in_pool
 from roll.types import Rollout
 
-__all__ = ["call_reward", "load_reward", "python_verifier"]
+__all__ = ["await_reward", "call_reward", "load_reward", "python_verifier"]
 
 
 def load_reward(path: str) -> Callable[..., Any]:
@@ -32,11 +32,22 @@ def call_reward(path: str, text: str, answer: str, metadata: Mapping[str, Any], 
     """Call it, also where it is a coroutine function, and check what it returns.
 
     Raises:
-        ConfigError: it did not return a finite number, a truth value, or a `Judgement`.
+        RewardInfraError: it did not return a finite number, a truth value, or a `Judgement`.
     """
     result = load_reward(path)(text, answer, dict(metadata), **options)
-    if inspect.isawaitable(result):
+    if inspect.isawaitable(result):  # of a function that does not look like a coroutine function
         result = asyncio.run(_wait(result))
+    return _judgement(path, result)
+
+
+async def await_reward(
+    path: str, text: str, answer: str, metadata: Mapping[str, Any], options: dict[str, Any]
+) -> Judgement:
+    """See `call_reward`; waits on the running loop."""
+    return _judgement(path, await load_reward(path)(text, answer, dict(metadata), **options))
+
+
+def _judgement(path: str, result: object) -> Judgement:
     if isinstance(result, Judgement):
         _finite(path, result.value)
         return result
@@ -54,15 +65,15 @@ def _finite(path: str, value: object) -> float:
     # NumPy's truth values and torch's scalars are numbers to everyone but `numbers`
     is_number = isinstance(value, numbers.Real) or (hasattr(value, "item") and hasattr(value, "__float__"))
     if not is_number:
-        raise ConfigError(
+        raise RewardInfraError(
             f"reward function '{path}' returned {_short(value)}: return a number, a truth value, or a Judgement."
         )
     try:
         number = float(value)  # type: ignore[arg-type]
     except (TypeError, ValueError, RuntimeError, OverflowError):
-        raise ConfigError(f"reward function '{path}' returned {_short(value)}: return one number.") from None
+        raise RewardInfraError(f"reward function '{path}' returned {_short(value)}: return one number.") from None
     if not math.isfinite(number):
-        raise ConfigError(f"reward function '{path}' returned {number}: return a finite number.")
+        raise RewardInfraError(f"reward function '{path}' returned {number}: return a finite number.")
     return number
 
 
@@ -97,8 +108,13 @@ def python_verifier(config: PythonReward, pool: WorkerPool) -> Verifier:
     except ValueError:
         pass  # a built-in without a signature: its first call will tell
 
+    places = asyncio.Semaphore(config.max_concurrent)
+
     async def judge(rollout: Rollout) -> Judgement:
         arguments = (rollout.text, rollout.prompt.answer, dict(rollout.prompt.metadata), config.options)
-        return await in_pool(pool, call_reward, config.function, *arguments, time_limit_s=config.time_limit_s)
+        if not inspect.iscoroutinefunction(function):
+            return await in_pool(pool, call_reward, config.function, *arguments, time_limit_s=config.time_limit_s)
+        async with places:
+            return await in_pool(pool, await_reward, config.function, *arguments, time_limit_s=config.time_limit_s)
 
     return Verifier(judge=judge, decides=_decides(function))

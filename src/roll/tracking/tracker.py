@@ -12,6 +12,7 @@ Invariants:
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import math
 import os
@@ -32,7 +33,7 @@ from roll.tracking.run_directory import RunDirectory, writing
 from roll.tracking.sinks import GuardedSink, open_sinks
 from roll.tracking.spans import Spans
 from roll.tracking.summary import Summary, generation_time, summarise
-from roll.tracking.views import AnswerView, RunHeader, StepView
+from roll.tracking.views import AnswerView, EvaluationView, RunHeader, StepView, trouble
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -87,7 +88,8 @@ class Tracker:
         self._sinks: list[GuardedSink] = []
         self._memory = PeakMemory()
         self._phase = ""
-        self._num_ready = 0
+        self._num_ready = self._num_failed = self._num_timed_out = 0
+        self._total: int | None = None
         self._setup_s: float | None = None
         self._parquet_failures = 0
 
@@ -118,6 +120,9 @@ class Tracker:
         if isinstance(error, Exception) and not isinstance(error, RollError):
             failures.error("the run failed", exc_info=error)
         self.console.close()
+        if error is not None and self.run.metrics_path.stat().st_size:
+            with contextlib.suppress(OSError):  # the disk may be what ended the run
+                self._summarise().write(self.run.summary_path)
         if isinstance(error, Exception) and _logs_say_more(error):
             self._point_to_logs()
         self._stack.close()
@@ -130,8 +135,12 @@ class Tracker:
     def on_rollout(self, rollout: Rollout) -> None:
         """A rollout of the current phase is ready; returns at once."""
         self._num_ready += 1
-        total = self._config.rollouts_per_step if self._phase == "generate" else None
-        self.console.progress(self._num_ready, total)
+        self._num_failed += rollout.reward is None
+        self._num_timed_out += rollout.reward is not None and bool(rollout.reward.timed_out)
+        self._show_progress()
+
+    def _show_progress(self) -> None:
+        self.console.progress(self._num_ready, self._total, trouble(self._num_failed, self._num_timed_out))
 
     def log_step(self, step: int, metrics: Mapping[str, Any]) -> None:
         """Record a training step: numbers, metric values, or nested mappings of these, by name.
@@ -160,6 +169,7 @@ class Tracker:
                 generated_per_s=rates["throughput/generated_tokens_per_s"],
                 trained_per_s=rates["throughput/trained_tokens_per_s"],
                 loss=flat.get("training/loss"),
+                trouble=trouble(flat.get("rollout/infra_errors", 0), flat.get("reward/timeouts", 0)),
             )
         )
 
@@ -171,8 +181,7 @@ class Tracker:
         self._record(step, "evaluation", flat)
         if groups:
             self._write_rollouts(self.run.evaluation_path(step), step, groups, None)
-        if "eval/accuracy" in flat:
-            self.console.evaluation(step, flat["eval/accuracy"])
+        self.console.evaluation(EvaluationView.of(step, flat))
 
     def log_rollouts(self, step: int, groups: Sequence[Group], advantages: Mapping[str, float] | None = None) -> None:
         """Record every rollout of a step, with its advantage by rollout id where it was trained on."""
@@ -192,11 +201,8 @@ class Tracker:
 
             truncate_events(self.run.tensorboard_dir, step)
 
-    def finish(self) -> Summary:
-        """Write `summary.json` and `reward.png`, show the table, and return the figures."""
-        from roll.tracking.plot import plot_run
-
-        summary = summarise(
+    def _summarise(self) -> Summary:
+        return summarise(
             self.run.name,
             self.run.path,
             self.run.metrics_path,
@@ -204,6 +210,12 @@ class Tracker:
             peak_rss_bytes=self._memory.stop(),
             tracker_failures=self._parquet_failures + sum(sink.num_failures for sink in self._sinks),
         )
+
+    def finish(self) -> Summary:
+        """Write `summary.json` and `reward.png`, show the table, and return the figures."""
+        from roll.tracking.plot import plot_run
+
+        summary = self._summarise()
         with writing(self.run.path):
             summary.write(self.run.summary_path)
             plot_run(self.run.plot_path, self.run.name, read_metrics(self.run.metrics_path))
@@ -234,10 +246,13 @@ class Tracker:
     def _on_phase(self, name: str) -> None:
         if self._phase == "train" and name != "train" and self._setup_s is None:
             self._setup_s = time.time() - self._started_at
-        self._phase, self._num_ready = name, 0
+        if not (name and self._phase):  # from one stage of a wait to the next, counts go on
+            self._num_ready = self._num_failed = self._num_timed_out = 0
+            self._total = self._config.rollouts_per_step if name == "generate" else None
+        self._phase = name
         self.console.phase(name)
-        if name == "generate":
-            self.console.progress(0, self._config.rollouts_per_step)
+        if name in ("generate", "reward"):
+            self._show_progress()
 
     def _point_to_logs(self) -> None:
         written = sorted(self.run.logs_dir.glob("*.log"), key=lambda path: path.stat().st_mtime)

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from roll.algorithms.inputs import LossInputs
-from roll.errors import TrainingDivergedError, UnsupportedError
+from roll.errors import HalfUpdatedError, TrainingDivergedError, UnsupportedError
 from roll.protocols import LossFn, StateKind, WeightSource
 from roll.training.attention_maps import MapObserver, observed_layers
 from roll.training.distributed import Ranks, default_num_threads, pick_device, reshard, shard
@@ -136,7 +136,10 @@ class TorchBackend:
         rate = self.schedule.rate(self.num_steps)
         stepped = bool(np.isfinite(grad_norm)) and bool(np.isfinite(metrics["loss"]))
         if stepped:
-            self.optimizer.step(rate, grad_norm)
+            try:
+                self.optimizer.step(rate, grad_norm)
+            except Exception as error:
+                raise HalfUpdatedError(f"the optimiser failed: {type(error).__name__}: {error}") from error
             self.num_steps += 1
             self.num_nonfinite = 0
         else:

@@ -59,6 +59,11 @@ def _alone(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _sync(path: Path) -> None:
+    """Make it survive power loss, and readable as any other file of the user: a library writes weights as 0600."""
+    if path.is_file():
+        mask = os.umask(0)
+        os.umask(mask)
+        path.chmod(0o666 & ~mask)
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

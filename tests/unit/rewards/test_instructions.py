@@ -12,7 +12,7 @@ from pydantic import TypeAdapter
 
 from roll.cluster.pool import LocalWorkerPool
 from roll.config.rewards import RewardList, as_reward_list
-from roll.errors import ConfigError, DataError, MalformedPromptError
+from roll.errors import ConfigError, MalformedPromptError, UnscorableError
 from roll.rewards import build_reward, instruction_checks
 from roll.rewards.compose import WeightedReward
 from roll.rewards.instruction_checks import INSTRUCTIONS, InstructionError, check, variants
@@ -267,7 +267,7 @@ async def test_columns_may_be_json_and_called_otherwise(pool: LocalWorkerPool, r
 @pytest.mark.parametrize(
     ("metadata", "error", "words"),
     [
-        ({}, DataError, r"prompt 'd/0' has no column 'instruction_id_list' .* .it has: none."),
+        ({}, UnscorableError, r"prompt 'd/0' has no column 'instruction_id_list' .* .it has: none."),
         (
             {"instruction_id_list": []},
             MalformedPromptError,

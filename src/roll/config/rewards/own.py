@@ -13,7 +13,8 @@ __all__ = ["EnvironmentReward", "PythonReward", "ReasoningGymReward"]
 class PythonReward(RewardSection):
     """A function of yours: `def reward(text, answer, metadata) -> float`.
 
-    Annotated `-> bool`, it also decides whether the task was solved, which accuracy counts.
+    An `async def` waits for many answers at once. Annotated `-> bool`, it also decides whether the task was solved,
+    which accuracy counts.
     """
 
     type: Literal["python"] = option(..., "Kind of reward.")
@@ -24,6 +25,7 @@ class PythonReward(RewardSection):
         pattern=FUNCTION,
     )
     options: dict[str, Any] = option({}, "Further keyword arguments for the function.")
+    max_concurrent: int = option(64, "Answers that an `async def` waits for at once, at most.", ge=1)
 
 
 class ReasoningGymReward(RewardSection):
