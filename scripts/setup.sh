@@ -114,6 +114,8 @@ pip --no-deps "${lists[@]/#/-r}"
 end
 
 begin "ROLL itself, and a first import"
+# The distribution was once called as the package is; left behind, it would be a second owner of the same files.
+run $VENV/bin/python -m pip --disable-pip-version-check --no-input uninstall --yes roll
 pip --no-deps --editable .
 run $VENV/bin/python -c 'import torch, transformers; print(torch.__version__, transformers.__version__)'
 end

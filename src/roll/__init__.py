@@ -34,6 +34,12 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module 'roll' has no attribute '{name}'") from None
     import importlib
 
+    import roll_rl
+
+    problem = roll_rl.namesake()
+    if problem is not None:
+        raise ImportError(problem)
+
     return getattr(importlib.import_module(home), name)
 
 
