@@ -59,15 +59,18 @@ def resume(run_path: Path, overrides: Sequence[str] = ()) -> Summary:
         remove_unfinished(run.checkpoints_dir)
         path = find_checkpoint(run.checkpoints_dir)
         saved = read_checkpoint(path) if path else None
-        return _run(_train(config, run, saved))
+        return _run(_train(config, run, saved, overrides))
 
 
-async def _train(config: RLVRConfig, run: RunDirectory, saved: SavedRun | None) -> Summary:
+async def _train(
+    config: RLVRConfig, run: RunDirectory, saved: SavedRun | None, overrides: Sequence[str] = ()
+) -> Summary:
     step = saved.state.step if saved else 0
     stop = StopRequest()
     with Tracker(run, config, resumed_at=step if saved else None) as tracker, stop_on_signals(stop):
         try:
             async with open_work(config, run, tracker, stop, saved=saved) as work:
+                run.adopt(resolved(config), step, overrides)
                 await work()
         except InfraError as error:
             if stop:  # the signal reached a part of the run as well, before it could be asked to stop

@@ -1,6 +1,6 @@
 """The directory that a run writes to, and everything in it by name.
 
-runs/<name>/  config.yaml   metrics.jsonl   trace.json   summary.json   reward.png
+runs/<name>/  config.yaml   config_history.yaml   metrics.jsonl   trace.json   summary.json   reward.png
               rollouts/step-000001.parquet   tensorboard/
               checkpoints/step-000020/…      logs/<role>-<rank>.log      recording/
 """
@@ -10,10 +10,11 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from roll.config.history import HISTORY, continued, dump_entries, read_history
 from roll.errors import RunDirectoryError
 from roll.registry import nearest
 from roll.tracking import atomic
@@ -73,6 +74,24 @@ class RunDirectory:
                 for directory in (run.path, run.rollouts_dir):
                     atomic.remove_leftovers(directory)
         return run
+
+    def adopt(self, config: Mapping[str, Any], step: int, overrides: Sequence[str]) -> None:
+        """Note that the run goes on after step `step` with this resolved configuration, which `overrides` made.
+
+        The history is written first: a crash in between leaves one that the next continuation puts right.
+
+        Raises:
+            RunDirectoryError: a file cannot be read or written.
+        """
+        from roll.config.document import dump, read
+
+        current, before = read(self.config_path).tree, read_history(self.path)
+        history = continued(current, before, step, config, overrides)
+        with writing(self.path):
+            if history != before:
+                atomic.write_text(self.path / HISTORY, dump_entries(history))
+            if config != current:
+                atomic.write_text(self.config_path, dump(config))
 
     def lock(self) -> None:
         """Be the only process that writes this run, until `close` or the end of this process."""
