@@ -6,6 +6,7 @@ so code outside ROLL may catch either. A message says what failed, the value see
     RollError
     ├── UserError (ValueError)          the user can fix it: the command prints the message alone and exits with 2
     │   ├── ConfigError                 a configuration file, an override, or a combination of values
+    │   ├── HubError                    the Hugging Face hub refuses, or cannot be reached
     │   ├── DataError                   a prompt source: missing, malformed (with its line), empty
     │   ├── ModelError                  a model that cannot be found, loaded, or used here
     │   ├── PlacementError              a device mapping that this cluster cannot serve
@@ -19,6 +20,7 @@ so code outside ROLL may catch either. A message says what failed, the value see
     │   └── WorkerDiedError             a trainer rank or a pool worker is gone
     ├── WeightSyncError (RuntimeError)  weights did not arrive as sent, or were not applied; names the tensor
     ├── CheckpointError (RuntimeError)  a checkpoint is incomplete or does not belong to this run
+    ├── CallbackError (RuntimeError)    a function that the user gave to be called during a run failed; names it
     ├── TrainingDivergedError (ArithmeticError)  non-finite loss or gradients, repeatedly
     └── AlarmError                      an alarm that the user set stopped the run; everything is saved
 """
@@ -27,10 +29,12 @@ from __future__ import annotations
 
 __all__ = [
     "AlarmError",
+    "CallbackError",
     "CheckpointError",
     "ConfigError",
     "DataError",
     "EngineDiedError",
+    "HubError",
     "InfraError",
     "MalformedPromptError",
     "ModelError",
@@ -61,6 +65,10 @@ class ConfigError(UserError):
 
 class DataError(UserError):
     """A prompt source that cannot be used."""
+
+
+class HubError(UserError):
+    """The Hugging Face hub refuses an upload, or cannot be reached."""
 
 
 class ModelError(UserError):
@@ -125,6 +133,10 @@ class WeightSyncError(RollError, RuntimeError):
 
 class CheckpointError(RollError, RuntimeError):
     """A checkpoint cannot be read, is incomplete, or belongs to another run."""
+
+
+class CallbackError(RollError, RuntimeError):
+    """A function that the user gave to be called during a run failed."""
 
 
 class TrainingDivergedError(RollError, ArithmeticError):

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import shutil
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -35,15 +35,22 @@ class Checkpointer:
         config: which are written and kept.
         trainer: of the policy.
         critics: whose states are saved beside it.
+        on_saved: is told the step and the directory of every new checkpoint.
     """
 
     def __init__(
-        self, run: RunDirectory, config: CheckpointConfig, trainer: TrainerGroup, critics: Sequence[TrainerGroup] = ()
+        self,
+        run: RunDirectory,
+        config: CheckpointConfig,
+        trainer: TrainerGroup,
+        critics: Sequence[TrainerGroup] = (),
+        on_saved: Callable[[int, Path], object] | None = None,
     ) -> None:
         self._run = run
         self._config = config
         self._trainer = trainer
         self._critics = tuple(critics)
+        self._on_saved = on_saved
         self._saved_step = -1
 
     def due(self, state: RunState) -> bool:
@@ -69,6 +76,8 @@ class Checkpointer:
         await asyncio.to_thread(self._finish, temporary, final, state_json, ledger_text)
         await asyncio.to_thread(self._prune, state.best_step)
         self._saved_step = state.step
+        if self._on_saved is not None:
+            self._on_saved(state.step, final)
         return final
 
     def _finish(self, temporary: Path, final: Path, state_json: dict[str, Any], ledger_text: str) -> None:

@@ -129,7 +129,9 @@ async def open_parts(
             reference=trainers.reference,
             critics=trainers.critics,
             weights=weights,
-            checkpointer=Checkpointer(run, config.checkpoint, trainers.policy, trainers.critics),
+            checkpointer=Checkpointer(
+                run, config.checkpoint, trainers.policy, trainers.critics, tracker.callbacks.saved
+            ),
             tracker=tracker,
             spans=tracker.spans,
             stop=stop,

@@ -61,7 +61,7 @@ async def play(
     """
     settings = draw.prompt.metadata["env"]
     env = make(settings["name"], settings["options"])
-    _, info = env.reset()
+    _, info = env.reset(settings.get("seed"))
     generations: list[Generation] = []
     between: list[IntArray] = []
     turns: list[Turn] = []
@@ -74,7 +74,7 @@ async def play(
         over, reward, observation, state = True, 0.0, "", str(info.get("state", ""))
         if generation.finish_reason == "stop":
             observation, reward, ended, cut_off, info = env.step(renderer.decode(generation.token_ids))
-            over = ended or cut_off
+            over = ended or cut_off or len(turns) + 1 == settings.get("num_turns")
         turns.append(Turn(start=position, end=end, reward=reward, state=state))
         if over:
             return joined(draw, index, generations, between, tuple(turns), renderer)

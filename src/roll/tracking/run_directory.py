@@ -14,7 +14,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from roll.config.history import HISTORY, continued, dump_entries, read_history
 from roll.errors import RunDirectoryError
 from roll.registry import nearest
 from roll.tracking import atomic
@@ -84,6 +83,7 @@ class RunDirectory:
             RunDirectoryError: a file cannot be read or written.
         """
         from roll.config.document import dump, read
+        from roll.config.history import HISTORY, continued, dump_entries, read_history
 
         current, before = read(self.config_path).tree, read_history(self.path)
         history = continued(current, before, step, config, overrides)

@@ -21,6 +21,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
+from roll.callbacks import Callbacks
 from roll.errors import RollError, UserError
 from roll.tracking import logs
 from roll.tracking.console import Console, QuietConsole, open_console
@@ -61,6 +62,7 @@ class Tracker:
             some).
         started_at: when the command was given (`time.time()`); by default, when this process started.
         where: what the header says about engines, trainer and machine; by default from `config`.
+        callbacks: of the user, called when a step or an evaluation is recorded.
 
     Raises:
         RunDirectoryError: on entering, or later in `log_step` and `log_evaluation`: the record cannot be
@@ -75,8 +77,10 @@ class Tracker:
         resumed_at: int | None = None,
         started_at: float | None = None,
         where: str | None = None,
+        callbacks: Callbacks | None = None,
     ) -> None:
         self.run = run
+        self.callbacks = callbacks or Callbacks()
         self.console: Console = QuietConsole()
         self.spans = Spans()
         self._config = config
@@ -162,6 +166,7 @@ class Tracker:
                 loss=flat.get("training/loss"),
             )
         )
+        self.callbacks.step(step, flat)
 
     def log_evaluation(self, step: int, metrics: Mapping[str, Any], groups: Sequence[Group] = ()) -> None:
         """Record the evaluation after `step` (0: before training) under `eval/…`, and its rollouts."""
@@ -173,6 +178,7 @@ class Tracker:
             self._write_rollouts(self.run.evaluation_path(step), step, groups, None)
         if "eval/accuracy" in flat:
             self.console.evaluation(step, flat["eval/accuracy"])
+        self.callbacks.evaluation(step, flat)
 
     def log_rollouts(self, step: int, groups: Sequence[Group], advantages: Mapping[str, float] | None = None) -> None:
         """Record every rollout of a step, with its advantage by rollout id where it was trained on."""

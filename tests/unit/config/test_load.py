@@ -213,7 +213,7 @@ def test_names_from_elsewhere_lead_to_keys_that_exist():
         ("model=[a]", "'model' must be a section, got"),
         ("model={}", "missing key 'model.path'"),
         ("data.0.operations=[+, /]", "'data.0.operations.1' must be one of '+', '-', '*', got '/'."),
-        ("data.0.source=arithmetc", "'data.0.source': 'arithmetc' is not known. Did you mean 'arithmetic'? Known: arithmetic, file"),  # noqa: E501
+        ("data.0.source=arithmetc", "'data.0.source': 'arithmetc' is not known. Did you mean 'arithmetic'? Known: arithmetic, environment, file"),  # noqa: E501
         ("data.0.reward=mth", "'data.0.reward.0.type': 'mth' is not known. Did you mean 'math'? Known: code, math"),
         ("data.0.reward=5", "'data.0.reward.0' must be a section with the key 'type'"),
         ("data.0.reward=[{wieght: 1}]", "missing key 'data.0.reward.0.type'"),
