@@ -196,7 +196,7 @@ def prompt_of_row(config: TableConfig, domain: str, row: Row, key: str, where: s
 
 def _column(row: Row, name: str, where: str, option: str) -> Any:
     if name not in row:
-        columns = ", ".join(repr(_short(column)) for column in list(row)[:20]) or "none"
+        columns = ", ".join(_short(column) for column in list(row)[:20]) or "none"
         raise DataError(
             f"{where}: there is no column '{name}'.{nearest(name, list(row))} It has: {columns}. "
             f"Set `{option}` to the right one."

@@ -53,7 +53,7 @@ def model_card(checkpoint: Path, title: str, *, adapter: bool = False) -> str:
         f"# {title}",
         "",
         f"{_shown(name) or 'A language model'}, trained for {step} steps of reinforcement learning with "
-        f"[ROLL](https://github.com/alibaba/ROLL) {__version__}"
+        f"ROLL {__version__}"
         + (". This is the adapter alone: load it with `peft` on top of the base model." if adapter else "."),
         "",
         *_settings(config),

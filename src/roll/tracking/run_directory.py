@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from roll.errors import RunDirectoryError
-from roll.registry import nearest
+from roll.registry import looked_from, nearest
 from roll.tracking import atomic
 from roll.tracking.run_lock import RunLock
 
@@ -259,7 +259,11 @@ def _free_name(path: Path) -> str:
 
 
 def _not_found(path: Path) -> str:
-    what = f"'{path}' is not a run: it has no config.yaml." if path.is_dir() else f"there is no run '{path}'."
+    what = (
+        f"'{path}' is not a run: it has no config.yaml."
+        if path.is_dir()
+        else f"there is no run '{path}'{looked_from(path)}."
+    )
     try:
         runs = sorted(p.name for p in path.parent.iterdir() if (p / "config.yaml").is_file())
     except OSError:

@@ -302,6 +302,16 @@ def test_what_is_nested_too_deeply_is_refused_at_every_depth(depth, tmp_path):
     assert "deep.yaml" in refusal(path)
 
 
+def test_a_relative_file_or_run_says_where_it_was_looked_for(tmp_path, monkeypatch):
+    from roll.tracking.run_directory import RunDirectory
+
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigError, match=rf"'none\.yaml' does not exist \(looked for from '{tmp_path}'\)"):
+        load_config("none.yaml")
+    with pytest.raises(RunDirectoryError, match=rf"there is no run 'runs/x' \(looked for from '{tmp_path}'\)"):
+        RunDirectory.open("runs/x")
+
+
 def test_a_path_object_is_text():
     assert load_config(changed() | {"output_dir": Path("a") / "b"}).output_dir == "a/b"
 
