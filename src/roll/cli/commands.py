@@ -215,14 +215,19 @@ def plan(file: str, overrides: tuple[str, ...]) -> None:
 @roll.command()
 @click.argument("source", metavar="RUN|CHECKPOINT")
 @click.argument("target", metavar="DIR")
-def export(source: str, target: str) -> None:
-    """Write a trained model to DIR, as Hugging Face safetensors."""
-    from roll.process_environment import prepare_environment
+@click.option("--adapter", is_flag=True, help="Write the LoRA adapter for peft, in place of the merged model.")
+@click.option("--to-hub", "repository", metavar="OWNER/NAME", help="Then upload DIR to the Hugging Face hub.")
+@click.option("--public", is_flag=True, help="Let everybody see a repository that --to-hub makes.")
+def export(source: str, target: str, adapter: bool, repository: str | None, public: bool) -> None:
+    """Write a trained model to DIR, as Hugging Face safetensors, with a model card.
 
-    prepare_environment()
-    from roll import pipelines
+    Nothing is uploaded without --to-hub; a repository that it makes is private unless --public is given.
+    """
+    if public and repository is None:
+        raise click.UsageError("--public says who sees what --to-hub uploads: give --to-hub OWNER/NAME.")
+    from roll.api import export as start
 
-    click.echo(pipelines.export(Path(source), Path(target)))
+    click.echo(start(source, target, adapter=adapter, to_hub=repository, public=public))
 
 
 @roll.group()

@@ -49,8 +49,8 @@ def halving_guesses(max_number: int, num_turns: int, secret: int) -> tuple[str, 
 
 
 def _prompt(config: GuessNumberData, domain: str, uid: str, secret: int) -> Prompt:
-    assert config.environment is not None
-    name, options = config.environment
+    assert config.environment_call is not None
+    name, options = config.environment_call
     text = question(config.max_number)
     return Prompt(
         uid=uid,

@@ -42,6 +42,7 @@ class Checkpointer:
         trainer: of the policy.
         critics: whose states are saved beside it.
         clock: seconds that only grow.
+        on_saved: is told the step and the directory of every new checkpoint.
     """
 
     def __init__(
@@ -52,6 +53,7 @@ class Checkpointer:
         critics: Sequence[TrainerGroup] = (),
         *,
         clock: Callable[[], float] = time.monotonic,
+        on_saved: Callable[[int, Path], object] | None = None,
     ) -> None:
         self._run = run
         self._config = config
@@ -59,6 +61,7 @@ class Checkpointer:
         self._critics = tuple(critics)
         self._clock = clock
         self._saved_at = clock()
+        self._on_saved = on_saved
         self._saved_step = -1
 
     def due(self, state: RunState) -> bool:
@@ -83,6 +86,8 @@ class Checkpointer:
             await self._write(temporary, final, state_json, ledger_text)
         await asyncio.to_thread(self._prune, state.best_step)
         self._saved_step, self._saved_at = state.step, self._clock()
+        if self._on_saved is not None:
+            self._on_saved(state.step, final)
         return final
 
     async def _write(self, temporary: Path, final: Path, state_json: dict[str, Any], ledger_text: str) -> None:

@@ -95,6 +95,11 @@ def _watch(
     return retries, stages
 
 
+def _checkpointer(run: RunDirectory, config: RLVRConfig, trainers: Trainers, tracker: Tracker) -> Checkpointer:
+    saved = tracker.callbacks.saved
+    return Checkpointer(run, config.checkpoint, trainers.policy, trainers.critics, on_saved=saved)
+
+
 @asynccontextmanager
 async def open_parts(
     config: RLVRConfig,
@@ -148,7 +153,7 @@ async def open_parts(
             reference=trainers.reference,
             critics=trainers.critics,
             weights=weights,
-            checkpointer=Checkpointer(run, config.checkpoint, trainers.policy, trainers.critics),
+            checkpointer=_checkpointer(run, config, trainers, tracker),
             tracker=tracker,
             spans=tracker.spans,
             stages=stages,

@@ -10,6 +10,7 @@ from collections.abc import Coroutine, Iterator
 from typing import Any, TypeVar
 
 from roll.errors import RollError
+from roll.running import interruptible
 
 __all__ = ["Interrupted", "StopRequest", "stop_on_signals"]
 
@@ -65,10 +66,12 @@ def stop_on_signals(stop: StopRequest) -> Iterator[None]:
 
     SIGHUP stays ignored where it is (`nohup`).
 
-    Outside the main thread (a notebook's cell that runs in a helper thread) signals stay as they are.
+    Outside the main thread (a notebook's cell that runs in a helper thread) signals stay as they are, and an interrupt
+    of who waits for that thread sets `stop`.
     """
     if threading.current_thread() is not threading.main_thread():
-        yield
+        with interruptible(lambda: stop.set("SIGINT")):
+            yield
         return
     loop = asyncio.get_running_loop()
     before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}

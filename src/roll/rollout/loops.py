@@ -63,7 +63,7 @@ async def play(
     """
     settings = draw.prompt.metadata["env"]
     env = make(settings["name"], settings["options"])
-    _, info = _act(settings["name"], env.reset)
+    _, info = _act(settings["name"], env.reset, settings.get("seed"))
     generations: list[Generation] = []
     between: list[IntArray] = []
     turns: list[Turn] = []
@@ -78,7 +78,7 @@ async def play(
             observation, reward, ended, cut_off, info = _act(
                 settings["name"], env.step, renderer.decode(generation.token_ids)
             )
-            over = ended or cut_off
+            over = ended or cut_off or len(turns) + 1 == settings.get("num_turns")
         turns.append(Turn(start=position, end=end, reward=reward, state=state))
         if over:
             return joined(draw, index, generations, between, tuple(turns), renderer)

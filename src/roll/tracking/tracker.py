@@ -22,6 +22,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
+from roll.callbacks import Callbacks
 from roll.errors import RollError, UserError
 from roll.tracking import logs
 from roll.tracking.console import Console, QuietConsole, open_console
@@ -62,6 +63,7 @@ class Tracker:
             some).
         started_at: when the command was given (`time.time()`); by default, when this process started.
         where: what the header says about engines, trainer and machine; by default from `config`.
+        callbacks: of the user, called when a step or an evaluation is recorded.
 
     Raises:
         RunDirectoryError: on entering, or later in `log_step` and `log_evaluation`: the record cannot be
@@ -76,8 +78,10 @@ class Tracker:
         resumed_at: int | None = None,
         started_at: float | None = None,
         where: str | None = None,
+        callbacks: Callbacks | None = None,
     ) -> None:
         self.run = run
+        self.callbacks = callbacks or Callbacks()
         self.console: Console = QuietConsole()
         self.spans = Spans()
         self._config = config
@@ -172,6 +176,7 @@ class Tracker:
                 trouble=trouble(flat.get("rollout/infra_errors", 0), flat.get("reward/timeouts", 0)),
             )
         )
+        self.callbacks.step(step, flat)
 
     def log_evaluation(self, step: int, metrics: Mapping[str, Any], groups: Sequence[Group] = ()) -> None:
         """Record the evaluation after `step` (0: before training) under `eval/…`, and its rollouts."""
@@ -182,6 +187,7 @@ class Tracker:
         if groups:
             self._write_rollouts(self.run.evaluation_path(step), step, groups, None)
         self.console.evaluation(EvaluationView.of(step, flat))
+        self.callbacks.evaluation(step, flat)
 
     def log_rollouts(self, step: int, groups: Sequence[Group], advantages: Mapping[str, float] | None = None) -> None:
         """Record every rollout of a step, with its advantage by rollout id where it was trained on."""

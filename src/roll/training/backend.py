@@ -27,7 +27,7 @@ from roll.protocols import LossFn, StateKind, WeightSource
 from roll.training.attention_maps import MapObserver, observed_layers
 from roll.training.distributed import Ranks, default_num_threads, pick_device, reshard, shard
 from roll.training.distributions import TokenStatistics
-from roll.training.export import export_model
+from roll.training.export import export_adapter, export_model
 from roll.training.layout import PackedLayout, build_layout, idle_layout
 from roll.training.loading import build_network
 from roll.training.lora import adapters_off, find_adapters
@@ -224,9 +224,16 @@ class TorchBackend:
         self.num_steps, self.num_nonfinite = counters["num_steps"], counters["num_nonfinite"]
 
     def export(self, path: Path) -> None:
-        """Write an HF safetensors model directory that `transformers` loads; a critic as a token classifier."""
-        source, dtype = self.spec.model_path, self.engine_dtype
-        export_model(path, self.weights(), self.network, source, dtype, is_first=self.ranks.is_first)
+        """Write an HF safetensors model directory that `transformers` loads; a critic as a token classifier.
+
+        A policy's adapters are merged into it, and written once more on their own, as `adapter/` beside it.
+        """
+        spec, dtype, is_first = self.spec, self.engine_dtype, self.ranks.is_first
+        export_model(path, self.weights(), self.network, spec.model_path, dtype, is_first=is_first)
+        if spec.model.lora is not None and spec.role == "policy":
+            read, adapters = dict(self.model.named_parameters()).__getitem__, find_adapters(self.model)
+            beside, base = path.with_name("adapter"), spec.model.path
+            export_adapter(beside, read, adapters, spec.model.lora, base, dtype, is_first=is_first)
 
     def offload(self, states: Collection[StateKind]) -> None:
         """Move states to host memory, between steps. On a CPU they are there already."""

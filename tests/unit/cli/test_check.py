@@ -10,9 +10,9 @@ import time
 import pytest
 import yaml
 
-from roll.cli.check import inspect
 from roll.cli.main import run
 from roll.config.load import load_config
+from roll.preflight import inspect
 
 
 @pytest.fixture

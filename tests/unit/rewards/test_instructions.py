@@ -220,7 +220,7 @@ def test_unusable_instructions_are_named(name: str, arguments: dict[str, Any], w
 
 def test_a_language_needs_its_package(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "langdetect", None)
-    with pytest.raises(ConfigError, match="pip install langdetect"):
+    with pytest.raises(ConfigError, match=r"pip install 'roll-rl\[instructions\]'"):
         instruction_checks.language_of("text")
 
 

@@ -92,9 +92,8 @@ async def open_generation(
         rewards: Mapping[str, Reward] = await stack.enter_async_context(
             open_rewards(config, pool, judge.model if judge is not None else None)
         )
-        proxy = LLMProxy(
-            engines, _nothing_to_sync, max_attempts=config.rollout.max_attempts, router=build_router(config)
-        )
+        attempts, router = config.rollout.max_attempts, build_router(config)
+        proxy = LLMProxy(engines, _nothing_to_sync, max_attempts=attempts, router=router)
         stack.push_async_callback(proxy.close)
         loop: RolloutLoop | None = None
         if config.replay.lengths == "recorded":

@@ -119,7 +119,9 @@ async def open_training(
             critics=trainers.critics,
             weights=_NoSync(),
             judge=None,
-            checkpointer=Checkpointer(run, config.checkpoint, trainers.policy, trainers.critics),
+            checkpointer=Checkpointer(
+                run, config.checkpoint, trainers.policy, trainers.critics, on_saved=tracker.callbacks.saved
+            ),
             tracker=tracker,
             spans=tracker.spans,
             stages=Stages(tracker.spans),

@@ -7,11 +7,11 @@ from contextlib import AsyncExitStack
 
 import numpy as np
 
-from roll.cli.check_findings import RewardTrial
 from roll.cluster.pool import LocalWorkerPool
 from roll.config.data import DataConfig
 from roll.config.run import RLVRConfig
 from roll.errors import ConfigError, InfraError
+from roll.preflight.report import RewardTrial
 from roll.rewards.opening import open_reward_lists
 from roll.types import Prompt, Rollout
 

@@ -6,8 +6,8 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from roll.cli.check_findings import Report
     from roll.cluster.devices import Seat
+    from roll.preflight.report import Report
 
 __all__ = ["render"]
 

@@ -1,4 +1,4 @@
-"""What `roll check` finds out about a run: collected by `check`, printed by `check_report`."""
+"""What `roll check` finds out about a run: collected by `inspection`, shown by `rendering`."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from roll.cli.machine import Machine
     from roll.cluster.devices import Placement
     from roll.config.estimate import BatchArithmetic, DiskUse, JudgeEngines, RoleMemory
     from roll.config.run import RLVRConfig
     from roll.models import ModelDescription
+    from roll.preflight.machine import Machine
     from roll.types import Prompt
 
 __all__ = ["Report", "RewardTrial"]
@@ -64,3 +64,8 @@ class Report:
     """What stops the run."""
     notes: list[str] = field(default_factory=list)
     """What does not, but should be known."""
+
+    def __str__(self) -> str:
+        from roll.preflight.rendering import render
+
+        return render(self)
