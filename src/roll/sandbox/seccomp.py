@@ -100,6 +100,28 @@ def _ranges(numbers: list[int]) -> Iterator[tuple[int, int]]:
     yield first, last
 
 
+def _families() -> list[bytes]:
+    """Of sockets: local ones, and those of the internet that need no module of the kernel."""
+    internet = [
+        _argument(1),
+        _instruction(_AND, 0xF),  # the rest are flags
+        _instruction(_JUMP_EQUAL, _SOCKET_KINDS[0], 2, 0),
+        _instruction(_JUMP_EQUAL, _SOCKET_KINDS[1], 1, 0),
+        _fail(errno.ESOCKTNOSUPPORT),
+        _argument(2),
+        *_one_of(_PROTOCOLS, _ALLOWED, _fail(errno.EPROTONOSUPPORT)),
+    ]
+    return [
+        _argument(0),
+        _instruction(_JUMP_EQUAL, _UNIX, 0, 1),
+        _ALLOWED,
+        _instruction(_JUMP_EQUAL, _INTERNET[0], 2, 0),
+        _instruction(_JUMP_EQUAL, _INTERNET[1], 1, 0),
+        _fail(errno.EAFNOSUPPORT),
+        *internet,
+    ]
+
+
 def _checked() -> list[tuple[str, list[bytes]]]:
     """Calls whose arguments decide, and how."""
     refused = _fail(errno.EPERM)
@@ -112,24 +134,6 @@ def _checked() -> list[tuple[str, list[bytes]]]:
         _instruction(_JUMP_ANY_BIT, _SHARED_FILES, 0, 1),
         refused,
         _ALLOWED,
-    ]
-    internet = [
-        _argument(1),
-        _instruction(_AND, 0xF),  # the rest are flags
-        _instruction(_JUMP_EQUAL, _SOCKET_KINDS[0], 2, 0),
-        _instruction(_JUMP_EQUAL, _SOCKET_KINDS[1], 1, 0),
-        _fail(errno.ESOCKTNOSUPPORT),
-        _argument(2),
-        *_one_of(_PROTOCOLS, _ALLOWED, _fail(errno.EPROTONOSUPPORT)),
-    ]
-    families = [
-        _argument(0),
-        _instruction(_JUMP_EQUAL, _UNIX, 0, 1),
-        _ALLOWED,
-        _instruction(_JUMP_EQUAL, _INTERNET[0], 2, 0),
-        _instruction(_JUMP_EQUAL, _INTERNET[1], 1, 0),
-        _fail(errno.EAFNOSUPPORT),
-        *internet,
     ]
     # Of another family, a socket is made, and its module loaded, before the kernel finds that it cannot be paired.
     pairs = [_argument(0), *_unless(_UNIX, [_fail(errno.EAFNOSUPPORT)]), _ALLOWED]
@@ -150,7 +154,7 @@ def _checked() -> list[tuple[str, list[bytes]]]:
     return [
         ("clone", clones),
         ("clone3", [_fail(errno.ENOSYS)]),  # its flags are behind a pointer; libraries fall back to clone
-        ("socket", families),
+        ("socket", _families()),
         ("socketpair", pairs),
         ("fcntl", locks),
         ("preadv2", reads),
