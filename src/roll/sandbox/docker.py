@@ -112,6 +112,7 @@ class DockerRuntime:
             isolated=True,
             mount_space=False,
             own_group=True,
+            counts_cpu=False,
             filter=self._filter,
             bound_processes=False,
             bound_address_space=False,

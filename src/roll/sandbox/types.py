@@ -171,7 +171,7 @@ class ExecutionResult:
     """Also those that it survived."""
     wall_s: float = 0.0
     cpu_s: float = 0.0
-    """Of it and all that it started."""
+    """Of it and all that it started, as the kernel counted it; see docs/security.md for where it cannot."""
     peak_memory_bytes: int = 0
     """Of its largest process."""
 

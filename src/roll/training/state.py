@@ -26,6 +26,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.tensor import DTensor
 
 from roll.errors import CheckpointError
+from roll.training.checkpoint_reader import SafeReader
 from roll.training.distributed import Ranks
 from roll.training.optimizer import Optimizer
 from roll.training.precision import MasterWeights
@@ -76,7 +77,7 @@ def load_state(
         CheckpointError: files are missing or damaged, or they belong to another model.
     """
     try:
-        reader = dcp.FileSystemReader(path)
+        reader = SafeReader(path)
         saved = reader.read_metadata().state_dict_metadata
         state: dict[str, Any] = _tensors(weights, optimizer)
         missing = sorted(set(state) - set(saved))

@@ -172,6 +172,44 @@ async def test_nothing_that_a_program_was_given_is_in_the_memory_of_the_next_one
     pytest.fail("sandboxes were started all the time")
 
 
+CARRY = """
+import socket
+server = socket.create_server(("127.0.0.1", 0), backlog=200)
+for port in range(20000, 20100):  # each closed connection is a number that stays for a minute
+    client = socket.socket(); client.bind(("127.0.0.1", port)); client.connect(server.getsockname())
+    other, _ = server.accept(); client.close(); other.close()
+left = len(open("/proc/net/tcp").readlines()) - 2
+print(left)
+"""
+FIND = """
+import re, socket
+found = [line for line in open("/proc/net/tcp").readlines()[1:]]
+lines = open("/proc/net/snmp").read() + open("/proc/net/netstat").read()
+tcp = [line.split() for line in open("/proc/net/snmp") if line.startswith("Tcp:")]
+opened = int(dict(zip(*tcp))["ActiveOpens"])
+taken = 0
+for port in range(20000, 20100):
+    probe = socket.socket()
+    try: probe.bind(("127.0.0.1", port))
+    except OSError: taken += 1
+    probe.close()
+print(len(found), opened, taken)
+"""
+
+
+async def test_closed_connections_of_a_program_tell_the_next_one_nothing(contained: SandboxManager) -> None:
+    """TIME_WAIT sockets, counters and ports belong to a network of one program's own."""
+    for _ in range(20):
+        started = contained.health()["started"]
+        first = await contained.execute(PythonCode(source=CARRY))
+        assert int(first.stdout) >= 100, first
+        second = await contained.execute(PythonCode(source=FIND))
+        assert second.stdout == b"0 0 0\n", second
+        if contained.health()["started"] == started:
+            return
+    pytest.fail("sandboxes were started all the time")
+
+
 NETWORK_BUFFERS = """
 import socket, time
 server, pairs, queued = socket.create_server(("127.0.0.1", 0), backlog=100), [], 0

@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from roll.config.rewards.code import CodeReward
@@ -21,8 +21,9 @@ from roll.rewards.code.boxes import CodeBoxes
 from roll.rewards.code.compare import same_output, same_value
 from roll.rewards.code.inside import wire
 from roll.rewards.code.languages import TOOL_CHAINS
+from roll.rewards.code.serving import GRACE_CPU_S, Meter, Served, frame_of, listen, pass_on, serve
 from roll.rewards.code.tasks import CallCase, Case, StdinCase, Task, TestCase
-from roll.sandbox import ExecutionResult, Job, Limit, Outcome, PythonCode
+from roll.sandbox import ExecutionResult, Limit, Outcome, PythonCode
 
 __all__ = ["BrokenTestsError", "CaseVerdict", "run_cases"]
 
@@ -55,6 +56,7 @@ class CaseVerdict:
     passed: float
     """Share: 0 or 1; of a file of tests, the share of its tests."""
     cpu_s: float = 0.0
+    """As the kernel counted it, of everything in the candidate's sandbox."""
     detail: str = ""
 
 
@@ -100,6 +102,15 @@ class _Run:
         """Of one case."""
         return {"cpu_s": cpu_s, "wall_s": max(_SHORTEST_WALL_S, self.config.wall_factor * cpu_s)}
 
+    def bounds(self, limits_s: Sequence[float]) -> list[tuple[float, float]]:
+        """CPU and wall time of each case, as the sandbox keeps them."""
+        return [(cpu_s, self.limits(cpu_s)["wall_s"]) for cpu_s in limits_s]
+
+    def setup_bounds(self) -> tuple[float, float]:
+        """The same of compiling and loading."""
+        cpu_s = _STARTING_CPU_S + (_COMPILE_CPU_S if TOOL_CHAINS[self.task.language].compile else 0.0)
+        return cpu_s, self.limits(cpu_s)["wall_s"]
+
     def setup(self) -> dict[str, Any]:
         """The first message to the candidate's side."""
         tools = TOOL_CHAINS[self.task.language]
@@ -133,23 +144,51 @@ class _Batch(_Run):
     """Cases whose inputs are known beforehand."""
 
     async def run(self, cases: Sequence[tuple[StdinCase | CallCase, float]]) -> list[CaseVerdict]:
-        """All of them in one sandbox."""
+        """All of them in one sandbox; what is left in another, where a case had to be ended from outside."""
         case, limit_s = cases[0]
         if len(cases) == 1 and isinstance(case, StdinCase) and self.task.language == "python":
             return [await self._alone(case, limit_s)]
-        messages = [self.setup(), *(self._message(case, cpu_s) for case, cpu_s in cases)]
-        stdin = b"".join(map(wire.pack, messages))
-        result = await self.boxes.run(self.candidate(stdin, [cpu_s for _, cpu_s in cases]))
-        frames = _frames(result.result)
-        if not frames:
-            _blame(result, "a candidate's")
-        if frames and "failed" in frames[0]:
-            return [_not_built(frames[0]["failed"])] * len(cases)
-        ends = [frame["case"] for frame in frames[1:] if isinstance(frame.get("case"), dict)]
-        verdicts = [self._judge(case, end, result) for (case, _), end in zip(cases, ends, strict=False)]
-        timeouts = sum(verdict.verdict == "timeout" for verdict in verdicts)
-        missing = _SKIPPED if timeouts >= self.max_timeouts else _ended(result)
-        return verdicts + [missing] * (len(cases) - len(verdicts))
+        verdicts: list[CaseVerdict] = []
+        while len(verdicts) < len(cases):
+            left = cases[len(verdicts) :]
+            served = await self._served(left)
+            first = frame_of(served.first)
+            if first is None:
+                _blame(served.result, "a candidate's")
+            elif "failed" in first:
+                return [_not_built(first["failed"])] * len(cases)
+            verdicts += self._judged(left, served)
+            timeouts = sum(verdict.verdict == "timeout" for verdict in verdicts)
+            over = served.result.outcome in (Outcome.CPU_TIME, Outcome.WALL_TIME)
+            if timeouts >= self.max_timeouts or not (first and over):
+                missing = _SKIPPED if timeouts >= self.max_timeouts else _ended(served.result)
+                verdicts += [missing] * (len(cases) - len(verdicts))
+        return verdicts
+
+    async def _served(self, cases: Sequence[tuple[StdinCase | CallCase, float]]) -> Served:
+        program = self.candidate(b"", [cpu_s for _, cpu_s in cases], interactive=True)
+        async with self.boxes.candidate(program) as job:
+            return await serve(
+                job,
+                wire.pack(self.setup()),
+                [wire.pack(self._message(case, cpu_s)) for case, cpu_s in cases],
+                self.bounds([cpu_s for _, cpu_s in cases]),
+                setup_s=self.setup_bounds(),
+                total_s=self.config.time_limit_s,
+            )
+
+    def _judged(self, cases: Sequence[tuple[StdinCase | CallCase, float]], served: Served) -> list[CaseVerdict]:
+        """Of the cases that were answered, and of the one that was ended from outside."""
+        found = []
+        for (case, limit_s), (body,), cpu_s in zip(cases, served.frames, served.cpu_s, strict=False):
+            end = (frame_of(body) or {}).get("case")
+            if not isinstance(end, dict):
+                break
+            found.append(_within(self._judge(case, end, served.result), cpu_s, limit_s))
+        else:
+            if served.result.outcome in (Outcome.CPU_TIME, Outcome.WALL_TIME) and len(found) < len(served.cpu_s):
+                found.append(CaseVerdict(verdict="timeout", passed=0.0, cpu_s=served.cpu_s[len(found)]))
+        return found
 
     async def _alone(self, case: StdinCase, cpu_s: float) -> CaseVerdict:
         """A single program needs nobody beside it in its sandbox: a third less work."""
@@ -181,7 +220,6 @@ class _Batch(_Run):
 
     def _judge(self, case: Case, end: dict[str, Any], result: ExecutionResult) -> CaseVerdict:
         limit, status = end.get("limit"), end.get("status")
-        cpu_s = _number(end.get("cpu_s"))
         detail = str(end.get("stderr", ""))[-500:]
         if limit is not None:
             verdict = "timeout" if limit in ("cpu_time", "wall_time") else "output"
@@ -193,7 +231,7 @@ class _Batch(_Run):
         else:
             assert isinstance(case, CallCase)
             verdict, detail = self._judge_call(case, end, detail)
-        return CaseVerdict(verdict=verdict, passed=float(verdict == "passed"), cpu_s=cpu_s, detail=detail)
+        return CaseVerdict(verdict=verdict, passed=float(verdict == "passed"), detail=detail)
 
     def _judge_call(self, case: CallCase, end: dict[str, Any], detail: str) -> tuple[str, str]:
         try:
@@ -246,74 +284,44 @@ class _Dialogue(_Run):
             self.boxes.checker(checker_program, pytest=pytest) as checker,
             self.boxes.candidate(candidate_program) as candidate,
         ):
-            passing_on = asyncio.create_task(_pass_on(candidate, checker))
+            meter = Meter(candidate, self.bounds(limits_s), self.config.time_limit_s)
+            await meter.begin(*self.setup_bounds())
+            passing_on = asyncio.create_task(pass_on(candidate, checker))
             try:
-                messages = await _listen(checker, candidate)
+                messages = await listen(checker, candidate, meter)
                 result = await checker.wait()
+                candidate.kill()
+                ended = await candidate.wait()
             finally:
                 passing_on.cancel()
                 with contextlib.suppress(asyncio.CancelledError):
                     await passing_on
-        return self._verdicts(messages, result, len(cases))
+        found = self._verdicts(messages, result, ended, len(cases))
+        used_s = meter.used_s(ended) + [0.0] * len(cases)
+        return [_within(verdict, *each) for verdict, *each in zip(found, used_s, limits_s, strict=False)]
 
-    def _verdicts(self, messages: list[dict[str, Any]], result: ExecutionResult, num_cases: int) -> list[CaseVerdict]:
+    def _verdicts(
+        self, messages: list[dict[str, Any]], result: ExecutionResult, ended: ExecutionResult, num_cases: int
+    ) -> list[CaseVerdict]:
         if not messages:
             _blame(result, "a checker's")
         if messages and "failed" in messages[0]:
             return [_not_built(messages[0]["failed"])] * num_cases
-        found = [_verdict(index, message["verdict"]) for index, message in enumerate(messages)]
+        found = [_verdict(index, message["verdict"], ended) for index, message in enumerate(messages)]
         timeouts = sum(verdict.verdict == "timeout" for verdict in found)
         missing = _SKIPPED if timeouts >= self.max_timeouts else _ended(result)
         return found + [missing] * (num_cases - len(found))
 
 
-async def _pass_on(candidate: Job, checker: Job) -> None:
-    """What the candidate's process says, byte for byte."""
-    async for chunk in candidate.stream():
-        if chunk.stream == "result":
-            checker.write(chunk.data)
-    checker.end_input()
+def _within(verdict: CaseVerdict, cpu_s: float, limit_s: float) -> CaseVerdict:
+    """With the CPU time that was counted from outside; over its limit, no case has passed."""
+    if verdict.passed and cpu_s > limit_s + GRACE_CPU_S:
+        return CaseVerdict(verdict="timeout", passed=0.0, cpu_s=cpu_s, detail=verdict.detail)
+    return replace(verdict, cpu_s=cpu_s)
 
 
-async def _listen(checker: Job, candidate: Job) -> list[dict[str, Any]]:
-    """Hand the checker's questions to the candidate; what is for us."""
-    buffer = bytearray()
-    found: list[dict[str, Any]] = []
-    async for chunk in checker.stream():
-        if chunk.stream != "result":
-            continue
-        buffer += chunk.data
-        for message in _frames(buffer):
-            if message["to"] == "candidate":
-                candidate.write(wire.pack(message["message"]))
-            else:
-                found.append(message)
-    return found
-
-
-def _frames(data: bytes | bytearray) -> list[dict[str, Any]]:
-    """Complete messages; they are taken out of a bytearray."""
-    found: list[dict[str, Any]] = []
-    start = 0
-    while len(data) - start >= 4:
-        end = start + 4 + int.from_bytes(data[start : start + 4], "little")
-        if len(data) < end:
-            break
-        try:
-            message = wire.unpack(bytes(data[start + 4 : end]))
-        except wire.WireError:
-            break
-        if not isinstance(message, dict):
-            break
-        found.append(message)
-        start = end
-    if isinstance(data, bytearray):
-        del data[:start]
-    return found
-
-
-def _verdict(index: int, report: dict[str, Any]) -> CaseVerdict:
-    """A checker's report of one case. What it says of the candidate's end is the candidate's claim."""
+def _verdict(index: int, report: dict[str, Any], ended: ExecutionResult) -> CaseVerdict:
+    """A checker's report of one case. What it says of the candidate's end is the candidate's claim; `ended` is ours."""
     end = report.get("over")
     end = end if isinstance(end, dict) else {}
     verdict, text = str(report["verdict"]), str(report.get("text", ""))
@@ -321,12 +329,12 @@ def _verdict(index: int, report: dict[str, Any]) -> CaseVerdict:
         raise BrokenTestsError(f"case {index}: {text}")
     if verdict == "gone":
         over_time = end.get("limit") in ("cpu_time", "wall_time")
-        verdict = "timeout" if over_time else "exited"
+        verdict = "timeout" if over_time else _OUTCOMES.get(ended.outcome, "exited")
     share = float(bool(report["passed"]))
     if not share and report.get("num_tests"):
         share = min(report["num_passed"] / report["num_tests"], 0.999)
     verdict = "error" if verdict == "raised" else verdict
-    return CaseVerdict(verdict=verdict, passed=share, cpu_s=_number(end.get("cpu_s")), detail=text)
+    return CaseVerdict(verdict=verdict, passed=share, detail=text)
 
 
 def _not_built(failure: Any) -> CaseVerdict:
@@ -349,7 +357,3 @@ def _blame(result: ExecutionResult, whose: str) -> None:
     if result.outcome is Outcome.EXITED and result.exit_code:
         last = result.stderr.decode(errors="replace").strip().splitlines()[-1:]
         raise RewardInfraError(f"the program that runs {whose} code failed (exit {result.exit_code}): {last}")
-
-
-def _number(value: Any) -> float:
-    return float(value) if isinstance(value, int | float) and 0 <= value < 1e9 else 0.0

@@ -1,0 +1,185 @@
+"""Talking to candidates and checkers; bounding and counting what each case uses, from outside of its sandbox.
+
+A candidate shares its sandbox with our program that runs its cases, and may stop that, or change what it reports. So
+the sandbox's agent keeps the limits of each case, by its own clock and by the kernel's count of everything in there.
+
+    setup ──► first frame ──► [ new limits ──► a case's message ──► its frames ] … ──► end of input
+                                └─► what the case before used
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from roll.rewards.code.inside import wire
+from roll.sandbox import ExecutionResult, Job
+
+__all__ = ["GRACE_CPU_S", "Meter", "Served", "frame_of", "listen", "pass_on", "serve"]
+
+GRACE_CPU_S = 0.25
+"""The kernel's count has our own program's share as well."""
+_GRACE_WALL_S = 1.0
+"""The program inside ends a case on time, if it can, and goes on with the next one."""
+
+
+class Meter:
+    """Sets a running candidate's limits case by case.
+
+    Args:
+        job: the candidate.
+        limits_s: CPU and wall time of each case, in order.
+        total_s: wall time of all together.
+    """
+
+    def __init__(self, job: Job, limits_s: Sequence[tuple[float, float]], total_s: float) -> None:
+        self._job, self._limits_s = job, limits_s
+        self._ends = asyncio.get_running_loop().time() + total_s
+        self._counts: list[float] = []
+
+    async def begin(self, cpu_s: float, wall_s: float) -> None:
+        """Limits of what comes before the first case."""
+        await self._bound(cpu_s, wall_s)
+
+    async def next_case(self) -> None:
+        """From now on, what is used is the next case's; after the last one, nobody's."""
+        case = min(len(self._counts), len(self._limits_s) - 1)
+        self._counts.append(await self._bound(*self._limits_s[case]))
+
+    async def _bound(self, cpu_s: float, wall_s: float) -> float:
+        left_s = self._ends - asyncio.get_running_loop().time()
+        wall_s = max(0.0, min(wall_s + _GRACE_WALL_S, left_s))
+        return await self._job.bound(cpu_s=cpu_s + GRACE_CPU_S, wall_s=wall_s)
+
+    def used_s(self, result: ExecutionResult) -> list[float]:
+        """CPU seconds of each case that was begun; `result` is the candidate's end."""
+        counts = [*self._counts, result.cpu_s]
+        return [max(0.0, after - before) for before, after in itertools.pairwise(counts)]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Served:
+    """What came of a candidate that was served its cases."""
+
+    result: ExecutionResult
+    first: bytes | None
+    """The frame that answers the setup; None where the candidate ended before."""
+    frames: list[list[bytes]]
+    """Of each case that was answered, the bodies of its frames."""
+    cpu_s: list[float]
+    """Of each case that was begun."""
+
+
+async def serve(
+    job: Job,
+    setup: bytes,
+    messages: Sequence[bytes],
+    limits_s: Sequence[tuple[float, float]],
+    *,
+    setup_s: tuple[float, float],
+    total_s: float,
+    frames_per_case: int = 1,
+) -> Served:
+    """Hand a candidate its cases one by one, each with its own limits; wait for its end.
+
+    Args:
+        job: the candidate: interactive, with a result.
+        setup: the first message, as a frame.
+        messages: of the cases, as frames.
+        limits_s: CPU and wall time of each.
+        setup_s: the same of the setup.
+        total_s: wall time of all together.
+        frames_per_case: how many a case is answered by.
+
+    Raises:
+        SandboxError: the sandbox broke.
+    """
+    meter = Meter(job, limits_s, total_s)
+    await meter.begin(*setup_s)
+    job.write(setup)
+    bodies = _bodies(job)
+    first = await anext(bodies, None)
+    found: list[list[bytes]] = []
+    for message in messages if first is not None else ():
+        await meter.next_case()
+        job.write(message)
+        answer = [body for _ in range(frames_per_case) if (body := await anext(bodies, None)) is not None]
+        if len(answer) < frames_per_case:
+            break
+        found.append(answer)
+    if len(found) == len(messages):
+        await meter.next_case()
+    job.end_input()
+    result = await job.wait()
+    used_s = meter.used_s(result)
+    return Served(result=result, first=first, frames=found, cpu_s=used_s[: len(messages)])
+
+
+async def _bodies(job: Job) -> AsyncIterator[bytes]:
+    """Of all frames, unread; the sandbox's limit on output bounds them."""
+    buffer = bytearray()
+    async for chunk in job.stream():
+        if chunk.stream == "result":
+            buffer += chunk.data
+            while len(buffer) >= 4 and len(buffer) >= (end := 4 + int.from_bytes(buffer[:4], "little")):
+                yield bytes(buffer[4:end])
+                del buffer[:end]
+
+
+async def pass_on(candidate: Job, checker: Job) -> None:
+    """What the candidate's process says, byte for byte."""
+    async for chunk in candidate.stream():
+        if chunk.stream == "result":
+            checker.write(chunk.data)
+    checker.end_input()
+
+
+async def listen(checker: Job, candidate: Job, meter: Meter) -> list[dict[str, Any]]:
+    """Hand the checker's questions to the candidate, a case after the other; what is for us."""
+    buffer = bytearray()
+    found: list[dict[str, Any]] = []
+    async for chunk in checker.stream():
+        if chunk.stream != "result":
+            continue
+        buffer += chunk.data
+        for message in frames_of(buffer):
+            if message["to"] != "candidate":
+                found.append(message)
+                continue
+            if message["message"].get("kind") == "serve":
+                await meter.next_case()
+            candidate.write(wire.pack(message["message"]))
+    return found
+
+
+def frame_of(body: bytes | None) -> dict[str, Any] | None:
+    """The content of a frame, where it is a message."""
+    try:
+        message = None if body is None else wire.unpack(body)
+    except wire.WireError:
+        return None
+    return message if isinstance(message, dict) else None
+
+
+def frames_of(data: bytes | bytearray) -> list[dict[str, Any]]:
+    """Complete messages; they are taken out of a bytearray."""
+    found: list[dict[str, Any]] = []
+    start = 0
+    while len(data) - start >= 4:
+        end = start + 4 + int.from_bytes(data[start : start + 4], "little")
+        if len(data) < end:
+            break
+        try:
+            message = wire.unpack(bytes(data[start + 4 : end]))
+        except wire.WireError:
+            break
+        if not isinstance(message, dict):
+            break
+        found.append(message)
+        start = end
+    if isinstance(data, bytearray):
+        del data[:start]
+    return found
