@@ -165,15 +165,16 @@ class AsyncController:
 
     @asynccontextmanager
     async def updating(self) -> AsyncIterator[None]:
-        """Inside, engines stand still and may get new weights; rollouts in flight go on afterwards."""
+        """Inside, engines stand still and may get new weights; rollouts in flight go on afterwards.
+
+        After an error they stand still for good: they may hold a mixture of weights, or be changing them still.
+        """
         if self._config.async_ratio == 0:  # nothing is in flight between two batches
             yield
             return
         await self._proxy.suspend(self._config.pause_mode)
-        try:
-            yield
-        finally:
-            await self._proxy.resume()
+        yield
+        await self._proxy.resume()
 
     async def settle(self, version: int, trained: Collection[str]) -> None:
         """The step is done: let go of its groups, and launch what may run beside the next one.

@@ -91,7 +91,7 @@ class EngineFleet:
         link = self._links[engine_id]
         if link.engine is engine and link.lost is None:
             link.lose(EngineDiedError(engine_id, cause))
-        elif engine_id in self._given_up:
+        elif engine_id in self._given_up and not self._closed:
             del self._given_up[engine_id]
             self._failures[engine_id] = MAX_FAILURES - 1
             self.error = None
@@ -126,6 +126,8 @@ class EngineFleet:
         engine_id = link.engine.engine_id
         assert link.lost is not None, "it was lost"
         self._router.remove(engine_id)
+        if self._closed:
+            return
         logger.warning("%s; it is replaced, and its requests are issued again", link.lost)
         self._failures[engine_id] = 1 if link.has_answered else self._failures[engine_id] + 1
         if self._failures[engine_id] >= MAX_FAILURES:
@@ -135,10 +137,9 @@ class EngineFleet:
         self._on_change("hung" if link.hangs else "died")
 
     def _start(self, engine_id: str) -> None:
-        if not self._closed:
-            task = asyncio.create_task(self._bring_up(engine_id), name=f"bring-up-{engine_id}")
-            self._coming[engine_id] = task
-            task.add_done_callback(lambda task: self._came(engine_id, task))
+        task = asyncio.create_task(self._bring_up(engine_id), name=f"bring-up-{engine_id}")
+        self._coming[engine_id] = task
+        task.add_done_callback(lambda task: self._came(engine_id, task))
 
     def _came(self, engine_id: str, task: asyncio.Task[None]) -> None:
         if self._coming.get(engine_id) is task:  # the fresh one may have died already, and another be on its way

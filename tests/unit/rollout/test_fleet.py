@@ -131,20 +131,23 @@ def test_what_no_repetition_can_mend_ends_the_run_at_once() -> None:
     assert within(main()) < 60
 
 
-def test_nothing_is_brought_up_after_the_end() -> None:
+def test_nothing_is_brought_up_after_the_end(caplog: pytest.LogCaptureFixture) -> None:
     async def main() -> int:
-        own = engine("a")
-        engines = group(own, faults=[Fault(call="start", hangs=True)])
+        own, other = engine("a"), engine("b")
+        engines = group(own, other, faults=[Fault(call="start", hangs=True)])
         proxy = LLMProxy(engines, ready)  # type: ignore[arg-type]
         own.die()
-        task = asyncio.create_task(proxy.generate(request("r")))
-        await asyncio.sleep(10)
+        tasks = [asyncio.create_task(proxy.generate(request(str(i)))) for i in range(2)]
+        await asyncio.sleep(6)
         await proxy.close()
-        task.cancel()
+        other.die()
         await asyncio.sleep(10_000)
+        for task in tasks:
+            task.cancel()
         return len(engines.all)
 
-    assert within(main(), limit_s=20_000) == 2
+    assert within(main(), limit_s=20_000) == 3
+    assert [record.message.partition(":")[0] for record in caplog.records] == ["inference engine a died"]
 
 
 # ---- engines that hang
