@@ -16,6 +16,7 @@ from roll.config import RLVRConfig
 from roll.config.load import load_run_config, resolved
 from roll.errors import DataError, InfraError, RunDirectoryError, UserError
 from roll.pipelines.judge import open_scoring
+from roll.pipelines.learning.failures import describe, failures_of
 from roll.pipelines.material import engine_specs, prepare_material, sampling_plans
 from roll.pipelines.measures import evaluation_metrics
 from roll.pipelines.replay.work import open_work
@@ -32,6 +33,7 @@ from roll.pipelines.stop import Interrupted, StopRequest, stop_on_signals
 from roll.protocols import InferenceEngine
 from roll.rollout import LLMProxy
 from roll.tracking import RunDirectory, Summary, Tracker, read_metrics
+from roll.tracking.logs import logs_aside
 from roll.tracking.sinks import check_packages
 
 __all__ = ["evaluate", "export", "resume", "train"]
@@ -77,7 +79,7 @@ async def _train(config: RLVRConfig, run: RunDirectory, saved: SavedRun | None) 
 
 
 def evaluate(config: RLVRConfig, model: str | None = None) -> dict[str, float]:
-    """Measure a model on the held-out prompts, without training.
+    """Measure a model on the held-out prompts, without training: see `evaluation_metrics`. Prints nothing.
 
     Args:
         model: a model, a run, or a checkpoint, in place of the configuration's model.
@@ -86,7 +88,8 @@ def evaluate(config: RLVRConfig, model: str | None = None) -> dict[str, float]:
         saved = find_model_directory(Path(model))
         path = str(saved) if saved else model
         config = config.model_copy(update={"model": config.model.model_copy(update={"path": path})})
-    return _run(_evaluate(config))
+    with logs_aside("eval"):
+        return _run(_evaluate(config))
 
 
 async def _evaluate(config: RLVRConfig) -> dict[str, float]:
@@ -104,7 +107,10 @@ async def _evaluate(config: RLVRConfig) -> dict[str, float]:
         rewards = await stack.enter_async_context(open_scoring(config, cluster, pool))
         proxy = LLMProxy(engines, prepare=_nothing_to_sync)
         scheduler = build_scheduler(config, proxy, rewards, material.data.renderer)
-        return evaluation_metrics(await scheduler.collect(draws, sampling_plans(config, material.stop_token_ids)[1]))
+        groups = await scheduler.collect(draws, sampling_plans(config, material.stop_token_ids)[1])
+        if text := describe(failures_of(groups)):
+            logger.warning("%s", text)
+        return evaluation_metrics(groups)
 
 
 async def _nothing_to_sync(engine: InferenceEngine) -> None:
