@@ -135,10 +135,10 @@ def check(session: Session, file: str, overrides: tuple[str, ...]) -> None:
 @_file
 @_overrides
 @click.option("--model", metavar="PATH", help="Evaluate this model, run or checkpoint instead of FILE's model.")
-def evaluate(file: str, overrides: tuple[str, ...], model: str | None) -> None:
+def evaluate(file: str, overrides: tuple[str, ...], model: str | None) -> int:
     """Measure a model on the held-out prompts of FILE.
 
-    Prints one JSON object.
+    Prints one JSON object, and nothing else, to standard output. Exits with code 1 where there were no answers.
     """
     import json
 
@@ -149,7 +149,11 @@ def evaluate(file: str, overrides: tuple[str, ...], model: str | None) -> None:
     prepare_environment()
     from roll import pipelines
 
-    click.echo(json.dumps(pipelines.evaluate(config, model), indent=2))
+    found = pipelines.evaluate(config, model)
+    click.echo(json.dumps(found, indent=2))
+    if not found["eval/num_answers"]:
+        click.echo("Error: no answers: nothing was measured.", err=True)
+    return 0 if found["eval/num_answers"] else 1
 
 
 @roll.command()

@@ -92,6 +92,8 @@ def _failed(error: Exception, session: Session) -> int:
     what = str(known) if known is not None else f"unexpected {type(error).__name__}: {_first_line(error)}"
     _say(f"Error: {what}")
     _say(f"Details: {report}" if report else traceback.format_exc())
+    if session.run_dir is not None and any((session.run_dir / "checkpoints").glob("step-*")):
+        _say(f"What was saved goes on with: roll resume {session.run_dir}")
     return 1
 
 

@@ -21,7 +21,7 @@ class CheckpointConfig(Section):
         gt=0,
     )
     keep_last: int = option(1, "Newest checkpoints to keep.", ge=1)
-    keep_best: bool = option(False, "Also keep the one with the best evaluation accuracy.")
+    keep_best: bool = option(False, "Also keep the one with the best evaluation score (`eval/score`).")
     at_end: bool = option(True, "Save after the last step.")
 
 

@@ -14,6 +14,7 @@ from roll.config import RLVRConfig
 from roll.config.load import resolved
 from roll.errors import DataError, InfraError, UserError
 from roll.pipelines.judge import open_scoring
+from roll.pipelines.learning.failures import describe, failures_of
 from roll.pipelines.material import engine_specs, prepare_material, sampling_plans
 from roll.pipelines.measures import evaluation_metrics
 from roll.pipelines.replay.work import open_work
@@ -30,6 +31,7 @@ from roll.protocols import InferenceEngine
 from roll.rollout import LLMProxy
 from roll.running import run_to_end
 from roll.tracking import RunDirectory, Summary, Tracker, read_metrics
+from roll.tracking.logs import logs_aside
 from roll.tracking.sinks import check_packages
 
 __all__ = ["evaluate", "resume", "train"]
@@ -90,7 +92,7 @@ async def _train(
 
 
 def evaluate(config: RLVRConfig, model: str | None = None) -> dict[str, float]:
-    """Measure a model on the held-out prompts, without training.
+    """Measure a model on the held-out prompts, without training: see `evaluation_metrics`. Prints nothing.
 
     Args:
         model: a model, a run, or a checkpoint, in place of the configuration's model.
@@ -99,7 +101,8 @@ def evaluate(config: RLVRConfig, model: str | None = None) -> dict[str, float]:
         saved = find_model_directory(Path(model))
         path = str(saved) if saved else model
         config = config.model_copy(update={"model": config.model.model_copy(update={"path": path})})
-    return run_to_end(_evaluate(config))
+    with logs_aside("eval"):
+        return run_to_end(_evaluate(config))
 
 
 async def _evaluate(config: RLVRConfig) -> dict[str, float]:
@@ -118,7 +121,10 @@ async def _evaluate(config: RLVRConfig) -> dict[str, float]:
         proxy = LLMProxy(engines, prepare=_nothing_to_sync)
         stack.push_async_callback(proxy.close)
         scheduler = build_scheduler(config, proxy, rewards, material.data.renderer)
-        return evaluation_metrics(await scheduler.collect(draws, sampling_plans(config, material.stop_token_ids)[1]))
+        groups = await scheduler.collect(draws, sampling_plans(config, material.stop_token_ids)[1])
+        if text := describe(failures_of(groups)):
+            logger.warning("%s", text)
+        return evaluation_metrics(groups)
 
 
 async def _nothing_to_sync(engine: InferenceEngine) -> None:

@@ -39,6 +39,7 @@ async def run(parts: Parts) -> None:
     dog = Watchdog(parts.scheduler.life, parts.config.rollout.stall_s, logger.warning, parts.spans.under_way)
     watchdog = asyncio.create_task(dog.watch(), name="watchdog")
     try:
+        parts.tracker.note("bringing the weights to the engines")
         await steps.sync(parts)
         await loop(parts)
     except Interrupted:

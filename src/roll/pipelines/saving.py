@@ -60,6 +60,7 @@ async def save_before_the_end(parts: Parts, error: Exception) -> None:
             await parts.controller.close()
             path = await save_boundary(parts)
     except Exception as failure:  # what broke the run may break this as well
-        logger.warning("what was learnt since the last checkpoint could not be saved: %s", failure)
+        if str(failure) != str(error):
+            logger.warning("what was learnt since the last checkpoint could not be saved: %s", failure)
     else:
         logger.warning("the run ends early (%s); up to step %d it is saved in %s", error, parts.state.step, path)

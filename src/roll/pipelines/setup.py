@@ -19,6 +19,7 @@ from roll.pipelines.parts import Parts
 from roll.pipelines.replay.recorder import RecordingProxy, open_recorder
 from roll.pipelines.saved import SavedRun
 from roll.pipelines.scheduling import build_controller, build_router, build_scheduler
+from roll.pipelines.start_notes import StartNotes
 from roll.pipelines.state import RunState
 from roll.pipelines.stop import StopRequest
 from roll.pipelines.trainers import Trainers, trainer_specs
@@ -47,12 +48,15 @@ async def _start_roles(
     cluster: Cluster, config: RLVRConfig, material: Material, run: RunDirectory, tracker: Tracker, stack: AsyncExitStack
 ) -> _Roles:
     """Start trainers, engines, reward workers and the judge at the same time; whatever started is closed by `stack`."""
+    specs = trainer_specs(config, material.model_path, material.critic_path)
+    kind = resolve_engine_kind(config.inference.engine)
+    progress = StartNotes(tracker.note)
     engines, pool, judge, *trainers = await start_together(
         stack,
-        cluster.start_engines(engine_specs(config, material, run)),
+        progress.of(f"engines ({kind})", cluster.start_engines(engine_specs(config, material, run))),
         cluster.start_pool(config.rollout.num_reward_workers),
-        start_judge(config, cluster, run, tracker.spans.event) if config.judge else _nobody(),
-        *map(cluster.start_trainer, trainer_specs(config, material.model_path, material.critic_path)),
+        progress.of("judge", start_judge(config, cluster, run, tracker.spans.event)) if config.judge else _nobody(),
+        *(progress.of(f"trainer ({spec.role})", cluster.start_trainer(spec)) for spec in specs),
     )
     return _Roles(trainers=Trainers.of(config, trainers), engines=engines, pool=pool, judge=judge)
 
@@ -110,6 +114,7 @@ async def open_parts(
     saved: SavedRun | None = None,
 ) -> AsyncIterator[Parts]:
     """Start every role, restore what a checkpoint holds, and end every role afterwards, also after an error."""
+    tracker.note("reading the model's files and the prompts")
     material = await asyncio.to_thread(prepare_material, config)
     state = saved.state if saved else RunState(data=material.data.train.state())
     material.data.train.restore(state.data)
@@ -119,6 +124,7 @@ async def open_parts(
         roles = await _start_roles(cluster, config, material, run, tracker, stack)
         trainers = roles.trainers
         if saved is not None:
+            tracker.note(f"loading the checkpoint of step {state.step}")
             await trainers.load(saved)
         weights = _weight_sync(cluster, config, material, roles)
         ledger = saved.ledger if saved else DataLedger()

@@ -36,6 +36,8 @@ _ESCAPES = re.compile(r"\x1b(\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(\x07|\x1b\\)?|[@
 _LABEL_WIDTH = 10
 _MAX_WIDTH = 110
 _FEWEST_ROWS = 20
+_FEWEST_COLUMNS = 72
+"""Below this, figures stand below each other."""
 _SMALLEST_SHARE = 0.01
 _NUM_WARNINGS = 2
 
@@ -112,6 +114,11 @@ def _figures(screen: Screen, width: int) -> Table:
     left = [_reward(screen, width // 2), _accuracy(screen.evaluations)]
     right = [_rate("generated", last.generated_per_s), _rate("trained", last.trained_per_s)]
     table = Table.grid(expand=False, padding=0)
+    if width < _FEWEST_COLUMNS:  # one below the other
+        table.add_column(width=width)
+        for cell in (*left, *right):
+            table.add_row(cell)
+        return table
     table.add_column(width=width - 28)
     table.add_column(width=28)
     for cells in zip(left, right, strict=True):

@@ -49,6 +49,16 @@ def running_screen() -> Screen:
     return screen
 
 
+@pytest.mark.parametrize("columns", [40, 46, 71, 72, 110])
+def test_figures_stay_whole_on_a_narrow_terminal(columns: int) -> None:
+    lines = text_of(running_screen(), columns=columns).splitlines()
+    text = "\n".join(lines)
+    for figure in ("generated", "trained", "0.167", "0.542"):
+        assert figure in text
+    assert text.count("tok/s") == 2
+    assert all(len(line.rstrip()) <= columns for line in lines)
+
+
 def test_the_display_says_all_that_a_run_must_say() -> None:
     text = text_of(running_screen())
     for part in (

@@ -27,6 +27,8 @@ SPIN_COUNT = "1000"
 """Turns of the OpenMP runtime's waiting loop before a thread sleeps: some 20 microseconds."""
 LOG_STREAM = "ext://roll.inference.vllm.child.LOG_STREAM"
 _ERROR_LINE = re.compile(r"\b(\w*(?:Error|Exception)): (.+)$")
+_SUMMARY = re.compile(r"Engine core init|EngineDeadError|EngineGenerateError|Worker failed with error")
+"""Of an error that was named before."""
 _starting = threading.Lock()
 """Environment variables are changed while an engine starts."""
 
@@ -73,12 +75,13 @@ class Stats:
 class Launch:
     """A vLLM that was started: its client in this process, and its processes."""
 
-    def __init__(self, spec: EngineSpec, llm: Any, *, cpu: bool, stats: Stats) -> None:
+    def __init__(self, spec: EngineSpec, llm: Any, *, cpu: bool, stats: Stats, log_size: int = 0) -> None:
         self.llm = llm
         self.cpu = cpu
         self.stats = stats
         self.vocab_size = int(llm.model_config.get_vocab_size())
         self._spec = spec
+        self._log_size = log_size
         self._processes: dict[int, psutil.Process] = {}
         self._files: set[str] = set()
 
@@ -97,7 +100,8 @@ class Launch:
         """What is known of why the processes ended."""
         gone = [str(process_id) for process_id, process in self._processes.items() if not process.is_running()]
         which = f"its process {', '.join(gone)} ended" if gone else "vLLM stopped serving"
-        return f"{which}{_log_hint(self._spec.log_path)}"
+        root = _last_error(self._spec.log_path, self._log_size)
+        return f"{which}{f': {root}' if root else ''}{_log_hint(self._spec.log_path)}"
 
     def shutdown(self) -> None:
         """End all processes, by force where they do not end by themselves. Blocking; may be called twice."""
@@ -154,7 +158,7 @@ def launch(spec: EngineSpec, name: str) -> Launch:
                 raise ModelError(f"vLLM refuses {spec.model_path} with these settings: {error}") from error
             except Exception as error:
                 raise _start_error(spec, log_size, error) from error
-    return Launch(spec, llm, cpu=cpu, stats=stats)
+    return Launch(spec, llm, cpu=cpu, stats=stats, log_size=log_size)
 
 
 def _variables(spec: EngineSpec, name: str, *, cpu: bool) -> dict[str, str]:
@@ -218,13 +222,13 @@ def _start_error(spec: EngineSpec, log_size: int, error: Exception) -> Exception
 
 
 def _last_error(log_path: Path | None, start: int) -> str:
-    """The last line after byte `start` that names an exception, other than vLLM's summary of it."""
+    """The last line after byte `start` that names an exception, other than vLLM's own summaries of it."""
     if log_path is None or not log_path.exists():
         return ""
     with log_path.open("rb") as file:
         file.seek(start)
         lines = file.read().decode(errors="replace").splitlines()
-    found = [match for line in lines if (match := _ERROR_LINE.search(line)) and "Engine core init" not in line]
+    found = [match for line in lines if (match := _ERROR_LINE.search(line)) and not _SUMMARY.search(line)]
     return f"{found[-1][1]}: {found[-1][2]}" if found else ""
 
 
