@@ -119,3 +119,25 @@ def test_an_environment_of_the_users_own_is_played(tmp_path: Path, tiny_model: P
     rows = rows_of(tmp_path / "run")
     assert [row["step"] for row in rows if row["kind"] == "train"] == [1, 2]
     assert "reward/environment/environment" in rows[1] or "reward/environment/environment" in rows[0]
+
+
+def test_the_page_on_notebooks_shows_a_program_that_runs(tmp_path: Path, tiny_model: Path, monkeypatch: Any) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "python.md").read_text()
+    program = page.partition("```python\n")[2].partition("```")[0]
+    assert len([line for line in program.splitlines() if line.strip()]) <= 15
+    small = {
+        '"smollm2-135m-instruct"': f'{{"path": "{tiny_model}", "dtype": "float32"}}, "inference": {{"engine": "hf"}}',
+        '"num_steps": 20': '"num_steps": 1, "num_threads": 1',
+        '"max_new_tokens": 16': '"max_new_tokens": 4, "prompts_per_step": 2, "group_size": 2',
+    }
+    for whole, part in small.items():
+        assert program.count(whole) == 1
+        program = program.replace(whole, part)
+    monkeypatch.chdir(tmp_path)
+
+    async def cell() -> dict[str, Any]:
+        names: dict[str, Any] = {"__name__": "__main__"}
+        exec(program, names)
+        return names
+
+    assert asyncio.run(cell())["summary"].num_steps == 1
