@@ -81,7 +81,10 @@ class Limits:
 
 @dataclass(frozen=True, kw_only=True)
 class Mount:
-    """A file or directory of the host that programs may read, as far as any user of the host may."""
+    """A file or directory of the host that programs may read, as far as any user of the host may.
+
+    Its content should not change while sandboxes use it: they may see it as it was.
+    """
 
     source: str
     target: str
