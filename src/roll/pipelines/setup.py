@@ -130,9 +130,8 @@ async def open_parts(
         ledger = saved.ledger if saved else DataLedger()
         records = config.tracking.record_rollouts
         recorder = open_recorder(config, material, state, tracker, ledger) if records else None
-        proxy = (RecordingProxy if recorder else LLMProxy)(
-            roles.engines, weights.push_to, max_attempts=config.rollout.max_attempts, router=build_router(config)
-        )
+        proxy_type, attempts = RecordingProxy if recorder else LLMProxy, config.rollout.max_attempts
+        proxy = proxy_type(roles.engines, weights.push_to, max_attempts=attempts, router=build_router(config))
         stack.push_async_callback(proxy.close)
         train_plan, eval_plan = sampling_plans(config, material.stop_token_ids)
         rewards = await _open_rewards(config, roles, state, stack)
