@@ -124,7 +124,7 @@ class Tracker:
         if isinstance(error, Exception) and not isinstance(error, RollError):
             failures.error("the run failed", exc_info=error)
         self.console.close()
-        if error is not None and self.run.metrics_path.stat().st_size:
+        if error is not None and read_metrics(self.run.metrics_path):
             with contextlib.suppress(OSError):  # the disk may be what ended the run
                 self._summarise().write(self.run.summary_path)
         if isinstance(error, Exception) and _logs_say_more(error):
