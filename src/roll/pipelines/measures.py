@@ -11,7 +11,6 @@ from roll.pipelines.learning.failures import failures_of
 from roll.pipelines.learning.selection import Selection
 from roll.pipelines.state import RunState
 from roll.rollout import Batch, DataLedger, Fate, LLMProxy
-from roll.rollout.bias import bias_metrics
 from roll.types import Group, Rollout
 
 __all__ = [
@@ -93,14 +92,13 @@ def selection_metrics(selection: Selection) -> dict[str, float]:
 
 
 def batch_metrics(batch: Batch) -> dict[str, float]:
-    """How the batch came about: refills, ages, what was given up, and what finishing first has to do with it."""
+    """How the batch came about: refills, ages, and what was given up."""
     return {
         "data/refills": float(batch.num_refills),
         "data/groups_expired": float(len(batch.expired)),
         "rollout/expired_length_mean": _mean(batch.expired_lengths),
         "rollout/staleness_mean": _mean(batch.staleness),
         "rollout/staleness_max": float(max(batch.staleness, default=0)),
-        **bias_metrics(batch.races),
     }
 
 

@@ -35,7 +35,6 @@ from dataclasses import dataclass, field
 
 from roll.config.scheduling import SchedulingConfig
 from roll.rollout.attempts import SamplingPlan
-from roll.rollout.bias import Race
 from roll.rollout.buffer import Live, SampleBuffer
 from roll.rollout.choosing import Round, choose, next_round
 from roll.rollout.group_run import Doom, GroupRun
@@ -88,8 +87,6 @@ class Batch:
     """Of the round: `short` or `long` with tail batching, otherwise empty."""
     staleness: list[int] = field(default_factory=list)
     """Of each group, in policy versions, by when it began."""
-    races: list[Race] = field(default_factory=list)
-    """Of each group, where its first finished rollouts make it."""
 
 
 class AsyncController:
@@ -357,7 +354,6 @@ class AsyncController:
             num_refills=self._num_refills,
             kind=self._round.kind,
             staleness=[self.buffer.version - (live.version or 0) for live in taken if live.version is not None],
-            races=[live.run.race for live in taken if self._round.first_finished],
         )
         for run, _ in pairs:
             for purpose, group in run.companions.items():

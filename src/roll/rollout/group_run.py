@@ -10,7 +10,6 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TypeAlias
 
 from roll.rollout.attempts import Attempts, SamplingPlan
-from roll.rollout.bias import Race
 from roll.types import Group, PromptDraw, Rollout, RolloutStatus
 
 __all__ = ["Doom", "GroupRun"]
@@ -55,7 +54,6 @@ class GroupRun:
         self.doomed = False
         self._attempts = attempts
         self._plan = plans[0]
-        self._num_launched = num_launched or plans[0].group_size
         self._first_finished = first_finished
         self._doom = doomed
         self._on_end = on_end
@@ -65,7 +63,7 @@ class GroupRun:
         self._companions: dict[str, dict[int, Rollout]] = {plan.purpose: {} for plan in plans[1:]}
         self._running: dict[asyncio.Task[Rollout], tuple[str, int]] = {}
         for plan in plans:
-            count = self._num_launched if plan is self._plan else plan.group_size
+            count = (num_launched or plan.group_size) if plan is self._plan else plan.group_size
             for index in range(count):
                 work = attempts.attempt(draw, index, plan, on_start=self._start, before_reward=before_reward)
                 task = asyncio.create_task(work, name=f"{plan.purpose}-{draw.draw_id}.{index}")
@@ -96,17 +94,6 @@ class GroupRun:
             for rollout in done.values()
             if _counts(rollout)
         }
-
-    @property
-    def race(self) -> Race:
-        """Who counted, of those that were launched; once it has ended."""
-        used = {rollout.index for rollout in self._chosen()}
-        scored = [rollout for rollout in self._done.values() if _counts(rollout)]  # in the order in which they finished
-        return Race(
-            used=tuple(rollout for rollout in scored if rollout.index in used),
-            unused=tuple(rollout for rollout in scored if rollout.index not in used),
-            num_stopped=self._num_launched - len(self._done),
-        )
 
     def stop(self) -> None:
         """Cancel what is running; `on_end` is not called any more."""

@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 __all__ = ["Summary", "generation_time", "summarise"]
 
 _RECENT_STEPS = 5
-_SELECTION = tuple(f"selection/{what}_{of}" for what in ("reward", "length") for of in ("trained", "launched"))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -68,12 +67,6 @@ class Summary:
     timeouts: int = 0
     """Answers in training that took a verifier too long, and so got 0."""
     timeout_share: float | None = None
-    selection_reward_trained: float | None = None
-    """Mean reward of the rollouts that made a group because they finished first."""
-    selection_reward_launched: float | None = None
-    """The same of all that were launched for these groups, an estimate: see `roll.rollout.bias`."""
-    selection_length_trained: float | None = None
-    selection_length_launched: float | None = None
     tracker_failures: int = 0
     """How often TensorBoard, W&B, SwanLab or a Parquet file could not be written."""
 
@@ -160,7 +153,6 @@ def summarise(
         timeouts=round(math.fsum(_column(steps, "reward/timeouts"))),
         timeout_share=_mean(_column(steps, "reward/timeout_share")),
         tracker_failures=tracker_failures,
-        **{name.replace("/", "_"): _mean(_column(steps, name)) for name in _SELECTION},
     )
 
 
@@ -230,11 +222,6 @@ def _lines(summary: Summary) -> list[tuple[str, str]]:
     ):
         if count:
             lines.append((label, f"{count} ({number(share, '.1%')})"))
-    for what, form in (("reward", ".3f"), ("length", ",.0f")):
-        trained, launched = (getattr(summary, f"selection_{what}_{of}") for of in ("trained", "launched"))
-        if trained is not None:
-            both = f"{number(trained, form)} of about {number(launched, form)}"
-            lines.append((f"{what} of what finished first, of all launched", both))
     if summary.empty_evaluations:
         lines.append(("evaluations without an answer", str(summary.empty_evaluations)))
     if summary.tracker_failures:
