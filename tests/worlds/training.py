@@ -80,6 +80,8 @@ def random_settings(seed: int) -> Settings:
         fields["rollout_redundancy"] = chance.choice([1.0, 1.0, 1.5])
         fields["choose"] = chance.choice(["launch_order", "first_finished"])
         fields["replicate_prompts"] = chance.random() < 0.8
+    if kind != "batch":
+        fields.setdefault("domain_quotas", random.Random(f"quotas/{seed}").random() < 0.3)
     return Settings(
         seed=seed,
         scheduling=SchedulingConfig(**fields),
@@ -105,6 +107,8 @@ class World:
     trained: Counter[str] = field(default_factory=Counter)
     events: list[tuple[str, str, float]] = field(default_factory=list)
     batches: list[Batch] = field(default_factory=list)
+    domains: list[str] = field(default_factory=list)
+    """By draw id."""
     version: int = 0
     finished_at: dict[int, float] = field(default_factory=dict)
     rewarding: list[int] = field(default_factory=list)
@@ -164,6 +168,7 @@ class World:
         for _ in range(count):
             draw_id = len(self.ledger)
             own = domain or DOMAINS[draw_id % 2]
+            self.domains.append(own)
             prompt = Prompt(uid=f"{own}/{draw_id}", domain=own, messages=())
             draws.append(PromptDraw(draw_id=draw_id, prompt=prompt, token_ids=np.array([1, 2], np.int32)))
             self.ledger.open(draws[-1:], self.version)
@@ -282,8 +287,16 @@ class World:
         if scheduling.domain_quotas and len(kept) == settings.batch_size and not scheduling.async_ratio:
             counts = Counter(group.draw.prompt.domain for group in kept)
             assert max(counts.values()) - min(counts.get(d, 0) for d in DOMAINS) <= 1, "the mix of domains is off"
+        if scheduling.domain_quotas and scheduling.async_ratio:
+            self._check_places()
         if scheduling.stale_policy == "wait":
             assert not (batch.expired and scheduling.async_ratio), "a group expired although updates wait"
+
+    def _check_places(self) -> None:
+        """What was launched, without what was replaced or given up, has the proportion of the weights."""
+        gone = {draw_id for batch in self.batches for draw_id in (*batch.left_out, *batch.expired)}
+        places = Counter(DOMAINS.index(self.domains[i]) for i in range(len(self.ledger)) if i not in gone)
+        assert abs(places[0] - places[1]) <= 1, f"the mix of what is launched is off: {places}"
 
     def _check_tokens(self, rollout: Rollout, is_trained: bool) -> None:
         versions = rollout.policy_versions
@@ -301,6 +314,9 @@ class World:
         assert self.proxy.num_running == self.proxy.num_waiting == 0
         assert not any(engine.live for engine in self.engines.engines if not engine.dead), "an engine still works"
         assert len(self.batches) == self.settings.num_steps
+        scheduling = self.settings.scheduling
+        if not scheduling.async_ratio and scheduling.first_finished and scheduling.leftovers == "defer":
+            assert not self.controller.in_flight(), "slow prompts are left untrained at the end"
         totals = self.scheduler.life.totals
         ends = sum(totals[s] for s in RolloutState if s not in ("queued", "generating", "rewarding", "accepted"))
         begun = sum(1 for _, after, _ in self.events if after == "queued") - self._num_again()

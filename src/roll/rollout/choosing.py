@@ -3,7 +3,13 @@
     queue            N prompts; closes when all are done
     + redundancy     rN prompts; closes at N: the first launched (`launch_order`), or the first finished
     tail batching    short round: rN prompts x rR rollouts, closes at N complete prompts, leftovers are deferred;
-                     long round, when N prompts are deferred: these, without redundancy (RollPacker, arXiv 2509.21009)
+                     long round, when N prompts are deferred: these, without redundancy (RollPacker, arXiv 2509.21009,
+                     section 3)
+
+What is deferred are the slowest prompts, and a run that ends must not leave them out. With b steps left, this one
+included, and D prompts deferred, a round therefore draws at most bN - D fresh ones; then D <= bN before every round
+implies D <= (b - 1)N after it, which N prompts leave. So the last rounds speculate less, and the last one trains
+all that is deferred. With quotas, the same holds for each domain with its own places instead of N.
 
 With α > 0 there are no rounds: the buffer's freshness rule alone decides.
 """
@@ -17,7 +23,7 @@ from dataclasses import dataclass, field
 from roll.config.scheduling import SchedulingConfig
 from roll.rollout.buffer import Live, SampleBuffer
 
-__all__ = ["Round", "choose", "next_round"]
+__all__ = ["Places", "Round", "choose", "divide", "next_round"]
 
 
 @dataclass(kw_only=True, slots=True)
@@ -29,13 +35,19 @@ class Round:
     """Of each prompt."""
     first_finished: bool
     num_deferred: int = 0
-    """Prompts that earlier rounds left, to begin with."""
+    """Prompts that earlier rounds left, if it begins with them."""
     kind: str = ""
     mandatory: set[int] = field(default_factory=set)
     """Draws that the round waits for, so that nothing is deferred twice."""
 
+    def speculates(self, wanted: int) -> bool:
+        """Whether more was launched than the step trains."""
+        return self.num_prompts > wanted
 
-def next_round(config: SchedulingConfig, *, wanted: int, group_size: int, num_deferred: int) -> Round:
+
+def next_round(
+    config: SchedulingConfig, *, wanted: int, group_size: int, num_deferred: int, is_last: bool = False
+) -> Round:
     """Decide what to launch.
 
     Args:
@@ -43,14 +55,13 @@ def next_round(config: SchedulingConfig, *, wanted: int, group_size: int, num_de
         wanted: groups that the step trains, N.
         group_size: rollouts that a group needs, R.
         num_deferred: prompts that wait in the deferred queue.
+        is_last: no step follows.
     """
-    plain = Round(
-        num_prompts=wanted, num_rollouts=group_size, first_finished=False, num_deferred=min(num_deferred, wanted)
-    )
+    plain = Round(num_prompts=wanted, num_rollouts=group_size, first_finished=False, num_deferred=num_deferred)
     if config.type == "batch":
         return plain
     if config.type == "tail_batching":
-        if num_deferred >= wanted:
+        if num_deferred >= wanted or is_last:
             plain.kind = "long"
             return plain
         plain.kind, plain.num_deferred = "short", 0
@@ -60,9 +71,35 @@ def next_round(config: SchedulingConfig, *, wanted: int, group_size: int, num_de
     return plain
 
 
-def choose(
-    buffer: SampleBuffer, current: Round, wanted: int, quota: Counter[str], speculates: bool
-) -> list[Live] | None:
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Places:
+    """What a round launches, of one domain or of all."""
+
+    again: int
+    """Deferred draws that it waits for."""
+    spare: int
+    """Deferred draws that it need not wait for."""
+    fresh: int
+    """New draws."""
+
+
+def divide(current: Round, *, wanted: int, extra: int, num_deferred: int, due: int | None) -> Places:
+    """Fill a round's places.
+
+    Args:
+        current: the round.
+        wanted: groups that the step trains.
+        extra: redundant ones.
+        num_deferred: draws that wait.
+        due: groups that this step and those after it train, where nothing may be left at the end; `None`: no bound.
+    """
+    room = wanted + extra if due is None else max(0, due - num_deferred)
+    again = min(num_deferred, wanted if current.num_deferred else max(0, wanted - room))
+    spare = min(num_deferred - again, extra) if current.num_deferred else 0
+    return Places(again=again, spare=spare, fresh=min(room, wanted + extra - again - spare))
+
+
+def choose(buffer: SampleBuffer, current: Round, wanted: int, quota: Counter[str]) -> list[Live] | None:
     """The groups that the step takes, or `None` while it has to wait.
 
     Args:
@@ -70,9 +107,8 @@ def choose(
         current: what was launched.
         wanted: groups that the step trains.
         quota: groups of each domain; empty where the mix is free.
-        speculates: whether more was launched than the step trains.
     """
-    if not speculates:
+    if not current.speculates(wanted):
         if len(buffer) == 0:
             return []
         return buffer.oldest_ready() if buffer.may_take() else None

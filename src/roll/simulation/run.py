@@ -18,7 +18,8 @@ from typing import Any
 from roll.config.simulation import SimulationConfig
 from roll.errors import ConfigError
 from roll.rollout.attempts import SamplingPlan
-from roll.rollout.controller import AsyncController, Batch, Feed
+from roll.rollout.controller import AsyncController
+from roll.rollout.feed import Batch, Feed
 from roll.rollout.proxy import LLMProxy
 from roll.rollout.routing import Router
 from roll.rollout.scheduler import RolloutScheduler

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 __all__ = ["Summary", "generation_time", "summarise"]
 
 _RECENT_STEPS = 5
+_CHOICE = ("reward_counted", "reward_finished", "length_counted", "length_finished", "stopped_share")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -49,6 +50,14 @@ class Summary:
     """While training."""
     peak_rss_bytes: int | None = None
     """Largest summed PSS of all processes of the run on this machine (of the last session)."""
+    reward_counted: float | None = None
+    """Mean reward of what counted, where the schedule chose among rollouts (`choice/…` of every step)."""
+    reward_finished: float | None = None
+    """Mean reward of all rollouts that were scored; what was stopped has none."""
+    length_counted: float | None = None
+    length_finished: float | None = None
+    stopped_share: float | None = None
+    """Of what was launched, rollouts that were stopped before they had a reward."""
     tracker_failures: int = 0
     """How often TensorBoard, W&B, SwanLab or a Parquet file could not be written."""
 
@@ -110,6 +119,7 @@ def summarise(
         generated_tokens_per_s=_rate(steps, "rollout/num_tokens", generation_time(*steps)),
         trained_tokens_per_s=_rate(steps, "training/num_tokens", "time/train_s"),
         peak_rss_bytes=peak_rss_bytes,
+        **{name: _mean(_column(steps, f"choice/{name}")) for name in _CHOICE},
         tracker_failures=tracker_failures,
     )
 
@@ -133,6 +143,17 @@ def _rate(rows: Sequence[Mapping[str, Any]], amount: str, seconds: str) -> float
     return math.fsum(a for a, _ in both) / math.fsum(s for _, s in both) if both else None
 
 
+def _choice_lines(summary: Summary) -> list[tuple[str, str]]:
+    """What a schedule that chooses among rollouts trained, beside what it scored."""
+    if summary.reward_counted is None or summary.reward_finished is None:
+        return []
+    return [
+        ("reward, trained / scored", f"{summary.reward_counted:.3f} / {summary.reward_finished:.3f}"),
+        ("length, trained / scored", f"{summary.length_counted:.0f} / {summary.length_finished:.0f}"),
+        ("stopped, so not scored", f"{summary.stopped_share:.0%}"),
+    ]
+
+
 def _lines(summary: Summary) -> list[tuple[str, str]]:
     def number(value: float | None, form: str = ".3f", unit: str = "") -> str:
         return "–" if value is None else f"{value:{form}}{unit}"
@@ -143,6 +164,7 @@ def _lines(summary: Summary) -> list[tuple[str, str]]:
         ("accuracy after", number(summary.accuracy_after)),
         ("reward, first 5 steps", number(summary.reward_first5)),
         ("reward, last 5 steps", number(summary.reward_last5)),
+        *_choice_lines(summary),
         ("set-up until first update", number(summary.setup_s, ".1f", " s")),
         ("training", number(summary.train_s, ".1f", " s")),
         ("evaluation", number(summary.evaluate_s, ".1f", " s")),
