@@ -16,14 +16,16 @@ With α > 0 there are no rounds: the buffer's freshness rule alone decides.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from roll.config.scheduling import SchedulingConfig
 from roll.rollout.buffer import Live, SampleBuffer
+from roll.types import PromptDraw
 
-__all__ = ["Places", "Round", "choose", "divide", "next_round"]
+__all__ = ["Places", "Round", "choose", "deal_out", "divide", "next_round"]
 
 
 @dataclass(kw_only=True, slots=True)
@@ -97,6 +99,36 @@ def divide(current: Round, *, wanted: int, extra: int, num_deferred: int, due: i
     again = min(num_deferred, wanted if current.num_deferred else max(0, wanted - room))
     spare = min(num_deferred - again, extra) if current.num_deferred else 0
     return Places(again=again, spare=spare, fresh=min(room, wanted + extra - again - spare))
+
+
+def deal_out(
+    current: Round,
+    deferred: Collection[PromptDraw],
+    wanted: Mapping[str | None, int],
+    extra: float,
+    dues: Mapping[str | None, int | None],
+    draw: Callable[[int, str | None], Sequence[PromptDraw]],
+) -> tuple[list[PromptDraw], list[PromptDraw]]:
+    """The draws of a round: those that it waits for, and the others.
+
+    Args:
+        current: the round.
+        deferred: draws that wait, longest first.
+        wanted: groups that the step trains, by domain; `None`: whatever their domain.
+        extra: redundant ones, for each that is wanted.
+        dues: as in `divide`, by domain.
+        draw: makes fresh ones.
+    """
+    again: list[PromptDraw] = []
+    others: list[PromptDraw] = []
+    for domain, count in wanted.items():
+        waiting = [entry for entry in deferred if domain in (None, entry.prompt.domain)]
+        more = math.ceil(round(extra * count, 9))
+        places = divide(current, wanted=count, extra=more, num_deferred=len(waiting), due=dues[domain])
+        again += waiting[: places.again]
+        others += waiting[places.again : places.again + places.spare]
+        others += draw(places.fresh, domain)
+    return again, others
 
 
 def choose(buffer: SampleBuffer, current: Round, wanted: int, quota: Counter[str]) -> list[Live] | None:

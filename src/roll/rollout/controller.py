@@ -35,7 +35,7 @@ from contextlib import asynccontextmanager
 from roll.config.scheduling import SchedulingConfig
 from roll.rollout.buffer import Live, SampleBuffer
 from roll.rollout.census import Census
-from roll.rollout.choosing import Round, choose, divide, next_round
+from roll.rollout.choosing import Round, choose, deal_out, next_round
 from roll.rollout.feed import Batch, Feed
 from roll.rollout.group_run import GroupRun
 from roll.rollout.lifecycle import RolloutState, Transition
@@ -189,14 +189,7 @@ class AsyncController:
         dues = {domain: self._due(domain) for domain in (*self._feed.weights, None)}
         self._quota = self._quotas.deal(size)
         wanted: dict[str | None, int] = {**self._quota} or {None: size}
-        again, others = [], []
-        for domain, count in wanted.items():
-            waiting = [draw for draw in self._deferred if domain in (None, draw.prompt.domain)]
-            more = math.ceil(extra * count / size)
-            places = divide(self._round, wanted=count, extra=more, num_deferred=len(waiting), due=dues[domain])
-            again += waiting[: places.again]
-            others += waiting[places.again : places.again + places.spare]
-            others += self._feed.draw(places.fresh, domain)
+        again, others = deal_out(self._round, self._deferred, wanted, extra / size, dues, self._feed.draw)
         launched = {draw.draw_id for draw in (*again, *others)}
         self._deferred = deque(draw for draw in self._deferred if draw.draw_id not in launched)
         self._round.num_prompts = len(launched)
@@ -237,7 +230,7 @@ class AsyncController:
                 num_launched=current.num_rollouts,
                 first_finished=current.first_finished,
                 doomed=feed.doomed,
-                on_start=self._on_start,
+                on_start=lambda run: self.buffer.start(run.draw.draw_id),
                 on_end=self._on_end,
                 before_reward=self._scoring,
             )
@@ -246,9 +239,6 @@ class AsyncController:
                 current.mandatory.add(draw.draw_id)
             if self._scoring is not None:
                 self._num_generating += len(run.tasks)
-
-    def _on_start(self, run: GroupRun) -> None:
-        self.buffer.start(run.draw.draw_id)
 
     def _on_end(self, run: GroupRun) -> None:
         """A group is complete: keep it, or put another one in its place."""

@@ -150,7 +150,7 @@ def test_a_run_counts_what_it_trained_beside_what_it_scored_and_stopped() -> Non
     metrics = census.metrics()
     assert metrics["choice/length_counted"] == pytest.approx(fmean(map(length_of, kept)))
     assert metrics["choice/reward_counted"] == pytest.approx(fmean(map(reward_of, kept)))
-    assert metrics["choice/stopped_share"] == pytest.approx(census.num_stopped / 400)
+    assert metrics["choice/stopped_share"] == pytest.approx(census.num_stopped / (NUM_PROMPTS * 10))
     # what was stopped is longer than whatever its group counted
     stopped = {f"train-{d}.{i}" for d in range(NUM_PROMPTS) for i in range(10)} - set(kept)
     for draw_id in range(NUM_PROMPTS):
