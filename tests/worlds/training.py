@@ -103,6 +103,8 @@ def random_settings(seed: int) -> Settings:
         fields["rollout_redundancy"] = chance.choice([1.0, 1.0, 1.5])
         fields["choose"] = chance.choice(["launch_order", "first_finished"])
         fields["replicate_prompts"] = chance.random() < 0.8
+    if kind != "batch":
+        fields.setdefault("domain_quotas", random.Random(f"quotas/{seed}").random() < 0.3)
     return Settings(
         seed=seed,
         scheduling=SchedulingConfig(**fields),
@@ -147,6 +149,8 @@ class World:
     trained: Counter[str] = field(default_factory=Counter)
     events: list[tuple[str, str, float]] = field(default_factory=list)
     batches: list[Batch] = field(default_factory=list)
+    domains: list[str] = field(default_factory=list)
+    """By draw id."""
     version: int = 0
     finished_at: dict[int, float] = field(default_factory=dict)
     moves: list[tuple[str, RolloutState | None, RolloutState]] = field(default_factory=list)
@@ -234,6 +238,7 @@ class World:
         for _ in range(count):
             draw_id = len(self.ledger)
             own = domain or DOMAINS[draw_id % 2]
+            self.domains.append(own)
             prompt = Prompt(uid=f"{own}/{draw_id}", domain=own, messages=())
             draws.append(PromptDraw(draw_id=draw_id, prompt=prompt, token_ids=np.array([1, 2], np.int32)))
             self.ledger.open(draws[-1:], self.version)
@@ -377,8 +382,16 @@ class World:
         if scheduling.domain_quotas and len(kept) == settings.batch_size and not scheduling.async_ratio:
             counts = Counter(group.draw.prompt.domain for group in kept)
             assert max(counts.values()) - min(counts.get(d, 0) for d in DOMAINS) <= 1, "the mix of domains is off"
+        if scheduling.domain_quotas and scheduling.async_ratio:
+            self._check_places()
         if scheduling.stale_policy == "wait":
             assert not (batch.expired and scheduling.async_ratio), "a group expired although updates wait"
+
+    def _check_places(self) -> None:
+        """What was launched, without what was replaced or given up, has the proportion of the weights."""
+        gone = {draw_id for batch in self.batches for draw_id in (*batch.left_out, *batch.expired)}
+        places = Counter(DOMAINS.index(self.domains[i]) for i in range(len(self.ledger)) if i not in gone)
+        assert abs(places[0] - places[1]) <= 1, f"the mix of what is launched is off: {places}"
 
     def _check_tokens(self, rollout: Rollout, is_trained: bool) -> None:
         versions = rollout.policy_versions
@@ -407,11 +420,26 @@ class World:
         refused = [engine.num_refused for engine in self.engines.all]
         assert max(refused) <= self.settings.capacity, "a dead engine gets requests again and again"
         assert self.proxy.num_running == self.proxy.num_waiting == 0
-        assert self.settings.ends_early or len(self.batches) == self.settings.num_steps
+        if not self.settings.ends_early:
+            assert len(self.batches) == self.settings.num_steps
+            assert not self.ledger.in_flight(), "draws were launched that no step trained"
+            self._check_shares()
         totals = self.scheduler.life.totals
         ends = sum(totals[s] for s in RolloutState if s not in ("queued", "generating", "rewarding", "accepted"))
         begun = sum(1 for _, after, _ in self.events if after == "queued") - self._num_again()
         assert ends == begun, "a rollout was lost"
+
+    def _check_shares(self) -> None:
+        """Over the whole run, quotas hold exactly: both domains have the same weight."""
+        if not self.settings.scheduling.domain_quotas:
+            return
+        trained = Counter(
+            group.draw.prompt.domain
+            for batch in self.batches
+            for group in batch.groups
+            if group.draw.draw_id not in batch.left_out
+        )
+        assert max(trained.values()) - min(trained[domain] for domain in DOMAINS) <= 1, f"the mix is off: {trained}"
 
     def _num_again(self) -> int:
         seen: dict[str, str] = {}

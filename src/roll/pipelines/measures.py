@@ -92,8 +92,9 @@ def selection_metrics(selection: Selection) -> dict[str, float]:
 
 
 def batch_metrics(batch: Batch) -> dict[str, float]:
-    """How the batch came about: refills, ages, and what was given up."""
-    return {
+    """How the batch came about: refills, ages, what was given up, and what was chosen beside what was launched."""
+    choice = batch.census.metrics() if batch.census is not None else {}
+    return choice | {
         "data/refills": float(batch.num_refills),
         "data/groups_expired": float(len(batch.expired)),
         "rollout/expired_length_mean": _mean(batch.expired_lengths),

@@ -94,6 +94,7 @@ def build_controller(
         return drawn
 
     filters = config.algorithm.filters
+    ahead = config.rollout.scheduling.async_ratio > 0
     pending = [data.train.again(*entry) for entry in state.pending]
     return AsyncController(
         scheduler,
@@ -110,6 +111,7 @@ def build_controller(
             max_refills=filters.max_refills,
             doomed=_doom(config),
             weights=_weights(config),
+            num_dealt=state.step * config.rollout.prompts_per_step + (len(pending) if ahead else 0),
         ),
         version=state.policy_version,
         pending=pending,

@@ -59,6 +59,7 @@ class GroupRun:
         self._on_end = on_end
         self._on_start = on_start
         self._started = False
+        self._num_launched = num_launched or plans[0].group_size
         self._done: dict[int, Rollout] = {}
         self._companions: dict[str, dict[int, Rollout]] = {plan.purpose: {} for plan in plans[1:]}
         self._running: dict[asyncio.Task[Rollout], tuple[str, int]] = {}
@@ -83,6 +84,16 @@ class GroupRun:
             purpose: Group(draw=self.draw, rollouts=tuple(done[i] for i in sorted(done)))
             for purpose, done in self._companions.items()
         }
+
+    @property
+    def scored(self) -> list[Rollout]:
+        """Every attempt of the group itself that was scored, chosen or not."""
+        return [rollout for rollout in self._done.values() if _counts(rollout)]
+
+    @property
+    def num_stopped(self) -> int:
+        """Attempts of the group itself that were stopped, or will never end."""
+        return self._num_launched - len(self._done)
 
     @property
     def scored_ids(self) -> dict[str, Rollout]:

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 __all__ = ["Summary", "generation_time", "summarise"]
 
 _RECENT_STEPS = 5
+_CHOICE = ("reward_counted", "reward_finished", "length_counted", "length_finished", "stopped_share")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -67,6 +68,14 @@ class Summary:
     timeouts: int = 0
     """Answers in training that took a verifier too long, and so got 0."""
     timeout_share: float | None = None
+    reward_counted: float | None = None
+    """Mean reward of what counted, where the schedule chose among rollouts (`choice/…` of every step)."""
+    reward_finished: float | None = None
+    """Mean reward of all rollouts that were scored; what was stopped has none."""
+    length_counted: float | None = None
+    length_finished: float | None = None
+    stopped_share: float | None = None
+    """Of what was launched, rollouts that were stopped before they had a reward."""
     tracker_failures: int = 0
     """How often TensorBoard, W&B, SwanLab or a Parquet file could not be written."""
 
@@ -152,6 +161,7 @@ def summarise(
         infra_error_share=_mean(_column(steps, "rollout/infra_error_share")),
         timeouts=round(math.fsum(_column(steps, "reward/timeouts"))),
         timeout_share=_mean(_column(steps, "reward/timeout_share")),
+        **{name: _mean(_column(steps, f"choice/{name}")) for name in _CHOICE},
         tracker_failures=tracker_failures,
     )
 
@@ -195,6 +205,17 @@ def _rate(rows: Sequence[Mapping[str, Any]], amount: str, seconds: str) -> float
     return math.fsum(a for a, _ in both) / math.fsum(s for _, s in both) if both else None
 
 
+def _choice_lines(summary: Summary) -> list[tuple[str, str]]:
+    """What a schedule that chooses among rollouts trained, beside what it scored."""
+    if summary.reward_counted is None or summary.reward_finished is None:
+        return []
+    return [
+        ("reward, trained / scored", f"{summary.reward_counted:.3f} / {summary.reward_finished:.3f}"),
+        ("length, trained / scored", f"{summary.length_counted:.0f} / {summary.length_finished:.0f}"),
+        ("stopped, so not scored", f"{summary.stopped_share:.0%}"),
+    ]
+
+
 def _lines(summary: Summary) -> list[tuple[str, str]]:
     def number(value: float | None, form: str = ".3f", unit: str = "") -> str:
         return "–" if value is None else f"{value:{form}}{unit}"
@@ -206,6 +227,7 @@ def _lines(summary: Summary) -> list[tuple[str, str]]:
         (f"{name} after", number(summary.score_after)),
         ("reward, first 5 steps", number(summary.reward_first5)),
         ("reward, last 5 steps", number(summary.reward_last5)),
+        *_choice_lines(summary),
         ("set-up until first update", number(summary.setup_s, ".1f", " s")),
         ("training", number(summary.train_s, ".1f", " s")),
         ("evaluation", number(summary.evaluate_s, ".1f", " s")),

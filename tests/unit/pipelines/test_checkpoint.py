@@ -93,9 +93,7 @@ async def test_a_critic_that_cannot_be_saved_leaves_the_previous_checkpoint_whol
     checkpointer = Checkpointer(run, CheckpointConfig(keep_last=1), FileTrainer(), critics)
     await checkpointer.save(RunState(step=1), ledger_of(1))
     critics[1].fails = OSError("disk full")
-    with pytest.raises(
-        CheckpointError, match=r"could not be written: disk full\..*'step-000001', is whole"
-    ):
+    with pytest.raises(CheckpointError, match=r"could not be written: disk full\..*'step-000001', is whole"):
         await checkpointer.save(RunState(step=2), ledger_of(2))
     found = find_checkpoint(run.checkpoints_dir)
     assert found is not None and read_checkpoint(found).state.step == 1
@@ -114,9 +112,7 @@ async def test_a_failure_while_saving_leaves_the_previous_one_whole(run: RunDire
     checkpointer = Checkpointer(run, CheckpointConfig(), trainer)
     await checkpointer.save(RunState(step=1), ledger_of(1))
     trainer.fails = OSError("disk full")
-    with pytest.raises(
-        CheckpointError, match=r"could not be written: disk full\..*'step-000001', is whole"
-    ):
+    with pytest.raises(CheckpointError, match=r"could not be written: disk full\..*'step-000001', is whole"):
         await checkpointer.save(RunState(step=2), ledger_of(2))
     found = find_checkpoint(run.checkpoints_dir)
     assert found is not None and read_checkpoint(found).state.step == 1
