@@ -44,7 +44,8 @@ FASTEST_HEAD = """
 ## What shorter answers would gain
 
 `fastest` (α = 2, `rollout_redundancy: 1.25`, `choose: first_finished`) drops the slowest fifth of each prompt's
-rollouts. It trains fewer tokens and other samples than its baseline, so these are no speed-ups of the same work; what that choice
+rollouts. It trains fewer tokens and other samples than its baseline, so these are no speed-ups of the same work; what that
+choice
 does to rewards is in [Scheduling](../scheduling.md#what-a-choice-leaves-out).
 """
 
@@ -54,13 +55,15 @@ FIGURE11_HEAD = """
 arXiv 2509.21009, section 6.3, read there: R launches more rollouts of each prompt and counts the first that finish, P
 launches more prompts and leaves the rest for a long round. For each model, four constants were fitted to six bars:
 the share of answers at the limit, how alike answers to one prompt are (correlation), seconds that every round takes
-whatever its answers, and the engines' pace. The bars at 1.125 are not fitted; where they are listed, they are predictions.
+whatever its answers, and the engines' pace. The bars at 1.125 are not fitted; those listed are
+predictions.
 """
 
 FIGURE11_END = """7B meets its six bars within 4 %, 14B misses by up to 24 %. Meeting them explains little: with four
-constants for six figures, two degrees of freedom are left, and the fixed seconds of a round are a supposition, since the
+constants for six figures, two degrees of freedom are left, and the fixed seconds of a round are a supposition, since
+the
 paper does not break the rollout stage down. The share and the correlation were searched on a coarse grid under one
-seed (7B: 22 pairs; 14B: 4, with a correlation of 0.6 or 0.8). 14B's bar for R 1.5 asks for answers less alike than
+seed (7B: 19 pairs; 14B: 4, with a correlation of 0.6 or 0.8). 14B's bar for R 1.5 asks for answers less alike than
 any of these, so whether one set meets 14B, or which mechanism it lacks, is open. 32B was not fitted."""
 
 _TAIL = (
