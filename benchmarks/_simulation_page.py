@@ -44,9 +44,8 @@ FASTEST_HEAD = """
 ## What shorter answers would gain
 
 `fastest` (α = 2, `rollout_redundancy: 1.25`, `choose: first_finished`) drops the slowest fifth of each prompt's
-rollouts. It trains fewer tokens and other samples than its baseline, so these are no speed-ups of the same work; what that
-choice
-does to rewards is in [Scheduling](../scheduling.md#what-a-choice-leaves-out).
+rollouts. It trains fewer tokens and other samples than its baseline, so these are no speed-ups of the same work; what
+that choice does to rewards is in [Scheduling](../scheduling.md#what-a-choice-leaves-out).
 """
 
 FIGURE11_HEAD = """
