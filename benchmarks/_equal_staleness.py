@@ -1,4 +1,4 @@
-"""`best` against a synchronous run of the same staleness: one batch of (alpha + 1) N prompts, split into as many updates."""
+"""`best` against a synchronous run of the same staleness: (alpha + 1) N prompts at once, in as many updates."""
 
 from __future__ import annotations
 

@@ -28,6 +28,7 @@ from typing import Any
 
 import yaml
 from _equal_staleness import equal_staleness
+from _figure11 import CONSTANTS, figure11
 from _missing_constants import explained
 from _report import RESULTS, ROOT, commit, report
 from _simulation_page import page
@@ -66,7 +67,7 @@ COMPARED: dict[str, tuple[tuple[str, str], ...]] = {
 }
 """Beside what was published: a baseline, and what is to beat it. `continuous` and `each_alone_*` are the stronger ones:
 continuous batching with least-loaded routing."""
-PARTS = ("staleness", "results", "moves", "missing")
+PARTS = ("staleness", "figure11", "results", "moves", "missing")
 FACTORS = (0.7, 1.3)
 STALENESS_SEEDS = 3
 SENSITIVITY_STEPS = 5
@@ -240,6 +241,9 @@ def main() -> int:
             if kind == "staleness":
                 seeds = min(arguments.seeds, STALENESS_SEEDS)
                 store(name, {"equal_staleness": equal_staleness(name, config, seeds) | {"commit": commit()}})
+            elif kind == "figure11":
+                if name in CONSTANTS:
+                    store(name, {"figure11": {"bars": figure11(name, config), "constants": CONSTANTS[name]}})
             elif kind == "results":
                 store(name, measure(name, config))
             elif kind == "moves":
