@@ -50,26 +50,37 @@ class Engine:
 
     engine_id = "e"
 
+    def __init__(self) -> None:
+        self._aborted: dict[str, asyncio.Event] = {}
+
     async def generate(self, request: GenerationRequest) -> Generation:
-        length = length_of(request.request_id)
-        await asyncio.sleep(length)
+        length, aborted = length_of(request.request_id), asyncio.Event()
+        self._aborted[request.request_id] = aborted
+        try:
+            async with asyncio.timeout(length):
+                await aborted.wait()
+        except TimeoutError:
+            pass
         return Generation(
             request_id=request.request_id,
             token_ids=np.zeros(length, np.int32),
             logprobs=np.zeros(length, np.float32),
             policy_versions=np.zeros(length, np.int32),
-            finish_reason="stop",
+            finish_reason="abort" if aborted.is_set() else "stop",
             engine_id="e",
         )
 
-    async def abort(self, request_ids: Collection[str]) -> None: ...
+    async def abort(self, request_ids: Collection[str]) -> None:
+        for name in request_ids:
+            self._aborted[name].set()
 
     def load(self) -> EngineLoad:
         return EngineLoad(num_running=0, num_waiting=0, kv_used=0.0, capacity=10**6)
 
 
 class Engines:
-    engines: Sequence[Engine] = (Engine(),)
+    def __init__(self) -> None:
+        self.engines: Sequence[Engine] = (Engine(),)
 
 
 class Numbers:
