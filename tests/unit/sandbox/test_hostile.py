@@ -92,14 +92,22 @@ def _left(manager: Manager) -> list[list[str]]:
     return found
 
 
+def _groups(manager: Manager) -> bool:
+    """Whether the host can make control groups: as a user of its own, often not."""
+    return bool(manager.runtime._spawner.facts["groups"])
+
+
 @pytest.mark.parametrize("hostile", HOSTILE, ids=lambda hostile: hostile.name)
 async def test_hostile_program_is_contained(contained: SandboxManager, host: Host, hostile: Hostile) -> None:
     if platform.machine() != "x86_64" and "call(" in getattr(hostile.program, "source", ""):
         pytest.skip("its system calls are numbered for x86-64")
     result = await contained.execute(_with(hostile.program, host.words))
     assert b"BREACH" not in result.stdout + result.result, result
-    assert result.outcome in hostile.outcomes, result
-    assert hostile.limits <= result.limits_hit, result
+    if _groups(contained) or not {Outcome.MEMORY, Outcome.PROCESSES} & hostile.outcomes:
+        assert result.outcome in hostile.outcomes, result
+        assert hostile.limits <= result.limits_hit, result
+    else:  # the limit held, but nobody counted (docs/security.md)
+        assert not result.ok, result
     if hostile.says is not None:
         assert hostile.says in result.stdout, result
     assert _left(contained) == []
@@ -230,7 +238,7 @@ print(queued)
 
 async def test_what_waits_in_sockets_is_bounded(contained: SandboxManager) -> None:
     """It is the kernel's memory: more of it than the whole host's network may have would stop the training's."""
-    if not contained.runtime._spawner.facts["groups"]:
+    if not _groups(contained):
         pytest.skip("without control groups network buffers are not counted (docs/security.md)")
     result = await contained.execute(PythonCode(source=NETWORK_BUFFERS, wall_s=5.0))
     assert int(result.stdout or b"0") <= LIMITS.memory_bytes, result
@@ -321,6 +329,8 @@ print("BREACH" if os.access("/proc/1/mem", os.R_OK) and open("/proc/1/mem", "rb"
 
 
 async def test_taking_all_processes_of_a_kept_sandbox_is_no_infrastructure_error(contained: SandboxManager) -> None:
+    if not _groups(contained):
+        pytest.skip("without control groups a program of the agent's own user may still start")
     hoard = """
 import os, time
 if os.fork(): os._exit(0)

@@ -90,10 +90,11 @@ class Run:
         """Seconds of CPU, resident bytes, threads; the last two only where they are watched."""
         if self.counted_before is not None and not self.agent.settings["watch_memory"]:
             return self.agent.counted_s() - self.counted_before, 0, 0
-        alone = self.reaped_before is not None
+        before = self.reaped_before
+        alone = before is not None
         seen, cpu, memory, threads = self.tally.add(os.getpid() if alone else self.started.pid, without_root=alone)
-        if alone:
-            cpu += usage.reaped_s() - self.reaped_before
+        if before is not None:
+            cpu += usage.reaped_s() - before
         if self.counted_before is not None:
             return self.agent.counted_s() - self.counted_before, memory, threads
         return max(seen, cpu), memory, threads

@@ -81,7 +81,8 @@ class Tally:
         entries = [(pid, found[pid]) for pid in tree(root, found) if pid != root or not without_root]
         for pid, entry in entries:
             self.seen[pid, entry[5]] = entry[4]
-        return (sum(self.seen.values()), *(sum(entry[place] for _, entry in entries) for place in (1, 2, 3)))
+        cpu, memory, threads = (sum(entry[place] for _, entry in entries) for place in (1, 2, 3))  # pyrefly: ignore
+        return sum(self.seen.values()), cpu, memory, threads
 
 
 def reaped_s():
