@@ -122,6 +122,7 @@ class EngineLink:
             return
         self.lost = error
         self._stop_timers()
+        self._on_lost(self)  # first: what becomes free below is not given to this engine again
         calls, self._calls = self._calls, {}
         for task, call in calls.items():
             task.cancel()
@@ -129,7 +130,6 @@ class EngineLink:
                 call.answer.set_exception(self._died())
                 call.answer.exception()  # its caller may be gone in this very instant
             self._ended(call)
-        self._on_lost(self)
 
     def close(self) -> None:
         """Watch it no longer: the run ends."""
