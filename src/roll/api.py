@@ -37,8 +37,9 @@ def train(
         config: a loaded configuration, a YAML file, or a dictionary of the same form.
         overrides: as for `load_config`.
         data: rows to train on, in place of the configuration's sources: dictionaries with `prompt` and, where the
-            reward needs it, `answer`; other keys become the prompt's metadata. A list, a `datasets.Dataset`, or
-            anything that can be iterated. Where one of the sources is `{source: python, …}`, they are its rows.
+            reward needs it, `answer`; other keys become the prompt's metadata. A list, a data frame, a
+            `datasets.Dataset`, or anything that can be iterated. Where one of the sources is `{source: python, …}`,
+            they are its rows.
         held_out: rows for evaluation alone; by default a tenth of `data` is held out.
         reward: how answers are scored, in place of every source's own: a function `(text, answer, metadata) -> float`
             (a closure, a lambda and a coroutine function too), a reward's type such as `"math"`, its settings, or a

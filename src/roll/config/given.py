@@ -45,6 +45,7 @@ def load_given(
     if rows is None and reward is None:
         return load_config(config, overrides)
     tree = plain_tree(config)
+    rows, held_out = _records(rows), _records(held_out)
     if rows is not None:
         tree["data"] = _entries(tree.get("data"), rows, reward)
     if reward is not None:
@@ -59,6 +60,7 @@ def with_given(config: RLVRConfig, rows: Rows | None, held_out: Rows | None, rew
     Raises:
         ConfigError: it has no such place, or another number of them.
     """
+    rows, held_out = _records(rows), _records(held_out)
     functions = [function for part in _parts(reward) if (function := _function(part)) is not None]
     entries: list[DataConfig] = []
     used = False
@@ -100,6 +102,11 @@ def _entries(written: Any, rows: Rows, reward: Reward | None) -> list[Any]:
             "a function of (text, answer, metadata), or a reward's type such as 'math'."
         )
     return [{"source": "python", "answer_key": "answer" if _have_answers(rows) else None}]
+
+
+def _records(rows: Any) -> Any:
+    """The rows; those of a data frame as dictionaries."""
+    return rows.to_dict("records") if hasattr(rows, "iloc") and hasattr(rows, "to_dict") else rows
 
 
 def _have_answers(rows: Rows) -> bool:

@@ -61,7 +61,7 @@ class ObjectTable:
         self._prompt_key = prompt_key
         if isinstance(rows, str | bytes | Mapping) or not isinstance(rows, Iterable):
             raise DataError(f"{name} is of type {type(rows).__name__}: give {_GIVE}.")
-        in_place = hasattr(rows, "__getitem__") and hasattr(rows, "__len__") and not hasattr(rows, "iloc")
+        in_place = hasattr(rows, "__getitem__") and hasattr(rows, "__len__")
         try:
             self._rows: Any = rows if in_place and not isinstance(rows, list) else list(rows)
         except Exception as error:  # a generator of the user's may fail with anything

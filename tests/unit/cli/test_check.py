@@ -214,3 +214,27 @@ def test_bad_input_is_one_clear_message_and_2(place, capsys, command, kind):
     assert expected in shown
     assert "Traceback" not in shown
     assert {path: path.read_bytes() for path in before} == before, "nothing is overwritten"
+
+
+def test_the_same_report_comes_from_python_on_objects_inside_a_running_loop(place):
+    import asyncio
+
+    import roll
+
+    def reward(text, answer, metadata):
+        return float(answer in text)
+
+    async def cell():
+        rows = [{"prompt": f"{n} + 1", "answer": str(n + 1)} for n in range(30)]
+        return roll.check("config.yaml", data=rows, reward=reward)
+
+    report = asyncio.run(cell())
+    assert not report.problems
+    (trial,) = report.trials
+    assert trial.tells_apart and trial.domain == "python"
+    assert "rlvr, grpo" in str(report) and sum(report.train_prompts.values()) + report.num_held_out == 30
+
+
+def test_public_without_an_upload_is_refused(capsys):
+    assert run(["export", "runs/x", "y", "--public"]) == 2
+    assert "give --to-hub OWNER/NAME" in capsys.readouterr().err

@@ -53,6 +53,14 @@ def test_rows_without_an_answer_need_none():
     assert load(data=iter(ROWS), reward=score).data[0].answer_key == "answer", "a generator is not looked into"
 
 
+def test_a_data_frame_is_its_rows():
+    import pandas
+
+    config = load(data=pandas.DataFrame(ROWS), held_out=pandas.DataFrame(ROWS), reward=score)
+    assert config.data[0].given == (ROWS, ROWS) and config.data[0].answer_key == "answer"
+    assert with_given(config, pandas.DataFrame(ROWS), None, score).data[0].given == (ROWS, None)
+
+
 def test_objects_are_no_part_of_the_resolved_configuration_and_are_taken_again():
     config = load(data=ROWS, reward=score)
     plain = load_config(resolved(config))
