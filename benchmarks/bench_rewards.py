@@ -23,7 +23,7 @@ from roll.cluster.pool import LocalWorkerPool
 from roll.config.rewards import MathReward
 from roll.rewards import build_reward
 from roll.rewards.math import prepare_worker, score_math
-from roll.rewards.slow_math import symbolically_equal
+from roll.rewards.mathematics.compare import same_answer
 from roll.types import Prompt, Rollout
 
 GSM8K = Path(__file__).parents[2] / "shared" / "data" / "gsm8k" / "test.jsonl"
@@ -121,7 +121,7 @@ def main() -> None:
     pairs = mixed()
     figures = {
         "mixed_per_cpu_s": per_cpu_second(lambda a, r: score_math(a, r, "auto"), pairs, seconds),
-        "math_verify_alone_per_cpu_s": per_cpu_second(lambda a, r: symbolically_equal(a, r, 60.0), pairs, seconds),
+        "math_verify_alone_per_cpu_s": per_cpu_second(same_answer, pairs, seconds),
         "mixed_as_a_reward_per_s": asyncio.run(as_a_reward(pairs * 10, seconds)),
     }
     if GSM8K.is_file():
