@@ -47,7 +47,7 @@ async def _start_roles(
     engines, pool, judge, *trainers = await start_together(
         stack,
         cluster.start_engines(engine_specs(config, material, run)),
-        cluster.start_pool(config.rollout.num_reward_workers),
+        cluster.start_pool(config.rollout.reward_workers),
         start_judge(config, cluster, run, tracker.spans.event) if config.judge else _nobody(),
         *map(cluster.start_trainer, trainer_specs(config, material.model_path, material.critic_path)),
     )

@@ -100,7 +100,8 @@ def stated_answer(text: str) -> str | None:
     begin = lower.rfind(_STATED, 0, max(end, 0))
     if begin < 0 or len(lower) != len(text) or end - begin > LONGEST_STATED or _BOX.search(text, begin):
         return None
-    return text[begin + len(_STATED) : end].lstrip(": ").strip().rstrip(".").strip('$* \\"') or None
+    stated = text[begin + len(_STATED) : end].replace('\\"', " ").lstrip(": ").strip()
+    return stated.rstrip(".").strip('$*" ') or None
 
 
 def last_formulas(text: str) -> str | None:
