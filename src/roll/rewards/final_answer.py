@@ -23,6 +23,9 @@ _BOX = re.compile(r"\\(?:boxed|fbox)\s*\{")
 _DELIMITER = re.compile(r"\$\$|\$|\\[()\[\]]|\n")
 _CLOSING = {"$$": "$$", "$": "$", "\\(": "\\)", "\\[": "\\]"}
 _UNIT = re.compile(r"\s?(?:square |cubic )?[a-zA-Z]{1,12}(?:\s?(?:/|per )\s?[a-zA-Z]{1,12})?(?:\^\{?[23]\}?|[²³])?")
+_NO_WORDS = re.compile(
+    r"\\begin\s*\{[^{}]*\}(?:\s*\{[lcr|\s]*\})?|\\(?:text|textrm|mathrm|mbox|operatorname|end)\s*\{[^{}]*\}"
+)
 _WORDS = re.compile(r"(?<![\\a-zA-Z])[a-zA-Z]{4,}")
 _DECIMAL_COMMA = re.compile(r"(?<![\d,.(\[{])(\d{1,9},)$")
 _OTHER = re.compile(r"\d\S{0,9}\s{0,3}[a-zA-Z]{0,12}\s{0,3}(?:\||\bor\b)\s{0,3}$")
@@ -245,4 +248,4 @@ def _right_side(formula: str) -> str:
 
 
 def _without_text(formula: str) -> str:
-    return re.sub(r"\\(?:text|textrm|mathrm|mbox|operatorname|begin|end)\s*\{[^{}]*\}", "", formula)
+    return _NO_WORDS.sub("", formula)

@@ -114,6 +114,8 @@ WRONG = [
 ]
 
 NOTATION = [
+    (r"\boxed{18x^2-24x+58=0}", "9x^2-12x+29=0"),
+    (r"$\left(\begin{array}{ccccc}0&1&2&3&4\end{array}\right)$", r"\begin{pmatrix}0&1&2&3&4\end{pmatrix}"),
     (r"\boxed{10080}", r"10,\!080"),
     (r"\boxed{10,\!080}", "10080"),
     ("It is 10080.", r"10,\!080"),
@@ -169,6 +171,13 @@ NOTATION = [
 ]
 
 MISREAD = [
+    (r"\boxed{1-5051/2^{101}}", "1-5051 / 2^{100}"),
+    (r"\boxed{\frac{1}{2006!}}", r"\frac{1}{2004!}"),
+    (r"\boxed{i=[1,2)}", "i^2=3"),  # sympy subtracts no interval from a number
+    (r"\boxed{10x^2-12x+29=0}", "9x^2-12x+29=0"),  # neither has a real solution
+    (r"\boxed{\log_{36}(218)=\frac{3}{2}}", r"\log_{36}(216)=\frac{3}{2}"),
+    (r"\boxed{\cos \frac{\pi}{4} \cdot 2=1}", r"\cos \frac{\pi}{3} \cdot 2=1"),
+    (r"\boxed{x^2+4=0}", "x^2+1=0"),
     (r"\boxed{80, 10}", r"10,\!080"),
     (r"\boxed{10}", r"10,\!080"),
     (r"\boxed{80}", r"10,\!080"),

@@ -109,6 +109,7 @@ def prepare() -> None:
 def _parsed(text: str) -> Any:
     """A sympy expression with exact numbers; `None` for what is not understood."""
     from latex2sympy2_extended.latex2sympy2 import ConversionConfig, latex2sympy
+    from sympy.logic.boolalg import BooleanAtom
 
     text = exact_decimals(with_trigonometric_degrees(text))
     is_complex = _COMPLEX.search(_FUNCTIONS.sub(" ", text)) is not None
@@ -119,7 +120,8 @@ def _parsed(text: str) -> Any:
             normalization_config=None,
             conversion_config=ConversionConfig(lowercase_symbols=False),
         )
-        return _with_imaginary_unit(found) if is_complex else found
+        found = _with_imaginary_unit(found) if is_complex else found
+        return None if isinstance(found, BooleanAtom) else found  # `i^2 = 3` is a falsehood, and not every other one
     except (Exception, RecursionError):  # the parser meets a model's text: whatever it raises, it did not understand
         return None
 
@@ -145,9 +147,43 @@ def same_value(given: str, right: str) -> bool:
 
 
 def same_relation(given: str, right: str) -> bool:
-    """Whether two equations or inequalities say the same."""
+    """Whether two equations or inequalities say the same.
+
+    Equations in one variable do where one is a multiple of the other: math-verify compares their real solutions, and so
+    takes two without any for the same.
+    """
+    import sympy
+
     ours, theirs = _parsed(given), _parsed(right)
-    return ours is not None and theirs is not None and _verified(ours, theirs)
+    if ours is None or theirs is None:
+        return False
+    if isinstance(ours, sympy.Eq) and isinstance(theirs, sympy.Eq):
+        names = ours.free_symbols | theirs.free_symbols
+        if not names:
+            pairs = ((ours.lhs, theirs.lhs), (ours.rhs, theirs.rhs))
+            return all(not _differ_somewhere(a, b) and _verified(a, b) for a, b in pairs)
+        if len(names) == 1:
+            return _is_multiple(ours, theirs)
+    return _verified(ours, theirs)
+
+
+def _is_multiple(given: Any, right: Any) -> bool:
+    """Whether one equation is a constant, not 0, times the other: computed at a few points."""
+    import sympy
+
+    names = sorted(given.free_symbols | right.free_symbols, key=str)
+    ratios = []
+    try:
+        a, b = given.lhs - given.rhs, right.lhs - right.rhs
+        for number in range(NUM_POINTS):
+            at = {name: sympy.Rational(7 + 4 * place + 5 * number, 6 + number) for place, name in enumerate(names)}
+            ours, theirs = sympy.N(a.subs(at), 25), sympy.N(b.subs(at), 25)
+            if not (ours.is_finite and theirs.is_finite) or theirs == 0 or ours == 0:
+                return False
+            ratios.append(ours / theirs)
+        return all(abs(ratio - ratios[0]) <= sympy.Float("1e-12") * abs(ratios[0]) for ratio in ratios)
+    except (Exception, RecursionError):
+        return False
 
 
 def _verified(given: Any, right: Any) -> bool:
@@ -165,6 +201,8 @@ def _differ_somewhere(a: Any, b: Any) -> bool:
 
     try:
         names = sorted(a.free_symbols | b.free_symbols, key=str)
+        if not names and (difference := (a - b).doit()).is_Rational:
+            return bool(difference != 0)  # 2^-100 is not 2^-101
         for number in range(NUM_POINTS if names else 1):
             at = {name: sympy.Rational(7 + 4 * place + 5 * number, 6 + number) for place, name in enumerate(names)}
             ours, theirs = (sympy.N(value.subs(at) if at else value, 25) for value in (a, b))
