@@ -115,7 +115,7 @@ async def _evaluate(config: RLVRConfig) -> dict[str, float]:
         stack.push_async_callback(cluster.close)
         engines = await cluster.start_engines(engine_specs(config, material, None))
         stack.push_async_callback(engines.close)
-        pool = await cluster.start_pool(config.rollout.num_reward_workers)
+        pool = await cluster.start_pool(config.rollout.reward_workers)
         stack.push_async_callback(pool.close)
         rewards = await stack.enter_async_context(open_scoring(config, cluster, pool))
         proxy = LLMProxy(engines, prepare=_nothing_to_sync)

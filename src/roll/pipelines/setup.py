@@ -54,7 +54,7 @@ async def _start_roles(
     engines, pool, judge, *trainers = await start_together(
         stack,
         progress.of(f"engines ({kind})", cluster.start_engines(engine_specs(config, material, run))),
-        cluster.start_pool(config.rollout.num_reward_workers),
+        cluster.start_pool(config.rollout.reward_workers),
         progress.of("judge", start_judge(config, cluster, run, tracker.spans.event)) if config.judge else _nobody(),
         *(progress.of(f"trainer ({spec.role})", cluster.start_trainer(spec)) for spec in specs),
     )

@@ -27,20 +27,44 @@ def build(pool: LocalWorkerPool, *entries: Any) -> Reward:
     return build_reward(TypeAdapter(RewardList).validate_python(as_reward_list(list(entries))), pool)
 
 
-async def test_math_scores_in_place_what_is_quick_and_the_rest_in_the_pool(
-    pool: LocalWorkerPool, rollout: MakeRollout
-) -> None:
+async def test_math_is_scored_in_the_pool(pool: LocalWorkerPool, rollout: MakeRollout) -> None:
     reward = build(pool, "math")
     assert isinstance(reward, Reward)
     right, wrong = await reward(rollout("It is 7", "7")), await reward(rollout("It is 8", "7"))
     assert (right.value, right.correct, right.verdict, dict(right.components)) == (1.0, True, "correct", {"math": 1.0})
     assert (wrong.value, wrong.correct, wrong.verdict) == (0.0, False, "wrong")
     assert 0 < right.duration_s < 60
+    assert pool._workers[0]._process is not None
     assert (await reward(rollout(r"\boxed{\sqrt{49}}", "7"))).correct is True
-    assert pool._workers[0]._process is None  # numbers and formulas are compared in place
     integral = await reward(rollout(r"\boxed{\int_0^1 x dx}", "7"))
     assert (integral.value, integral.correct) == (0.0, False)
-    assert pool._workers[0]._process is not None
+
+
+@pytest.mark.parametrize(
+    "entry",
+    [
+        "math",
+        "choice",
+        "short_answer",
+        {"type": "regex", "pattern": "a+{answer}"},
+        {"type": "format", "tags": ["answer"]},
+        {"type": "repetition"},
+    ],
+)
+async def test_no_verifier_reads_an_answer_in_the_controllers_process(
+    rollout: MakeRollout, entry: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever they call on a text goes to the pool, which is all that this one counts."""
+    asked: list[str] = []
+
+    class Recorded:
+        async def submit(self, function: Callable[..., Any], *args: Any, time_limit_s: float) -> Any:
+            asked.append(function.__qualname__)
+            assert 0 < time_limit_s < 60
+            return function(*args)
+
+    await build(Recorded(), entry)(rollout("The answer is (B) 7.", "7"))  # type: ignore[arg-type]
+    assert len(asked) == 1
 
 
 async def test_a_cut_off_answer_scores_0_unless_told_otherwise(pool: LocalWorkerPool, rollout: MakeRollout) -> None:
@@ -99,7 +123,7 @@ async def test_mathematics_that_never_ends_costs_its_time_limit_and_no_worker(
     pool: LocalWorkerPool, rollout: MakeRollout
 ) -> None:
     hard = r"\boxed{\int e^{x^{2}} \sin x^{3} \log x dx}"
-    result = await build(pool, {"type": "math", "time_limit_s": 1.0})(rollout(hard, "7"))
+    result = await build(pool, {"type": "math", "time_limit_s": 1.0})(rollout(hard, r"\sqrt{7}"))
     assert (result.value, result.correct, result.verdict) == (0.0, False, "timeout")
     assert pool.health()["restarts"] == 0
 

@@ -84,7 +84,7 @@ async def open_generation(
         stack.push_async_callback(cluster.close)
         engines = await cluster.start_engines(engine_specs(config, material, run))
         stack.push_async_callback(engines.close)
-        pool = await cluster.start_pool(config.rollout.num_reward_workers)
+        pool = await cluster.start_pool(config.rollout.reward_workers)
         stack.push_async_callback(pool.close)
         judge = await start_judge(config, cluster, run, tracker.spans.event) if config.judge else None
         if judge is not None:

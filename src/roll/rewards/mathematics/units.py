@@ -1,4 +1,4 @@
-"""Units behind an answer: what they measure, and how they compare.
+r"""Units behind an answer: what they measure, and how they compare.
 
 A unit counts where both the answer and the reference name one that is known here: then 500 m is 0.5 km, and 5 m is not
 5 cm. Anything else behind a number (`apples`, `square units`) says nothing.
@@ -7,10 +7,11 @@ A unit counts where both the answer and the reference name one that is known her
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
-__all__ = ["Unit", "same_unit_factor", "split_unit", "unit_of"]
+__all__ = ["Unit", "is_statement", "same_unit_factor", "split_percent", "split_unit", "unit_of"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,11 +52,23 @@ _PART = re.compile(
     r"\s*(?P<sign>/|per\b|\*|\\cdot)?\s*(?P<name>[a-zA-Z]+)\.?\s*(?:\^?\s*\{?\s*(?P<power>[23²³])\s*\}?)?"
 )
 _LAYOUT = re.compile(r"\\[,;:! ]|~|\$")
-_TRAILING = re.compile(
-    r"(?P<unit>(?:(?:\\[,;:! ]|~|\s)*\\(?:text|textrm|textbf|mathrm|mbox)\s*\{[^{}]*\}"
-    r"(?:\s*\^\s*(?:\{\s*[23]\s*\}|[23]))?\s*/?)+"
-    r"|(?<=[\d})])(?:\s|\\[,;:! ])*[a-zA-Z]{2,12}(?:\s*\^\s*(?:\{[23]\}|[23]))?)[\s.$]*$"
+_UNIT_TEXT = re.compile(r"\\(?:text|textrm|textbf|textnormal|mathrm|mbox)\s*\{[^{}]*\}")
+_TOKEN = re.compile(
+    rf"(?P<text>{_UNIT_TEXT.pattern})|(?P<layout>\s+|\\[,;:! ]|~|\$)|(?P<power>\^\s*(?:\{{\s*[23]\s*\}}|[23]))"
+    r"|(?P<slash>/)|(?P<stop>\.)|(?P<word>(?<![\\a-zA-Z])[a-zA-Z]{2,12}(?![a-zA-Z]))|(?P<other>\\[a-zA-Z]+|.)",
+    re.DOTALL,
 )
+_STATEMENT = re.compile(
+    r"\b(?:is|are|was|were|be|not|no|isn't|nor|or|and|wrong|false|incorrect|if|but|than|least|most|more|less|between)\b",
+    re.IGNORECASE,
+)
+"""Words that make what stands behind a number more than the name of a thing."""
+_PERCENT = ("\\%", "%", "percent", "percentage", "pct")
+
+
+def is_statement(text: str) -> bool:
+    r"""Whether what stands behind a number says something of it (`\text{ is wrong}`), instead of what is counted."""
+    return _STATEMENT.search(text) is not None
 
 
 def unit_of(text: str) -> Unit | None:
@@ -91,14 +104,46 @@ def unit_of(text: str) -> Unit | None:
 
 
 def split_unit(text: str) -> tuple[str, Unit | None]:
-    r"""A formula without what stands behind it as text or known unit (`6\sqrt{3} cm^2`), and that unit, if known."""
-    match = _TRAILING.search(text)
-    if match is None or not text[: match.start()].strip():
+    r"""A formula without what stands behind it as text or known unit (`6\sqrt{3} cm^2`), and that unit, if known.
+
+    Its tokens are taken off from the end, so the time is linear in the length. What stands there may be anything that
+    is counted (`\text{ apples}`), but no statement (`\text{ is wrong}`).
+    """
+    tokens = list(_TOKEN.finditer(text))
+    while tokens and tokens[-1].lastgroup in ("layout", "stop"):
+        tokens.pop()
+    if not tokens:
         return text, None
-    unit = unit_of(match["unit"])
-    if unit is None and "\\" not in match["unit"].replace("\\,", "").replace("\\ ", ""):
-        return text, None  # `2 x`: a variable
-    return text[: match.start("unit")].strip(), unit
+    end = tokens[-1].end()
+    for kinds in (("text", "word"), ("text",)):
+        begin = _begin_of_trailing(tokens, kinds)
+        trailing = text[begin:end]
+        if not trailing or not text[:begin].strip() or is_statement(trailing):
+            continue
+        unit = unit_of(trailing)
+        if unit is not None or kinds == ("text",):
+            return text[:begin].strip(), unit
+    return text, None
+
+
+def _begin_of_trailing(tokens: Sequence[re.Match[str]], kinds: tuple[str, ...]) -> int:
+    """Where the run of tokens of these kinds, with what may stand between them, begins; the end where there is none."""
+    begin = tokens[-1].end()
+    for token in reversed(tokens):
+        if token.lastgroup in kinds:
+            begin = token.start()
+        elif token.lastgroup not in ("layout", "power", "slash"):
+            break
+    return begin
+
+
+def split_percent(text: str) -> tuple[str, bool]:
+    """The text without a percent sign at its end, and whether it had one."""
+    bare = text.strip().rstrip("$. ")
+    for sign in _PERCENT:
+        if bare.endswith(sign):
+            return bare.removesuffix(sign).strip(), True
+    return text, False
 
 
 def same_unit_factor(given: Unit | None, right: Unit | None) -> Fraction | None:

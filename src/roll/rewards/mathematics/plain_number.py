@@ -6,11 +6,11 @@ import re
 from dataclasses import dataclass
 from fractions import Fraction
 
-from roll.rewards.units import Unit, same_unit_factor, unit_of
+from roll.rewards.mathematics.units import Unit, is_statement, same_unit_factor, unit_of
 
-__all__ = ["NUMBER", "PlainNumber", "number_of", "same_number", "tidy"]
+__all__ = ["NUMBER", "VULGAR_FRACTIONS", "PlainNumber", "has_finite_decimals", "number_of", "same_number", "tidy"]
 
-_DIGITS = r"(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?|\.\d+"
+_DIGITS = r"(?:[1-9]\d{0,2}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?|\.\d+"
 _POWER = (
     r"(?:[eE][-+]?\d{1,3}(?![\d.])"
     r"|\s?(?:\*|×|x|\\times|\\cdot)\s?10\s?(?:\^|\*\*)\s?(?:\{[-+]?\d{1,3}\}|[-+]?\d{1,3}))"
@@ -29,7 +29,14 @@ _UNIT = re.compile(
 _WRAPPED = re.compile(
     r"\\(?:text|textbf|mathbf|mathrm|mbox|displaystyle)\s*\{([^{}]*)\}|\((.*)\)|\{(.*)\}|\*\*(.*)\*\*", re.DOTALL
 )
-_SPACES = re.compile(r"(?<=\d)(?:\\[,!]|\{,\}|[\u00a0\u2009\u202f])(?=\d{3})")
+_SPACES = re.compile(r"(?<=\d)(?:,\\!\s?|\\!,|\\[,! ]|\s?\{\s?,\s?\}\s?|[\u00a0\u2009\u202f])(?=\d{3}(?!\d))")
+VULGAR_FRACTIONS = {
+    sign: f"{top}/{bottom}"
+    for sign, top, bottom in zip("½⅓⅔¼¾⅕⅖⅗⅘⅙⅚⅛⅜⅝⅞", "112131234151357", "233445555668888", strict=True)
+}
+_VULGAR = re.compile(rf"(?:(\d)\s?)?([{''.join(VULGAR_FRACTIONS)}])")
+_BLANKS = re.compile(r"\d{1,3}(?: \d{3})+(?![\d/,]| ?\d)")
+"""Thousands divided by blanks, where nothing else can be meant: the text is one number."""
 LONGEST = 1_000
 """Characters; a longer text is not a plain number."""
 
@@ -43,13 +50,14 @@ class PlainNumber:
     num_decimals: int
     """Digits after the point; 0 for fractions."""
     unit: Unit | None = None
-    """What stands behind it, where that is a unit known to `roll.rewards.units`."""
+    """What stands behind it, where that is a unit known to `roll.rewards.mathematics.units`."""
 
 
 def tidy(text: str) -> str:
     """The same text with one way to write minus signs, thousands and fractions."""
     text = text.replace("\u2212", "-").replace("\\$", "$").replace("\\%", "%")
     text = _SPACES.sub(",", text)
+    text = _VULGAR.sub(lambda match: (f"{match[1]} " if match[1] else "") + VULGAR_FRACTIONS[match[2]], text)
     return _FRACTION.sub(_fraction, text)
 
 
@@ -63,11 +71,12 @@ def number_of(text: str) -> PlainNumber | None:
     """The number that the text is, apart from a currency sign, a percent sign, or a unit; `None` for anything else."""
     if len(text) > LONGEST:
         return None
-    rest = _unwrapped(tidy(text).replace("$", " ").strip().rstrip(".").strip())
+    rest = _unwrapped(tidy(text).replace("$", " ").strip().rstrip(".\\").strip())
     sign = 1
     if found := re.match(r"[€£¥\s]*([-+])?[€£¥\s]*", rest):
         sign = -1 if found.group(1) == "-" else 1
         rest = rest[found.end() :]
+    rest = _BLANKS.sub(lambda found: found.group().replace(" ", ""), rest, count=1) if _BLANKS.match(rest) else rest
     match = NUMBER.match(rest)
     if match is None:
         return None
@@ -113,6 +122,8 @@ def _is_unit(text: str) -> bool:
     """Whether what follows a number is a unit or nothing. In `5x` (one letter that touches) and `5^2` it is not."""
     if re.match(r"[^\W\d_](?![^\W\d_])|\s*\^[\s{]*\d|[²³/]", text):
         return False
+    if is_statement(text):
+        return False
     position = 0
     while position < len(text):
         match = _UNIT.match(text, position)
@@ -136,13 +147,17 @@ def same_number(answer: PlainNumber, reference: PlainNumber) -> bool:
         candidates.append(answer.value / 100 if answer.percent else answer.value * 100)
     if reference.value in candidates:
         return True
-    bottom = reference.value.denominator
-    for prime in (2, 5):
-        while bottom % prime == 0:
-            bottom //= prime
-    endless = bottom > 1
     return (
-        endless
+        not has_finite_decimals(reference.value)
         and answer.num_decimals >= 4
         and abs(answer.value - reference.value) <= Fraction(1, 2 * 10**answer.num_decimals)
     )
+
+
+def has_finite_decimals(value: Fraction) -> bool:
+    """Whether a decimal can be the value exactly."""
+    bottom = value.denominator
+    for prime in (2, 5):
+        while bottom % prime == 0:
+            bottom //= prime
+    return bottom == 1
