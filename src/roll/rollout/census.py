@@ -3,9 +3,10 @@
     launched = counted (the groups that a step got) + unused (scored, but not chosen) + stopped (never finished)
 
 A policy that takes what finishes first takes short answers, and where length and reward are related, rewards that are
-not those of the policy that is trained. What was scored but not used says how far both means are off; answers that
-were stopped have no reward, and are longer than what was chosen in their place: they are counted, and nothing is
-guessed of them. So the difference of the means is a lower bound of the bias in length.
+not those of the policy that is trained. What was scored but not used says how far both means are off. Answers that
+were stopped have no reward, and are longer than what was chosen in their place, so the difference of these means is a
+lower bound of the bias in length. An estimate of the whole bias takes a stand-in for each of them: had it gone on, it
+would have finished after the last rollout of its group that counts, so that one is the nearest whose reward is known.
 
 A prompt that is deferred and launched again counts once for every launch.
 """
@@ -29,6 +30,8 @@ class Census:
     """Reward and tokens of each rollout of the step's groups."""
     unused: list[tuple[float, int]] = field(default_factory=list)
     """The same of rollouts that were scored and not chosen."""
+    launched: list[tuple[float, int]] = field(default_factory=list)
+    """The same of all rollouts of the step's groups, with stand-ins for those that were stopped."""
     num_stopped: int = 0
     """Rollouts that were stopped before they had a reward."""
 
@@ -38,9 +41,14 @@ class Census:
         for rollout in run.scored:
             (self.counted if rollout.index in chosen else self.unused).extend(_facts([rollout]))
         self.num_stopped += run.num_stopped
+        if chosen:
+            last = [rollout for rollout in run.scored if rollout.index in chosen][-1]
+            self.launched += _facts([*run.scored, *[last] * run.num_stopped])
 
     def metrics(self) -> dict[str, float]:
-        """Means of what counts and of all that finished, and the share that was stopped."""
+        """Means of what counts, of all that finished and, an estimate, of all that was launched for the step's groups;
+        the share that was stopped.
+        """
         finished = [*self.counted, *self.unused]
         launched = len(finished) + self.num_stopped
         if not self.counted:
@@ -50,6 +58,8 @@ class Census:
             "choice/reward_finished": _mean(reward for reward, _ in finished),
             "choice/length_counted": _mean(length for _, length in self.counted),
             "choice/length_finished": _mean(length for _, length in finished),
+            "choice/reward_launched": _mean(reward for reward, _ in self.launched),
+            "choice/length_launched": _mean(length for _, length in self.launched),
             "choice/unused_share": len(self.unused) / launched,
             "choice/stopped_share": self.num_stopped / launched,
         }

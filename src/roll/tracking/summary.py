@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 __all__ = ["Summary", "generation_time", "summarise"]
 
 _RECENT_STEPS = 5
-_CHOICE = ("reward_counted", "reward_finished", "length_counted", "length_finished", "stopped_share")
+_CHOICE = ("reward_counted", "reward_launched", "length_counted", "length_launched", "stopped_share")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -70,10 +70,10 @@ class Summary:
     timeout_share: float | None = None
     reward_counted: float | None = None
     """Mean reward of what counted, where the schedule chose among rollouts (`choice/…` of every step)."""
-    reward_finished: float | None = None
-    """Mean reward of all rollouts that were scored; what was stopped has none."""
+    reward_launched: float | None = None
+    """Of all that was launched for the same groups: an estimate, see `roll.rollout.census`."""
     length_counted: float | None = None
-    length_finished: float | None = None
+    length_launched: float | None = None
     stopped_share: float | None = None
     """Of what was launched, rollouts that were stopped before they had a reward."""
     tracker_failures: int = 0
@@ -206,12 +206,12 @@ def _rate(rows: Sequence[Mapping[str, Any]], amount: str, seconds: str) -> float
 
 
 def _choice_lines(summary: Summary) -> list[tuple[str, str]]:
-    """What a schedule that chooses among rollouts trained, beside what it scored."""
-    if summary.reward_counted is None or summary.reward_finished is None:
+    """What a schedule that chooses among rollouts trained, beside what it launched."""
+    if summary.reward_counted is None or summary.reward_launched is None:
         return []
     return [
-        ("reward, trained / scored", f"{summary.reward_counted:.3f} / {summary.reward_finished:.3f}"),
-        ("length, trained / scored", f"{summary.length_counted:.0f} / {summary.length_finished:.0f}"),
+        ("reward, trained / launched", f"{summary.reward_counted:.3f} / about {summary.reward_launched:.3f}"),
+        ("length, trained / launched", f"{summary.length_counted:.0f} / about {summary.length_launched:.0f}"),
         ("stopped, so not scored", f"{summary.stopped_share:.0%}"),
     ]
 

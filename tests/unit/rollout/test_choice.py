@@ -170,6 +170,19 @@ def test_a_run_counts_what_it_trained_beside_what_it_scored_and_stopped() -> Non
         assert min(length_of(name) for name in stopped if name.startswith(own)) >= longest
 
 
+def test_the_last_that_counted_stands_in_for_what_was_stopped() -> None:
+    # Of a group's 10, the 8th by length is long with probability P(Binomial(10, 1/2) >= 3) = 0.945, so right with
+    # 0.767: (8 * 0.427 + 2 * 0.767) / 10 = 0.495, where the policy's is 0.5.
+    batches, _ = trained(REDUNDANT)
+    found = [batch.census.metrics() for batch in batches if batch.census is not None]
+    assert len(found) == NUM_STEPS
+    assert fmean(m["choice/reward_launched"] for m in found) == pytest.approx(0.495, abs=0.025)
+    assert fmean(m["choice/reward_counted"] for m in found) < 0.45
+    assert all(m["choice/length_launched"] > m["choice/length_counted"] for m in found)
+    census = batches[0].census
+    assert census is not None and len(census.launched) == NUM_PROMPTS * 10
+
+
 def test_deferred_groups_that_finished_in_part_are_counted_as_unused() -> None:
     (first, *_), _ = trained(WHOLE, num_steps=3)
     assert first.census is not None and first.kind == "short"
