@@ -221,7 +221,7 @@ def f(*a):
 async def test_no_answer_makes_tests_look_broken(judge: Judge) -> None:
     """That would take it out of its group, where it should be a failure: an object is cut, a message is nested."""
     own = "class Own:\n  pass\ndef f(*a): return Own()"
-    assert (await judge(own, CUT, entry="f")).verdict == "not plain 0/1"
+    assert (await judge(own, CUT, entry="f")).verdict == "error 0/1"
     assert (await judge("def f(*a): return [42, 1]", CUT, entry="f")).correct
     for depth in (900, 960, 970, 975, 980, 985, 990):
         judgement = await judge(NESTED % (depth, depth), TESTS["a plain assert"], entry="f")

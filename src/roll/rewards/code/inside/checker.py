@@ -1,7 +1,7 @@
 """The checker's side: runs a task's own tests against a candidate that is somewhere else.
 
     host ──► fd 0: setup; then what the candidate's process answers, byte for byte
-    host ◄── fd 3: messages to the candidate's process; one verdict per case
+    host ◄── fd 3: frames marked `c`, which go to the candidate's process; one marked `h` per case, its verdict
 
 The tests are the task's author's; the candidate's objects never come here, only plain data (`proxies`).
 """
@@ -45,7 +45,7 @@ def check_case(case, setup, frames):
     Returns:
         passed, verdict, text for people, and where it is a file of tests, how many passed of how many.
     """
-    frames.write({"to": "candidate", "message": {"kind": "serve", "cpu_s": case["cpu_s"], "wall_s": case["wall_s"]}})
+    frames.write({"kind": "serve", "cpu_s": case["cpu_s"], "wall_s": case["wall_s"]}, b"c")
     loaded = frames.read()
     line = Line(frames, ())
     if not isinstance(loaded, dict) or "over" in loaded:
@@ -184,7 +184,7 @@ def main():
     ready = frames.read()
     if not isinstance(ready, dict) or "ready" not in ready:
         failure = ready.get("failed") if isinstance(ready, dict) else None
-        frames.write({"to": "host", "failed": failure if isinstance(failure, dict) else {}})
+        frames.write({"failed": failure if isinstance(failure, dict) else {}}, b"h")
         os._exit(0)
     timeouts = 0
     for case in setup["cases"]:
@@ -194,7 +194,7 @@ def main():
             verdict = {"passed": False, "verdict": "gone", "text": repr(error)[:500]}
         over = verdict.get("over")
         timeouts += isinstance(over, dict) and over.get("limit") in ("cpu_time", "wall_time")
-        frames.write({"to": "host", "verdict": verdict})
+        frames.write({"verdict": verdict}, b"h")
         if timeouts >= setup["max_timeouts"]:
             break
     os._exit(0)

@@ -18,12 +18,3 @@ def finished(value):
 
         return asyncio.run(wait())
     return value
-
-
-def raised(error):
-    """An exception as plain data: the names of its classes and its text."""
-    try:
-        text = str(error)[:500]
-    except Exception:
-        text = ""
-    return {"raised": [kind.__name__ for kind in type(error).__mro__], "text": text}

@@ -6,9 +6,7 @@ an object that stays with the candidate are errors, so that no `__eq__` of a can
 
 from __future__ import annotations
 
-import builtins
-
-from . import wire
+from . import exceptions, wire
 
 
 class GoneError(BaseException):
@@ -63,7 +61,7 @@ class Line:
         """
         if self.over is not None:
             raise GoneError()
-        self.frames.write({"to": "candidate", "message": message})
+        self.frames.write(message, b"c")
         answer = self.frames.read()
         if not isinstance(answer, dict) or "over" in answer:
             self.over = ended(answer)
@@ -73,7 +71,7 @@ class Line:
     def end(self):
         """End the candidate's process; how it ended."""
         if self.over is None:
-            self.frames.write({"to": "candidate", "message": {"op": "end"}})
+            self.frames.write({"op": "end"}, b"c")
             self.over = ended(self.frames.read())
         return self.over
 
@@ -88,7 +86,7 @@ class Line:
             raise _exception(answer)
         if "remote" in answer:
             return Remote(self, answer["remote"], str(answer.get("kind")))
-        return wire.decode(answer.get("value"), lambda number: Remote(self, number, "object"))
+        return wire.decode(answer.get("value"), lambda tree: Remote(self, tree[1], "object"))
 
     def name(self, name):
         """A variable of the candidate's code; KeyError where it has none."""
@@ -99,17 +97,16 @@ class Line:
 
 
 def _exception(answer):
-    names = answer["raised"] if isinstance(answer["raised"], list) else []
-    for name in names:
-        kind = getattr(builtins, name, None) if isinstance(name, str) else None
-        if isinstance(kind, type) and issubclass(kind, Exception) and kind is not Exception:
+    found = exceptions.classes(answer["raised"])
+    for _, kind in found:
+        if kind is not None and issubclass(kind, Exception) and kind is not Exception:
             error = CandidateError(answer.get("text"))
             try:
                 error = kind(answer.get("text"))
             except TypeError:
                 continue  # a kind that takes more arguments (UnicodeDecodeError): its base will do
             return error
-    return CandidateError(f"{names[:1]}: {answer.get('text')}")
+    return CandidateError(f"{found[0][0]}: {answer.get('text')}")
 
 
 def _never(what):
@@ -174,11 +171,11 @@ class Remote:
 def _numbers(remote):
     """Gives the number of an object that is where `remote` is."""
 
-    def number(item):
+    def tree(item, base):
         own = isinstance(item, Remote) and item._line is remote._line
-        return item._number if own else None
+        return ["r", item._number] if own else None
 
-    return number
+    return tree
 
 
 def _tree(remote, value):

@@ -14,7 +14,8 @@ from __future__ import annotations
 import os
 
 from . import interpreter, wire
-from .outcomes import NotPlainErrors, finished, raised
+from .exceptions import raised
+from .outcomes import NotPlainErrors, finished
 
 _MUTABLE = (list, dict, set)
 
@@ -73,7 +74,7 @@ class Service:
         answer = self.result(finished(target(*args, **kwargs)))
         if any(isinstance(item, _MUTABLE) for item in args):
             try:
-                changed = wire.encode(args, self.number)
+                changed = wire.encode(args, self.tree)
             except NotPlainErrors:
                 return answer
             if changed != message["args"]:
@@ -82,7 +83,11 @@ class Service:
 
     def decode(self, tree):
         """A value from the checker; it may name objects that are here."""
-        return wire.decode(tree, lambda number: self.objects[number])
+        return wire.decode(tree, lambda tree: self.objects[tree[1]])
+
+    def tree(self, value, base):
+        """Of an object that stays here; of what has a plain base, that will do."""
+        return ["r", self.number(value)] if base is None else None
 
     def number(self, value):
         """Of an object that stays here."""
@@ -97,5 +102,5 @@ class Service:
             return {"value": wire.encode(value)}
         except NotPlainErrors:
             if isinstance(value, (list, tuple, set, frozenset, dict)):
-                return {"value": wire.encode(value, self.number)}
+                return {"value": wire.encode(value, self.tree)}
             return {"remote": self.number(value), "kind": type(value).__name__}

@@ -1,0 +1,163 @@
+"""Cases whose inputs are known beforehand: run one after the other in one sandbox, and compared afterwards.
+
+candidate's sandbox ──► per case a short message, and what it printed or returned, unread
+                          ├─ short: compared here, a case at a time
+                          └─ long:  compared in a checker's sandbox (`inside.referee`)
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from roll.errors import RewardInfraError
+from roll.rewards.code.inside import exceptions
+from roll.rewards.code.inside.compare import same_output, same_value
+from roll.rewards.code.inside.frames import frame, pack, split
+from roll.rewards.code.program import CandidateRun
+from roll.rewards.code.tasks import CallCase, StdinCase
+from roll.rewards.code.verdicts import MESSAGE_BYTES, OUTCOMES, SKIPPED, CaseVerdict, blame, claim, ended, not_built
+from roll.rewards.code.verdicts import number as seconds
+from roll.sandbox import ExecutionResult, Limit, PythonCode
+
+__all__ = ["Batch"]
+
+_SYNTAX_ERRORS = ("SyntaxError:", "IndentationError:", "TabError:")
+_REFEREE = "from inside import referee\nreferee.main()"
+_REFEREE_CPU_S = 30.0
+_REFEREE_WALL_S = 300.0
+_SPARE_BYTES = 2**16
+_BYTES_PER_BYTE = 16
+"""The same value may be written longer than expected: `1` as `["c", 1.0, 0.0]`."""
+
+
+class Batch(CandidateRun):
+    """All cases of one answer."""
+
+    async def run(self, cases: Sequence[tuple[StdinCase | CallCase, float]]) -> list[CaseVerdict]:
+        """All of them in one sandbox."""
+        case, limit_s = cases[0]
+        if len(cases) == 1 and isinstance(case, StdinCase) and self.task.language == "python":
+            return [await self._alone(case, limit_s)]
+        bounds = [self._most_bytes(case) for case, _ in cases]
+        messages = [
+            self.setup(),
+            *(self._message(case, cpu_s, most) for (case, cpu_s), most in zip(cases, bounds, strict=True)),
+        ]
+        program = self.candidate(b"".join(map(pack, messages)), [cpu_s for _, cpu_s in cases], sum(bounds))
+        result = await self.boxes.run(program)
+        first, *bodies = split(result.result) or [b""]
+        built = claim(first)
+        if not built:
+            blame(result, "a candidate's")
+        if "failed" in built:
+            return [not_built(built["failed"])] * len(cases)
+        verdicts: list[CaseVerdict] = []
+        for (case, _), head, body in zip(cases, bodies[::2], bodies[1::2], strict=False):
+            end = claim(head).get("case")
+            if not isinstance(end, dict):
+                break
+            verdicts.append(await self._judge(case, end, body, result))
+            await asyncio.sleep(0)  # others get their turn on the loop
+        timeouts = sum(verdict.verdict == "timeout" for verdict in verdicts)
+        missing = SKIPPED if timeouts >= self.max_timeouts else ended(result)
+        return verdicts + [missing] * (len(cases) - len(verdicts))
+
+    def _most_bytes(self, case: StdinCase | CallCase) -> int:
+        """More is not the expected output or value, so the rest need not be kept."""
+        if isinstance(case, CallCase):
+            return _BYTES_PER_BYTE * len(case.expected) + MESSAGE_BYTES
+        return min(self.config.max_output_bytes, 2 * len(case.stdout.encode("utf-8", "replace")) + _SPARE_BYTES)
+
+    def _message(self, case: StdinCase | CallCase, cpu_s: float, most_bytes: int) -> dict[str, Any]:
+        limits = {**self.limits(cpu_s), "most_bytes": most_bytes}
+        if isinstance(case, StdinCase):
+            return {"kind": "stdin", "stdin": case.stdin, "args": list(case.args), **limits}
+        return {"kind": "call", "entry": case.entry, "args": case.args, "kwargs": case.kwargs, **limits}
+
+    async def _alone(self, case: StdinCase, cpu_s: float) -> CaseVerdict:
+        """A single program needs nobody beside it in its sandbox: a third less work."""
+        most_bytes = self._most_bytes(case)
+        program = PythonCode(
+            source=self.code,
+            argv=case.args,
+            stdin=case.stdin.encode("utf-8", "surrogateescape"),
+            cpu_s=cpu_s,
+            wall_s=min(self.limits(cpu_s)["wall_s"], self.config.time_limit_s),
+            output_bytes=most_bytes + self.config.max_output_bytes,
+        )
+        result = await self.boxes.run(program)
+        detail = result.stderr[-500:].decode(errors="replace")
+        if result.outcome in OUTCOMES or len(result.stdout) > most_bytes:
+            verdict = OUTCOMES.get(result.outcome, "output")
+        elif result.exit_code != 0:
+            last = detail.strip().splitlines()[-1:]
+            verdict = "no_build" if last and last[0].startswith(_SYNTAX_ERRORS) else "error"
+        else:
+            verdict = "passed" if await self._printed(case, result.stdout) else "wrong"
+        return CaseVerdict(verdict=verdict, passed=float(verdict == "passed"), cpu_s=result.cpu_s, detail=detail)
+
+    async def _judge(
+        self, case: StdinCase | CallCase, end: dict[str, Any], body: bytes, result: ExecutionResult
+    ) -> CaseVerdict:
+        limit, status = end.get("limit"), end.get("status")
+        detail = str(end.get("stderr", ""))[-500:]
+        if limit is not None:
+            verdict = "timeout" if limit in ("cpu_time", "wall_time") else "output"
+        elif status == 137 and Limit.MEMORY in result.limits_hit:
+            verdict = "memory"
+        elif isinstance(case, StdinCase):
+            verdict = "error" if status != 0 else "passed" if await self._printed(case, body) else "wrong"
+        else:
+            verdict, detail = await self._returned(case, body, detail)
+        cpu_s = seconds(end.get("cpu_s"))
+        return CaseVerdict(verdict=verdict, passed=float(verdict == "passed"), cpu_s=cpu_s, detail=detail)
+
+    async def _printed(self, case: StdinCase, printed: bytes) -> bool:
+        """Whether that is the expected output."""
+        compare, tolerance = self.config.compare, self.config.tolerance
+        if len(printed) + len(case.stdout) <= MESSAGE_BYTES:
+            return same_output(printed.decode("utf-8", "surrogateescape"), case.stdout, compare, tolerance)
+        how = {"what": "text", "compare": compare, "tolerance": tolerance}
+        return await self._referee(how, case.stdout.encode("utf-8", "surrogateescape"), printed)
+
+    async def _returned(self, case: CallCase, body: bytes, detail: str) -> tuple[str, str]:
+        """Verdict on what came of a call, and what is known of it."""
+        if len(body) + len(case.expected) > MESSAGE_BYTES:
+            how = {"what": "value", "match": case.match, "tolerance": self.config.tolerance}
+            same = case.raises is None and await self._referee(how, case.expected, body)
+            return ("passed" if same else "wrong"), detail
+        answer = claim(body)
+        if not answer:
+            return "exited", detail
+        if "raised" in answer:
+            expected = case.raises is not None and exceptions.is_a(answer["raised"], case.raises)
+            return ("passed" if expected else "error"), str(answer.get("text"))[:500]
+        if "not_plain" in answer or case.raises is not None:
+            return ("wrong" if case.raises is not None else "not_plain"), str(answer.get("not_plain"))[:500]
+        tolerance = self.config.tolerance
+        right = "value" in answer and same_value(answer["value"], case.returns, tolerance=tolerance, match=case.match)
+        return ("passed" if right else "wrong"), detail
+
+    async def _referee(self, how: dict[str, Any], expected: bytes, found: bytes) -> bool:
+        """Compare where it costs ROLL neither time nor memory.
+
+        Raises:
+            RewardInfraError: the comparison crashed.
+        """
+        program = PythonCode(
+            source=_REFEREE,
+            stdin=b"".join(map(frame, (json.dumps(how).encode(), expected, found))),
+            result=True,
+            cpu_s=_REFEREE_CPU_S,
+            wall_s=_REFEREE_WALL_S,
+        )
+        result = await self.boxes.compare(program)
+        same = claim(result.result[4:]).get("same")
+        if not isinstance(same, bool):
+            blame(result, "a comparison's")
+            if result.outcome not in OUTCOMES:
+                raise RewardInfraError(f"a comparison ended without a result ({result.outcome.value}).")
+        return same is True
