@@ -216,7 +216,7 @@ if __name__ == "__main__":
         (None, {}, "there are no tests"),
         ([{"args": [1], "return": 1}], {"entry": "f"}, "case 0 has the keys"),
         (["assert f(g) == 1"], {"entry": "f"}, "the tests use 'g', which neither they nor the setup define"),
-        (["assert f(lambda: 1) == 1"], {"entry": "f"}, "a test hands the candidate an object of type function"),
+        (["assert f(object()) == 1"], {"entry": "f"}, "a test hands the candidate an object of type object"),
         (["assert f(int('1'))"], {"entry": "f", "setup": "1 / 0"}, "the setup failed: ZeroDivisionError"),
         ([{"stdout": "1"}], {"language": "cobol"}, "the language is 'cobol'"),
         ([{"stdin": "x" * (17 * 2**20), "stdout": "1"}], {}, "the cases have 17,825,7.. bytes"),

@@ -14,7 +14,8 @@ import sys
 from types import ModuleType
 
 from .frames import Frames
-from .proxies import BrokenTestsError, GoneError, Line, NotComparableError, ended
+from .line import Line
+from .outcomes import BrokenTestsError, GoneError, NotComparableError
 
 _TESTS = "tests.py"
 _KNOWN = frozenset(vars(builtins)) | sys.stdlib_module_names | {"pytest"}
@@ -45,15 +46,13 @@ def check_case(case, setup, frames):
     Returns:
         passed, verdict, text for people, and where it is a file of tests, how many passed of how many.
     """
-    frames.write({"kind": "serve", "cpu_s": case["cpu_s"], "wall_s": case["wall_s"]}, b"c")
-    loaded = frames.read()
-    line = Line(frames, ())
-    if not isinstance(loaded, dict) or "over" in loaded:
-        line.over = ended(loaded)
+    line = Line(frames)
+    try:
+        loaded = line.start(case)
+    except GoneError:
         return {"passed": False, "verdict": "gone", "over": line.over}
     if "raised" in loaded:
         return {"passed": False, "verdict": "raised", "text": str(loaded)[:500], "over": line.end()}
-    line.names = [name for name in loaded.get("loaded", ()) if isinstance(name, str)]
     result = _judge(case, setup, line)
     gone = line.over is not None
     over = line.end()

@@ -1,11 +1,29 @@
-"""What came of calling the candidate's code: a value or an exception, as plain data."""
+"""What may come of a test, besides passing and failing."""
 
 from __future__ import annotations
 
 from . import wire
 
 NotPlainErrors = (wire.NotPlainError, RecursionError, RuntimeError)
-"""Also a container that changes while it is read."""
+"""Of a value that does not cross; also of a container that changes while it is read."""
+
+
+class GoneError(BaseException):
+    """The candidate's process has ended; no test may catch it and pass."""
+
+
+class BrokenTestsError(BaseException):
+    """The tests ask for what cannot be done, whatever the candidate: their author's mistake."""
+
+
+class NotComparableError(TypeError):
+    """A test decides by an object that is no plain data."""
+
+
+class Kept:
+    """An object that stays with the candidate: see `proxies.Remote`."""
+
+    __slots__ = ()
 
 
 def finished(value):

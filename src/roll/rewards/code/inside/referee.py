@@ -14,8 +14,8 @@ from .frames import pack, split, unpack
 def same(how, expected, found):
     """Whether they are the same: two texts, or two trees as JSON."""
     if how["what"] == "text":
-        texts = (body.decode("utf-8", "surrogateescape") for body in (found, expected))
-        return compare.same_output(*texts, how["compare"], how["tolerance"])
+        printed, wanted = (body.decode("utf-8", "surrogateescape") for body in (found, expected))
+        return compare.same_output(printed, wanted, how["compare"], how["tolerance"])
     answer = unpack(found)
     if not isinstance(answer, dict) or "value" not in answer:
         return False

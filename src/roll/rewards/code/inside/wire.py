@@ -60,7 +60,7 @@ def encode(value, remote=None, depth=0):
     kind = type(value)
     if value is None or kind is bool or kind is str:
         return value
-    plain = _ENCODERS.get(kind)
+    plain = ENCODERS.get(kind)
     if plain is not None:
         return plain(value, remote, depth + 1)
     if kind is type and library.TYPES.get(value.__name__) is value:
@@ -74,12 +74,12 @@ def encode(value, remote=None, depth=0):
         return tree
     if base is None:
         raise NotPlainError("an object of type " + kind.__name__)
-    return _ENCODERS[base](value, remote, depth + 1)
+    return ENCODERS[base](value, remote, depth + 1)
 
 
 def plain_base(kind):
     """The nearest base of a class that crosses; None where there is none."""
-    return next((base for base in kind.__mro__ if base in _ENCODERS), None)
+    return next((base for base in kind.__mro__ if base in ENCODERS), None)
 
 
 def _of_numpy(value, kind):
@@ -157,7 +157,7 @@ def _leaf(plain):
     return of
 
 
-_ENCODERS = {
+ENCODERS = {
     bool: lambda value, remote, depth: bool(value),
     int: _integer,
     float: _float,
@@ -191,7 +191,7 @@ def decode(tree, remote=None, depth=0):
         raise WireError("nested deeper than %d" % MAX_DEPTH)  # noqa: UP031
     tag, items = tree[0], tree[1:]
     try:
-        if remote is not None and tag in ("r", "x", "k"):
+        if remote is not None and tag in ("r", "x", "X", "k"):
             return remote(tree)
         if tag in library.DECODERS:
             return library.DECODERS[tag](*items)
