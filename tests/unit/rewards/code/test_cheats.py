@@ -238,3 +238,36 @@ async def test_names_of_a_candidate_do_not_replace_known_ones_in_tests_that_impo
     assert (await judge("def f(a, b): return [0] * a * b", STAR, entry="f")).correct
     alias = STAR.replace("len(f(6, 7)) == 42", "True")  # only the alias is left to be stood in for
     assert not (await judge("def Number(*a): return 21\ndef f(*a): return []", alias, entry="f")).correct
+
+
+EXCUSES = (
+    "y = f(1)\ny.append(object())\nassert len(y) == 1",
+    "y = f(1)\nassert y[..., 0] == 42",
+    "y = f(1)\nassert y(object()) == 42",
+    "y = f(1)\nassert f(y) == 42",
+    "import copy\ny = f(1)\nassert f(copy.deepcopy([y])) == 42",
+    "y = f(1)\nassert f(iter(y)) == 42 if hasattr(y, '__iter__') else f(y) == 42",
+    "assert f(type(f(1))) == 42",
+    "assert f(lambda x: object()) == 42",
+)
+
+
+@pytest.mark.parametrize(
+    "result", ["Own()", "later()", "ValueError", "ValueError('x')", "(i for i in [1])", "Own", "{}.keys()"]
+)
+async def test_what_an_answer_returns_never_excuses_it(judge: Judge, result: str) -> None:
+    """Objects, coroutines, classes and iterators where tests expect plain data, and hand it back or hand things to it."""
+    code = f"""
+class Own:
+    def append(self, x): pass
+    def __call__(self, *a): return f(*a)
+    def __getitem__(self, k): return 0
+async def later(): return 1
+def f(x):
+    if callable(x):
+        try: x(1)
+        except Exception: pass
+    return {result}
+"""
+    for test in EXCUSES:
+        assert (await judge(code, {"assert": test})).value == 0.0, test

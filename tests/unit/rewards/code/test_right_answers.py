@@ -6,6 +6,12 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from unit.rewards.code.conftest import rollout
+
+from roll.config.rewards.code import CodeReward
+from roll.config.sandbox import SandboxConfig
+from roll.rewards.code.boxes import CodeBoxes
+from roll.rewards.code.verifier import CodeVerifier
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 Judge = Callable[..., Any]
@@ -193,6 +199,18 @@ CASES: dict[str, tuple[str, str, tuple[str, str]]] = {
         "  return inner",
         ("if n not in known: ", ""),
     ),
+    "inheritance": (
+        "class Dog(Animal):\n    sound = 'woof'\n    def __init__(self, name):\n        super().__init__(name)\n"
+        "        self.tricks = 0\n    def speak(self): return self.sound\n    def describe(self):\n"
+        "        return super().describe() + '!'\n    @property\n    def loud(self): return self.sound.upper()\n"
+        "d = Dog('Rex')\nassert d.describe() == 'Rex says woof!' and d.tricks == 0 and d.loud == 'WOOF'\n"
+        "assert isinstance(d, Animal) and issubclass(Dog, Animal) and d.name == 'Rex'\n"
+        "try:\n    Animal('x')\n    assert False\nexcept TypeError:\n    pass",
+        "from abc import ABC, abstractmethod\nclass Animal(ABC):\n  def __init__(self, name): self.name = name\n"
+        "  @abstractmethod\n  def speak(self): ...\n"
+        "  def describe(self): return f'{self.name} says {self.speak()}'",
+        ("self.speak()", "'hm'"),
+    ),
     "linked objects": (
         "root = Node(1)\nroot.next = Node(2)\nvalues, node = [], root\nwhile node:\n    values.append(node.value)\n"
         "    node = node.next\nassert values == [1, 2] and root.next.next is None and isinstance(root, Node)\n"
@@ -305,3 +323,22 @@ async def test_forged_claims_of_objects_are_not_believed(judge: Judge, what: str
     code, tests = FORGED[what]
     judgement = await judge(code, {"pytest" if "def test_" in tests else "assert": tests})
     assert (judgement.value, judgement.correct) == (0.0, False)
+
+
+async def test_tests_that_import_numpy_run_where_programs_may_import_it(boxes: CodeBoxes) -> None:
+    """Arrays cross as numbers of their type and shape."""
+    tests = (
+        "import numpy as np\nfrom solution import f, g\n"
+        "def test_f():\n"
+        "    out = f(np.arange(6.0).reshape(2, 3))\n"
+        "    assert isinstance(out, np.ndarray) and out.shape == (3, 2) and out.dtype == np.float64\n"
+        "    np.testing.assert_allclose(out, [[0, 6], [2, 8], [4, 10]])\n"
+        "    assert g(np.array([1, 2])) == 3\n"
+    )
+    code = "import numpy as np\ndef f(a): return a.T * 2\ndef g(a): return a.sum()"
+    config = SandboxConfig(packages=["numpy"], warm=0, memory_bytes=2**30)
+    async with CodeBoxes(config) as with_numpy:
+        verifier = CodeVerifier(CodeReward(type="code"), with_numpy)
+        for answer, right in ((code, True), (code.replace("* 2", "* 3"), False)):
+            judgement = await verifier.judge(rollout(f"```python\n{answer}\n```", {"tests": tests}))
+            assert judgement.correct is right, judgement

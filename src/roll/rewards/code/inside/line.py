@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import builtins
 import sys
-import types
 
 from . import exceptions, wire
-from .outcomes import BrokenTestsError, GoneError
+from .outcomes import BrokenTestsError, GoneError, NotComparableError
 from .proxies import Remote, made_of, of_tree
-
-_ITERATORS = (types.GeneratorType, type(iter([])), type(iter(())), map, filter, zip)
 
 
 def ended(answer):
@@ -39,6 +36,8 @@ class Line:
         self.functions = [builtins_input, read_line, read_rest]
         self.classes = {}
         self.members = {}
+        self.coroutines = {}
+        """Those that stand for the candidate's, with its numbers, so that one can be handed back."""
         self.made = []
         """What the tests made by calling classes, with the arguments."""
 
@@ -79,15 +78,28 @@ class Line:
         return answer
 
     def do(self, op, *args, **kwargs):
-        """The answer to an operation on values of the test's."""
-        return self.ask({"op": op, "args": self.tree(args), "kwargs": self.tree(kwargs)})
+        """The answer to an operation on values of the test's.
+
+        Raises:
+            BrokenTestsError: a test calls what it found by name with a value that cannot go there.
+            NotComparableError: the same with an object of an answer. Had that been plain data, it might have been in
+                order: so it is the answer's failure.
+        """
+        try:
+            message = {"op": op, "args": self.tree(args), "kwargs": self.tree(kwargs)}
+        except (wire.NotPlainError, RecursionError) as error:
+            if op == "call" and isinstance(args[0], Remote) and args[0]._name:
+                raise self.broken(f"a test hands the candidate {error}, which is not plain data") from None
+            raise NotComparableError(f"'{op}' with {error}: not plain data") from None
+        return self.ask(message)
 
     def tree(self, value):
-        """A value for the candidate; what cannot go there is the tests' mistake."""
-        try:
-            return wire.encode(value, self._ours)
-        except (wire.NotPlainError, RecursionError) as error:
-            raise self.broken(f"a test hands the candidate {error}, which is not plain data") from None
+        """A value for the candidate.
+
+        Raises:
+            NotPlainError: it cannot go there.
+        """
+        return wire.encode(value, self._ours)
 
     def _ours(self, value, base):
         if isinstance(value, Remote):
@@ -96,7 +108,9 @@ class Line:
             return ["r", number]
         if base is not None:
             return None
-        if isinstance(value, _ITERATORS):
+        if id(value) in self.coroutines:
+            return ["r", self.coroutines[id(value)][1]]
+        if hasattr(type(value), "__next__"):
             self.functions.append(value.__next__)
             return ["k", len(self.functions) - 1, "iterator"]
         if isinstance(value, type) and issubclass(value, Exception):

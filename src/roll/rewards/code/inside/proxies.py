@@ -15,7 +15,7 @@ from __future__ import annotations
 import builtins
 import functools
 
-from . import controls, operations, wire
+from . import controls, derived, operations, wire
 from .outcomes import Kept, NotComparableError
 
 
@@ -63,6 +63,8 @@ class Remote(Kept):
         value = self._ask("attr", name)
         if isinstance(value, Remote) and value._member is not None:
             return controls.named_member(self, name, value)
+        if isinstance(value, Remote) and self._name:
+            value._name = f"{self._name}.{name}"
         return value
 
     def __setattr__(self, name, value):
@@ -105,7 +107,7 @@ class Remote(Kept):
         return isinstance(kind, Remote) and self._line.value(self._line.do("issubclass", kind, self)) is True
 
     def __mro_entries__(self, bases):
-        raise self._line.broken(f"a class of the tests derives from the candidate's {self._name or self._kind}")
+        return (derived.stand_in(self),)
 
 
 def _call(self, *args, **kwargs):
@@ -120,7 +122,7 @@ def _call(self, *args, **kwargs):
         value._made = (self, args, kwargs)
         line.made.append(value)
         if self._name[:1].isupper():
-            value._state = "subject"
+            value._state, value._name = "subject", "."
     if "args" in answer:
         _change(args, line.decode(answer["args"]), line.tree)
     return value
@@ -256,7 +258,9 @@ def of_tree(line, tree, state):
     if isinstance(more.get("holds"), list):
         return _simple(line, found, wire.decode(more["holds"], lambda tree: of_tree(line, tree, state)))
     if more.get("coroutine"):
-        return _later("await")(found)
+        coroutine = _later("await")(found)
+        line.coroutines[id(coroutine)] = (coroutine, number)
+        return coroutine
     if found._member is not None:
         return controls.member(found)
     return found

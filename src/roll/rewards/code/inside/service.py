@@ -22,6 +22,7 @@ import io
 import os
 import sys
 import time
+import types
 
 from . import exceptions, interpreter, operations, wire
 from .outcomes import NotPlainErrors
@@ -48,6 +49,8 @@ class Service:
             "some": self.some,
             "content": self.content,
             "leave": leave,
+            "derive": derive,
+            "super": lambda base, name, *args, **kwargs: getattr(base, name)(*args, **kwargs),
             **{name: self.later(name) for name in ("await", "anext", "aenter", "aexit")},
             "aiter": lambda target: type(target).__aiter__(target),
         }
@@ -210,6 +213,14 @@ class Service:
             return self.loop.run_until_complete(wait())
 
         return run
+
+
+def derive(base, name, functions, properties, static, values):
+    """A class that derives from one of the candidate's, with methods of the tests'."""
+    members = {**values, **functions, "__module__": "tests"}
+    members.update((key, property(value)) for key, value in properties.items())
+    members.update((key, staticmethod(value)) for key, value in static.items())
+    return types.new_class(name, (base,), {}, lambda variables: variables.update(members))
 
 
 def leave(target, own, name, text):
