@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 from roll.config.data import DataConfig
 from roll.config.rewards.code import CodeReward
 from roll.config.run import RLVRConfig
 from roll.data.build import load_source
+from roll.data.source import Source
 from roll.rewards.code.boxes import CodeBoxes
 from roll.rewards.code.judgeable import importable, why_not
 from roll.rewards.code.tasks import MalformedTestsError
@@ -54,5 +55,5 @@ def _of_source(entry: DataConfig, reward: CodeReward, config: RLVRConfig) -> Ite
         )
 
 
-def _some(source: Sequence[Prompt]) -> list[Prompt]:
+def _some(source: Source) -> list[Prompt]:
     return [source[index] for index in range(min(len(source), MAX_PROMPTS))]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 
 from roll.config.sandbox import SandboxConfig
 from roll.rewards.code.packages import package_mounts
@@ -79,7 +79,6 @@ def _of_call(node: ast.Call, answer: set[str]) -> Iterator[str]:
     if isinstance(target, str) and "." in target and not target.startswith(_SEEN):
         yield f"replaces '{target}', which the answer does not see"
     if isinstance(first, ast.Name) and (first.id in answer or first.id in sys.stdlib_module_names) and "." in name:
-        rest: Iterable[str] = (arg.value for arg in node.args[1:2] if isinstance(arg, ast.Constant))
-        attribute = next(iter(rest), "…")
+        attribute = next((str(arg.value) for arg in node.args[1:2] if isinstance(arg, ast.Constant)), "…")
         if f"{first.id}.{attribute}" not in _SEEN:
             yield f"replaces '{first.id}.{attribute}', which the answer does not see"

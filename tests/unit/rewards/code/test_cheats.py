@@ -256,7 +256,7 @@ EXCUSES = (
     "result", ["Own()", "later()", "ValueError", "ValueError('x')", "(i for i in [1])", "Own", "{}.keys()"]
 )
 async def test_what_an_answer_returns_never_excuses_it(judge: Judge, result: str) -> None:
-    """Objects, coroutines, classes and iterators where tests expect plain data, and hand it back or hand things to it."""
+    """Objects, coroutines, classes and iterators where tests expect plain data; they hand them back or use them."""
     code = f"""
 class Own:
     def append(self, x): pass

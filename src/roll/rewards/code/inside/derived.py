@@ -88,6 +88,6 @@ def _bound(this, shadow, names):
         return object.__getattribute__(self, name)
 
     found = object.__new__(type("Remote", (kind, shadow), {"__slots__": (), "__getattribute__": attribute}))
-    for slot in next(each.__slots__ for each in kind.__mro__ if each.__slots__):
+    for slot in (slot for each in kind.__mro__ for slot in vars(each).get("__slots__", ())):
         object.__setattr__(found, slot, getattr(this, slot))
     return found

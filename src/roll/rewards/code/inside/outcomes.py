@@ -23,7 +23,9 @@ class NotComparableError(TypeError):
 class Kept:
     """An object that stays with the candidate: see `proxies.Remote`."""
 
-    __slots__ = ()
+    __slots__ = ("_name",)
+    _name: str
+    """What the tests found it by; empty where an answer gave it."""
 
 
 def finished(value):

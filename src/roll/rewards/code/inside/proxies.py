@@ -22,7 +22,7 @@ from .outcomes import Kept, NotComparableError
 class Remote(Kept):
     """An object that stays with the candidate."""
 
-    __slots__ = ("_holds", "_is_class", "_kind", "_line", "_made", "_member", "_name", "_number", "_state")
+    __slots__ = ("_holds", "_is_class", "_kind", "_line", "_made", "_member", "_number", "_state")
 
     def __init__(self, line, number, kind, state, more):
         for name, value in (
@@ -68,7 +68,7 @@ class Remote(Kept):
         return value
 
     def __setattr__(self, name, value):
-        if name in Remote.__slots__:
+        if name == "_name" or name in Remote.__slots__:
             object.__setattr__(self, name, value)
         else:
             self._ask("set_attr", name, value)

@@ -12,12 +12,10 @@ too; every message brings what was printed since the last one.
 
 from __future__ import annotations
 
-import asyncio
 import builtins
 import collections
 import contextlib
 import enum
-import inspect
 import io
 import os
 import sys
@@ -166,7 +164,7 @@ class Service:
             more["member"] = [type(value).__name__, value.name]
         if isinstance(value, type):
             more["class"] = True
-        if inspect.iscoroutine(value):
+        if isinstance(value, types.CoroutineType):
             more["coroutine"] = True
         kind = type(value)
         return ["r", self.number(value), kind.__name__, operations.methods_of(kind), more]
@@ -204,6 +202,8 @@ class Service:
         """An asynchronous operation, run to its end."""
 
         def run(target, *args):
+            import asyncio  # it takes as long as a short case
+
             self.loop = self.loop or asyncio.new_event_loop()
             method = target if name == "await" else getattr(type(target), f"__{name}__")(target, *args)
 
