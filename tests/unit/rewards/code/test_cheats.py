@@ -252,9 +252,7 @@ EXCUSES = (
 )
 
 
-@pytest.mark.parametrize(
-    "result", ["Own()", "later()", "ValueError", "ValueError('x')", "(i for i in [1])", "Own", "{}.keys()"]
-)
+@pytest.mark.parametrize("result", ["Own()", "later()", "ValueError", "(i for i in [1])"])
 async def test_what_an_answer_returns_never_excuses_it(judge: Judge, result: str) -> None:
     """Objects, coroutines, classes and iterators where tests expect plain data; they hand them back or use them."""
     code = f"""
