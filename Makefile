@@ -9,7 +9,7 @@ CODE := src tests tools benchmarks
 OFFLINE := HF_HUB_OFFLINE=1 VLLM_NO_USAGE_STATS=1 DO_NOT_TRACK=1 RAY_USAGE_STATS_ENABLED=0
 
 .DEFAULT_GOAL := help
-.PHONY: help setup quickstart example-code example-reasoning test test-all chaos lint format bench-step bench-parts bench-algorithms bench-rewards sweep bench-async bench-scheduler bench-policies bench-calibration mutation-scheduler bench-simulator simulate-paper sweep-multi-turn bench-sandbox docs clean
+.PHONY: help setup quickstart example-code example-reasoning test test-all chaos lint format bench-step bench-parts bench-algorithms bench-rewards fuzz-rewards sweep bench-async bench-scheduler bench-policies bench-calibration mutation-scheduler bench-simulator simulate-paper sweep-multi-turn bench-sandbox docs clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-18s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -56,8 +56,11 @@ bench-parts: setup ## trainer utilisation, weight sync, idle engine, command lat
 bench-algorithms: setup ## cost of the algorithm layer beside a training step
 	@$(PY) benchmarks/bench_algorithms.py $(ARGS)
 
-bench-rewards: setup ## mathematics: answers per second, beside math-verify alone
+bench-rewards: setup ## mathematics: published cases, right and wrong; answers per second
 	@$(PY) benchmarks/bench_rewards.py $(ARGS)
+
+fuzz-rewards: setup ## a million hostile answers through every verifier (about an hour; ARGS="--answers 20000" for a few)
+	@$(PY) benchmarks/fuzz_rewards.py $(ARGS)
 
 sweep: setup ## every algorithm on the quickstart task: a table and a plot (about 40 minutes)
 	@$(PY) benchmarks/sweep.py $(ARGS)

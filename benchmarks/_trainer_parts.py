@@ -65,9 +65,10 @@ def random_batch(num_groups: int, group_size: int, answer: tuple[int, int], voca
                     loss_mask=in_answer,
                     advantages=np.where(in_answer, rng.normal(), 0.0).astype(np.float32),
                     rollout_logprobs=np.where(in_answer, -10.0, 0.0).astype(np.float32),
+                    max_length=answer[1],
                 )
             )
-    return TrainingBatch(samples=tuple(samples), max_length=answer[1])
+    return TrainingBatch(samples=tuple(samples))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

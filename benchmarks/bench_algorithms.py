@@ -102,7 +102,7 @@ def inputs_of(batch: TrainingBatch) -> LossInputs:
         sequence_lengths=lengths.float(),
         num_tokens=float(total),
         num_sequences=float(len(lengths)),
-        max_length=float(ANSWER[1]),
+        max_lengths=torch.full((len(lengths),), float(ANSWER[1])),
         attention=tuple(SequenceAttention(own, s.loss_mask) for own, s in zip(seen, batch.samples, strict=True)),
         entropy=noise[4].abs().requires_grad_(),
     )
@@ -111,13 +111,13 @@ def inputs_of(batch: TrainingBatch) -> LossInputs:
 def layer_seconds(preset: str, groups: list[Group]) -> dict[str, float]:
     """Of one preset: choosing, weighing, the loss and its gradient."""
     algorithm = AlgorithmConfig.model_validate({"type": preset})
-    limits = {"max_length": ANSWER[1]}
+    limits = {"max_new_tokens": ANSWER[1]}
 
     def choose() -> Selection:
         return select(groups, algorithm, **limits, greedy=groups)
 
     selection = choose()
-    plain = build_batch(selection.rollouts, temperature=1.0, max_length=ANSWER[1])
+    plain = build_batch(selection.rollouts, temperature=1.0, max_new_tokens=ANSWER[1])
     values = [[np.zeros(len(s), np.float32) for s in plain.samples] for _ in range(algorithm.critic.num_critics)]
     values = values if algorithm.uses_critic else []
 

@@ -1,7 +1,9 @@
-"""Mathematics: answers per second on one core and as a run scores them, beside math-verify alone.
+"""Mathematics: right and wrong answers of published cases, and answers per second.
 
     make bench-rewards [ARGS="--seconds 5"]
 
+`published` counts the verdicts on the cases of Math-Verify's, NeMo-Skills' and MATH's own tests, as they were published
+and with those that are argued with (each in the table `disagreements`) left out.
 `mixed` are answers as they come from sets like MATH and GSM8K: numbers, formulas, sets, intervals, matrices, equations,
 units, half of them right and half those of another question of the same kind. Figures are of CPU time
 (`…_per_cpu_s`), so that other work on the machine does not count, and of wall time through the reward as a run uses it.
@@ -15,6 +17,7 @@ import os
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from _report import report
@@ -23,10 +26,11 @@ from roll.cluster.pool import LocalWorkerPool
 from roll.config.rewards import MathReward
 from roll.rewards import build_reward
 from roll.rewards.math import prepare_worker, score_math
-from roll.rewards.slow_math import symbolically_equal
 from roll.types import Prompt, Rollout
 
 GSM8K = Path(__file__).parents[2] / "shared" / "data" / "gsm8k" / "test.jsonl"
+PUBLISHED = Path(__file__).parents[1] / "tests" / "unit" / "rewards" / "published_math.jsonl"
+"""Cases of other verifiers' tests: see `test_published_math.py`."""
 KINDS = {
     "numbers": [("The answer is 18.", "18"), ("so $1,234$ in all", "1234"), (r"\boxed{\frac{3}{4}}", "0.75")],
     "roots": [(r"\boxed{\frac{\sqrt{2}}{2}}", r"\frac{1}{\sqrt{2}}"), (r"\boxed{3\sqrt{5}}", r"\sqrt{45}")],
@@ -67,6 +71,23 @@ def solutions() -> list[tuple[str, str]]:
     return [(row.replace("####", "The answer is"), row.rpartition("#### ")[2]) for row in rows]
 
 
+def published() -> dict[str, object]:
+    """Accepted shares of what others publish as right and as wrong; each disagreement with its argument."""
+    rows = [json.loads(line) for line in PUBLISHED.read_text().splitlines()]
+    given = [score_math(row["answer"], row["gold"], "auto", 20.0)[0] for row in rows]
+    found: dict[str, object] = {"num_cases": len(rows)}
+    for name, argued in (("as_published", True), ("without_argued", False)):
+        kept = [(r, right) for r, right in zip(rows, given, strict=True) if argued or "argument" not in r]
+        for verdict, word in ((True, "right"), (False, "wrong")):
+            of_these = [right for row, right in kept if row["right"] is verdict]
+            found[f"{name}_accepted_{word}_share"] = sum(of_these) / len(of_these)
+    keys = ("gold", "answer", "right", "source", "argument")
+    found["disagreements"] = [
+        {key: row.get(key, "") for key in keys} for row, right in zip(rows, given, strict=True) if right != row["right"]
+    ]
+    return found
+
+
 def per_cpu_second(score: Callable[[str, str], object], pairs: list[tuple[str, str]], seconds: float) -> float:
     """Answers scored in a second of this process's CPU time."""
     for pair in pairs:
@@ -77,6 +98,17 @@ def per_cpu_second(score: Callable[[str, str], object], pairs: list[tuple[str, s
             return count / spent
         score(*pair)
     raise AssertionError("a cycle does not end")
+
+
+def math_verify_alone(answer: str, reference: str) -> bool:
+    """What math-verify says of whole answers, with its own extraction and without a time limit."""
+    from math_verify import parse, verify
+
+    right, given = (
+        parse(text if "$" in text or "\\boxed" in text else f"${text}$", parsing_timeout=0)
+        for text in (reference, answer)
+    )
+    return bool(verify(right, given, timeout_seconds=0))
 
 
 def rollout(answer: str, reference: str) -> Rollout:
@@ -119,9 +151,10 @@ def main() -> None:
     seconds = parser.parse_args().seconds
     prepare_worker()
     pairs = mixed()
-    figures = {
+    figures: dict[str, Any] = {
+        "published": published(),
         "mixed_per_cpu_s": per_cpu_second(lambda a, r: score_math(a, r, "auto"), pairs, seconds),
-        "math_verify_alone_per_cpu_s": per_cpu_second(lambda a, r: symbolically_equal(a, r, 60.0), pairs, seconds),
+        "math_verify_alone_per_cpu_s": per_cpu_second(math_verify_alone, pairs, seconds),
         "mixed_as_a_reward_per_s": asyncio.run(as_a_reward(pairs * 10, seconds)),
     }
     if GSM8K.is_file():

@@ -23,10 +23,14 @@ NUM_SCHEDULES = int(os.environ.get("ROLL_SCHEDULES", "3000"))
 TIME_LIMIT_S = 300
 
 RUN = """
-import logging, sys
+import logging, signal, sys
 logging.disable(logging.CRITICAL)
 from worlds.training import play, random_settings
+def late(*_):
+    raise TimeoutError("the schedule goes round in circles")
+signal.signal(signal.SIGALRM, late)
 for seed in range(int(sys.argv[1])):
+    signal.alarm(60)
     try:
         play(random_settings(seed))
     except BaseException as error:
@@ -45,7 +49,7 @@ class Bug:
     new: str
 
 
-GIVE_BACK = "                self._router.give_back(engine.engine_id)\n"
+GIVE_BACK = "    def _give_back(self, engine_id: str) -> None:\n        self._router.give_back(engine_id)\n"
 
 BUGS = (
     Bug(
@@ -57,8 +61,8 @@ BUGS = (
     Bug(
         "a lost wake-up: a place that became free is not given on",
         "proxy.py",
-        f"{GIVE_BACK}                self._dispatch()\n            unwanted",
-        f"{GIVE_BACK}            unwanted",
+        f"{GIVE_BACK}        self._dispatch()\n",
+        GIVE_BACK,
     ),
     Bug(
         "a lost wake-up: the queue does not move after an update",
@@ -69,14 +73,14 @@ BUGS = (
     Bug(
         "a double release of a place",
         "proxy.py",
-        f"{GIVE_BACK}                self._dispatch()\n            unwanted",
-        f"{GIVE_BACK}{GIVE_BACK}                self._dispatch()\n            unwanted",
+        GIVE_BACK,
+        f"{GIVE_BACK}        self._router.give_back(engine_id)\n",
     ),
     Bug(
         "a place is never given back when an engine dies",
-        "proxy.py",
-        "                self.num_reissued += 1\n                continue",
-        "                self.num_reissued += 1\n                self._router.take()\n                continue",
+        "link.py",
+        "in this very instant\n            self._ended(call)\n",
+        "in this very instant\n",
     ),
     Bug(
         "off by one in the limit of live groups",
@@ -129,7 +133,7 @@ BUGS = (
     Bug(
         "leftovers go on running",
         "controller.py",
-        "            await self._leave([live for live in self.buffer if not live.taken])",
+        "            await self._leave([live for live in self.buffer if not live.taken and live not in chosen])",
         "            pass",
     ),
     Bug(
@@ -212,13 +216,13 @@ BUGS = (
     ),
     Bug(
         "a dead engine still gets requests",
-        "proxy.py",
+        "fleet.py",
         "        self._router.remove(engine_id)\n",
         "",
     ),
     Bug(
         "a fresh engine serves before it has the weights",
-        "proxy.py",
+        "fleet.py",
         "        await self._prepare(fresh)\n",
         "",
     ),
@@ -245,6 +249,82 @@ BUGS = (
         "buffer.py",
         "(self._age_key(live), live.order))[: self._batch_size]",
         "(self._age_key(live), live.order))",
+    ),
+    Bug(
+        "whoever ends orphans comes back while aborts are under way",
+        "link.py",
+        "        await self._gone(list(self._orphans))",
+        "        pass",
+    ),
+    Bug(
+        "who is cancelled while orphans end takes the others' wait along",
+        "link.py",
+        "            await asyncio.wait(waiting)",
+        "            await asyncio.gather(*waiting)",
+    ),
+    Bug(
+        "calls end with their callers, whatever the engine does",
+        "link.py",
+        "                self._orphan(call)\n",
+        "                call.task.cancel()\n",
+    ),
+    Bug(
+        "a cancelled wait for a batch loses what it deferred",
+        "controller.py",
+        "        self._deferred.extend(live.run.draw for live in rest)\n"
+        '        await self._stop(rest, RolloutState.ABORTED, "deferred")\n',
+        '        await self._stop(rest, RolloutState.ABORTED, "deferred")\n'
+        "        self._deferred.extend(live.run.draw for live in rest)\n",
+    ),
+    Bug(
+        "an engine's end is noticed, and nobody replaces it",
+        "fleet.py",
+        "            self._start(engine_id)\n        self._on_change",
+        "            pass\n        self._on_change",
+    ),
+    Bug(
+        "an engine that dies while it is brought up is not brought up again",
+        "fleet.py",
+        "                if self._failures[engine_id] >= MAX_FAILURES:\n"
+        "                    self._give_up(engine_id, error)\n"
+        "                    break\n",
+        "                break\n",
+    ),
+    Bug(
+        "an engine that starts for ever is waited for",
+        "fleet.py",
+        "asyncio.wait({start}, timeout=START_LIMIT_S)",
+        "asyncio.wait({start})",
+    ),
+    Bug(
+        "a hung engine is ignored",
+        "pace.py",
+        "        return now - self.since > self.patience_s",
+        "        return False",
+    ),
+    Bug(
+        "a paused engine counts as hung",
+        "link.py",
+        "bool(self._num_requests and not self._paused)",
+        "bool(self._num_requests)",
+    ),
+    Bug(
+        "weights change before engines have confirmed that they stand still",
+        "proxy.py",
+        "        await asyncio.gather(*(_unless_lost(link.pause(mode)) for link in self._fleet.serving))",
+        "        asyncio.gather(*(_unless_lost(link.pause(mode)) for link in self._fleet.serving))",
+    ),
+    Bug(
+        "a rollout that fails before an engine has it cannot be queued again",
+        "lifecycle.py",
+        "frozenset({_S.GENERATING, _S.QUEUED}) | _GIVEN_UP",
+        "frozenset({_S.GENERATING}) | _GIVEN_UP",
+    ),
+    Bug(
+        "whoever waits for a lost engine hears nothing",
+        "link.py",
+        "                call.answer.set_exception(self._died())\n                call.answer.exception()  # its",
+        "                pass  # its",
     ),
 )
 

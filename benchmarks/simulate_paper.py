@@ -3,6 +3,7 @@
     make simulate-paper                      every workload, 20 seeds
     make simulate-paper ARGS="--only queue-scheduling --seeds 5"
     make simulate-paper ARGS="--only async-rlvr --parts moves"
+    make simulate-paper ARGS="--parts staleness"      the comparisons that lead the page: minutes
 
 For each workload: every variant under every seed (mean step time with a 95 % interval), the published ratio beside the
 simulated one, the best combination of policies against the same baseline and against continuous batching, and whether
@@ -26,6 +27,8 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from _equal_staleness import equal_staleness
+from _figure11 import CONSTANTS, figure11
 from _missing_constants import explained
 from _report import RESULTS, ROOT, commit, report
 from _simulation_page import page
@@ -64,8 +67,9 @@ COMPARED: dict[str, tuple[tuple[str, str], ...]] = {
 }
 """Beside what was published: a baseline, and what is to beat it. `continuous` and `each_alone_*` are the stronger ones:
 continuous batching with least-loaded routing."""
-PARTS = ("results", "moves", "missing")
+PARTS = ("staleness", "figure11", "results", "moves", "missing")
 FACTORS = (0.7, 1.3)
+STALENESS_SEEDS = 3
 SENSITIVITY_STEPS = 5
 SENSITIVITY_SEEDS = {"queue-scheduling": 5}
 """Where a step has few rollouts, one seed says little."""
@@ -234,7 +238,13 @@ def main() -> int:
         config = load_simulation(EXAMPLES / f"{name}.yaml", [f"num_seeds={arguments.seeds}"])
         for kind in arguments.parts:
             print(f"{name}, {kind}:", flush=True)
-            if kind == "results":
+            if kind == "staleness":
+                seeds = min(arguments.seeds, STALENESS_SEEDS)
+                store(name, {"equal_staleness": equal_staleness(name, config, seeds) | {"commit": commit()}})
+            elif kind == "figure11":
+                if name in CONSTANTS:
+                    store(name, {"figure11": {"bars": figure11(name, config), "constants": CONSTANTS[name]}})
+            elif kind == "results":
                 store(name, measure(name, config))
             elif kind == "moves":
                 store(name, {"moved": sensitivity(name, config), "moved_commit": commit()})

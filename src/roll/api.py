@@ -1,59 +1,108 @@
-"""What the commands do, for scripts and notebooks: `roll.train(config)`."""
+"""What the commands do, for scripts and notebooks: `roll.train(config)`.
+
+Each function also works where an event loop runs already, as in a notebook.
+"""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
+from roll.callbacks import Callbacks, OnMetrics, OnSave
+from roll.config.given import Reward, Rows, load_given, with_given
 from roll.config.load import ConfigSource, Overrides, as_override_list, load_config, load_run_config
 from roll.process_environment import prepare_environment
 
 if TYPE_CHECKING:
     from roll.pipelines import Summary
+    from roll.preflight import Report
 
-__all__ = ["load_config", "replay", "resume", "train"]
+__all__ = ["check", "evaluate", "export", "load_config", "replay", "resume", "train"]
 
 
-def train(config: ConfigSource, overrides: Overrides = ()) -> Summary:
+def train(
+    config: ConfigSource,
+    overrides: Overrides = (),
+    *,
+    data: Rows | None = None,
+    held_out: Rows | None = None,
+    reward: Reward | None = None,
+    on_step: OnMetrics | None = None,
+    on_evaluation: OnMetrics | None = None,
+    on_save: OnSave | None = None,
+) -> Summary:
     """Run a configuration from its first step to its last.
 
     Args:
         config: a loaded configuration, a YAML file, or a dictionary of the same form.
         overrides: as for `load_config`.
+        data: rows to train on, in place of the configuration's sources: dictionaries with `prompt` and, where the
+            reward needs it, `answer`; other keys become the prompt's metadata. A list, a data frame, a
+            `datasets.Dataset`, or anything that can be iterated. Where one of the sources is `{source: python, …}`,
+            they are its rows.
+        held_out: rows for evaluation alone; by default a tenth of `data` is held out.
+        reward: how answers are scored, in place of every source's own: a function `(text, answer, metadata) -> float`
+            (a closure, a lambda and a coroutine function too), a reward's type such as `"math"`, its settings, or a
+            list of these.
+        on_step: called after every step, with its number and metrics.
+        on_evaluation: called after every evaluation, with the step's number and metrics.
+        on_save: called after every checkpoint, with the step's number and its directory.
 
     Returns:
         The figures that `summary.json` holds.
 
     Raises:
         UserError: something in the configuration, the data, or this machine must be changed first.
+        CallbackError: a callback failed; names it and the step.
     """
-    loaded = load_config(config, overrides)
+    callbacks = Callbacks(on_step=on_step, on_evaluation=on_evaluation, on_save=on_save)
+    loaded = load_given(config, overrides, data, held_out, reward)
     prepare_environment()
     from roll import pipelines
 
-    return pipelines.train(loaded)
+    return pipelines.train(loaded, callbacks)
 
 
-def resume(run: str | Path, overrides: Overrides = ()) -> Summary:
+def resume(
+    run: str | Path,
+    overrides: Overrides = (),
+    *,
+    data: Rows | None = None,
+    held_out: Rows | None = None,
+    reward: Reward | None = None,
+    on_step: OnMetrics | None = None,
+    on_evaluation: OnMetrics | None = None,
+    on_save: OnSave | None = None,
+) -> Summary:
     """Continue an interrupted run from its newest checkpoint.
 
     Args:
         run: the run directory.
-        overrides: changes to its configuration, such as `training.num_steps=80`.
+        overrides: changes to its configuration, such as `training.num_steps=80`; later continuations keep them.
+        data: the rows that the run began with, where they were given as objects: no file keeps them. They are
+            compared with the checkpoint.
+        held_out: as `data`.
+        reward: the functions that the run began with, where they were given as objects.
+        on_step: as for `train`, and so are the others.
+        on_evaluation: see there.
+        on_save: see there.
 
     Raises:
         RunDirectoryError: there is no run in that directory.
-        ConfigError: an override is wrong, or would make another run of it.
+        ConfigError: an override is wrong, or would make another run of it; or objects are missing.
+        CheckpointError: the rows are not those that the run began with.
     """
     from roll.tracking.run_directory import RunDirectory
 
     changes = as_override_list(overrides)
+    callbacks = Callbacks(on_step=on_step, on_evaluation=on_evaluation, on_save=on_save)
     directory = RunDirectory.open(run)
-    load_run_config(directory.path, changes)  # a wrong override is refused before anything heavy is imported
+    # a wrong override is refused before anything heavy is imported
+    config = with_given(load_run_config(directory.path, changes), data, held_out, reward)
     prepare_environment()
     from roll import pipelines
 
-    return pipelines.resume(directory.path, changes)
+    return pipelines.resume(directory.path, config, changes, callbacks)
 
 
 def replay(
@@ -62,6 +111,9 @@ def replay(
     *,
     only: Literal["train", "rollout"] = "train",
     checkpoint: str | Path | None = None,
+    data: Rows | None = None,
+    held_out: Rows | None = None,
+    reward: Reward | None = None,
 ) -> Summary:
     """Run a recorded run again, without engines or without a trainer, in a new run directory.
 
@@ -70,6 +122,9 @@ def replay(
         overrides: changes to its configuration, such as `algorithm.type=gspo`.
         only: `train` trains on the recorded batches; `rollout` answers the recorded prompts.
         checkpoint: where to begin, in place of the model that the run began with.
+        data: as for `resume`, and so are `held_out` and `reward`.
+        held_out: see there.
+        reward: see there.
 
     Raises:
         UserError: this cannot be replayed; says why.
@@ -77,4 +132,96 @@ def replay(
     from roll.config.load_replay import load_replay_config
 
     given = None if checkpoint is None else str(checkpoint)
-    return train(load_replay_config(run, overrides, only=only, checkpoint=given))
+    config = load_replay_config(run, overrides, only=only, checkpoint=given)
+    return train(with_given(config, data, held_out, reward))
+
+
+def evaluate(
+    config: ConfigSource,
+    overrides: Overrides = (),
+    *,
+    model: str | Path | None = None,
+    data: Rows | None = None,
+    held_out: Rows | None = None,
+    reward: Reward | None = None,
+) -> dict[str, float]:
+    """Measure a model on the held-out prompts, without training.
+
+    Args:
+        config: as for `train`, and so are `overrides`, `data`, `held_out` and `reward`.
+        overrides: see there.
+        model: a model, a run, or a checkpoint, in place of the configuration's model.
+        data: see there.
+        held_out: see there.
+        reward: see there.
+
+    Returns:
+        `eval/…` figures by name.
+
+    Raises:
+        UserError: something in the configuration, the data, or this machine must be changed first.
+    """
+    loaded = load_given(config, overrides, data, held_out, reward)
+    prepare_environment()
+    from roll import pipelines
+
+    return pipelines.evaluate(loaded, None if model is None else str(model))
+
+
+def check(
+    config: ConfigSource,
+    overrides: Overrides = (),
+    *,
+    data: Rows | None = None,
+    held_out: Rows | None = None,
+    reward: Reward | None = None,
+) -> Report:
+    """Find out all that can be known of a run before it starts; takes seconds and loads no weights.
+
+    Args:
+        config: as for `train`, and so are `overrides`, `data`, `held_out` and `reward`.
+        overrides: see there.
+        data: see there.
+        held_out: see there.
+        reward: see there.
+
+    Returns:
+        The report: `print` shows it, and `problems` holds what keeps the run from starting, if anything does.
+
+    Raises:
+        ConfigError: this is not a configuration.
+    """
+    loaded = load_given(config, overrides, data, held_out, reward)
+    prepare_environment()
+    from roll.preflight import inspect
+
+    return inspect(loaded)
+
+
+def export(
+    source: str | Path, target: str | Path, *, adapter: bool = False, to_hub: str | None = None, public: bool = False
+) -> str:
+    """Write a trained model as a Hugging Face directory, with a model card that holds the run's figures.
+
+    Args:
+        source: a run directory, or a checkpoint of one.
+        target: a directory, which must not exist yet.
+        adapter: write what was trained with `model.lora` as a PEFT adapter, in place of the merged model.
+        to_hub: a repository of the Hugging Face hub, `owner/name`, that the directory is then uploaded to; it is made
+            if it does not exist. By default nothing leaves this machine.
+        public: whether a repository that is made can be seen by everybody.
+
+    Returns:
+        The directory; with `to_hub`, the address of what was uploaded.
+
+    Raises:
+        RunDirectoryError: `source` holds no checkpoint (or no adapter), or `target` exists.
+        HubError: the upload failed; says why. The directory is complete.
+    """
+    prepare_environment()
+    from roll import pipelines
+
+    if to_hub is not None:
+        pipelines.check_hub(to_hub)
+    directory = pipelines.export(Path(source), Path(target), adapter=adapter)
+    return str(directory) if to_hub is None else pipelines.upload(directory, to_hub, public=public)

@@ -6,6 +6,7 @@ so code outside ROLL may catch either. A message says what failed, the value see
     RollError
     ├── UserError (ValueError)          the user can fix it: the command prints the message alone and exits with 2
     │   ├── ConfigError                 a configuration file, an override, or a combination of values
+    │   ├── HubError                    the Hugging Face hub refuses, or cannot be reached
     │   ├── DataError                   a prompt source: missing, malformed (with its line), empty
     │   ├── ModelError                  a model that cannot be found, loaded, or used here
     │   ├── PlacementError              a device mapping that this cluster cannot serve
@@ -17,8 +18,12 @@ so code outside ROLL may catch either. A message says what failed, the value see
     │   │   └── UnscorableError         this answer can never be scored: it is given up at once
     │   │       └── MalformedPromptError    no answer to this prompt can
     │   └── WorkerDiedError             a trainer rank or a pool worker is gone
+    ├── NoEngineError (RuntimeError)    every inference engine is gone, and none can be started again
     ├── WeightSyncError (RuntimeError)  weights did not arrive as sent, or were not applied; names the tensor
     ├── CheckpointError (RuntimeError)  a checkpoint is incomplete or does not belong to this run
+    ├── HalfUpdatedError (RuntimeError) an optimiser step failed while it moved the weights
+    ├── LossError (RuntimeError)        a loss of the user's own failed; names it
+    ├── CallbackError (RuntimeError)    a function that the user gave to be called during a run failed; names it
     ├── TrainingDivergedError (ArithmeticError)  non-finite loss or gradients, repeatedly
     └── AlarmError                      an alarm that the user set stopped the run; everything is saved
 """
@@ -27,13 +32,18 @@ from __future__ import annotations
 
 __all__ = [
     "AlarmError",
+    "CallbackError",
     "CheckpointError",
     "ConfigError",
     "DataError",
     "EngineDiedError",
+    "HalfUpdatedError",
+    "HubError",
     "InfraError",
+    "LossError",
     "MalformedPromptError",
     "ModelError",
+    "NoEngineError",
     "PlacementError",
     "RewardInfraError",
     "RollError",
@@ -61,6 +71,10 @@ class ConfigError(UserError):
 
 class DataError(UserError):
     """A prompt source that cannot be used."""
+
+
+class HubError(UserError):
+    """The Hugging Face hub refuses an upload, or cannot be reached."""
 
 
 class ModelError(UserError):
@@ -119,12 +133,28 @@ class WorkerDiedError(InfraError):
     """A trainer rank or a pool worker is gone."""
 
 
+class NoEngineError(RollError, RuntimeError):
+    """No inference engine is left: each died, or hung, and could not be started again."""
+
+
 class WeightSyncError(RollError, RuntimeError):
     """The engines do not hold the trainer's weights."""
 
 
 class CheckpointError(RollError, RuntimeError):
     """A checkpoint cannot be read, is incomplete, or belongs to another run."""
+
+
+class HalfUpdatedError(RollError, RuntimeError):
+    """An optimiser step failed while it moved the weights: they are neither the old nor the new ones."""
+
+
+class LossError(RollError, RuntimeError):
+    """A loss of the user's own failed."""
+
+
+class CallbackError(RollError, RuntimeError):
+    """A function that the user gave to be called during a run failed."""
 
 
 class TrainingDivergedError(RollError, ArithmeticError):

@@ -14,7 +14,7 @@ from typing import Any, Generic, TypeVar
 
 from roll.errors import ConfigError
 
-__all__ = ["Registry", "import_object", "load_function", "nearest"]
+__all__ = ["Registry", "import_object", "load_function", "looked_from", "nearest"]
 
 T = TypeVar("T")
 
@@ -23,6 +23,11 @@ def nearest(name: str, known: Iterator[str] | list[str] | tuple[str, ...]) -> st
     """Return `" Did you mean 'x'?"` for the closest known name, or an empty string."""
     close = difflib.get_close_matches(name, list(known), n=1, cutoff=0.5)
     return f" Did you mean '{close[0]}'?" if close else ""
+
+
+def looked_from(path: str | Path) -> str:
+    """Where a relative path was looked for, as ` (looked for from '/here')`; empty for an absolute one."""
+    return "" if Path(path).expanduser().is_absolute() else f" (looked for from '{os.getcwd()}')"
 
 
 def import_object(path: str) -> object:
@@ -76,7 +81,7 @@ def load_function(path: str, kind: str) -> Callable[..., Any]:
 
 def _from_file(file: Path, name: str, kind: str) -> object:
     if not file.is_file():
-        raise ConfigError(f"{kind}: there is no file '{file}' (looked for from '{os.getcwd()}').")
+        raise ConfigError(f"{kind}: there is no file '{file}'{looked_from(file)}.")
     spec = importlib.util.spec_from_file_location(f"roll_user_{file.stem}", file)
     assert spec is not None and spec.loader is not None, "a .py file has a loader"
     module = importlib.util.module_from_spec(spec)

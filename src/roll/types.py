@@ -48,6 +48,8 @@ class Prompt:
     """Anything else a reward wants; plain data only."""
     expert: tuple[str, ...] = ()
     """What an expert answered, turn by turn; empty where there is no demonstration."""
+    turns: int = 1
+    """Answers of one rollout, at most."""
     attachments: tuple[Any, ...] = ()
     """Multimodal inputs (pixel values with their grid, …); empty for text."""
 
@@ -133,6 +135,8 @@ class RewardResult:
     """Whether the task was solved, for accuracy; `None` where that has no meaning."""
     decisions: Mapping[str, bool] = field(default_factory=dict)
     """What each part that decides says of the task, by name; where they differ, one of them errs."""
+    timed_out: tuple[str, ...] = ()
+    """Parts whose verifier took longer than it may, by name: such an answer counts as wrong, unjudged."""
     duration_s: float = 0.0
 
 
@@ -252,6 +256,8 @@ class TrainingSample:
     """Which turn of the rollout a token belongs to, ascending; -1 outside `loss_mask`. `None`: all are one."""
     entropy_mask: BoolArray | None = None
     """Where an entropy bonus is paid; `None`: everywhere."""
+    max_length: int = 1
+    """Most tokens that the policy can write after this prompt, over all turns; for constant-length aggregation."""
     expert: bool = False
     """To be imitated, whatever the ratio."""
     returns: FloatArray | None = None
@@ -272,8 +278,6 @@ class TrainingBatch:
     samples: tuple[TrainingSample, ...]
     temperature: float = 1.0
     """Log-probs are taken of `logits / temperature`, so that they are those of the sampling distribution."""
-    max_length: int = 1
-    """Longest possible answer in tokens, for constant-length aggregation."""
 
     @property
     def num_loss_tokens(self) -> int:
@@ -354,3 +358,6 @@ class EngineLoad:
     """Share of the KV cache in use, 0 … 1."""
     capacity: int
     """Requests it can run at once."""
+    num_steps: int | None = None
+    """Decoding steps that it has made since it started: what shows that it works. `None`: it does not count them, so
+    that nobody can tell whether it hangs."""

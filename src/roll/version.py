@@ -1,10 +1,18 @@
-"""The version of the installed package."""
+"""The version of the installed package, and the name under which it is installed."""
 
 from importlib.metadata import PackageNotFoundError, version
 
-__all__ = ["__version__"]
+__all__ = ["DISTRIBUTION", "__version__", "install_extra"]
+
+DISTRIBUTION = "roll-rl"
+"""Name of the distribution; the package that is imported and the command are called `roll`."""
 
 try:
-    __version__ = version("roll")
+    __version__ = version(DISTRIBUTION)
 except PackageNotFoundError:  # run from a source tree that was never installed
     __version__ = "0.0.0+unknown"
+
+
+def install_extra(name: str) -> str:
+    """The command that adds what an extra of this distribution needs."""
+    return f"pip install '{DISTRIBUTION}[{name}]'"

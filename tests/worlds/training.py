@@ -6,17 +6,19 @@ import asyncio
 import math
 import random
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
+from roll.config.operations import WeightSyncConfig
 from roll.config.scheduling import SchedulingConfig
-from roll.errors import RewardInfraError
+from roll.errors import RewardInfraError, WorkerDiedError
 from roll.rollout import AsyncController, Batch, DataLedger, Fate, Feed, LLMProxy, RolloutScheduler, Router
 from roll.rollout.attempts import SamplingPlan
 from roll.rollout.lifecycle import RolloutState, Transition
+from roll.rollout.loops import single_answer
 from roll.simulation.clock import run
 from roll.types import (
     GenerationRequest,
@@ -28,11 +30,20 @@ from roll.types import (
     Rollout,
     RolloutStatus,
     SamplingParams,
+    TensorSpec,
+    WeightUpdate,
 )
-from worlds.engines import TickingEngine, TickingEngines
+from roll.weights import WeightSync
+from worlds.engines import CALLS, Fault, TickingEngine, TickingEngines
 
 MAX_TOKENS = 12
 DOMAINS = ("a", "b")
+MAX_ATTEMPTS = 3
+"""Of a rollout."""
+MAX_FAULTS = 5
+"""Of the engines of one name; the fleet would give up the next one."""
+LAGS: tuple[tuple[float, ...], ...] = ((0.0,), (0.0, 0.01, 0.3), (0.0, 0.3, 2.0), (0.5, 4.0))
+"""How long a call may be on its way, from which each schedule takes one choice."""
 
 
 class Numbers:
@@ -58,8 +69,20 @@ class Settings:
     passing: float = 1.0
     """Probability that a group passes the filter."""
     reward_failures: float = 0.0
-    deaths: float = 0.0
-    """Expected deaths of engines in the run."""
+    start_failures: float = 0.0
+    """Probability that a rollout fails before an engine gets its request."""
+    deaths: int = 0
+    """Engines that die or hang at some moment of the run, also while they are started or synced."""
+    hangs: float = 0.0
+    """The share of them that hang."""
+    frailty: float = 0.0
+    """Probability that a fresh engine fails at one of its first calls."""
+    lags: tuple[float, ...] = (0.0,)
+    impatience: float = 0.0
+    """Probability that whoever waits for a batch is cancelled, and asks again."""
+    ends_early: bool = False
+    """The run is cancelled at some moment."""
+    transport: str = "shared_memory"
     greedy: bool = False
 
 
@@ -80,6 +103,8 @@ def random_settings(seed: int) -> Settings:
         fields["rollout_redundancy"] = chance.choice([1.0, 1.0, 1.5])
         fields["choose"] = chance.choice(["launch_order", "first_finished"])
         fields["replicate_prompts"] = chance.random() < 0.8
+    if kind != "batch":
+        fields.setdefault("domain_quotas", random.Random(f"quotas/{seed}").random() < 0.3)
     return Settings(
         seed=seed,
         scheduling=SchedulingConfig(**fields),
@@ -91,9 +116,28 @@ def random_settings(seed: int) -> Settings:
         refill=chance.random() < 0.4,
         passing=chance.choice([1.0, 0.7, 0.4]),
         reward_failures=chance.choice([0.0, 0.0, 0.1]),
-        deaths=chance.choice([0.0, 0.0, 1.0, 3.0]),
+        start_failures=chance.choice([0.0, 0.0, 0.1]),
+        deaths=chance.choice([0, 0, 1, 3]),
+        hangs=chance.choice([0.0, 0.0, 0.5]),
+        frailty=chance.choice([0.0, 0.0, 0.5]),
+        lags=(lags := chance.choice(LAGS)),
+        impatience=chance.choice([0.0, 0.0, 0.5]),
+        ends_early=chance.random() < 0.1,
+        # Where one engine fails in a broadcast, the others have seconds to let go of it.
+        transport=chance.choice(["shared_memory", "broadcast"]) if max(lags) < 1 else "shared_memory",
         greedy=chance.random() < 0.2,
     )
+
+
+class Trainer:
+    """Offers one tensor, which holds the policy version."""
+
+    async def send_weights(
+        self, version: int, transport: str, deliver: Callable[[WeightUpdate], Awaitable[None]]
+    ) -> Mapping[str, int]:
+        manifest = (TensorSpec(name="w", shape=(1,), dtype="float32"),)
+        await deliver(WeightUpdate(policy_version=version, manifest=manifest, transport=transport, handle=None))
+        return {"w": version}
 
 
 @dataclass
@@ -105,10 +149,11 @@ class World:
     trained: Counter[str] = field(default_factory=Counter)
     events: list[tuple[str, str, float]] = field(default_factory=list)
     batches: list[Batch] = field(default_factory=list)
+    domains: list[str] = field(default_factory=list)
+    """By draw id."""
     version: int = 0
     finished_at: dict[int, float] = field(default_factory=dict)
-    rewarding: list[int] = field(default_factory=list)
-    """Which events began a scoring."""
+    moves: list[tuple[str, RolloutState | None, RolloutState]] = field(default_factory=list)
     violations: list[str] = field(default_factory=list)
     """Seen where an exception would go to a rollout that nobody waits for."""
     chance: random.Random = field(init=False)
@@ -116,22 +161,41 @@ class World:
     def __post_init__(self) -> None:
         settings = self.settings
         self.chance = random.Random(settings.seed * 7 + 1)
+        self._num_bad = Counter[str]()
         self.engines = TickingEngines(
             [
-                TickingEngine(f"e{i}", tick_s=self.chance.uniform(0.5, 1.5), capacity=settings.capacity, length=_length)
+                TickingEngine(
+                    f"e{i}",
+                    tick_s=self.chance.uniform(0.5, 1.5),
+                    capacity=settings.capacity,
+                    length=_length,
+                    lag=lambda: self.chance.choice(settings.lags),
+                    violations=self.violations,
+                )
                 for i in range(settings.num_engines)
             ],
             self.chance,
+            self._fault,
+        )
+        self.weights = WeightSync(
+            Trainer(),  # type: ignore[arg-type]
+            self.engines,  # type: ignore[arg-type]
+            WeightSyncConfig(transport=settings.transport, probe_every_num_steps=0),  # type: ignore[arg-type]
         )
         policy = "round_robin" if settings.scheduling.type == "batch" else "least_loaded"
         self.proxy = LLMProxy(
-            self.engines, self._prepare, max_attempts=50, router=Router(policy, settings.scheduling.max_kv_used)
+            self.engines,  # type: ignore[arg-type]
+            self.weights.push_to,
+            max_attempts=50,
+            router=Router(policy, settings.scheduling.max_kv_used),
         )
         self.scheduler = RolloutScheduler(
             self.proxy,
             dict.fromkeys(DOMAINS, self._reward),
             Numbers(),
             seed=settings.seed,
+            max_attempts=MAX_ATTEMPTS,
+            loop=self._loop,
             replicate=settings.scheduling.replicate_prompts and settings.scheduling.type != "batch",
         )
         self.scheduler.life.listen(self._on_event)
@@ -155,15 +219,26 @@ class World:
         )
         self._next = Counter[str]()
 
-    async def _prepare(self, engine: TickingEngine) -> None:
-        await asyncio.sleep(self.chance.uniform(0, 1))
-        engine.version = self.version
+    def _fault(self, engine_id: str) -> Fault | None:
+        """Of a fresh engine."""
+        used_up = self._num_bad[engine_id] + self.settings.deaths >= MAX_FAULTS
+        if used_up or self.chance.random() >= self.settings.frailty:
+            return None
+        self._num_bad[engine_id] += 1
+        return Fault(call=self.chance.choice(CALLS), hangs=self.chance.random() < self.settings.hangs)
+
+    async def _loop(self, draw: PromptDraw, index: int, first: GenerationRequest, generate: Any, renderer: Any) -> Any:
+        if self.chance.random() < self.settings.start_failures:
+            await asyncio.sleep(self.chance.choice([0.0, 1.0]))
+            raise WorkerDiedError("the environment cannot be reset")
+        return await single_answer(draw, index, first, generate, renderer)
 
     def _draw(self, count: int, domain: str | None) -> Sequence[PromptDraw]:
         draws = []
         for _ in range(count):
             draw_id = len(self.ledger)
             own = domain or DOMAINS[draw_id % 2]
+            self.domains.append(own)
             prompt = Prompt(uid=f"{own}/{draw_id}", domain=own, messages=())
             draws.append(PromptDraw(draw_id=draw_id, prompt=prompt, token_ids=np.array([1, 2], np.int32)))
             self.ledger.open(draws[-1:], self.version)
@@ -181,8 +256,7 @@ class World:
 
     def _on_event(self, event: Transition) -> None:
         self.events.append((event.rollout_id, event.after, event.time))
-        if event.after is RolloutState.REWARDING:
-            self.rewarding.append(len(self.events) - 1)
+        self.moves.append((event.rollout_id, event.before, event.after))
         if event.after is RolloutState.TRAINED:
             self.trained[event.rollout_id] += 1
             assert self.trained[event.rollout_id] == 1, f"{event.rollout_id} is trained twice"
@@ -210,31 +284,54 @@ class World:
     # ---- the run
 
     async def train(self) -> None:
-        """All steps, with engines dying beside them."""
+        """All steps, with engines dying beside them; some runs are cancelled in their midst."""
         havoc = asyncio.create_task(self._havoc())
+        steps = asyncio.create_task(self._steps())
+        if self.settings.ends_early:
+            await asyncio.wait([steps], timeout=self.chance.uniform(0, 60))
+            steps.cancel()
         try:
-            for step in range(1, self.settings.num_steps + 1):
-                batch = await self.controller.next_batch()
-                self.check_batch(batch)
-                await asyncio.sleep(self.chance.uniform(0, 8))
-                await self._sync()
-                await self._settle(batch, step)
+            await asyncio.gather(steps, return_exceptions=self.settings.ends_early)
         finally:
             havoc.cancel()
         await self.controller.close()
+        self.check_idle()
         self.check_end()
+        await self.engines.close()
+
+    async def _steps(self) -> None:
+        try:
+            await self._sync()
+            for step in range(1, self.settings.num_steps + 1):
+                batch = await self._next_batch()
+                self.check_batch(batch)
+                if self.settings.scheduling.async_ratio == 0:
+                    self.check_idle()
+                with self.weights.changing():
+                    await asyncio.sleep(self.chance.uniform(0, 8))
+                    self.version += 1
+                    await self._sync()
+                await self._settle(batch, step)
+                if self.violations:
+                    return
+        except asyncio.CancelledError:
+            raise
+        except BaseException as error:  # a run that is to be cancelled fails by it all the same
+            self.violations.append(f"{type(error).__name__}: {error}")
+            raise
+
+    async def _next_batch(self) -> Batch:
+        while self.chance.random() < self.settings.impatience:
+            try:
+                async with asyncio.timeout(self.chance.uniform(0, 20)):
+                    return await self.controller.next_batch()
+            except TimeoutError:
+                pass
+        return await self.controller.next_batch()
 
     async def _sync(self) -> None:
-        async with self.controller.updating():
-            for engine in self.engines.engines:
-                engine.updating = True
-            await asyncio.sleep(self.chance.uniform(0, 1))
-            self.version += 1
-            for engine in self.engines.engines:
-                engine.updating = False
-            for engine in self.engines.engines:
-                engine.version = self.version
-        await self.proxy.restore([engine.engine_id for engine in self.engines.engines if engine.dead])
+        report = await self.weights.push(self.version, still=self.controller.updating())
+        self.proxy.restore(report.dead)
 
     async def _settle(self, batch: Batch, step: int) -> None:
         used = set()
@@ -252,9 +349,12 @@ class World:
         assert in_flight == self.ledger.in_flight(), "draws in flight are not those that have no fate"
 
     async def _havoc(self) -> None:
-        for _ in range(int(self.settings.deaths)):
+        """Also of engines that start or are being replaced."""
+        for _ in range(self.settings.deaths):
             await asyncio.sleep(self.chance.uniform(0, 40))
-            self.chance.choice(self.engines.engines).die()
+            hangs = self.chance.random() < self.settings.hangs
+            engine = self.chance.choice([engine for engine in self.engines.all if not engine.dead] or self.engines.all)
+            engine.hang() if hangs else engine.die()
 
     # ---- what must hold
 
@@ -274,16 +374,24 @@ class World:
                     assert rollout.reward is not None
                     self._check_tokens(rollout, group in kept)
                 else:
-                    tries = sum(self.events[i][0] == f"train-{rollout.rollout_id}" for i in self.rewarding)
-                    assert tries >= 3, f"{rollout.rollout_id} was given up after {tries} tries"
+                    tries = self._num_tries(f"train-{rollout.rollout_id}")
+                    assert tries == MAX_ATTEMPTS, f"{rollout.rollout_id} was given up after {tries} tries"
         if settings.greedy:
             assert [g.draw.draw_id for g in batch.companions["greedy"]] == [g.draw.draw_id for g in batch.groups]
             assert all(len(group.rollouts) == 1 for group in batch.companions["greedy"])
         if scheduling.domain_quotas and len(kept) == settings.batch_size and not scheduling.async_ratio:
             counts = Counter(group.draw.prompt.domain for group in kept)
             assert max(counts.values()) - min(counts.get(d, 0) for d in DOMAINS) <= 1, "the mix of domains is off"
+        if scheduling.domain_quotas and scheduling.async_ratio:
+            self._check_places()
         if scheduling.stale_policy == "wait":
             assert not (batch.expired and scheduling.async_ratio), "a group expired although updates wait"
+
+    def _check_places(self) -> None:
+        """What was launched, without what was replaced or given up, has the proportion of the weights."""
+        gone = {draw_id for batch in self.batches for draw_id in (*batch.left_out, *batch.expired)}
+        places = Counter(DOMAINS.index(self.domains[i]) for i in range(len(self.ledger)) if i not in gone)
+        assert abs(places[0] - places[1]) <= 1, f"the mix of what is launched is off: {places}"
 
     def _check_tokens(self, rollout: Rollout, is_trained: bool) -> None:
         versions = rollout.policy_versions
@@ -292,6 +400,19 @@ class World:
         age, bound = self.version - int(versions.min()), self.settings.scheduling.max_staleness
         assert not is_trained or age <= bound, f"a token is {age} versions old"
 
+    def _num_tries(self, rollout_id: str) -> int:
+        """Since it began for the last time."""
+        tries = 0
+        for name, before, after in self.moves:
+            if name == rollout_id and after is RolloutState.QUEUED:
+                tries = 1 if before is None else tries + 1
+        return tries
+
+    def check_idle(self) -> None:
+        """No engine that serves works on anything."""
+        for engine in self.engines.engines:
+            assert engine.dead or engine.hung or not engine.live, f"{engine.engine_id} works on {list(engine.live)}"
+
     def check_end(self) -> None:
         """After the last step."""
         assert len(self.scheduler.life) == 0, f"rollouts without an end: {[r.rollout_id for r in self.scheduler.life]}"
@@ -299,12 +420,26 @@ class World:
         refused = [engine.num_refused for engine in self.engines.all]
         assert max(refused) <= self.settings.capacity, "a dead engine gets requests again and again"
         assert self.proxy.num_running == self.proxy.num_waiting == 0
-        assert not any(engine.live for engine in self.engines.engines if not engine.dead), "an engine still works"
-        assert len(self.batches) == self.settings.num_steps
+        if not self.settings.ends_early:
+            assert len(self.batches) == self.settings.num_steps
+            assert not self.ledger.in_flight(), "draws were launched that no step trained"
+            self._check_shares()
         totals = self.scheduler.life.totals
         ends = sum(totals[s] for s in RolloutState if s not in ("queued", "generating", "rewarding", "accepted"))
         begun = sum(1 for _, after, _ in self.events if after == "queued") - self._num_again()
         assert ends == begun, "a rollout was lost"
+
+    def _check_shares(self) -> None:
+        """Over the whole run, quotas hold exactly: both domains have the same weight."""
+        if not self.settings.scheduling.domain_quotas:
+            return
+        trained = Counter(
+            group.draw.prompt.domain
+            for batch in self.batches
+            for group in batch.groups
+            if group.draw.draw_id not in batch.left_out
+        )
+        assert max(trained.values()) - min(trained[domain] for domain in DOMAINS) <= 1, f"the mix is off: {trained}"
 
     def _num_again(self) -> int:
         seen: dict[str, str] = {}
@@ -337,7 +472,10 @@ def play(settings: Settings) -> World:
 
     async def main() -> None:
         world.append(World(settings))
-        await world[0].train()
+        try:
+            await world[0].train()
+        finally:
+            await world[0].engines.close()
 
     try:
         run(main(), seed=settings.seed, shuffle=True, limit_s=100_000)

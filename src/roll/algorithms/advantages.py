@@ -57,7 +57,7 @@ def estimate(
     """Advantages of all episodes of a batch; see `roll.config.algorithm_parts.AdvantageConfig`.
 
     Args:
-        episodes: that are trained.
+        episodes: all that count for whitening and for states met again.
         outcomes: [n] their normalised rewards (`normalised`): the total one for `outcome`, `chunk` and `anchor_state`;
             for the others that of the whole, to which rewards of turns and tokens are added as they are.
         estimator: how they spread over tokens.
@@ -84,7 +84,8 @@ def estimate(
         if whiten == "turn":
             turns = whitened(turns)
         tokens = [per_token(e, t) for e, t in zip(episodes, turns, strict=True)]
-        tokens = _with_token_rewards(episodes, tokens)
+        if estimator != "turn":  # whose returns have them
+            tokens = _with_token_rewards(episodes, tokens)
     if whiten == "token":
         tokens = whitened(tokens)
     if clip is not None:

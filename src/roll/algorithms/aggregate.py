@@ -22,7 +22,7 @@ def token_weights(inputs: LossInputs, aggregation: Aggregation) -> Tensor:
 
     `sequence_mean`: 1 / (tokens of its sequence x sequences), GRPO, arXiv 2402.03300.
     `token_mean`: 1 / tokens, DAPO, arXiv 2503.14476.
-    `constant_length`: 1 / (longest possible answer x sequences), Dr. GRPO, arXiv 2503.20783.
+    `constant_length`: 1 / (longest possible answer to its prompt x sequences), Dr. GRPO, arXiv 2503.20783.
     `sequence_sum`: 1 / sequences, the log-prob of a sequence as a whole, REINFORCE.
 
     Raises:
@@ -33,7 +33,7 @@ def token_weights(inputs: LossInputs, aggregation: Aggregation) -> Tensor:
     if aggregation == "token_mean":
         return torch.full_like(inputs.advantages, 1.0 / inputs.num_tokens)
     if aggregation == "constant_length":
-        return torch.full_like(inputs.advantages, 1.0 / (inputs.max_length * inputs.num_sequences))
+        return (1.0 / (inputs.max_lengths * inputs.num_sequences))[inputs.sequence_ids]
     if aggregation == "sequence_sum":
         return torch.full_like(inputs.advantages, 1.0 / inputs.num_sequences)
     raise ValueError(

@@ -65,6 +65,23 @@ class Episode:
         """Reward of the whole and of all turns."""
         return self.reward + float(sum(self.turn_rewards))
 
+    @property
+    def penalised_total(self) -> float:
+        """`total`, and the sum of the rewards per token (a KL penalty of the whole rollout)."""
+        return self.total if self.token_rewards is None else bounded(self.total + float(self._written_rewards.sum()))
+
+    @property
+    def turn_token_rewards(self) -> Float64Array:
+        """[K] rewards per token, summed over each turn's."""
+        if self.token_rewards is None:
+            return np.zeros(len(self.spans))
+        return np.array([self.token_rewards[start:end].sum(dtype=np.float64) for start, end in self.spans])
+
+    @property
+    def _written_rewards(self) -> Float64Array:
+        assert self.token_rewards is not None
+        return self.token_rewards[self.mask].astype(np.float64)
+
 
 def turn_rewards_of(episode: Episode, outcome: float) -> Float64Array:
     """[K] rewards by turn, with `outcome` on the last one."""

@@ -7,7 +7,7 @@ gradient of every one of them is that of A log pi, except for weights that are i
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 import torch
 from torch import Tensor
@@ -28,6 +28,9 @@ __all__ = [
 class Gate(Protocol):
     """The seam."""
 
+    exponentiates: ClassVar[bool]
+    """Whether it takes the log-ratio's exponential, and so needs it clamped."""
+
     def __call__(self, log_ratio: Tensor, logprobs: Tensor, advantages: Tensor) -> Tensor:
         """Objective of every token [N]."""
         ...
@@ -37,7 +40,15 @@ class Gate(Protocol):
         ...
 
 
-class _Unbounded:
+class _Exponential:
+    """A gate of the ratio itself."""
+
+    __slots__ = ()
+
+    exponentiates: ClassVar[bool] = True
+
+
+class _Unbounded(_Exponential):
     """A gate without a bound."""
 
     __slots__ = ()
@@ -48,7 +59,7 @@ class _Unbounded:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class MinClip:
+class MinClip(_Exponential):
     """min(r A, clip(r, 1 - low, 1 + high) A): PPO, arXiv 1707.06347 eq. 7."""
 
     low: float = 0.2
@@ -65,7 +76,7 @@ class MinClip:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class DualClip:
+class DualClip(_Exponential):
     """`MinClip`, and where A < 0 never below bound x A: arXiv 1912.09729 eq. 5."""
 
     low: float = 0.2
@@ -87,7 +98,7 @@ class DualClip:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class StopGradient:
+class StopGradient(_Exponential):
     """sg(clip(r, lower, upper)) A log pi.
 
     (0, 1) is TIS (arXiv 2510.11345), (1 - e, 1 + e) CISPO (arXiv 2506.13585). `mask` drops a token whose ratio has left
@@ -113,7 +124,7 @@ class StopGradient:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class SignSplit:
+class SignSplit(_Exponential):
     """A > 0: w+ A log pi. A <= 0: w- sg(clip(r, lower, upper)) A log pi: TOPR, arXiv 2503.14286 eq. 8."""
 
     positive_weight: float = 1.0
@@ -153,6 +164,8 @@ class LogProb(_Unbounded):
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SquaredPenalty(_Unbounded):
     """A log pi - tau/2 (log r)^2: Kimi k1.5, arXiv 2501.12599 section 2.3.2."""
+
+    exponentiates: ClassVar[bool] = False
 
     tau: float = 0.1
 

@@ -47,8 +47,8 @@ class LossInputs:
     """Loss tokens of the global batch."""
     num_sequences: float
     """Sequences of the global batch that have a loss token."""
-    max_length: float
-    """Longest possible answer, for constant-length aggregation."""
+    max_lengths: Tensor
+    """[S] float32: the longest possible answer to each sequence's prompt, for constant-length aggregation."""
     chunk_ids: Tensor | None = None
     """[N] int64 in 0 … C-1: which chunk (turn) a token belongs to, ascending; `None`: a sequence is one chunk."""
     ref_logprobs: Tensor | None = None

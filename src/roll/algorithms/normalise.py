@@ -15,13 +15,25 @@ import numpy as np
 
 from roll.algorithms.episodes import Episode, Float64Array, concatenated
 
-__all__ = ["EPSILON", "Baseline", "Moments", "Scope", "has_zero_variance", "normalised", "whitened"]
+__all__ = [
+    "EPSILON",
+    "WHITENING_EPSILON",
+    "Baseline",
+    "Moments",
+    "Scope",
+    "has_zero_variance",
+    "normalised",
+    "whitened",
+]
 
 Scope: TypeAlias = Literal["none", "group", "batch", "running"]
 Baseline: TypeAlias = Literal["none", "group", "batch", "running", "leave_one_out", "length_weighted", "greedy"]
 
 EPSILON = 1e-6
 """Added to a standard deviation before dividing by it."""
+
+WHITENING_EPSILON = 1e-8
+"""Added to a variance, as the published implementations of PPO and REINFORCE++ do."""
 
 
 def has_zero_variance(rewards: Sequence[float] | Float64Array) -> bool:
@@ -148,11 +160,14 @@ def _own_baseline(mean: str, episodes: Sequence[Episode], rewards: Float64Array,
     return np.array(greedy, dtype=np.float64)
 
 
-def whitened(values: Sequence[Float64Array], epsilon: float = 1e-9) -> list[Float64Array]:
-    """Mean 0 and population deviation 1 over all entries of all arrays; one entry alone stays as it is."""
+def whitened(values: Sequence[Float64Array], epsilon: float = WHITENING_EPSILON) -> list[Float64Array]:
+    """(x - mean) / sqrt(variance + epsilon) over all entries of all arrays; one entry alone stays as it is.
+
+    Mean 0 and population deviation 1, unless they differ by less than some 1e-4: that is noise, and stays small.
+    """
     together = concatenated(values)
     if len(together) < 2:
         return [array.copy() for array in values]
     centre = _centre(together)
-    spread = float(np.std(together)) if np.ptp(together) else 0.0
-    return [(array - centre) / (spread + epsilon) if spread else array - centre for array in values]
+    spread = float(np.sqrt(np.var(together) + epsilon))
+    return [(array - centre) / spread for array in values]

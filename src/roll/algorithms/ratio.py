@@ -1,6 +1,7 @@
 """The ratio of new to old probability: of a token, a chunk, or a whole sequence.
 
-Log-ratios are clamped to ± `LOG_RATIO_LIMIT` wherever they are exponentiated: that clamp is part of every formula here.
+Log-ratios are clamped to ± `LOG_RATIO_LIMIT` wherever they are exponentiated, and only there: that clamp is part of
+every formula here.
 """
 
 from __future__ import annotations
@@ -44,6 +45,10 @@ def _difference(inputs: LossInputs, against: Literal["old", "rollout"]) -> Tenso
     return inputs.logprobs - (inputs.old_logprobs if against == "old" else inputs.rollout_logprobs)
 
 
+def _as_it_is(log_ratio: Tensor) -> Tensor:
+    return log_ratio
+
+
 def segments(inputs: LossInputs, level: str) -> Tensor:
     """The ids [N] of the segments that a level speaks of."""
     if level == "chunk" and inputs.chunk_ids is not None:
@@ -58,8 +63,9 @@ def log_ratio(
     reduce: Reduction = "geometric",
     against: Literal["old", "rollout"] = "old",
     token_limit: float | None = None,
+    bounded: bool = True,
 ) -> Tensor:
-    """log pi/old of every token [N], differentiable in `logprobs`, clamped.
+    """log pi/old of every token [N], differentiable in `logprobs`.
 
     Args:
         inputs: the tokens.
@@ -69,15 +75,17 @@ def log_ratio(
         against: the denominator.
         token_limit: before the mean is taken, a token's log-ratio may exceed ± this only where that lowers the
             objective (GMPO, arXiv 2507.20673, eq. 4): above it where A > 0 it is cut, below where A < 0.
+        bounded: whether it is clamped, for what exponentiates it; a clamped log-ratio has no gradient.
     """
+    limited = clamped if bounded else _as_it_is
     difference = _difference(inputs, against)
     if level == "token":
-        return clamped(difference)
+        return limited(difference)
     if token_limit is not None:
         cut = torch.where(inputs.advantages > 0, difference.clamp(max=token_limit), difference.clamp(min=-token_limit))
         difference = torch.where(inputs.advantages == 0, difference, cut)
     ids = segments(inputs, level)
     pool = segment_means if reduce == "geometric" else segment_sums
-    own = clamped(difference)
-    whole = clamped(pool(own, ids))[ids]
+    own = limited(difference)
+    whole = limited(pool(own, ids))[ids]
     return whole.detach() + own - own.detach() if level == "sequence_token" else whole

@@ -51,8 +51,9 @@ def chunk_returns(episode: Episode, value: float, gamma: float) -> Float64Array:
 
 
 def turn_returns(episode: Episode, outcome: float, gamma: float) -> Float64Array:
-    """G_k = sum_{j >= k} gamma^(j-k) r_j of every turn [K] (GEM, arXiv 2510.01051)."""
-    return discounted(turn_rewards_of(episode, outcome), gamma)
+    """G_k = sum_{j >= k} gamma^(j-k) r_j of every turn [K] (GEM, arXiv 2510.01051); rewards per token are their
+    turn's."""
+    return discounted(turn_rewards_of(episode, outcome) + episode.turn_token_rewards, gamma)
 
 
 def gae(rewards: Float64Array, values: Float64Array, gamma: float, gae_lambda: float) -> Float64Array:
@@ -73,9 +74,10 @@ def step_advantages(episodes: Sequence[Episode], *, gamma: float, std: Scope) ->
     """GiGPO's step advantage of every turn [K] (arXiv 2505.10978 eq. 6-8).
 
     Turns of one group that began in the same state are compared by their discounted returns; equal states of different
-    prompts are not. A state met once has advantage 0.
+    prompts are not. A state met once has advantage 0. Rewards per token do not count: they are of the policy, and the
+    states are the environment's.
     """
-    returns = [turn_returns(episode, episode.reward, gamma) for episode in episodes]
+    returns = [discounted(turn_rewards_of(episode, episode.reward), gamma) for episode in episodes]
     anchors: dict[tuple[int, str], list[tuple[int, int]]] = defaultdict(list)
     for i, episode in enumerate(episodes):
         for k, state in enumerate(episode.states):

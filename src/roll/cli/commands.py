@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import click
+
+if TYPE_CHECKING:
+    from roll.tracking import Summary
 
 __all__ = ["Session", "roll"]
 
@@ -22,6 +25,13 @@ class Session:
 
 _overrides = click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]...")
 _file = click.argument("file", metavar="FILE")
+
+
+def _ended(summary: Summary) -> int:
+    """The exit code of a run that came to its end: 1, with a message, where it did nothing."""
+    if summary.problem:
+        click.echo(f"Error: {summary.problem}", err=True)
+    return 1 if summary.problem else 0
 
 
 def _version(context: click.Context, _parameter: click.Parameter, value: bool) -> None:
@@ -50,7 +60,7 @@ def roll() -> None:
 @_file
 @_overrides
 @click.pass_obj
-def train(session: Session, file: str, overrides: tuple[str, ...]) -> None:
+def train(session: Session, file: str, overrides: tuple[str, ...]) -> int:
     """Train the model that FILE configures.
 
     Change values with KEY=VALUE, for example training.learning_rate=2e-5 or data.0.max_operand=20;
@@ -61,14 +71,14 @@ def train(session: Session, file: str, overrides: tuple[str, ...]) -> None:
 
     config = load_config(file, overrides)
     session.run_dir = config.run_dir
-    start(config)
+    return _ended(start(config))
 
 
 @roll.command()
 @click.argument("run", metavar="RUN")
 @_overrides
 @click.pass_obj
-def resume(session: Session, run: str, overrides: tuple[str, ...]) -> None:
+def resume(session: Session, run: str, overrides: tuple[str, ...]) -> int:
     """Continue the run RUN from its newest checkpoint.
 
     RUN is its directory, such as runs/quickstart. The number of steps, trainer ranks and engines may change, for
@@ -77,7 +87,7 @@ def resume(session: Session, run: str, overrides: tuple[str, ...]) -> None:
     from roll.api import resume as start
 
     session.run_dir = Path(run)
-    start(run, overrides)
+    return _ended(start(run, overrides))
 
 
 @roll.command()
@@ -86,7 +96,7 @@ def resume(session: Session, run: str, overrides: tuple[str, ...]) -> None:
 @click.option("--only", type=click.Choice(["train", "rollout"]), default="train", help="What to repeat.")
 @click.option("--checkpoint", metavar="PATH", help="Start from this checkpoint: RUN/checkpoints/step-N.")
 @click.pass_obj
-def replay(session: Session, run: str, overrides: tuple[str, ...], only: str, checkpoint: str | None) -> None:
+def replay(session: Session, run: str, overrides: tuple[str, ...], only: str, checkpoint: str | None) -> int:
     """Repeat the recorded run RUN, in a new run directory.
 
     \b
@@ -103,7 +113,7 @@ def replay(session: Session, run: str, overrides: tuple[str, ...], only: str, ch
     chosen: Literal["train", "rollout"] = "train" if only == "train" else "rollout"
     config = load_replay_config(run, overrides, only=chosen, checkpoint=checkpoint)
     session.run_dir = config.run_dir
-    start(config)
+    return _ended(start(config))
 
 
 @roll.command()
@@ -125,10 +135,10 @@ def check(session: Session, file: str, overrides: tuple[str, ...]) -> None:
 @_file
 @_overrides
 @click.option("--model", metavar="PATH", help="Evaluate this model, run or checkpoint instead of FILE's model.")
-def evaluate(file: str, overrides: tuple[str, ...], model: str | None) -> None:
+def evaluate(file: str, overrides: tuple[str, ...], model: str | None) -> int:
     """Measure a model on the held-out prompts of FILE.
 
-    Prints one JSON object.
+    Prints one JSON object, and nothing else, to standard output. Exits with code 1 where there were no answers.
     """
     import json
 
@@ -139,7 +149,11 @@ def evaluate(file: str, overrides: tuple[str, ...], model: str | None) -> None:
     prepare_environment()
     from roll import pipelines
 
-    click.echo(json.dumps(pipelines.evaluate(config, model), indent=2))
+    found = pipelines.evaluate(config, model)
+    click.echo(json.dumps(found, indent=2))
+    if not found["eval/num_answers"]:
+        click.echo("Error: no answers: nothing was measured.", err=True)
+    return 0 if found["eval/num_answers"] else 1
 
 
 @roll.command()
@@ -205,14 +219,19 @@ def plan(file: str, overrides: tuple[str, ...]) -> None:
 @roll.command()
 @click.argument("source", metavar="RUN|CHECKPOINT")
 @click.argument("target", metavar="DIR")
-def export(source: str, target: str) -> None:
-    """Write a trained model to DIR, as Hugging Face safetensors."""
-    from roll.process_environment import prepare_environment
+@click.option("--adapter", is_flag=True, help="Write the LoRA adapter for peft, in place of the merged model.")
+@click.option("--to-hub", "repository", metavar="OWNER/NAME", help="Then upload DIR to the Hugging Face hub.")
+@click.option("--public", is_flag=True, help="Let everybody see a repository that --to-hub makes.")
+def export(source: str, target: str, adapter: bool, repository: str | None, public: bool) -> None:
+    """Write a trained model to DIR, as Hugging Face safetensors, with a model card.
 
-    prepare_environment()
-    from roll import pipelines
+    Nothing is uploaded without --to-hub; a repository that it makes is private unless --public is given.
+    """
+    if public and repository is None:
+        raise click.UsageError("--public says who sees what --to-hub uploads: give --to-hub OWNER/NAME.")
+    from roll.api import export as start
 
-    click.echo(pipelines.export(Path(source), Path(target)))
+    click.echo(start(source, target, adapter=adapter, to_hub=repository, public=public))
 
 
 @roll.group()

@@ -6,12 +6,14 @@
 | 1 | the run failed: a message, and the file with the details |
 | 2 | something that the user can mend: one message, nothing was overwritten |
 | 3 | an alarm stopped the run; everything is saved |
-| 130, 143 | interrupted (Ctrl-C, SIGTERM); a run saves its state first |
+| 129, 130, 143 | interrupted (SIGHUP, Ctrl-C, SIGTERM); a run saves its state first |
 """
 
 from __future__ import annotations
 
+import contextlib
 import errno
+import signal
 import tempfile
 import traceback
 from collections.abc import Callable, Iterator, Sequence
@@ -55,7 +57,7 @@ def guarded(action: Callable[[], object], session: Session) -> int:
         error.show()
         return error.exit_code
     except (click.Abort, KeyboardInterrupt):
-        click.echo(_interrupted(session), err=True)
+        _say(_interrupted(session))
         return 130
     except Exception as error:
         return _failed(error, session)
@@ -70,27 +72,35 @@ def _interrupted(session: Session) -> str:
 def _failed(error: Exception, session: Session) -> int:
     signal_name = next((leaf.signal_name for leaf in _leaves(error) if hasattr(leaf, "signal_name")), None)
     if signal_name is not None:
-        click.echo(_interrupted(session), err=True)
-        return 143 if signal_name == "SIGTERM" else 130
+        _say(_interrupted(session))
+        return 128 + signal.Signals[signal_name]
     user = next((leaf for leaf in _leaves(error) if isinstance(leaf, UserError)), None)
     if user is not None:
-        click.echo(f"Error: {user}", err=True)
+        _say(f"Error: {user}")
         return 2
     disk = next((leaf for leaf in _leaves(error) if isinstance(leaf, OSError) and leaf.errno in _DISK), None)
     if disk is not None:
         place = f" '{disk.filename}'" if disk.filename else ""
-        click.echo(f"Error: cannot use{place}: {disk.strerror}. Free space or check permissions.", err=True)
+        _say(f"Error: cannot use{place}: {disk.strerror}. Free space or check permissions.")
         return 2
     alarm = next((leaf for leaf in _leaves(error) if isinstance(leaf, AlarmError)), None)
     if alarm is not None:
-        click.echo(f"Stopped by an alarm: {alarm}. Continue with: roll resume {session.run_dir}", err=True)
+        _say(f"Stopped by an alarm: {alarm}. Continue with: roll resume {session.run_dir}")
         return 3
     known = next((leaf for leaf in _leaves(error) if isinstance(leaf, RollError)), None)
     report = _report(error, session)
     what = str(known) if known is not None else f"unexpected {type(error).__name__}: {_first_line(error)}"
-    click.echo(f"Error: {what}", err=True)
-    click.echo(f"Details: {report}" if report else traceback.format_exc(), err=True)
+    _say(f"Error: {what}")
+    _say(f"Details: {report}" if report else traceback.format_exc())
+    if session.run_dir is not None and any((session.run_dir / "checkpoints").glob("step-*")):
+        _say(f"What was saved goes on with: roll resume {session.run_dir}")
     return 1
+
+
+def _say(text: str) -> None:
+    """On stderr, if anybody is left to read it."""
+    with contextlib.suppress(OSError):
+        click.echo(text, err=True)
 
 
 def _leaves(error: BaseException) -> Iterator[BaseException]:

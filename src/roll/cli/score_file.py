@@ -174,9 +174,9 @@ async def _score(
                 try:
                     result, problem = await rewards[line.domain](line.rollout), ""
                 except InfraError as error:
+                    if isinstance(error.__cause__, UserError):
+                        raise type(error.__cause__)(f"line {line.number}: {error.__cause__}") from error
                     result, problem = None, str(error)
-                except UserError as error:
-                    raise type(error)(f"line {line.number}: {error}") from error
                 return Scored(line=line, result=result, problem=problem, duration_s=perf_counter() - started)
 
         async with asyncio.TaskGroup() as group:

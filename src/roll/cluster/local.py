@@ -139,7 +139,11 @@ class LocalEngineGroup:
         index = next(i for i, engine in enumerate(self._engines) if engine.engine_id == engine_id)
         await self._engines[index].close()
         fresh = build_engine(self._specs[engine_id])
-        await fresh.start()
+        try:
+            await fresh.start()
+        except BaseException:
+            await fresh.close()
+            raise
         self._engines[index] = fresh
         return fresh
 

@@ -19,7 +19,7 @@ import struct
 import sys
 from typing import BinaryIO
 
-__all__ = ["HEADER", "STARTED", "main", "read_frame", "write_frame"]
+__all__ = ["HEADER", "STARTED", "begin", "failure", "main", "prepare", "read_frame", "write_frame"]
 
 _PR_SET_PDEATHSIG = 1
 HEADER = struct.Struct("<I")
@@ -42,7 +42,8 @@ def write_frame(stream: BinaryIO, body: bytes) -> None:
     stream.flush()
 
 
-def _prepare(module: str, prepared: set[str]) -> None:
+def prepare(module: str, prepared: set[str]) -> None:
+    """What a module wants imported or loaded before its first call."""
     if module not in prepared:
         getattr(sys.modules[module], "prepare_worker", lambda: None)()
         prepared.add(module)
@@ -56,7 +57,7 @@ def _place(error: BaseException) -> str:
     return f"{trace.tb_frame.f_code.co_filename}:{trace.tb_lineno}" if trace is not None else "unknown place"
 
 
-def _failure(error: Exception) -> bytes:
+def failure(error: Exception) -> bytes:
     """An error as a reply; one that cannot travel is replaced by its description."""
     error.add_note(_place(error))
     try:
@@ -72,11 +73,11 @@ def _failure(error: Exception) -> bytes:
 def _serve(frame: bytes, replies: BinaryIO, prepared: set[str]) -> bytes:
     try:
         function, args = pickle.loads(frame)
-        _prepare(function.__module__, prepared)
+        prepare(function.__module__, prepared)
         write_frame(replies, STARTED)
         return pickle.dumps((True, function(*args)))
     except Exception as error:  # the caller decides what a failure of its function means
-        return _failure(error)
+        return failure(error)
 
 
 def _limit_memory(num_bytes: int) -> None:
@@ -87,12 +88,8 @@ def _limit_memory(num_bytes: int) -> None:
         resource.setrlimit(resource.RLIMIT_DATA, (limit, hard))
 
 
-def main(memory_limit_bytes: int) -> None:
-    """Serve calls from stdin.
-
-    Args:
-        memory_limit_bytes: beyond it the called function meets a `MemoryError`; 0 means no limit.
-    """
+def begin(memory_limit_bytes: int) -> BinaryIO:
+    """Make this process a worker: it ends with its parent, and what it prints goes to stderr; returns the replies."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if memory_limit_bytes:
@@ -100,6 +97,16 @@ def main(memory_limit_bytes: int) -> None:
     faulthandler.enable()
     replies = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
+    return replies
+
+
+def main(memory_limit_bytes: int) -> None:
+    """Serve calls from stdin.
+
+    Args:
+        memory_limit_bytes: beyond it the called function meets a `MemoryError`; 0 means no limit.
+    """
+    replies = begin(memory_limit_bytes)
     calls = sys.stdin.buffer
     prepared: set[str] = set()
     while (frame := read_frame(calls)) is not None:

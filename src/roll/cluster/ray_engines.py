@@ -35,6 +35,8 @@ __all__ = ["EngineActor", "RayEngine", "RayEngineGroup"]
 logger = logging.getLogger(__name__)
 
 CLOSE_TIMEOUT_S = 10.0
+REPORT_EVERY_S = 0.2
+"""Between two reports of a busy engine's load."""
 
 
 class EngineActor:
@@ -51,9 +53,13 @@ class EngineActor:
         await self._engine.start()
         return os.getpid()
 
-    async def generate(self, request: GenerationRequest) -> Generation:
+    async def generate(self, request: GenerationRequest) -> tuple[Generation, EngineLoad]:
+        """As the engine's, and its load at the end of the request."""
+        return await self._engine.generate(request), self._engine.load()
+
+    async def load(self) -> EngineLoad:
         """As the engine's; so for all that follow."""
-        return await self._engine.generate(request)
+        return self._engine.load()
 
     async def logprobs(self, sequences: Sequence[IntArray]) -> list[FloatArray]:
         return await self._engine.logprobs(sequences)
@@ -91,6 +97,8 @@ class RayEngine:
         self.pid: int | None = None
         self._spec = spec
         self._running = 0
+        self._reported = EngineLoad(num_running=0, num_waiting=0, kv_used=0.0, capacity=spec.max_num_seqs)
+        self._reports: asyncio.Task[None] | None = None
         self._actor: Any = ray.remote(EngineActor).options(max_restarts=0, max_concurrency=4096, **options).remote(spec)
 
     async def _await(self, reference: Any) -> Any:
@@ -110,10 +118,20 @@ class RayEngine:
 
     async def generate(self, request: GenerationRequest) -> Generation:
         self._running += 1
+        if self._reports is None or self._reports.done():
+            self._reports = asyncio.create_task(self._follow(), name=f"load-{self.engine_id}")
         try:
-            return await self._await(self._actor.generate.remote(request))
+            generation, self._reported = await self._await(self._actor.generate.remote(request))
+            return generation
         finally:
             self._running -= 1
+
+    async def _follow(self) -> None:
+        """While it has requests, ask the engine every now and then what it does."""
+        with contextlib.suppress(EngineDiedError):  # those who wait for it hear of that
+            while self._running:
+                self._reported = await self._await(self._actor.load.remote())
+                await asyncio.sleep(REPORT_EVERY_S)
 
     async def logprobs(self, sequences: Sequence[IntArray]) -> list[FloatArray]:
         return await self._await(self._actor.logprobs.remote(list(sequences)))
@@ -140,17 +158,23 @@ class RayEngine:
         await self._await(self._actor.wake.remote())
 
     def load(self) -> EngineLoad:
-        """What this controller has given it; the engine's own counts are a round trip away."""
+        """What this controller has given it, and what the engine's own scheduler said last of its cache and steps.
+
+        A report is at most `REPORT_EVERY_S` and a round trip old, and as of the end of the latest request.
+        """
         capacity = self._spec.max_num_seqs
         return EngineLoad(
             num_running=min(self._running, capacity),
             num_waiting=max(0, self._running - capacity),
-            kv_used=min(1.0, self._running / capacity),
+            kv_used=self._reported.kv_used if self._running else 0.0,
             capacity=capacity,
+            num_steps=self._reported.num_steps or 0,
         )
 
     async def close(self) -> None:
         """Let the engine end itself, then end its process."""
+        if self._reports is not None:
+            self._reports.cancel()
         with contextlib.suppress(EngineDiedError, TimeoutError):
             async with asyncio.timeout(CLOSE_TIMEOUT_S):
                 await self._await(self._actor.close.remote())
@@ -185,7 +209,11 @@ class RayEngineGroup:
         index = next(i for i, engine in enumerate(self._engines) if engine.engine_id == engine_id)
         await self._engines[index].close()
         fresh = RayEngine(*self._seated[engine_id])
-        await fresh.start()
+        try:
+            await fresh.start()
+        except BaseException:
+            await fresh.close()
+            raise
         self._engines[index] = fresh
         logger.warning("engine %s was replaced by process %s", engine_id, fresh.pid)
         return fresh

@@ -18,6 +18,8 @@ AlarmName: TypeAlias = Literal[
     "shared_ngrams_above",
     "self_repetition_above",
     "disagreement_above",
+    "infra_errors_above",
+    "timeouts_above",
 ]
 
 
@@ -29,9 +31,30 @@ class AlarmsConfig(Section):
         "`warn`: log a warning and go on. `stop`: save, end, and exit with code 3; `roll resume` continues from there.",
     )
     stop_on: list[AlarmName] = option(
-        [], "Alarms that stop the run whatever `action` says.", examples=[["disagreement_above"]]
+        ["infra_errors_above", "timeouts_above"],
+        "Alarms that stop the run whatever `action` says; a list of yours replaces this one.",
+        examples=[["disagreement_above"]],
     )
-    patience: int = option(3, "An alarm goes off after N steps in a row.", unit="steps", ge=1)
+    patience: int = option(
+        3,
+        "An alarm goes off after N steps in a row; those of infrastructure errors and time-outs look at N steps "
+        "together, and go off at once where all answers of the first step failed.",
+        unit="steps",
+        ge=1,
+    )
+    infra_errors_above: float | None = option(
+        0.25,
+        "The share of answers that got no reward, because a verifier, an environment or an engine failed, is above "
+        "this. Answers that no verifier looked at (cut off) do not count.",
+        ge=0,
+        lt=1,
+    )
+    timeouts_above: float | None = option(
+        0.5,
+        "The share of answers that took a verifier longer than `time_limit_s`, and so got 0, is above this.",
+        ge=0,
+        lt=1,
+    )
     entropy_below: float | None = option(
         None,
         "Entropy collapse: the policy's entropy is below this. A solved task ends here too.",

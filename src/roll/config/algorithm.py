@@ -115,6 +115,12 @@ class AlgorithmConfig(Section):
                 "ratio.against rollout has the engine's probabilities in the ratio already, so correction.upper would "
                 "correct for them twice: set correction.upper to null (masks still work)"
             )
+        whole = advantage.estimator in ("outcome", "chunk", "anchor_state") and advantage.function is None
+        if whole and "running" in (advantage.mean, advantage.std) and self.uses_reference and self.kl.place == "reward":
+            return (
+                "kl.place reward makes the penalty part of the reward before baseline and scaling, but running moments "
+                "are of rewards without it: set kl.place to loss, or advantage.mean and advantage.std to group or batch"
+            )
         if critic.drop_agreed + self.entropy.drop_divergent > 0 and critic.num_critics < 2:
             return (
                 "critic.drop_agreed and entropy.drop_divergent compare several critics: set critic.num_critics to 2 "

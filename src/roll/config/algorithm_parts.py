@@ -201,7 +201,10 @@ class KLConfig(Section):
         "the reward: in the loss its gradient is 0 on average, so that it holds nothing back.",
     )
     place: Literal["loss", "reward"] = option(
-        "loss", "In the loss, with a gradient of its own, or subtracted from every token's reward."
+        "loss",
+        "In the loss, with a gradient of its own; or subtracted from the reward, before baseline and scaling: an "
+        "answer's sum from its one reward, a turn's from its turn's, or each token's from that token's. Filters do not "
+        "see it.",
     )
     target: float | None = option(
         None, "Adapt the coefficient so that the divergence comes to this (Ziegler 2019).", gt=0
@@ -260,8 +263,13 @@ class FilterConfig(Section):
 
     skip_zero_variance: bool = option(
         True,
-        "Leave out groups whose rewards are all equal: they say nothing. Here and below, rewards are as verifiers and "
-        "environments gave them, before `algorithm.reward` shapes them. What is left out is counted.",
+        "Leave out groups whose rewards are all equal: they say nothing. What is left out is counted.",
+    )
+    metric: Literal["reward", "accuracy"] = option(
+        "reward",
+        "What a group is judged by, above and below. `reward`: the reward that is trained, shaped by "
+        "`algorithm.reward` but before a KL penalty. `accuracy`: the verifier's verdict, 1 or 0, whatever the reward "
+        "is; without a verdict the reward as it was given (DAPO).",
     )
     min_mean: float | None = option(None, "Leave out groups whose mean reward is not above this.")
     max_mean: float | None = option(None, "Leave out groups whose mean reward is not below this.")
@@ -272,7 +280,7 @@ class FilterConfig(Section):
     keep: Literal["all", "positive", "best", "worst", "extremes"] = option(
         "all",
         "Rollouts of a group that are trained: all, those with a positive reward (RAFT), the `keep_num` best, worst, "
-        "or best and worst.",
+        "or best and worst; always by the reward that is trained.",
     )
     keep_num: int = option(2, "How many `best`, `worst` or `extremes` (of each end) keep.", ge=1)
     top_variance: float = option(

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Discriminator, Tag, field_validator, model_validator
+from pydantic import Discriminator, PrivateAttr, Tag, field_validator, model_validator
 
-from roll.config.base import Section, option
+from roll.config.base import FUNCTION, Section, option
 from roll.config.rewards import (
     CodeReward,
     EnvironmentReward,
@@ -19,10 +19,12 @@ from roll.config.rewards import (
 __all__ = [
     "ArithmeticData",
     "DataConfig",
+    "EnvironmentData",
     "FileData",
     "FunctionsData",
     "GuessNumberData",
     "HuggingFaceData",
+    "PythonData",
     "ReasoningGymData",
 ]
 
@@ -49,7 +51,7 @@ class _Source(Section):
         return 1
 
     @property
-    def environment(self) -> tuple[str, dict[str, Any]] | None:
+    def environment_call(self) -> tuple[str, dict[str, Any]] | None:
         """Name and options of what speaks between two answers; `None` where a rollout is one answer."""
         return None
 
@@ -125,7 +127,7 @@ class GuessNumberData(_Source):
         return self.num_turns
 
     @property
-    def environment(self) -> tuple[str, dict[str, Any]] | None:
+    def environment_call(self) -> tuple[str, dict[str, Any]] | None:
         """See the base class."""
         return "guess_number", {"max_number": self.max_number, "num_turns": self.num_turns}
 
@@ -133,6 +135,36 @@ class GuessNumberData(_Source):
     def has_demonstrations(self) -> bool:
         """See the base class."""
         return self.demonstrations
+
+
+class EnvironmentData(_Source):
+    """Episodes in an environment of your own: a class with `reset(seed)` and `step(action)`, as in GEM.
+
+    Its first observation is the prompt. Episode N begins with `reset(seed=N)`; training and evaluation share no seed.
+    """
+
+    source: Literal["environment"] = option(..., "Name of the source.")
+    environment: str = option(
+        ...,
+        "Where the class is: `package.module:Class`, or a file: `path/to/file.py:Class`.",
+        examples=["my_package.mazes:Maze", "mazes.py:Maze"],
+        pattern=FUNCTION,
+    )
+    options: dict[str, Any] = option({}, "Keyword arguments of the class.")
+    reward: RewardList = option([EnvironmentReward(type="environment")], "How episodes are scored.")
+    num_turns: int = option(1, "Answers of one episode, at most; then it ends.", ge=1)
+    num_episodes: int = option(1000, "Different episodes to train on.", ge=1)
+    num_held_out: int = option(100, "Further episodes, for evaluation alone.", ge=0)
+
+    @property
+    def turns(self) -> int:
+        """See the base class."""
+        return self.num_turns
+
+    @property
+    def environment_call(self) -> tuple[str, dict[str, Any]] | None:
+        """See the base class."""
+        return self.environment, self.options
 
 
 class _Columns(_Split):
@@ -185,6 +217,34 @@ class HuggingFaceData(_Columns):
     held_out_split: str | None = option(None, "Split for evaluation; then nothing is held out of `split`.")
 
 
+class PythonData(_Columns):
+    """Rows that Python makes: a function or class of yours, or the objects given to `roll.train(config, data=…)`."""
+
+    source: Literal["python"] = option(..., "Name of the source.")
+    function: str | None = option(
+        None,
+        "Where it is: `package.module:name`, or a file: `path/to/file.py:name`. Called with `options`, it gives rows: "
+        "dictionaries, or texts, which are prompts without an answer. Rows for evaluation alone are its `held_out`, if "
+        "it has that. `null` where rows are given as objects.",
+        examples=["my_package.tasks:make", "tasks.py:Sums"],
+        pattern=FUNCTION,
+    )
+    options: dict[str, Any] = option({}, "Keyword arguments of the function or class.")
+    _rows: Any = PrivateAttr(None)
+    _held_out_rows: Any = PrivateAttr(None)
+
+    @property
+    def given(self) -> tuple[Any, Any]:
+        """Rows to train on and rows held out, as they were given as objects; `None` where they were not."""
+        return self._rows, self._held_out_rows
+
+    def with_rows(self, rows: Any, held_out: Any = None) -> Self:
+        """A copy that carries these objects; they are no part of its resolved form."""
+        copy = self.model_copy()
+        copy._rows, copy._held_out_rows = rows, held_out
+        return copy
+
+
 class ReasoningGymData(_Split):
     """A generator of the `reasoning-gym` package, with its own scorer: `source: reasoning_gym:chain_sum`."""
 
@@ -206,10 +266,12 @@ def _kind(value: Any) -> str:
 
 DataConfig = Annotated[
     Annotated[ArithmeticData, Tag("arithmetic")]
+    | Annotated[EnvironmentData, Tag("environment")]
     | Annotated[FileData, Tag("file")]
     | Annotated[FunctionsData, Tag("functions")]
     | Annotated[GuessNumberData, Tag("guess_number")]
     | Annotated[HuggingFaceData, Tag("huggingface")]
+    | Annotated[PythonData, Tag("python")]
     | Annotated[ReasoningGymData, Tag("reasoning_gym")],
     Discriminator(_kind),
 ]

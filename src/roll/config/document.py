@@ -107,7 +107,10 @@ def read(path: str | Path) -> Document:
     try:
         data = Path(path).read_bytes()
     except FileNotFoundError:
-        raise ConfigError(f"configuration file '{name}' does not exist.{_similar_file(Path(path))}") from None
+        from roll.registry import looked_from
+
+        where = looked_from(path)
+        raise ConfigError(f"configuration file '{name}' does not exist{where}.{_similar_file(Path(path))}") from None
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or error
         raise ConfigError(f"configuration file '{name}' cannot be read: {reason}.") from None

@@ -29,6 +29,7 @@ __all__ = [
     "dump_yaml",
     "load_config",
     "load_run_config",
+    "plain_tree",
     "resolved",
 ]
 
@@ -83,6 +84,15 @@ def _document(source: ConfigSource) -> Document:
     if isinstance(source, Mapping):
         return Document(name="", tree=_plain(source))
     raise ConfigError(f"a configuration is a file or a dictionary, got {type(source).__name__}.")
+
+
+def plain_tree(source: ConfigSource) -> dict[str, Any]:
+    """A configuration as the plain data that YAML would give, before it is validated.
+
+    Raises:
+        ConfigError: the file cannot be read, or this is no configuration.
+    """
+    return dict(_document(source).tree)
 
 
 def _plain(value: Any, path: KeyPath = ()) -> Any:

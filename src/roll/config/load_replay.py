@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
 from roll.config.algorithm import AlgorithmConfig
-from roll.config.document import read
+from roll.config.history import differences, first_recorded
 from roll.config.load import Overrides, as_override_list, load_config
 from roll.config.problems import show
 from roll.config.run import RLVRConfig
@@ -29,7 +29,7 @@ def load_replay_config(
     only: Literal["train", "rollout"] = "train",
     checkpoint: str | None = None,
 ) -> RLVRConfig:
-    """The recorded run's configuration with a name of its own, and changes.
+    """The configuration with which a run began to record, with a name of its own, and changes.
 
     Where the changes choose another algorithm, what the recorded run's preset had set is left behind; what its user had
     set stays.
@@ -42,7 +42,7 @@ def load_replay_config(
     if not (path / "config.yaml").is_file():
         raise RunDirectoryError(f"'{run}' is not a run: it has no config.yaml.")
     changes = as_override_list(overrides)
-    tree = dict(read(path / "config.yaml").tree)
+    tree = first_recorded(path)
     given = {change.partition("=")[0].strip() for change in changes}
     if "algorithm.type" in given:
         tree["algorithm"] = _own_keys(tree.get("algorithm", {}))
@@ -85,7 +85,7 @@ def check_replayable(config: RLVRConfig, recorded: Mapping[str, Any]) -> None:
     problems = [
         f"  {key}: recorded {show(before)}, now {show(after)}"
         for section in _FIXED[only]
-        for key, before, after in _differences(_at(recorded, section), _at(now, section), section)
+        for key, before, after in differences(_at(recorded, section), _at(now, section), section)
     ]
     if problems:
         without = "the engines" if only == "train" else "the trainer"
@@ -98,7 +98,7 @@ def check_replayable(config: RLVRConfig, recorded: Mapping[str, Any]) -> None:
 def changed_keys(recorded: Mapping[str, Any], config: RLVRConfig, sections: Sequence[str]) -> list[str]:
     """Dotted keys below these sections whose values are not the recorded ones."""
     now = config.model_dump(mode="json")
-    return [key for s in sections for key, _, _ in _differences(_at(recorded, s), _at(now, s), s)]
+    return [key for s in sections for key, _, _ in differences(_at(recorded, s), _at(now, s), s)]
 
 
 def _at(tree: Mapping[str, Any], key: str) -> Any:
@@ -106,11 +106,3 @@ def _at(tree: Mapping[str, Any], key: str) -> Any:
     for part in key.split("."):
         value = value.get(part) if isinstance(value, Mapping) else None
     return value
-
-
-def _differences(before: Any, after: Any, key: str) -> Iterator[tuple[str, Any, Any]]:
-    if isinstance(before, Mapping) and isinstance(after, Mapping):
-        for name in sorted({*before, *after}):
-            yield from _differences(before.get(name), after.get(name), f"{key}.{name}")
-    elif before != after:
-        yield key, before, after

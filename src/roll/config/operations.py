@@ -12,9 +12,16 @@ __all__ = ["CheckpointConfig", "TrackingConfig", "WeightSyncConfig"]
 class CheckpointConfig(Section):
     """Saving, so that nothing is lost."""
 
-    every_num_steps: int = option(0, "Save every N steps; 0 means only at the end and on a signal.", ge=0)
+    every_num_steps: int = option(0, "Save every N steps; 0 means as `every_s` says.", ge=0)
+    every_s: float | None = option(
+        600.0,
+        "Save at the end of a step where the last save was longer ago; null means only at the end, and whenever a "
+        "signal, an alarm or an error ends the run.",
+        unit="s",
+        gt=0,
+    )
     keep_last: int = option(1, "Newest checkpoints to keep.", ge=1)
-    keep_best: bool = option(False, "Also keep the one with the best evaluation accuracy.")
+    keep_best: bool = option(False, "Also keep the one with the best evaluation score (`eval/score`).")
     at_end: bool = option(True, "Save after the last step.")
 
 

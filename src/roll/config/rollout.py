@@ -2,10 +2,20 @@
 
 from __future__ import annotations
 
+import os
+
 from roll.config.base import FUNCTION, Section, option
 from roll.config.scheduling import SchedulingConfig
 
 __all__ = ["EvaluationConfig", "RolloutConfig"]
+
+MOST_REWARD_WORKERS = 16
+"""By default: a worker holds some 150 MB, and a dozen of them score mathematics faster than any engine writes it."""
+
+
+def num_processors() -> int:
+    """Those that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 class RolloutConfig(Section):
@@ -22,10 +32,18 @@ class RolloutConfig(Section):
         "How often a rollout that the infrastructure fails is issued in all, before it is marked `infra_error`.",
         ge=1,
     )
+    retry_wait_s: float = option(
+        1.0, "Wait before a second attempt; twice as long before each later one, up to a minute.", unit="s", ge=0
+    )
     stall_s: float = option(
         600.0, "Warn what a step is waiting for once no rollout has moved for this long.", unit="s", gt=0
     )
-    num_reward_workers: int = option(1, "Processes that score answers.", ge=1)
+    num_reward_workers: int | None = option(
+        None,
+        "Processes that score answers, each started when it is first needed; by default one for every two processors, "
+        "16 at most.",
+        ge=1,
+    )
     loop: str | None = option(
         None,
         "Your own coroutine to make one rollout, in place of ROLL's: `package.module:function`, or "
@@ -34,6 +52,13 @@ class RolloutConfig(Section):
         pattern=FUNCTION,
     )
     scheduling: SchedulingConfig = option(SchedulingConfig(), "Order of rollouts, and what a step takes of them.")
+
+    @property
+    def reward_workers(self) -> int:
+        """How many processes score answers on this machine."""
+        if self.num_reward_workers is not None:
+            return self.num_reward_workers
+        return min(max(num_processors() // 2, 1), MOST_REWARD_WORKERS)
 
 
 class EvaluationConfig(Section):

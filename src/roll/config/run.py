@@ -20,6 +20,7 @@ from roll.config.replay import ReplayConfig
 from roll.config.rollout import EvaluationConfig, RolloutConfig
 from roll.config.sandbox import SandboxConfig
 from roll.config.training import TrainingConfig
+from roll.config.truncation import truncation_problem
 
 __all__ = ["RLVRConfig"]
 
@@ -75,6 +76,9 @@ class RLVRConfig(Section):
         self._check_roles()
         check_judge(self.judge, self.data, self.cluster, self.num_judges)
         self._check_demonstrations()
+        problem = truncation_problem(self.algorithm, self.rollout)
+        if problem:
+            raise ValueError(problem)
         if self.replay is not None and self.tracking.record_rollouts:
             raise ValueError(
                 "tracking.record_rollouts would record what replay.run has recorded already: set it to false"
@@ -150,7 +154,8 @@ class RLVRConfig(Section):
             )
 
     def _check_lengths(self) -> None:
-        buffer, answer = self.algorithm.reward.overlong_buffer, self.max_answer_tokens
+        buffer = self.algorithm.reward.overlong_buffer
+        answer = self.rollout.max_new_tokens * min(entry.turns for entry in self.data)
         if buffer > answer:
             raise ValueError(
                 f"algorithm.reward.overlong_buffer {buffer} exceeds rollout.max_new_tokens {answer}, so that the "

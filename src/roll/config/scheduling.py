@@ -12,7 +12,7 @@ from roll.config.base import Section, option
 __all__ = ["SchedulingConfig"]
 
 TAIL_REDUNDANCY = 1.25
-"""RollPacker's factor for prompts and for rollouts (arXiv 2509.21009, section 4.1)."""
+"""RollPacker's factor for prompts and for rollouts (arXiv 2509.21009, sections 3 and 6.3)."""
 
 
 class SchedulingConfig(Section):
@@ -76,8 +76,9 @@ class SchedulingConfig(Section):
     )
     domain_quotas: bool = option(
         False,
-        "Every step trains the domains in the proportion of their weights, also where some are faster, or filtered "
-        "more often, than others.",
+        "Train the domains in the proportion of their weights, also where some are faster, or filtered more often, "
+        "than others: exactly in every synchronous step, long and short rounds alike; with an `async_ratio` above 0, "
+        "in what is launched, and so over all steps.",
     )
     max_kv_used: float = option(
         0.95, "An engine whose KV cache is fuller gets no further request while it has any.", gt=0, le=1
@@ -92,11 +93,6 @@ class SchedulingConfig(Section):
                     f"type {self.type} is synchronous, but async_ratio is {self.async_ratio:g}: set async_ratio to 0, "
                     "or type to queue, in which a slow prompt holds up no step"
                 )
-            if self.domain_quotas:
-                raise ValueError(
-                    f"domain_quotas fixes the mix of every synchronous step, but async_ratio is {self.async_ratio:g}: "
-                    "remove the one or the other (weights under data hold over all steps in any case)"
-                )
             if redundant:
                 raise ValueError(
                     f"prompt_redundancy {self.prompt_redundancy:g} closes synchronous steps early, but async_ratio is "
@@ -108,11 +104,6 @@ class SchedulingConfig(Section):
             if not redundant:
                 raise ValueError(
                     "type tail_batching needs prompt_redundancy above 1: without redundant prompts no round is short"
-                )
-            if self.domain_quotas:
-                raise ValueError(
-                    "type tail_batching trains in long rounds whatever was left over, so that domain_quotas cannot be "
-                    "met: set type to queue, or domain_quotas to false"
                 )
             if self.choose == "launch_order":
                 raise ValueError("type tail_batching closes rounds by what finished first: remove choose")
@@ -131,6 +122,12 @@ class SchedulingConfig(Section):
     def first_finished(self) -> bool:
         """Whether what finishes first counts, not what was launched first."""
         return (self.choose or ("first_finished" if self.type == "tail_batching" else "launch_order")) != "launch_order"
+
+    @property
+    def chooses(self) -> bool:
+        """Whether some of what is launched is not trained, by when it finished or what it earned so far."""
+        redundant = self.num_prompts(1000) > 1000 or self.num_rollouts(1000) > 1000
+        return redundant or self.stale_policy == "drop" or (self.stop_doomed_groups and self.reward_range is not None)
 
     def num_prompts(self, wanted: int) -> int:
         """Prompts to launch where a step trains `wanted`."""

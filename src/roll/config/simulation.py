@@ -228,6 +228,12 @@ class SimulatedTrainingConfig(Section):
         None, "Share of the device's peak that training reaches, in place of the device's own.", gt=0, le=1
     )
     overhead_s: float = option(1.0, "Of every update.", unit="seconds", ge=0)
+    num_updates: int = option(
+        1,
+        "Updates that a batch is split into, one after the other under the same rollouts. Times, samples and tokens "
+        "are then those of one update, and the last one's rollouts are this many policy versions old, less one.",
+        ge=1,
+    )
     duration: DistributionConfig | None = option(None, "Of an update in seconds, in place of the arithmetic.")
     sync_s: float | None = option(
         None, "Of a weight sync, in place of what weights and interconnect say.", unit="seconds", ge=0

@@ -26,10 +26,12 @@ SOURCES: Registry[Loader] = Registry(
     "prompt source",
     {
         "arithmetic": "roll.data.arithmetic:arithmetic_prompts",
+        "environment": "roll.data.environment:environment_prompts",
         "functions": "roll.data.functions:functions_prompts",
         "guess_number": "roll.data.guess_number:guess_number_prompts",
         "file": "roll.data.files:file_prompts",
         "huggingface": "roll.data.huggingface:huggingface_prompts",
+        "python": "roll.data.python:python_prompts",
         "reasoning_gym": "roll.data.reasoning_gym:reasoning_gym_prompts",
     },
 )

@@ -12,7 +12,7 @@ from typing import Any
 from roll.config.data import FileData
 from roll.data.rows import Row, RowPrompts, Table, split_by_table, split_held_out
 from roll.errors import DataError
-from roll.registry import nearest
+from roll.registry import looked_from, nearest
 
 __all__ = ["JsonlTable", "ParquetTable", "file_prompts", "open_table"]
 
@@ -52,14 +52,12 @@ def _missing(path: Path) -> str:
     if path.is_dir():
         return f"'{path}' is a directory: name a file in it, or use `source: huggingface` for a dataset's directory."
     if not path.parent.is_dir():
-        return (
-            f"data file '{path}' does not exist, nor does its directory: check the path, from where the command runs."
-        )
+        return f"data file '{path}' does not exist, nor does its directory{looked_from(path)}: check the path."
     try:
         beside = [entry.name for entry in path.parent.iterdir()]
     except OSError:
         beside = []
-    return f"data file '{path}' does not exist.{nearest(path.name, beside)}"
+    return f"data file '{path}' does not exist{looked_from(path)}.{nearest(path.name, beside)}"
 
 
 class JsonlTable:

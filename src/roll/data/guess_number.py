@@ -49,13 +49,14 @@ def halving_guesses(max_number: int, num_turns: int, secret: int) -> tuple[str, 
 
 
 def _prompt(config: GuessNumberData, domain: str, uid: str, secret: int) -> Prompt:
-    assert config.environment is not None
-    name, options = config.environment
+    assert config.environment_call is not None
+    name, options = config.environment_call
     text = question(config.max_number)
     return Prompt(
         uid=uid,
         domain=domain,
         messages=messages_of(text, config.system_prompt, config.prompt_template),
         expert=halving_guesses(config.max_number, config.num_turns, secret) if config.demonstrations else (),
+        turns=config.turns,
         metadata={"env": {"name": name, "options": {**options, "secret": secret}}},
     )

@@ -10,7 +10,7 @@ from typing import Any
 from roll.config.data import HuggingFaceData
 from roll.data.rows import Row, RowPrompts, split_by_table, split_held_out
 from roll.errors import DataError
-from roll.registry import nearest
+from roll.registry import looked_from, nearest
 
 __all__ = ["DatasetTable", "huggingface_prompts"]
 
@@ -77,8 +77,8 @@ def _load(config: HuggingFaceData) -> Mapping[str, Any]:
             loaded = datasets.load_dataset(str(path) if path.is_dir() else config.path, name=config.name)
     except Exception as error:  # its readers and the network raise what they like; all of it is the user's source
         raise DataError(
-            f"dataset '{config.path}' cannot be loaded: {_first_line(error)} Give a directory (of `save_to_disk`, or "
-            "with data files) or a hub id that this machine can reach."
+            f"dataset '{config.path}'{looked_from(config.path)} cannot be loaded: {_first_line(error)} Give a "
+            "directory (of `save_to_disk`, or with data files) or a hub id that this machine can reach."
         ) from error
     finally:
         if not were_disabled:

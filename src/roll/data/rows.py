@@ -12,12 +12,12 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Iterator, Mapping
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-from roll.config.data import FileData, HuggingFaceData
+from roll.config.data import FileData, HuggingFaceData, PythonData
 from roll.data.source import Fingerprint, content_hash
 from roll.errors import DataError
 from roll.registry import nearest
@@ -28,6 +28,9 @@ __all__ = ["Row", "RowPrompts", "Table", "messages_of", "prompt_of_row", "split_
 logger = logging.getLogger(__name__)
 
 Row = Mapping[str, Any]
+TableConfig: TypeAlias = FileData | HuggingFaceData | PythonData
+"""Sources whose rows have columns."""
+
 _ROLES = ("system", "user", "assistant", "tool")
 
 
@@ -59,7 +62,7 @@ class RowPrompts:
 
     def __init__(
         self,
-        config: FileData | HuggingFaceData,
+        config: TableConfig,
         domain: str,
         table: Table,
         rows: NDArray[np.int64],
@@ -79,7 +82,7 @@ class RowPrompts:
         return prompt_of_row(self._config, self._domain, self._table.row(row), key, self._table.where(row))
 
 
-def _scan(config: FileData | HuggingFaceData, domain: str, table: Table, prefix: str) -> Iterator[tuple[int, Prompt]]:
+def _scan(config: TableConfig, domain: str, table: Table, prefix: str) -> Iterator[tuple[int, Prompt]]:
     """Every row's number and prompt, checked.
 
     Raises:
@@ -93,7 +96,12 @@ def _scan(config: FileData | HuggingFaceData, domain: str, table: Table, prefix:
 
 
 def _side(
-    config: FileData | HuggingFaceData, domain: str, table: Table, rows: list[int], digest: Fingerprint, prefix: str
+    config: TableConfig,
+    domain: str,
+    table: Table,
+    rows: list[int],
+    digest: Fingerprint,
+    prefix: str,
 ) -> RowPrompts:
     return RowPrompts(config, domain, table, np.asarray(rows, np.int64), digest.text(), prefix)
 
@@ -103,9 +111,7 @@ def _shuffled(rows: list[int], seed: int) -> list[int]:
     return [rows[i] for i in np.random.default_rng([seed, 0x0E1D]).permutation(len(rows))]
 
 
-def split_held_out(
-    config: FileData | HuggingFaceData, domain: str, table: Table, seed: int
-) -> tuple[RowPrompts, RowPrompts]:
+def split_held_out(config: TableConfig, domain: str, table: Table, seed: int) -> tuple[RowPrompts, RowPrompts]:
     """Training and held-out prompts of one table, `config.held_out` of them held out.
 
     Which side a prompt is on depends on its content and the seed, not on its neighbours: a question that occurs twice
@@ -127,7 +133,7 @@ def split_held_out(
 
 
 def split_by_table(
-    config: FileData | HuggingFaceData, domain: str, table: Table, held_out: Table, seed: int
+    config: TableConfig, domain: str, table: Table, held_out: Table, seed: int
 ) -> tuple[RowPrompts, RowPrompts]:
     """Training prompts of one table, held-out ones of another. What occurs in both is not trained on.
 
@@ -166,7 +172,7 @@ def messages_of(text: str, system_prompt: str | None, template: str) -> tuple[Me
     return ({"role": "system", "content": system_prompt}, user) if system_prompt else (user,)
 
 
-def prompt_of_row(config: FileData | HuggingFaceData, domain: str, row: Row, key: str, where: str) -> Prompt:
+def prompt_of_row(config: TableConfig, domain: str, row: Row, key: str, where: str) -> Prompt:
     """One row as a prompt; columns other than prompt, answer and demonstration become its metadata.
 
     Args:
@@ -190,7 +196,7 @@ def prompt_of_row(config: FileData | HuggingFaceData, domain: str, row: Row, key
 
 def _column(row: Row, name: str, where: str, option: str) -> Any:
     if name not in row:
-        columns = ", ".join(repr(_short(column)) for column in list(row)[:20]) or "none"
+        columns = ", ".join(_short(column) for column in list(row)[:20]) or "none"
         raise DataError(
             f"{where}: there is no column '{name}'.{nearest(name, list(row))} It has: {columns}. "
             f"Set `{option}` to the right one."
@@ -198,7 +204,7 @@ def _column(row: Row, name: str, where: str, option: str) -> Any:
     return row[name]
 
 
-def _messages(content: Any, config: FileData | HuggingFaceData, where: str) -> tuple[Message, ...]:
+def _messages(content: Any, config: TableConfig, where: str) -> tuple[Message, ...]:
     if isinstance(content, str) and content.strip():
         return messages_of(_text(content, config.prompt_key, where), config.system_prompt, config.prompt_template)
     if isinstance(content, list) and content and all(_is_message(message) for message in content):
@@ -229,7 +235,7 @@ def _text(value: str, column: str, where: str) -> str:
     return value
 
 
-def _answer(row: Row, config: FileData | HuggingFaceData, where: str) -> str:
+def _answer(row: Row, config: TableConfig, where: str) -> str:
     if config.answer_key is None:
         return ""
     value = _column(row, config.answer_key, where, "answer_key")
@@ -250,7 +256,7 @@ def _answer(row: Row, config: FileData | HuggingFaceData, where: str) -> str:
     return text
 
 
-def _expert(row: Row, config: FileData | HuggingFaceData, where: str) -> tuple[str, ...]:
+def _expert(row: Row, config: TableConfig, where: str) -> tuple[str, ...]:
     """The demonstration; nothing where the row has none."""
     if config.expert_key is None:
         return ()

@@ -11,7 +11,7 @@ from roll.types import FloatArray, Rollout, TrainingBatch, TrainingSample
 __all__ = ["build_batch", "build_sample"]
 
 
-def build_sample(rollout: Rollout, advantage: float | FloatArray = 0.0) -> TrainingSample:
+def build_sample(rollout: Rollout, advantage: float | FloatArray = 0.0, *, max_new_tokens: int = 1) -> TrainingSample:
     """One rollout as a training sample: prompt, then answer; the loss counts what the policy wrote.
 
     >>> # prompt of 3 tokens, answer of 2:  loss_mask [F F F T T],  advantages [0 0 0 a a]
@@ -19,6 +19,7 @@ def build_sample(rollout: Rollout, advantage: float | FloatArray = 0.0) -> Train
     Args:
         rollout: the attempt.
         advantage: of every token, or [T] of each.
+        max_new_tokens: longest answer of one turn.
     """
     num_prompt, num_answer = len(rollout.prompt_token_ids), len(rollout.token_ids)
     written = np.zeros(num_answer, dtype=np.bool_)
@@ -40,14 +41,14 @@ def build_sample(rollout: Rollout, advantage: float | FloatArray = 0.0) -> Train
         rollout_logprobs=aligned(np.where(written, rollout.logprobs, 0.0)),
         policy_versions=np.concatenate([np.full(num_prompt, -1, np.int32), rollout.policy_versions]).astype(np.int32),
         chunk_ids=np.concatenate([np.full(num_prompt, -1, np.int32), chunks]) if rollout.turns else None,
+        max_length=max_new_tokens * rollout.prompt.turns,
         expert=rollout.expert,
     )
 
 
-def build_batch(rollouts: Sequence[Rollout], *, temperature: float, max_length: int) -> TrainingBatch:
+def build_batch(rollouts: Sequence[Rollout], *, temperature: float, max_new_tokens: int) -> TrainingBatch:
     """All rollouts of a step as one batch, with advantages of 0."""
     return TrainingBatch(
-        samples=tuple(build_sample(rollout) for rollout in rollouts),
+        samples=tuple(build_sample(rollout, max_new_tokens=max_new_tokens) for rollout in rollouts),
         temperature=temperature,
-        max_length=max_length,
     )

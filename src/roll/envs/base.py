@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
-from roll.errors import DataError
-from roll.registry import Registry
+from roll.errors import ConfigError, DataError
+from roll.registry import Registry, load_function
 
 __all__ = ["ENVS", "Env", "make"]
 
@@ -41,13 +41,16 @@ ENVS: Registry[type[Env]] = Registry("environment", {"guess_number": "roll.envs.
 
 
 def make(name: str, options: Mapping[str, Any]) -> Env:
-    """Build an environment.
+    """Build an environment: one that is shipped, or the user's own, named `package.module:Class` or `file.py:Class`.
 
     Raises:
-        ConfigError: there is none of this name.
+        ConfigError: there is none of this name, or it is no environment.
         DataError: it refuses the options.
     """
-    kind = ENVS.get(name)
+    kind: Callable[..., Env] = load_function(name, "environment") if ":" in name else ENVS.get(name)
+    missing = [method for method in ("reset", "step") if not callable(getattr(kind, method, None))]
+    if isinstance(kind, type) and missing:
+        raise ConfigError(f"environment '{name}' has no method {' and no '.join(map(repr, missing))}: see GEM's `Env`.")
     try:
         return kind(**options)
     except (TypeError, ValueError) as error:

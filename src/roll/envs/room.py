@@ -49,7 +49,12 @@ def longest_rollout(entries: Sequence[DataConfig], max_new_tokens: int, renderer
 
 
 def _between_answers(entry: DataConfig, renderer: FollowUp) -> int:
-    if entry.environment is None or entry.turns == 1:
+    if entry.environment_call is None or entry.turns == 1:
         return 0
-    longest = make(*entry.environment).longest_observation
+    longest = getattr(make(*entry.environment_call), "longest_observation", None)
+    if not isinstance(longest, str):
+        raise ConfigError(
+            f"environment '{entry.environment_call[0]}' does not say how long its observations are: give it a property "
+            "`longest_observation`, a text at least as long as any that `step` returns, for which engines keep room."
+        )
     return len(renderer.follow_up("")) + len(longest.encode())

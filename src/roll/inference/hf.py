@@ -34,11 +34,11 @@ import gc
 import logging
 import time
 from collections.abc import Callable, Collection, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from roll.errors import EngineDiedError, RollError, UserError, WeightSyncError
 from roll.inference.hf_requests import RequestQueue, Row, check_options, check_request, new_row
+from roll.inference.hf_thread import WorkerThread
 from roll.inference.spec import EngineSpec
 from roll.protocols import PauseMode
 from roll.types import (
@@ -59,6 +59,12 @@ __all__ = ["HFEngine"]
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
+CLOSE_LIMIT_S = 30.0
+"""Longest time that the step under way may still take when the engine is closed."""
+LEFT_BEHIND = (
+    "Engine %s hangs in a computation: its thread goes on and its memory stays taken until this process ends. "
+    "An engine with processes of its own (inference.engine=vllm, or Ray) can be ended."
+)
 SETTLE_TURNS = 3
 """Turns of the loop without a new request, after which a wave begins."""
 
@@ -76,15 +82,14 @@ class HFEngine:
         self.engine_id = spec.engine_id
         self._spec = spec
         self._decoder: Decoder | None = None
-        self._executor: ThreadPoolExecutor | None = None
+        self._executor: WorkerThread | None = None
         self._server: asyncio.Task[None] | None = None
         self._device = asyncio.Lock()
         self._changed = asyncio.Event()
         self._queue = RequestQueue()
         self._futures: dict[str, asyncio.Future[Generation]] = {}
-        self._num_requests = 0
-        self._paused = False
-        self._draining = False
+        self._num_requests = self._num_steps = 0
+        self._paused = self._draining = False
         self._unsynced = ""
         """Why the weights may not be used; empty when they may."""
         self._death = ""
@@ -104,7 +109,7 @@ class HFEngine:
             self._log_handler.addFilter(lambda record: record.name.startswith("roll.inference.hf"))
             logging.getLogger("roll.inference").addHandler(self._log_handler)
         started = time.perf_counter()
-        self._executor = ThreadPoolExecutor(1, f"roll-{self.engine_id}")
+        self._executor = WorkerThread(f"roll-{self.engine_id}")
         try:
             self._decoder = await self._compute(_build_decoder, self._spec)
         except BaseException:
@@ -115,17 +120,27 @@ class HFEngine:
         self._server = asyncio.create_task(self._serve(), name=f"serve {self.engine_id}")
 
     async def close(self) -> None:
-        """End the engine; waiting requests get `EngineDiedError`."""
+        """End the engine; waiting requests get `EngineDiedError`.
+
+        A step that does not end within `CLOSE_LIMIT_S` is left behind with its memory: no thread can be ended.
+        """
         if not self._death:
             self._end("it was closed")
-        if self._executor is None:
+        executor, self._executor = self._executor, None
+        if executor is None:
             return
-        async with self._device:  # the step under way ends first
-            executor, self._executor = self._executor, None
-            if self._server is not None:
-                self._server.cancel()
-                await asyncio.gather(self._server, return_exceptions=True)
-            executor.shutdown(wait=True)
+        try:
+            await asyncio.wait_for(self._device.acquire(), CLOSE_LIMIT_S)  # the step under way ends first
+        except TimeoutError:
+            logger.error(LEFT_BEHIND, self.engine_id)
+            executor.shutdown(wait=False)
+            self._close_log()
+            return
+        if self._server is not None:
+            self._server.cancel()
+            await asyncio.gather(self._server, return_exceptions=True)
+        executor.shutdown(wait=True)
+        self._device.release()
         self._decoder = None
         gc.collect()
         self._close_log()
@@ -138,6 +153,7 @@ class HFEngine:
             num_waiting=len(self._queue),
             kv_used=decoder.used_share if decoder else 0.0,
             capacity=self._spec.max_num_seqs,
+            num_steps=self._num_steps,
         )
 
     # ---- requests
@@ -283,7 +299,9 @@ class HFEngine:
         joining = self._queue.take(decoder.fits)
         if joining:
             await self._compute(decoder.admit, joining)
+            self._num_steps += 1
         self._answer(await self._compute(decoder.step))
+        self._num_steps += 1
 
     @property
     def _continuous(self) -> bool:

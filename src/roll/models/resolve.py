@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 
 from roll.errors import ModelError
 from roll.models.catalogue import CATALOGUE, cached_directory, prepare
-from roll.registry import nearest
+from roll.registry import looked_from, nearest
 
 __all__ = ["find_model", "read_json", "resolve_model", "weight_files"]
 
@@ -143,6 +143,6 @@ def _refuse(name: str, why: str) -> NoReturn:
     """Raise the one error for a model that is not there."""
     hint = nearest(os.path.basename(name.rstrip("/")).lower(), list(CATALOGUE))
     raise ModelError(
-        f"model '{name}' {why}.{hint} Give a catalogue name ({', '.join(CATALOGUE)}), a local Hugging Face directory, "
-        "or, with network access, a hub id."
+        f"model '{name}' {why}{looked_from(name)}.{hint} Give a catalogue name ({', '.join(CATALOGUE)}), a local "
+        "Hugging Face directory, or, with network access, a hub id."
     )

@@ -12,19 +12,25 @@ Invariants:
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import shutil
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from roll.config.operations import CheckpointConfig
-from roll.pipelines.saved import UNFINISHED, checkpoints, critic_directory, remove_unfinished
+from roll.errors import CheckpointError, InfraError, RunDirectoryError
+from roll.pipelines.saved import UNFINISHED, checkpoints, critic_directory, find_checkpoint, remove_unfinished
 from roll.pipelines.state import RunState
 from roll.protocols import TrainerGroup
 from roll.rollout.ledger import DataLedger
 from roll.tracking import RunDirectory, atomic
 
 __all__ = ["Checkpointer"]
+
+FULL_BELOW_BYTES = 2**20
+"""Libraries that write do not all say why they could not: with less than this left, the disk was full."""
 
 
 class Checkpointer:
@@ -35,22 +41,37 @@ class Checkpointer:
         config: which are written and kept.
         trainer: of the policy.
         critics: whose states are saved beside it.
+        clock: seconds that only grow.
+        on_saved: is told the step and the directory of every new checkpoint.
     """
 
     def __init__(
-        self, run: RunDirectory, config: CheckpointConfig, trainer: TrainerGroup, critics: Sequence[TrainerGroup] = ()
+        self,
+        run: RunDirectory,
+        config: CheckpointConfig,
+        trainer: TrainerGroup,
+        critics: Sequence[TrainerGroup] = (),
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        on_saved: Callable[[int, Path], object] | None = None,
     ) -> None:
         self._run = run
         self._config = config
         self._trainer = trainer
         self._critics = tuple(critics)
+        self._clock = clock
+        self._saved_at = clock()
+        self._on_saved = on_saved
         self._saved_step = -1
 
     def due(self, state: RunState) -> bool:
-        """Whether the configuration asks for a checkpoint of this step: by its number, or because it is the best."""
-        every = self._config.every_num_steps
+        """Whether the configuration asks for a checkpoint of this step: by its number, by the time since the last one,
+        or because it is the best.
+        """
+        every, longest = self._config.every_num_steps, self._config.every_s
         best = self._config.keep_best and state.best_step == state.step > 0
-        return best or bool(every and state.step % every == 0)
+        late = longest is not None and self._clock() - self._saved_at > longest
+        return best or late or bool(every and state.step % every == 0)
 
     async def save(self, state: RunState, ledger: DataLedger) -> Path:
         """Write a checkpoint of this step; one that exists already is left as it is."""
@@ -61,15 +82,21 @@ class Checkpointer:
             return final
         remove_unfinished(self._run.checkpoints_dir)
         temporary = final.with_name(f"{UNFINISHED}{final.name}")
+        with _saying_what_to_do(final, temporary):
+            await self._write(temporary, final, state_json, ledger_text)
+        await asyncio.to_thread(self._prune, state.best_step)
+        self._saved_step, self._saved_at = state.step, self._clock()
+        if self._on_saved is not None:
+            self._on_saved(state.step, final)
+        return final
+
+    async def _write(self, temporary: Path, final: Path, state_json: dict[str, Any], ledger_text: str) -> None:
         temporary.mkdir(parents=True)
         await self._trainer.save(temporary / "trainer")
         for index, critic in enumerate(self._critics):
             await critic.save(temporary / critic_directory(index))
         await self._trainer.export(temporary / "model")
         await asyncio.to_thread(self._finish, temporary, final, state_json, ledger_text)
-        await asyncio.to_thread(self._prune, state.best_step)
-        self._saved_step = state.step
-        return final
 
     def _finish(self, temporary: Path, final: Path, state_json: dict[str, Any], ledger_text: str) -> None:
         atomic.write_text(temporary / "ledger.jsonl", ledger_text)
@@ -86,3 +113,38 @@ class Checkpointer:
                 discard = path.with_name(f"{UNFINISHED}{path.name}")
                 path.rename(discard)
                 shutil.rmtree(discard)
+
+
+@contextlib.contextmanager
+def _saying_what_to_do(final: Path, temporary: Path) -> Iterator[None]:
+    """A checkpoint that could not be written, whichever library tried, as one message; its remains are removed.
+
+    Raises:
+        RunDirectoryError: the disk is full, or cannot be written to.
+        CheckpointError: anything else.
+    """
+    try:
+        yield
+    except InfraError:
+        raise
+    except Exception as error:
+        place = temporary if temporary.is_dir() else final.parents[1]
+        free = shutil.disk_usage(place).free
+        shutil.rmtree(temporary, ignore_errors=True)  # a full disk needs the room
+        newest = find_checkpoint(final.parent)
+        before = f"The last one, '{newest.name}', is whole" if newest else "There is none before it"
+        reason = _os_reason(error) or ("No space left on device" if free < FULL_BELOW_BYTES else None)
+        what = f"the checkpoint '{final}' could not be written: {reason or error}. {before}."
+        if reason is None:
+            raise CheckpointError(what) from error
+        mend = f"{free / 2**20:,.0f} MiB were free there. Make room or mend it; `roll resume` then goes on."
+        raise RunDirectoryError(f"{what} {mend}") from error
+
+
+def _os_reason(error: BaseException | None) -> str | None:
+    """What the system said, however deep in the chain of causes."""
+    while error is not None:
+        if isinstance(error, OSError) and error.strerror:
+            return error.strerror
+        error = error.__cause__ or error.__context__
+    return None

@@ -1,27 +1,25 @@
-"""What `roll train`, `resume`, `eval` and `export` do; a command line or a script calls these."""
+"""What `roll train`, `resume` and `eval` do; a command line or a script calls these."""
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import shutil
-from collections.abc import Coroutine, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
-from typing import Any, TypeVar
 
+from roll.callbacks import Callbacks
 from roll.cluster.base import open_cluster
 from roll.config import RLVRConfig
-from roll.config.load import load_run_config, resolved
-from roll.errors import DataError, InfraError, RunDirectoryError, UserError
+from roll.config.load import resolved
+from roll.errors import DataError, InfraError, UserError
 from roll.pipelines.judge import open_scoring
+from roll.pipelines.learning.failures import describe, failures_of
 from roll.pipelines.material import engine_specs, prepare_material, sampling_plans
 from roll.pipelines.measures import evaluation_metrics
 from roll.pipelines.replay.work import open_work
 from roll.pipelines.saved import (
     SavedRun,
-    checkpoints,
     find_checkpoint,
     find_model_directory,
     read_checkpoint,
@@ -31,43 +29,60 @@ from roll.pipelines.scheduling import build_scheduler
 from roll.pipelines.stop import Interrupted, StopRequest, stop_on_signals
 from roll.protocols import InferenceEngine
 from roll.rollout import LLMProxy
+from roll.running import run_to_end
 from roll.tracking import RunDirectory, Summary, Tracker, read_metrics
+from roll.tracking.logs import logs_aside
 from roll.tracking.sinks import check_packages
 
-__all__ = ["evaluate", "export", "resume", "train"]
+__all__ = ["evaluate", "resume", "train"]
 
 logger = logging.getLogger(__name__)
-T = TypeVar("T")
 
 
-def train(config: RLVRConfig) -> Summary:
+def train(config: RLVRConfig, callbacks: Callbacks | None = None) -> Summary:
     """Run a configuration from its first step to its last, in a new run directory."""
     check_packages(config.tracking)
     with RunDirectory.create(config.run_dir, resolved(config)) as run:
         try:
-            return _run(_train(config, run, None))
+            return run_to_end(_train(config, run, None, callbacks=callbacks))
         except UserError:
             if not read_metrics(run.metrics_path):  # nothing to keep: the mended configuration may use the name
                 shutil.rmtree(run.path)
             raise
 
 
-def resume(run_path: Path, overrides: Sequence[str] = ()) -> Summary:
-    """Continue a run from its newest checkpoint, or from the beginning where it has none."""
-    config = load_run_config(run_path, overrides)
+def resume(
+    run_path: Path, config: RLVRConfig, overrides: Sequence[str] = (), callbacks: Callbacks | None = None
+) -> Summary:
+    """Continue a run from its newest checkpoint, or from the beginning where it has none.
+
+    Args:
+        run_path: its directory.
+        config: of the run, changed by `overrides`.
+        overrides: as the user wrote them, for the run's history.
+        callbacks: of the user.
+    """
     with RunDirectory.open(run_path, lock=True) as run:
         remove_unfinished(run.checkpoints_dir)
         path = find_checkpoint(run.checkpoints_dir)
         saved = read_checkpoint(path) if path else None
-        return _run(_train(config, run, saved))
+        return run_to_end(_train(config, run, saved, overrides, callbacks))
 
 
-async def _train(config: RLVRConfig, run: RunDirectory, saved: SavedRun | None) -> Summary:
+async def _train(
+    config: RLVRConfig,
+    run: RunDirectory,
+    saved: SavedRun | None,
+    overrides: Sequence[str] = (),
+    callbacks: Callbacks | None = None,
+) -> Summary:
     step = saved.state.step if saved else 0
     stop = StopRequest()
-    with Tracker(run, config, resumed_at=step if saved else None) as tracker, stop_on_signals(stop):
+    resumed_at = step if saved else None
+    with Tracker(run, config, resumed_at=resumed_at, callbacks=callbacks) as tracker, stop_on_signals(stop):
         try:
             async with open_work(config, run, tracker, stop, saved=saved) as work:
+                run.adopt(resolved(config), step, overrides)
                 await work()
         except InfraError as error:
             if stop:  # the signal reached a part of the run as well, before it could be asked to stop
@@ -77,7 +92,7 @@ async def _train(config: RLVRConfig, run: RunDirectory, saved: SavedRun | None) 
 
 
 def evaluate(config: RLVRConfig, model: str | None = None) -> dict[str, float]:
-    """Measure a model on the held-out prompts, without training.
+    """Measure a model on the held-out prompts, without training: see `evaluation_metrics`. Prints nothing.
 
     Args:
         model: a model, a run, or a checkpoint, in place of the configuration's model.
@@ -86,7 +101,8 @@ def evaluate(config: RLVRConfig, model: str | None = None) -> dict[str, float]:
         saved = find_model_directory(Path(model))
         path = str(saved) if saved else model
         config = config.model_copy(update={"model": config.model.model_copy(update={"path": path})})
-    return _run(_evaluate(config))
+    with logs_aside("eval"):
+        return run_to_end(_evaluate(config))
 
 
 async def _evaluate(config: RLVRConfig) -> dict[str, float]:
@@ -99,45 +115,17 @@ async def _evaluate(config: RLVRConfig) -> dict[str, float]:
         stack.push_async_callback(cluster.close)
         engines = await cluster.start_engines(engine_specs(config, material, None))
         stack.push_async_callback(engines.close)
-        pool = await cluster.start_pool(config.rollout.num_reward_workers)
+        pool = await cluster.start_pool(config.rollout.reward_workers)
         stack.push_async_callback(pool.close)
         rewards = await stack.enter_async_context(open_scoring(config, cluster, pool))
         proxy = LLMProxy(engines, prepare=_nothing_to_sync)
+        stack.push_async_callback(proxy.close)
         scheduler = build_scheduler(config, proxy, rewards, material.data.renderer)
-        return evaluation_metrics(await scheduler.collect(draws, sampling_plans(config, material.stop_token_ids)[1]))
+        groups = await scheduler.collect(draws, sampling_plans(config, material.stop_token_ids)[1])
+        if text := describe(failures_of(groups)):
+            logger.warning("%s", text)
+        return evaluation_metrics(groups)
 
 
 async def _nothing_to_sync(engine: InferenceEngine) -> None:
     """A fresh engine has loaded the model that is evaluated."""
-
-
-def export(source: Path, target: Path) -> Path:
-    """Copy the model of a run's newest checkpoint, or of a checkpoint, to `target`, as Hugging Face safetensors.
-
-    Raises:
-        RunDirectoryError: `source` holds no checkpoint, or `target` exists.
-    """
-    model = find_model_directory(source)
-    if model is None:
-        saved = ", ".join(path.name for path in checkpoints(source).values())
-        raise RunDirectoryError(
-            f"'{source}' is neither a run with a checkpoint nor a checkpoint. "
-            + (f"Its checkpoints: {saved}." if saved else "Give a run directory or `RUN/checkpoints/step-N`.")
-        )
-    if target.exists():
-        raise RunDirectoryError(f"'{target}' exists already: nothing was written. Choose another directory.")
-    temporary = target.with_name(f".{target.name}.tmp")
-    shutil.rmtree(temporary, ignore_errors=True)
-    shutil.copytree(model, temporary)
-    temporary.rename(target)
-    return target
-
-
-def _run(work: Coroutine[Any, Any, T]) -> T:
-    """Run a coroutine to its end, also where a loop is running already (a notebook): then in a thread of its own."""
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        return asyncio.run(work)
-    with ThreadPoolExecutor(max_workers=1, thread_name_prefix="roll") as thread:
-        return thread.submit(asyncio.run, work).result()

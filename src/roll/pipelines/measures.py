@@ -7,17 +7,18 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from roll.pipelines.learning.failures import failures_of
 from roll.pipelines.learning.selection import Selection
 from roll.pipelines.state import RunState
 from roll.rollout import Batch, DataLedger, Fate, LLMProxy
-from roll.types import Group, Rollout, RolloutStatus
+from roll.types import Group, Rollout
 
 __all__ = [
-    "accuracy",
     "batch_metrics",
     "evaluation_metrics",
     "rollout_metrics",
     "run_metrics",
+    "score",
     "selection_metrics",
 ]
 
@@ -30,27 +31,45 @@ def _rewards(rollouts: Sequence[Rollout]) -> list[float]:
     return [r.reward.value for r in rollouts if r.reward is not None]
 
 
-def accuracy(rollouts: Sequence[Rollout]) -> float:
-    """Share of rollouts that solved their task; where no reward defines that, the mean reward."""
-    judged = [r.reward.correct for r in rollouts if r.reward is not None and r.reward.correct is not None]
-    return _mean([float(c) for c in judged]) if judged else _mean(_rewards(rollouts))
+def _verdicts(rollouts: Sequence[Rollout]) -> list[float]:
+    return [float(r.reward.correct) for r in rollouts if r.reward is not None and r.reward.correct is not None]
+
+
+def _accuracy(rollouts: Sequence[Rollout], prefix: str) -> dict[str, float]:
+    """Share of rollouts that solved their task, of those whose reward says so; none where no reward does."""
+    found = _verdicts(rollouts)
+    return {f"{prefix}accuracy": _mean(found)} if found else {}
+
+
+def score(rollouts: Sequence[Rollout]) -> float:
+    """Mean over all rollouts of 1 for a solved task and 0 for one that is not, or of the reward where it does not say.
+
+    So it is the accuracy where every reward decides, and the mean reward where none does. Every answer counts alike,
+    hence every source by its number of answers.
+    """
+    found = [r.reward for r in rollouts if r.reward is not None]
+    return _mean([r.value if r.correct is None else float(r.correct) for r in found])
 
 
 def rollout_metrics(groups: Sequence[Group]) -> dict[str, float]:
-    """Rewards by domain and component, lengths, and how answers ended."""
+    """Rewards by domain and component, lengths, how answers ended, and what we failed.
+
+    Where no answer got a reward, there is no mean: 0 would be a result.
+    """
     scored = [r for g in groups for r in g.scored]
     lengths = [len(r.token_ids) for r in scored]
-    failed = sum(r.status is RolloutStatus.INFRA_ERROR for g in groups for r in g.rollouts)
-    metrics = {
-        "reward/mean": _mean(_rewards(scored)),
-        "reward/std": float(np.std(_rewards(scored))) if scored else 0.0,
-        "accuracy": accuracy(scored),
-        "rollout/length_mean": _mean(lengths),
-        "rollout/length_max": float(max(lengths, default=0)),
-        "rollout/unfinished_share": _mean([float(not r.finished) for r in scored]),
-        "rollout/infra_errors": float(failed),
-        "rollout/num_tokens": float(sum(lengths)),
-    }
+    rewards = {"reward/mean": _mean(_rewards(scored)), "reward/std": float(np.std(_rewards(scored)))} if scored else {}
+    metrics = (
+        rewards
+        | _accuracy(scored, "")
+        | {
+            "rollout/length_mean": _mean(lengths),
+            "rollout/length_max": float(max(lengths, default=0)),
+            "rollout/unfinished_share": _mean([float(not r.finished) for r in scored]),
+            "rollout/num_tokens": float(sum(lengths)),
+        }
+    )
+    metrics |= failures_of(groups).metrics()
     by_domain: dict[str, list[Rollout]] = defaultdict(list)
     for rollout in scored:
         by_domain[rollout.prompt.domain].append(rollout)
@@ -73,8 +92,9 @@ def selection_metrics(selection: Selection) -> dict[str, float]:
 
 
 def batch_metrics(batch: Batch) -> dict[str, float]:
-    """How the batch came about: refills, ages, and what was given up."""
-    return {
+    """How the batch came about: refills, ages, what was given up, and what was chosen beside what was launched."""
+    choice = batch.census.metrics() if batch.census is not None else {}
+    return choice | {
         "data/refills": float(batch.num_refills),
         "data/groups_expired": float(len(batch.expired)),
         "rollout/expired_length_mean": _mean(batch.expired_lengths),
@@ -90,21 +110,32 @@ def run_metrics(state: RunState, ledger: DataLedger, proxy: LLMProxy) -> dict[st
     return metrics | {
         "policy_version": float(state.policy_version),
         "engines/replaced": float(proxy.num_replaced),
+        "engines/hung": float(proxy.num_hung),
         "engines/reissued": float(proxy.num_reissued),
         "engines/continued": float(proxy.num_continued),
     }
 
 
 def evaluation_metrics(groups: Sequence[Group]) -> dict[str, float]:
-    """Accuracy over all held-out answers, by domain too, and what they looked like."""
+    """Score, accuracy and reward over all held-out answers, by domain too, and what they looked like.
+
+    Where nothing was answered, none of the three is there: 0 would be a result.
+    """
     scored = [r for g in groups for r in g.scored]
-    metrics = {
-        "eval/accuracy": accuracy(scored),
+    failures = failures_of(groups)
+    metrics = {"eval/num_answers": float(len(scored)), "eval/infra_errors": float(failures.failed)}
+    if not scored:
+        return metrics
+    metrics |= _accuracy(scored, "eval/") | {
+        "eval/score": score(scored),
+        "eval/judged_share": len(_verdicts(scored)) / len(scored),
         "eval/reward": _mean(_rewards(scored)),
-        "eval/num_answers": float(len(scored)),
+        "eval/timeouts": float(failures.timed_out),
         "eval/length_mean": _mean([len(r.token_ids) for r in scored]),
         "eval/unfinished_share": _mean([float(not r.finished) for r in scored]),
     }
     for domain in sorted({r.prompt.domain for r in scored}):
-        metrics[f"eval/{domain}/accuracy"] = accuracy([r for r in scored if r.prompt.domain == domain])
+        own = [r for r in scored if r.prompt.domain == domain]
+        metrics |= _accuracy(own, f"eval/{domain}/")
+        metrics |= {f"eval/{domain}/reward": _mean(_rewards(own)), f"eval/{domain}/num_answers": float(len(own))}
     return metrics

@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Collection, Mapping
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from roll.config import RLVRConfig
 from roll.data import Data
 from roll.pipelines.checkpoint import Checkpointer
 from roll.pipelines.judge import JudgeRole
+from roll.pipelines.learning.failures import Retries
 from roll.pipelines.replay.recorder import Recorder
 from roll.pipelines.state import RunState
 from roll.pipelines.stop import StopRequest
@@ -19,6 +20,7 @@ from roll.protocols import Scorer, TrainerGroup
 from roll.rewards.compose import WeightedReward
 from roll.rollout import Batch, DataLedger, LLMProxy, RolloutScheduler, SamplingPlan
 from roll.tracking import Spans, Tracker
+from roll.tracking.stages import Stages
 from roll.types import PromptDraw
 from roll.weights import SyncReport
 
@@ -77,7 +79,13 @@ class Parts:
     checkpointer: Checkpointer
     tracker: Tracker
     spans: Spans
+    stages: Stages
     stop: StopRequest
+    began_at: int = 0
+    """Step after which this session began."""
+    mid_update: bool = False
+    """Whether trainers may have moved on from the last boundary: until the next one, nothing true can be saved."""
+    retries: Retries = field(default_factory=Retries)
     recorder: Recorder | None = None
     """Where the run is recorded."""
     evaluation: asyncio.Task[None] | None = None

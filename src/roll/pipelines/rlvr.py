@@ -15,7 +15,8 @@ from __future__ import annotations
 import asyncio
 import logging
 
-from roll.pipelines import steps
+from roll.errors import AlarmError
+from roll.pipelines import saving, steps
 from roll.pipelines.evaluate import evaluate
 from roll.pipelines.learning.collecting import collect
 from roll.pipelines.parts import Parts
@@ -38,12 +39,17 @@ async def run(parts: Parts) -> None:
     dog = Watchdog(parts.scheduler.life, parts.config.rollout.stall_s, logger.warning, parts.spans.under_way)
     watchdog = asyncio.create_task(dog.watch(), name="watchdog")
     try:
+        parts.tracker.note("bringing the weights to the engines")
         await steps.sync(parts)
         await loop(parts)
     except Interrupted:
         await parts.controller.close()
-        steps.return_to_boundary(parts)
-        await steps.save(parts)
+        await saving.save_boundary(parts)
+        raise
+    except AlarmError:
+        raise
+    except Exception as error:
+        await saving.save_before_the_end(parts, error)
         raise
     finally:
         watchdog.cancel()
@@ -51,7 +57,7 @@ async def run(parts: Parts) -> None:
             parts.evaluation.cancel()
         await parts.controller.close()
     if parts.config.checkpoint.at_end:
-        await steps.save(parts)
+        await saving.save(parts)
 
 
 async def run_synchronous(parts: Parts) -> None:
@@ -64,7 +70,7 @@ async def run_synchronous(parts: Parts) -> None:
             metrics = await steps.update(parts, collected)
             alarms = await steps.cross_boundary(parts, collected, metrics)
             await steps.evaluate_if_due(parts)
-            await steps.save_if_due(parts, alarms)
+            await saving.save_if_due(parts, alarms)
 
 
 async def run_asynchronous(parts: Parts) -> None:
@@ -79,7 +85,7 @@ async def run_asynchronous(parts: Parts) -> None:
             _evaluate_beside(parts)
             if parts.config.checkpoint.keep_best or state.step == parts.config.training.num_steps:
                 await parts.stop.unless(_evaluated(parts))
-            await steps.save_if_due(parts, alarms)
+            await saving.save_if_due(parts, alarms)
 
 
 def _evaluate_beside(parts: Parts) -> None:

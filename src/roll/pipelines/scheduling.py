@@ -7,10 +7,9 @@ from dataclasses import replace
 from functools import partial
 from typing import cast
 
-from roll.algorithms.doom import is_doomed
 from roll.config import RLVRConfig
 from roll.data import Data
-from roll.pipelines.learning.selection import group_reason
+from roll.pipelines.learning.selection import doom_of, group_reason
 from roll.pipelines.state import RunState
 from roll.protocols import Reward
 from roll.registry import load_function
@@ -61,6 +60,7 @@ def build_scheduler(
         renderer,
         seed=config.seed,
         max_attempts=config.rollout.max_attempts,
+        retry_wait_s=config.rollout.retry_wait_s,
         replicate=scheduling.replicate_prompts and scheduling.type != "batch",
         loop=own_loop(config) if loop is None else loop,
         on_rollout=on_rollout,
@@ -94,6 +94,7 @@ def build_controller(
         return drawn
 
     filters = config.algorithm.filters
+    ahead = config.rollout.scheduling.async_ratio > 0
     pending = [data.train.again(*entry) for entry in state.pending]
     return AsyncController(
         scheduler,
@@ -104,10 +105,13 @@ def build_controller(
             plans=_plans(config, plan),
             batch_size=config.rollout.prompts_per_step,
             num_steps=config.training.num_steps - state.step,
-            left_out=partial(group_reason, algorithm=config.algorithm) if filters.refill else None,
+            left_out=partial(group_reason, algorithm=config.algorithm, max_new_tokens=config.rollout.max_new_tokens)
+            if filters.refill
+            else None,
             max_refills=filters.max_refills,
             doomed=_doom(config),
             weights=_weights(config),
+            num_dealt=state.step * config.rollout.prompts_per_step + (len(pending) if ahead else 0),
         ),
         version=state.policy_version,
         pending=pending,
@@ -129,8 +133,8 @@ def _weights(config: RLVRConfig) -> dict[str, float]:
 
 
 def _doom(config: RLVRConfig) -> Doom | None:
-    scheduling, filters = config.rollout.scheduling, config.algorithm.filters
-    bounds = {"min_mean": filters.min_mean, "max_mean": filters.max_mean, "min_std": filters.min_std}
-    if not scheduling.stop_doomed_groups or scheduling.reward_range is None or set(bounds.values()) == {None}:
+    scheduling = config.rollout.scheduling
+    if not scheduling.stop_doomed_groups or scheduling.reward_range is None:
         return None
-    return partial(is_doomed, reward_range=scheduling.reward_range, **bounds)
+    single_turn = all(entry.turns == 1 for entry in config.data)
+    return doom_of(config.algorithm, scheduling.reward_range, config.rollout.max_new_tokens, single_turn=single_turn)

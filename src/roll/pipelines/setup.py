@@ -9,24 +9,28 @@ from dataclasses import dataclass
 
 from roll.cluster.base import Cluster, open_cluster, start_together
 from roll.config import RLVRConfig
+from roll.envs.watch import watched
 from roll.inference import resolve_engine_kind
 from roll.pipelines.checkpoint import Checkpointer
 from roll.pipelines.judge import JudgeRole, start_judge
+from roll.pipelines.learning.failures import Retries
 from roll.pipelines.material import Material, engine_specs, prepare_material, probe_sequences, sampling_plans
 from roll.pipelines.parts import Parts
 from roll.pipelines.replay.recorder import RecordingProxy, open_recorder
 from roll.pipelines.saved import SavedRun
 from roll.pipelines.scheduling import build_controller, build_router, build_scheduler
+from roll.pipelines.start_notes import StartNotes
 from roll.pipelines.state import RunState
 from roll.pipelines.stop import StopRequest
 from roll.pipelines.trainers import Trainers, trainer_specs
 from roll.protocols import EngineGroup, WorkerPool
 from roll.rewards.compose import WeightedReward
 from roll.rewards.opening import open_rewards
-from roll.rollout import DataLedger, LLMProxy
+from roll.rollout import DataLedger, LLMProxy, RolloutScheduler
 from roll.rollout.lifecycle import FINAL
 from roll.tracking import RunDirectory, Tracker
 from roll.tracking.rollout_trace import RolloutTrace
+from roll.tracking.stages import Stages
 from roll.weights import WeightSync
 
 __all__ = ["open_parts"]
@@ -44,12 +48,15 @@ async def _start_roles(
     cluster: Cluster, config: RLVRConfig, material: Material, run: RunDirectory, tracker: Tracker, stack: AsyncExitStack
 ) -> _Roles:
     """Start trainers, engines, reward workers and the judge at the same time; whatever started is closed by `stack`."""
+    specs = trainer_specs(config, material.model_path, material.critic_path)
+    kind = resolve_engine_kind(config.inference.engine)
+    progress = StartNotes(tracker.note)
     engines, pool, judge, *trainers = await start_together(
         stack,
-        cluster.start_engines(engine_specs(config, material, run)),
-        cluster.start_pool(config.rollout.num_reward_workers),
-        start_judge(config, cluster, run, tracker.spans.event) if config.judge else _nobody(),
-        *map(cluster.start_trainer, trainer_specs(config, material.model_path, material.critic_path)),
+        progress.of(f"engines ({kind})", cluster.start_engines(engine_specs(config, material, run))),
+        cluster.start_pool(config.rollout.reward_workers),
+        progress.of("judge", start_judge(config, cluster, run, tracker.spans.event)) if config.judge else _nobody(),
+        *(progress.of(f"trainer ({spec.role})", cluster.start_trainer(spec)) for spec in specs),
     )
     return _Roles(trainers=Trainers.of(config, trainers), engines=engines, pool=pool, judge=judge)
 
@@ -78,6 +85,25 @@ async def _open_rewards(
     return rewards
 
 
+def _watch(
+    config: RLVRConfig, scheduler: RolloutScheduler, tracker: Tracker, stack: AsyncExitStack
+) -> tuple[Retries, Stages]:
+    """Who looks on as rollouts come about: the trace, and those who say what fails and what a step waits for."""
+    retries, stages = Retries(), Stages(tracker.spans)
+    listeners = [retries.on_transition, stages.on_transition]
+    if config.tracking.trace_rollouts:
+        listeners.append(RolloutTrace(tracker.spans.event, FINAL).on_transition)
+    for listener in listeners:
+        scheduler.life.listen(listener)
+    stack.enter_context(watched(stages.environment))
+    return retries, stages
+
+
+def _checkpointer(run: RunDirectory, config: RLVRConfig, trainers: Trainers, tracker: Tracker) -> Checkpointer:
+    saved = tracker.callbacks.saved
+    return Checkpointer(run, config.checkpoint, trainers.policy, trainers.critics, on_saved=saved)
+
+
 @asynccontextmanager
 async def open_parts(
     config: RLVRConfig,
@@ -88,6 +114,7 @@ async def open_parts(
     saved: SavedRun | None = None,
 ) -> AsyncIterator[Parts]:
     """Start every role, restore what a checkpoint holds, and end every role afterwards, also after an error."""
+    tracker.note("reading the model's files and the prompts")
     material = await asyncio.to_thread(prepare_material, config)
     state = saved.state if saved else RunState(data=material.data.train.state())
     material.data.train.restore(state.data)
@@ -97,24 +124,26 @@ async def open_parts(
         roles = await _start_roles(cluster, config, material, run, tracker, stack)
         trainers = roles.trainers
         if saved is not None:
+            tracker.note(f"loading the checkpoint of step {state.step}")
             await trainers.load(saved)
         weights = _weight_sync(cluster, config, material, roles)
         ledger = saved.ledger if saved else DataLedger()
         records = config.tracking.record_rollouts
         recorder = open_recorder(config, material, state, tracker, ledger) if records else None
-        proxy = (RecordingProxy if recorder else LLMProxy)(
-            roles.engines, weights.push_to, max_attempts=config.rollout.max_attempts, router=build_router(config)
-        )
+        proxy_type, attempts = RecordingProxy if recorder else LLMProxy, config.rollout.max_attempts
+        proxy = proxy_type(roles.engines, weights.push_to, max_attempts=attempts, router=build_router(config))
+        stack.push_async_callback(proxy.close)
         train_plan, eval_plan = sampling_plans(config, material.stop_token_ids)
         rewards = await _open_rewards(config, roles, state, stack)
         scheduler = build_scheduler(config, proxy, rewards, material.data.renderer, tracker.on_rollout)
         if recorder is not None:
             recorder.listen(scheduler.life, proxy)
-        if config.tracking.trace_rollouts:
-            scheduler.life.listen(RolloutTrace(tracker.spans.event, FINAL).on_transition)
+        retries, stages = _watch(config, scheduler, tracker, stack)
         yield Parts(
             config=config,
             state=state,
+            began_at=state.step,
+            retries=retries,
             data=material.data,
             held_out=material.data.evaluation(config.evaluation.num_prompts),
             ledger=ledger,
@@ -129,9 +158,10 @@ async def open_parts(
             reference=trainers.reference,
             critics=trainers.critics,
             weights=weights,
-            checkpointer=Checkpointer(run, config.checkpoint, trainers.policy, trainers.critics),
+            checkpointer=_checkpointer(run, config, trainers, tracker),
             tracker=tracker,
             spans=tracker.spans,
+            stages=stages,
             stop=stop,
             recorder=recorder,
         )

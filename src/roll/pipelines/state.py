@@ -10,7 +10,8 @@ from roll.errors import CheckpointError
 
 __all__ = ["RunState"]
 
-FORMAT = 4
+FORMAT = 5
+_READABLE = {4, FORMAT}
 
 
 @dataclass(kw_only=True, slots=True)
@@ -29,8 +30,8 @@ class RunState:
     """Draws in flight at the boundary, as [draw id, domain, position]: a resumed run launches them first."""
     evaluated_at: int = -1
     """Step after which the policy was last evaluated; -1 for never."""
-    accuracies: dict[str, float] = field(default_factory=dict)
-    """Evaluation accuracy by step."""
+    scores: dict[str, float] = field(default_factory=dict)
+    """Of the evaluations that had answers, `eval/score` by step."""
     rewards: list[float] = field(default_factory=list)
     """Mean reward of each step."""
     first_lengths: list[float] = field(default_factory=list)
@@ -41,10 +42,12 @@ class RunState:
     """Where the KL penalty's coefficient adapts: its value for the next step."""
     alarms: dict[str, int] = field(default_factory=dict)
     """Steps in a row for each alarm."""
+    failures: list[list[int]] = field(default_factory=list)
+    """Of the last steps, how many answers were asked for, failed, and timed out (`Failures.counts`)."""
     verifiers: dict[str, dict[str, Any]] = field(default_factory=dict)
     """What rewards remember that later judgements depend on, by domain and component (`WeightedReward.state()`)."""
     best_step: int | None = None
-    """Step with the best evaluation accuracy (the earliest of equals)."""
+    """Step, after the first update, with the best evaluation score (the earliest of equals)."""
 
     def to_json(self) -> dict[str, Any]:
         """Plain data with a format number."""
@@ -60,8 +63,10 @@ class RunState:
         """
         fields = dict(value)
         found = fields.pop("format", None)
-        if found != FORMAT:
+        if found not in _READABLE:
             raise CheckpointError(f"state.json has format {found!r}, this version of ROLL reads {FORMAT}")
+        if found == 4:
+            fields["scores"] = fields.pop("accuracies")
         try:
             moments = {domain: Moments.from_json(m) for domain, m in fields.pop("moments").items()}
             return cls(**fields, moments=moments)

@@ -1,14 +1,14 @@
-"""What the loops of `rlvr` share: learning from a batch, weight sync, a step's boundary, evaluation, saving."""
+"""What the loops of `rlvr` share: learning from a batch, weight sync, a step's boundary, evaluation."""
 
 from __future__ import annotations
 
 import logging
 
-from roll.errors import AlarmError
 from roll.pipelines import measures
 from roll.pipelines.evaluate import evaluate
 from roll.pipelines.learning.alarms import check_alarms
 from roll.pipelines.learning.collecting import Collected
+from roll.pipelines.learning.failures import step_alarms
 from roll.pipelines.learning.hacking import BASELINE_STEPS, hacking_metrics
 from roll.pipelines.learning.measures import learning_metrics, mean_advantages
 from roll.pipelines.learning.selection import settle
@@ -21,9 +21,6 @@ __all__ = [
     "cross_boundary",
     "evaluate_if_due",
     "evaluation_due",
-    "return_to_boundary",
-    "save",
-    "save_if_due",
     "sync",
     "update",
 ]
@@ -56,21 +53,27 @@ async def sync(parts: Parts) -> SyncReport:
         await parts.evaluation
     with parts.spans.phase("sync"):
         report = await parts.weights.push(parts.state.policy_version, still=parts.controller.updating())
-        await parts.proxy.restore(report.dead)
+        parts.proxy.restore(report.dead)
     return report
 
 
 async def cross_boundary(parts: Parts, collected: Collected, metrics: dict[str, float]) -> list[str]:
     """The step is done: everything gets its fate, and the run may be saved; returns alarms that stop it."""
     state, selection = parts.state, collected.selection
+    parts.mid_update = True
     state.step += 1
     settle(parts.ledger, selection, state.step)
     state.moments = selection.moments
-    state.rewards.append(metrics["reward/mean"])
-    state.first_lengths = [*state.first_lengths, metrics["rollout/length_mean"]][:BASELINE_STEPS]
+    if "reward/mean" in metrics:  # something was answered
+        state.rewards.append(metrics["reward/mean"])
+        state.first_lengths = [*state.first_lengths, metrics["rollout/length_mean"]][:BASELINE_STEPS]
     await parts.controller.settle(state.policy_version, {rollout.rollout_id for rollout in selection.rollouts})
     _mark_boundary(parts)
+    parts.mid_update = False
     state.alarms, alarms = check_alarms(parts.config.alarms, metrics, state.alarms)
+    first = state.step == parts.began_at + 1
+    alarms += step_alarms(parts.config.alarms, state, collected.batch.groups, first=first)
+    metrics |= parts.retries.metrics()
     metrics |= measures.run_metrics(state, parts.ledger, parts.proxy)
     metrics |= parts.judge.metrics() if parts.judge else {}
     for alarm in alarms:
@@ -97,12 +100,6 @@ def _remember_verifiers(parts: Parts) -> None:
     parts.state.verifiers = {domain: state for domain, state in states.items() if state}
 
 
-def return_to_boundary(parts: Parts) -> None:
-    """Forget draws that were made since the last boundary; they will be made again."""
-    parts.data.train.restore(parts.state.data)
-    parts.ledger.forget_from(parts.state.num_draws)
-
-
 def evaluation_due(parts: Parts) -> bool:
     """Whether the configuration asks for an evaluation after this step, and it was not done yet."""
     state, config = parts.state, parts.config.evaluation
@@ -118,21 +115,3 @@ async def evaluate_if_due(parts: Parts) -> None:
         with parts.spans.phase("evaluate"):
             await parts.stop.unless(evaluate(parts))
         _remember_verifiers(parts)  # nothing else was scored meanwhile: this is still the boundary
-
-
-async def save_if_due(parts: Parts, alarms: list[str]) -> None:
-    """Save where the configuration or an alarm asks for it.
-
-    Raises:
-        AlarmError: an alarm stops the run; everything up to this boundary is saved.
-    """
-    if alarms or parts.checkpointer.due(parts.state):
-        await save(parts)
-    if alarms:
-        raise AlarmError("; ".join(alarms))
-
-
-async def save(parts: Parts) -> None:
-    """Write a checkpoint of the last boundary."""
-    with parts.spans.phase("checkpoint"):
-        await parts.checkpointer.save(parts.state, parts.ledger)

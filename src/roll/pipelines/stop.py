@@ -1,4 +1,4 @@
-"""Stopping on a signal without losing anything: SIGTERM and Ctrl-C ask the loop to stop at a step's boundary."""
+"""Stopping on a signal without losing anything: Ctrl-C, SIGTERM and SIGHUP ask the loop to stop at a boundary."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from collections.abc import Coroutine, Iterator
 from typing import Any, TypeVar
 
 from roll.errors import RollError
+from roll.running import interruptible
 
 __all__ = ["Interrupted", "StopRequest", "stop_on_signals"]
 
@@ -61,16 +62,20 @@ class StopRequest:
 
 @contextlib.contextmanager
 def stop_on_signals(stop: StopRequest) -> Iterator[None]:
-    """Let SIGINT and SIGTERM set `stop`; a second one of them ends the process the usual way.
+    """Let SIGINT, SIGTERM and SIGHUP (the terminal is gone) set `stop`; a second one ends the process the usual way.
 
-    Outside the main thread (a notebook's cell that runs in a helper thread) signals stay as they are.
+    SIGHUP stays ignored where it is (`nohup`).
+
+    Outside the main thread (a notebook's cell that runs in a helper thread) signals stay as they are, and an interrupt
+    of who waits for that thread sets `stop`.
     """
     if threading.current_thread() is not threading.main_thread():
-        yield
+        with interruptible(lambda: stop.set("SIGINT")):
+            yield
         return
     loop = asyncio.get_running_loop()
-    watched = (signal.SIGINT, signal.SIGTERM)
-    before = {number: signal.getsignal(number) for number in watched}
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    watched = [number for number in before if number is not signal.SIGHUP or before[number] is not signal.SIG_IGN]
 
     def ask(number: signal.Signals) -> None:
         stop.set(number.name)

@@ -6,11 +6,14 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from roll.errors import RewardInfraError, UserError, WorkerDiedError
+from roll.errors import InfraError, RewardInfraError, UserError, WorkerDiedError
 from roll.protocols import WorkerPool
 from roll.types import Rollout
 
-__all__ = ["Judgement", "Verifier", "in_pool"]
+__all__ = ["TIMEOUT", "Judgement", "Verifier", "in_pool"]
+
+TIMEOUT = "timeout"
+"""Verdict on an answer that took too long to verify."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -42,7 +45,8 @@ class Verifier:
     """One way to judge answers."""
 
     judge: Callable[[Rollout], Awaitable[Judgement]]
-    """Raises `TimeoutError` where an answer takes too long to verify, an `InfraError` where we fail."""
+    """Raises `TimeoutError` where an answer takes too long to verify, `MalformedPromptError` or `UnscorableError` where
+    trying again cannot help; anything else that it raises is a failure of ours, of this one answer."""
     decides: bool
     """Whether it says if the task was solved."""
     close: Callable[[], Awaitable[None]] = _nothing
@@ -59,14 +63,14 @@ async def in_pool(pool: WorkerPool, function: Callable[..., Any], *args: Any, ti
     Raises:
         TimeoutError: the answer took too long to verify.
         UserError: the verifier says that the user has to mend something.
-        RewardInfraError: the worker died or the verifier crashed.
+        InfraError: the worker died, the verifier crashed, or it says itself that it cannot judge.
     """
     try:
         return await pool.submit(function, *args, time_limit_s=time_limit_s)
-    except (TimeoutError, UserError):
-        raise
     except WorkerDiedError as error:
         raise RewardInfraError(f"the verifier's process died: {error}") from error
+    except (TimeoutError, UserError, InfraError):
+        raise
     except Exception as error:  # the boundary to verifiers: whatever they raise is our failure, not the model's
         place = "".join(f" ({note})" for note in getattr(error, "__notes__", [])[-1:])
         raise RewardInfraError(f"the verifier crashed{place}: {type(error).__name__}: {error}") from error

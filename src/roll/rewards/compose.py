@@ -10,18 +10,22 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from roll.config.rewards import RewardConfig
-from roll.errors import InfraError
-from roll.rewards.base import Judgement, Verifier
+from roll.errors import RewardInfraError, UnscorableError, UserError
+from roll.rewards.base import TIMEOUT, Judgement, Verifier
 from roll.types import RewardResult, Rollout
 
-__all__ = ["Component", "WeightedReward"]
+__all__ = ["UNFINISHED", "Component", "WeightedReward"]
 
 logger = logging.getLogger(__name__)
+
+UNFINISHED = "unfinished"
+"""Verdict on an answer that was cut off, and so was not looked at."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -37,27 +41,50 @@ class Component:
         """Whether it changes neither reward nor accuracy."""
         return self.config.weight == 0 and self.config.gate is None
 
-    async def judge(self, rollout: Rollout) -> Judgement | None:
-        """Ask the verifier; `None` where one that is only watched failed, which must not cost the rollout.
+    async def judge(self, rollout: Rollout) -> Judgement:
+        """Ask the verifier.
 
-        A cut-off answer and one that takes too long to verify are the model's failure: value 0.
+        A cut-off answer and one that takes too long to verify are the model's failure: value 0. Whatever else a
+        verifier raises is a failure of ours, of this one answer.
+
+        Raises:
+            RewardInfraError: it failed; names the component and the prompt. `UnscorableError` where another attempt
+                cannot help: it says so itself, or the user has to mend something.
         """
         failed = False if self.verifier.decides else None
         if self.config.require_finished and not rollout.finished:
-            return Judgement(value=0.0, verdict="unfinished", correct=failed)
+            return Judgement(value=0.0, verdict=UNFINISHED, correct=failed)
         try:
-            return await self.verifier.judge(rollout)
+            return _checked(await self.verifier.judge(rollout))
         except TimeoutError:
-            return Judgement(value=0.0, verdict="timeout", correct=failed)
-        except InfraError as error:
-            if not self.watched_alone:
-                raise
-            logger.warning("reward '%s', which is only watched, failed: %s", self.name, error)
-            return None
+            return Judgement(value=0.0, verdict=TIMEOUT, correct=failed)
+        except UnscorableError:
+            raise
+        except UserError as error:
+            raise UnscorableError(self._words(error, rollout)) from error
+        except Exception as error:  # the boundary to verifiers: an exception of theirs must never end a run
+            raise RewardInfraError(self._words(error, rollout)) from error
+
+    def _words(self, error: Exception, rollout: Rollout) -> str:
+        what = str(error) if isinstance(error, RewardInfraError | UserError) else f"{type(error).__name__}: {error}"
+        return f"reward '{self.name}': {what} (prompt '{rollout.prompt.uid}')"
+
+    def ran_out_of_time(self, judgement: Judgement) -> bool:
+        """Whether verifying took too long; a program of the model's that does so is just wrong."""
+        return judgement.verdict == TIMEOUT and not self.config.needs_sandbox
 
     def holds_back(self, judgement: Judgement) -> bool:
         """Whether it is a gate that this judgement does not pass."""
         return self.config.gate is not None and judgement.value < self.config.gate
+
+
+def _checked(judgement: Judgement) -> Judgement:
+    """The same; a value that is no number would spoil a whole batch, where it goes unnoticed."""
+    values = {"value": judgement.value, **judgement.parts}
+    wrong = {name: value for name, value in values.items() if not math.isfinite(value)}
+    if wrong:
+        raise RewardInfraError(f"it gave {wrong}, which are no finite numbers")
+    return judgement
 
 
 class WeightedReward:
@@ -72,12 +99,14 @@ class WeightedReward:
         self._components = list(components)
         order = [i for i, c in enumerate(components) if c.verifier.decides and not c.watched_alone]
         self._speaker = self._components[order[0] if order else 0]
+        self._complained: set[str] = set()
+        """Components that are only watched, and whose failure was reported."""
 
     async def __call__(self, rollout: Rollout) -> RewardResult:
         """Ask all gates at once, then all others at once.
 
         Raises:
-            RewardInfraError: one of them crashed, or its process died.
+            RewardInfraError: one of them failed, whatever it raised; names it and the prompt.
         """
         loop = asyncio.get_running_loop()
         started = loop.time()
@@ -88,8 +117,20 @@ class WeightedReward:
         return self._result(found, closed, loop.time() - started)
 
     async def _ask(self, rollout: Rollout, components: list[Component]) -> list[tuple[Component, Judgement]]:
-        judgements = await asyncio.gather(*(component.judge(rollout) for component in components))
+        judgements = await asyncio.gather(*(self._judgement(component, rollout) for component in components))
         return [(c, j) for c, j in zip(components, judgements, strict=True) if j is not None]
+
+    async def _judgement(self, component: Component, rollout: Rollout) -> Judgement | None:
+        """`None` where one that is only watched failed, which must not cost the rollout; the first time is reported."""
+        try:
+            return await component.judge(rollout)
+        except RewardInfraError as error:
+            if not component.watched_alone:
+                raise
+            level = logging.INFO if component.name in self._complained else logging.WARNING
+            self._complained.add(component.name)
+            logger.log(level, "reward '%s' is only watched, and failed: %s", component.name, error)
+            return None
 
     def _result(
         self,
@@ -99,6 +140,7 @@ class WeightedReward:
     ) -> RewardResult:
         decisions = {c.name: j.correct for c, j in found if j.correct is not None}
         heard = [decisions[c.name] for c, _ in found if c.name in decisions and not c.watched_alone]
+        timed_out = tuple(c.name for c, j in found if c.ran_out_of_time(j))
         components = {c.name: j.value for c, j in found}
         components |= {f"{c.name}/{part}": value for c, j in found for part, value in j.parts.items()}
         if closed is not None:
@@ -110,6 +152,7 @@ class WeightedReward:
                 verdict=f"{gate.name}: {judgement.verdict}",
                 correct=False if decided else None,
                 decisions=decisions,
+                timed_out=timed_out,
                 duration_s=duration_s,
             )
         verdict = next((j.verdict for c, j in found if c is self._speaker), "")
@@ -119,6 +162,7 @@ class WeightedReward:
             verdict=verdict,
             correct=all(heard) if heard else None,
             decisions=decisions,
+            timed_out=timed_out,
             duration_s=duration_s,
         )
 

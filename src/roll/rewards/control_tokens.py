@@ -12,13 +12,31 @@ from typing import Any
 
 __all__ = ["defused", "defuser"]
 
+_TAGS = (
+    "s|bos|eos|pad|unk|cls|sep|mask|sop|eop|eoh|eoa|eom|eot|role|think|thinking|reasoning|thought|assistant|user|system"
+    "|tool_calls?|tool_responses?|tools|function_calls?|start_of_turn|end_of_turn|start_of_image|end_of_image"
+    "|beginning_of_sentence|end_of_sentence|beginning_of_text|end_of_text|end_of_utterance|im_start|im_end"
+    "|(?:BOS|EOS|PAD|UNK|CLS|SEP|MASK|EOP)_TOKEN|SPECIAL_\\d{1,4}|reserved_\\d{1,4}|unused\\d{1,4}|extra_id_\\d{1,4}"
+    "|seed:[a-z_]{1,30}"
+)
+_BRACKETED = (
+    "INST|SYSTEM_PROMPT|AVAILABLE_TOOLS|TOOL_CALLS|TOOL_RESULTS|TOOL_CONTENT|THINK|ARGS|CALL_ID|PREFIX|MIDDLE|SUFFIX|IMG"
+    "|gMASK|sMASK|MASK|BOS|EOS|CLS|SEP|PAD|UNK|UNUSED_TOKEN_\\d{1,4}"
+)
 _COMMON = re.compile(
     r"<(?=\|[^|<>\s]{1,40}\|>)"  # <|im_end|>, <|eot_id|>, <|endoftext|>
     r"|<(?=\uff5c[^\uff5c<>\s]{1,40}\uff5c>)"  # DeepSeek's, with wide bars
-    r"|<(?=/?(?:s|bos|eos|pad|unk|cls|sep|start_of_turn|end_of_turn|extra_id_\d{1,3})>)"
+    rf"|<(?=/?(?:{_TAGS})>)"
     r"|<(?=</?SYS>>)"
-    r"|\[(?=/?(?:INST|SYSTEM_PROMPT|AVAILABLE_TOOLS|TOOL_CALLS|TOOL_RESULTS|gMASK|BOS|EOS|CLS|SEP)\])"
+    r"|\[(?=\|[^|\[\]\s]{1,40}\|\])"  # [|endofturn|]
+    rf"|\[(?=/?(?:{_BRACKETED})\])"
+    r"|\](?=~[a-z]{1,12}\])|\[(?=e~\[)"  # MiniMax's ]~b] and [e~[
+    r"|<(?=<<(?:QUESTION|ANSWER|REFERENCE|A|B)\b)|>(?=>>)"  # the marks of the judge's own prompt
 )
+
+
+_LIKE_A_MARK = re.compile(r"[<\[].{1,60}[>\]]")
+"""Added tokens that end thinking or a tool's call are often not called special (`</think>`)."""
 
 
 def defused(text: str) -> str:
@@ -29,7 +47,8 @@ def defused(text: str) -> str:
 def defuser(tokenizer: Any) -> Callable[[str], str]:
     """The same for the very tokens of one model."""
     known = {str(token) for token in tokenizer.all_special_tokens}
-    known |= {str(token) for token in getattr(tokenizer, "added_tokens_decoder", {}).values() if token.special}
+    added = getattr(tokenizer, "added_tokens_decoder", {}).values()
+    known |= {str(token) for token in added if token.special or _LIKE_A_MARK.fullmatch(str(token))}
     words = sorted((word for word in known if len(word) > 1 and not word.isspace()), key=len, reverse=True)
     if not words:
         return lambda text: text

@@ -4,53 +4,127 @@ from __future__ import annotations
 
 import re
 
-from roll.rewards.plain_number import NUMBER, tidy
-from roll.rewards.units import unit_of
+from roll.rewards.mathematics.plain_number import NUMBER, number_of, tidy
+from roll.rewards.mathematics.units import unit_of
 
-__all__ = ["last_boxed", "last_boxes", "last_formula", "last_formulas", "last_line", "last_number", "last_tagged"]
+__all__ = [
+    "last_boxed",
+    "last_boxes",
+    "last_formula",
+    "last_formulas",
+    "last_line",
+    "last_number",
+    "last_tagged",
+    "stated_answer",
+    "whole_number",
+]
 
 _BOX = re.compile(r"\\(?:boxed|fbox)\s*\{")
 _DELIMITER = re.compile(r"\$\$|\$|\\[()\[\]]|\n")
 _CLOSING = {"$$": "$$", "$": "$", "\\(": "\\)", "\\[": "\\]"}
 _UNIT = re.compile(r"\s?(?:square |cubic )?[a-zA-Z]{1,12}(?:\s?(?:/|per )\s?[a-zA-Z]{1,12})?(?:\^\{?[23]\}?|[²³])?")
+_NO_WORDS = re.compile(
+    r"\\begin\s*\{[^{}]*\}(?:\s*\{[lcr|\s]*\})?|\\(?:text|textrm|mathrm|mbox|operatorname|end)\s*\{[^{}]*\}"
+)
 _WORDS = re.compile(r"(?<![\\a-zA-Z])[a-zA-Z]{4,}")
-_RELATION = re.compile(r"(?<![<>!\\])=|\\approx|\\equiv|\\Rightarrow|\\implies")
+_DECIMAL_COMMA = re.compile(r"(?<![\d,.(\[{])(\d{1,9},)$")
+_OTHER = re.compile(r"\d\S{0,9}\s{0,3}[a-zA-Z]{0,12}\s{0,3}(?:\||\bor\b)\s{0,3}$")
+_BLANKS = re.compile(r"-?\d{1,3}(?: \d{3})+(?:\.\d+)?")
+_WORD = re.compile(r"[a-zA-Z]+")
+_TEXT_COMMAND = re.compile(r"\\(?:text|textrm|mathrm|mbox)(?![a-zA-Z])")
+_TAKING_BACK = {"but", "not", "no", "instead", "rather", "wait", "actually", "so", "then", "therefore", "thus", "hence"}
+_TAKING_BACK |= {"which", "answer", "since", "because", "wrong", "correct", "check", "final", "finally", "is", "first"}
+_STATED = "final answer is"
+LONGEST_STATED = 400
+LONGEST_BETWEEN = 70
+"""Characters between two boxes of one answer."""
+_RELATION = re.compile(r"(?<![<>!\\])=|\\Rightarrow|\\implies")
 
 
 def last_boxed(text: str) -> str | None:
     r"""Content of the last `\boxed{…}`, braces balanced; `None` where there is none or it is not closed."""
     boxes = list(_BOX.finditer(text))
-    if not boxes:
-        return None
-    begin = boxes[-1].end()
+    found = _content(text, boxes[-1].end(), len(text)) if boxes else None
+    return None if found is None else found[0]
+
+
+def _content(text: str, begin: int, end: int) -> tuple[str, int] | None:
+    """What a box that opens at `begin` holds, and where it ends; `None` where it does not close before `end`."""
     depth = 1
-    for position in range(begin, len(text)):
+    for position in range(begin, end):
         if text[position - 1] != "\\":
             depth += {"{": 1, "}": -1}.get(text[position], 0)
         if depth == 0:
-            return text[begin:position].strip()
+            return text[begin:position].strip(), position + 1
     return None
 
 
-def last_boxes(text: str) -> str | None:
-    """What the boxes of the last line that has any hold, with commas between them; `None` where there is none."""
-    for line in reversed(text.splitlines()):
-        places = [match.start() for match in _BOX.finditer(line)]
-        if places:
-            parts = [line[begin:end] for begin, end in zip(places, [*places[1:], len(line)], strict=True)]
-            found = [last_boxed(part) for part in parts]
-            return ", ".join(box for box in found if box) if all(found) else last_boxed(text)
-    return None
+def last_boxes(text: str, *, several: bool) -> str | None:
+    """What the last box holds, and those before it that belong to the same answer, with commas between them.
+
+    Boxes with nothing but `,`, `or`, `and` between them are one answer.
+
+    Args:
+        text: the answer.
+        several: whether several values are asked for; then a few words may stand between the boxes too, if none of
+            them takes back what went before (`First \\boxed{17}, but \\boxed{1,-2}`).
+    """
+    begins = list(_BOX.finditer(text))
+    if not begins or (last := _content(text, begins[-1].end(), len(text))) is None:
+        return None
+    found = [last[0]]
+    for box, following in zip(reversed(begins[:-1]), reversed(begins[1:]), strict=True):
+        content = _content(text, box.end(), following.start())
+        if content is None or not _belongs(text[content[1] : following.start()], several):
+            break
+        if content[0] != found[-1]:
+            found.append(content[0])
+    return ", ".join(reversed(found))
+
+
+def _belongs(between: str, several: bool) -> bool:
+    if len(between) > LONGEST_BETWEEN:
+        return False
+    words = _WORD.findall(_TEXT_COMMAND.sub(" ", between))
+    separated = "," in between or ";" in between or any(word in ("and", "or") for word in words)
+    if set(words) <= {"and", "or", "quad", "qquad", "lor", "text"} and "." not in between:
+        return separated or (several and not between.strip()) or not between
+    taken_back = any(word.lower() in _TAKING_BACK for word in words)
+    return several and separated and not taken_back and not re.search(r"[.!?:]", between)
+
+
+def stated_answer(text: str) -> str | None:
+    """What stands in the last "The final answer is … I hope it is correct", unless a box comes after it.
+
+    The form is that of the prompt of Lewkowycz et al. (2022, arXiv 2206.14858), which many data sets carry on.
+    """
+    lower = text.lower()
+    end = lower.rfind("i hope it is correct")
+    begin = lower.rfind(_STATED, 0, max(end, 0))
+    if begin < 0 or len(lower) != len(text) or end - begin > LONGEST_STATED or _BOX.search(text, begin):
+        return None
+    stated = text[begin + len(_STATED) : end].replace('\\"', " ").lstrip(": ").strip()
+    return stated.rstrip(".").strip('$*" ') or None
 
 
 def last_formulas(text: str) -> str | None:
-    """Whole formulas of the last line that has any, with commas between them."""
-    for line in reversed(text.splitlines()):
-        found = [line[begin:end].strip() for begin, end in _formulas(line)]
-        found = [formula for formula in found if formula and not _WORDS.search(_without_text(formula))]
-        if found:
-            return ", ".join(found)
-    return None
+    """Whole formulas of the last line that ends with any, with commas between them."""
+    found: list[str] = []
+    following = len(text)
+    for begin, end in reversed(_formulas(text)):
+        formula = text[begin:end].strip()
+        if not formula or _WORDS.search(_without_text(formula)):
+            continue
+        if found and "\n" in text[end:following]:
+            break
+        found.append(formula)
+        following = begin
+    return ", ".join(reversed(found)) or None
+
+
+def whole_number(text: str) -> str | None:
+    """The text, where it is one number whose thousands are divided by blanks."""
+    return text if _BLANKS.fullmatch(text.strip()) and number_of(text) is not None else None
 
 
 def last_tagged(text: str, tag: str = "answer") -> str | None:
@@ -75,6 +149,9 @@ def last_number(text: str, *, with_unit: bool = False) -> str | None:
     text = tidy(text)
     for match in reversed(list(NUMBER.finditer(text))):
         start = match.start()
+        comma = _DECIMAL_COMMA.search(text[max(0, start - 12) : start])
+        if comma and re.fullmatch(r"\d\d?", match.group()):  # `2,74`
+            return _sign(text[max(0, start - 20) : start - len(comma[1])]) + comma[1] + match.group()
         if text[start] == "." and text[start - 1 : start].isalnum():
             start += 1  # `Rs.500`
         if not _stands_alone(text[max(0, start - 40) : start]):
@@ -84,6 +161,8 @@ def last_number(text: str, *, with_unit: bool = False) -> str | None:
             return formula
         sign = _sign(text[max(0, start - 8) : start])
         unit = _unit(text, match.end()) if with_unit else ""
+        if with_unit and (other := _OTHER.search(text[max(0, start - 40) : start])):
+            return other.group() + text[start : match.end()] + unit  # `5 cm | 5 m` is neither
         return sign + text[start : match.end()] + (unit or _percent(text, match.end()))
     return None
 
@@ -169,4 +248,4 @@ def _right_side(formula: str) -> str:
 
 
 def _without_text(formula: str) -> str:
-    return re.sub(r"\\(?:text|textrm|mathrm|mbox|operatorname)\s*\{[^{}]*\}", "", formula)
+    return _NO_WORDS.sub("", formula)

@@ -95,7 +95,7 @@ def form_problems(text: str, config: FormatReward, schema: str | None) -> list[s
 
 
 def format_verifier(config: FormatReward, pool: WorkerPool) -> Verifier:
-    """Tags are counted in place; patterns and schemas, which may take for ever on an unlucky text, run in the pool.
+    """Runs in the pool: on an unlucky text a pattern or a schema may take for ever.
 
     Raises:
         ConfigError: the schema is none.
@@ -107,10 +107,7 @@ def format_verifier(config: FormatReward, pool: WorkerPool) -> Verifier:
 
     async def judge(rollout: Rollout) -> Judgement:
         text = rollout.text[:LONGEST_TEXT]
-        if config.pattern is None and schema is None:
-            problems = form_problems(text, config, None)
-        else:
-            problems = await in_pool(pool, form_problems, text, config, schema, time_limit_s=config.time_limit_s)
+        problems = await in_pool(pool, form_problems, text, config, schema, time_limit_s=config.time_limit_s)
         met = sum(not problem for problem in problems) / len(problems)
         verdict = next((problem for problem in problems if problem), "fine")
         return Judgement(value=met if config.partial else float(met == 1.0), verdict=verdict)

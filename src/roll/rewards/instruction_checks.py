@@ -16,6 +16,7 @@ from typing import Any
 from roll.errors import ConfigError
 from roll.registry import nearest
 from roll.rewards.sentences import capital_words, num_words, sentences
+from roll.version import install_extra
 
 __all__ = ["INSTRUCTIONS", "InstructionError", "check", "variants"]
 
@@ -91,7 +92,8 @@ def language_of(text: str) -> str:
         import langdetect
     except ImportError:
         raise ConfigError(
-            "instructions about a language need the package langdetect: install it with `pip install langdetect`."
+            "instructions about a language need the package langdetect: install it with "
+            f"`{install_extra('instructions')}`."
         ) from None
     langdetect.DetectorFactory.seed = 0
     try:

@@ -1,7 +1,7 @@
 """A function of the user's: `def reward(text, answer, metadata) -> float`, given by import path or by file.
 
-It may be a coroutine function. Annotated `-> bool`, it decides whether the task was solved; a `Judgement` (annotated
-so) also gives a verdict; a plain number does neither.
+A coroutine function is asked for many answers at once, `max_concurrent` at most. Annotated `-> bool`, a function says
+whether the task was solved; a `Judgement` (annotated so) also gives a verdict; a plain number does neither.
 """
 
 from __future__ import annotations
@@ -14,29 +14,43 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from roll.config.rewards import PythonReward
-from roll.errors import ConfigError
+from roll.errors import ConfigError, RewardInfraError
 from roll.protocols import WorkerPool
 from roll.registry import load_function
 from roll.rewards.base import Judgement, Verifier, in_pool
+from roll.rewards.given import GivenFunction, function_of
 from roll.types import Rollout
 
-__all__ = ["call_reward", "load_reward", "python_verifier"]
+__all__ = ["await_reward", "call_reward", "load_reward", "python_verifier"]
 
 
-def load_reward(path: str) -> Callable[..., Any]:
-    """Import the function; see `roll.registry.load_function`."""
-    return load_function(path, "reward function")
+def load_reward(path: str | GivenFunction) -> Callable[..., Any]:
+    """Import the function, see `roll.registry.load_function`; one that was given as an object is unpacked."""
+    return path.load() if isinstance(path, GivenFunction) else load_function(path, "reward function")
 
 
-def call_reward(path: str, text: str, answer: str, metadata: Mapping[str, Any], options: dict[str, Any]) -> Judgement:
+def call_reward(
+    path: str | GivenFunction, text: str, answer: str, metadata: Mapping[str, Any], options: dict[str, Any]
+) -> Judgement:
     """Call it, also where it is a coroutine function, and check what it returns.
 
     Raises:
-        ConfigError: it did not return a finite number, a truth value, or a `Judgement`.
+        RewardInfraError: it did not return a finite number, a truth value, or a `Judgement`.
     """
     result = load_reward(path)(text, answer, dict(metadata), **options)
-    if inspect.isawaitable(result):
+    if inspect.isawaitable(result):  # of a function that does not look like a coroutine function
         result = asyncio.run(_wait(result))
+    return _judgement(path, result)
+
+
+async def await_reward(
+    path: str | GivenFunction, text: str, answer: str, metadata: Mapping[str, Any], options: dict[str, Any]
+) -> Judgement:
+    """See `call_reward`; waits on the running loop."""
+    return _judgement(path, await load_reward(path)(text, answer, dict(metadata), **options))
+
+
+def _judgement(path: str | GivenFunction, result: object) -> Judgement:
     if isinstance(result, Judgement):
         _finite(path, result.value)
         return result
@@ -50,19 +64,19 @@ async def _wait(result: Any) -> Any:
     return await result
 
 
-def _finite(path: str, value: object) -> float:
+def _finite(path: object, value: object) -> float:
     # NumPy's truth values and torch's scalars are numbers to everyone but `numbers`
     is_number = isinstance(value, numbers.Real) or (hasattr(value, "item") and hasattr(value, "__float__"))
     if not is_number:
-        raise ConfigError(
+        raise RewardInfraError(
             f"reward function '{path}' returned {_short(value)}: return a number, a truth value, or a Judgement."
         )
     try:
         number = float(value)  # type: ignore[arg-type]
     except (TypeError, ValueError, RuntimeError, OverflowError):
-        raise ConfigError(f"reward function '{path}' returned {_short(value)}: return one number.") from None
+        raise RewardInfraError(f"reward function '{path}' returned {_short(value)}: return one number.") from None
     if not math.isfinite(number):
-        raise ConfigError(f"reward function '{path}' returned {number}: return a finite number.")
+        raise RewardInfraError(f"reward function '{path}' returned {number}: return a finite number.")
     return number
 
 
@@ -86,19 +100,26 @@ def python_verifier(config: PythonReward, pool: WorkerPool) -> Verifier:
     Raises:
         ConfigError: it cannot be imported, or does not take the arguments it will get.
     """
-    function = load_reward(config.function)
+    source = function_of(config)
+    function = load_reward(source)
     try:
         inspect.signature(function).bind("text", "answer", {}, **config.options)
     except TypeError as error:
         options = "".join(f", {name}=…" for name in config.options)
         raise ConfigError(
-            f"reward function '{config.function}' cannot be called as (text, answer, metadata{options}): {error}."
+            f"reward function '{source}' cannot be called as (text, answer, metadata{options}): {error}."
         ) from None
     except ValueError:
         pass  # a built-in without a signature: its first call will tell
 
+    places = asyncio.Semaphore(config.max_concurrent)
+    runs_in = source.runs_in(pool) if isinstance(source, GivenFunction) else pool
+
     async def judge(rollout: Rollout) -> Judgement:
         arguments = (rollout.text, rollout.prompt.answer, dict(rollout.prompt.metadata), config.options)
-        return await in_pool(pool, call_reward, config.function, *arguments, time_limit_s=config.time_limit_s)
+        if not inspect.iscoroutinefunction(function):
+            return await in_pool(runs_in, call_reward, source, *arguments, time_limit_s=config.time_limit_s)
+        async with places:
+            return await in_pool(runs_in, await_reward, source, *arguments, time_limit_s=config.time_limit_s)
 
     return Verifier(judge=judge, decides=_decides(function))

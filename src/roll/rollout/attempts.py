@@ -31,6 +31,9 @@ __all__ = ["Attempts", "SamplingPlan", "request_seed"]
 
 logger = logging.getLogger(__name__)
 
+LONGEST_WAIT_S = 60.0
+"""Between two attempts."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SamplingPlan:
@@ -59,6 +62,7 @@ class Attempts:
         life: owner of all rollouts' states.
         seed: of the run.
         max_attempts: how often a rollout that infrastructure failed is issued before it is given up.
+        retry_wait_s: wait before the second attempt; twice as long before each later one.
         replicate: whether a prompt's rollouts may run on different engines.
         loop: makes a rollout, in place of ROLL's own.
         on_rollout: told of every rollout as it ends (for a display); must return at once.
@@ -73,6 +77,7 @@ class Attempts:
         *,
         seed: int,
         max_attempts: int = 3,
+        retry_wait_s: float = 0.0,
         replicate: bool = True,
         loop: RolloutLoop | None = None,
         on_rollout: Callable[[Rollout], None] = lambda rollout: None,
@@ -83,6 +88,7 @@ class Attempts:
         self._life = life
         self._seed = seed
         self._max_attempts = max_attempts
+        self._retry_wait_s = retry_wait_s
         self._replicate = replicate
         self._loop = loop
         self._on_rollout = on_rollout
@@ -156,6 +162,8 @@ class Attempts:
         for attempt in range(1, 1 if cause else self._max_attempts + 1):
             if attempt > 1:
                 life.move(rollout_id, RolloutState.QUEUED, cause)
+                if self._retry_wait_s:
+                    await asyncio.sleep(min(self._retry_wait_s * 2 ** (attempt - 2), LONGEST_WAIT_S))
             try:
                 if rollout is None:
                     rollout = await loop(draw, index, request, generate, self._renderer)
@@ -167,7 +175,7 @@ class Attempts:
                 scored = replace(rollout, reward=await self._rewards[draw.prompt.domain](rollout))
             except InfraError as error:
                 cause = f"{type(error).__name__}: {error}"
-                logger.warning("rollout %s, attempt %d of %d: %s", rollout_id, attempt, self._max_attempts, cause)
+                logger.info("rollout %s, attempt %d of %d: %s", rollout_id, attempt, self._max_attempts, cause)
                 if isinstance(error, MalformedPromptError):
                     self._malformed[draw.prompt.domain, draw.prompt.uid] = cause
                 if isinstance(error, UnscorableError):

@@ -29,64 +29,22 @@ from __future__ import annotations
 import asyncio
 import math
 from collections import Counter, deque
-from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
+from collections.abc import AsyncIterator, Collection, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
 
 from roll.config.scheduling import SchedulingConfig
-from roll.rollout.attempts import SamplingPlan
 from roll.rollout.buffer import Live, SampleBuffer
-from roll.rollout.choosing import Round, choose, next_round
-from roll.rollout.group_run import Doom, GroupRun
+from roll.rollout.census import Census
+from roll.rollout.choosing import ByDomain, Round, choose, next_round
+from roll.rollout.feed import Batch, Feed
+from roll.rollout.group_run import GroupRun
 from roll.rollout.lifecycle import RolloutState, Transition
 from roll.rollout.proxy import LLMProxy
 from roll.rollout.quotas import Quotas
 from roll.rollout.scheduler import RolloutScheduler
-from roll.types import Group, PromptDraw
+from roll.types import PromptDraw
 
-__all__ = ["AsyncController", "Batch", "Feed"]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Feed:
-    """What the controller draws from, and what it asks of finished groups."""
-
-    draw: Callable[[int, str | None], Sequence[PromptDraw]]
-    """The next prompts, of one domain if it is given; recorded in the ledger by the caller."""
-    plans: tuple[SamplingPlan, ...]
-    """Of a group and its companions."""
-    batch_size: int
-    """Groups per step, N."""
-    num_steps: int | None = None
-    """Batches that will be asked for; nothing is launched that no step could train."""
-    left_out: Callable[[Group], str] | None = None
-    """Why a filter leaves a group out, empty if it passes; given where another group takes its place."""
-    max_refills: int = 0
-    """Groups that may take others' places, in each step, as a multiple of N."""
-    doomed: Doom | None = None
-    weights: Mapping[str, float] = field(default_factory=dict)
-    """Of the domains, where every step trains them in this proportion; none: the mix is free."""
-
-
-@dataclass(kw_only=True, slots=True)
-class Batch:
-    """What a step gets, and what became of everything else since the last one."""
-
-    groups: list[Group] = field(default_factory=list)
-    """To be trained, and those in `left_out`; by draw id."""
-    companions: dict[str, list[Group]] = field(default_factory=dict)
-    """By purpose, of the same draws."""
-    left_out: dict[int, str] = field(default_factory=dict)
-    """By draw id, why a group that was replaced by another one is not trained."""
-    expired: dict[int, str] = field(default_factory=dict)
-    """By draw id, why a draw will never be trained."""
-    expired_lengths: list[int] = field(default_factory=list)
-    """Tokens of finished rollouts that were thrown away with their groups."""
-    num_refills: int = 0
-    kind: str = ""
-    """Of the round: `short` or `long` with tail batching, otherwise empty."""
-    staleness: list[int] = field(default_factory=list)
-    """Of each group, in policy versions, by when it began."""
+__all__ = ["AsyncController"]
 
 
 class AsyncController:
@@ -121,15 +79,16 @@ class AsyncController:
         self._limit = feed.batch_size + math.ceil(config.async_ratio * feed.batch_size)
         self._batches_left = feed.num_steps
         self._round = Round(
-            num_prompts=feed.batch_size,
+            places={None: feed.batch_size},
             num_rollouts=config.num_rollouts(feed.plans[0].group_size),
             first_finished=config.first_finished,
         )
-        self._quotas = Quotas(feed.weights)
+        self._quotas = Quotas(feed.weights, feed.num_dealt)
         self._quota: Counter[str] = Counter()
         self._left_out: dict[int, tuple[GroupRun, str]] = {}
         self._expired: dict[int, tuple[GroupRun, str]] = {}
         self._expired_lengths: list[int] = []
+        self._census = Census()
         self._num_refills = 0
         self._refills_due: list[str] = []
         """Domains of groups whose places are to be filled when a round of `batch` has ended."""
@@ -154,7 +113,7 @@ class AsyncController:
         while True:
             if self._error is not None:
                 raise self._error
-            chosen = choose(self.buffer, self._round, self._feed.batch_size, self._quota, self._speculates)
+            chosen = choose(self.buffer, self._round, self._feed.batch_size, self._quota)
             if chosen is not None:
                 return await self._close(chosen)
             self._changed.clear()
@@ -162,15 +121,16 @@ class AsyncController:
 
     @asynccontextmanager
     async def updating(self) -> AsyncIterator[None]:
-        """Inside, engines stand still and may get new weights; rollouts in flight go on afterwards."""
+        """Inside, engines stand still and may get new weights; rollouts in flight go on afterwards.
+
+        After an error they stand still for good: they may hold a mixture of weights, or be changing them still.
+        """
         if self._config.async_ratio == 0:  # nothing is in flight between two batches
             yield
             return
         await self._proxy.suspend(self._config.pause_mode)
-        try:
-            yield
-        finally:
-            await self._proxy.resume()
+        yield
+        await self._proxy.resume()
 
     async def settle(self, version: int, trained: Collection[str]) -> None:
         """The step is done: let go of its groups, and launch what may run beside the next one.
@@ -213,40 +173,44 @@ class AsyncController:
 
     # ---- launching
 
-    @property
-    def _speculates(self) -> bool:
-        return self._round.num_prompts > self._feed.batch_size
-
     def _open_round(self) -> None:
         """Nothing runs: decide what the next step launches."""
         size = self._feed.batch_size
         if self._config.async_ratio > 0:
             self._fill()
             return
-        self._round = next_round(
-            self._config,
-            wanted=size,
-            group_size=self._feed.plans[0].group_size,
-            num_deferred=len(self._deferred),
-        )
         self._quota = self._quotas.deal(size)
-        places: dict[str | None, int] = {**self._quota} or {None: size}
-        first = [draw for domain in places for draw in self._take_deferred(domain, places[domain])]
-        num_first: Counter[str | None] = Counter(draw.prompt.domain if self._quota else None for draw in first)
-        fresh = [draw for domain in places for draw in self._feed.draw(places[domain] - num_first[domain], domain)]
-        self._launch([*first, *fresh], mandatory=len(first))
-        extra = self._round.num_prompts - size
-        for domain in places if extra > 0 else ():
-            self._launch(self._feed.draw(math.ceil(extra * places[domain] / size), domain))
+        left = None if self._batches_left is None else (self._batches_left - 1) * size
+        self._round = current = next_round(
+            self._config,
+            places={**self._quota} or {None: size},
+            deferred=Counter(self._share_of(draw) for draw in self._deferred),
+            later=None if left is None else ({**self._quotas.ahead(left)} if self._quotas else {None: left}),
+            group_size=self._feed.plans[0].group_size,
+        )
+        first = self._take_deferred(current.deferred)
+        current.mandatory.update(draw.draw_id for draw in first)
+        missing = Counter(current.places)
+        missing.subtract(self._share_of(draw) for draw in first)
+        fresh = [draw for domain, count in missing.items() for draw in self._feed.draw(count, domain)]
+        self._launch([*first, *fresh])
+        self._launch(self._take_deferred(current.spare_deferred))
+        for domain, count in current.spare.items():
+            self._launch(self._feed.draw(count, domain))
 
-    def _take_deferred(self, domain: str | None, count: int) -> list[PromptDraw]:
-        """The first deferred draws of a domain (of any, for `None`), as far as this round begins with them."""
-        if not self._round.num_deferred:
-            return []
-        found = [draw for draw in self._deferred if domain in (None, draw.prompt.domain)][:count]
-        taken = {draw.draw_id for draw in found}
-        self._deferred = deque(draw for draw in self._deferred if draw.draw_id not in taken)
-        return found
+    def _share_of(self, draw: PromptDraw) -> str | None:
+        """The domain whose place a draw takes."""
+        return draw.prompt.domain if self._quotas else None
+
+    def _take_deferred(self, counts: ByDomain) -> list[PromptDraw]:
+        """The first deferred draws, by domain."""
+        left, taken, kept = Counter(counts), [], deque[PromptDraw]()
+        for draw in self._deferred:
+            domain = self._share_of(draw)
+            (taken if left[domain] > 0 else kept).append(draw)
+            left[domain] -= 1
+        self._deferred = kept
+        return sorted(taken, key=lambda draw: list(counts).index(self._share_of(draw)))
 
     def _fill(self) -> None:
         """Launch as much as may be live beside what is being trained."""
@@ -257,31 +221,28 @@ class AsyncController:
         missing = limit - (len(self.buffer) - self.buffer.num_taken)
         if missing > 0:
             first = [self._deferred.popleft() for _ in range(min(missing, len(self._deferred)))]
-            self._launch([*first, *self._feed.draw(missing - len(first), None)])
+            count = missing - len(first)
+            domains: Sequence[str | None] = self._quotas.in_order(count) or [None] * count
+            self._launch([*first, *(draw for domain in domains for draw in self._feed.draw(1, domain))])
 
-    def _launch(self, draws: Sequence[PromptDraw], mandatory: int = 0) -> None:
+    def _launch(self, draws: Sequence[PromptDraw]) -> None:
         feed, current = self._feed, self._round
         if self._scoring is not None:
             self._scoring.clear()
-        for number, draw in enumerate(draws):
+        for draw in draws:
             run = self._scheduler.launch(
                 draw,
                 feed.plans,
                 num_launched=current.num_rollouts,
                 first_finished=current.first_finished,
                 doomed=feed.doomed,
-                on_start=self._on_start,
+                on_start=lambda run: self.buffer.start(run.draw.draw_id),
                 on_end=self._on_end,
                 before_reward=self._scoring,
             )
-            self.buffer.admit(run, max(self._limit, current.num_prompts + len(self._quota)))
-            if number < mandatory:
-                current.mandatory.add(draw.draw_id)
+            self.buffer.admit(run, max(self._limit, current.num_prompts))
             if self._scoring is not None:
                 self._num_generating += len(run.tasks)
-
-    def _on_start(self, run: GroupRun) -> None:
-        self.buffer.start(run.draw.draw_id)
 
     def _on_end(self, run: GroupRun) -> None:
         """A group is complete: keep it, or put another one in its place."""
@@ -292,7 +253,7 @@ class AsyncController:
         if run.tasks:  # redundant rollouts that were cancelled
             self._end_later([run])
         why = self._reason(run) if self._feed.left_out is not None else ""
-        redundant = self._speculates and self._has_spare(run.draw.prompt.domain)
+        redundant = self._round.speculates and self._has_spare(run.draw.prompt.domain)
         may_refill = self._num_refills < self._feed.max_refills * self._feed.batch_size
         if why and (redundant or may_refill):
             self.buffer.discard(run.draw.draw_id)
@@ -306,7 +267,7 @@ class AsyncController:
         if self._refills_due and (self._config.type != "batch" or not self.buffer.running):
             due, self._refills_due = self._refills_due, []
             for domain in due:
-                self._launch(self._feed.draw(1, domain if self._quota else None))
+                self._launch(self._feed.draw(1, domain if self._quotas else None))
 
     def _has_spare(self, domain: str) -> bool:
         """Whether enough groups are live without one of this domain."""
@@ -335,13 +296,16 @@ class AsyncController:
     # ---- closing
 
     async def _close(self, chosen: Sequence[Live]) -> Batch:
-        taken = [self.buffer.take(live.draw_id) for live in chosen]
-        await asyncio.gather(*self._stopping)
+        if self._stopping:
+            await asyncio.wait(self._stopping)
         if self._config.async_ratio == 0:
-            await self._leave([live for live in self.buffer if not live.taken])
-        else:
+            await self._leave([live for live in self.buffer if not live.taken and live not in chosen])
+        taken = [self.buffer.take(live.draw_id) for live in chosen]  # from here on, nothing can be cancelled
+        if self._config.async_ratio > 0:
             self._fill()
         pairs = [(live.run, "") for live in taken] + list(self._left_out.values())
+        for run, _ in pairs:
+            self._census.add(run, counts=not run.doomed)
         pairs.sort(key=lambda pair: pair[0].draw.draw_id)
         batch = Batch(
             groups=[run.group for run, _ in pairs],
@@ -351,12 +315,13 @@ class AsyncController:
             expired_lengths=self._expired_lengths,
             num_refills=self._num_refills,
             kind=self._round.kind,
+            census=self._census if self._config.chooses else None,
             staleness=[self.buffer.version - (live.version or 0) for live in taken if live.version is not None],
         )
         for run, _ in pairs:
             for purpose, group in run.companions.items():
                 batch.companions.setdefault(purpose, []).append(group)
-        self._left_out, self._expired, self._expired_lengths = {}, {}, []
+        self._left_out, self._expired, self._expired_lengths, self._census = {}, {}, [], Census()
         return batch
 
     async def _leave(self, rest: Sequence[Live]) -> None:
@@ -364,21 +329,27 @@ class AsyncController:
         if self._config.leftovers == "drop":
             await self._expire(rest, "redundant: the step had enough groups")
             return
-        await self._stop(rest, RolloutState.ABORTED, "deferred")
         self._deferred.extend(live.run.draw for live in rest)
+        await self._stop(rest, RolloutState.ABORTED, "deferred")
 
     async def _expire(self, rest: Sequence[Live], why: str) -> None:
         for live in rest:
             self._expired[live.draw_id] = (live.run, why)
             self._expired_lengths += [len(rollout.token_ids) for rollout in live.run.scored_ids.values()]
+        if self._config.async_ratio > 0:
+            for live in rest:
+                self._quotas.give_back(live.run.draw.prompt.domain)
         await self._stop(rest, RolloutState.EXPIRED, why)
 
     async def _stop(self, rest: Sequence[Live], fate: RolloutState, why: str) -> None:
         for live in rest:
             self.buffer.discard(live.draw_id)
-        await self._scheduler.stop([live.run for live in rest])
-        for live in rest:
-            self._scheduler.release(live.run, fate, why)
+        try:
+            await self._scheduler.stop([live.run for live in rest])
+        finally:
+            for live in rest:
+                self._census.add(live.run, counts=False)
+                self._scheduler.release(live.run, fate, why)
 
     def _end_later(self, runs: Sequence[GroupRun]) -> None:
         task = asyncio.create_task(self._scheduler.stop(runs))

@@ -14,8 +14,8 @@ from roll.types import Group, PromptDraw, Rollout, RolloutStatus
 
 __all__ = ["Doom", "GroupRun"]
 
-Doom: TypeAlias = Callable[[Sequence[float], int], bool]
-"""From the rewards so far and the number of those still to come: whether no outcome could pass the filters."""
+Doom: TypeAlias = Callable[[Sequence[Rollout], int], bool]
+"""From the scored rollouts so far and the number of those still to come: whether no outcome could pass the filters."""
 
 
 class GroupRun:
@@ -59,6 +59,7 @@ class GroupRun:
         self._on_end = on_end
         self._on_start = on_start
         self._started = False
+        self._num_launched = num_launched or plans[0].group_size
         self._done: dict[int, Rollout] = {}
         self._companions: dict[str, dict[int, Rollout]] = {plan.purpose: {} for plan in plans[1:]}
         self._running: dict[asyncio.Task[Rollout], tuple[str, int]] = {}
@@ -83,6 +84,16 @@ class GroupRun:
             purpose: Group(draw=self.draw, rollouts=tuple(done[i] for i in sorted(done)))
             for purpose, done in self._companions.items()
         }
+
+    @property
+    def scored(self) -> list[Rollout]:
+        """Every attempt of the group itself that was scored, chosen or not."""
+        return [rollout for rollout in self._done.values() if _counts(rollout)]
+
+    @property
+    def num_stopped(self) -> int:
+        """Attempts of the group itself that were stopped, or will never end."""
+        return self._num_launched - len(self._done)
 
     @property
     def scored_ids(self) -> dict[str, Rollout]:
@@ -128,9 +139,9 @@ class GroupRun:
         else:
             self._done[index] = task.result()
             if self._doom is not None and not self._complete():
-                rewards = [r.reward.value for r in self._done.values() if r.reward is not None and _counts(r)]
-                missing = self._plan.group_size - len(rewards)
-                self.doomed = 0 < missing <= len(self._running) and self._doom(rewards, missing)
+                finished = [r for r in self._done.values() if r.reward is not None and _counts(r)]
+                missing = self._plan.group_size - len(finished)
+                self.doomed = 0 < missing <= len(self._running) and self._doom(finished, missing)
         if self.doomed or (self._complete() and self._companions_complete()):
             self._end()
 

@@ -5,6 +5,7 @@
       └───────────────┴───────────────┴─────────┴──► filtered | expired | aborted | infra_error
 
 Invariants, checked on every move:
+    - what failed while it was queued (its environment, an engine before it took the request) is queued again;
     - a rollout begins `queued` and ends in exactly one final state; none is lost, and none ends twice;
     - only the moves of `MOVES` happen: nothing is trained that was not scored, or scored that was not generated;
     - the number of live rollouts is the number of those that began less those that ended.
@@ -47,7 +48,7 @@ class RolloutState(StrEnum):
 _S = RolloutState
 _GIVEN_UP = frozenset({_S.EXPIRED, _S.ABORTED, _S.INFRA_ERROR})
 MOVES: dict[RolloutState, frozenset[RolloutState]] = {
-    _S.QUEUED: frozenset({_S.GENERATING}) | _GIVEN_UP,
+    _S.QUEUED: frozenset({_S.GENERATING, _S.QUEUED}) | _GIVEN_UP,  # again: it failed before an engine took it
     _S.GENERATING: frozenset({_S.REWARDING, _S.QUEUED}) | _GIVEN_UP,
     _S.REWARDING: frozenset({_S.ACCEPTED, _S.QUEUED}) | _GIVEN_UP,
     _S.ACCEPTED: frozenset({_S.TRAINED, _S.MEASURED, _S.FILTERED, _S.EXPIRED, _S.ABORTED}),

@@ -10,11 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
-from typing import Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 
 from roll.envs import make
+from roll.envs.watch import acting
+from roll.errors import InfraError
 from roll.types import Generation, GenerationRequest, IntArray, PromptDraw, Rollout, Turn
 
 __all__ = ["Generate", "Renderer", "RolloutLoop", "joined", "next_turn", "play", "single_answer"]
@@ -61,7 +63,7 @@ async def play(
     """
     settings = draw.prompt.metadata["env"]
     env = make(settings["name"], settings["options"])
-    _, info = env.reset()
+    _, info = _act(settings["name"], env.reset, settings.get("seed"))
     generations: list[Generation] = []
     between: list[IntArray] = []
     turns: list[Turn] = []
@@ -73,8 +75,10 @@ async def play(
         end = position + len(generation.token_ids)
         over, reward, observation, state = True, 0.0, "", str(info.get("state", ""))
         if generation.finish_reason == "stop":
-            observation, reward, ended, cut_off, info = env.step(renderer.decode(generation.token_ids))
-            over = ended or cut_off
+            observation, reward, ended, cut_off, info = _act(
+                settings["name"], env.step, renderer.decode(generation.token_ids)
+            )
+            over = ended or cut_off or len(turns) + 1 == settings.get("num_turns")
         turns.append(Turn(start=position, end=end, reward=reward, state=state))
         if over:
             return joined(draw, index, generations, between, tuple(turns), renderer)
@@ -82,6 +86,17 @@ async def play(
         between.append(follow_up)
         context = np.concatenate([context, generation.token_ids, follow_up]).astype(np.int32)
         position = end + len(follow_up)
+
+
+def _act(name: str, call: Callable[..., Any], *arguments: object) -> Any:
+    """Let an environment act; what it raises is a failure of ours, of this rollout alone."""
+    try:
+        with acting():
+            return call(*arguments)
+    except InfraError:
+        raise
+    except Exception as error:
+        raise InfraError(f"environment '{name}' failed: {type(error).__name__}: {error}") from error
 
 
 def next_turn(first: GenerationRequest, context: IntArray, turn: int) -> GenerationRequest:

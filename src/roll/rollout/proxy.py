@@ -1,15 +1,16 @@
 """LLMProxy: one door to all inference engines.
 
-    generate(request) ──► queue ──(room)──► the least loaded engine ──► Generation
-                            ▲                        │ EngineDiedError, or taken off by a pause
-                            └──── again, at its place in the queue ◄── replace the engine, sync its weights
+    generate(request) ──► queue ──(room)──► link to the least loaded engine ──► Generation
+                            ▲                        │ the engine died or hangs, or a pause took it off
+                            └──── again, at its place in the queue
 
     suspend(mode) ──► engines pause ──► weight sync ──► resume() ──► engines go on, the queue moves
 
 Invariants:
     - every request gets exactly one `Generation` or one error;
-    - a request whose engine died is issued again, with the same seed, on a live engine; a dead engine is replaced once,
-      however many requests notice its death, and takes requests only after its weights were synced;
+    - a request whose engine died or hangs is issued again, with the same seed, on a live engine; what becomes of the
+      engine is the fleet's business (`fleet`), and no request waits for it;
+    - a request's place at an engine is free when the engine has let go of it (`link`), not when its caller has;
     - a request that a pause took off its engine goes on from its partial tokens: its caller sees one `Generation`, in
       which every token knows its policy version;
     - requests leave the queue by priority, then in the order in which they came; none does while it is suspended.
@@ -21,12 +22,16 @@ import asyncio
 import heapq
 import logging
 from collections.abc import Awaitable, Callable, Collection, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 
 from roll.errors import EngineDiedError
 from roll.protocols import EngineGroup, InferenceEngine, PauseMode
+from roll.rollout.fleet import Change, EngineFleet
+from roll.rollout.link import EngineLink
 from roll.rollout.routing import Router
 from roll.types import Generation, GenerationRequest
 
@@ -48,12 +53,12 @@ class _Waiting:
 
 
 class LLMProxy:
-    """Routes requests, and replaces engines that die.
+    """Routes requests to a fleet of engines.
 
     Args:
         engines: the engines of the run.
         prepare: brings a fresh engine to the current weights before it serves.
-        max_attempts: how often one request is issued before its engine's death is passed on.
+        max_attempts: how often one request is issued before its engine's end is passed on.
         router: chooses engines.
     """
 
@@ -65,29 +70,25 @@ class LLMProxy:
         max_attempts: int = 3,
         router: Router | None = None,
     ) -> None:
-        self._engines = engines
-        self._prepare = prepare
         self._max_attempts = max_attempts
         self._router = router or Router()
-        for engine in engines.engines:
-            self._router.add(engine)
         self._queue: list[tuple[int, int, _Waiting]] = []
         self._num_requests = 0
-        self._replacements: dict[str, asyncio.Task[None]] = {}
         self._suspended: PauseMode | None = None
         self._unwanted: set[str] = set()
         """Requests that `abort` ended, until their callers have heard it."""
-        self._at_engines: dict[str, InferenceEngine] = {}
-        self._orphans: dict[str, InferenceEngine] = {}
-        """Requests whose callers were cancelled, and where they may still run."""
+        self._at_engines: dict[str, EngineLink] = {}
         self.num_replaced = 0
+        self.num_hung = 0
+        """Engines that were replaced because they made no progress; they count as replaced too."""
         self.num_reissued = 0
         self.num_continued = 0
+        self._fleet = EngineFleet(engines, prepare, self._router, self._on_change)
 
     @property
     def engines(self) -> Sequence[InferenceEngine]:
         """All of them, in their order."""
-        return self._engines.engines
+        return self._fleet.engines
 
     @property
     def num_waiting(self) -> int:
@@ -96,7 +97,7 @@ class LLMProxy:
 
     @property
     def num_running(self) -> int:
-        """Requests at engines."""
+        """Requests at engines, of those that somebody waits for."""
         return len(self._at_engines)
 
     # ---- requests
@@ -118,7 +119,8 @@ class LLMProxy:
             on_start: called each time an engine gets it.
 
         Raises:
-            EngineDiedError: engines died under it `max_attempts` times.
+            EngineDiedError: engines died or hung under it `max_attempts` times.
+            NoEngineError: no engine can be had any more.
         """
         order = self._num_requests
         self._num_requests += 1
@@ -126,26 +128,24 @@ class LLMProxy:
         current, attempt = request, 1
         while True:
             engine = await self._admitted(request.priority, order, session, pinned)
+            link, give_back = self._fleet.link(engine.engine_id), partial(self._give_back, engine.engine_id)
+            if link.lost is not None:  # between the choice and this turn of the loop
+                give_back()
+                continue
             if on_start is not None:
                 on_start(engine.engine_id)
-            self._at_engines[request.request_id] = engine
+            self._at_engines[request.request_id] = link
             try:
-                generation = await engine.generate(current)
+                generation = await link.generate(current, give_back)
             except EngineDiedError as error:
-                logger.warning("request %s, attempt %d: %s", request.request_id, attempt, error)
-                self.replace(engine)
+                logger.debug("request %s, attempt %d: %s", request.request_id, attempt, error)
                 if attempt == self._max_attempts:
                     raise
                 attempt += 1
                 self.num_reissued += 1
                 continue
-            except asyncio.CancelledError:
-                self._orphans[request.request_id] = engine
-                raise
             finally:
                 del self._at_engines[request.request_id]
-                self._router.give_back(engine.engine_id)
-                self._dispatch()
             unwanted = request.request_id in self._unwanted
             self._unwanted.discard(request.request_id)
             pieces.append(generation)
@@ -157,9 +157,14 @@ class LLMProxy:
                 return replace(_joined(request, pieces), finish_reason="length")
             current = following
 
+    def _give_back(self, engine_id: str) -> None:
+        self._router.give_back(engine_id)
+        self._dispatch()
+
     async def _admitted(self, priority: int, order: int, session: str, pinned: bool) -> InferenceEngine:
         """Wait for a place at an engine, which then counts this request."""
-        self._collect_replacements()
+        if self._fleet.error is not None:
+            raise self._fleet.error
         if not self._queue and self._suspended is None:
             engine = self._router.take(session, pinned)
             if engine is not None:
@@ -172,8 +177,7 @@ class LLMProxy:
                 engine = await place
             except asyncio.CancelledError:
                 if place.done() and not place.cancelled() and place.exception() is None:  # given a place, and gone
-                    self._router.give_back(place.result().engine_id)
-                    self._dispatch()
+                    self._give_back(place.result().engine_id)
                 raise
             if self._suspended is None:
                 return engine
@@ -202,27 +206,17 @@ class LLMProxy:
 
     async def abort(self, request_ids: Collection[str]) -> None:
         """End requests that are at engines: their callers get the partial tokens. Unknown ids are ignored."""
-        by_engine: dict[str, tuple[InferenceEngine, list[str]]] = {}
+        by_link: dict[EngineLink, list[str]] = {}
         for request_id in request_ids:
-            engine = self._at_engines.get(request_id)
-            if engine is not None:
+            link = self._at_engines.get(request_id)
+            if link is not None:
                 self._unwanted.add(request_id)
-                by_engine.setdefault(engine.engine_id, (engine, []))[1].append(request_id)
-        await asyncio.gather(*(self._abort_at(engine, ids) for engine, ids in by_engine.values()))
+                by_link.setdefault(link, []).append(request_id)
+        await asyncio.gather(*(_unless_lost(link.abort(ids)) for link, ids in by_link.items()))
 
     async def end_orphans(self) -> None:
-        """Make sure that no engine works on a request whose caller was cancelled."""
-        orphans, self._orphans = self._orphans, {}
-        by_engine: dict[str, tuple[InferenceEngine, list[str]]] = {}
-        for request_id, engine in orphans.items():
-            by_engine.setdefault(engine.engine_id, (engine, []))[1].append(request_id)
-        await asyncio.gather(*(self._abort_at(engine, ids) for engine, ids in by_engine.values()))
-
-    async def _abort_at(self, engine: InferenceEngine, request_ids: Sequence[str]) -> None:
-        try:
-            await engine.abort(request_ids)
-        except EngineDiedError:
-            self.replace(engine)
+        """Wait until no engine works on a request whose caller was cancelled before."""
+        await self._fleet.end_orphans()
 
     # ---- weights
 
@@ -230,77 +224,51 @@ class LLMProxy:
         """Stop all decoding; requests wait until `resume`. With `drain`, what runs is finished first."""
         assert self._suspended is None, "the proxy is suspended already"
         self._suspended = mode
-        await asyncio.gather(*(self._pause(engine, mode) for engine in self._router.serving))
+        await asyncio.gather(*(_unless_lost(link.pause(mode)) for link in self._fleet.serving))
 
     async def resume(self) -> None:
         """Decode again, and let the queue move."""
         assert self._suspended is not None, "the proxy is not suspended"
-        await asyncio.gather(*map(self._resume, self._router.serving))
+        await asyncio.gather(*(_unless_lost(link.resume()) for link in self._fleet.serving))
         self._suspended = None
         self._dispatch()
 
-    async def _pause(self, engine: InferenceEngine, mode: PauseMode) -> None:
-        try:
-            await engine.pause(mode)
-        except EngineDiedError:
-            self.replace(engine)
-
-    async def _resume(self, engine: InferenceEngine) -> None:
-        try:
-            await engine.resume()
-        except EngineDiedError:
-            self.replace(engine)
-
     # ---- engines that die
 
-    def replace(self, dead: InferenceEngine) -> None:
-        """Start replacing an engine, unless that is under way or done."""
-        engine_id = dead.engine_id
-        self._collect_replacements()  # this may be the fresh one, which died at once
-        if engine_id in self._replacements or not any(engine is dead for engine in self._engines.engines):
-            return
-        self._router.remove(engine_id)
-        task = asyncio.create_task(self._replace(engine_id), name=f"replace-{engine_id}")
-        task.add_done_callback(lambda _: self._on_replaced())
-        self._replacements[engine_id] = task
+    def replace(self, dead: InferenceEngine, cause: str = "it does not serve") -> None:
+        """Somebody found an engine dead: replace it, unless that is under way; one that was given up is tried again."""
+        self._fleet.replace(dead, cause)
 
-    async def _replace(self, engine_id: str) -> None:
-        fresh = await self._engines.replace(engine_id)
-        await self._prepare(fresh)
-        self.num_replaced += 1
-        self._router.add(fresh)
+    def restore(self, dead: Collection[str]) -> None:
+        """Replace engines that a weight sync found dead. Nobody has to wait for that: requests go to the others."""
+        for engine in self._fleet.engines:
+            if engine.engine_id in dead:
+                self._fleet.replace(engine, "it got no weights")
 
-    def _on_replaced(self) -> None:
-        """Somebody waits for it: let the queue move, or tell it that no engine can be had."""
-        done = [task for task in self._replacements.values() if task.done() and not task.cancelled()]
-        error = next((failure for task in done if (failure := task.exception()) is not None), None)
-        if error is not None:
+    async def settle(self) -> None:
+        """Wait for replacements under way, until every engine serves or was given up."""
+        await self._fleet.settle()
+
+    async def close(self) -> None:
+        """The run ends: nothing is replaced any more."""
+        await self._fleet.close()
+
+    def _on_change(self, change: Change) -> None:
+        """Something happened to an engine: let the queue move, or tell those who wait that no engine can be had."""
+        self.num_replaced += change == "replaced"
+        self.num_hung += change == "hung"
+        if self._fleet.error is not None:
             waiting, self._queue = self._queue, []
             for _, _, entry in waiting:
                 if not entry.place.done():
-                    entry.place.set_exception(error)
+                    entry.place.set_exception(self._fleet.error)
         self._dispatch()
 
-    def _collect_replacements(self) -> None:
-        """An engine that cannot be replaced ends the run: its error is raised here."""
-        for engine_id, task in list(self._replacements.items()):
-            if task.done():
-                del self._replacements[engine_id]
-                task.result()
 
-    async def settle(self) -> None:
-        """Wait for replacements under way, so that the next weight sync reaches every engine."""
-        while self._replacements:
-            engine_id, task = next(iter(self._replacements.items()))
-            await task
-            self._replacements.pop(engine_id, None)
-
-    async def restore(self, engine_ids: Collection[str]) -> None:
-        """Replace engines that others found dead, and wait until they serve."""
-        for engine in self._engines.engines:
-            if engine.engine_id in engine_ids:
-                self.replace(engine)
-        await self.settle()
+async def _unless_lost(call: Awaitable[None]) -> None:
+    """Await a call to an engine; one that is lost needs it no more."""
+    with suppress(EngineDiedError):
+        await call
 
 
 def _continued(request: GenerationRequest, pieces: Sequence[Generation]) -> GenerationRequest | None:

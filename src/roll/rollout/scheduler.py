@@ -34,6 +34,7 @@ class RolloutScheduler:
         renderer: tokens to text, and what comes between two turns.
         seed: of the run.
         max_attempts: how often a rollout that infrastructure failed is issued before its fate is `infra_error`.
+        retry_wait_s: wait before the second attempt; twice as long before each later one.
         replicate: whether a prompt's rollouts may run on different engines.
         loop: makes a rollout, in place of ROLL's own.
         on_rollout: told of every rollout as it ends (for a display); must return at once.
@@ -47,6 +48,7 @@ class RolloutScheduler:
         *,
         seed: int,
         max_attempts: int = 3,
+        retry_wait_s: float = 0.0,
         replicate: bool = True,
         loop: RolloutLoop | None = None,
         on_rollout: Callable[[Rollout], None] = lambda rollout: None,
@@ -61,6 +63,7 @@ class RolloutScheduler:
             self.life,
             seed=seed,
             max_attempts=max_attempts,
+            retry_wait_s=retry_wait_s,
             replicate=replicate,
             loop=loop,
             on_rollout=on_rollout,

@@ -12,7 +12,16 @@ from pathlib import Path
 __all__ = ["AGENT_READER", "agent_bytecode", "agent_source", "spawner_source", "zygote_bytecode"]
 
 _ROOT = Path(__file__).parent
-_AGENT = ("agent.kernel", "agent.usage", "agent.programs", "agent.spare", "agent.run", "agent.shell", "agent.serve")
+_AGENT = (
+    "agent.kernel",
+    "agent.usage",
+    "agent.locks",
+    "agent.programs",
+    "agent.spare",
+    "agent.run",
+    "agent.shell",
+    "agent.serve",
+)
 _SPAWNER = ("agent.kernel", "host.cgroup", "host.image", "host.slots", "host.spawner")
 _ZYGOTE = (*_AGENT, "host.zygote")
 

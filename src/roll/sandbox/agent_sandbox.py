@@ -41,7 +41,8 @@ def agent_settings(spec: SandboxSpec, *, home: str, env: dict[str, str], **flags
     """What an agent is told first.
 
     `flags`: isolated (the files are its own), mount_space (it mounts them, and may make namespaces), own_group (its
-    control group is that of the sandbox), filter, bound_processes, bound_address_space, watch_memory.
+    control group is that of the sandbox), counts_cpu (the host handed it a count of CPU time), filter, bound_processes,
+    bound_address_space, watch_memory.
     """
     return {
         "home": home,
@@ -75,6 +76,15 @@ class SandboxJob:
     def kill(self) -> None:
         """End it now."""
         self._job.kill()
+
+    async def bound(self, *, wall_s: float, cpu_s: float | None) -> float:
+        """See `protocols.Job`."""
+        self._give_up.cancel()
+        counted = self._job.bound(wall_s, cpu_s)
+        if not self.done():
+            self._give_up = asyncio.get_running_loop().call_later(wall_s + SILENCE_S, self._abandon)
+        used_s = await counted
+        return (await self.wait()).cpu_s if used_s is None else used_s
 
     def write(self, data: bytes) -> None:
         """More standard input."""

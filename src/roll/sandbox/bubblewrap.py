@@ -5,7 +5,7 @@
                               └── zygote ── slot ── agent ── programs        (as root: no exec, no start of Python)
 
 bwrap gives a sandbox its own user, PID, network, IPC, UTS, mount and cgroup namespaces over a read-only system; the
-agent, its first process, keeps the two capabilities that it needs to give every program namespaces of its own, and
+agent, its first process, keeps the three capabilities that it needs to give every program namespaces of its own, and
 takes them from programs. Where ROLL is root, which a user and a control group per sandbox take anyway, a fork of a
 zygote makes the same namespaces itself (`host/zygote.py`). See docs/security.md for what holds which attack back.
 """
@@ -55,6 +55,8 @@ _NAMESPACES = [
     "CAP_SYS_ADMIN",
     "--cap-add",
     "CAP_SETPCAP",
+    "--cap-add",
+    "CAP_NET_ADMIN",
 ]
 _PYTHON = [str(interpreter()), "-SsPB", "-c", AGENT_READER]
 INSTALL = "Install it (Debian, Ubuntu: apt-get install bubblewrap; Fedora: dnf install bubblewrap)."
@@ -102,6 +104,7 @@ class BubblewrapRuntime:
         if not facts["groups"]:
             _log.info("control groups cannot be made here: the agent counts the memory of sandboxes instead")
         self._bounds = {
+            "counts_cpu": facts["cpu"],
             "bound_processes": not facts["groups"],
             "bound_address_space": not facts["groups"],
             "watch_memory": not facts["groups"],

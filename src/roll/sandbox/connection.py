@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import json
 import marshal
+from collections import deque
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
@@ -21,7 +22,7 @@ from roll.sandbox.types import Chunk
 __all__ = ["AgentConnection", "AgentJob"]
 
 _STREAMS = {ord("o"): "stdout", ord("e"): "stderr", ord("r"): "result"}
-_END = ord("x")
+_END, _USED = ord("x"), ord("u")
 _MAX_FRAME_BYTES = 2**20
 _DATA_BYTES = 2**20
 
@@ -36,6 +37,7 @@ class AgentJob:
         self._connection = connection
         self._left = output_bytes
         self._news = asyncio.Event()
+        self._asked: deque[asyncio.Future[float | None]] = deque()
 
     def add(self, kind: int, data: bytes) -> None:
         """A piece of output has come."""
@@ -52,6 +54,7 @@ class AgentJob:
             else:
                 self.end.set_exception(SandboxError(str(end["error"]) if end else reason))
                 self.end.exception()  # whoever waits gets it; nobody else is told
+        self.used(None, len(self._asked))
         self._news.set()
 
     def output(self, stream: str) -> bytes:
@@ -69,6 +72,22 @@ class AgentJob:
                 return
             self._news.clear()
             await self._news.wait()
+
+    def bound(self, wall_s: float, cpu_s: float | None) -> asyncio.Future[float | None]:
+        """New limits; brings the CPU time that was used before, None where the job has ended."""
+        asked: asyncio.Future[float | None] = asyncio.get_running_loop().create_future()
+        self._asked.append(asked)
+        if self.end.done():
+            self.used(None, len(self._asked))
+        self._connection.send("bound", self.channel, wall_s, cpu_s)
+        return asked
+
+    def used(self, used_s: float | None, times: int = 1) -> None:
+        """The answer, to whoever asked first."""
+        for _ in range(min(times, len(self._asked))):
+            asked = self._asked.popleft()
+            if not asked.done():
+                asked.set_result(used_s)
 
     def write(self, data: bytes) -> None:
         """Standard input, empty at its end."""
@@ -121,6 +140,8 @@ class AgentConnection(asyncio.Protocol):
             return
         if kind in _STREAMS:
             job.add(kind, payload)
+        elif kind == _USED:
+            job.used(int.from_bytes(payload[:8], "little") / 1e6)
         elif kind == _END:
             del self._jobs[channel]
             try:

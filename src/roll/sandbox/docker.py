@@ -33,6 +33,7 @@ from roll.sandbox.errors import SandboxError, SandboxUnavailableError
 from roll.sandbox.seccomp import SUPPORTED, seccomp_filter
 from roll.sandbox.system_plan import HOME
 from roll.sandbox.types import Limit, SandboxSpec
+from roll.version import install_extra
 
 if TYPE_CHECKING:
     from docker import DockerClient
@@ -111,6 +112,7 @@ class DockerRuntime:
             isolated=True,
             mount_space=False,
             own_group=True,
+            counts_cpu=False,
             filter=self._filter,
             bound_processes=False,
             bound_address_space=False,
@@ -238,7 +240,7 @@ def _connect() -> tuple[DockerClient, str]:
         import docker
     except ImportError as error:
         raise SandboxUnavailableError(
-            "the docker runtime needs the Docker SDK: pip install 'roll[docker]' (or choose the bubblewrap runtime)."
+            f"the docker runtime needs the Docker SDK: {install_extra('docker')} (or choose the bubblewrap runtime)."
         ) from error
     try:
         client = docker.from_env()

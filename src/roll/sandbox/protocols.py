@@ -34,6 +34,17 @@ class Job(Protocol):
         """End it (a session's command: interrupt it) now; `wait` then tells how it ended."""
         ...
 
+    async def bound(self, *, wall_s: float, cpu_s: float | None) -> float:
+        """New limits of a program, counted from now on.
+
+        Returns:
+            the CPU time in seconds that it, and all that it started, has used so far.
+
+        Raises:
+            SandboxError: the sandbox broke.
+        """
+        ...
+
     def write(self, data: bytes) -> None:
         """More standard input for an `interactive` program; lost where the program has ended."""
         ...

@@ -37,6 +37,12 @@ _FILE_SIZE_SIGNAL = 25
 """SIGXFSZ. Who ignores it is only told by a write that fails, which looks like any failure: Python ignores it."""
 _EVERYBODY = 2
 """PRIO_USER: all processes of a user."""
+_THREAD, _SHARED_FILES = 0x10000, 0x400
+"""CLONE_THREAD, CLONE_FILES. Locks belong to a table of open files, and are listed by process: see `agent/locks.py`."""
+_OPEN_FILE_LOCKS = (37, 38)
+"""F_OFD_SETLK and F_OFD_SETLKW: such locks are listed without their owner."""
+_ONLY_IF_CACHED = 8
+"""RWF_NOWAIT: it tells which pages of the host's files were read before, in a sandbox or outside."""
 _CORE_SIZE = 4
 """RLIMIT_CORE, which is 1 in sandboxes: only then has no crash the host's handler of core files run."""
 
@@ -94,10 +100,8 @@ def _ranges(numbers: list[int]) -> Iterator[tuple[int, int]]:
     yield first, last
 
 
-def _checked() -> list[tuple[str, list[bytes]]]:
-    """Calls whose arguments decide, and how."""
-    refused = _fail(errno.EPERM)
-    namespaces = [_argument(0), _instruction(_JUMP_ANY_BIT, _NEW_NAMESPACE_FLAGS, 0, 1), refused, _ALLOWED]
+def _families() -> list[bytes]:
+    """Of sockets: local ones, and those of the internet that need no module of the kernel."""
     internet = [
         _argument(1),
         _instruction(_AND, 0xF),  # the rest are flags
@@ -107,7 +111,7 @@ def _checked() -> list[tuple[str, list[bytes]]]:
         _argument(2),
         *_one_of(_PROTOCOLS, _ALLOWED, _fail(errno.EPROTONOSUPPORT)),
     ]
-    families = [
+    return [
         _argument(0),
         _instruction(_JUMP_EQUAL, _UNIX, 0, 1),
         _ALLOWED,
@@ -115,6 +119,30 @@ def _checked() -> list[tuple[str, list[bytes]]]:
         _instruction(_JUMP_EQUAL, _INTERNET[1], 1, 0),
         _fail(errno.EAFNOSUPPORT),
         *internet,
+    ]
+
+
+def _checked() -> list[tuple[str, list[bytes]]]:
+    """Calls whose arguments decide, and how."""
+    refused = _fail(errno.EPERM)
+    clones = [
+        _argument(0),
+        _instruction(_JUMP_ANY_BIT, _NEW_NAMESPACE_FLAGS, 0, 1),
+        refused,
+        _instruction(_JUMP_ANY_BIT, _THREAD, 0, 1),
+        _ALLOWED,
+        _instruction(_JUMP_ANY_BIT, _SHARED_FILES, 0, 1),
+        refused,
+        _ALLOWED,
+    ]
+    # Of another family, a socket is made, and its module loaded, before the kernel finds that it cannot be paired.
+    pairs = [_argument(0), *_unless(_UNIX, [_fail(errno.EAFNOSUPPORT)]), _ALLOWED]
+    locks = [_argument(1), *_one_of(_OPEN_FILE_LOCKS, _fail(errno.EINVAL), _ALLOWED)]
+    reads = [
+        _argument(5),
+        _instruction(_JUMP_ANY_BIT, _ONLY_IF_CACHED, 0, 1),
+        _fail(errno.EOPNOTSUPP),
+        _ALLOWED,
     ]
     terminal = [_argument(1), *_one_of(_TERMINAL_INJECTION, refused, _ALLOWED)]
     limits = [_argument(0), *_unless(_CORE_SIZE, [_ALLOWED]), _fail(0)]
@@ -124,9 +152,12 @@ def _checked() -> list[tuple[str, list[bytes]]]:
     priority = [_argument(0), *_where(_EVERYBODY, [refused]), _argument(1), *_where(1, [refused]), _ALLOWED]
     turns = [_argument(0), *_where(1, [refused]), _ALLOWED]
     return [
-        ("clone", namespaces),
+        ("clone", clones),
         ("clone3", [_fail(errno.ENOSYS)]),  # its flags are behind a pointer; libraries fall back to clone
-        ("socket", families),
+        ("socket", _families()),
+        ("socketpair", pairs),
+        ("fcntl", locks),
+        ("preadv2", reads),
         ("ioctl", terminal),
         ("setrlimit", limits),
         ("prlimit64", own_limits),

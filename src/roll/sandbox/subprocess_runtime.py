@@ -80,6 +80,7 @@ class SubprocessRuntime:
             isolated=False,
             mount_space=False,
             own_group=False,
+            counts_cpu=False,
             filter=b"",
             bound_processes=False,
             bound_address_space=True,

@@ -81,7 +81,10 @@ class Limits:
 
 @dataclass(frozen=True, kw_only=True)
 class Mount:
-    """A file or directory of the host that programs may read, as far as any user of the host may."""
+    """A file or directory of the host that programs may read, as far as any user of the host may.
+
+    Its content should not change while sandboxes use it: they may see it as it was.
+    """
 
     source: str
     target: str
@@ -171,7 +174,7 @@ class ExecutionResult:
     """Also those that it survived."""
     wall_s: float = 0.0
     cpu_s: float = 0.0
-    """Of it and all that it started."""
+    """Of it and all that it started, as the kernel counted it; see docs/security.md for where it cannot."""
     peak_memory_bytes: int = 0
     """Of its largest process."""
 

@@ -152,6 +152,10 @@ class ContinuousBatch:
             return request.generated
         return request.generated + self.totals.num_steps - request.since + self._done_by(now)
 
+    def num_steps(self, now: float) -> int:
+        """Steps done so far, those of the stretch under way included."""
+        return self.totals.num_steps + self._done_by(now)
+
     def _done_by(self, now: float) -> int:
         """Steps of this stretch that are done. One that prefills counts when it is completed, with what comes of it."""
         stretch = self._stretch

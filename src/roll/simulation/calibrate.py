@@ -285,7 +285,7 @@ def _workload(
         "answer_tokens": recorded("answer-tokens.txt"),
         "reward": {
             "latency": recorded("reward-seconds.txt"),
-            "num_workers": config.rollout.num_reward_workers,
+            "num_workers": config.rollout.reward_workers,
             "solve_rate": {"type": "empirical", "values": [statistics.fmean(values) for values in solved.values()]},
             "filter_groups": config.algorithm.filters.refill,
         },

@@ -100,8 +100,7 @@ class SimulatedEngine:
         """Came while the engine was draining."""
         self._timer: asyncio.TimerHandle | None = None
         self._plan_is_due = False
-        self._paused = False
-        self._draining = False
+        self._paused = self._draining = False
         self._unsynced = ""
         """Why there are no weights to generate with."""
         self._at_rest: list[asyncio.Future[None]] = []
@@ -152,6 +151,7 @@ class SimulatedEngine:
             num_waiting=batch.num_waiting + len(self._held),
             kv_used=batch.kv_used(self._loop.time()) / batch.limits.kv_capacity,
             capacity=batch.limits.max_num_seqs,
+            num_steps=batch.num_steps(self._loop.time()),
         )
 
     # ---- requests

@@ -10,8 +10,12 @@ and training of t device-seconds a sample, the share beta of devices that train 
 
     beta* = N t / (N g + K L / (alpha + 1) + N t)            gain <= 1 + K L / (N (g + t))
 
-The formula proposes; the simulation, with batching, prefill, preemption and syncs, decides. A division on which
-training alone would take longer than the best step found so far is not simulated: no ratio could make it faster.
+The formula proposes; the simulation, with batching, prefill, preemption and syncs, decides. It may find more than the
+formula's bound, which takes g as constant: engines that never run empty decode more answers at once, each in less time.
+
+A division on which training alone would take longer than the best step found so far is not simulated: no ratio could
+make it faster. Large plans are compared on a part of the devices with the same part of the prompts; then the best ones
+are simulated whole, and only these are recommended.
 """
 
 from __future__ import annotations
@@ -35,6 +39,12 @@ SYNC_STEPS = 2
 ASYNC_WARMUP = 2
 """Beside as many as generation may run ahead."""
 ASYNC_STEPS = 3
+PARTS = (4, 2, 1)
+"""What plans are compared on, as divisors of devices and prompts: the first that leaves enough of both."""
+ENOUGH = 32
+"""Devices and prompts: with fewer, one long answer decides too much."""
+NUM_CONFIRMED = 2
+"""Asynchronous plans that are simulated whole, beside the synchronous one."""
 SURE = 0.95
 """Of the time that training is expected to take on other devices, what is certain: its tokens differ a little."""
 WORTH = 1.05
@@ -60,6 +70,13 @@ class Candidate:
     tail_share: float
     """Of a step's time for which it would last if its longest answer were generated alone."""
     num_preempted: float
+    part: int = 1
+    """What it was simulated on: all devices and prompts, divided by this."""
+
+    @property
+    def generation_s(self) -> float:
+        """Device-seconds in which engines generated, of one step."""
+        return self.busy_share * self.step_s * self.config.placement.generation
 
     @property
     def limit(self) -> str:
@@ -84,7 +101,7 @@ class Plan:
     memory: tuple[RoleMemory, ...]
     """By role, for `best`."""
     gain_bound: float
-    """Most that asynchrony could gain, by P2."""
+    """Most that asynchrony could gain, by P2: with the synchronous plan's costs."""
     why_not: str
     """Why asynchrony does not help; empty where it does."""
 
@@ -126,6 +143,8 @@ def make_plan(config: SimulationConfig, progress: Callable[[str], None] = lambda
     search = _Search(config, progress)
     synchronous = search.synchronous()
     ahead = search.asynchronous(synchronous) if synchronous else search.asynchronous(None)
+    synchronous = search.whole(synchronous) if synchronous else None
+    ahead = [search.whole(candidate) for candidate in sorted(ahead, key=lambda c: c.step_s)[:NUM_CONFIRMED]]
     found = [candidate for candidate in (synchronous, *ahead) if candidate is not None]
     if not found:
         raise ConfigError(search.why_nothing_fits())
@@ -246,10 +265,39 @@ class _Search:
         if why:
             self._too_big.append(f"{name}: {why}")
             return None
-        candidate = _candidate(name, config, simulate(config), self.model, self.device)
-        self._progress(f"{name}: {candidate.step_s:.4g} s a step, limited by {candidate.limit}")
+        candidate = self._simulated(name, config, self._part(config))
         self.candidates.append(candidate)
         return candidate
+
+    def _part(self, config: SimulationConfig) -> int:
+        """The divisor with which this plan is compared with others."""
+        place, prompts = config.placement, config.rollout.prompts_per_step
+        for part in PARTS:
+            whole = (place.generation // config.engine.tensor_parallel, place.training, prompts)
+            if min(self.total, prompts) // part >= ENOUGH and not any(number % part for number in whole):
+                return part
+        return 1
+
+    def _simulated(self, name: str, config: SimulationConfig, part: int) -> Candidate:
+        place, prompts = config.placement, config.rollout.prompts_per_step
+        smaller = {
+            "placement.generation": place.generation // part,
+            "placement.training": place.training // part,
+            "rollout.prompts_per_step": prompts // part,
+        }
+        run = simulate(config.changed(smaller, name) if part > 1 else config)
+        candidate = _candidate(name, config, run, self.model, self.device, part)
+        about = "about " if part > 1 else ""
+        self._progress(f"{name}: {about}{candidate.step_s:.4g} s a step, limited by {candidate.limit}")
+        return candidate
+
+    def whole(self, candidate: Candidate) -> Candidate:
+        """The same plan on all devices, with all prompts; takes the candidate's place."""
+        if candidate.part == 1:
+            return candidate
+        confirmed = self._simulated(candidate.name, candidate.config, 1)
+        self.candidates[self.candidates.index(candidate)] = confirmed
+        return confirmed
 
     def _misfit(self, config: SimulationConfig) -> str:
         """Why it does not fit; empty where it does."""
@@ -310,7 +358,9 @@ class _Search:
         )
 
 
-def _candidate(name: str, config: SimulationConfig, run: SimulatedRun, made_of: Model, on: Device) -> Candidate:
+def _candidate(
+    name: str, config: SimulationConfig, run: SimulatedRun, made_of: Model, on: Device, part: int
+) -> Candidate:
     def mean(field: str) -> float:
         return math.fsum(getattr(step, field) for step in run.steps) / len(run.steps)
 
@@ -327,4 +377,5 @@ def _candidate(name: str, config: SimulationConfig, run: SimulatedRun, made_of: 
         busy_share=mean("busy_share"),
         tail_share=min(1.0, alone / run.step_s),
         num_preempted=mean("num_preempted"),
+        part=part,
     )

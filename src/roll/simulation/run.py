@@ -18,7 +18,8 @@ from typing import Any
 from roll.config.simulation import SimulationConfig
 from roll.errors import ConfigError
 from roll.rollout.attempts import SamplingPlan
-from roll.rollout.controller import AsyncController, Batch, Feed
+from roll.rollout.controller import AsyncController
+from roll.rollout.feed import Batch, Feed
 from roll.rollout.proxy import LLMProxy
 from roll.rollout.routing import Router
 from roll.rollout.scheduler import RolloutScheduler
@@ -37,7 +38,7 @@ from roll.simulation.roles import (
     SimulatedTrainer,
 )
 from roll.simulation.workload import DOMAIN
-from roll.types import Group, PromptDraw, SamplingParams
+from roll.types import Group, PromptDraw, Rollout, SamplingParams
 
 __all__ = ["SimulatedRun", "engine_settings", "simulate"]
 
@@ -153,6 +154,8 @@ class _World:
             settings = replace(settings, update_s=self.workload.sync_s)
         self.engines = SimulatedEngines(config.num_engines, settings, self.workload.answer_tokens)
         self.trainer = SimulatedTrainer(config, made_of, on, self.workload)
+        self.further_overhead_s = (config.training.num_updates - 1) * config.training.overhead_s
+        """Of the updates of a step after its first one, where arithmetic says how long they take."""
         self.version = 0
         self.num_drawn = 0
         self.proxy = LLMProxy(
@@ -217,8 +220,8 @@ def _no_signal(group: Group) -> str:
     return "all rewards are equal" if len(values) < 2 else ""
 
 
-def _cannot_differ(rewards: Sequence[float], num_missing: int) -> bool:
-    return num_missing == 0 and len(set(rewards)) < 2
+def _cannot_differ(finished: Sequence[Rollout], num_missing: int) -> bool:
+    return num_missing == 0 and len({r.reward.value for r in finished if r.reward is not None}) < 2
 
 
 async def _main(config: SimulationConfig, seed: int, recorder: Recorder) -> int:
@@ -229,6 +232,7 @@ async def _main(config: SimulationConfig, seed: int, recorder: Recorder) -> int:
             await _step(world, step)
         await world.controller.close()
     finally:
+        await world.proxy.close()
         await world.engines.close()
     return _loop().num_callbacks
 
@@ -243,14 +247,15 @@ async def _step(world: _World, step: int) -> None:
     trained = [group for group in batch.groups if group.draw.draw_id not in batch.left_out]
     lengths = [len(g.draw.token_ids) + len(r.token_ids) for g in trained for r in g.scored]
     with recorder.phase("train"):
-        await asyncio.sleep(world.trainer.duration_s(step, lengths))
+        await asyncio.sleep(world.trainer.duration_s(step, lengths) + world.further_overhead_s)
     moments.append(loop.time())
     world.version += 1
     with recorder.phase("sync"):
         await world.proxy.settle()
         async with world.controller.updating():
             dead = await world.engines.sync(world.version)
-        await world.proxy.restore(dead)
+        world.proxy.restore(dead)
+        await world.proxy.settle()
     moments.append(loop.time())
     await world.controller.settle(world.version, {r.rollout_id for g in trained for r in g.scored})
     recorder.add_step(_record(world, step, batch, trained, before, moments), moments[0])
@@ -260,19 +265,19 @@ def _record(
     world: _World, step: int, batch: Batch, trained: Sequence[Group], before: Any, moments: Sequence[float]
 ) -> StepRecord:
     began, ready, updated, ended = moments
-    after, total = world.engines.totals(), ended - began
+    after, total, parts = world.engines.totals(), ended - began, world.config.training.num_updates
     answers = [len(rollout.token_ids) for group in trained for rollout in group.scored]
     return StepRecord(
         step=step,
         kind=batch.kind,
-        total_s=total,
-        wait_s=ready - began,
-        train_s=updated - ready,
-        sync_s=ended - updated,
-        num_samples=len(answers),
-        num_tokens=sum(answers),
+        total_s=total / parts,
+        wait_s=(ready - began) / parts,
+        train_s=(updated - ready) / parts,
+        sync_s=(ended - updated) / parts,
+        num_samples=len(answers) // parts,
+        num_tokens=sum(answers) // parts,
         longest=max(answers, default=0),
-        max_staleness=max(batch.staleness, default=0),
+        max_staleness=max(batch.staleness, default=0) + parts - 1,
         num_expired=len(batch.expired),
         busy_share=(after.busy_s - before.busy_s) / (total * world.config.num_engines) if total else 0.0,
         tokens_per_s=(after.num_generated - before.num_generated) / total if total else 0.0,

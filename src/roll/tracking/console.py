@@ -6,10 +6,11 @@ write (a closed terminal, a full pipe) ends the display, never the run.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
-from roll.tracking.views import AnswerView, RunHeader, StepView, clock_text
+from roll.tracking.views import AnswerView, EvaluationView, RunHeader, StepView, clock_text
 
 if TYPE_CHECKING:
     from roll.tracking.logs import Terminal
@@ -30,8 +31,8 @@ class Console(Protocol):
         """A phase began; empty: none is going on."""
         ...
 
-    def progress(self, done: int, total: int | None) -> None:
-        """Rollouts ready in this phase."""
+    def progress(self, done: int, total: int | None, trouble: str = "") -> None:
+        """Rollouts ready in this phase, and in words what went wrong with some of them."""
         ...
 
     def step(self, view: StepView) -> None: ...
@@ -40,7 +41,7 @@ class Console(Protocol):
         """Samples of the last step, best first."""
         ...
 
-    def evaluation(self, step: int, accuracy: float) -> None: ...
+    def evaluation(self, view: EvaluationView) -> None: ...
 
     def warn(self, text: str) -> None: ...
 
@@ -78,7 +79,7 @@ class QuietConsole:
     def phase(self, name: str) -> None:
         pass
 
-    def progress(self, done: int, total: int | None) -> None:
+    def progress(self, done: int, total: int | None, trouble: str = "") -> None:
         pass
 
     def step(self, view: StepView) -> None:
@@ -87,7 +88,7 @@ class QuietConsole:
     def answers(self, answers: Sequence[AnswerView]) -> None:
         pass
 
-    def evaluation(self, step: int, accuracy: float) -> None:
+    def evaluation(self, view: EvaluationView) -> None:
         pass
 
     def warn(self, text: str) -> None:
@@ -122,7 +123,8 @@ class PlainConsole(QuietConsole):
     def step(self, view: StepView) -> None:
         self._durations.append(view.duration_s)
         width = len(str(self._num_steps))
-        parts = [f"step {view.step:>{width}}/{self._num_steps}", f"reward {view.reward:6.3f}"]
+        reward = f"{view.reward:6.3f}" if math.isfinite(view.reward) else "     –"
+        parts = [f"step {view.step:>{width}}/{self._num_steps}", f"reward {reward}"]
         if view.loss is not None:
             parts.append(f"loss {view.loss:8.4f}")
         if view.generated_per_s is not None:
@@ -136,10 +138,11 @@ class PlainConsole(QuietConsole):
         recent = self._durations[-10:]
         left = (self._num_steps - view.step) * sum(recent) / len(recent)
         parts.append(f"left {clock_text(left)}")
+        parts += [view.trouble] if view.trouble else []
         self._line("  ".join(parts))
 
-    def evaluation(self, step: int, accuracy: float) -> None:
-        self._line(f"evaluation after step {step}: accuracy {accuracy:.3f}")
+    def evaluation(self, view: EvaluationView) -> None:
+        self._line(f"evaluation after step {view.step}: {view.text}")
 
     def warn(self, text: str) -> None:
         self._line(f"warning: {text}")

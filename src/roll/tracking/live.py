@@ -26,7 +26,7 @@ from rich.live import Live
 from rich.text import Text
 
 from roll.tracking.screen import Screen, render
-from roll.tracking.views import AnswerView, RunHeader, StepView
+from roll.tracking.views import AnswerView, EvaluationView, RunHeader, StepView
 
 if TYPE_CHECKING:
     from roll.tracking.logs import Terminal
@@ -77,14 +77,14 @@ class LiveConsole:
 
     def phase(self, name: str) -> None:
         def change(screen: Screen) -> None:
-            screen.phase, screen.phase_started, screen.progress = name, time.monotonic(), None
+            screen.phase, screen.phase_started, screen.progress, screen.trouble = name, time.monotonic(), None, ""
             screen.note = "between steps"
 
         self._change(change)
 
-    def progress(self, done: int, total: int | None) -> None:
+    def progress(self, done: int, total: int | None, trouble: str = "") -> None:
         def change(screen: Screen) -> None:
-            screen.progress = (done, total)
+            screen.progress, screen.trouble = (done, total), trouble
 
         self._change(change)
 
@@ -101,8 +101,8 @@ class LiveConsole:
 
         self._change(change)
 
-    def evaluation(self, step: int, accuracy: float) -> None:
-        self._change(lambda screen: screen.evaluations.append((step, accuracy)))
+    def evaluation(self, view: EvaluationView) -> None:
+        self._change(lambda screen: screen.evaluations.append(view))
 
     def warn(self, text: str) -> None:
         self._change(lambda screen: screen.warnings.append(text))

@@ -16,12 +16,14 @@ import faulthandler
 import io
 import logging
 import os
+import shutil
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TextIO
 
-__all__ = ["Terminal", "redirect_infrastructure_logs", "tail"]
+__all__ = ["Terminal", "logs_aside", "redirect_infrastructure_logs", "tail"]
 
 _FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
@@ -78,6 +80,34 @@ def redirect_infrastructure_logs(path: Path, *, level: int = logging.INFO) -> It
             os.dup2(original, number)
             os.close(original)
         os.close(log)
+
+
+@contextlib.contextmanager
+def logs_aside(name: str) -> Iterator[Path]:
+    """Keep standard output for a result alone: everything else that is printed inside goes to a temporary file.
+
+    ROLL's own warnings still reach standard error. The file stays where an error passes, which then names it.
+
+    Yields:
+        The file.
+    """
+    directory = Path(tempfile.mkdtemp(prefix=f"roll-{name}-"))
+    path = directory / f"{name}.log"
+    with os.fdopen(os.dup(2), "w", encoding="utf-8", errors="replace") as stderr:
+        handler = logging.StreamHandler(stderr)
+        handler.setLevel(logging.WARNING)
+        handler.setFormatter(logging.Formatter("warning: %(message)s"))
+        own = logging.getLogger("roll")
+        own.addHandler(handler)
+        try:
+            with redirect_infrastructure_logs(path):
+                yield path
+        except Exception:
+            handler.handle(own.makeRecord(own.name, logging.WARNING, "", 0, f"the log is {path}", (), None))
+            raise
+        finally:
+            own.removeHandler(handler)
+    shutil.rmtree(directory, ignore_errors=True)
 
 
 def tail(path: Path, num_lines: int = 12) -> list[str]:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from roll.tracking import atomic
+from roll.tracking.views import EvaluationView
 
 __all__ = ["plot_run", "smooth"]
 
@@ -24,15 +25,16 @@ def plot_run(path: Path, name: str, rows: Sequence[Mapping[str, Any]]) -> None:
     from matplotlib.figure import Figure
 
     rewards = _points(rows, "train", "reward/mean")
-    accuracies = _points(rows, "evaluation", "eval/accuracy")
+    views = [EvaluationView.of(row["step"], row) for row in rows if row["kind"] == "evaluation"]
+    held_out = [(view.step, view.value) for view in views if view.value is not None]
     figure = Figure(figsize=(8, 4.5), dpi=150, layout="constrained")
     axes = figure.add_subplot()
     if rewards:
         steps, values = zip(*rewards, strict=True)
         axes.plot(steps, values, color=_REWARD, alpha=0.3, linewidth=1)
         axes.plot(steps, smooth(values), color=_REWARD, linewidth=2.2, label="training reward, smoothed")
-    if accuracies:
-        steps, values = zip(*accuracies, strict=True)
+    if held_out:
+        steps, values = zip(*held_out, strict=True)
         axes.plot(
             steps,
             values,
@@ -43,7 +45,7 @@ def plot_run(path: Path, name: str, rows: Sequence[Mapping[str, Any]]) -> None:
             linestyle="--",
             clip_on=False,
             zorder=3,
-            label="held-out accuracy",
+            label=f"held-out {views[-1].measure}",
         )
         for index in {0, len(values) - 1}:
             axes.annotate(
@@ -56,7 +58,7 @@ def plot_run(path: Path, name: str, rows: Sequence[Mapping[str, Any]]) -> None:
                 fontsize=10,
                 fontweight="bold",
             )
-    _dress(axes, name, [v for _, v in (*rewards, *accuracies)])
+    _dress(axes, name, [v for _, v in (*rewards, *held_out)])
     buffer = io.BytesIO()
     FigureCanvasAgg(figure).print_png(buffer)
     atomic.write_bytes(path, buffer.getvalue())

@@ -1,6 +1,6 @@
 """The directory that a run writes to, and everything in it by name.
 
-runs/<name>/  config.yaml   metrics.jsonl   trace.json   summary.json   reward.png
+runs/<name>/  config.yaml   config_history.yaml   metrics.jsonl   trace.json   summary.json   reward.png
               rollouts/step-000001.parquet   tensorboard/
               checkpoints/step-000020/…      logs/<role>-<rank>.log      recording/
 """
@@ -10,12 +10,12 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from roll.errors import RunDirectoryError
-from roll.registry import nearest
+from roll.registry import looked_from, nearest
 from roll.tracking import atomic
 from roll.tracking.run_lock import RunLock
 
@@ -73,6 +73,25 @@ class RunDirectory:
                 for directory in (run.path, run.rollouts_dir):
                     atomic.remove_leftovers(directory)
         return run
+
+    def adopt(self, config: Mapping[str, Any], step: int, overrides: Sequence[str]) -> None:
+        """Note that the run goes on after step `step` with this resolved configuration, which `overrides` made.
+
+        The history is written first: a crash in between leaves one that the next continuation puts right.
+
+        Raises:
+            RunDirectoryError: a file cannot be read or written.
+        """
+        from roll.config.document import dump, read
+        from roll.config.history import HISTORY, continued, dump_entries, read_history
+
+        current, before = read(self.config_path).tree, read_history(self.path)
+        history = continued(current, before, step, config, overrides)
+        with writing(self.path):
+            if history != before:
+                atomic.write_text(self.path / HISTORY, dump_entries(history))
+            if config != current:
+                atomic.write_text(self.config_path, dump(config))
 
     def lock(self) -> None:
         """Be the only process that writes this run, until `close` or the end of this process."""
@@ -240,7 +259,11 @@ def _free_name(path: Path) -> str:
 
 
 def _not_found(path: Path) -> str:
-    what = f"'{path}' is not a run: it has no config.yaml." if path.is_dir() else f"there is no run '{path}'."
+    what = (
+        f"'{path}' is not a run: it has no config.yaml."
+        if path.is_dir()
+        else f"there is no run '{path}'{looked_from(path)}."
+    )
     try:
         runs = sorted(p.name for p in path.parent.iterdir() if (p / "config.yaml").is_file())
     except OSError:

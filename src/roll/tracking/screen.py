@@ -14,7 +14,7 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
-from roll.tracking.views import AnswerView, RunHeader, StepView, clock_text
+from roll.tracking.views import AnswerView, EvaluationView, RunHeader, StepView, clock_text
 
 __all__ = ["Screen", "one_line", "render", "sparkline", "stacked_bar", "time_left"]
 
@@ -22,6 +22,8 @@ _BLOCKS = "▁▂▃▄▅▆▇█"
 _PHASE_COLOURS = {
     "generate": "cyan",
     "wait": "cyan",
+    "environment": "bright_cyan",
+    "reward": "red",
     "train": "magenta",
     "sync": "yellow",
     "evaluate": "green",
@@ -34,6 +36,8 @@ _ESCAPES = re.compile(r"\x1b(\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(\x07|\x1b\\)?|[@
 _LABEL_WIDTH = 10
 _MAX_WIDTH = 110
 _FEWEST_ROWS = 20
+_FEWEST_COLUMNS = 72
+"""Below this, figures stand below each other."""
 _SMALLEST_SHARE = 0.01
 _NUM_WARNINGS = 2
 
@@ -53,7 +57,9 @@ class Screen:
     progress: tuple[int, int | None] | None = None
     note: str = "starting"
     answers: Sequence[AnswerView] = ()
-    evaluations: list[tuple[int, float]] = field(default_factory=list)
+    trouble: str = ""
+    """What went wrong with answers of this phase."""
+    evaluations: list[EvaluationView] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
     ended: bool = False
 
@@ -99,6 +105,7 @@ def _now(screen: Screen, now: float) -> Text:
     if screen.progress is not None:
         done, total = screen.progress
         line.append(f"  {done} answers" if total is None else f"  {done} of {total} answers")
+    line.append(f"  {screen.trouble}" if screen.trouble else "", "bold red")
     return line.append(f"  {now - screen.phase_started:.0f} s", "dim")
 
 
@@ -107,6 +114,11 @@ def _figures(screen: Screen, width: int) -> Table:
     left = [_reward(screen, width // 2), _accuracy(screen.evaluations)]
     right = [_rate("generated", last.generated_per_s), _rate("trained", last.trained_per_s)]
     table = Table.grid(expand=False, padding=0)
+    if width < _FEWEST_COLUMNS:  # one below the other
+        table.add_column(width=width)
+        for cell in (*left, *right):
+            table.add_row(cell)
+        return table
     table.add_column(width=width - 28)
     table.add_column(width=28)
     for cells in zip(left, right, strict=True):
@@ -116,19 +128,21 @@ def _figures(screen: Screen, width: int) -> Table:
 
 def _reward(screen: Screen, width: int) -> Text:
     rewards = [s.reward for s in screen.steps]
-    line = _label("reward").append(f"{rewards[-1]:.3f}", "bold green")
+    last = f"{rewards[-1]:.3f}" if math.isfinite(rewards[-1]) else "–"
+    line = _label("reward").append(last, "bold green")
     return line.append("  ").append(sparkline(rewards, max(8, min(40, width - 12))), "green")
 
 
-def _accuracy(evaluations: Sequence[tuple[int, float]]) -> Text:
-    line = _label("accuracy")
+def _accuracy(evaluations: Sequence[EvaluationView]) -> Text:
+    measure = evaluations[-1].measure if evaluations else "accuracy"
+    line = _label("accuracy" if measure == "accuracy" else "held-out")
     if not evaluations:
         return line.append("not measured yet", "dim")
-    for index, (step, accuracy) in enumerate([*evaluations[:1], *evaluations[1:][-1:]]):
+    for index, view in enumerate([*evaluations[:1], *evaluations[1:][-1:]]):
         line.append(" → " if index else "", "dim")
-        line.append(f"{accuracy:.3f}", "bold green" if index else "bold")
-        line.append(" before" if step == 0 else f" after step {step}", "dim")
-    return line
+        line.append("no answers" if view.value is None else f"{view.value:.3f}", "bold green" if index else "bold")
+        line.append(" before" if view.step == 0 else f" after step {view.step}", "dim")
+    return line if measure == "accuracy" else line.append(f" ({measure})", "dim")
 
 
 def _rate(name: str, per_s: float | None) -> Text:

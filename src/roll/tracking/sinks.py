@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from roll.errors import ConfigError
 from roll.tracking import atomic
+from roll.version import install_extra
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -161,7 +162,7 @@ def _load(package: str) -> ModuleType:
     except ImportError as error:
         raise ConfigError(
             f"tracking.{package} is set, but the package '{package}' cannot be imported ({error}). "
-            f"Install it with `pip install {package}`, or leave it out: `tracking.{package}=null`."
+            f"Install it with `{install_extra(package)}`, or leave it out: `tracking.{package}=null`."
         ) from error
 
 

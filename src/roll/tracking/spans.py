@@ -33,6 +33,9 @@ __all__ = ["Spans"]
 
 logger = logging.getLogger(__name__)
 
+_SHORTEST_EVENT_S = 0.001
+"""Time that was moved is an event of the trace from here on: an environment may act thousands of times in a step."""
+
 
 @dataclass(slots=True, eq=False)
 class _Span:
@@ -154,35 +157,68 @@ class Spans:
             self._trace.close()
             self._trace = None
 
-    @contextlib.contextmanager
-    def _span(self, name: str, *, is_step: bool) -> Iterator[None]:
-        parent = self._current.get()
+    def begin(self, name: str, *, is_step: bool = False) -> _Span:
+        """Open a span inside the current one; where a `with` can hold it, `phase` does this and more."""
+        return self._begin(name, self._current.get(), is_step)
+
+    def follow(self, span: _Span, name: str) -> _Span:
+        """Close a span and open another in its place."""
+        self._end(span, followed=True)
+        return self._begin(name, span.parent, is_step=False)
+
+    def end(self, span: _Span) -> None:
+        """Close it."""
+        self._end(span, followed=False)
+
+    def _begin(self, name: str, parent: _Span | None, is_step: bool) -> _Span:
         span = _Span(name, self._clock(), parent, self._free_lane(parent), is_step)
         self._lanes[span.lane].append(span)
-        token = self._current.set(span)
         if not is_step:
             self._start_timer(span)
             if span.is_phase:
                 self._on_phase(name)
+        return span
+
+    def _end(self, span: _Span, *, followed: bool) -> None:
+        self._lanes[span.lane].remove(span)
+        now = self._clock()
+        if not span.is_step:
+            self._stop_timer(span, now)
+            if span.is_phase and not followed:
+                self._on_phase("")
+        self._emit_span(span.name, span.start, now, span.lane)
+        if span.is_phase or span.is_step:
+            self._flush()
+
+    def move(self, start: float, end: float, *, source: str, target: str) -> None:
+        """Count the time from `start` to `end`, on this object's clock, for another name than the open phase's."""
+        before, after = self._timers[source], self._timers.setdefault(target, _Timer(is_phase=True))
+        start = max(start, before.since)
+        before.elapsed -= max(0.0, end - start)
+        after.elapsed += max(0.0, end - start)
+        if end - start >= _SHORTEST_EVENT_S:
+            self._emit_span(target, start, end, self._free_lane(None))
+
+    @contextlib.contextmanager
+    def inside(self, span: _Span) -> Iterator[None]:
+        """What begins in here is a part of `span`."""
+        token = self._current.set(span)
         try:
             yield
         finally:
             self._current.reset(token)
-            self._lanes[span.lane].remove(span)
-            now = self._clock()
-            if not is_step:
-                self._stop_timer(span, now)
-                if span.is_phase:
-                    self._on_phase("")
-            self._emit(
-                name=name,
-                ph="X",
-                ts=self._micros(span.start),
-                dur=round((now - span.start) * 1e6),
-                tid=span.lane,
-            )
-            if span.is_phase or is_step:
-                self._flush()
+
+    @contextlib.contextmanager
+    def _span(self, name: str, *, is_step: bool) -> Iterator[None]:
+        span = self.begin(name, is_step=is_step)
+        try:
+            with self.inside(span):
+                yield
+        finally:
+            self.end(span)
+
+    def _emit_span(self, name: str, start: float, end: float, lane: int) -> None:
+        self._emit(name=name, ph="X", ts=self._micros(start), dur=round((end - start) * 1e6), tid=lane)
 
     def _free_lane(self, parent: _Span | None) -> int:
         """The parent's lane if nothing overlaps there, otherwise an empty one."""

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from roll.tracking import atomic
 from roll.tracking.metrics_file import read_metrics
+from roll.tracking.views import EvaluationView
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
 __all__ = ["Summary", "generation_time", "summarise"]
 
 _RECENT_STEPS = 5
+_CHOICE = ("reward_counted", "reward_finished", "length_counted", "length_finished", "stopped_share")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -28,11 +30,20 @@ class Summary:
     directory: str
     num_steps: int
     """Steps recorded."""
+    num_trained_steps: int | None = None
+    """Those that something was learnt in: where there is none, the run did nothing."""
     accuracy_before: float | None = None
-    """Evaluation accuracy before the first step."""
+    """Share of right answers before the first step, of those whose reward says so; `None` where none does."""
     accuracy_after: float | None = None
-    """Evaluation accuracy after the last evaluated step."""
+    """The same after the last evaluated step; `None` also where that evaluation had no answers."""
     accuracy_best: float | None = None
+    measure: str = "accuracy"
+    """What the next three are: `accuracy`, `mean reward` where no reward decides, or `score`, a mean of verdicts, and
+    of rewards where there are none. Every answer counts alike."""
+    score_before: float | None = None
+    score_after: float | None = None
+    score_best: float | None = None
+    """Of the evaluations after training began."""
     reward_first5: float | None = None
     """Mean reward of the first five steps."""
     reward_last5: float | None = None
@@ -49,6 +60,22 @@ class Summary:
     """While training."""
     peak_rss_bytes: int | None = None
     """Largest summed PSS of all processes of the run on this machine (of the last session)."""
+    empty_evaluations: int = 0
+    """Evaluations without an answer, which measured nothing."""
+    infra_errors: int = 0
+    """Answers in training that got no reward because we failed."""
+    infra_error_share: float | None = None
+    timeouts: int = 0
+    """Answers in training that took a verifier too long, and so got 0."""
+    timeout_share: float | None = None
+    reward_counted: float | None = None
+    """Mean reward of what counted, where the schedule chose among rollouts (`choice/…` of every step)."""
+    reward_finished: float | None = None
+    """Mean reward of all rollouts that were scored; what was stopped has none."""
+    length_counted: float | None = None
+    length_finished: float | None = None
+    stopped_share: float | None = None
+    """Of what was launched, rollouts that were stopped before they had a reward."""
     tracker_failures: int = 0
     """How often TensorBoard, W&B, SwanLab or a Parquet file could not be written."""
 
@@ -56,6 +83,17 @@ class Summary:
         """Plain data; numbers that are not finite become `None`."""
         values = asdict(self).items()
         return {name: None if isinstance(v, float) and not math.isfinite(v) else v for name, v in values}
+
+    @property
+    def problem(self) -> str:
+        """Why the run is a failure although it came to its end; empty where it is none."""
+        if self.num_trained_steps != 0:
+            return ""
+        failed = f"; {self.infra_errors} answers got no reward" if self.infra_errors else ""
+        return (
+            f"none of {self.num_steps} steps trained anything{failed}. Look at the answers and rewards in "
+            f"'{self.directory}/rollouts'."
+        )
 
     def write(self, path: Path) -> None:
         """Write `summary.json`, atomically.
@@ -90,17 +128,25 @@ def summarise(
     """Sum up what `metrics.jsonl` holds."""
     rows = read_metrics(metrics_path)
     steps = [row for row in rows if row["kind"] == "train"]
-    evaluations = [row for row in rows if row["kind"] == "evaluation" and row.get("eval/accuracy") is not None]
-    accuracies = [row["eval/accuracy"] for row in evaluations]
+    evaluations = [row for row in rows if row["kind"] == "evaluation"]
+    accuracies = _Course.of(evaluations, lambda row: row.get("eval/accuracy"))
+    scores = _Course.of(evaluations, lambda row: EvaluationView.of(row["step"], row).value)
+    views = [EvaluationView.of(row["step"], row) for row in evaluations]
     rewards = _column(steps, "reward/mean")
+    trained = _column(steps, "data/groups_trained")
     step_times = _column(steps, "time/step_s")
     return Summary(
         name=name,
         directory=str(directory),
         num_steps=len(steps),
-        accuracy_before=accuracies[0] if evaluations and evaluations[0]["step"] == 0 else None,
-        accuracy_after=accuracies[-1] if evaluations and evaluations[-1]["step"] > 0 else None,
-        accuracy_best=max(accuracies, default=None),
+        num_trained_steps=sum(n > 0 for n in trained) if trained else None,
+        accuracy_before=accuracies.before,
+        accuracy_after=accuracies.after,
+        accuracy_best=max(_column(evaluations, "eval/accuracy"), default=None),
+        measure=next((view.measure for view in reversed(views) if view.value is not None), "accuracy"),
+        score_before=scores.before,
+        score_after=scores.after,
+        score_best=scores.best,
         reward_first5=_mean(rewards[:_RECENT_STEPS]),
         reward_last5=_mean(rewards[-_RECENT_STEPS:]),
         setup_s=setup_s,
@@ -110,8 +156,34 @@ def summarise(
         generated_tokens_per_s=_rate(steps, "rollout/num_tokens", generation_time(*steps)),
         trained_tokens_per_s=_rate(steps, "training/num_tokens", "time/train_s"),
         peak_rss_bytes=peak_rss_bytes,
+        empty_evaluations=sum(view.value is None for view in views),
+        infra_errors=round(math.fsum(_column(steps, "rollout/infra_errors"))),
+        infra_error_share=_mean(_column(steps, "rollout/infra_error_share")),
+        timeouts=round(math.fsum(_column(steps, "reward/timeouts"))),
+        timeout_share=_mean(_column(steps, "reward/timeout_share")),
+        **{name: _mean(_column(steps, f"choice/{name}")) for name in _CHOICE},
         tracker_failures=tracker_failures,
     )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Course:
+    """A measure over the evaluations of a run."""
+
+    before: float | None
+    after: float | None
+    best: float | None
+    """After training began."""
+
+    @classmethod
+    def of(cls, rows: Sequence[Mapping[str, Any]], value: Callable[[Mapping[str, Any]], float | None]) -> _Course:
+        first, later = rows[:1], [row for row in rows if row["step"] > 0]
+        found = [v for row in later if (v := value(row)) is not None]
+        return cls(
+            before=value(first[0]) if first and first[0]["step"] == 0 else None,
+            after=value(later[-1]) if later else None,
+            best=max(found, default=None),
+        )
 
 
 def _column(rows: Sequence[Mapping[str, Any]], name: str) -> list[float]:
@@ -133,16 +205,29 @@ def _rate(rows: Sequence[Mapping[str, Any]], amount: str, seconds: str) -> float
     return math.fsum(a for a, _ in both) / math.fsum(s for _, s in both) if both else None
 
 
+def _choice_lines(summary: Summary) -> list[tuple[str, str]]:
+    """What a schedule that chooses among rollouts trained, beside what it scored."""
+    if summary.reward_counted is None or summary.reward_finished is None:
+        return []
+    return [
+        ("reward, trained / scored", f"{summary.reward_counted:.3f} / {summary.reward_finished:.3f}"),
+        ("length, trained / scored", f"{summary.length_counted:.0f} / {summary.length_finished:.0f}"),
+        ("stopped, so not scored", f"{summary.stopped_share:.0%}"),
+    ]
+
+
 def _lines(summary: Summary) -> list[tuple[str, str]]:
     def number(value: float | None, form: str = ".3f", unit: str = "") -> str:
         return "–" if value is None else f"{value:{form}}{unit}"
 
     peak = None if summary.peak_rss_bytes is None else summary.peak_rss_bytes / 2**30
+    name = summary.measure
     lines = [
-        ("accuracy before", number(summary.accuracy_before)),
-        ("accuracy after", number(summary.accuracy_after)),
+        (f"{name} before", number(summary.score_before)),
+        (f"{name} after", number(summary.score_after)),
         ("reward, first 5 steps", number(summary.reward_first5)),
         ("reward, last 5 steps", number(summary.reward_last5)),
+        *_choice_lines(summary),
         ("set-up until first update", number(summary.setup_s, ".1f", " s")),
         ("training", number(summary.train_s, ".1f", " s")),
         ("evaluation", number(summary.evaluate_s, ".1f", " s")),
@@ -151,6 +236,16 @@ def _lines(summary: Summary) -> list[tuple[str, str]]:
         ("trained", number(summary.trained_tokens_per_s, ",.0f", " tok/s")),
         ("peak memory", number(peak, ".2f", " GiB")),
     ]
+    if summary.num_trained_steps == 0:
+        lines.insert(0, ("steps that trained anything", "none"))
+    for label, count, share in (
+        ("answers that we failed to score", summary.infra_errors, summary.infra_error_share),
+        ("answers that took too long to verify", summary.timeouts, summary.timeout_share),
+    ):
+        if count:
+            lines.append((label, f"{count} ({number(share, '.1%')})"))
+    if summary.empty_evaluations:
+        lines.append(("evaluations without an answer", str(summary.empty_evaluations)))
     if summary.tracker_failures:
         lines.append(("tracker failures (see logs)", str(summary.tracker_failures)))
     return [line for line in lines if line[1] != "–"]

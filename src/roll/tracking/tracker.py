@@ -12,6 +12,7 @@ Invariants:
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import math
 import os
@@ -21,7 +22,8 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
-from roll.errors import RollError, UserError
+from roll.callbacks import Callbacks
+from roll.errors import EngineDiedError, RollError, UserError
 from roll.tracking import logs
 from roll.tracking.console import Console, QuietConsole, open_console
 from roll.tracking.memory import PeakMemory
@@ -32,7 +34,7 @@ from roll.tracking.run_directory import RunDirectory, writing
 from roll.tracking.sinks import GuardedSink, open_sinks
 from roll.tracking.spans import Spans
 from roll.tracking.summary import Summary, generation_time, summarise
-from roll.tracking.views import AnswerView, RunHeader, StepView
+from roll.tracking.views import AnswerView, EvaluationView, RunHeader, StepView, trouble
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -61,6 +63,7 @@ class Tracker:
             some).
         started_at: when the command was given (`time.time()`); by default, when this process started.
         where: what the header says about engines, trainer and machine; by default from `config`.
+        callbacks: of the user, called when a step or an evaluation is recorded.
 
     Raises:
         RunDirectoryError: on entering, or later in `log_step` and `log_evaluation`: the record cannot be
@@ -75,8 +78,10 @@ class Tracker:
         resumed_at: int | None = None,
         started_at: float | None = None,
         where: str | None = None,
+        callbacks: Callbacks | None = None,
     ) -> None:
         self.run = run
+        self.callbacks = callbacks or Callbacks()
         self.console: Console = QuietConsole()
         self.spans = Spans()
         self._config = config
@@ -87,7 +92,8 @@ class Tracker:
         self._sinks: list[GuardedSink] = []
         self._memory = PeakMemory()
         self._phase = ""
-        self._num_ready = 0
+        self._num_ready = self._num_failed = self._num_timed_out = 0
+        self._total: int | None = None
         self._setup_s: float | None = None
         self._parquet_failures = 0
 
@@ -118,6 +124,9 @@ class Tracker:
         if isinstance(error, Exception) and not isinstance(error, RollError):
             failures.error("the run failed", exc_info=error)
         self.console.close()
+        if error is not None and read_metrics(self.run.metrics_path):
+            with contextlib.suppress(OSError):  # the disk may be what ended the run
+                self._summarise().write(self.run.summary_path)
         if isinstance(error, Exception) and _logs_say_more(error):
             self._point_to_logs()
         self._stack.close()
@@ -130,8 +139,12 @@ class Tracker:
     def on_rollout(self, rollout: Rollout) -> None:
         """A rollout of the current phase is ready; returns at once."""
         self._num_ready += 1
-        total = self._config.rollouts_per_step if self._phase == "generate" else None
-        self.console.progress(self._num_ready, total)
+        self._num_failed += rollout.reward is None
+        self._num_timed_out += rollout.reward is not None and bool(rollout.reward.timed_out)
+        self._show_progress()
+
+    def _show_progress(self) -> None:
+        self.console.progress(self._num_ready, self._total, trouble(self._num_failed, self._num_timed_out))
 
     def log_step(self, step: int, metrics: Mapping[str, Any]) -> None:
         """Record a training step: numbers, metric values, or nested mappings of these, by name.
@@ -160,8 +173,10 @@ class Tracker:
                 generated_per_s=rates["throughput/generated_tokens_per_s"],
                 trained_per_s=rates["throughput/trained_tokens_per_s"],
                 loss=flat.get("training/loss"),
+                trouble=trouble(flat.get("rollout/infra_errors", 0), flat.get("reward/timeouts", 0)),
             )
         )
+        self.callbacks.step(step, flat)
 
     def log_evaluation(self, step: int, metrics: Mapping[str, Any], groups: Sequence[Group] = ()) -> None:
         """Record the evaluation after `step` (0: before training) under `eval/…`, and its rollouts."""
@@ -171,8 +186,8 @@ class Tracker:
         self._record(step, "evaluation", flat)
         if groups:
             self._write_rollouts(self.run.evaluation_path(step), step, groups, None)
-        if "eval/accuracy" in flat:
-            self.console.evaluation(step, flat["eval/accuracy"])
+        self.console.evaluation(EvaluationView.of(step, flat))
+        self.callbacks.evaluation(step, flat)
 
     def log_rollouts(self, step: int, groups: Sequence[Group], advantages: Mapping[str, float] | None = None) -> None:
         """Record every rollout of a step, with its advantage by rollout id where it was trained on."""
@@ -192,11 +207,8 @@ class Tracker:
 
             truncate_events(self.run.tensorboard_dir, step)
 
-    def finish(self) -> Summary:
-        """Write `summary.json` and `reward.png`, show the table, and return the figures."""
-        from roll.tracking.plot import plot_run
-
-        summary = summarise(
+    def _summarise(self) -> Summary:
+        return summarise(
             self.run.name,
             self.run.path,
             self.run.metrics_path,
@@ -204,6 +216,12 @@ class Tracker:
             peak_rss_bytes=self._memory.stop(),
             tracker_failures=self._parquet_failures + sum(sink.num_failures for sink in self._sinks),
         )
+
+    def finish(self) -> Summary:
+        """Write `summary.json` and `reward.png`, show the table, and return the figures."""
+        from roll.tracking.plot import plot_run
+
+        summary = self._summarise()
         with writing(self.run.path):
             summary.write(self.run.summary_path)
             plot_run(self.run.plot_path, self.run.name, read_metrics(self.run.metrics_path))
@@ -234,10 +252,13 @@ class Tracker:
     def _on_phase(self, name: str) -> None:
         if self._phase == "train" and name != "train" and self._setup_s is None:
             self._setup_s = time.time() - self._started_at
-        self._phase, self._num_ready = name, 0
+        if not (name and self._phase):  # from one stage of a wait to the next, counts go on
+            self._num_ready = self._num_failed = self._num_timed_out = 0
+            self._total = self._config.rollouts_per_step if name == "generate" else None
+        self._phase = name
         self.console.phase(name)
-        if name == "generate":
-            self.console.progress(0, self._config.rollouts_per_step)
+        if name in ("generate", "reward"):
+            self._show_progress()
 
     def _point_to_logs(self) -> None:
         written = sorted(self.run.logs_dir.glob("*.log"), key=lambda path: path.stat().st_mtime)
@@ -302,6 +323,8 @@ def _best_and_worst(groups: Sequence[Group]) -> list[AnswerView]:
 def _logs_say_more(error: Exception) -> bool:
     """Whether the cause may lie in what libraries and child processes wrote, not with the user."""
     if isinstance(error, ExceptionGroup) and error.subgroup(UserError):
+        return False
+    if isinstance(error, EngineDiedError):  # names its cause and its log
         return False
     return not isinstance(error, RollError) or isinstance(error, RuntimeError | ArithmeticError)
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
-__all__ = ["AnswerView", "RunHeader", "StepView", "clock_text"]
+__all__ = ["AnswerView", "EvaluationView", "RunHeader", "StepView", "clock_text", "trouble"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -37,6 +38,8 @@ class StepView:
     trained_per_s: float | None = None
     """Tokens per second while training."""
     loss: float | None = None
+    trouble: str = ""
+    """What of it we failed, in a few words; empty where nothing."""
 
     @property
     def bottleneck(self) -> tuple[str, float] | None:
@@ -48,6 +51,32 @@ class StepView:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class EvaluationView:
+    """A measurement on held-out prompts."""
+
+    step: int
+    value: float | None
+    """`None`: there were no answers, which is not 0."""
+    measure: str = "accuracy"
+    """`accuracy` where every answer was judged right or wrong, `mean reward` where none was, else `score`: the mean
+    of verdicts, and of rewards where there are none."""
+
+    @classmethod
+    def of(cls, step: int, metrics: Mapping[str, Any]) -> EvaluationView:
+        """From the metrics of an evaluation, by name."""
+        accuracy, score = metrics.get("eval/accuracy"), metrics.get("eval/score")
+        judged = metrics.get("eval/judged_share", 1.0)
+        if judged == 1.0 or score is None:
+            return cls(step=step, value=accuracy)
+        return cls(step=step, value=score, measure="score" if judged else "mean reward")
+
+    @property
+    def text(self) -> str:
+        """In words."""
+        return "no answers" if self.value is None else f"{self.measure} {self.value:.3f}"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class AnswerView:
     """A sample answer."""
 
@@ -55,6 +84,13 @@ class AnswerView:
     answer: str
     reward: float
     verdict: str = ""
+
+
+def trouble(num_failed: float, num_timed_out: float) -> str:
+    """In a few words, answers without a reward, and those that took too long to verify; empty where none did."""
+    parts = [f"{num_failed:.0f} failed"] if num_failed else []
+    parts += [f"{num_timed_out:.0f} timed out"] if num_timed_out else []
+    return ", ".join(parts)
 
 
 def clock_text(seconds: float) -> str:

@@ -5,8 +5,9 @@
             -> global gradient norm -> AdamW on the master weights -> network
 
 Invariants: a micro-batch's loss is already its share of the batch's loss, so nothing divides by the number of
-micro-batches or ranks; every rank runs the same number of micro-batches; a step whose gradients are not
-finite changes nothing. A reference has neither gradients nor an optimiser.
+micro-batches or ranks; every rank runs the same number of micro-batches, and every one of them goes back through the
+same outputs of the network; a step whose gradients are not finite changes nothing. A reference has neither gradients
+nor an optimiser.
 """
 
 from __future__ import annotations
@@ -21,12 +22,12 @@ import torch
 from torch import Tensor
 
 from roll.algorithms.inputs import LossInputs
-from roll.errors import TrainingDivergedError, UnsupportedError
+from roll.errors import HalfUpdatedError, TrainingDivergedError, UnsupportedError
 from roll.protocols import LossFn, StateKind, WeightSource
 from roll.training.attention_maps import MapObserver, observed_layers
 from roll.training.distributed import Ranks, default_num_threads, pick_device, reshard, shard
 from roll.training.distributions import TokenStatistics
-from roll.training.export import export_model
+from roll.training.export import export_adapter, export_model
 from roll.training.layout import PackedLayout, build_layout, idle_layout
 from roll.training.loading import build_network
 from roll.training.lora import adapters_off, find_adapters
@@ -118,7 +119,7 @@ class TorchBackend:
             layout, observer = _layout(blocks, every_token=False), self._observer(blocks, observed)
             predicted, beside = self._predict(layout, batch, wanted, observer)
             if not layout.spans:
-                (0.0 * predicted.sum()).backward()
+                _nothing_of(predicted, *beside.values()).backward()
                 continue
             attention = observer.results() if observer is not None else None
             outputs = loss(self._loss_inputs(layout, batch, predicted, beside, attention))
@@ -135,7 +136,10 @@ class TorchBackend:
         rate = self.schedule.rate(self.num_steps)
         stepped = bool(np.isfinite(grad_norm)) and bool(np.isfinite(metrics["loss"]))
         if stepped:
-            self.optimizer.step(rate, grad_norm)
+            try:
+                self.optimizer.step(rate, grad_norm)
+            except Exception as error:
+                raise HalfUpdatedError(f"the optimiser failed: {type(error).__name__}: {error}") from error
             self.num_steps += 1
             self.num_nonfinite = 0
         else:
@@ -220,9 +224,16 @@ class TorchBackend:
         self.num_steps, self.num_nonfinite = counters["num_steps"], counters["num_nonfinite"]
 
     def export(self, path: Path) -> None:
-        """Write an HF safetensors model directory that `transformers` loads; a critic as a token classifier."""
-        source, dtype = self.spec.model_path, self.engine_dtype
-        export_model(path, self.weights(), self.network, source, dtype, is_first=self.ranks.is_first)
+        """Write an HF safetensors model directory that `transformers` loads; a critic as a token classifier.
+
+        A policy's adapters are merged into it, and written once more on their own, as `adapter/` beside it.
+        """
+        spec, dtype, is_first = self.spec, self.engine_dtype, self.ranks.is_first
+        export_model(path, self.weights(), self.network, spec.model_path, dtype, is_first=is_first)
+        if spec.model.lora is not None and spec.role == "policy":
+            read, adapters = dict(self.model.named_parameters()).__getitem__, find_adapters(self.model)
+            beside, base = path.with_name("adapter"), spec.model.path
+            export_adapter(beside, read, adapters, spec.model.lora, base, dtype, is_first=is_first)
 
     def offload(self, states: Collection[StateKind]) -> None:
         """Move states to host memory, between steps. On a CPU they are there already."""
@@ -346,6 +357,12 @@ class TorchBackend:
 def _layout(blocks: Sequence[Block], *, every_token: bool) -> PackedLayout:
     """A micro-batch; one without blocks takes part for the other ranks' sake."""
     return build_layout(blocks, every_token=every_token) if blocks else idle_layout()
+
+
+def _nothing_of(*outputs: Tensor) -> Tensor:
+    """A loss of 0 through every output of the network: ranks with work have a gradient for each, and FSDP reduces
+    gradients of those parameters alone that have one."""
+    return torch.stack([0.0 * output.sum() for output in outputs]).sum()
 
 
 def _add_metrics(sums: dict[str, Tensor], new: dict[str, Tensor]) -> None:

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from roll.config.model import LoRAConfig
 from roll.models import load_tokenizer
 from roll.protocols import WeightSource
+from roll.training.lora import Adapter
 from roll.training.value import ValueNetwork
+from roll.training.weights import whole
 
-__all__ = ["export_model"]
+__all__ = ["export_adapter", "export_model"]
 
 
 def export_model(
@@ -52,6 +56,56 @@ def export_model(
     _sync(path)
 
 
+def export_adapter(
+    path: Path,
+    read: Callable[[str], torch.Tensor],
+    adapters: Mapping[str, Adapter],
+    config: LoRAConfig,
+    base: str,
+    dtype: torch.dtype,
+    *,
+    is_first: bool,
+) -> None:
+    """Write adapters as `peft.PeftModel.from_pretrained` reads them. Collective where parameters are sharded.
+
+    Args:
+        path: a directory, made if missing.
+        read: a parameter by its name.
+        adapters: by the checkpoint's name of the weight that they change.
+        config: how they were made.
+        base: the model that they change, as its user named it.
+        dtype: of the engines.
+        is_first: whether this rank writes.
+    """
+    tensors = {
+        f"base_model.model.{name.removesuffix('weight')}lora_{part}.weight": _alone(
+            whole(read(parameter)).to(dtype).cpu()
+        )
+        for name, adapter in adapters.items()
+        for part, parameter in (("A", adapter.a), ("B", adapter.b))
+    }
+    if not is_first:
+        return
+    from peft import LoraConfig
+    from safetensors.torch import save_file
+
+    path.mkdir(parents=True, exist_ok=True)
+    named = config.target_modules
+    LoraConfig(
+        base_model_name_or_path=base,
+        task_type="CAUSAL_LM",
+        inference_mode=True,
+        r=config.rank,
+        lora_alpha=config.alpha,  # pyrefly: ignore[bad-argument-type]  # peft only divides by the rank
+        lora_dropout=config.dropout,
+        target_modules=named if isinstance(named, list) else sorted({name.split(".")[-2] for name in adapters}),
+    ).save_pretrained(str(path))
+    save_file(tensors, path / "adapter_model.safetensors", metadata={"format": "pt"})
+    for file in path.iterdir():
+        _sync(file)
+    _sync(path)
+
+
 def _alone(tensor: torch.Tensor) -> torch.Tensor:
     """With a storage of its own: what was gathered from uneven shards is a view of a padded one."""
     whole = tensor.is_contiguous() and tensor.untyped_storage().nbytes() == tensor.nbytes
@@ -59,6 +113,11 @@ def _alone(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _sync(path: Path) -> None:
+    """Make it survive power loss, and readable as any other file of the user: a library writes weights as 0600."""
+    if path.is_file():
+        mask = os.umask(0)
+        os.umask(mask)
+        path.chmod(0o666 & ~mask)
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -63,7 +63,7 @@ def loss_inputs(
         sequence_lengths=lengths.to(dtype),
         num_tokens=float(batch.num_loss_tokens),
         num_sequences=float(batch.num_sequences),
-        max_length=float(batch.max_length),
+        max_lengths=torch.tensor([s.max_length for s in samples], device=device, dtype=dtype),
         chunk_ids=_chunk_ids(samples, layout, device),
         ref_logprobs=tokens(lambda s: s.ref_logprobs) if all(with_reference) else None,
         expert=_repeated([s.expert for s in samples], lengths, device) if any(s.expert for s in samples) else None,

@@ -26,6 +26,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.tensor import DTensor
 
 from roll.errors import CheckpointError
+from roll.training.checkpoint_reader import SafeReader
 from roll.training.distributed import Ranks
 from roll.training.optimizer import Optimizer
 from roll.training.precision import MasterWeights
@@ -49,8 +50,11 @@ def save_state(
     state["counters"] = torch.tensor([counters[name] for name in sorted(counters)], dtype=torch.int64)
     state.update(_random_states(ranks, randomness))
     path.mkdir(parents=True, exist_ok=True)
-    with _quiet():
-        dcp.save(state, storage_writer=dcp.FileSystemWriter(path, sync_files=True), no_dist=ranks.size == 1)
+    try:
+        with _quiet():
+            dcp.save(state, storage_writer=dcp.FileSystemWriter(path, sync_files=True), no_dist=ranks.size == 1)
+    except CheckpointException as error:  # not an `Exception`: it would pass every handler
+        raise CheckpointError(f"the trainer's state cannot be written to '{path}': {_cause(error)}") from error
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)  # the names of the files, which are synced themselves
@@ -73,7 +77,7 @@ def load_state(
         CheckpointError: files are missing or damaged, or they belong to another model.
     """
     try:
-        reader = dcp.FileSystemReader(path)
+        reader = SafeReader(path)
         saved = reader.read_metadata().state_dict_metadata
         state: dict[str, Any] = _tensors(weights, optimizer)
         missing = sorted(set(state) - set(saved))
@@ -135,6 +139,12 @@ def _like(local: Tensor, full: Tensor) -> Tensor:
     return DTensor.from_local(
         local, full.device_mesh, full.placements, run_check=False, shape=full.shape, stride=full.stride()
     )
+
+
+def _cause(error: CheckpointException) -> str:
+    """What the first rank that failed met."""
+    failures = [failure for failure, _ in error.failures.values()]
+    return "; ".join(dict.fromkeys(f"{type(f).__name__}: {f}" for f in failures[:1]))
 
 
 def _random_states(ranks: Ranks, randomness: Randomness) -> dict[str, Tensor]:

@@ -10,7 +10,7 @@ from torch.distributed.tensor import DTensor
 
 from roll.training.lora import Adapter, checkpoint_name
 
-__all__ = ["TrainerWeights"]
+__all__ = ["TrainerWeights", "whole"]
 
 
 class TrainerWeights:
@@ -52,12 +52,13 @@ class TrainerWeights:
 
     @torch.no_grad()
     def _tensor(self, name: str, parameter: str) -> Tensor | None:
-        weight = _whole(self._read(parameter))
+        weight = whole(self._read(parameter))
         adapter = self._adapters.get(name)
         if adapter is not None:
-            weight = adapter.merged(weight, _whole(self._read(adapter.a)), _whole(self._read(adapter.b)))
+            weight = adapter.merged(weight, whole(self._read(adapter.a)), whole(self._read(adapter.b)))
         return weight.to(self._dtype) if self._is_first else None
 
 
-def _whole(weight: Tensor) -> Tensor:
+def whole(weight: Tensor) -> Tensor:
+    """A parameter gathered from its shards, without its gradient. Collective where it is sharded."""
     return weight.full_tensor() if isinstance(weight, DTensor) else weight.detach()

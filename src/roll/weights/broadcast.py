@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Generator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 
 import torch
@@ -21,6 +21,7 @@ import torch.distributed as dist
 
 from roll.errors import WeightSyncError
 from roll.types import WeightUpdate
+from roll.weights.meeting_store import SecretStore
 from roll.weights.plan import Bucket, dtype_of, plan_buckets
 from roll.weights.receiver import ReceiverPlace, TensorStream
 from roll.weights.rendezvous import Group, MeetingPoint, broken_off, build_group, device_name, local_address
@@ -34,7 +35,9 @@ class BroadcastHandle:
 
     host: str
     port: int
-    """Of the trainer's TCPStore."""
+    """Of the trainer's `StoreServer`."""
+    secret: str = field(repr=False)
+    """Who knows it may join."""
     sync: str
     """Prefix of this sync's keys."""
     bucket_bytes: int
@@ -73,7 +76,7 @@ def receive(update: WeightUpdate, place: ReceiverPlace) -> Generator[TensorStrea
 
 def _meet(handle: BroadcastHandle, member: str, place: ReceiverPlace, cached: Group | None, about: str) -> Group:
     try:
-        store = dist.TCPStore(handle.host, handle.port, timeout=timedelta(seconds=place.timeout_s))
+        store = SecretStore(handle.host, handle.port, handle.secret, timeout=timedelta(seconds=place.timeout_s))
     except dist.DistError as error:
         raise WeightSyncError(f"{about}: no trainer answers at {handle.host}:{handle.port}: did it end?") from error
     members = tuple(f"{engine}/{worker}" for engine in handle.engine_ids for worker in range(place.num_workers))

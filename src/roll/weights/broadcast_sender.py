@@ -9,13 +9,13 @@ from collections.abc import Iterator
 from datetime import timedelta
 
 import torch
-import torch.distributed as dist
 
 from roll.errors import WeightSyncError
 from roll.protocols import WeightSource
 from roll.types import TensorSpec, WeightUpdate
 from roll.weights.broadcast import BroadcastHandle
 from roll.weights.checksum import flat_bytes, tensor_checksum
+from roll.weights.meeting_store import SecretStore, StoreServer
 from roll.weights.plan import Bucket, plan_buckets, spec_of
 from roll.weights.rendezvous import Group, MeetingPoint, broken_off, build_group, common_backend, device_name
 
@@ -35,7 +35,8 @@ class BroadcastSender:
         self._bucket_bytes = min(bucket_bytes, MAX_BUCKET_BYTES)
         self._host = host
         self._timeout_s = timeout_s
-        self._store: dist.TCPStore | None = None
+        self._server: StoreServer | None = None
+        self._store: SecretStore | None = None
         self._group: Group | None = None
         self._numbers = itertools.count()
         self._names: tuple[str, ...] = ()
@@ -54,13 +55,20 @@ class BroadcastSender:
         if not self._manifest:
             return None
         if self._store is None:
-            timeout = timedelta(seconds=self._timeout_s)
-            self._store = dist.TCPStore(self._host, 0, is_master=True, wait_for_workers=False, timeout=timeout)
+            self._server = StoreServer(self._host)
+            self._store = self._connect()
         sync = f"sync/{next(self._numbers)}"
         about = f"weight sync of policy version {policy_version}"
         self._point = MeetingPoint(self._store, sync, about, self._timeout_s)
         self._keys = []
-        handle = BroadcastHandle(host=self._host, port=self._store.port, sync=sync, bucket_bytes=self._bucket_bytes)
+        assert self._server is not None
+        handle = BroadcastHandle(
+            host=self._host,
+            port=self._server.port,
+            secret=self._server.secret,
+            sync=sync,
+            bucket_bytes=self._bucket_bytes,
+        )
         return WeightUpdate(
             policy_version=policy_version, manifest=self._manifest, transport="broadcast", handle=handle
         )
@@ -99,7 +107,14 @@ class BroadcastSender:
 
     def close(self) -> None:
         """Let go of group, buffers and store."""
-        self._group = self._store = None
+        if self._server is not None:
+            self._server.close()
+        self._group = self._store = self._server = None
+
+    def _connect(self) -> SecretStore:
+        assert self._server is not None
+        timeout = timedelta(seconds=self._timeout_s)
+        return SecretStore(self._host, self._server.port, self._server.secret, timeout=timeout)
 
     def _describe(self, source: WeightSource) -> None:
         names = tuple(source.names())
@@ -133,9 +148,7 @@ class BroadcastSender:
         key = uuid.uuid4().hex
         backend = common_backend([device_name(self._device), *(hello["device"] for hello in hellos)])
         point.write("verdict", {"group": key, "backend": backend})
-        assert self._store is not None
-        # A connection of its own: joining blocks, and `release` must reach the store meanwhile.
-        store = dist.TCPStore(self._host, self._store.port, timeout=timedelta(seconds=self._timeout_s))
+        store = self._connect()  # a connection of its own: joining blocks, and `release` must reach the store meanwhile
         with broken_off(point.about):
             return build_group(
                 store,

@@ -1,6 +1,6 @@
 """How trainer rank 0 and the engines' processes meet for a `broadcast`, and the process group they share.
 
-Data flow, per sync, through the trainer's TCPStore (keys below the sync's own name):
+Data flow, per sync, through the trainer's store (`meeting_store`; keys below the sync's own name):
 
     receiver ─ members, hello/<rank>: its cached group and device ─► sender
     sender   ─ verdict: the group to use, or that the sync is off  ─► receivers
@@ -51,6 +51,8 @@ class Group:
     backend: str
     process_group: Any
     timeout: timedelta
+    store: Any = None
+    """Kept, for PyTorch calls its methods."""
     in_flight: list[Any] = field(default_factory=list)
     """Broadcasts under way, oldest first."""
     buffers: list[torch.Tensor] = field(default_factory=lambda: [torch.empty(0, dtype=torch.uint8)] * 2)
@@ -88,7 +90,7 @@ class MeetingPoint:
     """One side's view of the store, for one sync.
 
     Args:
-        store: a client of the trainer's TCPStore.
+        store: a client of the trainer's store.
         sync: the sync's own name.
         about: how messages name it.
         timeout_s: longest wait for any one thing.
@@ -96,6 +98,7 @@ class MeetingPoint:
 
     def __init__(self, store: dist.Store, sync: str, about: str, timeout_s: float) -> None:
         self.about = about
+        self._kept = store  # PyTorch calls its methods, and does not keep it
         self._store = dist.PrefixStore(sync, store)
         self._timeout_s = timeout_s
 
@@ -190,4 +193,4 @@ def build_group(
         options._devices = [dist.ProcessGroupGloo.create_device(hostname=address)]
         options._timeout = timeout
         group = dist.ProcessGroupGloo(prefixed, rank, size, options)
-    return Group(key=key, members=members, backend=backend, process_group=group, timeout=timeout)
+    return Group(key=key, members=members, backend=backend, process_group=group, timeout=timeout, store=store)

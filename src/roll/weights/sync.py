@@ -19,15 +19,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 from roll.config.operations import WeightSyncConfig
 from roll.errors import EngineDiedError, WeightSyncError
 from roll.protocols import EngineGroup, InferenceEngine, SupportsReadback, TrainerGroup
-from roll.types import FloatArray, IntArray, WeightReceipt, WeightUpdate
+from roll.types import IntArray, WeightReceipt, WeightUpdate
 from roll.weights.broadcast import addressed
 from roll.weights.plan import total_bytes
 from roll.weights.probe import NOISE, ProbeGauge, ProbeResult, majority_dtype, probe_batch
@@ -36,6 +36,7 @@ from roll.weights.report import SyncReport, checksum_problem, receipt_problem
 __all__ = ["SyncReport", "WeightSync"]
 
 logger = logging.getLogger(__name__)
+T = TypeVar("T")
 
 SYNC_TIMEOUT_S = 300.0
 GRACE_S = 5.0
@@ -74,15 +75,11 @@ class _Delivery:
                 raise WeightSyncError("an engine failed during a broadcast")
 
     async def _update(self, engine: InferenceEngine, offer: WeightUpdate) -> None:
-        engine_id = engine.engine_id
+        engine_id, deed = engine.engine_id, f"confirm policy version {self.policy_version}"
         try:
-            async with asyncio.timeout(self.timeout_s):
-                self.receipts[engine_id] = await engine.update_weights(offer)
+            self.receipts[engine_id] = await _within(self.timeout_s, engine, engine.update_weights(offer), deed)
         except EngineDiedError as error:
             self.dead[engine_id] = error
-        except TimeoutError:
-            cause = f"it did not confirm policy version {self.policy_version} within {self.timeout_s:g} s"
-            self.dead[engine_id] = EngineDiedError(engine_id, cause)
         except Exception as error:
             self.errors[engine_id] = error
 
@@ -96,7 +93,6 @@ class _Delivery:
                 task.cancel()
                 cause = f"it did not let go of the weight sync of policy version {self.policy_version}"
                 self.dead[engine_id] = EngineDiedError(engine_id, cause)
-        await asyncio.gather(*self.tasks.values(), return_exceptions=True)
 
 
 class WeightSync:
@@ -262,7 +258,10 @@ class WeightSync:
         dead: dict[str, EngineDiedError],
     ) -> int:
         able = [engine for engine in engines if isinstance(engine, SupportsReadback)]
-        asked = {engine.engine_id: engine.applied_checksums() for engine in able}
+        asked = {
+            engine.engine_id: _within(self._timeout_s, engine, engine.applied_checksums(), "say which weights it holds")
+            for engine in able
+        }
         count = 0
         for engine_id, held in (await _from_all(asked, dead)).items():
             if held is not None:
@@ -280,7 +279,11 @@ class WeightSync:
         dtype: str,
         dead: dict[str, EngineDiedError],
     ) -> dict[str, ProbeResult]:
-        asked = {engine.engine_id: self._ask(engine) for engine in engines}
+        deed = "answer the probe of a weight sync"
+        asked = {
+            engine.engine_id: _within(self._timeout_s, engine, engine.logprobs(self._sequences), deed)
+            for engine in engines
+        }
         trainer, answers = await asyncio.gather(
             self._trainer.logprobs(probe_batch(self._sequences)), _from_all(asked, dead)
         )
@@ -296,20 +299,23 @@ class WeightSync:
             self._probed[engine_id] = sent
         return results
 
-    async def _ask(self, engine: InferenceEngine) -> list[FloatArray]:
-        try:
-            async with asyncio.timeout(self._timeout_s):
-                return await engine.logprobs(self._sequences)
-        except TimeoutError:
-            raise EngineDiedError(
-                engine.engine_id, f"it did not answer the probe of a weight sync within {self._timeout_s:g} s"
-            ) from None
-
     def _require(self, problem: str, engine_id: str, version: int) -> None:
         if problem:
             raise WeightSyncError(
                 f"weight sync of policy version {version} over {self.transport}, engine {engine_id}: {problem}."
             )
+
+
+async def _within(limit_s: float, engine: InferenceEngine, call: Coroutine[Any, Any, T], deed: str) -> T:
+    """Await a call; an engine that does not answer counts as dead, even where the call itself cannot be ended."""
+    task = asyncio.ensure_future(call)
+    try:
+        if not (await asyncio.wait({task}, timeout=limit_s))[0]:
+            raise EngineDiedError(engine.engine_id, f"it did not {deed} within {limit_s:g} s")
+    finally:
+        if not task.done():
+            task.cancel()
+    return task.result()
 
 
 async def _from_all(asked: Mapping[str, Awaitable[Any]], dead: dict[str, EngineDiedError]) -> dict[str, Any]:

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from cases import PROMPT, random_attempts
+from critic_helpers import valued
 from pipeline_helpers import algorithm_of, take_step
-from training_helpers import grads_of, make_spec
+from training_helpers import grads_of, make_batch, make_spec
 
 from roll.algorithms.inputs import LossInputs, SequenceAttention
 from roll.config.algorithm import AlgorithmConfig
+from roll.config.model import LoRAConfig
 from roll.pipelines.learning.losses import policy_loss
 from roll.protocols import LossFn
 from roll.training import TorchBackend
@@ -23,6 +25,8 @@ from roll.types import AttentionStatistics, TrainingBatch, TrainingSample
 VOCAB = 260
 STILL = {"learning_rate": 1e-30}
 """A step that moves nothing, so that one back-end serves all presets."""
+ALONE = {"share_prefix": False, "max_tokens_per_micro_batch": 1}
+"""A micro-batch for each sample."""
 
 
 def algorithm(name: str) -> AlgorithmConfig:
@@ -123,7 +127,7 @@ def _inputs(
         chunk_ids=torch.tensor(chunks),
         num_tokens=float(batch.num_loss_tokens),
         num_sequences=float(batch.num_sequences),
-        max_length=float(batch.max_length),
+        max_lengths=torch.tensor([s.max_length for s in samples]).double(),
     )
 
 
@@ -152,18 +156,64 @@ def disturbed(batch: TrainingBatch, seed: int) -> TrainingBatch:
     return replace(batch, samples=tuple(samples))
 
 
-def run_rank(rank: int, directory: Path, model: Path, batches: dict[str, TrainingBatch]) -> None:
-    """One of two ranks, over all given presets; rank 0 writes down losses and gradients."""
-    spec = make_spec(model, max_tokens_per_micro_batch=40, **STILL)
-    meeting = f"file://{directory / 'meeting'}"
-    backend = TorchBackend(replace(spec, rank=rank, world_size=2, init_method=meeting))
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """A step for a back-end, which must find the same on one rank and on two."""
+
+    batch: TrainingBatch
+    loss: LossFn
+    backend: str
+    """Of `BACKENDS`."""
+
+
+BACKENDS: dict[str, dict[str, Any]] = {
+    "packed": {"max_tokens_per_micro_batch": 40},
+    "alone": ALONE,
+    "all outputs": {**ALONE, "holds_reference": True, "value_head_learning_rate": 0.01},
+    "adapters": {**ALONE, "lora": LoRAConfig(rank=2), "value_head_learning_rate": 0.01},
+    "critic": {**ALONE, "role": "critic"},
+}
+
+
+WITH_VALUES = ("all outputs", "adapters")
+
+
+def backend_of(kind: str, model: Path, **ranks: Any) -> TorchBackend:
+    given = dict(BACKENDS[kind])
+    own = {k: given.pop(k) for k in ("holds_reference", "value_head_learning_rate", "role") if k in given}
+    return TorchBackend(replace(make_spec(model, **STILL, **given), **own, **ranks))
+
+
+def idle_case(name: str, batch: TrainingBatch) -> Case:
+    """An odd number of samples, each a micro-batch of its own, so that one of two ranks idles at last; with value head,
+    entropy and full divergence beside the preset's own loss.
+    """
+    few = [s for s in batch.samples if s.loss_mask.any()][:3]
+    few = few[: 3 if len(few) > 2 else 1]
+    few[0] = replace(few[0], expert=False)  # whose tokens teach a critic too
+    everything = algorithm_of(
+        name,
+        advantage={"estimator": "gae", "mean": "none", "std": "none", "whiten": "none"},
+        critic={"shared": True, "num_critics": 1, "drop_agreed": 0.0, "value_clip": 0.5},
+        entropy={"coefficient": 0.01, "drop_divergent": 0.0},
+        kl={"coefficient": 0.1, "estimator": "full", "place": "loss"},
+    )
+    batch = valued(replace(batch, samples=tuple(few)))
+    return Case(batch=batch, loss=policy_loss(everything), backend="all outputs")
+
+
+def run_rank(rank: int, directory: Path, model: Path, cases: dict[str, Case]) -> None:
+    """One of two ranks, over all given cases; rank 0 writes down losses and gradients."""
+    ranks = {"rank": rank, "world_size": 2, "init_method": f"file://{directory / 'meeting'}"}
+    backends = {kind: backend_of(kind, model, **ranks) for kind in BACKENDS}
     found = {}
-    for name, batch in batches.items():
-        result = backend.train_step(batch, loss_of(name))
-        found[name] = result.loss, result.metrics, grads_of(backend)
+    for name, case in cases.items():
+        result = backends[case.backend].train_step(case.batch, case.loss)
+        found[name] = result.loss, result.metrics, grads_of(backends[case.backend])
+    values = {kind: backends[kind].values(make_batch(5)) for kind in WITH_VALUES}
     if rank == 0:
-        torch.save(found, directory / "found.pt")
-    backend.close()
+        torch.save((found, values), directory / "found.pt")
+    backends["packed"].close()
 
 
 def loss_inputs_of_batch(

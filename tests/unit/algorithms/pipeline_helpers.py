@@ -68,8 +68,8 @@ def take_step(algorithm: AlgorithmConfig, attempts: Sequence[Attempt]) -> Step:
     own_attempts = [a for a in attempts if not a.expert]
     greedy = to_groups(own_attempts, greedy=True) if algorithm.advantage.mean == "greedy" else ()
     shown = [r for group in to_groups([a for a in attempts if a.expert]) for r in group.rollouts]
-    selection = select(to_groups(own_attempts), algorithm, max_length=LONGEST, greedy=greedy, demonstrations=shown)
-    batch = build_batch(selection.rollouts, temperature=1.0, max_length=LONGEST)
+    selection = select(to_groups(own_attempts), algorithm, max_new_tokens=LONGEST, greedy=greedy, demonstrations=shown)
+    batch = build_batch(selection.rollouts, temperature=1.0, max_new_tokens=LONGEST)
     own = [by_name[s.sample_id] for s in batch.samples]
     samples = [
         replace(s, old_logprobs=after_prompt(a.old), ref_logprobs=after_prompt(a.ref), attention=attention_of(a))

@@ -11,7 +11,8 @@ from dataclasses import dataclass, field
 
 from roll.algorithms.normalise import EPSILON
 
-WHITENING_EPSILON = 1e-9
+WHITENING_EPSILON = 1e-8
+"""Added to the variance."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -230,22 +231,32 @@ def gae(outcomes: ByName, attempts: list[Attempt], gamma: float, lam: float) -> 
 
 
 def turn_returns(outcomes: ByName, attempts: list[Attempt], gamma: float) -> dict[str, list[float]]:
-    return {a.name: discounted(a.rewards_with(outcomes[a.name]), gamma) for a in attempts}
+    """Of the rewards of turns, their tokens' rewards included."""
+    result = {}
+    for a in attempts:
+        rewards = a.rewards_with(outcomes[a.name])
+        for k, turn in enumerate(a.turns):
+            for t in range(turn.start, turn.end):
+                rewards[k] += a.token_rewards[t] if a.token_rewards else 0.0
+        result[a.name] = discounted(rewards, gamma)
+    return result
 
 
-def spread_over_tokens(by_turn: dict[str, list[float]], attempts: list[Attempt]) -> ByToken:
+def spread_over_tokens(by_turn: dict[str, list[float]], attempts: list[Attempt], later: bool = True) -> ByToken:
+    """A turn's value at each of its tokens, `later` with the rewards of the tokens from there on."""
     result = {}
     for a in attempts:
         values = []
         for turn, value in zip(a.turns, by_turn[a.name], strict=True):
             for _ in range(turn.start, turn.end):
                 values.append(value)
-        result[a.name] = [v + later for v, later in zip(values, later_token_rewards(a), strict=True)]
+        following = later_token_rewards(a) if later else [0.0] * len(values)
+        result[a.name] = [v + more for v, more in zip(values, following, strict=True)]
     return result
 
 
 def anchor_state(attempts: list[Attempt], gamma: float, divide: bool = True) -> dict[str, list[float]]:
-    """GiGPO's step advantages by turn; `attempts` are those that are trained."""
+    """GiGPO's step advantages by turn, of the environment's rewards alone; `attempts` are all that were scored."""
     returns = {a.name: discounted(a.turn_rewards, gamma) for a in attempts}
     result = {a.name: [0.0] * len(a.turns) for a in attempts}
     for a in attempts:
@@ -268,7 +279,8 @@ def whitened(values: ByToken) -> ByToken:
         return {name: list(array) for name, array in values.items()}
     if all_equal(together):
         return {name: [0.0] * len(array) for name, array in values.items()}
-    centre, spread = mean(together), deviation(together, unbiased=False) + WHITENING_EPSILON
+    centre = mean(together)
+    spread = math.sqrt(deviation(together, unbiased=False) ** 2 + WHITENING_EPSILON)
     return {name: [(value - centre) / spread for value in array] for name, array in values.items()}
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
 import reference_advantages as ref
 import reference_loss as paper
@@ -28,6 +28,9 @@ class Method:
     skips_equal_groups: bool = True
     positive_only: bool = False
     kl_in_reward: bool = False
+    """Whether the paper has its penalty there."""
+    penalised: Literal["answer", "turn", "token"] = "answer"
+    """Whose reward a penalty in the reward lowers: see `with_kl_rewards`."""
     uses_credit: bool = False
     agreement: tuple[float, float] | None = None
     """AsyPPO: share of tokens without advantage, and without entropy bonus."""
@@ -35,7 +38,7 @@ class Method:
     def trained(self, attempts: list[Attempt]) -> list[Attempt]:
         """Rollouts that are trained, in order."""
         result = []
-        for a in attempts:
+        for a in attempts:  # as they were before any penalty
             group = ref.group_of(a, attempts)
             equal = ref.all_equal([b.total for b in group])
             if self.skips_equal_groups and equal:
@@ -44,9 +47,13 @@ class Method:
                 result.append(a)
         return result
 
-    def answers(self, attempts: list[Attempt]) -> list[paper.Answer]:
-        """What the loss sees of a step's rollouts."""
+    def answers(self, attempts: list[Attempt], beta_in_reward: float = 0.0) -> list[paper.Answer]:
+        """What the loss sees of a step's rollouts; with a KL penalty in the reward if it has a coefficient."""
         trained = self.trained(attempts)
+        if beta_in_reward:
+            names = {a.name for a in trained}
+            attempts = with_kl_rewards(attempts, beta_in_reward, self.penalised, names)
+            trained = [a for a in attempts if a.name in names]
         advantages = self.advantages(attempts, trained)
         agreed, divergent = self._masks(trained)
         result = []
@@ -85,13 +92,26 @@ class Method:
         return self if self.kl_in_reward else replace(self, loss=replace(self.loss, beta=beta))
 
 
-def with_kl_rewards(attempts: Sequence[Attempt], beta: float) -> list[Attempt]:
-    """-beta (log old - log reference) at every written token."""
+def with_kl_rewards(
+    attempts: Sequence[Attempt], beta: float, whose: Literal["answer", "turn", "token"], known: set[str]
+) -> list[Attempt]:
+    """R - beta sum_t (log old - log reference), before anything is done to the reward.
+
+    `answer`: one reward has the sum over all its tokens (RLOO, arXiv 2402.14740 section 2; GRPO with the penalty in the
+    reward). `turn` and `token`: every turn's, or token's, has its own (REINFORCE++, arXiv 2501.03262 eq. 3; ReMax,
+    arXiv 2310.10505, whose greedy baseline has none). Of rollouts that are not `known`, because they are not trained,
+    every token has the mean of those that are.
+    """
+    differences = {a.name: {t: a.old[t] - a.ref[t] for t in a.written} for a in attempts}
+    together = [x for a in attempts if a.name in known for x in differences[a.name].values()]
     result = []
     for a in attempts:
-        written = set(a.written)
-        rewards = [-beta * (a.old[t] - a.ref[t]) if t in written else 0.0 for t in range(a.length)]
-        result.append(replace(a, token_rewards=rewards))
+        own = differences[a.name] if a.name in known else dict.fromkeys(a.written, ref.mean(together or [0.0]))
+        rewards = [-beta * own.get(t, 0.0) for t in range(a.length)]
+        if whose == "answer":
+            result.append(replace(a, reward=a.reward + sum(rewards)))
+        else:
+            result.append(replace(a, token_rewards=rewards))
     return result
 
 
@@ -105,7 +125,7 @@ def token_returns_whitened(attempts: list[Attempt], trained: list[Attempt]) -> B
 
 
 def baseline_whitened(attempts: list[Attempt], trained: list[Attempt]) -> ByToken:
-    return ref.whitened(ref.same_for_all_tokens(ref.group_centred(attempts), trained))
+    return ref.whitened(ref.same_for_all_tokens(ref.group_centred(attempts), attempts))
 
 
 def gae_whitened(attempts: list[Attempt], trained: list[Attempt]) -> ByToken:
@@ -113,14 +133,15 @@ def gae_whitened(attempts: list[Attempt], trained: list[Attempt]) -> ByToken:
 
 
 def episode_and_step(attempts: list[Attempt], trained: list[Attempt]) -> ByToken:
-    episode, step = ref.group_scored(attempts), ref.anchor_state(trained, 0.95)
+    episode = ref.group_scored(attempts, lambda a: a.total + sum(a.token_rewards))
+    step = ref.anchor_state(attempts, 0.95)
     turns = {a.name: [episode[a.name] + 1.0 * s for s in step[a.name]] for a in trained}
-    return ref.spread_over_tokens(turns, trained)
+    return ref.spread_over_tokens(turns, trained, later=False)
 
 
 def turn_returns_whitened(attempts: list[Attempt], trained: list[Attempt]) -> ByToken:
-    returns = ref.whitened(ref.turn_returns(ref.raw(attempts, ref.reward_of), trained, 0.9))
-    return ref.spread_over_tokens(returns, trained)
+    returns = ref.whitened(ref.turn_returns(ref.raw(attempts, ref.reward_of), attempts, 0.9))
+    return ref.spread_over_tokens(returns, trained, later=False)
 
 
 def chunk_returns(attempts: list[Attempt], trained: list[Attempt]) -> ByToken:
@@ -148,11 +169,17 @@ METHODS: dict[str, Method] = {
     "reinforce": Method(advantages=everywhere(ref.batch_centred), loss=REINFORCE, skips_equal_groups=False),
     # 2501.03262
     "reinforce_pp": Method(
-        advantages=token_returns_whitened, loss=replace(TOKENS, kl="k1"), skips_equal_groups=False, kl_in_reward=True
+        advantages=token_returns_whitened,
+        loss=replace(TOKENS, kl="k1"),
+        skips_equal_groups=False,
+        kl_in_reward=True,
+        penalised="token",
     ),
     "reinforce_pp_baseline": Method(advantages=baseline_whitened, loss=replace(TOKENS, kl="k2")),
     # 2310.10505
-    "remax": Method(advantages=everywhere(ref.against_greedy), loss=REINFORCE, skips_equal_groups=False),
+    "remax": Method(
+        advantages=everywhere(ref.against_greedy), loss=REINFORCE, skips_equal_groups=False, penalised="token"
+    ),
     # 2505.23585
     "opo": Method(advantages=everywhere(ref.length_weighted), loss=REINFORCE),
     # 2504.11343
@@ -186,23 +213,28 @@ METHODS: dict[str, Method] = {
         advantages=everywhere(ref.group_centred), loss=replace(ANSWERS, objective=paper.squared_penalty(0.1))
     ),
     # 1707.06347, 1506.02438
-    "ppo": Method(advantages=gae_whitened, loss=TOKENS, skips_equal_groups=False),
+    "ppo": Method(advantages=gae_whitened, loss=TOKENS, skips_equal_groups=False, penalised="token"),
     # 2510.01656
     "asy_ppo": Method(
-        advantages=gae_whitened, loss=replace(ANSWERS, eta=0.001), skips_equal_groups=False, agreement=(0.2, 0.2)
+        advantages=gae_whitened,
+        loss=replace(ANSWERS, eta=0.001),
+        skips_equal_groups=False,
+        agreement=(0.2, 0.2),
+        penalised="token",
     ),
     # 2504.20073
     "star_po": Method(advantages=GRPO, loss=TOKENS),
     # 2505.10978
-    "gi_gpo": Method(advantages=episode_and_step, loss=ANSWERS, skips_equal_groups=False),
+    "gi_gpo": Method(advantages=episode_and_step, loss=ANSWERS, skips_equal_groups=False, penalised="token"),
     # 2510.01051
-    "rebn": Method(advantages=turn_returns_whitened, loss=REINFORCE, skips_equal_groups=False),
+    "rebn": Method(advantages=turn_returns_whitened, loss=REINFORCE, skips_equal_groups=False, penalised="turn"),
     # 2512.24873
     "ipa": Method(
         advantages=chunk_returns,
         loss=paper.Loss(
             objective=paper.by_sign(1.0, 1.0, 0.0, 1.0),
             ratio="chunk",
+            against="rollout",
             over="tokens",
             correction=paper.Correction(level="chunk", upper=None, high=1.2),
         ),

@@ -187,7 +187,8 @@ def test_estimates_with_rewards_per_token_whitening_and_clip(estimator: Any, whi
             if estimator == "anchor_state":
                 steps = ref.anchor_state(attempts, 0.9)
                 turns = {n: [x + 0.7 * s for x, s in zip(v, steps[n], strict=True)] for n, v in turns.items()}
-            expected = ref.spread_over_tokens(ref.whitened(turns) if whiten == "turn" else turns, attempts)
+            turns = ref.whitened(turns) if whiten == "turn" else turns
+            expected = ref.spread_over_tokens(turns, attempts, later=estimator != "turn")
         if whiten == "token":
             expected = ref.whitened(expected)
         episodes = [episode_of(a) for a in attempts]
@@ -209,6 +210,14 @@ def test_whitening(sizes: tuple[int, ...]) -> None:
     equal = [np.full(size, 0.1) for size in sizes]
     if sum(sizes) > 1:
         assert all((array == 0).all() for array in whitened(equal))
+
+
+def test_whitening_leaves_noise_small() -> None:
+    noise = np.array([1e-6, -1e-6] * 8)
+    # (±1e-6) / sqrt(1e-12 + 1e-8)
+    np.testing.assert_allclose(whitened([noise])[0], noise / 1.00005e-4, rtol=1e-4)
+    far = whitened([1e3 * noise])[0]
+    np.testing.assert_allclose(np.abs(far), 0.995, rtol=1e-3)
 
 
 @pytest.mark.parametrize("share", [0.0, 0.2, 0.5, 0.99])

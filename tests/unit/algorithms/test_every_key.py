@@ -130,6 +130,7 @@ CASES: dict[tuple[str, str], tuple[dict[str, Any], Any]] = {
     ("correction.mask_high", ""): ({}, 1.1),
     ("correction.veto", ""): ({}, 0.8),
     ("filters.skip_zero_variance", ""): ({}, False),
+    ("filters.metric", ""): ({"reward.format_penalty": 0.3}, "accuracy"),
     ("filters.min_mean", ""): ({}, 0.5),
     ("filters.max_mean", ""): ({}, 0.5),
     ("filters.min_std", ""): ({}, 0.5),

@@ -119,7 +119,7 @@ def test_steps_without_a_rollout_are_empty(name: str) -> None:
         for g in groups
     ]
     for empty in ([], nothing, failed, [*nothing[:1], *failed[1:]]):
-        selection = select(empty, algorithm, max_length=LONGEST, greedy=_greedy(groups))
+        selection = select(empty, algorithm, max_new_tokens=LONGEST, greedy=_greedy(groups))
         assert selection.rollouts == ()
         assert selection.outcomes.shape == (0,)
         assert all(fate == "failed" for fate, _ in selection.fates.values())

@@ -42,6 +42,35 @@ def gradient(loss: PolicyLoss, inputs: LossInputs) -> tuple[float, list[float]]:
     return outputs.loss.item(), inputs.logprobs.grad.tolist()
 
 
+@pytest.mark.parametrize("name", ["tis", "topr", "weighted_topr", "cispo", "decoupled_ppo", "ipa"])
+def test_a_wrong_token_that_became_ten_times_less_likely_since_it_was_sampled_weighs_a_tenth(name: str) -> None:
+    """At a batch's only update, where the trainer's policy before the update is the current one."""
+    loss = policy_loss(AlgorithmConfig.model_validate({"type": name}))
+    assert isinstance(loss, PolicyLoss)
+    found = []
+    for sampled in (0.05, 0.5):
+        inputs = inputs_of({"new": [0.05], "rollout": [sampled], "advantages": [-1.0]})
+        found.append(gradient(loss, inputs)[1][0])
+    fresh, stale = found
+    assert fresh > 0
+    assert stale == pytest.approx(0.1 * fresh)
+
+
+@pytest.mark.parametrize("level", ["token", "sequence"])
+@pytest.mark.parametrize("away", [-300.0, -19.0, 0.5, 21.0, 90.0])
+def test_kimis_penalty_pulls_however_far_the_policy_has_gone(away: float, level: str) -> None:
+    """d/dlogprob of -(A log pi - tau/2 (log pi - log old)^2) is -(A - tau (log pi - log old)); nothing is clamped."""
+    inputs = replace(inputs_of({"new": [0.5], "advantages": [1.0]}), old_logprobs=torch.tensor([math.log(0.5) - away]))
+    loss = policy_loss(
+        AlgorithmConfig.model_validate({"type": "kimi15", "ratio": {"level": level}, "correction": {"upper": None}})
+    )
+    outputs = loss(inputs)
+    outputs.loss.backward()
+    assert inputs.logprobs.grad is not None
+    assert inputs.logprobs.grad.item() == pytest.approx(-(1.0 - 0.1 * away), rel=1e-5)
+    assert all(torch.isfinite(value) for value in outputs.metrics.values())
+
+
 def test_ppos_clip_gradient_and_metrics_by_hand() -> None:
     inputs = inputs_of(
         {"new": [0.5], "old": [0.4], "advantages": [1.0]},  # ratio 1.25

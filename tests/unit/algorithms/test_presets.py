@@ -9,7 +9,7 @@ import pytest
 import reference_loss as paper
 from cases import KINDS, LONGEST, random_attempts
 from pipeline_helpers import algorithm_of, take_step
-from reference_presets import METHODS, with_kl_rewards
+from reference_presets import METHODS
 
 from roll.config.presets import PRESET_NAMES, describe_preset
 
@@ -30,14 +30,12 @@ def test_advantages_loss_and_selection_are_those_of_the_paper(name: str, beta: f
         critics = algorithm.critic.num_critics
         attempts = random_attempts(seed, kind, critics=critics)
         step = take_step(algorithm, attempts)
-        if method.kl_in_reward and beta:
-            attempts = with_kl_rewards(attempts, beta)
         trained = method.trained(attempts)
         assert [s.sample_id for s in step.batch.samples] == [a.name for a in trained], (kind, seed)
         if not trained:
             assert step.batch.num_loss_tokens == 0
             continue
-        answers = method.answers(attempts)
+        answers = method.answers(attempts, beta if method.kl_in_reward else 0.0)
         for attempt, answer in zip(trained, answers, strict=True):
             found = step.weighted(attempt.name)
             np.testing.assert_allclose(found, answer.advantages, rtol=2e-6, atol=2e-6, err_msg=f"{kind} {seed}")
@@ -50,6 +48,23 @@ def test_advantages_loss_and_selection_are_those_of_the_paper(name: str, beta: f
 
 
 @pytest.mark.parametrize("name", PRESET_NAMES)
+def test_a_kl_penalty_in_the_reward_comes_before_the_baseline_and_the_scaling(name: str) -> None:
+    algorithm = algorithm_of(name, kl={"coefficient": 0.05, "place": "reward", "estimator": "k1"})
+    compared = 0
+    for kind, seed in CASES[::3]:
+        attempts = random_attempts(seed, kind, critics=algorithm.critic.num_critics)
+        step = take_step(algorithm, attempts)
+        without = take_step(algorithm_of(name), attempts)
+        trained = METHODS[name].trained(attempts)
+        assert [s.sample_id for s in step.batch.samples] == [a.name for a in trained], (kind, seed)
+        for attempt, answer in zip(trained, METHODS[name].answers(attempts, 0.05), strict=True):
+            found = step.weighted(attempt.name)
+            np.testing.assert_allclose(found, answer.advantages, rtol=2e-6, atol=2e-6, err_msg=f"{kind} {seed}")
+            compared += not np.allclose(found, without.weighted(attempt.name), rtol=1e-3)
+    assert compared >= 10
+
+
+@pytest.mark.parametrize("name", PRESET_NAMES)
 def test_its_gradient_is_the_finite_difference_of_the_papers_loss(name: str) -> None:
     beta = 0.05
     algorithm = algorithm_of(name, kl={"coefficient": beta})
@@ -57,10 +72,8 @@ def test_its_gradient_is_the_finite_difference_of_the_papers_loss(name: str) -> 
     for kind, seed in (("multi_turn", 4), ("ragged", 5)):
         attempts = random_attempts(seed, kind, critics=algorithm.critic.num_critics)
         step = take_step(algorithm, attempts)
-        if method.kl_in_reward:
-            attempts = with_kl_rewards(attempts, beta)
         _, found = step.loss()
-        expected = paper.gradient(method.answers(attempts), method.loss, LONGEST)
+        expected = paper.gradient(method.answers(attempts, beta if method.kl_in_reward else 0.0), method.loss, LONGEST)
         np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-7, err_msg=kind)
         assert np.abs(found).max() > 1e-4
 

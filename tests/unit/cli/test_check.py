@@ -10,9 +10,9 @@ import time
 import pytest
 import yaml
 
-from roll.cli.check import inspect
 from roll.cli.main import run
 from roll.config.load import load_config
+from roll.preflight import inspect
 
 
 @pytest.fixture
@@ -142,6 +142,11 @@ def test_a_reward_that_cannot_tell_right_from_wrong_is_noted(place, capsys):
     assert "see whether it asks for a form" in capsys.readouterr().out
 
 
+def test_what_truncated_sampling_does_to_ratios_is_noted(place):
+    (note,) = (n for n in inspect(load_config("config.yaml", ["rollout.top_p=0.9"])).notes if "top_p" in n)
+    assert "the correction weighs tokens by it" in note
+
+
 def test_too_little_memory_and_disk_are_noted(place):
     overrides = ["inference.kv_cache_bytes=9000000000000", "checkpoint.keep_best=true"]
     report = inspect(load_config("config.yaml", overrides))
@@ -209,3 +214,27 @@ def test_bad_input_is_one_clear_message_and_2(place, capsys, command, kind):
     assert expected in shown
     assert "Traceback" not in shown
     assert {path: path.read_bytes() for path in before} == before, "nothing is overwritten"
+
+
+def test_the_same_report_comes_from_python_on_objects_inside_a_running_loop(place):
+    import asyncio
+
+    import roll
+
+    def reward(text, answer, metadata):
+        return float(answer in text)
+
+    async def cell():
+        rows = [{"prompt": f"{n} + 1", "answer": str(n + 1)} for n in range(30)]
+        return roll.check("config.yaml", data=rows, reward=reward)
+
+    report = asyncio.run(cell())
+    assert not report.problems
+    (trial,) = report.trials
+    assert trial.tells_apart and trial.domain == "python"
+    assert "rlvr, grpo" in str(report) and sum(report.train_prompts.values()) + report.num_held_out == 30
+
+
+def test_public_without_an_upload_is_refused(capsys):
+    assert run(["export", "runs/x", "y", "--public"]) == 2
+    assert "give --to-hub OWNER/NAME" in capsys.readouterr().err

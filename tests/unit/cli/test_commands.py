@@ -58,6 +58,17 @@ def test_train_export_eval_resume(place):
     resumed = roll(place, "resume", "runs/trial", "training.num_steps=3")
     assert resumed.returncode == 0, resumed.stderr
     assert json.loads((run / "summary.json").read_text())["num_steps"] == 3
+    assert yaml.safe_load((run / "config.yaml").read_text())["training"]["num_steps"] == 3
+    assert [entry["from_step"] for entry in yaml.safe_load((run / "config_history.yaml").read_text())] == [3]
+
+    (run / "summary.json").unlink()
+    plain = roll(place, "resume", "runs/trial")
+    assert plain.returncode == 0, plain.stderr
+    assert json.loads((run / "summary.json").read_text())["num_steps"] == 3
+
+    refused = roll(place, "resume", "runs/trial", "data.0={source: file, path: none.jsonl, reward: exact}")
+    assert refused.returncode == 2, refused.stderr
+    assert yaml.safe_load((run / "config.yaml").read_text())["data"][0]["source"] == "arithmetic"
 
 
 def test_ctrl_c_saves_and_says_how_to_go_on(place):

@@ -55,6 +55,18 @@ def test_a_failure_of_the_run_is_a_message_and_a_log_and_1(capsys, run_dir):
     assert "TrainingDivergedError: loss is nan" in log.read_text()
 
 
+def test_a_failed_run_that_was_saved_says_how_to_go_on(capsys, run_dir):
+    (run_dir / "checkpoints" / "step-000003").mkdir()
+    assert end(TrainingDivergedError("loss is nan"), Session(run_dir=run_dir)) == 1
+    assert capsys.readouterr().err.endswith(f"roll resume {run_dir}\n")
+
+
+@pytest.mark.parametrize(("name", "code"), [("SIGINT", 130), ("SIGTERM", 143), ("SIGHUP", 129)])
+def test_a_signal_has_its_usual_code_also_where_nobody_reads(name, code, monkeypatch):
+    monkeypatch.setattr("sys.stderr", open("/dev/full", "w"))  # noqa: SIM115
+    assert end(Interrupted(name)) == code
+
+
 def test_an_unexpected_error_is_short_on_the_screen_and_whole_in_a_file(capsys, tmp_path, monkeypatch):
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     assert end(KeyError("first line\nsecond line")) == 1

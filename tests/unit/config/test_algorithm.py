@@ -11,6 +11,7 @@ from pydantic import ValidationError
 from roll.config.algorithm import AlgorithmConfig
 from roll.config.load import dump_yaml, load_config
 from roll.config.presets import PRESET_NAMES, describe_preset, preset
+from roll.config.truncation import truncation_note
 from roll.errors import ConfigError
 
 QUICKSTART = Path(__file__).parents[3] / "examples" / "quickstart.yaml"
@@ -134,6 +135,15 @@ IMPOSSIBLE = {
         ["type=ppo", "critic.shared=true", "critic.learning_rate=1e-4"], "models of their own", "critic.learning_rate",
     ),
     "a coefficient not shared": (["type=ppo", "critic.coefficient=0.5"], "critic.shared is false", "coefficient"),
+    "a nucleus in a product": (
+        ["correction.level=sequence", "rollout.top_p=0.9"], "rollout.top_p 0.9 makes", "correction.level to token",
+    ),
+    "a top k in a ratio's product": (
+        ["type=topr", "ratio.level=sequence", "ratio.reduce=product", "rollout.top_k=50"], "an answer's that", "reduce",
+    ),
+    "penalties in the run's moments": (
+        ["kl.coefficient=0.1", "kl.place=reward", "advantage.std=running"], "running moments", "group or batch",
+    ),
     "imitation of nobody": (["imitation.weight=0.5"], "no source under data has demonstrations", "expert_key"),
     "a clip of nothing": (["advantage.clip=0"], "advantage.clip", "> 0"),
 }  # fmt: skip
@@ -176,11 +186,38 @@ def test_what_a_preset_leaves_behind_is_no_mistake(overrides: list[str], tmp_pat
         ["algorithm.advantage.estimator=turn", "algorithm.advantage.whiten=turn", "algorithm.advantage.gamma=0.9"],
         ["algorithm.reward.overlong_buffer=32"],
         ["algorithm.updates.num_minibatches=8"],
+        ["rollout.top_p=0.9"],
+        ["algorithm.type=gspo", "rollout.top_k=50"],
+        ["algorithm.correction.level=sequence", "algorithm.correction.upper=null", "rollout.top_p=0.9"],
+        ["algorithm.ratio.level=sequence", "algorithm.ratio.reduce=product", "rollout.top_p=0.9"],
     ],
     ids=" ".join,
 )
 def test_what_can_work_is_accepted(overrides: list[str]) -> None:
     load_config(QUICKSTART, overrides)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "words"),
+    [
+        (
+            ["rollout.top_p=0.9"],
+            "rollout.top_p 0.9: old/rollout is the probability of what the engine kept, at least 0.9",
+        ),
+        (
+            ["rollout.top_k=5", "algorithm.type=tis"],
+            "below 1 at every token, also where engine and trainer agree; the rat",
+        ),
+        (["rollout.top_p=0.9", "algorithm.correction.upper=null"], ""),
+        (["algorithm.type=tis"], ""),
+        (["rollout.top_p=0.9", "algorithm.loss=examples/algorithms/my_loss.py:loss"], ""),
+    ],
+    ids=str,
+)
+def test_truncated_sampling_is_explained_where_it_enters_a_ratio(overrides: list[str], words: str) -> None:
+    config = load_config(QUICKSTART, overrides)
+    note = truncation_note(config.algorithm, config.rollout)
+    assert words in note and bool(note) == bool(words)
 
 
 def test_numbers_that_are_none_are_refused() -> None:

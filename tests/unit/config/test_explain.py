@@ -77,7 +77,7 @@ def test_keys_that_differ_between_sources_are_explained_apart():
     blocks = explain("data.held_out").split("\n\ndata.N.held_out")
     assert len(blocks) == 3
     assert "source: arithmetic" in blocks[0] and "0.3" in blocks[0]
-    assert "source: file, huggingface, reasoning_gym" in blocks[1] and "0.1" in blocks[1]
+    assert "source: file, huggingface, python, reasoning_gym" in blocks[1] and "0.1" in blocks[1]
     assert "source: functions" in blocks[2]
 
 

@@ -213,7 +213,7 @@ def test_names_from_elsewhere_lead_to_keys_that_exist():
         ("model=[a]", "'model' must be a section, got"),
         ("model={}", "missing key 'model.path'"),
         ("data.0.operations=[+, /]", "'data.0.operations.1' must be one of '+', '-', '*', got '/'."),
-        ("data.0.source=arithmetc", "'data.0.source': 'arithmetc' is not known. Did you mean 'arithmetic'? Known: arithmetic, file"),  # noqa: E501
+        ("data.0.source=arithmetc", "'data.0.source': 'arithmetc' is not known. Did you mean 'arithmetic'? Known: arithmetic, environment, file"),  # noqa: E501
         ("data.0.reward=mth", "'data.0.reward.0.type': 'mth' is not known. Did you mean 'math'? Known: code, math"),
         ("data.0.reward=5", "'data.0.reward.0' must be a section with the key 'type'"),
         ("data.0.reward=[{wieght: 1}]", "missing key 'data.0.reward.0.type'"),
@@ -300,6 +300,16 @@ def test_what_is_nested_too_deeply_is_refused_at_every_depth(depth, tmp_path):
     path = tmp_path / "deep.yaml"
     path.write_text(QUICKSTART.read_text() + "\ntracking: " + "{a: " * depth + "1" + "}" * depth)
     assert "deep.yaml" in refusal(path)
+
+
+def test_a_relative_file_or_run_says_where_it_was_looked_for(tmp_path, monkeypatch):
+    from roll.tracking.run_directory import RunDirectory
+
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigError, match=rf"'none\.yaml' does not exist \(looked for from '{tmp_path}'\)"):
+        load_config("none.yaml")
+    with pytest.raises(RunDirectoryError, match=rf"there is no run 'runs/x' \(looked for from '{tmp_path}'\)"):
+        RunDirectory.open("runs/x")
 
 
 def test_a_path_object_is_text():

@@ -16,8 +16,6 @@ from roll.config.scheduling import SchedulingConfig
         ({"type": "tail_batching", "async_ratio": 1.0}, "type tail_batching is synchronous"),
         ({"type": "batch", "async_ratio": 0.5}, "type batch is synchronous"),
         ({"async_ratio": 1.0, "prompt_redundancy": 1.5}, "no step waits for a slow prompt"),
-        ({"async_ratio": 1.0, "domain_quotas": True}, "domain_quotas fixes the mix"),
-        ({"type": "tail_batching", "domain_quotas": True}, "cannot be met"),
         ({"type": "tail_batching", "prompt_redundancy": 1.0}, "needs prompt_redundancy above 1"),
         ({"type": "tail_batching", "choose": "launch_order"}, "remove choose"),
         ({"type": "tail_batching", "leftovers": "drop"}, "set leftovers to defer"),

@@ -190,6 +190,23 @@ def test_missing_empty_and_unknown_files_are_refused(tmp_path: Path) -> None:
             load(tmp_path / name)
 
 
+def test_a_relative_path_says_where_it_was_looked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(DataError, match=rf"'none\.jsonl' does not exist \(looked for from '{tmp_path}'\)"):
+        load(Path("none.jsonl"))
+    with pytest.raises(DataError, match=rf"nor does its directory \(looked for from '{tmp_path}'\)"):
+        load(Path("no/where.jsonl"))
+    with pytest.raises(DataError) as absolute:
+        load(tmp_path / "none.jsonl")
+    assert "looked for" not in str(absolute.value)
+
+
+def test_a_missing_column_lists_the_others_as_they_are_called(tmp_path: Path) -> None:
+    path = write(tmp_path / "d.jsonl", [{"question": "a", "answer": "b"}])
+    with pytest.raises(DataError, match=r"no column 'prompt'.* It has: 'question', 'answer'\."):
+        load(path)
+
+
 def test_an_unreadable_file_is_refused(tmp_path: Path) -> None:
     path = write(tmp_path / "d.jsonl", [GOOD])
     path.chmod(0)

@@ -6,7 +6,9 @@ import os
 import pickle
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -22,6 +24,7 @@ from roll.inference.vllm.child import LogStream
 from roll.inference.vllm.conversion import check_fits, check_tokens
 from roll.inference.vllm.direct import DirectLoad, Place
 from roll.inference.vllm.environment import prepare_environment, temporary_environment
+from roll.inference.vllm.launch import Launch, Stats
 from roll.inference.vllm.worker import check_applied, check_manifest, checkpoint_shapes
 from roll.types import GenerationRequest, SamplingParams, TensorSpec
 
@@ -31,6 +34,33 @@ SPEC = EngineSpec(engine_id="e", kind="vllm", model_path="/model", max_context=1
 def request(num_prompt: int, max_new_tokens: int) -> GenerationRequest:
     return GenerationRequest(
         request_id="r", token_ids=np.ones(num_prompt, np.int32), sampling=SamplingParams(max_new_tokens=max_new_tokens)
+    )
+
+
+LOG = """\
+ValueError: of an earlier start
+INFO 11-22 EngineCore pid=1 waits
+(EngineCore pid=2) ERROR 11-22 [core.py:1] EngineCore encountered a fatal error.
+(EngineCore pid=2) ERROR 11-22 [core.py:1] Traceback (most recent call last):
+(EngineCore pid=2) ERROR 11-22 [core.py:1] torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB
+(EngineCore pid=2) ERROR 11-22 [async_llm.py:1] AsyncLLM output_handler failed.
+(EngineCore pid=2) ERROR 11-22 vllm.v1.engine.exceptions.EngineDeadError: EngineCore encountered an issue.
+INFO 11-22 shutting down
+"""
+
+
+def test_a_dead_engine_is_explained_by_its_root_cause_and_not_by_the_logs_end(tmp_path: Path) -> None:
+    log = tmp_path / "engine-0.log"
+    log.write_text(LOG)
+    spec = replace(SPEC, log_path=log)
+    model = SimpleNamespace(model_config=SimpleNamespace(get_vocab_size=lambda: 8))
+    started = Launch(spec, model, cpu=True, stats=Stats(), log_size=LOG.index("INFO"))
+    said = started.cause_of_death()
+    assert "OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB" in said
+    assert str(log) in said and "EngineDeadError" not in said
+    log.write_text(LOG[: LOG.index("(Engine")])
+    assert Launch(spec, model, cpu=True, stats=Stats(), log_size=LOG.index("INFO")).cause_of_death() == (
+        f"vLLM stopped serving (see {log})"
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 from pathlib import Path
 
@@ -9,9 +10,9 @@ import numpy as np
 import pytest
 
 from roll.config.operations import CheckpointConfig
-from roll.errors import CheckpointError
+from roll.errors import CheckpointError, RunDirectoryError
 from roll.pipelines.checkpoint import Checkpointer
-from roll.pipelines.saved import checkpoints, find_checkpoint, read_checkpoint, remove_unfinished
+from roll.pipelines.saved import checkpoints, find_checkpoint, read_checkpoint
 from roll.pipelines.state import RunState
 from roll.rollout import DataLedger, Fate
 from roll.tracking import RunDirectory
@@ -23,19 +24,24 @@ class FileTrainer:
 
     def __init__(self, state: str = "weights") -> None:
         self.state = state
-        self.fails = False
+        self.fails: Exception | None = None
 
     async def save(self, path: Path) -> None:
         path.mkdir()
         if self.fails:
-            raise OSError("disk full")
+            raise self.fails
         (path / "weights").write_text(self.state)
 
     async def export(self, path: Path) -> None:
         if self.fails:
-            raise OSError("disk full")
+            raise self.fails
         path.mkdir()
         (path / "config.json").write_text("{}")
+
+
+def chained(error: Exception, cause: Exception) -> Exception:
+    error.__cause__ = cause
+    return error
 
 
 def ledger_of(count: int) -> DataLedger:
@@ -59,7 +65,7 @@ async def test_a_checkpoint_reads_back_as_written(run: RunDirectory) -> None:
         data={"cursor": 7},
         num_draws=3,
         pending=[[2, "d", 5]],
-        accuracies={"0": 0.25},
+        scores={"0": 0.25},
         rewards=[0.5],
         evaluated_at=4,
         verifiers={"d": {"code": {"d/1": [[0, 0.25], [2, 0.1]]}}},
@@ -86,8 +92,8 @@ async def test_a_critic_that_cannot_be_saved_leaves_the_previous_checkpoint_whol
     critics = [FileTrainer(), FileTrainer()]
     checkpointer = Checkpointer(run, CheckpointConfig(keep_last=1), FileTrainer(), critics)
     await checkpointer.save(RunState(step=1), ledger_of(1))
-    critics[1].fails = True
-    with pytest.raises(OSError, match="disk full"):
+    critics[1].fails = OSError("disk full")
+    with pytest.raises(CheckpointError, match=r"could not be written: disk full\..*'step-000001', is whole"):
         await checkpointer.save(RunState(step=2), ledger_of(2))
     found = find_checkpoint(run.checkpoints_dir)
     assert found is not None and read_checkpoint(found).state.step == 1
@@ -105,13 +111,49 @@ async def test_a_failure_while_saving_leaves_the_previous_one_whole(run: RunDire
     trainer = FileTrainer()
     checkpointer = Checkpointer(run, CheckpointConfig(), trainer)
     await checkpointer.save(RunState(step=1), ledger_of(1))
-    trainer.fails = True
-    with pytest.raises(OSError, match="disk full"):
+    trainer.fails = OSError("disk full")
+    with pytest.raises(CheckpointError, match=r"could not be written: disk full\..*'step-000001', is whole"):
         await checkpointer.save(RunState(step=2), ledger_of(2))
     found = find_checkpoint(run.checkpoints_dir)
     assert found is not None and read_checkpoint(found).state.step == 1
-    remove_unfinished(run.checkpoints_dir)
     assert [p.name for p in run.checkpoints_dir.iterdir()] == ["step-000001"]
+
+
+@pytest.mark.parametrize(
+    "failure",
+    [
+        OSError(errno.ENOSPC, "No space left on device"),
+        chained(RuntimeError("unexpected pos 64 vs 0"), OSError(errno.ENOSPC, "No space left on device")),
+    ],
+)
+async def test_a_full_disk_is_one_message_and_its_remains_are_removed(run: RunDirectory, failure: Exception) -> None:
+    trainer = FileTrainer()
+    checkpointer = Checkpointer(run, CheckpointConfig(), trainer)
+    trainer.fails = failure
+    with pytest.raises(RunDirectoryError, match=r"could not be written: No space left.*none before it.*Make room"):
+        await checkpointer.save(RunState(step=2), ledger_of(2))
+    assert list(run.checkpoints_dir.iterdir()) == []
+    trainer.fails = None
+    await checkpointer.save(RunState(step=2), ledger_of(2))  # somebody made room
+
+
+def test_due_once_the_last_one_is_long_ago(run: RunDirectory) -> None:
+    now = 0.0
+    checkpointer = Checkpointer(run, CheckpointConfig(), FileTrainer(), clock=lambda: now)
+    state = RunState(step=7)
+    assert not checkpointer.due(state)
+    now = 601.0
+    assert checkpointer.due(state)
+    off = Checkpointer(run, CheckpointConfig(every_s=None), FileTrainer(), clock=lambda: now)
+    now = 1e9
+    assert not off.due(state)
+
+
+def test_states_of_the_format_before_are_read() -> None:
+    old = RunState(step=3).to_json()
+    scores = old.pop("scores")
+    old |= {"format": 4, "accuracies": scores | {"3": 0.5}}
+    assert RunState.from_json(old).scores == {"3": 0.5}
 
 
 async def test_saving_the_same_step_twice_writes_once(run: RunDirectory) -> None:

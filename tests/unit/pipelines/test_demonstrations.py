@@ -116,8 +116,8 @@ def group(draw_id: int, *rewards: float) -> Group:
 
 def learn_from(algorithm: AlgorithmConfig, groups: list[Group], *shown: Rollout) -> tuple[Any, TrainingBatch]:
     greedy = [replace(g, rollouts=g.rollouts[:1]) for g in groups]
-    selection = select(groups, algorithm, max_length=8, greedy=greedy, demonstrations=shown)
-    batch = build_batch(selection.rollouts, temperature=1.0, max_length=8)
+    selection = select(groups, algorithm, max_new_tokens=8, greedy=greedy, demonstrations=shown)
+    batch = build_batch(selection.rollouts, temperature=1.0, max_new_tokens=8)
     critics = algorithm.critic.num_critics if algorithm.uses_critic else 0
     values = [[np.full(len(s), 0.1 * m, np.float32) for s in batch.samples] for m in range(critics)]
     return selection, weigh(batch, selection, algorithm, values=values)

@@ -20,12 +20,12 @@ GRPO = AlgorithmConfig()
 
 def select(groups: list[Group], algorithm: AlgorithmConfig) -> Selection:
     """With answers of at most 8 tokens."""
-    return select_groups(groups, algorithm, max_length=8)
+    return select_groups(groups, algorithm, max_new_tokens=8)
 
 
 def advantages(chosen: Selection, algorithm: AlgorithmConfig = GRPO) -> dict[str, list[float]]:
     """Of the answers' tokens, by rollout."""
-    batch = weigh(build_batch(chosen.rollouts, temperature=1.0, max_length=8), chosen, algorithm)
+    batch = weigh(build_batch(chosen.rollouts, temperature=1.0, max_new_tokens=8), chosen, algorithm)
     return {s.sample_id: s.advantages[s.loss_mask].tolist() for s in batch.samples}
 
 

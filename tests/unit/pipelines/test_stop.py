@@ -64,7 +64,7 @@ async def test_cancelling_the_waiter_cancels_the_work() -> None:
     assert cancelled.is_set()
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 async def test_a_signal_sets_the_request_and_handlers_are_restored(number: signal.Signals) -> None:
     before = signal.getsignal(number)
     stop = StopRequest()
@@ -74,3 +74,18 @@ async def test_a_signal_sets_the_request_and_handlers_are_restored(number: signa
             await asyncio.sleep(0)
     assert stop.signal_name == number.name
     assert signal.getsignal(number) == before
+
+
+async def test_a_hang_up_that_is_ignored_stays_so() -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as `nohup` does
+    try:
+        stop = StopRequest()
+        with stop_on_signals(stop):
+            os.kill(os.getpid(), signal.SIGHUP)
+            os.kill(os.getpid(), signal.SIGTERM)
+            while not stop:
+                await asyncio.sleep(0)
+        assert stop.signal_name == "SIGTERM"
+        assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, before)

@@ -12,7 +12,7 @@ from pydantic import TypeAdapter
 
 from roll.cluster.pool import LocalWorkerPool
 from roll.config.rewards import RewardList, as_reward_list
-from roll.errors import ConfigError, DataError, MalformedPromptError
+from roll.errors import ConfigError, MalformedPromptError, UnscorableError
 from roll.rewards import build_reward, instruction_checks
 from roll.rewards.compose import WeightedReward
 from roll.rewards.instruction_checks import INSTRUCTIONS, InstructionError, check, variants
@@ -220,7 +220,7 @@ def test_unusable_instructions_are_named(name: str, arguments: dict[str, Any], w
 
 def test_a_language_needs_its_package(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "langdetect", None)
-    with pytest.raises(ConfigError, match="pip install langdetect"):
+    with pytest.raises(ConfigError, match=r"pip install 'roll-rl\[instructions\]'"):
         instruction_checks.language_of("text")
 
 
@@ -267,7 +267,7 @@ async def test_columns_may_be_json_and_called_otherwise(pool: LocalWorkerPool, r
 @pytest.mark.parametrize(
     ("metadata", "error", "words"),
     [
-        ({}, DataError, r"prompt 'd/0' has no column 'instruction_id_list' .* .it has: none."),
+        ({}, UnscorableError, r"prompt 'd/0' has no column 'instruction_id_list' .* .it has: none."),
         (
             {"instruction_id_list": []},
             MalformedPromptError,

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from roll.rewards.final_answer import last_boxed, last_number
 from roll.rewards.math import score_math
-from roll.rewards.plain_number import number_of
+from roll.rewards.mathematics.plain_number import number_of
 
 RIGHT = [
     # the last number counts

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -13,7 +14,7 @@ from pydantic import TypeAdapter, ValidationError
 from roll.cluster.pool import LocalWorkerPool
 from roll.config.rewards import RewardList, as_reward_list
 from roll.data.reasoning_gym import load_task
-from roll.errors import ConfigError, DataError, RewardInfraError
+from roll.errors import ConfigError, RewardInfraError, UnscorableError
 from roll.protocols import Reward
 from roll.rewards import build_reward
 from roll.types import Rollout
@@ -26,20 +27,44 @@ def build(pool: LocalWorkerPool, *entries: Any) -> Reward:
     return build_reward(TypeAdapter(RewardList).validate_python(as_reward_list(list(entries))), pool)
 
 
-async def test_math_scores_in_place_what_is_quick_and_the_rest_in_the_pool(
-    pool: LocalWorkerPool, rollout: MakeRollout
-) -> None:
+async def test_math_is_scored_in_the_pool(pool: LocalWorkerPool, rollout: MakeRollout) -> None:
     reward = build(pool, "math")
     assert isinstance(reward, Reward)
     right, wrong = await reward(rollout("It is 7", "7")), await reward(rollout("It is 8", "7"))
     assert (right.value, right.correct, right.verdict, dict(right.components)) == (1.0, True, "correct", {"math": 1.0})
     assert (wrong.value, wrong.correct, wrong.verdict) == (0.0, False, "wrong")
     assert 0 < right.duration_s < 60
+    assert pool._workers[0]._process is not None
     assert (await reward(rollout(r"\boxed{\sqrt{49}}", "7"))).correct is True
-    assert pool._workers[0]._process is None  # numbers and formulas are compared in place
     integral = await reward(rollout(r"\boxed{\int_0^1 x dx}", "7"))
     assert (integral.value, integral.correct) == (0.0, False)
-    assert pool._workers[0]._process is not None
+
+
+@pytest.mark.parametrize(
+    "entry",
+    [
+        "math",
+        "choice",
+        "short_answer",
+        {"type": "regex", "pattern": "a+{answer}"},
+        {"type": "format", "tags": ["answer"]},
+        {"type": "repetition"},
+    ],
+)
+async def test_no_verifier_reads_an_answer_in_the_controllers_process(
+    rollout: MakeRollout, entry: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever they call on a text goes to the pool, which is all that this one counts."""
+    asked: list[str] = []
+
+    class Recorded:
+        async def submit(self, function: Callable[..., Any], *args: Any, time_limit_s: float) -> Any:
+            asked.append(function.__qualname__)
+            assert 0 < time_limit_s < 60
+            return function(*args)
+
+    await build(Recorded(), entry)(rollout("The answer is (B) 7.", "7"))  # type: ignore[arg-type]
+    assert len(asked) == 1
 
 
 async def test_a_cut_off_answer_scores_0_unless_told_otherwise(pool: LocalWorkerPool, rollout: MakeRollout) -> None:
@@ -98,7 +123,7 @@ async def test_mathematics_that_never_ends_costs_its_time_limit_and_no_worker(
     pool: LocalWorkerPool, rollout: MakeRollout
 ) -> None:
     hard = r"\boxed{\int e^{x^{2}} \sin x^{3} \log x dx}"
-    result = await build(pool, {"type": "math", "time_limit_s": 1.0})(rollout(hard, "7"))
+    result = await build(pool, {"type": "math", "time_limit_s": 1.0})(rollout(hard, r"\sqrt{7}"))
     assert (result.value, result.correct, result.verdict) == (0.0, False, "timeout")
     assert pool.health()["restarts"] == 0
 
@@ -155,6 +180,9 @@ def scalar(text, answer, metadata):
 
 def two(text):
     return 1
+
+def nothing(text, answer, metadata):
+    return None
 
 constant = 3
 """
@@ -217,11 +245,13 @@ async def test_a_function_that_cannot_be_used_is_refused_at_once(
         build(pool, python(function.format(module), options=options))
 
 
-@pytest.mark.parametrize(("function", "words"), [("words", "returned 'good'"), ("infinite", "returned inf")])
-async def test_a_function_that_returns_no_number_stops_the_run_with_a_clear_message(
+@pytest.mark.parametrize(
+    ("function", "words"), [("words", "returned 'good'"), ("infinite", "returned inf"), ("nothing", "returned None")]
+)
+async def test_a_function_that_returns_no_number_fails_its_answer_and_names_the_prompt(
     pool: LocalWorkerPool, rollout: MakeRollout, module: str, function: str, words: str
 ) -> None:
-    with pytest.raises(ConfigError, match=words):
+    with pytest.raises(RewardInfraError, match=rf"^reward 'python': .*{words}.*\(prompt 'd/0'\)$"):
         await build(pool, python(f"{module}:{function}"))(rollout("a"))
 
 
@@ -235,6 +265,18 @@ async def test_a_crash_is_our_failure_never_a_reward(
     with pytest.raises(RewardInfraError, match=words):
         await build(pool, python(f"{module}:{function}"))(rollout("a"))
     assert (await build(pool, python(f"{module}:number"))(rollout("a"))).value == 1.0
+
+
+async def test_an_async_reward_waits_for_many_answers_at_once_and_for_no_more_than_it_may(
+    pool: LocalWorkerPool, rollout: MakeRollout
+) -> None:
+    together = python("worlds.coroutines:reward", options={"count": 4}, max_concurrent=4, time_limit_s=20.0)
+    results = await asyncio.gather(*(build(pool, together)(rollout("a")) for _ in range(4)))
+    assert [result.value for result in results] == [4.0] * 4
+    three = python("worlds.coroutines:most_at_once", max_concurrent=3, time_limit_s=20.0)
+    reward = build(pool, three)
+    results = await asyncio.gather(*(reward(rollout("a")) for _ in range(9)))
+    assert max(result.value for result in results) == 3
 
 
 @pytest.mark.parametrize("path", ["no_function", "module:", ":name", "a b:c", "x.py", "dir/module:name"])
@@ -254,7 +296,7 @@ async def test_reasoning_gym_scores_with_the_tasks_own_scorer(pool: LocalWorkerP
     assert (await reward(rollout(answer, metadata=metadata))).correct is True
     wrong = await reward(rollout("<answer>nothing</answer>", metadata=metadata))
     assert (wrong.correct, wrong.verdict) == (False, "wrong") and wrong.value <= 0.05
-    with pytest.raises(DataError, match="does not come from reasoning-gym"):
+    with pytest.raises(UnscorableError, match="does not come from reasoning-gym"):
         await reward(rollout(answer))
 
 

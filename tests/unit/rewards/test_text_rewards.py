@@ -54,10 +54,57 @@ def build(pool: LocalWorkerPool, *entries: Any) -> Reward:
         ("", None),
         (r"\boxed{7}", None),
         ("The answer is F", None),
+        (r"\boxed{(B) 5}", "B"),
+        (r"\boxed{\textbf{(B)}}", "B"),
+        (r"\boxed{\textbf{(B) }5}", "B"),
+        (r"\boxed{A dog}", None),
+        ("**Answer:** B", "B"),
+        ("**Answer: (D)**", "D"),
+        ("<answer>B</answer>", "B"),
+        ("<answer>(C) Paris, A's rival</answer>", "C"),
+        ("<answer> D. four </answer>", "D"),
+        ("So it's B.", "B"),
+        ("It is a dog", None),
+        (r"The final answer is \(B\)", "B"),
+        ("It must be (B), not (A).", "B"),
+        ("The best choice is D, rather than (A).", "D"),
+        ("(B), as opposed to what was said, not (A)", "B"),
+        ("The answer is a bit unclear.", None),
+        ("Answer: b", "B"),
     ],
 )
 def test_the_letter_an_answer_settles_on(text: str, letter: str | None) -> None:
     assert chosen_letter(text, "ABCDE") == letter
+
+
+@pytest.mark.parametrize(
+    "piece",
+    [
+        "\n",
+        " ",
+        "(",
+        "*",
+        "answer ",
+        "answer * ",
+        "it is ",
+        "\\boxed{",
+        "<answer>",
+        "A\n",
+        "(A)",
+        "not (A) ",
+        ": ",
+        "A) ",
+    ],
+)
+def test_the_letter_is_found_in_linear_time(piece: str) -> None:
+    def seconds(text: str) -> float:
+        chosen_letter(text, "ABCDE")
+        started = time.process_time()
+        chosen_letter(text, "ABCDE")
+        return time.process_time() - started
+
+    # 20,000 characters, all that is looked at; 19,000 line ends once took 16.5 s
+    assert seconds((piece * 20_000)[:20_000]) < 0.5
 
 
 async def test_a_choice_without_a_letter_is_no_answer(pool: LocalWorkerPool, rollout: MakeRollout) -> None:

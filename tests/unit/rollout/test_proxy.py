@@ -13,7 +13,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from worlds.engines import TickingEngine, TickingEngines
 
-from roll.errors import EngineDiedError
 from roll.rollout import LLMProxy, Router
 from roll.simulation.clock import run
 from roll.types import Generation, GenerationRequest, SamplingParams
@@ -80,8 +79,10 @@ def test_a_full_kv_cache_gets_no_further_request() -> None:
     async def main() -> tuple[int, int]:
         own = engine("a", 4)  # says that 8 requests fill its cache
         proxy = proxy_of(own, max_kv_used=0.25)
-        tasks = [asyncio.create_task(proxy.generate(request(str(i)))) for i in range(8)]
-        await asyncio.sleep(0.5)
+        tasks = []
+        for i in range(8):
+            tasks.append(asyncio.create_task(proxy.generate(request(str(i)))))
+            await asyncio.sleep(0.01)
         found = proxy.num_running, proxy.num_waiting
         await asyncio.gather(*tasks)
         return found
@@ -164,22 +165,6 @@ def test_an_aborted_request_returns_what_it_has() -> None:
 
     generation = within(main())
     assert (len(generation.token_ids), generation.finish_reason) == (2, "abort")
-
-
-def test_an_engine_that_cannot_be_replaced_fails_those_who_wait() -> None:
-    async def broken(fresh: Any) -> None:
-        raise EngineDiedError("a", "no machine")
-
-    async def main() -> None:
-        own = engine("a")
-        proxy = proxy_of(own, prepare=broken)
-        task = asyncio.create_task(proxy.generate(request("r")))
-        await asyncio.sleep(0.5)
-        own.die()
-        with pytest.raises(EngineDiedError, match="no machine"):
-            await task
-
-    within(main())
 
 
 @given(st.lists(st.sampled_from(["take", "give"]), max_size=60), st.integers(1, 5), st.integers(1, 6))

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Collection, Sequence
+from typing import Any
 
 import numpy as np
 import pytest
 
-from roll.errors import EngineDiedError, MalformedPromptError, RewardInfraError, UnscorableError
+from roll.errors import EngineDiedError, MalformedPromptError, RewardInfraError, UnscorableError, WorkerDiedError
 from roll.rollout import LLMProxy, RolloutScheduler, SamplingPlan
 from roll.rollout.attempts import request_seed
+from roll.rollout.loops import Generate, single_answer
 from roll.types import (
     EngineLoad,
     Generation,
@@ -47,6 +49,8 @@ class CountingEngine:
         self.served: list[GenerationRequest] = []
         self.aborted: list[str] = []
         self.hold: asyncio.Event | None = None
+        self.ended: dict[str, asyncio.Event] = {}
+        """Of requests that are held: set when they are aborted."""
         self.num_free = 0
         """Requests that are not held."""
 
@@ -57,7 +61,8 @@ class CountingEngine:
         if self.dies_at is not None and len(self.served) >= self.dies_at:
             raise EngineDiedError(self.engine_id, "killed")
         if self.hold is not None and not is_free:
-            await self.hold.wait()
+            ended = self.ended.setdefault(request.request_id, asyncio.Event())
+            await ended.wait()
         seed = request.sampling.seed or 0
         return Generation(
             request_id=request.request_id,
@@ -70,6 +75,8 @@ class CountingEngine:
 
     async def abort(self, request_ids: Collection[str]) -> None:
         self.aborted += request_ids
+        for request_id in request_ids:
+            self.ended.setdefault(request_id, asyncio.Event()).set()
 
     def load(self) -> EngineLoad:
         return EngineLoad(num_running=0, num_waiting=0, kv_used=0.0, capacity=8)
@@ -106,12 +113,12 @@ async def right(rollout: Rollout) -> RewardResult:
     return RewardResult(value=1.0)
 
 
-def build(engines: Engines, reward=right, prepared: list[str] | None = None) -> RolloutScheduler:
+def build(engines: Engines, reward=right, prepared: list[str] | None = None, loop: Any = None) -> RolloutScheduler:
     async def prepare(engine: CountingEngine) -> None:
         if prepared is not None:
             prepared.append(engine.engine_id)
 
-    return RolloutScheduler(LLMProxy(engines, prepare), {"d": reward}, Numbers(), seed=7)
+    return RolloutScheduler(LLMProxy(engines, prepare), {"d": reward}, Numbers(), seed=7, loop=loop)
 
 
 async def test_groups_come_back_in_draw_order_with_all_their_rollouts() -> None:
@@ -175,6 +182,29 @@ async def test_what_infrastructure_failed_is_marked_and_has_no_reward() -> None:
     assert failed.reward is None
     assert "no verifier here" in failed.cause
     assert [r.index for r in group.scored] == [0, 2]
+
+
+@pytest.mark.parametrize("num_failures", [1, 2, 3])
+async def test_what_fails_before_an_engine_has_the_request_is_tried_again(num_failures: int) -> None:
+    tries: dict[int, int] = {}
+
+    async def loop(
+        draw: PromptDraw, index: int, first: GenerationRequest, generate: Generate, renderer: Any
+    ) -> Rollout:
+        tries[index] = tries.get(index, 0) + 1
+        if tries[index] <= num_failures:
+            raise WorkerDiedError("the environment cannot be reset")
+        return await single_answer(draw, index, first, generate, renderer)
+
+    scheduler = build(Engines(CountingEngine("a")), loop=loop)
+    (group,) = await scheduler.collect(draws(1), PLAN)
+    assert tries == {0: min(3, num_failures + 1), 1: min(3, num_failures + 1), 2: min(3, num_failures + 1)}
+    if num_failures < 3:
+        assert len(group.scored) == 3
+    else:
+        assert {r.cause for r in group.rollouts} == {"WorkerDiedError: the environment cannot be reset"}
+        assert {r.status for r in group.rollouts} == {RolloutStatus.INFRA_ERROR}
+    assert len(scheduler.life) == 0
 
 
 async def test_an_answer_that_can_never_be_scored_is_given_up_at_once() -> None:

@@ -5,7 +5,11 @@ from __future__ import annotations
 import os
 
 import pytest
-from worlds.training import play, random_settings
+from worlds.training import Settings, World, play, random_settings
+
+from roll.config.scheduling import SchedulingConfig
+from roll.errors import WeightSyncError
+from roll.simulation.clock import run
 
 NUM_SCHEDULES = int(os.environ.get("ROLL_SCHEDULES", "600"))
 PARTS = 12
@@ -15,3 +19,14 @@ PARTS = 12
 def test_every_invariant_holds_in_random_schedules(part: int) -> None:
     for seed in range(part, NUM_SCHEDULES, PARTS):
         play(random_settings(seed))
+
+
+def test_engines_stand_still_after_a_weight_sync_that_broke_off() -> None:
+    async def main() -> list[bool]:
+        world = World(Settings(seed=0, scheduling=SchedulingConfig(async_ratio=1.0)))
+        with pytest.raises(WeightSyncError):
+            async with world.controller.updating():
+                raise WeightSyncError("half of the tensors arrived")
+        return [engine.paused for engine in world.engines.engines]
+
+    assert run(main()) == [True, True]

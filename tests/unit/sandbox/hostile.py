@@ -326,6 +326,68 @@ while True:
 """,
         **_ends(Outcome.MEMORY),
     ),
+    _python(
+        "file locks",
+        "locks are kernel memory that no control group counts: who takes thousands is ended",
+        """
+import fcntl, struct
+try:
+    while True:
+        fd = os.memfd_create("x")
+        for n in range(500): fcntl.fcntl(fd, fcntl.F_SETLK, struct.pack("hhlli", fcntl.F_WRLCK, 0, 2 * n, 1, 0))
+except OSError as error: print(error)
+time.sleep(1000)
+""",
+        wall_s=5.0,
+        **_ends(Outcome.MEMORY),
+    ),
+    _python(
+        "file locks of processes that ended",
+        "no lock outlives the process that it is listed by; a lock of an open file is listed without one",
+        """
+import fcntl, struct
+refused(call, 56, 0x400 | 17, 0, 0, 0, 0)
+refused(fcntl.fcntl, os.memfd_create("x"), 37, struct.pack("hhlli", fcntl.F_WRLCK, 0, 0, 1, 0))
+""",
+        says=b"refused 1\nrefused 22\n",
+    ),
+    _python(
+        "queues of input and output",
+        "the host's number of asynchronous queues is not theirs to take",
+        """
+place = ctypes.create_string_buffer(8)
+refused(call, 206, 65536, place)
+""",
+        says=b"refused 1\n",
+    ),
+    _python(
+        "CPU time of children that nobody waits for",
+        "the kernel's count has them: to ignore their end does not hide them",
+        """
+signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+while True:
+    if os.fork() == 0:
+        end = time.perf_counter() + 0.05
+        while time.perf_counter() < end: pass
+        os._exit(0)
+    time.sleep(0.05)
+""",
+        cpu_s=0.6,
+        wall_s=12.0,
+        **_ends(Outcome.CPU_TIME),
+    ),
+    _python(
+        "CPU time without a timer",
+        "whatever a program does to its own timers and limits, its time is counted",
+        """
+for timer in (signal.ITIMER_PROF, signal.ITIMER_VIRTUAL, signal.ITIMER_REAL): signal.setitimer(timer, 0)
+for number in (signal.SIGPROF, signal.SIGXCPU, signal.SIGVTALRM): signal.signal(number, signal.SIG_IGN)
+while True: pass
+""",
+        cpu_s=0.4,
+        wall_s=12.0,
+        **_ends(Outcome.CPU_TIME),
+    ),
     _refused(
         "raising a limit",
         "limits cannot be raised",
@@ -385,6 +447,17 @@ for kind in ((1, 132), (5, 0), (5, 132), (6, 0), (6, 33), (2, 136), (1, 262), (2
         if error.errno in (errno.ESOCKTNOSUPPORT, errno.EPROTONOSUPPORT): print("refused")
 """,
         says=b"refused\n" * 9,
+    ),
+    _python(
+        "pairs of other families",
+        "a pair is of local sockets: no other family is even asked",
+        """
+for family in (2, 10, 16, 17, 38, 40, 45):
+    for kind, protocol in ((1, 0), (2, 0), (3, 0), (1, 262), (2, 136)):
+        try: socket.socketpair(family, kind, protocol); print("BREACH", family)
+        except OSError as error: print("refused" if error.errno == errno.EAFNOSUPPORT else f"BREACH {family} {error}")
+""",
+        says=b"refused\n" * 35,
     ),
     _refused("netlink", "the kernel's network configuration is closed", "refused(socket.socket, 16, socket.SOCK_RAW)"),
     _python(
@@ -594,6 +667,16 @@ for number in (321, 298, 425, 323, 248, 249, 250, 175, 313, 246, 304, 180, 103, 
         """
 open("f", "w").close()
 refused(os.setxattr, "f", "user.x", b"1")
+""",
+        says=b"refused",
+    ),
+    _python(
+        "what of a file is in memory",
+        "pages of the host's files that a program had read would be a message to the next one",
+        """
+fd = os.open("/usr/bin/env", os.O_RDONLY)
+refused(os.preadv, fd, [bytearray(1)], 0, 8)
+refused(call, 451, fd, bytes(16), bytes(40), 0)
 """,
         says=b"refused",
     ),

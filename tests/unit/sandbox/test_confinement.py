@@ -17,7 +17,7 @@ import pytest_asyncio
 from unit.sandbox.conftest import agents, spec_for, started
 from unit.sandbox.hostile import HOSTILE
 
-from roll.sandbox import Command, Outcome, PythonCode, SandboxError, SandboxManager
+from roll.sandbox import Command, Mount, Outcome, PythonCode, SandboxError, SandboxManager
 from roll.sandbox.bubblewrap import BubblewrapRuntime
 
 pytestmark = [
@@ -126,7 +126,7 @@ async def test_an_agent_from_the_zygote_keeps_no_more_than_one_of_bwrap(
 ) -> None:
     ours, theirs = [_outside(agents(manager)[0]) for manager in (forked, wrapped)]
     assert ours["status"] == theirs["status"]
-    assert ours["status"]["CapEff"] == f"{1 << 8 | 1 << 21:016x}"
+    assert ours["status"]["CapEff"] == f"{1 << 8 | 1 << 12 | 1 << 21:016x}"
     assert ours["gains"] == {"0" * 16}
     assert len(ours["users"]) == 1 and "0" not in ours["users"]
     assert ours["files"] == theirs["files"]
@@ -190,3 +190,23 @@ async def test_the_first_program_of_a_kept_sandbox_meets_no_waiting_child(forked
         for _ in range(2):
             result = await sandbox.execute(Command(argv=("bash", "-c", "echo /proc/[0-9]*")))
             assert (result.outcome, len(result.stdout.split())) == (Outcome.EXITED, 2), result
+
+
+async def test_mounts_do_not_tell_where_they_are_on_the_host(
+    forked: SandboxManager, wrapped: SandboxManager, tmp_path: Path
+) -> None:
+    source = tmp_path / "secret-project"
+    (source / "deeper").mkdir(parents=True)
+    (source / "deeper" / "module.py").write_text("found = 42")
+    for above in (source, *source.parents[:-1]):
+        above.chmod(above.stat().st_mode | 0o555)
+    spec = spec_for("bubblewrap", mounts=(Mount(source=str(source), target="/opt/mine"),), python_path=("/opt/mine",))
+    look = """
+from deeper import module
+print(module.found, open("/proc/self/mountinfo").read())
+open("/opt/mine/x", "w")
+"""
+    for manager in (forked, wrapped):
+        result = await manager.execute(PythonCode(source=look), spec=spec)
+        assert result.stdout.startswith(b"42 ") and b" /opt/mine " in result.stdout, result
+        assert b"secret-project" not in result.stdout and b"Read-only file system" in result.stderr, result

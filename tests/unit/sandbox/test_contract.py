@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import zlib
+from typing import Any
 
 import pytest
 from unit.sandbox.conftest import LIMITS
@@ -335,3 +336,39 @@ async def test_an_oversized_upload_is_refused_and_says_which_limit(sandboxes: Sa
     with pytest.raises(OversizedUploadError, match=r"standard input and source .* takes 33,554,432: .*memory_bytes"):
         await sandboxes.execute(PythonCode(source="", stdin=bytes(2**25 + 1)))
     assert (await sandboxes.execute(PythonCode(source="print(1)"))).ok
+
+
+STEPS = """
+import sys, time
+for line in sys.stdin:
+    end = time.process_time() + float(line)
+    while time.process_time() < end: pass
+    print("done", flush=True)
+"""
+
+
+async def test_new_limits_count_from_then_on_and_say_what_was_used(sandboxes: SandboxManager) -> None:
+    """So a host can bound the parts of a dialogue, and know what each has cost, without asking the program."""
+    program = PythonCode(source=STEPS, interactive=True, wall_s=30.0, cpu_s=30.0)
+    async with sandboxes.running(program) as job:
+        before = await job.bound(wall_s=20.0, cpu_s=5.0)
+        used = []
+        for _ in range(2):
+            seen = sum(chunk.data.count(b"done") for chunk in await _so_far(job))
+            job.write(b"0.2\n")
+            while sum(chunk.data.count(b"done") for chunk in await _so_far(job)) == seen:
+                await asyncio.sleep(0.005)
+            used.append(await job.bound(wall_s=20.0, cpu_s=0.3) - before)
+            before += used[-1]
+        assert all(0.19 <= each < 1.5 for each in used), used
+        job.write(b"100\n")
+        result = await job.wait()
+        assert result.outcome is Outcome.CPU_TIME
+        assert 0.65 <= result.cpu_s < 3.0
+        assert await job.bound(wall_s=1.0, cpu_s=1.0) == result.cpu_s
+
+
+async def _so_far(job: Any) -> list[Any]:
+    """Output up to now."""
+    await asyncio.sleep(0)
+    return list(job._job.chunks)

@@ -14,6 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 from unit.sandbox.conftest import LIMITS, agents, missing, spec_for
+from unit.sandbox.hostile import HOSTILE
 
 from roll.errors import ConfigError, InfraError, UserError
 from roll.sandbox import (
@@ -134,7 +135,7 @@ async def test_without_control_groups_limits_hold_too(monkeypatch: pytest.Monkey
     """Where a host gives no groups, the agent watches memory and the kernel counts processes per user."""
     from roll.sandbox import agent_code
 
-    text = agent_code.spawner_source().replace("return found if len(found)", "return {} if len(found)")
+    text = agent_code.spawner_source().replace("return found if set(", "return {} if set(")
     assert text != agent_code.spawner_source()
     monkeypatch.setattr("roll.sandbox.spawner.spawner_source", lambda: text)
     async with manager() as sandboxes:
@@ -145,6 +146,9 @@ async def test_without_control_groups_limits_hold_too(monkeypatch: pytest.Monkey
         processes = await sandboxes.execute(PythonCode(source=bomb, wall_s=1.0))
         assert processes.outcome in (Outcome.WALL_TIME, Outcome.MEMORY)
         assert Limit.PROCESSES in processes.limits_hit
+        for name in ("CPU time of children that nobody waits for", "CPU time without a timer", "file locks"):
+            hostile = next(each for each in HOSTILE if each.name == name)
+            assert (await sandboxes.execute(hostile.program)).outcome in hostile.outcomes, name
         assert (await sandboxes.execute(HELLO)).ok
 
 

@@ -50,7 +50,7 @@ def test_refused_calls_fail_and_newer_ones_do_not_exist(architecture: str) -> No
 
 
 @architectures
-def test_arguments_decide_about_twelve_calls(architecture: str) -> None:
+def test_arguments_decide_about_fifteen_calls(architecture: str) -> None:
     def of(name: str, *arguments: int) -> int:
         return verdict(architecture, number(name, architecture), *arguments)
 
@@ -58,6 +58,8 @@ def test_arguments_decide_about_twelve_calls(architecture: str) -> None:
     assert of("clone", 17) == ALLOW  # a process
     for flag in (0x00020000, 0x02000000, 0x04000000, 0x08000000, 0x10000000, 0x20000000, 0x40000000, 0x80):
         assert of("clone", flag | 17) == FAIL | errno.EPERM
+    assert of("clone", 0x400 | 17) == FAIL | errno.EPERM  # another process with the same table of files
+    assert of("clone", 0x4000 | 0x100 | 17) == ALLOW  # as `posix_spawn` does
     assert of("clone3") == FAIL | errno.ENOSYS
     assert {family: of("socket", family, 1) for family in (1, 2, 10, 16, 17, 38, 40)} == {
         1: ALLOW,
@@ -74,6 +76,13 @@ def test_arguments_decide_about_twelve_calls(architecture: str) -> None:
         for protocol in (1, 33, 132, 136, 255, 262):  # ICMP, DCCP, SCTP, UDP-Lite, raw, Multipath TCP
             assert of("socket", family, 1, protocol) == FAIL | errno.EPROTONOSUPPORT
     assert of("socket", 1, 5, 0) == ALLOW
+    for kind in (1, 2, 5):
+        assert of("socketpair", 1, kind | close_on_exec, 0) == ALLOW
+        assert {of("socketpair", family, kind) for family in (0, 2, 10, 16, 17, 38, 40)} == {FAIL | errno.EAFNOSUPPORT}
+    assert of("fcntl", 3, 6) == of("fcntl", 3, 7) == of("fcntl", 3, 1030) == ALLOW
+    assert of("fcntl", 3, 37) == of("fcntl", 3, 38) == FAIL | errno.EINVAL
+    assert of("preadv2", 3, 0x1000, 1, 0, 0, 0) == of("preadv2", 3, 0x1000, 1, 0, 0, 1) == ALLOW
+    assert of("preadv2", 3, 0x1000, 1, 0, 0, 8) == of("preadv2", 3, 0x1000, 1, 0, 0, 9) == FAIL | errno.EOPNOTSUPP
     assert of("ioctl", 0, 0x5401) == ALLOW
     assert of("ioctl", 0, 0x5412) == FAIL | errno.EPERM
     assert of("prlimit64", 0) == ALLOW

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from unit.simulation.run_helpers import steady
 
 from roll.errors import ConfigError
+from roll.simulation import planner
 from roll.simulation.hardware import device, model
 from roll.simulation.plan_report import render_plan
 from roll.simulation.planner import make_plan, memory_of
+from roll.simulation.run import simulate
 
 SMALL = {
     "placement.generation": 8,
@@ -72,3 +76,37 @@ def test_the_limit_is_named() -> None:
     assert plan.synchronous.limit == "training"
     plan = make_plan(steady(SMALL | {"training": {"passes": 0.0, "overhead_s": 0.0, "sync_s": 500.0}}))
     assert plan.synchronous.limit == "weight sync"
+
+
+LARGE = LONG_TAIL | {
+    "placement.generation": 64,
+    "rollout": {"prompts_per_step": 64, "group_size": 1, "max_new_tokens": 8192},
+    "training": {"passes": 40.0},
+}
+
+
+def test_large_plans_are_compared_in_part_and_recommended_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    simulated: list[tuple[int, int]] = []
+
+    def shorter(config):
+        simulated.append((config.placement.num_devices, config.rollout.prompts_per_step))
+        return simulate(config)
+
+    monkeypatch.setattr(planner, "simulate", shorter)
+    plan = make_plan(steady(LARGE))
+    assert all(devices == prompts for devices, prompts in simulated), "devices and prompts in the same proportion"
+    assert (32, 32) in simulated and simulated.count((64, 64)) < len(simulated) / 2
+    assert plan.best.part == plan.synchronous.part == 1
+    assert plan.best.config.placement.num_devices == 64
+    role = next(role for role in plan.memory if role.role == "actor_train")
+    assert role.count == plan.best.config.placement.num_training, "memory is that of the whole plan"
+    assert "about " in render_plan(plan)
+
+
+def test_a_gain_above_the_bound_is_explained_by_what_generation_cost() -> None:
+    plan = make_plan(steady(LONG_TAIL | {"training": {"passes": 40.0}}))
+    gain = plan.synchronous.step_s / plan.best.step_s
+    for bound, explained in ((gain / 2, True), (gain * 2, False)):
+        text = render_plan(replace(plan, gain_bound=bound, best=replace(plan.best, busy_share=0.01)))
+        assert f"with the costs of the synchronous plan, theory says at most {bound:.2f} times as fast" in text
+        assert ("less time on the same answers" in text) is explained

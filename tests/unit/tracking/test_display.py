@@ -16,7 +16,7 @@ from rich.console import Console as RichConsole
 from roll.tracking.console import PlainConsole, QuietConsole, open_console
 from roll.tracking.logs import Terminal
 from roll.tracking.screen import Screen, one_line, render, sparkline, stacked_bar, time_left
-from roll.tracking.views import AnswerView, RunHeader, StepView
+from roll.tracking.views import AnswerView, EvaluationView, RunHeader, StepView
 
 HEADER = RunHeader(name="demo", model="smollm2", algorithm="grpo", where="local", directory="runs/demo", num_steps=40)
 
@@ -40,13 +40,23 @@ def running_screen() -> Screen:
     screen.steps = [view(i) for i in range(1, 13)]
     screen.finished_at = [5.0 * i for i in range(1, 13)]
     screen.phase, screen.phase_started, screen.progress = "generate", 57.0, (37, 64)
-    screen.evaluations = [(0, 0.1666), (10, 0.5416)]
+    screen.evaluations = [EvaluationView(step=0, value=0.1666), EvaluationView(step=10, value=0.5416)]
     screen.answers = (
         AnswerView(prompt="3 + 4 =", answer="It is\n7.", reward=1.0, verdict="correct"),
         AnswerView(prompt="8 + 9 =", answer="It is 16.", reward=0.0, verdict="wrong"),
     )
     screen.warnings = ["first", "second", "third"]
     return screen
+
+
+@pytest.mark.parametrize("columns", [40, 46, 71, 72, 110])
+def test_figures_stay_whole_on_a_narrow_terminal(columns: int) -> None:
+    lines = text_of(running_screen(), columns=columns).splitlines()
+    text = "\n".join(lines)
+    for figure in ("generated", "trained", "0.167", "0.542"):
+        assert figure in text
+    assert text.count("tok/s") == 2
+    assert all(len(line.rstrip()) <= columns for line in lines)
 
 
 def test_the_display_says_all_that_a_run_must_say() -> None:
@@ -129,7 +139,7 @@ def test_plain_output_is_one_line_per_event() -> None:
     console = PlainConsole(Terminal(file))
     console.start(HEADER)
     console.step(view(9))
-    console.evaluation(10, 0.5416)
+    console.evaluation(EvaluationView(step=10, value=0.5416))
     console.warn("engine-0 was replaced")
     console.show("[not markup] " + "x" * 150)
     assert file.getvalue().splitlines()[3:] == [

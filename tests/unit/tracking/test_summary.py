@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import mmap
 import subprocess
@@ -9,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from roll.tracking.memory import PeakMemory, process_tree, proportional_bytes
 from roll.tracking.plot import plot_run, smooth
@@ -48,6 +50,9 @@ def test_figures_are_sums_over_all_steps(tmp_path: Path) -> None:
         accuracy_before=0.25,
         accuracy_after=0.75,
         accuracy_best=0.875,
+        score_before=0.25,
+        score_after=0.75,
+        score_best=0.875,
         reward_first5=pytest.approx(0.3),
         reward_last5=pytest.approx(0.5),
         setup_s=12.0,
@@ -71,6 +76,31 @@ def test_what_was_not_measured_is_null_and_left_out_of_the_table(tmp_path: Path)
 def test_an_evaluation_that_is_not_before_the_first_step_is_not_called_before(tmp_path: Path) -> None:
     summary = summarise("demo", tmp_path, write_lines(tmp_path / "m.jsonl", evaluation_row(10, 0.5)))
     assert (summary.accuracy_before, summary.accuracy_after) == (None, 0.5)
+
+
+def test_a_run_that_did_nothing_says_so_and_an_evaluation_without_answers_is_not_0(tmp_path: Path) -> None:
+    failed = {"data/groups_trained": 0.0, "rollout/infra_errors": 4.0, "rollout/infra_error_share": 1.0}
+    empty = {"step": 2, "kind": "evaluation", "eval/num_answers": 0.0}
+    rows = [evaluation_row(0, 0.5), step_row(1, None, **failed), step_row(2, None, **failed), empty]
+    summary = summarise("demo", tmp_path, write_lines(tmp_path / "m.jsonl", *rows))
+    assert (summary.num_trained_steps, summary.accuracy_after, summary.score_after) == (0, None, None)
+    assert (summary.infra_errors, summary.infra_error_share, summary.empty_evaluations) == (8, 1.0, 1)
+    text = table_text(summary)
+    assert "steps that trained anything" in text and "8 (100.0%)" in text and "accuracy after" not in text
+
+
+def test_a_score_is_named_for_what_it_is(tmp_path: Path) -> None:
+    graded = [{"step": s, "kind": "evaluation", "eval/score": s / 8, "eval/judged_share": 0.0} for s in (0, 4, 8)]
+    summary = summarise("demo", tmp_path, write_lines(tmp_path / "m.jsonl", *graded))
+    assert (summary.measure, summary.score_before, summary.score_after, summary.score_best) == ("mean reward", 0, 1, 1)
+    assert summary.accuracy_after is None
+    assert "mean reward after" in table_text(summary)
+
+
+def table_text(summary: Summary) -> str:
+    console = Console(file=io.StringIO(), width=80)
+    console.print(summary.table())
+    return console.file.getvalue()
 
 
 def test_smoothing_keeps_a_straight_line_and_the_ends() -> None:

@@ -146,7 +146,7 @@ def test_a_missing_package_of_a_tracker_is_said_before_anything_runs(
     config = demo.config(tmp_path, **{package: "project"})
     with (
         RunDirectory.create(config.run_dir, {}) as run,
-        pytest.raises(ConfigError, match=f"pip install {package}"),
+        pytest.raises(ConfigError, match=rf"pip install 'roll-rl\[{package}\]'"),
         Tracker(run, config),
     ):
         pass

@@ -91,7 +91,7 @@ def test_long_blocks_which_use_sdpa_get_the_reference_gradient(tiny_model: Path,
 
 def test_order_of_arrival_does_not_change_a_bit(tiny_model: Path) -> None:
     batch = reference(tiny_model, 3, torch.float32).batch
-    turned = TrainingBatch(samples=batch.samples[::-1], temperature=batch.temperature, max_length=batch.max_length)
+    turned = TrainingBatch(samples=batch.samples[::-1], temperature=batch.temperature)
     results = []
     for samples in (batch, turned):
         backend = TorchBackend(make_spec(tiny_model, max_tokens_per_micro_batch=40))

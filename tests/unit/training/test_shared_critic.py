@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-import torch.multiprocessing as mp
 from critic_helpers import VALUE_LOSS, reference_gradient, valued
 from training_helpers import grads_of, make_batch, make_spec, relative_error
 
@@ -83,7 +82,7 @@ def test_finite_differences_agree_with_the_gradient_in_values_and_log_probs() ->
 
     def loss(logprobs: torch.Tensor, values: torch.Tensor) -> LossOutputs:
         shared = {"old_logprobs": given["logprobs"] - 0.1, "rollout_logprobs": given["logprobs"] - 0.1}
-        counts = {"num_tokens": 9.0, "num_sequences": 3.0, "max_length": 8.0}
+        counts = {"num_tokens": 9.0, "num_sequences": 3.0, "max_lengths": torch.full((2,), 8.0)}
         ids = {"sequence_ids": torch.tensor([0] * 3 + [1] * 4), "sequence_lengths": torch.tensor([3.0, 4.0]).double()}
         rest = {"old_values": given["old_values"], "returns": given["returns"], "advantages": advantages}
         return LOSS(LossInputs(logprobs=logprobs, values=values, **shared, **counts, **ids, **rest))
@@ -156,25 +155,3 @@ def test_a_loaded_trainer_goes_on_as_if_it_had_never_stopped(tiny_model: Path, t
 def test_a_policy_without_a_head_has_no_values(tiny_model: Path) -> None:
     with pytest.raises(UnsupportedError, match="values"):
         TorchBackend(make_spec(tiny_model)).values(make_batch())
-
-
-def run_rank(rank: int, directory: Path, model: Path) -> None:
-    spec = spec_of(model, max_tokens_per_micro_batch=30)
-    meeting = f"file://{directory / 'meeting'}"
-    backend = TorchBackend(dataclasses.replace(spec, rank=rank, world_size=2, init_method=meeting), precision=DOUBLE)
-    results = [backend.train_step(valued(make_batch(seed)), LOSS) for seed in (3, 4)]
-    found = {"losses": [r.loss for r in results], "grads": grads_of(backend), "values": backend.values(make_batch(5))}
-    if rank == 0:
-        torch.save(found, directory / "found.pt")
-    backend.close()
-
-
-def test_two_ranks_find_what_one_finds(tiny_model: Path, tmp_path: Path) -> None:
-    mp.spawn(run_rank, (tmp_path, tiny_model), nprocs=2)  # type: ignore[no-untyped-call]
-    found = torch.load(tmp_path / "found.pt", weights_only=False)
-    alone = TorchBackend(spec_of(tiny_model, max_tokens_per_micro_batch=30), precision=DOUBLE)
-    losses = [alone.train_step(valued(make_batch(seed)), LOSS).loss for seed in (3, 4)]
-    assert found["losses"] == pytest.approx(losses, rel=1e-9)
-    assert relative_error(found["grads"], grads_of(alone)) <= 1e-6
-    for own, other in zip(found["values"], alone.values(make_batch(5)), strict=True):
-        np.testing.assert_allclose(own, other, rtol=1e-5, atol=1e-6)

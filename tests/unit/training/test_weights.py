@@ -65,6 +65,9 @@ def test_an_export_loads_in_transformers_and_gives_the_trainers_logprobs(
     text = "2 + 3 = 5"
     assert load_tokenizer(tmp_path / "export")(text) == load_tokenizer(tiny_model)(text)
     assert model.generation_config.eos_token_id == [2, 3]
+    ordinary = tmp_path / "ordinary"
+    ordinary.touch()
+    assert {f.stat().st_mode for f in (tmp_path / "export").iterdir()} == {ordinary.stat().st_mode}
 
 
 def test_lora_moves_only_adapters_and_merging_leaves_the_live_network_alone(tiny_model: Path) -> None:

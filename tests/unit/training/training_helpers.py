@@ -48,9 +48,10 @@ def make_batch(
                     loss_mask=mask,
                     advantages=np.where(mask, rng.normal(), 0.0).astype(np.float32),
                     rollout_logprobs=np.where(mask, -5.0, 0.0).astype(np.float32),
+                    max_length=16,
                 )
             )
-    return TrainingBatch(samples=tuple(samples), temperature=temperature, max_length=16)
+    return TrainingBatch(samples=tuple(samples), temperature=temperature)
 
 
 def off_policy(batch: TrainingBatch, model: Any, seed: int = 0) -> TrainingBatch:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import traceback
 from dataclasses import dataclass
 
 from roll.algorithms.inputs import LossInputs, LossOutputs
-from roll.errors import ConfigError
+from roll.errors import LossError
 from roll.registry import load_function
 
 __all__ = ["OwnLoss"]
@@ -21,9 +22,17 @@ class OwnLoss:
         """The micro-batch's share; see `LossInputs` for what it must divide by.
 
         Raises:
-            ConfigError: it cannot be imported, or returns something else.
+            ConfigError: it cannot be imported.
+            LossError: it failed, or returned something else.
         """
-        outputs = load_function(self.path, "loss")(inputs)
+        function = load_function(self.path, "loss")
+        try:
+            outputs = function(inputs)
+        except Exception as error:
+            frame = traceback.extract_tb(error.__traceback__)[-1]
+            raise LossError(
+                f"loss '{self.path}' failed at {frame.filename}:{frame.lineno}: {type(error).__name__}: {error}"
+            ) from error
         if not isinstance(outputs, LossOutputs):
-            raise ConfigError(f"loss '{self.path}' returned a {type(outputs).__name__}: return a LossOutputs.")
+            raise LossError(f"loss '{self.path}' returned a {type(outputs).__name__}: return a LossOutputs.")
         return outputs

@@ -75,6 +75,7 @@ class PolicyLoss:
             reduce=self.ratio_reduce,
             against=self.ratio_against,
             token_limit=self.ratio_token_limit,
+            bounded=self.gate.exponentiates,
         )
         weights = token_weights(inputs, self.aggregation)
         corrections = self.correction.weights(inputs)
@@ -104,7 +105,7 @@ class PolicyLoss:
     def _metrics(
         self, inputs: LossInputs, ratio_log: Tensor, weights: Tensor, corrections: Tensor
     ) -> dict[str, Tensor]:
-        advantages, ratio = inputs.advantages, ratio_log.exp()
+        advantages, ratio = inputs.advantages, clamped(ratio_log).exp()
         token_log_ratio = clamped(inputs.logprobs.detach() - inputs.old_logprobs)
         difference = clamped(inputs.old_logprobs - inputs.rollout_logprobs)
         clipped = self.gate.clipped(ratio, advantages)

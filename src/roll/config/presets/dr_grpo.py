@@ -3,7 +3,7 @@
     A_i = R_i - mean_g R;   loss = -1/G sum_i 1/L_max sum_t min(r A, clip(r) A)
 
 Dividing by a group's deviation favours questions that are nearly solved or nearly hopeless; dividing by an answer's
-own length favours long wrong answers. Both are left out; the constant L_max is `rollout.max_new_tokens`, so the loss,
+own length favours long wrong answers. Both are left out; the constant L_max is the prompt's limit, so the loss,
 and with it the fitting learning rate, is smaller than GRPO's where answers are shorter than that.
 """
 

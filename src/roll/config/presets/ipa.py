@@ -1,13 +1,14 @@
 """IPA: interaction-perceptive agentic policy optimisation (ROME, arXiv 2512.24873, eq. 7-10).
 
     chunk = what the policy writes between two interactions;   G_c = gamma^{chunks to the end} (R - mean_g R)
-    rho_c = geometric mean of pi/old over the chunk;   m_c = 1[ geometric mean of old/rollout <= H ]
+    rho_c = geometric mean of pi/mu over the chunk, mu the engine's policy;   m_c = 1[ geometric mean of old/mu <= H ]
     G > 0: -m G log pi;   G <= 0: -m sg(clip(rho, 0, 1)) G log pi;   expert rollouts: -lambda_IL G log pi
 
 The paper gives no constants: gamma = 0.95 discounts a chunk 14 steps from the end by half; H = 1.2 is ROLL's bound for
-engine mismatch. rho is 1 at a batch's only update; what is stale shows in m, whose old is the trainer's newest. The
-paper's R is the final reward, which says nothing where failure is 0: here it is all that the rollout got, whichever
-turn it came with, centred over the group, so that failures have the negative sign that the split needs.
+engine mismatch. rho is against the policy that sampled the chunk, as in topr: against the trainer's policy before the
+update it would be 1 at a batch's only update, however stale the batch is. The paper's R is the final reward, which says
+nothing where failure is 0: here it is all that the rollout got, whichever turn it came with, centred over the group, so
+that failures have the negative sign that the split needs.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ COST = "1 model"
 STABILITY = "steady off-policy"
 PRESET: dict[str, Any] = {
     "advantage": {"estimator": "chunk", "std": "none", "gamma": 0.95},
-    "ratio": {"level": "chunk"},
+    "ratio": {"level": "chunk", "against": "rollout"},
     "gate": {"type": "sign_split"},
     "correction": {"level": "chunk", "upper": None, "mask_high": 1.2},
     "aggregation": "token_mean",

@@ -40,7 +40,14 @@ algorithm: {type: dapo, gate: {high: 0.3}, kl: {coefficient: 0.001}}
 
 These conventions hold in every formula below:
 
-- Log-ratios are clamped to ± 20 before they are exponentiated.
+- R is the reward that is trained: shaped by `algorithm.reward`. Filters look at the same, unless `filters.metric` is
+  `accuracy`.
+- With `kl.place: reward`, R is the penalised reward, R - beta sum_t KL_t over an answer's tokens, before baseline and
+  deviation; filters do not see the penalty. Where turns or tokens have returns of their own (`rebn`; `reinforce_pp`,
+  `remax`, `ppo`, `asy_ppo`), each one's reward is penalised by its own. A rollout that is not trained counts in
+  baselines with the mean penalty per token of those that are.
+- An answer's limit is `rollout.max_new_tokens` for each turn that its prompt has.
+- Log-ratios are clamped to ± 20 where they are exponentiated.
 - Sums run over the tokens that the policy wrote, and skip whatever lies between them.
 - Counts are those of everything that one update trains, so the gradient does not depend on micro-batches, packing,
   order, or ranks. What a filter left out is in baselines but not in these counts. A rollout that the infrastructure
@@ -48,7 +55,8 @@ These conventions hold in every formula below:
 - `old` is the trainer's policy before the update; `mu` (in keys: `rollout`) is the engine's, which sampled.
 - The correction for the difference between the two is on by default (`correction`: per token, truncated at 2), unless
   the ratio itself is taken against the engine. The difference is always logged, as `training/mismatch/…` and
-  `agreement/…`.
+  `agreement/…`. With `rollout.top_p` or `top_k`, an engine's probabilities are of the tokens that it kept, so old / mu
+  is their share, below 1, at every token: products over an answer are refused, and `roll check` says what else changes.
 
 See also [how the algorithms learn](benchmarks/algorithms.md) on the quickstart task, and
 [how methods with turns learn](benchmarks/multi_turn.md) over two turns.

@@ -3,7 +3,8 @@
     A_i = R_i where R_i > 0, the others are not trained;   loss = -1/n sum_i 1/|o_i| sum_t min(r A, clip(r, 0.8, 1.2) A)
 
 No baseline and no negative signal: entropy falls fast; the paper finds it close to GRPO early on, behind it later.
-Works on groups of one. A group in which every answer is right is trained as well.
+Works on groups of one. A group in which every answer is right is trained as well. R is the reward that is trained, so
+an answer whose penalties (`algorithm.reward`) leave nothing is not kept.
 """
 
 from __future__ import annotations

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from collections.abc import Callable
+from typing import Any, Literal, Self
+
+from pydantic import PrivateAttr
 
 from roll.config.base import FUNCTION, option
 from roll.config.rewards.base import RewardSection
@@ -13,17 +16,32 @@ __all__ = ["EnvironmentReward", "PythonReward", "ReasoningGymReward"]
 class PythonReward(RewardSection):
     """A function of yours: `def reward(text, answer, metadata) -> float`.
 
-    Annotated `-> bool`, it also decides whether the task was solved, which accuracy counts.
+    An `async def` waits for many answers at once. Annotated `-> bool`, it also decides whether the task was solved,
+    which accuracy counts.
     """
 
     type: Literal["python"] = option(..., "Kind of reward.")
-    function: str = option(
-        ...,
-        "Where it is: `package.module:function`, or a file: `path/to/file.py:function`.",
+    function: str | None = option(
+        None,
+        "Where it is: `package.module:function`, or a file: `path/to/file.py:function`. `null` where it is given as an "
+        "object: `roll.train(config, reward=function)`.",
         examples=["my_package.rewards:score", "examples/rewards/short_answer.py:score"],
         pattern=FUNCTION,
     )
     options: dict[str, Any] = option({}, "Further keyword arguments for the function.")
+    max_concurrent: int = option(64, "Answers that an `async def` waits for at once, at most.", ge=1)
+    _object: Any = PrivateAttr(None)
+
+    @property
+    def given(self) -> Callable[..., Any] | None:
+        """The function, as it was given as an object; `None` where it was not."""
+        return self._object
+
+    def with_object(self, function: Callable[..., Any]) -> Self:
+        """A copy that carries this function; it is no part of its resolved form."""
+        copy = self.model_copy()
+        copy._object = function
+        return copy
 
 
 class ReasoningGymReward(RewardSection):

@@ -20,10 +20,12 @@ import threading
 from multiprocessing import connection
 from pathlib import Path
 
-__all__ = ["LOG", "LOG_STREAM", "OWNER", "LogStream"]
+__all__ = ["LAUNCH", "LOG", "LOG_STREAM", "OWNER", "LogStream"]
 
 OWNER = "ROLL_ENGINE_OWNER"
 """Variable with the process id of the engine's owner."""
+LAUNCH = "ROLL_ENGINE_LAUNCH"
+"""Variable that tells the processes of one launch from those of another."""
 LOG = "ROLL_ENGINE_LOG"
 """Variable with the path of the engine's log file."""
 

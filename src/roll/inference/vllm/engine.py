@@ -19,6 +19,7 @@ import logging
 import os
 import pickle
 import time
+import uuid
 from collections.abc import Awaitable, Collection, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -35,7 +36,7 @@ from roll.inference.vllm.conversion import (
     to_generation,
     to_logprobs,
 )
-from roll.inference.vllm.launch import Launch, launch
+from roll.inference.vllm.launch import Launch, end_launch, launch
 from roll.protocols import PauseMode
 from roll.types import EngineLoad, FloatArray, Generation, GenerationRequest, IntArray, WeightReceipt, WeightUpdate
 
@@ -70,13 +71,20 @@ class VLLMEngine:
         self._update_lock = asyncio.Lock()
 
     async def start(self) -> None:
-        """Load the model.
+        """Load the model; when cancelled, the processes that were started for it are killed.
 
         Raises:
             ModelError: vLLM refuses the model or these settings.
             EngineDiedError: vLLM's process ended while it loaded.
         """
-        self._launch = await asyncio.to_thread(launch, self._spec)
+        name = uuid.uuid4().hex
+        work = asyncio.ensure_future(asyncio.to_thread(launch, self._spec, name))
+        try:
+            self._launch = await asyncio.shield(work)
+        except asyncio.CancelledError:
+            await asyncio.to_thread(end_launch, name)
+            work.add_done_callback(_forget)
+            raise
         await self._call(self._llm.update_weight_version(str(INITIAL_VERSION)))
         for traces in await self._call(self._llm.collective_rpc("roll_traces")):
             self._launch.adopt(set(traces["processes"]) - {os.getpid()}, traces["files"])
@@ -192,6 +200,7 @@ class VLLMEngine:
             num_waiting=num_requests - num_running,
             kv_used=stats.kv_used if num_requests else 0.0,
             capacity=self._spec.max_num_seqs,
+            num_steps=stats.num_steps,
         )
 
     def take_steps(self) -> list[EngineStretch]:
@@ -298,6 +307,12 @@ class VLLMEngine:
             raise UnsupportedError(f"engine {self.engine_id}: vLLM cannot sleep on a CPU; its memory stays taken.")
         if not self._spec.colocated:
             raise UnsupportedError(f"engine {self.engine_id} was not built colocated, so it cannot sleep.")
+
+
+def _forget(work: asyncio.Future[Launch]) -> None:
+    """A launch that nobody waits for any more has failed; if it was done in that very instant, it is ended."""
+    if not work.cancelled() and work.exception() is None:
+        work.result().shutdown()
 
 
 def _agreed_checksums(replies: list[dict[str, int]], policy_version: int) -> dict[str, int]:

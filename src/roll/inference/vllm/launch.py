@@ -6,7 +6,7 @@ import os
 import re
 import threading
 from collections.abc import Generator, Iterable
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from multiprocessing import spawn
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from roll.inference.step_log import StepLog
 from roll.inference.vllm.arguments import CPU_KV_CACHE_BYTES, engine_arguments
 from roll.inference.vllm.environment import is_cpu_build, prepare_environment, temporary_environment
 
-__all__ = ["Launch", "Stats", "launch"]
+__all__ = ["Launch", "Stats", "end_launch", "launch"]
 
 SHUTDOWN_TIMEOUT_S = 1.0
 """Then processes are killed; they hold nothing that must be saved."""
@@ -27,6 +27,8 @@ SPIN_COUNT = "1000"
 """Turns of the OpenMP runtime's waiting loop before a thread sleeps: some 20 microseconds."""
 LOG_STREAM = "ext://roll.inference.vllm.child.LOG_STREAM"
 _ERROR_LINE = re.compile(r"\b(\w*(?:Error|Exception)): (.+)$")
+_SUMMARY = re.compile(r"Engine core init|EngineDeadError|EngineGenerateError|Worker failed with error")
+"""Of an error that was named before."""
 _starting = threading.Lock()
 """Environment variables are changed while an engine starts."""
 
@@ -36,6 +38,7 @@ class Stats:
 
     def __init__(self) -> None:
         self.num_running = 0
+        self.num_steps = 0
         self.kv_used = 0.0
         self.steps = StepLog()
 
@@ -50,6 +53,7 @@ class Stats:
                 self._cache = vllm_config.cache_config
 
             def record(self, scheduler_stats: Any, iteration_stats: Any, *_: Any, **__: Any) -> None:
+                stats.num_steps += scheduler_stats is not None or iteration_stats is not None
                 if scheduler_stats is not None:
                     stats.num_running = scheduler_stats.num_running_reqs
                     stats.kv_used = scheduler_stats.kv_cache_usage
@@ -71,12 +75,13 @@ class Stats:
 class Launch:
     """A vLLM that was started: its client in this process, and its processes."""
 
-    def __init__(self, spec: EngineSpec, llm: Any, *, cpu: bool, stats: Stats) -> None:
+    def __init__(self, spec: EngineSpec, llm: Any, *, cpu: bool, stats: Stats, log_size: int = 0) -> None:
         self.llm = llm
         self.cpu = cpu
         self.stats = stats
         self.vocab_size = int(llm.model_config.get_vocab_size())
         self._spec = spec
+        self._log_size = log_size
         self._processes: dict[int, psutil.Process] = {}
         self._files: set[str] = set()
 
@@ -95,7 +100,8 @@ class Launch:
         """What is known of why the processes ended."""
         gone = [str(process_id) for process_id, process in self._processes.items() if not process.is_running()]
         which = f"its process {', '.join(gone)} ended" if gone else "vLLM stopped serving"
-        return f"{which}{_log_hint(self._spec.log_path)}"
+        root = _last_error(self._spec.log_path, self._log_size)
+        return f"{which}{f': {root}' if root else ''}{_log_hint(self._spec.log_path)}"
 
     def shutdown(self) -> None:
         """End all processes, by force where they do not end by themselves. Blocking; may be called twice."""
@@ -111,8 +117,22 @@ class Launch:
                 Path(file).unlink(missing_ok=True)
 
 
-def launch(spec: EngineSpec) -> Launch:
+def end_launch(name: str) -> None:
+    """Kill the processes of a launch that is under way, which then fails."""
+    from roll.inference.vllm import child
+
+    for process in psutil.Process().children(recursive=True):
+        with suppress(psutil.Error):
+            if process.environ().get(child.LAUNCH) == name:
+                process.kill()
+
+
+def launch(spec: EngineSpec, name: str) -> Launch:
     """Start vLLM's processes and load the model. Blocking: seconds to minutes.
+
+    Args:
+        spec: the engine.
+        name: of this launch alone; for `end_launch`.
 
     Raises:
         ModelError: vLLM refuses the model or the settings.
@@ -122,7 +142,7 @@ def launch(spec: EngineSpec) -> Launch:
         prepare_environment()
         cpu = is_cpu_build()
         log_size = spec.log_path.stat().st_size if spec.log_path and spec.log_path.exists() else 0
-        with temporary_environment(_variables(spec, cpu=cpu)), _children_without_main():
+        with temporary_environment(_variables(spec, name, cpu=cpu)), _children_without_main():
             from vllm.engine.arg_utils import AsyncEngineArgs
             from vllm.v1.engine.async_llm import AsyncLLM
 
@@ -138,16 +158,17 @@ def launch(spec: EngineSpec) -> Launch:
                 raise ModelError(f"vLLM refuses {spec.model_path} with these settings: {error}") from error
             except Exception as error:
                 raise _start_error(spec, log_size, error) from error
-    return Launch(spec, llm, cpu=cpu, stats=stats)
+    return Launch(spec, llm, cpu=cpu, stats=stats, log_size=log_size)
 
 
-def _variables(spec: EngineSpec, *, cpu: bool) -> dict[str, str]:
+def _variables(spec: EngineSpec, name: str, *, cpu: bool) -> dict[str, str]:
     """Environment of the engine's processes alone."""
     from roll.inference.vllm import child
 
     # A killed engine's semaphores are freed by Python's resource tracker, which would say so on the terminal.
     warnings = [os.environ.get("PYTHONWARNINGS"), "ignore:resource_tracker:UserWarning"]
-    variables = {child.OWNER: str(os.getpid()), "PYTHONWARNINGS": ",".join(filter(None, warnings))}
+    variables = {child.OWNER: str(os.getpid()), child.LAUNCH: name}
+    variables["PYTHONWARNINGS"] = ",".join(filter(None, warnings))
     if cpu:
         # Threads that spin while they wait halve the speed wherever cores are shared (measured: 300 tok/s beside other
         # work, against 50 and less). A decoding step is a thousand short parallel regions, though, and waking a thread
@@ -201,13 +222,13 @@ def _start_error(spec: EngineSpec, log_size: int, error: Exception) -> Exception
 
 
 def _last_error(log_path: Path | None, start: int) -> str:
-    """The last line after byte `start` that names an exception, other than vLLM's summary of it."""
+    """The last line after byte `start` that names an exception, other than vLLM's own summaries of it."""
     if log_path is None or not log_path.exists():
         return ""
     with log_path.open("rb") as file:
         file.seek(start)
         lines = file.read().decode(errors="replace").splitlines()
-    found = [match for line in lines if (match := _ERROR_LINE.search(line)) and "Engine core init" not in line]
+    found = [match for line in lines if (match := _ERROR_LINE.search(line)) and not _SUMMARY.search(line)]
     return f"{found[-1][1]}: {found[-1][2]}" if found else ""
 
 

@@ -13,7 +13,6 @@ Invariants:
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
@@ -36,8 +35,6 @@ from roll.tracking.rollout_trace import RequestTrace
 from roll.types import Generation, GenerationRequest
 
 __all__ = ["JudgeRole", "open_scoring", "start_judge"]
-
-logger = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
@@ -70,7 +67,6 @@ class JudgeRole:
         self._proxy = LLMProxy(engines, _keep_weights, router=self._router)
         self._trace = RequestTrace(emit)
         self._figures = _Figures()
-        self._ending: set[asyncio.Task[None]] = set()
         self.model = model(self.generate)
 
     async def generate(self, request: GenerationRequest, time_limit_s: float) -> Generation:
@@ -92,13 +88,10 @@ class JudgeRole:
                 self._revive()
                 generation = await self._proxy.generate(request, on_start=started)
         except TimeoutError:
-            self._failed()
+            self._figures.num_failed += 1
             raise RewardInfraError(f"the judge '{self.model.name}' gave no reply within {time_limit_s:g} s") from None
-        except asyncio.CancelledError:
-            self._end_orphans()
-            raise
         except Exception as error:  # engines that cannot be started again fail with whatever their vendors raise
-            self._failed()
+            self._figures.num_failed += 1
             if isinstance(error, InfraError):
                 raise
             raise RewardInfraError(f"the judge '{self.model.name}' cannot be started again: {error}") from error
@@ -109,26 +102,11 @@ class JudgeRole:
         return generation
 
     def _revive(self) -> None:
-        """Replace every engine that does not serve; one whose replacement failed raises why, and is tried again."""
+        """Replace every engine that does not serve, those that were given up too."""
         serving = {id(engine) for engine in self._router.serving}
         for engine in self._engines.engines:
             if id(engine) not in serving:
                 self._proxy.replace(engine)
-
-    def _failed(self) -> None:
-        self._figures.num_failed += 1
-        self._end_orphans()
-
-    def _end_orphans(self) -> None:
-        """Beside whoever is gone already; an engine that cannot even do that is replaced."""
-        task = asyncio.create_task(self._proxy.end_orphans(), name="judge-end-orphans")
-        self._ending.add(task)
-        task.add_done_callback(self._ended)
-
-    def _ended(self, task: asyncio.Task[None]) -> None:
-        self._ending.discard(task)
-        if not task.cancelled() and (error := task.exception()) is not None:
-            logger.warning("the judge's requests whose callers are gone could not be ended: %s", error)
 
     def metrics(self) -> dict[str, float]:
         """Of the step: verdicts asked for and kept, requests, tokens, failures, seconds per request; of the run:
@@ -152,9 +130,7 @@ class JudgeRole:
 
     async def close(self) -> None:
         """End every engine."""
-        for task in list(self._ending):
-            task.cancel()
-        await asyncio.gather(*self._ending, return_exceptions=True)
+        await self._proxy.close()
         await self._engines.close()
 
 

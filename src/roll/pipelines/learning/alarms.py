@@ -57,7 +57,7 @@ def _training(config: AlarmsConfig, metrics: Mapping[str, float]) -> Iterator[tu
     if config.kl_above is not None and kl is not None and kl > config.kl_above:
         yield "kl_above", f"divergence blew up: {kl:.3g} per token, above {config.kl_above:g}"
     trained = metrics.get("data/groups_trained", 1.0)
-    if config.no_signal and trained == 0:
+    if config.no_signal and trained == 0 and "reward/mean" in metrics:  # without a reward, a failure of ours
         yield (
             "no_signal",
             f"no group has a signal: rewards are all equal (mean {metrics.get('reward/mean', 0.0):.3g}); "

@@ -32,7 +32,7 @@ async def collect(parts: Parts) -> Collected:
     left out and replaced. Every draw in it gets a fate.
     """
     ahead = parts.config.rollout.scheduling.async_ratio > 0
-    with parts.spans.phase("wait" if ahead else "generate"):
+    with parts.stages.waiting("wait" if ahead else "generate"):
         batch = await parts.controller.next_batch()
         shown = await demonstrations(parts, [group.draw for group in batch.groups])
     return chosen(parts, batch, shown)
@@ -44,7 +44,7 @@ def chosen(parts: Parts, batch: Batch, demonstrations: Sequence[Rollout]) -> Col
         selection = select(
             batch.groups,
             parts.config.algorithm,
-            max_length=parts.config.max_answer_tokens,
+            max_new_tokens=parts.config.rollout.max_new_tokens,
             moments=parts.state.moments,
             greedy=batch.companions.get(GREEDY, ()),
             demonstrations=demonstrations,

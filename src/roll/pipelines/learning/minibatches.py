@@ -37,13 +37,21 @@ def minibatches(batch: TrainingBatch, num: int, seed: tuple[int, ...]) -> Iterat
             yield cut
 
 
-def critic_share(batch: TrainingBatch, critic: int, num_critics: int) -> TrainingBatch:
-    """What one of several critics learns from: each group's rollouts are dealt out in turn (AsyPPO)."""
-    seen: dict[int, int] = {}
-    own = []
-    for sample in batch.samples:
-        place = seen.get(sample.group_id, 0)
-        seen[sample.group_id] = place + 1
-        if place % num_critics == critic:
-            own.append(sample)
-    return replace(batch, samples=tuple(own))
+def critic_share(batch: TrainingBatch, critic: int, num_critics: int, first: int = 0) -> TrainingBatch:
+    """What one of several critics learns from: each group's rollouts are dealt out in turn (AsyPPO).
+
+    Each group's deal goes on where the one before it ended, so that no critic gets the odd rollout of every group: the
+    shares of a batch, and of a group, differ by one rollout at most.
+
+    Args:
+        batch: of one step.
+        critic: which one.
+        num_critics: see there.
+        first: which critic gets the batch's first rollout; the step's number, so that it is not always the same.
+    """
+    groups: dict[int, list[int]] = {}
+    for index, sample in enumerate(batch.samples):
+        groups.setdefault(sample.group_id, []).append(index)
+    dealt = [index for members in groups.values() for index in members]
+    own = {index for place, index in enumerate(dealt, start=first) if place % num_critics == critic}
+    return replace(batch, samples=tuple(sample for index, sample in enumerate(batch.samples) if index in own))

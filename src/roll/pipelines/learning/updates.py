@@ -16,11 +16,13 @@ import numpy as np
 from roll.algorithms.kl_controller import adapted_coefficient
 from roll.config.algorithm import AlgorithmConfig
 from roll.data.samples import build_batch
+from roll.errors import HalfUpdatedError, InfraError
 from roll.pipelines.learning.losses import attention_range, policy_loss, value_loss
 from roll.pipelines.learning.minibatches import critic_share, minibatches
 from roll.pipelines.learning.selection import Selection
 from roll.pipelines.learning.weighing import kl_token_rewards, weigh
 from roll.pipelines.parts import Parts
+from roll.protocols import LossFn, TrainerGroup
 from roll.types import FloatArray, StepResult, TrainingBatch
 
 __all__ = ["Learned", "learn"]
@@ -45,7 +47,8 @@ class Learned:
 async def learn(parts: Parts, selection: Selection) -> Learned:
     """Compute what the algorithm asks for, then update critics and policy; the step is `parts.state.step + 1`."""
     config, algorithm = parts.config, parts.config.algorithm
-    batch = build_batch(selection.rollouts, temperature=config.rollout.temperature, max_length=config.max_answer_tokens)
+    sampling = config.rollout
+    batch = build_batch(selection.rollouts, temperature=sampling.temperature, max_new_tokens=sampling.max_new_tokens)
     batch = await _with_logprobs(parts, batch)
     coefficient = parts.state.kl_coefficient
     coefficient = algorithm.kl.coefficient if coefficient is None else coefficient
@@ -103,11 +106,11 @@ async def _train_critics(parts: Parts, learned: Learned, values: Sequence[Sequen
             batch = replace(
                 learned.batch, samples=tuple(replace(s, old_values=said) for s, said in pairs if not s.expert)
             )
-            own = critic_share(batch, index, len(parts.critics))
+            own = critic_share(batch, index, len(parts.critics), first=step)
             for epoch in range(algorithm.critic.num_epochs):
                 seed = (parts.config.seed, step, 1 + index, epoch)
                 for part in minibatches(own, algorithm.updates.num_minibatches, seed):
-                    learned.critic_results.append(await critic.train_step(part, value_loss(algorithm)))
+                    learned.critic_results.append(await _update(parts, critic, part, value_loss(algorithm)))
 
 
 async def _train_policy(parts: Parts, learned: Learned, coefficient: float) -> None:
@@ -118,7 +121,19 @@ async def _train_policy(parts: Parts, learned: Learned, coefficient: float) -> N
             for part in minibatches(
                 learned.batch, algorithm.updates.num_minibatches, (parts.config.seed, step, 0, epoch)
             ):
-                learned.results.append(await parts.trainer.train_step(part, loss))
+                learned.results.append(await _update(parts, parts.trainer, part, loss))
+
+
+async def _update(parts: Parts, trainer: TrainerGroup, batch: TrainingBatch, loss: LossFn) -> StepResult:
+    """One optimiser step; where the first of a step fails before it moved a weight, the last boundary still stands."""
+    is_first, parts.mid_update = not parts.mid_update, True
+    try:
+        return await trainer.train_step(batch, loss)
+    except (HalfUpdatedError, InfraError):
+        raise
+    except Exception:
+        parts.mid_update = not (is_first and trainer.num_ranks == 1)  # other ranks would wait for the failed one
+        raise
 
 
 def _adapt(parts: Parts, learned: Learned, penalties: Sequence[FloatArray], coefficient: float) -> None:

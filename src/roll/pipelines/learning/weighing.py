@@ -17,6 +17,7 @@ from roll.algorithms.episodes import LARGEST, Episode, Float64Array
 from roll.algorithms.returns import chunk_returns, per_token, turn_returns
 from roll.config.algorithm import AlgorithmConfig
 from roll.errors import ConfigError
+from roll.pipelines.learning.rewards import is_whole, outcomes_of
 from roll.pipelines.learning.selection import Selection
 from roll.registry import load_function
 from roll.types import BoolArray, FloatArray, Rollout, TrainingBatch, TrainingSample
@@ -39,7 +40,8 @@ def weigh(
         selection: their episodes and outcomes; demonstrations come last.
         algorithm: its settings.
         values: [M][n][L] by critic and sample.
-        token_rewards: [n][L] rewards per token, such as a KL penalty.
+        token_rewards: [n][L] rewards per token, such as a KL penalty. Where one value counts for a whole rollout, their
+            sum is part of it before baseline and deviation are taken.
 
     Raises:
         ConfigError: the user's own estimator returned something else than asked for.
@@ -47,15 +49,16 @@ def weigh(
     starts = [sample.prefix_length for sample in batch.samples if not sample.expert]
     num_own = len(starts)
     after = [_after_prompt(arrays[:num_own], starts) for arrays in values]
+    penalties = _after_prompt(token_rewards[:num_own], starts) if len(token_rewards) else []
     episodes = [
         replace(
             episode,
             values=_mean([critic[i] for critic in after]),
-            token_rewards=token_rewards[i][starts[i] :] if len(token_rewards) else None,
+            token_rewards=penalties[i] if penalties else None,
         )
         for i, episode in enumerate(selection.episodes[:num_own])
     ]
-    found = _estimate(episodes, selection.outcomes[:num_own], algorithm)
+    found = _estimate(episodes, selection, algorithm)
     spreads = [_deviation([critic[i] for critic in after]) for i in range(len(episodes))] if after else []
     agreed = _share(spreads, episodes, algorithm.critic.drop_agreed)
     divergent = _share([-s for s in spreads], episodes, algorithm.entropy.drop_divergent)
@@ -141,12 +144,21 @@ def _aligned(answer: Any, sample: TrainingSample) -> FloatArray:
     return np.concatenate([np.zeros(sample.prefix_length, np.float32), np.asarray(answer, np.float32)])
 
 
-def _estimate(episodes: list[Episode], outcomes: Float64Array, algorithm: AlgorithmConfig) -> Estimate:
+def _estimate(episodes: list[Episode], selection: Selection, algorithm: AlgorithmConfig) -> Estimate:
+    """Advantages of the trained episodes; the others have their part in baselines, deviations and whitening."""
     settings = algorithm.advantage
     if settings.function is not None:
         return _own_estimate(load_function(settings.function, "advantage function"), settings.function, episodes)
-    return estimate(
-        episodes,
+    num = len(episodes)
+    everyone = [*episodes, *_penalised_alike(selection.others, episodes)]
+    outcomes = np.concatenate([selection.outcomes[:num], selection.other_outcomes])
+    if is_whole(algorithm) and settings.mean != "greedy" and num and episodes[0].token_rewards is not None:
+        outcomes, _ = outcomes_of(everyone, algorithm)
+        everyone = [replace(episode, token_rewards=None) for episode in everyone]
+    if settings.estimator == "gae":  # critics were not asked for more
+        everyone, outcomes = everyone[:num], outcomes[:num]
+    found = estimate(
+        everyone,
         outcomes,
         estimator=settings.estimator,
         std=settings.std,
@@ -156,6 +168,17 @@ def _estimate(episodes: list[Episode], outcomes: Float64Array, algorithm: Algori
         whiten=settings.whiten,
         clip=settings.clip,
     )
+    return Estimate(advantages=found.advantages[:num], returns=found.returns)
+
+
+def _penalised_alike(others: Sequence[Episode], trained: Sequence[Episode]) -> list[Episode]:
+    """Of rollouts that are not trained no log-probs are known: each of their tokens counts with the trained ones' mean
+    reward per token, so that a penalty which all pay alike moves no baseline."""
+    known = [e.token_rewards[e.mask] for e in trained if e.token_rewards is not None]
+    if not known:
+        return list(others)
+    mean = float(np.concatenate(known).mean(dtype=np.float64))
+    return [replace(e, token_rewards=np.where(e.mask, mean, 0.0).astype(np.float32)) for e in others]
 
 
 def _own_estimate(function: Callable[..., Any], path: str, episodes: list[Episode]) -> Estimate:

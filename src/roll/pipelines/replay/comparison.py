@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from roll.tracking import atomic
 from roll.tracking.recording import RecordedWork
+from roll.tracking.recording.work import WAITS
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -26,7 +27,7 @@ class Comparison:
 
     def add(self, step: int, metrics: Mapping[str, float]) -> None:
         """A step was generated again; `metrics` are those of its line in `metrics.jsonl`."""
-        wait = metrics.get("time/generate_s", 0.0) + metrics.get("time/wait_s", 0.0)
+        wait = sum(metrics.get(f"time/{name}_s", 0.0) for name in WAITS)
         self.steps.append(
             {
                 "step": float(step),

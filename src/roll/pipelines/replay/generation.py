@@ -20,6 +20,7 @@ from pathlib import Path
 
 from roll.cluster.base import open_cluster
 from roll.config import RLVRConfig
+from roll.envs.watch import watched
 from roll.errors import ConfigError
 from roll.models import resolve_model
 from roll.pipelines import measures
@@ -39,6 +40,7 @@ from roll.rollout.loops import Generate, Renderer, RolloutLoop, joined, next_tur
 from roll.tracking import RunDirectory, Tracker
 from roll.tracking.recording import RecordedWork
 from roll.tracking.rollout_trace import RolloutTrace
+from roll.tracking.stages import Stages
 from roll.types import Generation, GenerationRequest, PromptDraw, RewardResult, Rollout, Turn
 
 __all__ = ["SameLengths", "SameRewards", "open_generation"]
@@ -53,6 +55,7 @@ class _World:
     controller: AsyncController
     scheduler: RolloutScheduler
     proxy: LLMProxy
+    stages: Stages
     first: int
 
 
@@ -81,7 +84,7 @@ async def open_generation(
         stack.push_async_callback(cluster.close)
         engines = await cluster.start_engines(engine_specs(config, material, run))
         stack.push_async_callback(engines.close)
-        pool = await cluster.start_pool(config.rollout.num_reward_workers)
+        pool = await cluster.start_pool(config.rollout.reward_workers)
         stack.push_async_callback(pool.close)
         judge = await start_judge(config, cluster, run, tracker.spans.event) if config.judge else None
         if judge is not None:
@@ -89,9 +92,9 @@ async def open_generation(
         rewards: Mapping[str, Reward] = await stack.enter_async_context(
             open_rewards(config, pool, judge.model if judge is not None else None)
         )
-        proxy = LLMProxy(
-            engines, _nothing_to_sync, max_attempts=config.rollout.max_attempts, router=build_router(config)
-        )
+        attempts, router = config.rollout.max_attempts, build_router(config)
+        proxy = LLMProxy(engines, _nothing_to_sync, max_attempts=attempts, router=router)
+        stack.push_async_callback(proxy.close)
         loop: RolloutLoop | None = None
         if config.replay.lengths == "recorded":
             loop = SameLengths(work, own_loop(config))
@@ -99,6 +102,9 @@ async def open_generation(
         scheduler = build_scheduler(config, proxy, rewards, material.data.renderer, tracker.on_rollout, loop=loop)
         if config.tracking.trace_rollouts:
             scheduler.life.listen(RolloutTrace(tracker.spans.event, FINAL).on_transition)
+        stages = Stages(tracker.spans)
+        scheduler.life.listen(stages.on_transition)
+        stack.enter_context(watched(stages.environment))
         plan = sampling_plans(config, material.stop_token_ids)[0]
         ledger = _ledger_of(start.num_draws)
         controller = build_controller(config, state, material.data, ledger, scheduler, proxy, plan)
@@ -110,6 +116,7 @@ async def open_generation(
             controller=controller,
             scheduler=scheduler,
             proxy=proxy,
+            stages=stages,
             first=recording.first,
         )
         yield functools.partial(_generate_again, world)
@@ -160,7 +167,7 @@ async def _generate_again(world: _World) -> None:
 async def _step(world: _World, step: int, comparison: Comparison) -> None:
     spans, controller, work = world.tracker.spans, world.controller, world.work
     beside = world.config.rollout.scheduling.async_ratio > 0
-    with spans.phase("wait" if beside else "generate"):
+    with world.stages.waiting("wait" if beside else "generate"):
         batch = await controller.next_batch()
     if beside:  # with nothing beside it, the time of training changes nothing
         with spans.phase("train"):

@@ -16,7 +16,7 @@ from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontext
 
 from roll.cluster.base import open_cluster, start_together
 from roll.config import RLVRConfig
-from roll.pipelines import steps
+from roll.pipelines import saving, steps
 from roll.pipelines.checkpoint import Checkpointer
 from roll.pipelines.learning.collecting import Collected, chosen
 from roll.pipelines.material import prepare_material, sampling_plans
@@ -30,6 +30,7 @@ from roll.pipelines.trainers import Trainers, trainer_specs
 from roll.protocols import InferenceEngine
 from roll.rollout import DataLedger, LLMProxy, RolloutScheduler
 from roll.tracking import RunDirectory, Tracker
+from roll.tracking.stages import Stages
 from roll.weights import SyncReport
 
 __all__ = ["open_training", "train_again"]
@@ -50,13 +51,12 @@ async def train_again(parts: Parts) -> None:
                 collected = await parts.stop.unless(_collect(parts))
                 metrics = await steps.update(parts, collected)
                 alarms = await steps.cross_boundary(parts, collected, metrics)
-                await steps.save_if_due(parts, alarms)
+                await saving.save_if_due(parts, alarms)
     except Interrupted:
-        steps.return_to_boundary(parts)
-        await steps.save(parts)
+        await saving.save_boundary(parts)
         raise
     if parts.config.checkpoint.at_end:
-        await steps.save(parts)
+        await saving.save(parts)
 
 
 async def _collect(parts: Parts) -> Collected:
@@ -104,6 +104,7 @@ async def open_training(
         yield Parts(
             config=config,
             state=state,
+            began_at=state.step,
             data=material.data,
             held_out=[],
             ledger=ledger,
@@ -118,9 +119,12 @@ async def open_training(
             critics=trainers.critics,
             weights=_NoSync(),
             judge=None,
-            checkpointer=Checkpointer(run, config.checkpoint, trainers.policy, trainers.critics),
+            checkpointer=Checkpointer(
+                run, config.checkpoint, trainers.policy, trainers.critics, on_saved=tracker.callbacks.saved
+            ),
             tracker=tracker,
             spans=tracker.spans,
+            stages=Stages(tracker.spans),
             stop=stop,
         )
 

@@ -15,12 +15,22 @@ from typing import Any
 from roll.errors import RewardInfraError
 from roll.rewards.code.inside import exceptions
 from roll.rewards.code.inside.compare import same_output, same_value
-from roll.rewards.code.inside.frames import frame, pack, split
+from roll.rewards.code.inside.frames import frame, pack
 from roll.rewards.code.program import CandidateRun
+from roll.rewards.code.serving import Served, serve
 from roll.rewards.code.tasks import CallCase, StdinCase
-from roll.rewards.code.verdicts import MESSAGE_BYTES, OUTCOMES, SKIPPED, CaseVerdict, blame, claim, ended, not_built
-from roll.rewards.code.verdicts import number as seconds
-from roll.sandbox import ExecutionResult, Limit, PythonCode
+from roll.rewards.code.verdicts import (
+    MESSAGE_BYTES,
+    OUTCOMES,
+    SKIPPED,
+    CaseVerdict,
+    blame,
+    claim,
+    ended,
+    not_built,
+    within,
+)
+from roll.sandbox import ExecutionResult, Limit, Outcome, PythonCode
 
 __all__ = ["Batch"]
 
@@ -32,38 +42,60 @@ _SPARE_BYTES = 2**16
 _BYTES_PER_BYTE = 16
 """The same value may be written longer than expected: `1` as `["c", 1.0, 0.0]`."""
 
+_NO_MESSAGE = CaseVerdict(verdict="exited", passed=0.0)
+
 
 class Batch(CandidateRun):
     """All cases of one answer."""
 
     async def run(self, cases: Sequence[tuple[StdinCase | CallCase, float]]) -> list[CaseVerdict]:
-        """All of them in one sandbox."""
+        """All of them in one sandbox; what is left in another, where a case had to be ended from outside."""
         case, limit_s = cases[0]
         if len(cases) == 1 and isinstance(case, StdinCase) and self.task.language == "python":
             return [await self._alone(case, limit_s)]
-        bounds = [self._most_bytes(case) for case, _ in cases]
-        messages = [
-            self.setup(),
-            *(self._message(case, cpu_s, most) for (case, cpu_s), most in zip(cases, bounds, strict=True)),
-        ]
-        program = self.candidate(b"".join(map(pack, messages)), [cpu_s for _, cpu_s in cases], sum(bounds))
-        result = await self.boxes.run(program)
-        first, *bodies = split(result.result) or [b""]
-        built = claim(first)
-        if not built:
-            blame(result, "a candidate's")
-        if "failed" in built:
-            return [not_built(built["failed"])] * len(cases)
         verdicts: list[CaseVerdict] = []
-        for (case, _), head, body in zip(cases, bodies[::2], bodies[1::2], strict=False):
+        while len(verdicts) < len(cases):
+            left = cases[len(verdicts) :]
+            served = await self._served(left)
+            built = claim(served.first)
+            if not built:
+                blame(served.result, "a candidate's")
+            if "failed" in built:
+                return [not_built(built["failed"])] * len(cases)
+            verdicts += await self._judged(left, served)
+            timeouts = sum(verdict.verdict == "timeout" for verdict in verdicts)
+            if timeouts >= self.max_timeouts or not (built and _ended_over_time(served)):
+                missing = SKIPPED if timeouts >= self.max_timeouts else ended(served.result)
+                verdicts += [missing] * (len(cases) - len(verdicts))
+        return verdicts
+
+    async def _served(self, cases: Sequence[tuple[StdinCase | CallCase, float]]) -> Served:
+        """What comes of these cases in one sandbox."""
+        limits_s = [cpu_s for _, cpu_s in cases]
+        most_bytes = [self._most_bytes(case) for case, _ in cases]
+        messages = [self._message(*case, most) for case, most in zip(cases, most_bytes, strict=True)]
+        async with self.boxes.candidate(self.candidate(limits_s, sum(most_bytes))) as job:
+            return await serve(
+                job,
+                pack(self.setup()),
+                [pack(message) for message in messages],
+                self.bounds(limits_s),
+                setup_s=self.setup_bounds(),
+                total_s=self.config.time_limit_s,
+                frames_per_case=2,
+            )
+
+    async def _judged(self, cases: Sequence[tuple[StdinCase | CallCase, float]], served: Served) -> list[CaseVerdict]:
+        """Of the cases that were answered, and of the one that was ended from outside."""
+        found: list[CaseVerdict] = []
+        for (case, limit_s), (head, body), cpu_s in zip(cases, served.frames, served.cpu_s, strict=False):
             end = claim(head).get("case")
-            if not isinstance(end, dict):
-                break
-            verdicts.append(await self._judge(case, end, body, result))
+            verdict = await self._judge(case, end, body, served.result) if isinstance(end, dict) else _NO_MESSAGE
+            found.append(within(verdict, cpu_s, limit_s))
             await asyncio.sleep(0)  # others get their turn on the loop
-        timeouts = sum(verdict.verdict == "timeout" for verdict in verdicts)
-        missing = SKIPPED if timeouts >= self.max_timeouts else ended(result)
-        return verdicts + [missing] * (len(cases) - len(verdicts))
+        if _ended_over_time(served) and len(found) < len(served.cpu_s):
+            found.append(CaseVerdict(verdict="timeout", passed=0.0, cpu_s=served.cpu_s[len(found)]))
+        return found
 
     def _most_bytes(self, case: StdinCase | CallCase) -> int:
         """More is not the expected output or value, so the rest need not be kept."""
@@ -112,8 +144,7 @@ class Batch(CandidateRun):
             verdict = "error" if status != 0 else "passed" if await self._printed(case, body) else "wrong"
         else:
             verdict, detail = await self._returned(case, body, detail)
-        cpu_s = seconds(end.get("cpu_s"))
-        return CaseVerdict(verdict=verdict, passed=float(verdict == "passed"), cpu_s=cpu_s, detail=detail)
+        return CaseVerdict(verdict=verdict, passed=float(verdict == "passed"), detail=detail)
 
     async def _printed(self, case: StdinCase, printed: bytes) -> bool:
         """Whether that is the expected output."""
@@ -161,3 +192,7 @@ class Batch(CandidateRun):
             if result.outcome not in OUTCOMES:
                 raise RewardInfraError(f"a comparison ended without a result ({result.outcome.value}).")
         return same is True
+
+
+def _ended_over_time(served: Served) -> bool:
+    return served.result.outcome in (Outcome.CPU_TIME, Outcome.WALL_TIME)

@@ -32,6 +32,15 @@ class CandidateRun:
         """Of one case."""
         return {"cpu_s": cpu_s, "wall_s": max(SHORTEST_WALL_S, self.config.wall_factor * cpu_s)}
 
+    def bounds(self, limits_s: Sequence[float]) -> list[tuple[float, float]]:
+        """CPU and wall time of each case, as the sandbox keeps them."""
+        return [(cpu_s, self.limits(cpu_s)["wall_s"]) for cpu_s in limits_s]
+
+    def setup_bounds(self) -> tuple[float, float]:
+        """The same of compiling and loading."""
+        cpu_s = _STARTING_CPU_S + (_COMPILE_CPU_S if TOOL_CHAINS[self.task.language].compile else 0.0)
+        return cpu_s, self.limits(cpu_s)["wall_s"]
+
     def setup(self) -> dict[str, Any]:
         """The first message to the candidate's side."""
         tools = TOOL_CHAINS[self.task.language]
@@ -45,10 +54,8 @@ class CandidateRun:
             "max_timeouts": self.max_timeouts,
         }
 
-    def candidate(
-        self, stdin: bytes, limits_s: Sequence[float], output_bytes: int, *, interactive: bool = False
-    ) -> PythonCode:
-        """The program that runs the candidate.
+    def candidate(self, limits_s: Sequence[float], output_bytes: int) -> PythonCode:
+        """The program that runs the candidate; `setup` is the first that it is told.
 
         Args:
             output_bytes: of all cases; messages come on top.
@@ -58,8 +65,7 @@ class CandidateRun:
         messages = (len(limits_s) + 2) * MESSAGE_BYTES
         return PythonCode(
             source=_CANDIDATE,
-            stdin=stdin,
-            interactive=interactive,
+            interactive=True,
             result=True,
             cpu_s=sum(all_s),
             wall_s=min(sum(self.limits(each)["wall_s"] for each in all_s), self.config.time_limit_s),

@@ -1,4 +1,4 @@
-"""How long a case may run: adaptive limits on CPU time (RollPacker, arXiv 2509.21009, section 3.3).
+"""How long a case may run: adaptive limits on CPU time (RollPacker, arXiv 2509.21009, section 4.3).
 
     T = min(max(T_min, lambda * T_anchor), T_max)      T_anchor = largest CPU time of a right answer to this case
 

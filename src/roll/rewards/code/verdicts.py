@@ -5,7 +5,7 @@ Everything that comes from there is bounded before it is looked at: see `frames.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from roll.errors import RewardInfraError
@@ -14,6 +14,7 @@ from roll.rewards.code.inside.frames import unpack
 from roll.sandbox import ExecutionResult, Outcome
 
 __all__ = [
+    "GRACE_CPU_S",
     "MESSAGE_BYTES",
     "OUTCOMES",
     "SKIPPED",
@@ -23,12 +24,14 @@ __all__ = [
     "claim",
     "ended",
     "not_built",
-    "number",
+    "within",
 ]
 
 MESSAGE_BYTES = 2**15
 """Longest message of a candidate's or a checker's side that is parsed in this process: at most a few milliseconds and
 some hundred kilobytes of memory, whatever it holds."""
+GRACE_CPU_S = 0.25
+"""The kernel's count has our own program's share as well."""
 OUTCOMES = {
     Outcome.MEMORY: "memory",
     Outcome.CPU_TIME: "timeout",
@@ -50,6 +53,7 @@ class CaseVerdict:
     passed: float
     """Share: 0 or 1; of a file of tests, the share of its tests."""
     cpu_s: float = 0.0
+    """As the kernel counted it, of everything in the candidate's sandbox."""
     detail: str = ""
 
 
@@ -71,6 +75,13 @@ def not_built(failure: Any) -> CaseVerdict:
     return CaseVerdict(verdict=verdict, passed=0.0, detail=str(failure.get("stderr", ""))[-500:])
 
 
+def within(verdict: CaseVerdict, cpu_s: float, limit_s: float) -> CaseVerdict:
+    """With the CPU time that was counted from outside; over its limit, no case has passed."""
+    if verdict.passed and cpu_s > limit_s + GRACE_CPU_S:
+        return CaseVerdict(verdict="timeout", passed=0.0, cpu_s=cpu_s, detail=verdict.detail)
+    return replace(verdict, cpu_s=cpu_s)
+
+
 def ended(result: ExecutionResult) -> CaseVerdict:
     """Of a case that nothing is known of."""
     return CaseVerdict(verdict=OUTCOMES.get(result.outcome, "exited"), passed=0.0)
@@ -85,7 +96,3 @@ def blame(result: ExecutionResult, whose: str) -> None:
     if result.outcome is Outcome.EXITED and result.exit_code:
         last = result.stderr.decode(errors="replace").strip().splitlines()[-1:]
         raise RewardInfraError(f"the program that runs {whose} code failed (exit {result.exit_code}): {last}")
-
-
-def number(value: Any) -> float:
-    return float(value) if isinstance(value, int | float) and 0 <= value < 1e9 else 0.0

@@ -1,7 +1,8 @@
 """Starting a program.
 
     agent ── fork ──► init of the program ── fork ──► program
-                      (own PID, mount and IPC namespaces, own files)   (no capabilities, filter, limits)
+                      (own PID, mount, IPC and    (no capabilities, filter, limits)
+                      network namespaces, files)
 
 The init outlives the program by an instant: with it the kernel ends everything that the program left behind. Where
 the program shares the sandbox's namespaces (`fresh` is false), the agent itself is its parent. A child that is forked
@@ -125,7 +126,8 @@ def _child(function, request, settings, outputs, status):
         os.closerange(_STATUS, LINE)
     os.closerange(LINE + (line is not None), _MAX_DESCRIPTORS)
     if request["fresh"]:
-        kernel.unshare(kernel.CLONE_NEWNS | kernel.CLONE_NEWIPC)
+        kernel.unshare(kernel.CLONE_NEWNS | kernel.CLONE_NEWIPC | kernel.CLONE_NEWNET)
+        kernel.raise_loopback()  # of its own: closed connections and counters would tell the next program of this one
         kernel.private_proc()
         limits = settings["limits"]
         kernel.writable_space(settings["home"], limits["disk_bytes"], limits["max_files"])
@@ -212,6 +214,7 @@ def _restrict(settings):
         resource.RLIMIT_FSIZE: limits["file_size_bytes"],
         resource.RLIMIT_MEMLOCK: 1 << 16,
         resource.RLIMIT_MSGQUEUE: 1 << 16,
+        resource.RLIMIT_SIGPENDING: 1 << 10,
     }
     if settings["own_group"]:
         os.nice(10)  # whatever it starts, the agent beside it gets to act when its time is over

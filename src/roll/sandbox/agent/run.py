@@ -12,6 +12,8 @@ from roll.sandbox.agent import programs, usage
 _READ_BYTES = 1 << 16
 _CHECK_S = 0.01
 _CHECK_LATER_S = 0.2
+_SAMPLE_S = 0.02
+"""Between looks at processes, where no control group counts their CPU time: children may come and go between."""
 
 
 def clock():
@@ -28,6 +30,9 @@ class Run:
         self.limits = []
         self.reaped_before = usage.reaped_s() if request["alone"] and not request["fresh"] else None
         """Where the sandbox is for this program alone: what has left its tree is its, too."""
+        self.counted_before = agent.counted_s() if request["alone"] else None
+        """What the control group had counted; None: it counts nothing, or others as well."""
+        self.tally = usage.Tally()
         self.counts = usage.kernel_counts() if agent.settings["own_group"] else {}
         self.cpu_used = 0.0
         self.code = None
@@ -58,6 +63,8 @@ class Run:
             return _CHECK_S
         if self.cpu_s is None:
             return 1e9
+        if self.counted_before is None:
+            return _SAMPLE_S
         left = (self.cpu_s - used) / self.agent.num_cpus
         return min(max(left, _CHECK_S), _CHECK_LATER_S + left)
 
@@ -80,10 +87,26 @@ class Run:
             self.next_check = now + self._check_after(cpu)
 
     def _totals(self):
-        if self.reaped_before is None:
-            return usage.totals(self.started.pid)
-        cpu, memory, threads = usage.totals(os.getpid(), without_root=True)
-        return cpu + usage.reaped_s() - self.reaped_before, memory, threads
+        """Seconds of CPU, resident bytes, threads; the last two only where they are watched."""
+        if self.counted_before is not None and not self.agent.settings["watch_memory"]:
+            return self.agent.counted_s() - self.counted_before, 0, 0
+        before = self.reaped_before
+        alone = before is not None
+        seen, cpu, memory, threads = self.tally.add(os.getpid() if alone else self.started.pid, without_root=alone)
+        if before is not None:
+            cpu += usage.reaped_s() - before
+        if self.counted_before is not None:
+            return self.agent.counted_s() - self.counted_before, memory, threads
+        return max(seen, cpu), memory, threads
+
+    def bound(self, wall_s, cpu_s):
+        """New limits from now on; says what was used before."""
+        self.cpu_used = max(self._totals()[0], self.cpu_used)
+        if not self.killed:
+            self.wall_s = clock() - self.began + wall_s
+            self.cpu_s = None if cpu_s is None else self.cpu_used + cpu_s
+            self.next_check = clock() + self._check_after(self.cpu_used)
+        self.agent.send("u", self.channel, int(self.cpu_used * 1e6).to_bytes(8, "little"))
 
     def note(self, limit):
         """Remember that a limit was hit."""
@@ -178,4 +201,8 @@ class Run:
         counted = [limit for limit in now if now[limit] > self.counts.get(limit, now[limit])]
         wall = clock() - self.began
         cpu = max(used.ru_utime + used.ru_stime, self.cpu_used)
+        if self.counted_before is not None:
+            cpu = self.agent.counted_s() - self.counted_before
+        if self.cpu_s is not None and cpu >= self.cpu_s:
+            self.note("cpu_time")
         self.agent.send_end(self.channel, code, number, self.limits, wall, cpu, used.ru_maxrss * 1024, counted=counted)

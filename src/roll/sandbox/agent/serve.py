@@ -1,13 +1,15 @@
 """The agent: starts programs and shells in its sandbox, bounds them, passes their output on.
 
     host ──► fd 0: frames  length(4) marshal(message)
-    host ◄── fd 1: frames  length(4) kind(1) channel(4) payload;  kind: o, e, r = output;  x = the end, JSON
+    host ◄── fd 1: frames  length(4) kind(1) channel(4) payload;  kind: o, e, r = output;  u = microseconds of CPU used;
+                           x = the end, JSON
 
     messages  ("data", channel, bytes)    more standard input for the program to be started
               ("run", channel, request)   start a program; ends with x
               ("shell", channel, {})      open a shell session; x when it is ready
               ("line", channel, request)  a command for it; ends with x
               ("input", channel, bytes)   standard input for a running program that takes it piece by piece; b"" ends it
+              ("bound", channel, s, s)    new limits of a program on wall and CPU time, from now on; answered by u
               ("kill", channel)           end a program, or interrupt a session's command
               ("close", channel)          end a session
 
@@ -23,11 +25,12 @@ import marshal
 import os
 import select
 
-from roll.sandbox.agent import kernel, programs, spare, usage
+from roll.sandbox.agent import kernel, locks, programs, spare, usage
 from roll.sandbox.agent.run import Run, clock
 from roll.sandbox.agent.shell import Shell
 
 _READ_BYTES = 1 << 16
+_NEVER = float("inf")
 
 
 class Agent:
@@ -53,11 +56,17 @@ class Agent:
         """Whether the last program was `fresh`; None: there was none yet."""
         self.num_cpus = len(os.sched_getaffinity(0))
         self.settings = {}
-        self.namespace = -1
+        self.namespace = self.counter = -1
+        self.next_look = _NEVER
+        """When to look at the locks that programs hold."""
+        self.childless = True
 
     def configure(self, settings):
         """What the host sent first: prepare the sandbox."""
         self.settings, self.spares = settings, spare.useful(settings)
+        self.counter = usage.COUNTER if settings["counts_cpu"] else -1
+        if settings["own_group"]:
+            self.counter = usage.open_counter()
         if settings["mount_space"]:
             self.namespace = os.open("/proc/self/ns/pid", os.O_RDONLY | os.O_CLOEXEC)
             kernel.writable_space(settings["home"], settings["limits"]["disk_bytes"], settings["limits"]["max_files"])
@@ -113,7 +122,8 @@ class Agent:
             self.prepare()
             now = clock()
             busy = [*self.runs.values(), *self.shells.values()]
-            wait = min([now + 3600, *(each.deadline() for each in busy)]) - now
+            self.plan_look(now, busy)
+            wait = min([now + 3600, self.next_look, *(each.deadline() for each in busy)]) - now
             for descriptor, _ in self.poll.poll(max(0, int(wait * 1000) + 1)):
                 if descriptor == self.incoming:
                     if not self.hear():
@@ -124,9 +134,36 @@ class Agent:
                     self.owners[descriptor].read(descriptor)
             self.reap()
             now = clock()
+            if now >= self.next_look:
+                self.look_at_locks()
             for each in [*self.runs.values(), *self.shells.values()]:
                 if now >= each.deadline():
                     each.check(now)
+
+    def plan_look(self, now, busy):
+        """While anything of a program's runs, also what it left where it may leave something."""
+        runs = self.settings["isolated"] and (busy or (self.ran is False and not self.childless))
+        if not runs:
+            self.next_look = _NEVER
+        elif self.next_look == _NEVER:
+            self.next_look = now + locks.LOOK_S
+
+    def look_at_locks(self):
+        """End whoever holds too many."""
+        self.next_look = _NEVER
+        owners = locks.hoarders()
+        for pid in owners:
+            try:
+                os.kill(pid, 9)
+            except OSError:
+                continue
+        if owners:
+            for run in list(self.runs.values()):
+                run.end("memory")
+
+    def counted_s(self):
+        """Seconds of CPU of everything here, by the count of the control group; None where there is none."""
+        return usage.counted_s(self.counter) if self.counter >= 0 else None
 
     def hear(self):
         """From the host; False at the end. No variable of the loop keeps it: a child that waits is a fork of that."""
@@ -198,6 +235,11 @@ class Agent:
         if channel in self.runs:
             self.runs[channel].feed(data)
 
+    def on_bound(self, channel, wall_s, cpu_s):
+        """New limits for a running program; the end of one that has ended says all that there is to say."""
+        if channel in self.runs:
+            self.runs[channel].bound(wall_s, cpu_s)
+
     def on_kill(self, channel):
         """End a program, or a session's command."""
         for group in (self.runs, self.shells):
@@ -215,7 +257,9 @@ class Agent:
             try:
                 pid, status, used = os.wait4(-1, os.WNOHANG)
             except ChildProcessError:
+                self.childless = True
                 return
+            self.childless = False
             if pid == 0:
                 return
             if self.spare is not None and self.spare.started.pid == pid:

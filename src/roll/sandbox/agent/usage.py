@@ -6,10 +6,14 @@ import os
 
 _TICKS = os.sysconf("SC_CLK_TCK")
 _PAGE = os.sysconf("SC_PAGE_SIZE")
+COUNTER = 4
+"""File descriptor of an agent: the count of CPU time of its sandbox's control group, where the host has one."""
+_OWN_COUNTERS = ("cpu.stat", "cpuacct/cpuacct.usage", "cpu,cpuacct/cpuacct.usage")
+"""The same where an agent sees its own group."""
 
 
 def processes():
-    """By pid: parent, seconds of CPU (with those of ended children), resident bytes, number of threads."""
+    """By pid: parent, seconds of CPU with those of ended children, resident bytes, threads, own seconds, its start."""
     found = {}
     for name in os.listdir("/proc"):
         if not name.isdigit():
@@ -21,7 +25,8 @@ def processes():
             continue  # it ended meanwhile
         fields = text[text.rindex(b")") + 2 :].split()
         cpu = sum(map(int, fields[11:15])) / _TICKS
-        found[int(name)] = (int(fields[1]), cpu, int(fields[21]) * _PAGE, int(fields[17]))
+        own = sum(map(int, fields[11:13])) / _TICKS
+        found[int(name)] = (int(fields[1]), cpu, int(fields[21]) * _PAGE, int(fields[17]), own, fields[19])
     return found
 
 
@@ -40,15 +45,44 @@ def tree(root, found=None):
     return result
 
 
-def totals(root, without_root=False):
-    """Of `root` and its descendants, or of these alone: seconds of CPU, resident bytes, threads."""
-    found = processes()
-    entries = [found[pid] for pid in tree(root, found) if pid != root or not without_root]
-    return (
-        sum(entry[1] for entry in entries),
-        sum(entry[2] for entry in entries),
-        sum(entry[3] for entry in entries),
-    )
+def open_counter():
+    """File descriptor of the count of CPU time of the control group that this process sees; -1: there is none."""
+    for name in _OWN_COUNTERS:
+        try:
+            return os.open("/sys/fs/cgroup/" + name, os.O_RDONLY | os.O_CLOEXEC)
+        except OSError:
+            continue
+    return -1
+
+
+def counted_s(counter):
+    """Seconds of CPU that a control group has counted: of every process that was ever in it."""
+    text = os.pread(counter, 64, 0)  # version 2: "usage_usec 1234", version 1: nanoseconds
+    return int(text.split()[1]) / 1e6 if text.startswith(b"usage_usec") else int(text) / 1e9
+
+
+class Tally:
+    """Seconds of CPU of a tree without such a count: what was seen, process by process.
+
+    Parents add up what their children used only if they wait for them: who does not want to be counted does not.
+    """
+
+    def __init__(self):
+        self.seen = {}
+
+    def add(self, root, without_root=False):
+        """Look again, at `root` and its descendants or at these alone.
+
+        Returns:
+            seconds of CPU of all that was ever seen; of what is there now, with its ended children; resident bytes;
+            threads.
+        """
+        found = processes()
+        entries = [(pid, found[pid]) for pid in tree(root, found) if pid != root or not without_root]
+        for pid, entry in entries:
+            self.seen[pid, entry[5]] = entry[4]
+        cpu, memory, threads = (sum(entry[place] for _, entry in entries) for place in (1, 2, 3))  # pyrefly: ignore
+        return sum(self.seen.values()), cpu, memory, threads
 
 
 def reaped_s():

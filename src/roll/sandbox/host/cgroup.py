@@ -1,4 +1,4 @@
-"""Control groups: bounds on the processes and the memory of one sandbox, versions 1 and 2.
+"""Control groups: bounds on the processes and the memory of one sandbox, and a count of its CPU time; versions 1 and 2.
 
 Groups are made below the group that this process is in, so that bounds of a container or a job go on to hold. With
 version 2 that group must hand on the controllers; where it cannot (it has processes of its own), its parent is tried.
@@ -11,6 +11,8 @@ import os
 import time
 
 _CONTROLLERS = ("pids", "memory")
+_CPU = "cpuacct"
+"""Counts CPU time with version 1, where it is mounted; with version 2 every group does."""
 _PREFIX = "roll-sandbox-"
 _REMOVE_S = 5.0
 _NETWORK_SHARE = 8
@@ -53,7 +55,7 @@ def _bases():
     found = {}
     for mount, root, kind, options in _mounts():
         if kind == "cgroup":
-            for name in _CONTROLLERS:
+            for name in (*_CONTROLLERS, _CPU):
                 if name in options and name in own:
                     found[name] = _own_directory(mount, root, own[name])
         elif "unified" in own:
@@ -62,7 +64,7 @@ def _bases():
                 if base.startswith(mount) and _hands_on(base):
                     found.update({name: found.get(name, base) for name in _CONTROLLERS})
                     break
-    return found if len(found) == len(_CONTROLLERS) else {}
+    return found if set(_CONTROLLERS) <= set(found) else {}
 
 
 def _hands_on(base):
@@ -91,6 +93,8 @@ class Groups:
                     if not os.path.exists(os.path.join(root, "cgroup.clone_children")):
                         _write(os.path.join(root, "cgroup.subtree_control"), "+pids +memory")
                 except OSError:
+                    if name == _CPU:
+                        continue
                     self.close()
                     self.by_controller = {}
                     return
@@ -101,6 +105,11 @@ class Groups:
     def available(self):
         """Whether groups can be made here."""
         return bool(self.by_controller)
+
+    @property
+    def count_cpu(self):
+        """Whether they count the CPU time of what is in them."""
+        return _CPU in self.by_controller or bool(self.roots and os.path.exists(self.roots[0] + "/cpu.stat"))
 
     def make(self, slot):
         """The group of a slot."""
@@ -125,6 +134,9 @@ class Group:
             os.makedirs(directory, exist_ok=True)
         self.version = 1 if os.path.exists(directories["memory"] + "/memory.limit_in_bytes") else 2
         self.bounds = None
+        counter = self.cpu_counter()
+        self.cpu = os.open(counter, os.O_RDONLY | os.O_CLOEXEC) if counter else -1
+        """File descriptor of the count of CPU time: agents read it, whatever file system they see."""
 
     def bound(self, max_processes, memory_bytes):
         """Set the bounds, where they differ from what they were."""
@@ -147,6 +159,12 @@ class Group:
         """Move this process into it."""
         for directory in set(self.directories.values()):
             _write(directory + "/cgroup.procs", 0)
+
+    def cpu_counter(self):
+        """The file that counts the CPU time of all that was ever in it; empty where nothing does."""
+        if self.version == 2:
+            return self.directories["memory"] + "/cpu.stat"
+        return self.directories[_CPU] + "/cpuacct.usage" if _CPU in self.directories else ""
 
     def counters(self):
         """The files that count kills for memory and refused forks, with the word before the count."""

@@ -56,6 +56,8 @@ class Images:
 def _do(tree, step, first, second=b""):
     if step == "bind" and first.startswith("/dev/") and _make_device(first, tree + second):
         return
+    if step == "bind" and first != second and os.path.isdir(first) and _show_unnamed(first, tree, second):
+        return
     if step == "bind":
         target = tree + second
         if os.path.isdir(first):
@@ -80,6 +82,30 @@ def _do(tree, step, first, second=b""):
             file.write(second)
     else:
         os.symlink(first, tree + second)
+
+
+def _show_unnamed(source, tree, target):
+    """The content of a directory, without its path on the host, which a mount of it would show in /proc/self/mountinfo.
+
+    False where the kernel has no overlays, or none of this file system.
+    """
+    place = tree + target.replace("/", "-")  # beside the tree, where no sandbox sees it
+    layers = [os.path.join(place, name) for name in ("source", "nothing")]
+    here = os.getcwd()
+    for directory in (tree + target, *layers):
+        os.makedirs(directory, exist_ok=True)
+    try:
+        kernel.mount(source, layers[0], None, _BIND_RECURSIVE)
+        try:
+            os.chdir(place)  # an overlay shows its layers as they were named
+            kernel.mount("none", tree + target, "overlay", _NOSUID | _NODEV | 1, "lowerdir=source:nothing")
+        finally:
+            os.chdir(here)
+            kernel.unmount(layers[0])
+    except OSError:
+        return False
+    _restrict(tree + target, False)
+    return True
 
 
 def _restrict(target, is_device):

@@ -102,17 +102,21 @@ class Slot:
         """Of its control group."""
         return sorted(set(self.group.directories.values())) if self.group is not None else []
 
+    def counter(self):
+        """File descriptor of the count of its CPU time, if there is one."""
+        return [self.group.cpu] if self.group is not None and self.group.cpu >= 0 else []
+
     def start(self, tree, line, complaints):
         """Have its process start a sandbox.
 
         Raises:
             OSError: its process is gone.
         """
-        socket.send_fds(self.line, [marshal.dumps(("start", tree))], [line, complaints])
+        socket.send_fds(self.line, [marshal.dumps(("start", tree))], [line, complaints, *self.counter()])
 
     def start_bwrap(self, arguments, line, complaints, code):
-        """Start a sandbox by bwrap: 0 and 1 are the agent's line, 2 is for complaints, 3 its code."""
-        self.pid = fork(self._become_bwrap, arguments, (line, line, complaints, code))
+        """Start a sandbox by bwrap: 0, 1 are the agent's line, 2 is for complaints, 3 its code, 4 counts CPU time."""
+        self.pid = fork(self._become_bwrap, arguments, (line, line, complaints, code, *self.counter()))
 
     def _become_bwrap(self, arguments, descriptors):
         os.setsid()

@@ -74,7 +74,7 @@ class Spawner:
 
     def serve(self):
         """Until the manager closes its end."""
-        self.say("ready", {"groups": self.groups.available, "root": self.is_root})
+        self.say("ready", {"groups": self.groups.available, "cpu": self.groups.count_cpu, "root": self.is_root})
         while True:
             for descriptor, _ in self.poll.poll():
                 if descriptor == self.wake[0]:

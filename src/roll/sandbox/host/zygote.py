@@ -4,7 +4,8 @@
        ╚════════ seqpacket socket, one per slot ════════╝ └── clone ──► agent: first process of new namespaces
 
 To the zygote:  (control group files, user) with the slot's socket; a slot lives as long as that socket.
-To a slot:      ("start", tree) with the agent's line and the file for complaints; ("kill",) ends that sandbox
+To a slot:      ("start", tree) with the agent's line, the file for complaints and, if there is one, the count of its
+                CPU time; ("kill",) ends that sandbox
 From a slot:    (status,) when nothing is left of its sandbox
 
 A slot is a process of its own because entering a control group waits for the kernel for up to tens of milliseconds, and
@@ -24,7 +25,7 @@ import marshal
 import os
 import select
 
-from roll.sandbox.agent import kernel
+from roll.sandbox.agent import kernel, usage
 
 _NAMESPACES = (
     kernel.CLONE_NEWUSER
@@ -39,7 +40,7 @@ _MESSAGE_BYTES = 1 << 14
 _INSIDE = 1000
 """The number of a sandbox's user and of its group, as the sandbox sees them."""
 _FAILED = 125
-_DESCRIPTORS = 2
+_DESCRIPTORS = 3
 
 
 def main():
@@ -126,9 +127,12 @@ def _start_sandboxes(line):
                 else:
                     if pid == 0:
                         line.detach()
-                        for new, old in enumerate((descriptors[0], *descriptors)):
+                        for new, old in enumerate((descriptors[0], *descriptors[:2])):
                             os.dup2(old, new)
-                        os.closerange(3, 1 << 16)
+                        for old in descriptors[2:]:
+                            os.dup2(old, usage.COUNTER)
+                        os.closerange(3, usage.COUNTER)
+                        os.closerange(usage.COUNTER + len(descriptors[2:]), 1 << 16)
                         return message[1]
                     watch = os.pidfd_open(pid)
                     poll.register(watch, select.POLLIN)
@@ -151,5 +155,5 @@ def _enter(tree, user):
     kernel.raise_loopback()
     kernel.name_host("sandbox")
     os.setsid()
-    kernel.limit_capabilities((kernel.CAP_SETPCAP, kernel.CAP_SYS_ADMIN))
+    kernel.limit_capabilities((kernel.CAP_SETPCAP, kernel.CAP_NET_ADMIN, kernel.CAP_SYS_ADMIN))
     kernel.die_with_parent()

@@ -54,6 +54,7 @@ def schemas() -> dict[str, pa.Schema]:
             ("verdict", pa.string()),
             ("correct", pa.bool_()),
             ("decisions", pa.map_(pa.string(), pa.bool_())),
+            ("timed_out", pa.list_(pa.string())),
             ("reward_duration_s", pa.float64()),
             ("engine_id", name),
             ("turns", pa.list_(turn)),
@@ -147,6 +148,7 @@ def _rollout_row(purpose: str, rollout: Rollout, draw: PromptDraw | None) -> Seq
         None if reward is None else reward.verdict,
         None if reward is None else reward.correct,
         None if reward is None else list(reward.decisions.items()),
+        None if reward is None else list(reward.timed_out),
         None if reward is None else reward.duration_s,
         rollout.engine_id,
         [{"start": t.start, "end": t.end, "reward": t.reward, "state": _utf8(t.state)} for t in rollout.turns],
@@ -206,6 +208,7 @@ def _rollout(row: dict[str, Any], draw: PromptDraw, *, expert: bool = False) -> 
             verdict=row["verdict"],
             correct=row["correct"],
             decisions=dict(row["decisions"]),
+            timed_out=tuple(row.get("timed_out") or ()),  # older recordings have none
             duration_s=row["reward_duration_s"],
         )
     own = row["prompt_token_ids"]

@@ -10,7 +10,10 @@ from roll.tracking.recording.records import RecordedStep
 from roll.tracking.recording.tables import TRAIN
 from roll.types import IntArray, RewardResult, Rollout
 
-__all__ = ["RecordedWork", "previous_turn", "request_id"]
+__all__ = ["WAITS", "RecordedWork", "previous_turn", "request_id"]
+
+WAITS = ("generate", "wait", "environment", "reward")
+"""Phases that wait for a batch."""
 
 
 @dataclass(slots=True)
@@ -57,7 +60,7 @@ class RecordedWork:
                 for rollout in group.rollouts:
                     work._add(rollout)
             times = step.timings_s
-            work.wait_s[step.step] = times.get("generate", 0.0) + times.get("wait", 0.0)
+            work.wait_s[step.step] = sum(times.get(name, 0.0) for name in WAITS)
             work.sync_s[step.step] = times.get("sync", 0.0)
             work.step_s[step.step] = times.get("step", 0.0)
             work.train_s[step.step] = _training(times)

@@ -14,10 +14,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from roll.rewards.code import program
-from roll.rewards.code.dialogue import Router
 from roll.rewards.code.extract import extract_code
 from roll.rewards.code.inside import exceptions, frames, wire
 from roll.rewards.code.inside.compare import same_value
+from roll.rewards.code.serving import Router
 from roll.rewards.code.verdicts import MESSAGE_BYTES, claim
 
 Judge = Callable[..., Any]

@@ -1,7 +1,8 @@
 """The checker's side: runs a task's own tests against a candidate that is somewhere else.
 
     host ──► fd 0: setup; then what the candidate's process answers, byte for byte
-    host ◄── fd 3: frames marked `c`, which go to the candidate's process; one marked `h` per case, its verdict
+    host ◄── fd 3: frames marked `s` (the first of a case) or `c`, which go to the candidate's process; one marked `h`
+                   per case, its verdict
 
 The tests are the task's author's; the candidate's objects never come here, only plain data (`proxies`).
 """

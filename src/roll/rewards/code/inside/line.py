@@ -48,7 +48,7 @@ class Line:
 
     def start(self, case):
         """Start the candidate's process for a case; its first answer."""
-        self.frames.write({"kind": "serve", "cpu_s": case["cpu_s"], "wall_s": case["wall_s"]}, b"c")
+        self.frames.write({"kind": "serve", "cpu_s": case["cpu_s"], "wall_s": case["wall_s"]}, b"s")
         loaded = self._answer()
         if "loaded" in loaded:
             self.names = [name for name in loaded["loaded"] if isinstance(name, str)]

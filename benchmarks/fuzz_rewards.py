@@ -1,0 +1,331 @@
+"""Fuzzed answers through every verifier that scores by default.
+
+    make fuzz-rewards [ARGS="--answers 20000 --processes 2"]
+
+Answers are mutations of real ones: pieces cut, doubled and shuffled, brackets that do not close, commands without
+arguments, signs of other scripts, one fragment repeated up to 100,000 characters. Two things are shown:
+
+1. volume: what verifiers run in workers is called here in processes like those, with whatever it needs; no exception,
+   no answer that costs more than its limit, and memory that does not grow;
+2. the way that a run takes: every fiftieth answer through `build_reward` and the worker pool, with every callback of
+   the controller's loop timed.
+"""
+
+import argparse
+import asyncio
+import json
+import multiprocessing
+import random
+import resource
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from _report import report
+from bench_rewards import GSM8K, KINDS, PUBLISHED, rollout
+
+from roll.cluster.pool import LocalWorkerPool
+from roll.config.rewards import FormatReward, RewardList, as_reward_list
+from roll.rewards import build_reward
+from roll.rewards.choice import score_choice
+from roll.rewards.control_tokens import defused
+from roll.rewards.format import form_problems
+from roll.rewards.instructions import followed
+from roll.rewards.math import LONGEST_TEXT, prepare_worker, score_math
+from roll.rewards.penalties import repeated_share
+from roll.rewards.short_answer import compared
+
+MATH_LIMIT_S = 0.5
+SLOWEST_S = 20.0
+"""After so long on one answer a process is ended, as the pool would end it, and its answer counted."""
+HOLD_LIMIT_S = 0.050
+REFERENCES = [
+    r"7",
+    r"391",
+    r"\frac{1}{2}",
+    r"\sqrt{2}",
+    r"x^2+1",
+    r"1,2",
+    r"\{1,2\}",
+    r"(1,2)",
+    r"[0,1)\cup(2,3)",
+    r"x=5",
+    r"2x+3y=6",
+    r"52_8",
+    r"50\%",
+    r"Blue",
+]
+REFERENCES += [r"x\le 3", r"\begin{pmatrix}1&2\\3&4\end{pmatrix}", r"5\text{ cm}"]
+PIECES = [
+    r"\frac",
+    r"\sqrt{",
+    r"\boxed{",
+    r"\text{",
+    r"\begin{pmatrix}",
+    r"\end{pmatrix}",
+    r"\left(",
+    r"\right",
+    r"$",
+    r"$$",
+    r"\(",
+    r"\]",
+    r"{",
+    r"}",
+    r"(",
+    r")",
+    r"[",
+    r"]",
+    r"\{",
+    r"|",
+    r"^",
+    r"_",
+    r"!",
+]
+PIECES += [
+    r"%",
+    r",",
+    r";",
+    r"=",
+    r"<",
+    r"\le",
+    r"\cup",
+    r"\pm",
+    r"\approx",
+    r"\equiv",
+    r"\pmod",
+    r"10^{10^{10}}",
+    r"...",
+    r"1,234",
+    r"1e9",
+    r"0.\overline{3}",
+    r"i",
+    r"\\",
+    r"```",
+    r"**",
+    r"#",
+    r"&",
+    r"~",
+]
+PIECES += ["½", "√", "∞", "\u202e", "İ", "é", "\ud7ff", "'", '"', "<answer>", "</answer>", "<think>", "(A)"]
+PIECES += ["9" * 50, " or ", " and ", "not ", "answer is ", "\x00", "\n", "\t", " ", r"\int_0^1", r"\sum_{k=1}^n"]
+FORM = FormatReward(type="format", tags=["think", "answer"], json_tag="answer", json_schema={"type": "object"})
+INSTRUCTIONS: list[tuple[str, dict[str, Any]]] = [
+    ("punctuation:no_comma", {}),
+    ("detectable_format:json_format", {}),
+    ("detectable_format:title", {}),
+    ("detectable_format:number_bullet_lists", {"num_bullets": 3}),
+    ("detectable_format:number_highlighted_sections", {"num_highlights": 2}),
+    ("detectable_content:number_placeholders", {"num_placeholders": 2}),
+    ("length_constraints:number_sentences", {"num_sentences": 3, "relation": "at least"}),
+    ("keywords:forbidden_words", {"forbidden_words": ["seven", "or"]}),
+    ("change_case:capital_word_frequency", {"capital_frequency": 2, "capital_relation": "at least"}),
+    ("detectable_content:postscript", {"postscript_marker": "P.P.S"}),
+]
+
+
+def seeds() -> list[str]:
+    """Real answers to start from."""
+    found = [answer for entries in KINDS.values() for answer, _ in entries]
+    found += [json.loads(line)["answer"] for line in PUBLISHED.read_text().splitlines()]
+    if GSM8K.is_file():
+        found += [json.loads(line)["answer"] for line in GSM8K.read_text().splitlines()[:300]]
+    return found
+
+
+def fuzzed(number: int, start: list[str]) -> str:
+    """Answer `number`: always the same for a number."""
+    rng = random.Random(number)
+    text = rng.choice(start)
+    for _ in range(rng.randint(0, 6)):
+        at = rng.randint(0, len(text))
+        kind = rng.randrange(5)
+        if kind == 0:
+            text = text[:at] + rng.choice(PIECES) + text[at:]
+        elif kind == 1:
+            text = text[:at] + text[min(len(text), at + rng.randint(1, 9)) :]
+        elif kind == 2:
+            end = min(len(text), at + rng.randint(1, 30))
+            text = text[:end] + text[at:end] * rng.randint(1, 5) + text[end:]
+        elif kind == 3:
+            text = text[:at] + chr(rng.choice([rng.randint(0, 0x2FF), rng.randint(0x2000, 0x2BFF)])) + text[at:]
+        else:
+            other = rng.choice(start)
+            text = text[:at] + other[rng.randint(0, len(other)) :]
+    if number % 50 == 0:
+        fragment = rng.choice([rng.choice(PIECES), text[:30] or "x", rng.choice(PIECES) + rng.choice(PIECES)])
+        times = rng.choice([900, 20_000, 100_000]) // len(fragment) + 1
+        text = (r"\boxed{" if rng.random() < 0.3 else "") + fragment * times
+    return text[:100_000]
+
+
+def verifiers(number: int) -> dict[str, Callable[[str], object]]:
+    """What runs in workers, by name, as functions of the text alone."""
+    reference = REFERENCES[number % len(REFERENCES)]
+    extract = ("auto", "auto", "boxed", "last_number")[number % 4]
+    return {
+        "math": lambda text: score_math(text[-LONGEST_TEXT:], reference, extract, MATH_LIMIT_S),
+        "choice": lambda text: score_choice(text[-LONGEST_TEXT:], "B", "ABCDE"),
+        "short_answer": lambda text: compared(text[-LONGEST_TEXT:], ["7", "Tuesday", reference]),
+        "format": lambda text: form_problems(text, FORM, '{"type": "object"}'),
+        "instructions": lambda text: followed(text, INSTRUCTIONS, number % 5 == 0),
+        "repetition": lambda text: repeated_share(np.frombuffer(text.encode("utf-16-le", "replace"), np.uint16), 4),
+        "defused": defused,
+        "exact": lambda text: text.strip().casefold() == "tuesday",
+    }
+
+
+def work(begin: int, end: int, stride: int, place: Any, results: Any) -> None:
+    """Score answers `begin`, `begin + stride`, …; `place` says which one is being scored, and since when."""
+    prepare_worker()
+    start = seeds()
+    errors: list[str] = []
+    slowest: dict[str, float] = {}
+    verdicts: Counter[str] = Counter()
+    memory: list[int] = []
+    for number in range(begin, end, stride):
+        place[0], place[1] = number, time.monotonic()
+        text = fuzzed(number, start)
+        for name, verify in verifiers(number).items():
+            started = time.thread_time()
+            try:
+                result = verify(text)
+            except Exception as error:
+                errors.append(f"{name}, answer {number}: {type(error).__name__}: {error}"[:300])
+                continue
+            slowest[name] = max(slowest.get(name, 0.0), time.thread_time() - started)
+            if name == "math":
+                assert isinstance(result, tuple)
+                verdicts[result[1]] += 1
+        if (number - begin) // stride % 500 == 0:
+            memory.append(_resident_bytes())
+    place[0], place[1] = -1, time.monotonic()
+    results.put((errors, slowest, dict(verdicts), memory))
+
+
+def _resident_bytes() -> int:
+    status = Path("/proc/self/statm")
+    if status.is_file():
+        return int(status.read_text().split()[1]) * resource.getpagesize()
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def volume(num_answers: int, num_processes: int, first: int) -> dict[str, Any]:
+    """Part 1."""
+    context = multiprocessing.get_context("spawn")
+    found: list[Any] = []
+    killed: list[int] = []
+    started = time.monotonic()
+    running: dict[int, tuple[Any, Any, Any]] = {}
+
+    def launch(lane: int, begin: int) -> None:
+        place, results = context.Array("d", [begin, time.monotonic()]), context.SimpleQueue()
+        process = context.Process(target=work, args=(begin, first + num_answers, num_processes, place, results))
+        process.start()
+        running[lane] = (process, place, results)
+
+    for lane in range(num_processes):
+        launch(lane, first + lane)
+    said = 0.0
+    while running:
+        time.sleep(0.2)
+        for lane, (process, place, results) in list(running.items()):
+            if not results.empty():
+                found.append(results.get())
+                process.join()
+                del running[lane]
+                continue
+            imports_s = 60.0 if place[0] < first + num_processes else 0.0
+            if time.monotonic() - place[1] > SLOWEST_S + imports_s or not process.is_alive():
+                process.kill()
+                process.join()
+                killed.append(int(place[0]))
+                del running[lane]
+                if place[0] + num_processes < first + num_answers:
+                    launch(lane, int(place[0]) + num_processes)
+        if time.monotonic() - said > 15:
+            said = time.monotonic()
+            done = sum(max(place[0] - first, 0) / num_processes for _, place, _ in running.values())
+            line = f"{done:,.0f} answers after {said - started:.0f} s, {len(killed)} killed"
+            print(line, file=sys.stderr, flush=True)
+    memory = [samples for *_, samples in found]
+    return {
+        "num_answers": num_answers,
+        "errors": [error for errors, *_ in found for error in errors],
+        "killed": killed,
+        "slowest_s": {name: max(s.get(name, 0.0) for _, s, *_ in found) for name in found[0][1]} if found else {},
+        "math_verdicts": dict(sum((Counter(v) for _, _, v, _ in found), Counter())),
+        "memory_growth_bytes": max((m[-1] - m[len(m) // 5] for m in memory if m), default=0),
+        "memory_bytes": max((max(m) for m in memory if m), default=0),
+        "wall_s": time.monotonic() - started,
+    }
+
+
+class TimedCallbacks:
+    """How long single callbacks hold the loop, in CPU time of its thread."""
+
+    longest_s = 0.0
+
+    def __enter__(self) -> "TimedCallbacks":
+        self._run = run = asyncio.events.Handle._run
+
+        def timed(handle: asyncio.Handle) -> None:
+            started = time.thread_time()
+            run(handle)
+            self.longest_s = max(self.longest_s, time.thread_time() - started)
+
+        asyncio.events.Handle._run = timed  # type: ignore[method-assign]
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        asyncio.events.Handle._run = self._run  # type: ignore[method-assign]
+
+
+async def as_a_run(numbers: Iterator[int]) -> dict[str, Any]:
+    """Part 2."""
+    from pydantic import TypeAdapter
+
+    start = seeds()
+    entries = ["math", "choice", "short_answer", "exact", {"type": "repetition", "ngram_size": 4}]
+    entries += [{"type": "length", "free_tokens": 10, "full_tokens": 20}]
+    entries += [{"type": "format", "tags": ["answer"]}, {"type": "regex", "pattern": "answer.*{answer}"}]
+    pool = LocalWorkerPool(2)
+    configs = TypeAdapter(RewardList).validate_python(as_reward_list(entries))
+    reward = build_reward(configs, pool)
+    await reward(rollout("7", "7"))
+    errors: list[str] = []
+    count = 0
+    with TimedCallbacks() as timed:
+        for number in numbers:
+            count += 1
+            try:
+                await reward(rollout(fuzzed(number, start), REFERENCES[number % len(REFERENCES)]))
+            except Exception as error:
+                errors.append(f"answer {number}: {type(error).__name__}: {error}"[:300])
+    health = pool.health()
+    await reward.close()
+    await pool.close()
+    return {"num_answers": count, "errors": errors, "longest_hold_s": timed.longest_s, **health}
+
+
+def main() -> None:
+    """Run both parts, print, write the record; the exit code is 1 where something failed."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--answers", type=int, default=1_000_000)
+    parser.add_argument("--processes", type=int, default=2)
+    parser.add_argument("--first", type=int, default=0, help="number of the first answer")
+    options = parser.parse_args()
+    run = asyncio.run(as_a_run(iter(range(options.first, options.first + options.answers, 50))))
+    figures = {"as_a_run": run, "volume": volume(options.answers, options.processes, options.first)}
+    growth = figures["volume"]["memory_growth_bytes"]
+    ok = not run["errors"] and not figures["volume"]["errors"] and run["longest_hold_s"] < HOLD_LIMIT_S
+    ok = ok and growth < 64 * 2**20
+    report("rewards_fuzz", {**figures, "ok": ok})
+    sys.exit(0 if ok else 1)
+
+
+if __name__ == "__main__":
+    main()

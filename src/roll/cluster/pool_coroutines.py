@@ -1,0 +1,170 @@
+"""Coroutine functions in processes of their own: many calls wait at once, and none of them on the controller's loop.
+
+    submit ──► least busy process ──► (number, call) ──► its event loop ──► (number, reply)
+                                          │ over its time: cancelled there
+                                          │ does not even answer: SIGKILL, a fresh process takes its place
+
+Invariants: a time limit counts from when a call begins, not while a process starts or imports; a call that keeps its
+process's loop from turning costs that process, and its other calls end with `WorkerDiedError`; a caller that is gone
+has its call cancelled; processes end with this one, however it ends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import pickle
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from roll.cluster.pool_coroutine_worker import LATE
+from roll.cluster.pool_process import START_TIMEOUT_S, PoolProcess
+from roll.cluster.pool_worker import STARTED
+from roll.errors import WorkerDiedError
+
+__all__ = ["CoroutineWorkers"]
+
+GRACE_S = 2.0
+"""For a process to cancel a call that is over its time, before it is taken to hang."""
+
+
+@dataclass(slots=True, eq=False)
+class _Call:
+    started: asyncio.Event = field(default_factory=asyncio.Event)
+    reply: asyncio.Future[bytes] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
+
+
+class _Worker:
+    """One process, started at its first call."""
+
+    def __init__(self, memory_limit_bytes: int) -> None:
+        self.calls: dict[int, _Call] = {}
+        self._process = PoolProcess("roll.cluster.pool_coroutine_worker", memory_limit_bytes)
+        self._numbers = itertools.count()
+        self._starting = asyncio.Lock()
+        self._reader: asyncio.Task[None] | None = None
+
+    async def call(self, body: bytes, time_limit_s: float) -> tuple[bool, Any]:
+        """Whether the function returned, and its value or its exception.
+
+        Raises:
+            TimeoutError: it took too long.
+            WorkerDiedError: its process ended.
+        """
+        number, call = next(self._numbers), _Call()
+        self.calls[number] = call
+        try:
+            await self._send(number, body)
+            await self._begun(call)
+            try:
+                async with asyncio.timeout(time_limit_s + GRACE_S):
+                    reply = await asyncio.shield(call.reply)
+            except TimeoutError:
+                await self.end()  # its loop does not turn any more
+                raise
+        except ConnectionError as error:
+            raise WorkerDiedError(await self._process.describe_end()) from error
+        except asyncio.CancelledError:
+            with contextlib.suppress(ConnectionError, AssertionError):
+                await self._process.write(pickle.dumps((number, None)))
+            raise
+        finally:
+            self.calls.pop(number, None)
+        if reply == LATE:
+            raise TimeoutError
+        ok, value = pickle.loads(reply)
+        return ok, value
+
+    async def _send(self, number: int, body: bytes) -> None:
+        async with self._starting:
+            if self._reader is None or self._reader.done():
+                await self._process.end()
+                await self._process.start()
+                self._reader = asyncio.create_task(self._read(), name="pool-coroutines")
+        await self._process.write(pickle.dumps((number, body)))
+
+    async def _begun(self, call: _Call) -> None:
+        begun = asyncio.ensure_future(call.started.wait())
+        try:
+            done, _ = await asyncio.wait(
+                {begun, call.reply}, timeout=START_TIMEOUT_S, return_when=asyncio.FIRST_COMPLETED
+            )
+        finally:
+            begun.cancel()
+        if not done:
+            error = self._process.not_ready()
+            await self.end()
+            raise error
+
+    async def _read(self) -> None:
+        """Hand out replies until the process ends; then nobody waits for it any more."""
+        cause = "a pool worker was ended, because another call kept it from answering, or with its pool"
+        try:
+            while True:
+                number, reply = pickle.loads(await self._process.read())
+                call = self.calls.get(number)
+                if call is not None and reply == STARTED:
+                    call.started.set()
+                elif call is not None and not call.reply.done():
+                    call.reply.set_result(reply)
+        except (ConnectionError, asyncio.IncompleteReadError):
+            cause = await self._process.describe_end()
+        finally:
+            for call in self.calls.values():
+                if not call.reply.done():
+                    call.reply.set_exception(WorkerDiedError(cause))
+
+    async def end(self) -> None:
+        """End the process; its calls end with `WorkerDiedError`, and a later one starts a fresh process."""
+        reader, self._reader = self._reader, None
+        if reader is not None:
+            reader.cancel()
+            await asyncio.gather(reader, return_exceptions=True)
+        await self._process.end()
+
+    async def close(self) -> None:
+        """End it for good."""
+        await self._process.close()
+        await self.end()
+
+
+class CoroutineWorkers:
+    """Processes that run coroutine functions.
+
+    Args:
+        num_workers: processes, at most; a call goes to the one with the fewest.
+        memory_limit_bytes: of each process; 0 means no limit.
+    """
+
+    def __init__(self, num_workers: int, *, memory_limit_bytes: int) -> None:
+        self._workers = [_Worker(memory_limit_bytes) for _ in range(num_workers)]
+        self._closed = False
+        self.num_timeouts = 0
+        self.num_restarts = 0
+
+    async def submit(self, function: Callable[..., Any], *args: Any, time_limit_s: float) -> Any:
+        """See `WorkerPool.submit`."""
+        if self._closed:
+            raise WorkerDiedError("the worker pool is closed")
+        body = pickle.dumps((function, args, time_limit_s))
+        worker = min(self._workers, key=lambda worker: len(worker.calls))
+        try:
+            ok, value = await worker.call(body, time_limit_s)
+        except TimeoutError:
+            self.num_timeouts += 1
+            raise TimeoutError(f"{function.__qualname__} took longer than {time_limit_s:g} s") from None
+        except WorkerDiedError:
+            self.num_restarts += not self._closed
+            raise
+        if ok:
+            return value
+        if isinstance(value, TimeoutError | WorkerDiedError):  # its own, not the pool's
+            raise RuntimeError(f"{function.__qualname__} raised {type(value).__name__}: {value}") from value
+        raise value
+
+    async def close(self) -> None:
+        """End every process, and every call with `WorkerDiedError`; may be called twice."""
+        self._closed = True
+        await asyncio.gather(*(worker.close() for worker in self._workers))

@@ -1,0 +1,169 @@
+"""A process of the worker pool, seen from the controller: started when first needed, ended with all that it started."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import sys
+import tempfile
+from asyncio.subprocess import PIPE, Process
+from typing import IO
+
+from roll.cluster.pool_worker import HEADER
+from roll.errors import WorkerDiedError
+
+__all__ = ["PoolProcess"]
+
+START_TIMEOUT_S = 120.0
+"""For a process to start and import what a function needs."""
+END_TIMEOUT_S = 5.0
+LOG_BYTES = 2**20
+"""What a process prints is kept up to about this, to explain its death."""
+
+
+class PoolProcess:
+    """Frames in, frames out.
+
+    Args:
+        module: that the process runs.
+        memory_limit_bytes: beyond it the called function meets a `MemoryError`; 0 means no limit.
+    """
+
+    def __init__(self, module: str, memory_limit_bytes: int) -> None:
+        self._module = module
+        self._memory_limit_bytes = memory_limit_bytes
+        self._process: Process | None = None
+        self._log: IO[bytes] | None = None
+        self._closed = False
+
+    @property
+    def ended_by_itself(self) -> bool:
+        """Whether it is gone though nobody ended it."""
+        return self._process is not None and self._process.returncode is not None
+
+    async def start(self) -> None:
+        """Start it, unless it runs.
+
+        Raises:
+            WorkerDiedError: it cannot be started, or is closed.
+        """
+        if self._process is not None:
+            return
+        single_threaded = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
+        # sets of strings iterate alike in every worker, so a verdict never depends on which one gave it
+        fixed = {**single_threaded, "PYTHONHASHSEED": "0", "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+        # -P: a file in the current directory must not stand in for a module of the standard library
+        command = (sys.executable, "-P", "-m", self._module, str(self._memory_limit_bytes))
+        self._log = self._log or tempfile.TemporaryFile()  # noqa: SIM115 (closed with the process)
+        try:
+            process = await asyncio.create_subprocess_exec(
+                *command,
+                stdin=PIPE,
+                stdout=PIPE,
+                stderr=self._log,
+                env={**os.environ, **fixed},
+                start_new_session=True,  # Ctrl-C is the controller's; and all that a worker starts can be ended with it
+            )
+        except OSError as error:
+            raise WorkerDiedError(f"a pool worker cannot be started: {error}") from error
+        self._process = process
+        if self._closed:  # while the process was starting
+            await self.end()
+            raise WorkerDiedError("the worker pool is closed")
+
+    async def write(self, body: bytes) -> None:
+        """Send one frame.
+
+        Raises:
+            ConnectionError: it is gone.
+        """
+        self._shorten_log()
+        assert self._process is not None and self._process.stdin is not None
+        self._process.stdin.write(HEADER.pack(len(body)) + body)
+        await self._process.stdin.drain()
+
+    async def read(self) -> bytes:
+        """The next frame.
+
+        Raises:
+            IncompleteReadError: it is gone.
+        """
+        assert self._process is not None and self._process.stdout is not None
+        (length,) = HEADER.unpack(await self._process.stdout.readexactly(HEADER.size))
+        return await self._process.stdout.readexactly(length)
+
+    async def first_reply(self) -> bytes:
+        """The next frame, which may take as long as a process needs to start and to import.
+
+        Raises:
+            WorkerDiedError: it took longer.
+        """
+        try:
+            async with asyncio.timeout(START_TIMEOUT_S):
+                return await self.read()
+        except TimeoutError:
+            raise self.not_ready() from None
+
+    def not_ready(self) -> WorkerDiedError:
+        """The error of a process that does not begin to work."""
+        process_id = self._process.pid if self._process else 0
+        return WorkerDiedError(
+            f"a pool worker (process {process_id}) was not ready within {START_TIMEOUT_S:g} s{self._last_words()}"
+        )
+
+    def _shorten_log(self) -> None:
+        if self._log is not None and os.fstat(self._log.fileno()).st_size > LOG_BYTES:
+            self._log.seek(0)
+            self._log.truncate()
+
+    async def describe_end(self) -> str:
+        """How a process ended that closed its pipe, with the last line that it printed."""
+        process = self._process
+        if process is None:
+            return "a pool worker was ended"
+        code = await _end_of(process)
+        return f"a pool worker (process {process.pid}) ended with {_ending(code)}{self._last_words()}"
+
+    def _last_words(self) -> str:
+        """The last line that it printed."""
+        if self._log is None:
+            return ""
+        descriptor = self._log.fileno()
+        size = os.fstat(descriptor).st_size
+        lines = os.pread(descriptor, 2000, max(0, size - 2000)).decode(errors="replace").strip().splitlines()
+        return f": {lines[-1].strip()}" if lines else ""
+
+    async def end(self) -> None:
+        """End it and all that it started; it may be started again."""
+        (process, self._process), (log, self._log) = (self._process, None), (self._log, None)
+        if process is not None:
+            _kill(process)
+            await process.wait()
+        if log is not None:
+            log.close()
+
+    async def close(self) -> None:
+        """End it for good."""
+        self._closed = True
+        await self.end()
+
+
+async def _end_of(process: Process) -> int:
+    """Exit code of a process that closed its pipe, which is about to end, or else is ended."""
+    try:
+        async with asyncio.timeout(END_TIMEOUT_S):
+            return await process.wait()
+    except TimeoutError:
+        _kill(process)
+        return await process.wait()
+
+
+def _kill(process: Process) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+
+
+def _ending(code: int) -> str:
+    return f"signal {signal.Signals(-code).name}" if code < 0 else f"code {code}"

@@ -1,0 +1,156 @@
+"""Data, rewards and callbacks that a script or a notebook gives as Python objects, and where they go.
+
+    config, data=rows, reward=function ──► a configuration whose `data` carry them (`PythonData`, `PythonReward`)
+
+No file keeps an object: the run directory holds the configuration without them, and a resumed run is given them again.
+Rows are then compared with the checkpoint by their fingerprint, like those of any source.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from roll.config.data import DataConfig, PythonData
+from roll.config.load import ConfigSource, Overrides, load_config, plain_tree
+from roll.config.rewards import PythonReward
+from roll.config.run import RLVRConfig
+from roll.errors import ConfigError
+
+__all__ = ["Reward", "Rows", "load_given", "with_given"]
+
+Rows = Iterable[Any]
+"""Dictionaries with a prompt and, where rewards need it, an answer; or texts."""
+Reward = Any
+"""A function `(text, answer, metadata) -> float`, a reward's type or settings, or a list of these."""
+
+
+def load_given(
+    config: ConfigSource, overrides: Overrides, rows: Rows | None, held_out: Rows | None, reward: Reward | None
+) -> RLVRConfig:
+    """Load a configuration whose data and rewards may be objects.
+
+    Args:
+        config: as for `load_config`.
+        overrides: as for `load_config`.
+        rows: to train on, in place of the configuration's sources; or of the one among them with `source: python`.
+        held_out: rows for evaluation alone.
+        reward: in place of every source's own.
+
+    Raises:
+        ConfigError: they do not fit together; says how to give them.
+    """
+    if rows is None and held_out is not None:
+        raise ConfigError("held_out= are rows for evaluation beside data=: give data= as well.")
+    if rows is None and reward is None:
+        return load_config(config, overrides)
+    tree = plain_tree(config)
+    rows, held_out = _records(rows), _records(held_out)
+    if rows is not None:
+        tree["data"] = _entries(tree.get("data"), rows, reward)
+    if reward is not None:
+        for entry in _data_of(tree):
+            entry["reward"] = [_settings(part) for part in _parts(reward)]
+    return with_given(load_config(tree, overrides), rows, held_out, reward)
+
+
+def with_given(config: RLVRConfig, rows: Rows | None, held_out: Rows | None, reward: Reward | None) -> RLVRConfig:
+    """A loaded configuration with these objects in the places that are kept for them.
+
+    Raises:
+        ConfigError: it has no such place, or another number of them.
+    """
+    rows, held_out = _records(rows), _records(held_out)
+    functions = [function for part in _parts(reward) if (function := _function(part)) is not None]
+    entries: list[DataConfig] = []
+    used = False
+    for entry in config.data:
+        entry = entry.model_copy(update={"reward": _filled(entry, functions)})
+        if rows is not None and isinstance(entry, PythonData) and entry.function is None:
+            entry, used = entry.with_rows(rows, held_out), True
+        entries.append(entry)
+    if rows is not None and not used:
+        raise ConfigError("data= was given, but this run's data are not Python objects: leave it out.")
+    return config.model_copy(update={"data": entries})
+
+
+def _filled(entry: DataConfig, functions: list[Callable[..., Any]]) -> list[Any]:
+    places = [part for part in entry.reward if isinstance(part, PythonReward) and part.function is None]
+    if functions and len(places) != len(functions):
+        raise ConfigError(
+            f"reward= has {len(functions)} functions, but the rewards of '{entry.domain or entry.source}' have "
+            f"{len(places)} places for one: give as many as the run began with."
+        )
+    rest = iter(functions)
+    return [
+        part.with_object(next(rest)) if functions and isinstance(part, PythonReward) and part.function is None else part
+        for part in entry.reward
+    ]
+
+
+def _entries(written: Any, rows: Rows, reward: Reward | None) -> list[Any]:
+    """The sources, one of them for the rows."""
+    places = [e for e in written if isinstance(e, dict) and e.get("source") == "python"] if _is_list(written) else []
+    places = [entry for entry in places if entry.get("function") is None]
+    if len(places) > 1:
+        raise ConfigError("data= are the rows of one source, but several have `source: python`: leave one of them.")
+    if places:
+        return written
+    if reward is None:
+        raise ConfigError(
+            "data= takes the place of the configuration's sources, so reward= has to say how their answers are scored: "
+            "a function of (text, answer, metadata), or a reward's type such as 'math'."
+        )
+    return [{"source": "python", "answer_key": "answer" if _have_answers(rows) else None}]
+
+
+def _records(rows: Any) -> Any:
+    """The rows; those of a data frame as dictionaries."""
+    return rows.to_dict("records") if hasattr(rows, "iloc") and hasattr(rows, "to_dict") else rows
+
+
+def _have_answers(rows: Rows) -> bool:
+    """Whether the first row has an answer; what can be read only once is taken to have one."""
+    if not (hasattr(rows, "__getitem__") and hasattr(rows, "__len__")) or isinstance(rows, Mapping | str):
+        return True
+    first = rows[0] if len(rows) else {}  # type: ignore[index, arg-type]
+    return not isinstance(first, str) and (not isinstance(first, Mapping) or "answer" in first)
+
+
+def _data_of(tree: dict[str, Any]) -> list[dict[str, Any]]:
+    entries = tree.get("data") or []
+    if not _is_list(entries) or not all(isinstance(entry, dict) for entry in entries):
+        raise ConfigError("reward= says how answers are scored, but the configuration has no data: give data= as well.")
+    return entries
+
+
+def _is_list(value: Any) -> bool:
+    return isinstance(value, list) and bool(value)
+
+
+def _parts(reward: Reward | None) -> list[Any]:
+    if reward is None:
+        return []
+    return list(reward) if isinstance(reward, list | tuple) else [reward]
+
+
+def _function(part: Any) -> Callable[..., Any] | None:
+    """The function itself; settings may hold it as `function`."""
+    if isinstance(part, Mapping):
+        part = part.get("function")
+    return part if callable(part) else None
+
+
+def _settings(part: Any) -> Any:
+    """What the configuration says of one part of the reward; a function leaves its name."""
+    function = _function(part)
+    if function is None:
+        if isinstance(part, str | Mapping):
+            return part
+        raise ConfigError(
+            f"reward= is a function of (text, answer, metadata), a reward's type such as 'math', its settings, or a "
+            f"list of these; got {type(part).__name__}."
+        )
+    name = getattr(function, "__name__", type(function).__name__)
+    own = {"name": name} if name.isidentifier() else {}
+    return {**own, **(part if isinstance(part, Mapping) else {}), "type": "python", "function": None}

@@ -1,0 +1,140 @@
+"""Which settings a run trained with, and from which step on.
+
+    config.yaml            what the run trains with now
+    config_history.yaml    a list, oldest first:  from_step: 401
+                                                  overrides: [training.num_steps=1000]
+                                                  changed: {training.num_steps: {from: 400, to: 1000}}
+
+Invariant: undoing the changes of every entry whose `from_step` is after N gives the configuration of step N. A run
+that was never changed has no history.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from roll.config.document import dump, parse, read
+from roll.errors import ConfigError, RunDirectoryError
+
+__all__ = [
+    "CONFIG",
+    "HISTORY",
+    "Entry",
+    "config_at",
+    "continued",
+    "differences",
+    "dump_entries",
+    "first_recorded",
+    "read_history",
+]
+
+CONFIG = "config.yaml"
+HISTORY = "config_history.yaml"
+
+Entry: TypeAlias = dict[str, Any]
+"""`from_step`, `overrides` (as the user wrote them) and `changed` (dotted keys to `from` and `to`)."""
+
+_MISSING: Any = object()
+
+
+def read_history(run: Path) -> list[Entry]:
+    """The changes that a run directory holds, oldest first.
+
+    Raises:
+        RunDirectoryError: the file is not what `continued` makes.
+    """
+    path = run / HISTORY
+    if not path.is_file():
+        return []
+    try:
+        entries, _ = parse(path.read_text(encoding="utf-8"), str(path))
+    except (OSError, UnicodeDecodeError, ConfigError) as error:
+        raise RunDirectoryError(f"'{path}' cannot be read: {error}") from None
+    whole = isinstance(entries, list) and all(
+        isinstance(entry, dict) and isinstance(entry.get("from_step"), int) and isinstance(entry.get("changed"), dict)
+        for entry in entries
+    )
+    if not whole:
+        raise RunDirectoryError(
+            f"'{path}' is not a history of settings: restore it, or remove it, and '{CONFIG}' counts for all steps."
+        )
+    return entries
+
+
+def dump_entries(history: Sequence[Entry]) -> str:
+    """The text of a history file."""
+    return "".join("- " + dump(entry).replace("\n", "\n  ").rstrip(" ") for entry in history) or "[]\n"
+
+
+def config_at(current: Mapping[str, Any], history: Sequence[Entry], step: int) -> dict[str, Any]:
+    """The resolved configuration that step `step` was trained with."""
+    tree = copy.deepcopy(dict(current))
+    for entry in reversed(history):
+        if entry["from_step"] > step:
+            for key, values in entry["changed"].items():
+                _put(tree, key, values.get("from", _MISSING))
+    return tree
+
+
+def continued(
+    current: Mapping[str, Any], history: Sequence[Entry], step: int, after: Mapping[str, Any], overrides: Sequence[str]
+) -> list[Entry]:
+    """The history of a run that goes on after step `step` with the configuration `after`.
+
+    Args:
+        current: the configuration that the run directory holds.
+        history: its history.
+        step: of the checkpoint that the run continues from.
+        after: the configuration it continues with.
+        overrides: what the user wrote, which made `after` of `current`.
+
+    What held only for steps after the checkpoint, which are trained again, is no part of it; settings made for them
+    hold from the next step on.
+    """
+    kept = [entry for entry in history if entry["from_step"] <= step]
+    dropped = [text for entry in history if entry["from_step"] > step for text in entry.get("overrides", ())]
+    before = config_at(current, history, step)
+    changed = {
+        key: {name: value for name, value in (("from", old), ("to", new)) if value is not _MISSING}
+        for key, old, new in differences(before, after, "", missing=_MISSING)
+    }
+    if not changed:
+        return kept
+    return [*kept, {"from_step": step + 1, "overrides": [*dropped, *overrides], "changed": changed}]
+
+
+def first_recorded(run: Path) -> dict[str, Any]:
+    """The configuration with which a run began to record its rollouts; its present one where it never did."""
+    current, history = read(run / CONFIG).tree, read_history(run)
+    for step in (0, *(entry["from_step"] for entry in history)):
+        tree = config_at(current, history, step)
+        if isinstance(tracking := tree.get("tracking"), dict) and tracking.get("record_rollouts"):
+            return tree
+    return current
+
+
+def differences(before: Any, after: Any, key: str, *, missing: Any = None) -> Iterator[tuple[str, Any, Any]]:
+    """Dotted keys below `key` whose values differ, with both; `missing` stands for a key that one of them lacks.
+
+    Lists are compared as a whole, and so are mappings with keys that could not be part of a dotted one.
+    """
+    if isinstance(before, Mapping) and isinstance(after, Mapping) and not any("." in k for k in {*before, *after}):
+        for name in sorted({*before, *after}):
+            inner = f"{key}.{name}" if key else name
+            yield from differences(before.get(name, missing), after.get(name, missing), inner, missing=missing)
+    elif before != after:
+        yield key, before, after
+
+
+def _put(tree: dict[str, Any], key: str, value: Any) -> None:
+    *path, last = key.split(".")
+    inner = tree
+    for part in path:
+        inner = inner.setdefault(part, {})
+    if value is _MISSING:
+        inner.pop(last, None)
+    else:
+        inner[last] = copy.deepcopy(value)

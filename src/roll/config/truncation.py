@@ -1,0 +1,58 @@
+"""What `rollout.top_p` and `top_k` do to ratios against the engine's probabilities.
+
+An engine's log-probs are those of the distribution that it sampled from, as an importance weight needs them: of the
+tokens that it kept alone. The trainer's are of all tokens. So old/rollout is not 1 but the probability of what was
+kept, between top_p and 1 at every token, even where both compute the same; and over an answer these multiply.
+"""
+
+from __future__ import annotations
+
+from roll.config.algorithm import AlgorithmConfig
+from roll.config.rollout import RolloutConfig
+
+__all__ = ["truncation_note", "truncation_problem"]
+
+
+def _setting(rollout: RolloutConfig) -> str:
+    """The keys that leave tokens out, as written; empty where none does."""
+    keys = [f"rollout.top_p {rollout.top_p:g}"] if rollout.top_p < 1 else []
+    return " and ".join([*keys, *([f"rollout.top_k {rollout.top_k}"] if rollout.top_k else [])])
+
+
+def _uses_ratio(algorithm: AlgorithmConfig) -> bool:
+    return algorithm.ratio.against == "rollout" and algorithm.gate.type != "log_prob"
+
+
+def truncation_problem(algorithm: AlgorithmConfig, rollout: RolloutConfig) -> str:
+    """Why the two cannot be used together; empty where they can."""
+    setting, correction, ratio = _setting(rollout), algorithm.correction, algorithm.ratio
+    if not setting or algorithm.loss is not None:
+        return ""
+    corrects = any(bound is not None for bound in (correction.upper, correction.mask_low, correction.mask_high))
+    products = []
+    if correction.level == "sequence" and corrects:
+        products.append(("algorithm.correction.level sequence", "algorithm.correction.level to token or geometric"))
+    if _uses_ratio(algorithm) and ratio.level != "token" and ratio.reduce == "product":
+        products.append(("algorithm.ratio.reduce product", "algorithm.ratio.reduce to geometric"))
+    if not products:
+        return ""
+    (key, instead), *_ = products
+    return (
+        f"{setting} makes every token's old/rollout the probability of what the engine kept, which is below 1, and the "
+        f"product of an answer's that {key} takes vanishes: set {instead}, or rollout.top_p to 1 and rollout.top_k to 0"
+    )
+
+
+def truncation_note(algorithm: AlgorithmConfig, rollout: RolloutConfig) -> str:
+    """What a user should know who truncates; empty where nothing is divided by the engine's probabilities."""
+    setting, correction = _setting(rollout), algorithm.correction
+    bounds = (correction.upper, correction.mask_low, correction.mask_high, correction.veto)
+    corrects = any(bound is not None for bound in bounds)
+    if not setting or algorithm.loss is not None or not (corrects or _uses_ratio(algorithm)):
+        return ""
+    least = f"at least {rollout.top_p:g}" if rollout.top_p < 1 and not rollout.top_k else "below 1"
+    what = "the ratio" if _uses_ratio(algorithm) else "the correction"
+    return (
+        f"{setting}: old/rollout is the probability of what the engine kept, {least} at every token, also where engine "
+        f"and trainer agree; {what} weighs tokens by it, and mismatch/… and agreement/… show it."
+    )

@@ -1,0 +1,93 @@
+"""Prompts from rows that Python makes: objects that were given, or what a function or class of the user's returns."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+from roll.config.data import PythonData
+from roll.data.rows import Row, RowPrompts, split_by_table, split_held_out
+from roll.errors import DataError, UserError
+from roll.registry import load_function
+
+__all__ = ["ObjectTable", "python_prompts"]
+
+_GIVE = "a list of dictionaries, such as [{'prompt': 'What is 3 + 4?', 'answer': '7'}]"
+
+
+def python_prompts(config: PythonData, domain: str, seed: int) -> tuple[RowPrompts, RowPrompts]:
+    """Training and held-out prompts of the rows; where other rows are held out, nothing is held out of these.
+
+    Raises:
+        DataError: there are no rows, or one is malformed (with its number).
+        ConfigError: the user's function cannot be imported.
+    """
+    rows, held_out = config.given
+    if rows is None:
+        rows, held_out = _made(config, domain)
+    table = ObjectTable(f"data of '{domain}'", rows, config.prompt_key)
+    if held_out is None:
+        return split_held_out(config, domain, table, seed)
+    other = ObjectTable(f"held-out data of '{domain}'", held_out, config.prompt_key)
+    return split_by_table(config, domain, table, other, seed)
+
+
+def _made(config: PythonData, domain: str) -> tuple[Any, Any]:
+    """What the user's function or class gives, and its `held_out`, if it has that."""
+    if config.function is None:
+        raise DataError(
+            f"the rows of '{domain}' are Python objects, which no file keeps: give them again, as "
+            "`roll.train(config, data=rows)` or `roll.resume(run, data=rows)`; or name what makes them: "
+            "`function: tasks.py:make`."
+        )
+    try:
+        made = load_function(config.function, "data function")(**config.options)
+    except UserError:
+        raise
+    except Exception as error:  # the user's code may fail with anything
+        raise DataError(f"data function '{config.function}' failed: {type(error).__name__}: {error}") from error
+    return made, getattr(made, "held_out", None)
+
+
+class ObjectTable:
+    """Rows in memory: dictionaries, or texts, each a prompt.
+
+    What can be indexed and has a length (a list, a `datasets.Dataset`) is read in place, anything else once.
+    """
+
+    def __init__(self, name: str, rows: Iterable[Any], prompt_key: str) -> None:
+        self.name = name
+        self._prompt_key = prompt_key
+        if isinstance(rows, str | bytes | Mapping) or not isinstance(rows, Iterable):
+            raise DataError(f"{name} is of type {type(rows).__name__}: give {_GIVE}.")
+        in_place = hasattr(rows, "__getitem__") and hasattr(rows, "__len__")
+        try:
+            self._rows: Any = rows if in_place and not isinstance(rows, list) else list(rows)
+        except Exception as error:  # a generator of the user's may fail with anything
+            raise DataError(f"{name} cannot be read: {type(error).__name__}: {error}") from error
+
+    def scan(self, limit: int | None) -> Iterator[Row]:
+        """See `Table.scan`."""
+        for index in itertools.islice(range(len(self._rows)), limit):
+            yield self.row(index)
+
+    def row(self, index: int) -> Row:
+        """See `Table.row`."""
+        try:
+            row = self._rows[index]
+        except Exception as error:  # as above
+            raise DataError(f"{self.where(index)} cannot be read: {type(error).__name__}: {error}") from error
+        if isinstance(row, str):
+            return {self._prompt_key: row}
+        if not isinstance(row, Mapping):
+            raise DataError(f"{self.where(index)} is of type {type(row).__name__}: give {_GIVE}.")
+        return row
+
+    def key(self, index: int) -> str:
+        """The row's number from 0, as Python counts."""
+        return str(index)
+
+    def where(self, index: int) -> str:
+        """The row's number from 0."""
+        return f"{self.name}, row {index}"

@@ -1,0 +1,37 @@
+"""The time that environments take, for whoever measures a run."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator
+from contextvars import ContextVar
+
+__all__ = ["acting", "watched"]
+
+
+def _nobody(start: float, end: float) -> None:
+    pass
+
+
+_watcher: ContextVar[Callable[[float, float], None]] = ContextVar("environment_watcher", default=_nobody)
+
+
+@contextlib.contextmanager
+def watched(watcher: Callable[[float, float], None]) -> Iterator[None]:
+    """Inside, and in tasks that are started inside, `watcher` hears when environments acted (`time.perf_counter`)."""
+    token = _watcher.set(watcher)
+    try:
+        yield
+    finally:
+        _watcher.reset(token)
+
+
+@contextlib.contextmanager
+def acting() -> Iterator[None]:
+    """An environment acts inside."""
+    start = time.perf_counter()
+    try:
+        yield
+    finally:
+        _watcher.get()(start, time.perf_counter())

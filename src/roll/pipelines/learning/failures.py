@@ -1,0 +1,159 @@
+"""What *we* failed of a run's answers: how much of each step, why, and when that stops the run.
+
+    life cycle ──► Retries ──► metrics, a warning at the first failure of a step
+    rollouts of a step ──► Failures (a step's counts, causes) ──► metrics, one warning
+                                  │
+                                  └─► the last steps together ──► alarm
+
+An answer that was cut off is not looked at by a verifier that asks for finished ones, so it says nothing of the
+verifier: shares are of those that were, or should have been, looked at.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from roll.config.alarms import AlarmsConfig
+from roll.pipelines.learning.alarms import Alarm
+from roll.pipelines.state import RunState
+from roll.rewards.compose import UNFINISHED
+from roll.rollout.lifecycle import RolloutState, Transition
+from roll.types import Group, Rollout, RolloutStatus
+
+__all__ = ["Failures", "Retries", "check_failures", "describe", "failures_of", "step_alarms"]
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Failures:
+    """Of some answers."""
+
+    asked: int = 0
+    """Answers that were looked at, or would have been, had we not failed."""
+    failed: int = 0
+    """Answers without a reward (`infra_error`)."""
+    timed_out: int = 0
+    """Answers that took a verifier too long, and so got its 0."""
+    causes: Counter[str] = field(default_factory=Counter)
+    """Of those without a reward."""
+    prompts: dict[str, str] = field(default_factory=dict)
+    """By cause, the first prompt that met it."""
+
+    def metrics(self, prefix: str = "") -> dict[str, float]:
+        """Counts and shares."""
+        return {
+            f"{prefix}rollout/infra_errors": float(self.failed),
+            f"{prefix}rollout/infra_error_share": self.failed / self.asked if self.asked else 0.0,
+            f"{prefix}reward/timeouts": float(self.timed_out),
+            f"{prefix}reward/timeout_share": self.timed_out / self.asked if self.asked else 0.0,
+        }
+
+    @property
+    def counts(self) -> list[int]:
+        """Asked, failed, timed out: what a window of steps remembers."""
+        return [self.asked, self.failed, self.timed_out]
+
+
+def failures_of(groups: Iterable[Group]) -> Failures:
+    """Count."""
+    asked = failed = timed_out = 0
+    causes: Counter[str] = Counter()
+    prompts: dict[str, str] = {}
+    for rollout in (r for group in groups for r in group.rollouts):
+        if rollout.status is RolloutStatus.INFRA_ERROR:
+            cause = _cause(rollout)
+            causes[cause] += 1
+            prompts.setdefault(cause, rollout.prompt.uid)
+            asked, failed = asked + 1, failed + 1
+        elif rollout.reward is not None and not rollout.reward.verdict.endswith(UNFINISHED):
+            asked, timed_out = asked + 1, timed_out + bool(rollout.reward.timed_out)
+    return Failures(asked=asked, failed=failed, timed_out=timed_out, causes=causes, prompts=prompts)
+
+
+class Retries:
+    """Counts attempts that failed and are made again, whatever comes of them; listens to the life cycle."""
+
+    def __init__(self) -> None:
+        self._num = 0
+        self._reported = False
+
+    def on_transition(self, event: Transition) -> None:
+        """For a life cycle; returns at once."""
+        again = event.after is RolloutState.QUEUED and event.before is not None and bool(event.detail)
+        self._num += again
+        if not self._reported and (again or event.after is RolloutState.INFRA_ERROR):
+            self._reported = True  # one for a step: an outage fails hundreds of answers alike
+            logger.warning("an answer %s: %s", "is tried again" if again else "got no reward", event.detail)
+
+    def metrics(self) -> dict[str, float]:
+        """Since it was last asked."""
+        num, self._num, self._reported = self._num, 0, False
+        return {"rollout/retries": float(num)}
+
+
+def _cause(rollout: Rollout) -> str:
+    """Without the prompt, so that equal causes are counted as one."""
+    return rollout.cause.removesuffix(f" (prompt '{rollout.prompt.uid}')")
+
+
+def describe(failures: Failures) -> str:
+    """In a sentence, what failed and why; empty where nothing did."""
+    parts = []
+    if failures.failed:
+        cause, count = failures.causes.most_common(1)[0]
+        often = "" if count == failures.failed else f", {count} times"
+        parts.append(
+            f"{failures.failed} of {failures.asked} answers got no reward{often}: {cause} "
+            f"(first: prompt '{failures.prompts[cause]}')"
+        )
+    if failures.timed_out:
+        parts.append(f"{failures.timed_out} of {failures.asked} answers took longer to verify than time_limit_s")
+    return "; ".join(parts)
+
+
+def check_failures(
+    config: AlarmsConfig, window: Sequence[Sequence[int]], latest: Failures, *, first: bool
+) -> list[Alarm]:
+    """Alarms over the last steps together.
+
+    Args:
+        config: thresholds.
+        window: `Failures.counts` of the last steps, `config.patience` at most, the latest included.
+        latest: of the step that has just ended.
+        first: whether that is the first step of a session, which stops at once where all of it failed.
+    """
+    full = len(window) >= config.patience
+    asked = sum(counts[0] for counts in window)
+    alarms = []
+    for name, index, now, problem in (
+        ("infra_errors_above", 1, latest.failed, "got no reward"),
+        ("timeouts_above", 2, latest.timed_out, "took longer to verify than time_limit_s"),
+    ):
+        limit = getattr(config, name)
+        if limit is None or not now:
+            continue
+        count = sum(counts[index] for counts in window)
+        whole = first and now == latest.asked
+        if whole or (full and count > limit * asked):
+            last = describe(latest)
+            message = f"{count} of {asked} answers of {len(window)} steps {problem}; of the last one, {last}"
+            message = last if len(window) == 1 else message
+            stops = config.action == "stop" or name in config.stop_on
+            alarms.append(Alarm(message=f"{message} (alarms.{name})", stops=stops))
+    return alarms
+
+
+def step_alarms(config: AlarmsConfig, state: RunState, groups: Iterable[Group], *, first: bool) -> list[Alarm]:
+    """Note in `state` what we failed of the step that has just ended, and say it; alarms where that is too much."""
+    failures = failures_of(groups)
+    state.failures = [*state.failures, failures.counts][-config.patience :]
+    alarms = check_failures(config, state.failures, failures, first=first)
+    if alarms:
+        state.failures = []  # whoever goes on after an alarm gets as many steps again
+    elif text := describe(failures):
+        logger.warning("step %d: %s", state.step, text)
+    return alarms

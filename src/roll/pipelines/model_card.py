@@ -1,0 +1,128 @@
+"""The README of an exported model: what it was trained from, how, and what was measured.
+
+No path of the machine that trained it is in it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from roll.config.document import dump, read
+from roll.config.history import CONFIG, config_at, read_history
+from roll.errors import UserError
+from roll.pipelines.saved import read_checkpoint
+from roll.tracking.metrics_file import read_metrics
+from roll.version import __version__
+
+__all__ = ["model_card"]
+
+_SETTINGS = (
+    "algorithm.type",
+    "algorithm.kl.coefficient",
+    "rollout.prompts_per_step",
+    "rollout.group_size",
+    "rollout.max_new_tokens",
+    "rollout.temperature",
+    "rollout.scheduling.async_ratio",
+    "training.learning_rate",
+    "training.num_steps",
+    "model.dtype",
+    "seed",
+)
+_RECENT = 5
+
+
+def model_card(checkpoint: Path, title: str, *, adapter: bool = False) -> str:
+    """Markdown with the header that the Hugging Face hub reads.
+
+    Args:
+        checkpoint: what is exported, inside its run directory; elsewhere the card has no figures.
+        title: the model's name.
+        adapter: whether the adapter alone is exported.
+    """
+    step = read_checkpoint(checkpoint).state.step
+    config = _config(checkpoint, step)
+    name = str(_at(config, "model.path") or "")
+    lines = [
+        "---",
+        dump(_header(name, config, adapter=adapter)).rstrip(),
+        "---",
+        "",
+        f"# {title}",
+        "",
+        f"{_shown(name) or 'A language model'}, trained for {step} steps of reinforcement learning with "
+        f"ROLL {__version__}"
+        + (". This is the adapter alone: load it with `peft` on top of the base model." if adapter else "."),
+        "",
+        *_settings(config),
+        *_figures(read_metrics(checkpoint.parent.parent / "metrics.jsonl"), step),
+    ]
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def _config(checkpoint: Path, step: int) -> dict[str, Any]:
+    """What the checkpoint's step was trained with."""
+    run = checkpoint.resolve().parent.parent
+    try:
+        return config_at(read(run / CONFIG).tree, read_history(run), step)
+    except UserError:  # a checkpoint that was taken out of its run
+        return {}
+
+
+def _header(name: str, config: Mapping[str, Any], *, adapter: bool) -> dict[str, Any]:
+    header: dict[str, Any] = {"library_name": "peft" if adapter else "transformers", "pipeline_tag": "text-generation"}
+    if name.count("/") == 1 and not Path(name).exists() and not name.startswith((".", "/", "~")):
+        header["base_model"] = name  # an id on the hub
+    algorithm = _at(config, "algorithm.type")
+    return header | {"tags": ["reinforcement-learning", "roll", *([str(algorithm)] if algorithm else [])]}
+
+
+def _shown(name: str) -> str:
+    """A model's name without the directories of the machine it was trained on."""
+    return f"`{name if not Path(name).is_absolute() and not Path(name).exists() else Path(name).name}`" if name else ""
+
+
+def _settings(config: Mapping[str, Any]) -> Iterator[str]:
+    if not config:
+        return
+    yield from ("## Training", "", "| setting | value |", "|---|---|")
+    for key in _SETTINGS:
+        if (value := _at(config, key)) is not None:
+            yield f"| `{key}` | {value} |"
+    lora = _at(config, "model.lora")
+    if isinstance(lora, Mapping):
+        yield f"| `model.lora` | rank {lora.get('rank')}, alpha {lora.get('alpha')} |"
+    for entry in config.get("data", ()):
+        rewards = ", ".join(str(part.get("name") or part.get("type")) for part in entry.get("reward", ()))
+        yield f"| data `{entry.get('domain') or entry.get('source')}` | rewards: {rewards} |"
+    yield ""
+
+
+def _figures(rows: Sequence[Mapping[str, Any]], step: int) -> Iterator[str]:
+    """Up to the exported step."""
+    seen = [row for row in rows if row["step"] <= step]
+    rewards = [row["reward/mean"] for row in seen if row["kind"] == "train" and row.get("reward/mean") is not None]
+    evaluations = [row for row in seen if row["kind"] == "evaluation"]
+    if not rewards and not evaluations:
+        return
+    yield from ("## Figures", "", "| measured | value |", "|---|---|")
+    if rewards:
+        yield f"| mean reward, first {min(_RECENT, len(rewards))} steps | {_mean(rewards[:_RECENT])} |"
+        yield f"| mean reward, last {min(_RECENT, len(rewards))} steps | {_mean(rewards[-_RECENT:])} |"
+    for row in dict.fromkeys((0, len(evaluations) - 1)) if evaluations else ():
+        for key, value in evaluations[row].items():
+            if key.startswith("eval/") and isinstance(value, int | float):
+                yield f"| `{key}` after step {evaluations[row]['step']} | {value:.4g} |"
+    yield ""
+
+
+def _mean(values: Sequence[float]) -> str:
+    return f"{sum(values) / len(values):.4g}"
+
+
+def _at(tree: Any, key: str) -> Any:
+    for part in key.split("."):
+        tree = tree.get(part) if isinstance(tree, Mapping) else None
+    return tree

@@ -1,0 +1,182 @@
+"""Talking to candidates and checkers; bounding and counting what each case uses, from outside of its sandbox.
+
+A candidate shares its sandbox with our program that runs its cases, and may stop that, or change what it reports. So
+the sandbox's agent keeps the limits of each case, by its own clock and by the kernel's count of everything in there.
+
+    setup ──► first frame ──► [ new limits ──► a case's message ──► its frames ] … ──► end of input
+                                └─► what the case before used
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import AsyncIterator, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from roll.rewards.code.inside.frames import MAX_FRAME_BYTES, frame
+from roll.rewards.code.verdicts import GRACE_CPU_S, claim
+from roll.sandbox import ExecutionResult, Job
+
+__all__ = ["Meter", "Router", "Served", "listen", "pass_on", "serve"]
+
+_GRACE_WALL_S = 1.0
+"""The program inside ends a case on time, if it can, and goes on with the next one."""
+
+
+class Meter:
+    """Sets a running candidate's limits case by case.
+
+    Args:
+        job: the candidate.
+        limits_s: CPU and wall time of each case, in order.
+        total_s: wall time of all together.
+    """
+
+    def __init__(self, job: Job, limits_s: Sequence[tuple[float, float]], total_s: float) -> None:
+        self._job, self._limits_s = job, limits_s
+        self._ends = asyncio.get_running_loop().time() + total_s
+        self._counts: list[float] = []
+
+    async def begin(self, cpu_s: float, wall_s: float) -> None:
+        """Limits of what comes before the first case."""
+        await self._bound(cpu_s, wall_s)
+
+    async def next_case(self) -> None:
+        """From now on, what is used is the next case's; after the last one, nobody's."""
+        case = min(len(self._counts), len(self._limits_s) - 1)
+        self._counts.append(await self._bound(*self._limits_s[case]))
+
+    async def _bound(self, cpu_s: float, wall_s: float) -> float:
+        left_s = self._ends - asyncio.get_running_loop().time()
+        wall_s = max(0.0, min(wall_s + _GRACE_WALL_S, left_s))
+        return await self._job.bound(cpu_s=cpu_s + GRACE_CPU_S, wall_s=wall_s)
+
+    def used_s(self, result: ExecutionResult) -> list[float]:
+        """CPU seconds of each case that was begun; `result` is the candidate's end."""
+        counts = [*self._counts, result.cpu_s]
+        return [max(0.0, after - before) for before, after in itertools.pairwise(counts)]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Served:
+    """What came of a candidate that was served its cases."""
+
+    result: ExecutionResult
+    first: bytes
+    """The body of the frame that answers the setup; empty where the candidate ended before."""
+    frames: list[list[bytes]]
+    """Of each case that was answered, the bodies of its frames."""
+    cpu_s: list[float]
+    """Of each case that was begun."""
+
+
+async def serve(
+    job: Job,
+    setup: bytes,
+    messages: Sequence[bytes],
+    limits_s: Sequence[tuple[float, float]],
+    *,
+    setup_s: tuple[float, float],
+    total_s: float,
+    frames_per_case: int,
+) -> Served:
+    """Hand a candidate its cases one by one, each with its own limits; wait for its end.
+
+    Args:
+        job: the candidate: interactive, with a result.
+        setup: the first message, as a frame.
+        messages: of the cases, as frames.
+        limits_s: CPU and wall time of each.
+        setup_s: the same of the setup.
+        total_s: wall time of all together.
+        frames_per_case: how many a case is answered by.
+
+    Raises:
+        SandboxError: the sandbox broke.
+    """
+    meter = Meter(job, limits_s, total_s)
+    await meter.begin(*setup_s)
+    job.write(setup)
+    bodies = _bodies(job)
+    first = await anext(bodies, b"")
+    found: list[list[bytes]] = []
+    for message in messages if first else ():
+        await meter.next_case()
+        job.write(message)
+        answer = [body for _ in range(frames_per_case) if (body := await anext(bodies, None)) is not None]
+        if len(answer) < frames_per_case:
+            break
+        found.append(answer)
+    if len(found) == len(messages):
+        await meter.next_case()
+    job.end_input()
+    result = await job.wait()
+    used_s = meter.used_s(result)
+    return Served(result=result, first=first, frames=found, cpu_s=used_s[: len(messages)])
+
+
+class Router:
+    """Takes frames out of a stream of bytes, without reading them."""
+
+    def __init__(self) -> None:
+        self._buffer = bytearray()
+        self.broken = False
+        """Whether a frame is longer than any of ours: nothing more can be made of what comes."""
+
+    def feed(self, data: bytes) -> Iterator[bytes]:
+        """The body of each frame that is complete now."""
+        self._buffer += data
+        start = 0
+        while len(self._buffer) - start >= 4 and not self.broken:
+            end = start + 4 + int.from_bytes(self._buffer[start : start + 4], "little")
+            self.broken = end - start > MAX_FRAME_BYTES + 5
+            if len(self._buffer) < end:
+                break
+            yield bytes(self._buffer[start + 4 : end])
+            start = end
+        del self._buffer[:start]
+
+
+async def _bodies(job: Job) -> AsyncIterator[bytes]:
+    """Of all frames, unread; the sandbox's limit on output bounds them."""
+    router = Router()
+    async for chunk in job.stream():
+        if chunk.stream != "result":
+            continue
+        for body in router.feed(chunk.data):
+            yield body
+        if router.broken:
+            job.kill()
+
+
+async def pass_on(candidate: Job, checker: Job) -> None:
+    """What the candidate's process says, byte for byte."""
+    async for chunk in candidate.stream():
+        if chunk.stream == "result":
+            checker.write(chunk.data)
+    checker.end_input()
+
+
+async def listen(checker: Job, candidate: Job, meter: Meter) -> list[dict[str, Any]]:
+    """Hand the checker's questions to the candidate, a case after the other; what is for us.
+
+    The first byte of a frame says where it goes: `s` to the candidate, and a case begins; `c` to the candidate; `h` to
+    us.
+    """
+    router = Router()
+    found: list[dict[str, Any]] = []
+    async for chunk in checker.stream():
+        if chunk.stream != "result":
+            continue
+        for body in router.feed(chunk.data):
+            if body[:1] == b"s":
+                await meter.next_case()
+            if body[:1] in (b"s", b"c"):
+                candidate.write(frame(body[1:]))
+            elif message := claim(body[1:]):
+                found.append(message)
+        if router.broken:
+            checker.kill()
+    return found

@@ -1,0 +1,151 @@
+"""A reward function that was given as a Python object: `roll.train(config, reward=function)`.
+
+    function ──► cloudpickle ──► bytes ──► every worker: unpacked once, called there, like one named by its path
+                     └── it cannot be packed, or not be unpacked elsewhere ──► a thread of this process, and a warning
+
+What it captured travels with it, as it is when the run starts: a worker's later changes to it stay in that worker.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import inspect
+import logging
+import os
+import sys
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+from roll.config.rewards import PythonReward
+from roll.errors import ConfigError
+from roll.protocols import WorkerPool
+
+__all__ = ["GivenFunction", "function_of", "give"]
+
+logger = logging.getLogger(__name__)
+
+LARGE_BYTES = 4 * 2**20
+"""Packed functions travel with every call: from here on that is worth a warning."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class GivenFunction:
+    """A function, packed; reads as its name."""
+
+    name: str
+    packed: bytes
+    """By cloudpickle; empty where it stays in this process."""
+    paths: tuple[str, ...]
+    """Where modules were found that it takes along by name only."""
+    function: Callable[..., Any] | None = field(default=None, compare=False)
+    """The function itself; `None` once it has travelled."""
+
+    def __str__(self) -> str:
+        return self.name
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "function": None}
+
+    @property
+    def travels(self) -> bool:
+        """Whether other processes can call it."""
+        return bool(self.packed)
+
+    def load(self) -> Callable[..., Any]:
+        """The function; unpacked once in each process."""
+        return self.function or _unpack(self.packed, self.paths)
+
+    def runs_in(self, pool: WorkerPool) -> WorkerPool:
+        """Where it is called: in the pool, or beside the controller."""
+        return pool if self.travels else cast("WorkerPool", _Beside())
+
+
+class _Beside:
+    """Calls functions in threads of this process, as far as rewards ask a `WorkerPool`: one at a time, coroutine
+    functions beside each other.
+
+    A thread cannot be ended: one that hangs is left behind, and the next call gets another.
+    """
+
+    def __init__(self) -> None:
+        self._turn = asyncio.Lock()
+
+    async def submit(self, function: Callable[..., Any], *args: Any, time_limit_s: float) -> Any:
+        """See `WorkerPool.submit`."""
+        async with contextlib.nullcontext() if inspect.iscoroutinefunction(function) else self._turn:
+            done: Future[Any] = Future()
+            done.set_running_or_notify_cancel()  # so that nobody who waited cancels it under the thread
+            threading.Thread(target=_settle, args=(done, function, args), name="reward", daemon=True).start()
+            async with asyncio.timeout(time_limit_s):
+                return await asyncio.wrap_future(done)
+
+
+def _settle(done: Future[Any], function: Callable[..., Any], args: tuple[Any, ...]) -> None:
+    try:
+        result = function(*args)
+        done.set_result(asyncio.run(result) if inspect.iscoroutine(result) else result)
+    except TimeoutError as error:  # its own, not the caller's
+        done.set_exception(RuntimeError(f"{type(error).__name__}: {error}"))
+    except Exception as error:
+        done.set_exception(error)
+
+
+@functools.lru_cache(maxsize=16)
+def _unpack(packed: bytes, paths: tuple[str, ...]) -> Callable[..., Any]:
+    import cloudpickle
+
+    sys.path.extend(path for path in paths if path not in sys.path)
+    return cloudpickle.loads(packed)
+
+
+def give(function: Callable[..., Any]) -> GivenFunction:
+    """Pack a function for other processes, with what it captured; warn where it has to stay in this one."""
+    import cloudpickle
+
+    name = getattr(function, "__name__", type(function).__name__)
+    paths = tuple(dict.fromkeys(os.path.abspath(path) for path in sys.path))
+    try:
+        packed = cloudpickle.dumps(function)
+        cloudpickle.loads(packed)  # some objects can be packed, but not made again
+    except Exception as error:  # locks, connections, open files: each refuses in its own way
+        logger.warning(
+            "The reward '%s' cannot be sent to worker processes (%s: %s). It runs in this process, one answer at a "
+            "time: one that hangs is not ended, and one that computes slows the run down. Let it open what it needs by "
+            "itself, or name it by its file: {type: python, function: file.py:%s}.",
+            name,
+            type(error).__name__,
+            error,
+            name if name.isidentifier() else "reward",
+        )
+        return GivenFunction(name=name, packed=b"", paths=(), function=function)
+    if len(packed) > LARGE_BYTES:
+        logger.warning(
+            "The reward '%s' takes %.0f MiB along to every call, since it captured that much: let it load its data "
+            "itself.",
+            name,
+            len(packed) / 2**20,
+        )
+    return GivenFunction(name=name, packed=packed, paths=paths, function=function)
+
+
+def function_of(config: PythonReward) -> str | GivenFunction:
+    """The function that a reward names, or was given.
+
+    Raises:
+        ConfigError: neither.
+    """
+    if config.given is not None:
+        return give(config.given)
+    if config.function is not None:
+        return config.function
+    label = f" '{config.name}'" if config.name else ""
+    raise ConfigError(
+        f"the reward{label} is a Python object, which no file keeps: give it again, as "
+        "`roll.train(config, reward=function)` or `roll.resume(run, reward=function)`; or name it by its file: "
+        "`function: rewards.py:name`."
+    )

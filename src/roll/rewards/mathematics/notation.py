@@ -1,0 +1,248 @@
+r"""One spelling for each thing, and nothing that is only layout: `\left(\tfrac12,√3\right)` as `(\frac{1}{2},\sqrt{3})`
+
+Every pass reads the text once, or once with a stack of brackets: the time is linear in its length.
+"""
+
+from __future__ import annotations
+
+import re
+
+from roll.rewards.mathematics.plain_number import VULGAR_FRACTIONS
+
+__all__ = ["cleaned", "exact_decimals", "matching", "with_trigonometric_degrees"]
+
+_FOREIGN = {
+    "−": "-",
+    "–": "-",
+    "\u2217": "\\cdot ",
+    "×": "\\times ",
+    "⋅": "\\cdot ",
+    "·": "\\cdot ",
+    "•": "\\cdot ",
+    "÷": "/",
+    "π": "\\pi ",
+    "∞": "\\infty ",
+    "√": "\\sqrt ",
+    "≤": "\\le ",
+    "≥": "\\ge ",
+    "⩽": "\\le ",
+    "⩾": "\\ge ",
+    "≠": "\\ne ",
+    "≈": "\\approx ",
+    "≡": "\\equiv ",
+    "\u222a": "\\cup ",
+    "∩": "\\cap ",
+    "∈": "\\in ",
+    "\u2228": "\\lor ",
+    "±": "\\pm ",
+    "∓": "\\mp ",
+    "°": "^\\circ ",
+    "∅": "\\emptyset ",
+    "\u211d": "\\mathbb{R}",
+    "θ": "\\theta ",
+    "α": "\\alpha ",
+    "β": "\\beta ",
+    "γ": "\\gamma ",
+    "λ": "\\lambda ",
+    "μ": "\\mu ",
+    "φ": "\\phi ",
+    "ω": "\\omega ",
+    "\u0131": "i",
+    "⟨": "(",
+    "⟩": ")",
+    "\u2223": "|",
+    "\u00a0": " ",
+    "\u2009": " ",
+    "\u202f": " ",
+    "\n": " ",
+    "\t": " ",
+}
+_FOREIGN |= {
+    sign: f"\\frac{{{top}}}{{{bottom}}}"
+    for sign, (top, bottom) in ((sign, fraction.split("/")) for sign, fraction in VULGAR_FRACTIONS.items())
+}
+_SIGN = re.compile("|".join(map(re.escape, _FOREIGN)))
+_SUPERSCRIPT = re.compile("[⁰¹²³⁴⁵⁶⁷⁸⁹⁻]+")
+_SUPERSCRIPTS = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁻", "0123456789-")
+_COMMAND = re.compile(r"\\(?:q?quad|[a-zA-Z]+|.)", re.DOTALL)
+_DOUBLED = re.compile(
+    r"\\\\(?=(?:left|right|[dt]?frac|sqrt|leq?|geq?|text|pi|cup|infty|in|cdot|times|pm|circ)(?![a-zA-Z]))"
+)
+_LAYOUT = {"\\left", "\\right", "\\mleft", "\\mright", "\\displaystyle", "\\textstyle", "\\quad", "\\qquad", "\\limits"}
+_LAYOUT |= {"\\,", "\\;", "\\:", "\\!", "\\ ", "\\(", "\\)", "\\[", "\\]", "\\$", "\\boldsymbol", "\\rm", "\\bf"}
+_LAYOUT |= {f"\\{size}{side}" for size in ("big", "Big", "bigg", "Bigg") for side in ("", "l", "r")}
+_SAME = {
+    "\\dfrac": "\\frac",
+    "\\tfrac": "\\frac",
+    "\\cfrac": "\\frac",
+    "\\dbinom": "\\binom",
+    "\\tbinom": "\\binom",
+    "\\leq": "\\le ",
+    "\\leqslant": "\\le ",
+    "\\geq": "\\ge ",
+    "\\geqslant": "\\ge ",
+    "\\neq": "\\ne ",
+    "\\lt": "<",
+    "\\gt": ">",
+    "\\simeq": "\\approx ",
+    "\\div": "/",
+    "\\ast": "\\cdot ",
+    "\\bullet": "\\cdot ",
+    "\\lbrace": "\\{",
+    "\\rbrace": "\\}",
+    "\\lbrack": "[",
+    "\\rbrack": "]",
+    "\\langle": "(",
+    "\\rangle": ")",
+    "\\lvert": "|",
+    "\\rvert": "|",
+    "\\vert": "|",
+    "\\varnothing": "\\emptyset ",
+    "\\imath": "i",
+    "\\degree": "^\\circ ",
+    "\\vee": "\\lor ",
+    "\\wedge": "\\land ",
+    "\\%": "%",
+    "\\textdegree": "^\\circ ",
+    "\\thinspace": " ",
+    "\\infin": "\\infty ",
+    "\\colon": ":",
+}
+_WORD = re.compile(r"(?<![a-zA-Z\\])[a-zA-Z]{2,}(?![a-zA-Z])")
+_NAMES = {
+    **{name: f"\\{name}" for name in ("sin", "cos", "tan", "cot", "sec", "csc", "ln", "log", "exp", "sqrt", "pi")},
+    **{name: f"\\{name}" for name in ("arcsin", "arccos", "arctan", "sinh", "cosh", "tanh", "gcd", "lcm", "cup")},
+    **{"infty": "\\infty", "infinity": "\\infty", "oo": "\\infty", "inf": "\\infty", "percent": "%"},
+}
+_WRAPPED = re.compile(
+    r"\\(?:text|textbf|textrm|textit|textnormal|mathrm|mathit|mbox|operatorname\*?)\s*\{\s*([^{}]*?)\s*\}"
+)
+_UNIT_LETTERS = frozenset("msghlL")
+_VALUE_END = frozenset("0123456789})i")
+_OPERATORS = re.compile(r"\*\*|<=|>=|!=|\*")
+_PLAIN_OPERATORS = {"**": "^", "<=": "\\le ", ">=": "\\ge ", "!=": "\\ne ", "*": "\\cdot "}
+_REPEATING = re.compile(r"(?<!\d)(\d*)\.(\d*)\\(?:overline|bar|dot)\s*\{?\s*(\d{1,40})\s*\}?(?:\s*\\dot\s*\{?(\d)\}?)?")
+_DECIMAL = re.compile(r"(?<!\d)(\d*)\.(\d+)")
+_POWER = re.compile(r"\^\s*(-?\d{2,}|-\d)")
+_SUBSCRIPT = re.compile(r"_\s*(\d{2,})")
+_DEGREE = re.compile(r"\^\s*(?:\{\s*\\circ\s*\}|\\circ(?![a-zA-Z]))")
+_TRIGONOMETRIC = re.compile(r"\\(?:sin|cos|tan|cot|sec|csc)(?![a-zA-Z])")
+_ROOT = re.compile(r"√\s*(\d+)")
+_ARGUMENT = re.compile(r"\\sqrt\s*\[[^\[\]]*\]|\\[{}]|\\(?:frac|binom|sqrt)(?![a-zA-Z])|\\[a-zA-Z]+|.", re.DOTALL)
+_GROUPED = re.compile(r"(?<![\d,.])\d{1,3}(?:(?:,\\!\s?|\\!,|\s?\{\s?,\s?\}\s?|\\[, ]|,)\d{3})+(?![\d,])")
+
+
+def cleaned(text: str) -> str:
+    """The text in one spelling: LaTeX, without layout; thousands joined, but for plain commas, which are ambiguous."""
+    if "\\begin" not in text:
+        text = _DOUBLED.sub(r"\\", text)  # an escape too many
+    text = _GROUPED.sub(_joined, text)
+    text = _SUPERSCRIPT.sub(lambda match: "^{" + match.group().translate(_SUPERSCRIPTS) + "}", text)
+    text = _ROOT.sub(r"\\sqrt{\1}", text)
+    text = _SIGN.sub(lambda match: _FOREIGN[match.group()], text)
+    text = _WRAPPED.sub(_word, text)
+    text = _COMMAND.sub(_command, text).replace("$", " ").replace("~", " ")
+    text = _OPERATORS.sub(lambda match: _PLAIN_OPERATORS[match.group()], text)
+    text = _WORD.sub(lambda match: _NAMES.get(match.group().lower(), match.group()), text)
+    text = _REPEATING.sub(_repeating, text)
+    text = _POWER.sub(r"^{\1}", _SUBSCRIPT.sub(r"_{\1}", text))
+    return _arguments(_braced(text)).strip()
+
+
+def _joined(match: re.Match[str]) -> str:
+    found = match.group()
+    if re.fullmatch(r"\d{1,3}(?:,\d{3})+", found):
+        return found
+    return re.sub(r"\D", "", found)
+
+
+def _command(match: re.Match[str]) -> str:
+    command = match.group()
+    return " " if command in _LAYOUT else _SAME.get(command, command)
+
+
+def _word(match: re.Match[str]) -> str:
+    r"""`\text{i}` as `i`, `\operatorname{gcd}` as `\gcd`, `\text{ or }` as ` or `; other words stay words."""
+    word = match[1]
+    before = match.string[: match.start()][-4:].rstrip("\\ ,;!~")
+    is_unit = word in _UNIT_LETTERS and before[-1:] in _VALUE_END
+    if (len(word) < 2 and not is_unit) or word.lower() in ("or", "and"):
+        return f" {word} "
+    if word.lower() in _NAMES:
+        return _NAMES[word.lower()] + " "
+    return f"\\text{{{word}}}"
+
+
+def _repeating(match: re.Match[str]) -> str:
+    r"""`0.1\overline{6}` as a fraction."""
+    whole, fixed, period, last = match.groups()
+    period += last or ""
+    every, before = int((whole or "0") + fixed + period), int((whole or "0") + fixed)
+    return f"\\frac{{{every - before}}}{{{'9' * len(period)}{'0' * len(fixed)}}}"
+
+
+def exact_decimals(text: str) -> str:
+    r"""`0.25x` as `{\frac{25}{100}}x`, so that nothing is rounded."""
+    return _DECIMAL.sub(lambda match: f"{{\\frac{{{int(match[1] + match[2])}}}{{1{'0' * len(match[2])}}}}}", text)
+
+
+def with_trigonometric_degrees(text: str) -> str:
+    r"""Degrees as parts of π where something takes their sine, else without their sign."""
+    return _DEGREE.sub(r"\\cdot \\frac{\\pi }{180}" if _TRIGONOMETRIC.search(text) else "", text)
+
+
+def matching(text: str, opening: str, closing: str) -> dict[int, int]:
+    """Where each opening bracket that is closed is closed; brackets behind a backslash do not count."""
+    found: dict[int, int] = {}
+    waiting: list[int] = []
+    for position, character in enumerate(text):
+        if character == opening and text[position - 1 : position] != "\\":
+            waiting.append(position)
+        elif character == closing and waiting and text[position - 1 : position] != "\\":
+            found[waiting.pop()] = position
+    return found
+
+
+def _braced(text: str) -> str:
+    r"""`x^(1/2)` and `\sqrt(2)` with braces."""
+    ends = matching(text, "(", ")")
+    characters = list(text)
+    for match in re.finditer(r"(?:\^|\\sqrt)\s*\(", text):
+        begin = match.end() - 1
+        if begin in ends:
+            characters[begin], characters[ends[begin]] = "{", "}"
+    return "".join(characters)
+
+
+def _arguments(text: str) -> str:
+    r"""`\frac12` as `\frac{1}{2}`, `\sqrt3` as `\sqrt{3}`."""
+    parts: list[str] = []
+    waiting: list[list[int]] = []  # commands that still want arguments: depth of braces, how many
+    depth = 0
+    for match in _ARGUMENT.finditer(text):
+        token = match.group()
+        wanted = bool(waiting) and waiting[-1][0] == depth
+        if token == "{":
+            depth += 1
+        elif token == "}":
+            depth -= 1
+            while waiting and waiting[-1][0] > depth:
+                waiting.pop()
+            _given(waiting, depth)
+        elif token.startswith(("\\frac", "\\binom", "\\sqrt")):
+            _given(waiting, depth)
+            waiting.append([depth, 1 if token.startswith("\\sqrt") else 2])
+        elif wanted and not token.isspace():
+            if token.isalnum() or token.startswith("\\"):
+                token = f"{{{token}}}"
+            _given(waiting, depth)
+        parts.append(token)
+    return "".join(parts)
+
+
+def _given(waiting: list[list[int]], depth: int) -> None:
+    """The last command at this depth got one of its arguments."""
+    if waiting and waiting[-1][0] == depth:
+        waiting[-1][1] -= 1
+        if waiting[-1][1] == 0:
+            waiting.pop()

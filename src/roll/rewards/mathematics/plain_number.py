@@ -1,0 +1,163 @@
+"""Plain numbers as people write them (`1,234`, `-3.50`, `7/8`, `1 1/2`, `$5`, `40%`, `3e8`, `25 km`), exactly."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from fractions import Fraction
+
+from roll.rewards.mathematics.units import Unit, is_statement, same_unit_factor, unit_of
+
+__all__ = ["NUMBER", "VULGAR_FRACTIONS", "PlainNumber", "has_finite_decimals", "number_of", "same_number", "tidy"]
+
+_DIGITS = r"(?:[1-9]\d{0,2}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?|\.\d+"
+_POWER = (
+    r"(?:[eE][-+]?\d{1,3}(?![\d.])"
+    r"|\s?(?:\*|×|x|\\times|\\cdot)\s?10\s?(?:\^|\*\*)\s?(?:\{[-+]?\d{1,3}\}|[-+]?\d{1,3}))"
+)
+NUMBER = re.compile(
+    r"(?P<mixed>\d{1,9} \d{1,9}/\d{1,9}(?![\d/]))"
+    rf"|(?P<top>{_DIGITS})(?P<power>{_POWER})?(?:\s?/\s?(?P<bottom>\d+(?:\.\d+)?))?"
+)
+"""An unsigned number in tidy text (see `tidy`)."""
+
+_FRACTION = re.compile(r"(?:(\d)\s*)?\\[dt]?frac\s*(?:\{\s*(-?[\d.,]+)\s*\}\s*\{\s*([\d.,]+)\s*\}|(\d)\s*(\d))")
+_UNIT = re.compile(
+    r"\\(?:text|textrm|textbf|mathrm|mbox|operatorname)\s*\{[^{}]*\}|[^\W\d_]+|\s+|[°²³./]|\\[,;:! ]|~"
+    r"|\^\s*(?:\{\s*\\?(?:[23]|circ|prime)\s*\}|[23]|\\circ)|\\(?:degree|circ)\b"
+)
+_WRAPPED = re.compile(
+    r"\\(?:text|textbf|mathbf|mathrm|mbox|displaystyle)\s*\{([^{}]*)\}|\((.*)\)|\{(.*)\}|\*\*(.*)\*\*", re.DOTALL
+)
+_SPACES = re.compile(r"(?<=\d)(?:,\\!\s?|\\!,|\\[,! ]|\s?\{\s?,\s?\}\s?|[\u00a0\u2009\u202f])(?=\d{3}(?!\d))")
+VULGAR_FRACTIONS = {
+    sign: f"{top}/{bottom}"
+    for sign, top, bottom in zip("½⅓⅔¼¾⅕⅖⅗⅘⅙⅚⅛⅜⅝⅞", "112131234151357", "233445555668888", strict=True)
+}
+_VULGAR = re.compile(rf"(?:(\d)\s?)?([{''.join(VULGAR_FRACTIONS)}])")
+_BLANKS = re.compile(r"\d{1,3}(?: \d{3})+(?![\d/,]| ?\d)")
+"""Thousands divided by blanks, where nothing else can be meant: the text is one number."""
+LONGEST = 1_000
+"""Characters; a longer text is not a plain number."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PlainNumber:
+    """A number's exact value, and how it was written."""
+
+    value: Fraction
+    percent: bool
+    num_decimals: int
+    """Digits after the point; 0 for fractions."""
+    unit: Unit | None = None
+    """What stands behind it, where that is a unit known to `roll.rewards.mathematics.units`."""
+
+
+def tidy(text: str) -> str:
+    """The same text with one way to write minus signs, thousands and fractions."""
+    text = text.replace("\u2212", "-").replace("\\$", "$").replace("\\%", "%")
+    text = _SPACES.sub(",", text)
+    text = _VULGAR.sub(lambda match: (f"{match[1]} " if match[1] else "") + VULGAR_FRACTIONS[match[2]], text)
+    return _FRACTION.sub(_fraction, text)
+
+
+def _fraction(match: re.Match[str]) -> str:
+    before, top, bottom, short_top, short_bottom = match.groups()
+    simple = f"{(top or short_top).replace(',', '')}/{(bottom or short_bottom).replace(',', '')}"
+    return f"{before} {simple}" if before else simple
+
+
+def number_of(text: str) -> PlainNumber | None:
+    """The number that the text is, apart from a currency sign, a percent sign, or a unit; `None` for anything else."""
+    if len(text) > LONGEST:
+        return None
+    rest = _unwrapped(tidy(text).replace("$", " ").strip().rstrip(".\\").strip())
+    sign = 1
+    if found := re.match(r"[€£¥\s]*([-+])?[€£¥\s]*", rest):
+        sign = -1 if found.group(1) == "-" else 1
+        rest = rest[found.end() :]
+    rest = _BLANKS.sub(lambda found: found.group().replace(" ", ""), rest, count=1) if _BLANKS.match(rest) else rest
+    match = NUMBER.match(rest)
+    if match is None:
+        return None
+    rest = rest[match.end() :]
+    percent = re.match(r"\s?(?:%|percent\b)", rest)
+    if percent:
+        rest = rest[percent.end() :]
+    value = _value(match)
+    if value is None or not _is_unit(rest):
+        return None
+    decimals = match["top"].partition(".")[2] if match["top"] and not match["bottom"] and not match["power"] else ""
+    unit = unit_of(rest) if rest else None
+    return PlainNumber(value=sign * value, percent=bool(percent), num_decimals=len(decimals), unit=unit)
+
+
+def _unwrapped(text: str) -> str:
+    r"""Without `\text{…}`, brackets, or stars around all of it."""
+    while match := _WRAPPED.fullmatch(text):
+        inner = next(part for part in match.groups() if part is not None).strip()
+        if inner.count("(") != inner.count(")") or inner == text:
+            break
+        text = inner
+    return text
+
+
+def _value(match: re.Match[str]) -> Fraction | None:
+    if match["mixed"]:
+        whole, part = match["mixed"].split(" ")
+        top, bottom = part.split("/")
+        return None if int(bottom) == 0 else int(whole) + Fraction(int(top), int(bottom))
+    top_value = Fraction(match["top"].replace(",", ""))
+    if match["power"]:
+        exponent = re.search(r"[-+]?\d+(?=\}?$)", match["power"])
+        assert exponent is not None
+        top_value *= Fraction(10) ** int(exponent.group())
+    if match["bottom"] is None:
+        return top_value
+    bottom_value = Fraction(match["bottom"])
+    return None if bottom_value == 0 else top_value / bottom_value
+
+
+def _is_unit(text: str) -> bool:
+    """Whether what follows a number is a unit or nothing. In `5x` (one letter that touches) and `5^2` it is not."""
+    if re.match(r"[^\W\d_](?![^\W\d_])|\s*\^[\s{]*\d|[²³/]", text):
+        return False
+    if is_statement(text):
+        return False
+    position = 0
+    while position < len(text):
+        match = _UNIT.match(text, position)
+        if match is None:
+            return False
+        position = match.end()
+    return True
+
+
+def same_number(answer: PlainNumber, reference: PlainNumber) -> bool:
+    """Whether they are equal: exactly, as `50%` and `0.5` (or `50`), or where the answer rounds a fraction correctly.
+
+    Units count where both have one: 500 m are 0.5 km. A decimal counts for a fraction that has no finite decimals, such
+    as 1/3, from four correct decimals on.
+    """
+    factor = same_unit_factor(answer.unit, reference.unit)
+    if factor is None:
+        return False
+    candidates = [answer.value * factor]
+    if answer.percent != reference.percent:
+        candidates.append(answer.value / 100 if answer.percent else answer.value * 100)
+    if reference.value in candidates:
+        return True
+    return (
+        not has_finite_decimals(reference.value)
+        and answer.num_decimals >= 4
+        and abs(answer.value - reference.value) <= Fraction(1, 2 * 10**answer.num_decimals)
+    )
+
+
+def has_finite_decimals(value: Fraction) -> bool:
+    """Whether a decimal can be the value exactly."""
+    bottom = value.denominator
+    for prime in (2, 5):
+        while bottom % prime == 0:
+            bottom //= prime
+    return bottom == 1

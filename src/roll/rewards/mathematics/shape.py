@@ -1,0 +1,238 @@
+r"""What an answer is as a whole: a value, a list, a set, a point, an interval, a union, a matrix, a relation.
+
+    cleaned text ─► \cup? ─► commas, `or`? ─► = < \le? ─► one pair of brackets? ─► a value, as text
+
+Each question scans the text once, and brackets nest at most `DEEPEST` deep, so the time is linear in the length.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import TypeAlias
+
+__all__ = [
+    "Group",
+    "Matrix",
+    "Relation",
+    "Shape",
+    "TooDeepError",
+    "Union",
+    "is_list",
+    "is_name",
+    "shape_of",
+    "split_outside",
+]
+
+DEEPEST = 30
+_TOKEN = re.compile(r"\\[a-zA-Z]+|\\.|(?<![a-zA-Z])(?:or|and)(?![a-zA-Z])|.", re.DOTALL)
+_OPENING = {"(", "[", "{", "\\{", "\\begin"}
+_CLOSING = {")", "]", "}", "\\}", "\\end"}
+_LIST = {",", ";", "or", "and", "\\lor", "\\land", "\\\\"}
+_SIGNS = {"=", "<", ">", "\\le", "\\ge", "\\ne", "\\approx", "\\equiv", "\\mid", "\\nmid", "\\not", "\\sim", "\\propto"}
+_IMPLIES = {"\\Rightarrow", "\\implies", "\\rightarrow", "\\to", "\\Longrightarrow", "\\therefore"}
+_MATRIX = re.compile(r"\\begin\s*\{(?:[pbBvV]?matrix|smallmatrix|array)\}")
+_COLUMNS = re.compile(r"\s*\{[lcr|\s]*\}")
+_NAME = re.compile(
+    r"_\{[^{}]*\}|_\w|\\(?:text|mathbf|mathrm|vec|overline|overrightarrow|angle|triangle|frac)(?![a-zA-Z])"
+)
+
+
+class TooDeepError(Exception):
+    """Brackets nest deeper than in any sensible answer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Several values, or an interval."""
+
+    opening: str
+    r"""`(`, `[`, `\{`, or empty for a bare list."""
+    closing: str
+    items: tuple[Shape, ...]
+
+    @property
+    def ordered(self) -> bool:
+        """Whether the order of its values matters."""
+        return self.opening in ("(", "[")
+
+
+@dataclass(frozen=True, slots=True)
+class Union:
+    """A union of intervals or sets."""
+
+    parts: tuple[Shape, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Matrix:
+    """Rows of values."""
+
+    rows: tuple[tuple[str, ...], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Relation:
+    r"""An equation, an inequality, or a chain of them: `1 < x \le 3`."""
+
+    sides: tuple[str, ...]
+    signs: tuple[str, ...]
+    """Between the sides."""
+
+    @property
+    def is_equation(self) -> bool:
+        """Whether it says only that things are equal, exactly or nearly."""
+        return set(self.signs) <= {"=", "\\approx", "\\equiv"}
+
+    @property
+    def text(self) -> str:
+        """As LaTeX."""
+        rest = zip(self.signs, self.sides[1:], strict=True)
+        return self.sides[0] + "".join(f" {sign} {side}" for sign, side in rest)
+
+
+Shape: TypeAlias = "str | Group | Union | Matrix | Relation"
+
+
+def shape_of(text: str) -> Shape:
+    """The shape of a cleaned text.
+
+    Raises:
+        TooDeepError: see there.
+    """
+    return _shape(text, DEEPEST)
+
+
+def _shape(text: str, deepest: int) -> Shape:
+    if deepest == 0:
+        raise TooDeepError
+    text = split_outside(text, _IMPLIES)[0][-1].strip().rstrip(".,;").strip()
+    foreign = re.fullmatch(r"([\[\]])([^\[\]]*),([^\[\]]*)([\[\]])", text)
+    if foreign and (foreign[1], foreign[4]) != ("[", "]"):  # `]1,2[`: as (1,2)
+        ends = tuple(_shape(part, deepest - 1) for part in (foreign[2], foreign[3]))
+        return Group("(" if foreign[1] == "]" else "[", ")" if foreign[4] == "[" else "]", ends)
+    if "\\cup" in text and len(parts := re.split(r"\\cup(?![a-zA-Z])", text)) > 1:
+        first = _after_membership(parts[0])
+        return Union(tuple(_shape(part, deepest - 1) for part in (first, *parts[1:])))
+    parts, separators = split_outside(text, _LIST)
+    if len(parts) > 1:
+        return _list(parts, separators, deepest)
+    member = _after_membership(text)
+    if member != text:
+        return _shape(member, deepest - 1)
+    sides, signs = split_outside(text, _SIGNS)
+    if signs and any(side.strip() for side in sides):
+        return Relation(tuple(side.strip() for side in sides), tuple(signs))
+    return _bracketed(text, deepest)
+
+
+def _after_membership(text: str) -> str:
+    r"""The set of `x \in S`; the text where it is something else."""
+    parts, signs = split_outside(text, {"\\in"})
+    return parts[1] if len(signs) == 1 else text
+
+
+def _list(parts: list[str], separators: list[str], deepest: int) -> Shape:
+    r"""A bare list; `p=5,q=2;p=7,q=2` is one of points; inequalities joined by `or` are a union."""
+    if ";" in separators and "," in separators:
+        points: list[list[str]] = [[]]
+        for part, separator in zip(parts, [*separators, ";"], strict=True):
+            points[-1].append(part)
+            if separator != ",":
+                points.append([])
+        groups = [Group("(", ")", tuple(_value(p, deepest - 1) for p in point)) for point in points[:-1]]
+        return Group("", "", tuple(groups))
+    items = [_shape(part, deepest - 1) for part in parts if part.strip()]
+    if len(items) == 1:
+        return items[0]
+    named = [item for item in items if isinstance(item, Relation)]
+    if len(named) == len(items) and not any(item.is_equation for item in named) and {"or", "\\lor"} & set(separators):
+        return Union(tuple(items))
+    if named == items[:1] and named and named[0].is_equation and is_name(named[0].sides[0]):
+        items[0] = _shape(named[0].sides[-1], deepest - 1)  # `x = 1, 2`: the variable is only named
+    return Group("", "", tuple(items))
+
+
+def _value(text: str, deepest: int) -> Shape:
+    """Without the name of what has the value."""
+    found = _shape(text, deepest)
+    return found.sides[-1] if isinstance(found, Relation) and found.is_equation else found
+
+
+def _bracketed(text: str, deepest: int) -> Shape:
+    inner, opening, closing = _inside(text)
+    if opening == "{":
+        return _shape(inner, deepest - 1)
+    if opening and (matrix := _matrix(inner)) is not None:
+        return matrix
+    if opening:
+        parts = [part for part in split_outside(inner, {",", ";"})[0] if part.strip()]
+        if opening == "\\{" or len(parts) > 1:
+            return Group(opening, closing, tuple(_shape(part, deepest - 1) for part in parts))
+        if opening == "(" and closing == ")" and parts:
+            return _shape(inner, deepest - 1)
+    matrix = _matrix(text)
+    return text if matrix is None else matrix
+
+
+def _inside(text: str) -> tuple[str, str, str]:
+    """What the one pair of brackets around all of the text holds, and the brackets; empty ones where there is none."""
+    tokens = list(_TOKEN.finditer(text))
+    if len(tokens) < 2 or tokens[0].group() not in ("(", "[", "{", "\\{") or tokens[-1].group() not in _CLOSING:
+        return text, "", ""
+    depth = 0
+    for token in tokens[:-1]:
+        depth += (token.group() in _OPENING) - (token.group() in _CLOSING)
+        if depth == 0:
+            return text, "", ""
+    return text[tokens[0].end() : tokens[-1].start()], tokens[0].group(), tokens[-1].group()
+
+
+def _matrix(text: str) -> Matrix | None:
+    text = text.strip()
+    begin = _MATRIX.match(text)
+    end = re.search(r"\\end\s*\{[a-zA-Z]*\}$", text[-30:])
+    if begin is None or end is None:
+        return None
+    body = text[begin.end() : len(text) - len(end.group())]
+    if columns := _COLUMNS.match(body):
+        body = body[columns.end() :]
+    if "\\begin" in body:
+        return None
+    rows = [row for row in body.split("\\\\") if row.strip()]
+    cells = tuple(tuple(cell.strip() for cell in row.split("&")) for row in rows)
+    return Matrix(cells) if cells and len({len(row) for row in cells}) == 1 else None
+
+
+def split_outside(text: str, at: set[str]) -> tuple[list[str], list[str]]:
+    """The parts between the tokens in `at` that stand outside all brackets, and those tokens."""
+    parts: list[str] = []
+    found: list[str] = []
+    depth = begin = 0
+    for match in _TOKEN.finditer(text):
+        token = match.group()
+        depth += (token in _OPENING) - (token in _CLOSING)
+        if depth == 0 and token in at:
+            parts.append(text[begin : match.start()])
+            found.append(token)
+            begin = match.end()
+    return [*parts, text[begin:]], found
+
+
+def is_name(text: str) -> bool:
+    r"""Whether a text names something (`x`, `f(2)`, `AB`, `|AB|`, `S_1 : S_2`, `(p,q)`), rather than computing it."""
+    bare = _NAME.sub("", text)
+    if re.search(r"[-+*^!]|\\(?!alpha|beta|gamma|delta|theta|lambda|mu|phi|omega|Delta)", bare):
+        return False
+    outside = re.sub(r"[A-Za-z]\s*\([^()]*\)", "f", bare)  # `f(2)`
+    letters = re.sub(r"[\W\d_]", "", re.sub(r"\\[a-zA-Z]+", "x", outside))
+    return (
+        bool(letters) and not re.search(r"\d", outside) and (len(letters) == 1 or not letters.islower() or "(" in bare)
+    )
+
+
+def is_list(text: str) -> bool:
+    r"""Whether a cleaned text is several values side by side (`1,2`, `(2,2),(6,2)`, `1 \pm 2`, a set)."""
+    if "\\pm" in text or len([part for part in split_outside(text, _LIST)[0] if part.strip()]) > 1:
+        return "\\cup" not in text
+    return _inside(text)[1] == "\\{"

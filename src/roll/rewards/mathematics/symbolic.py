@@ -1,0 +1,248 @@
+r"""Values compared by math-verify over sympy, kept from doing harm.
+
+What is certain to explode is refused before it is parsed; what takes long is interrupted by an alarm inside the
+process, so that the worker lives on (starting one costs two seconds); only code that no alarm reaches, such as one
+huge power of whole numbers, is left to the pool, which kills the worker. A text is parsed as a whole or not at all: no
+number is picked out of what is not understood.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import logging
+import re
+import signal
+import threading
+from collections.abc import Iterator
+from fractions import Fraction
+from typing import Any
+
+from roll.rewards.mathematics.notation import exact_decimals, with_trigonometric_degrees
+from roll.rewards.mathematics.plain_number import has_finite_decimals, number_of
+
+__all__ = ["SlowError", "limited", "looks_explosive", "prepare", "rounds", "same_relation", "same_value"]
+
+DEEPEST = 30
+LONGEST_NUMBER = 400
+"""Digits."""
+LARGEST_POWER = 5_000
+SMALL = 4
+"""A power whose exponent is a power of numbers above this is computed by nobody."""
+FEWEST_DECIMALS = 4
+"""Of a decimal that stands for a value without finite decimals."""
+NUM_POINTS = 3
+_REPEAT_S = 0.05
+
+_POWER = re.compile(r"(?:\^|\*\*)\s*\{?\s*\(?\s*-?(\d+)")
+_FACTORIAL = re.compile(r"(\d+)\s*\)?\s*!")
+_LONG = re.compile(rf"\d{{{LONGEST_NUMBER},}}")
+_TOWER = re.compile(r"(?:\^|\*\*)\s*\{?\s*\(?\s*-?\d+\s*[)}]?\s*(?:\^|\*\*)")
+_LONG_TOWER = re.compile(r"(?:\^\s*\{?\s*[a-zA-Z0-9]\s*){5}")
+_LARGE_ARGUMENT = re.compile(r"\\(?:d|t)?binom\s*\{\s*(\d+)|\\exp\s*\(?\s*\\exp|\\Gamma\s*\(?\s*(\d{4,})")
+_COMPLEX = re.compile(r"(?<![a-zA-Z\\])i(?![a-zA-Z])|(?<=[\d}])i|\\i(?![a-zA-Z])")
+_FUNCTIONS = re.compile(
+    r"\\(?:sin|cos|tan|cot|sec|csc|arcsin|arccos|arctan|pi|min|lim|in|Phi|phi|psi|xi|chi)(?![a-zA-Z])"
+)
+
+
+def looks_explosive(text: str) -> bool:
+    """Whether a formula nests deeper, or holds larger powers, factorials or numbers, than any sensible answer does."""
+    depth = deepest = 0
+    for character in text:
+        depth += (character in "({[") - (character in ")}]")
+        deepest = max(deepest, depth)
+    if deepest > DEEPEST or _LONG.search(text) or _LONG_TOWER.search(text):
+        return True
+    if any(len(digits) > 4 or int(digits) > LARGEST_POWER for digits in _POWER.findall(text)):
+        return True
+    if any(len(digits) > 3 for digits in _FACTORIAL.findall(text)) or "!!" in text or ")!)!" in text:
+        return True
+    if any(not found or len(found) > 3 for groups in _LARGE_ARGUMENT.findall(text) for found in [max(groups)]):
+        return True
+    return bool(_TOWER.search(text)) and any(int(digits) > SMALL for digits in re.findall(r"\d{1,9}", text))
+
+
+class _Alarm(BaseException):
+    """Not an `Exception`, so that nobody on the way takes it for a failure to parse."""
+
+
+class SlowError(Exception):
+    """The comparison was interrupted."""
+
+
+@contextlib.contextmanager
+def limited(seconds: float) -> Iterator[None]:
+    """Raise `SlowError` after so long, however deep within; in a main thread alone.
+
+    The alarm is one of wall time: a worker that waits for a processor is out of luck, as with the pool's own limit. It
+    rings again, should someone have swallowed it.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def ring(_signal: int, _frame: Any) -> None:
+        raise _Alarm
+
+    before = signal.signal(signal.SIGALRM, ring)
+    try:
+        try:
+            signal.setitimer(signal.ITIMER_REAL, seconds, _REPEAT_S)
+            yield
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            signal.signal(signal.SIGALRM, before)
+    except _Alarm:
+        raise SlowError from None
+
+
+def prepare() -> None:
+    """Import and warm up what comparisons need, before any time limit runs."""
+    # it warns that its own timer is off: ours ends what takes too long
+    logging.getLogger("math_verify").setLevel(logging.ERROR)
+    for text in (r"\frac{1}{2}x^{2}-3\sqrt{x}", r"2\pi r(r+h)", r"\log_{2} 8+e^{2i}", "y=2x+3"):
+        _parsed(text)
+
+
+@functools.lru_cache(maxsize=256)
+def _parsed(text: str) -> Any:
+    """A sympy expression with exact numbers; `None` for what is not understood."""
+    from latex2sympy2_extended.latex2sympy2 import ConversionConfig, latex2sympy
+    from sympy.logic.boolalg import BooleanAtom
+
+    text = exact_decimals(with_trigonometric_degrees(text))
+    is_complex = _COMPLEX.search(_FUNCTIONS.sub(" ", text)) is not None
+    try:
+        found = latex2sympy(
+            text,
+            is_real=not is_complex,
+            normalization_config=None,
+            conversion_config=ConversionConfig(lowercase_symbols=False),
+        )
+        found = _with_imaginary_unit(found) if is_complex else found
+        return None if isinstance(found, BooleanAtom) else found  # `i^2 = 3` is a falsehood, and not every other one
+    except (Exception, RecursionError):  # the parser meets a model's text: whatever it raises, it did not understand
+        return None
+
+
+def _with_imaginary_unit(expression: Any) -> Any:
+    import sympy
+
+    units = {symbol: sympy.I for symbol in expression.free_symbols if symbol.name == "i"}
+    return expression.subs(units) if units else expression
+
+
+def same_value(given: str, right: str) -> bool:
+    """Whether two cleaned formulas have the same value, whatever their variables are.
+
+    Raises:
+        SlowError: inside `limited`, when its time is over.
+    """
+    ours, theirs = _parsed(given), _parsed(right)
+    if ours is None or theirs is None:
+        return False
+    told_apart = _differ_somewhere(ours, theirs)
+    return not told_apart and _verified(ours, theirs)
+
+
+def same_relation(given: str, right: str) -> bool:
+    """Whether two equations or inequalities say the same.
+
+    Equations in one variable do where one is a multiple of the other: math-verify compares their real solutions, and so
+    takes two without any for the same.
+    """
+    import sympy
+
+    ours, theirs = _parsed(given), _parsed(right)
+    if ours is None or theirs is None:
+        return False
+    if isinstance(ours, sympy.Eq) and isinstance(theirs, sympy.Eq):
+        names = ours.free_symbols | theirs.free_symbols
+        if not names:
+            pairs = ((ours.lhs, theirs.lhs), (ours.rhs, theirs.rhs))
+            return all(not _differ_somewhere(a, b) and _verified(a, b) for a, b in pairs)
+        if len(names) == 1:
+            return _is_multiple(ours, theirs)
+    return _verified(ours, theirs)
+
+
+def _is_multiple(given: Any, right: Any) -> bool:
+    """Whether one equation is a constant, not 0, times the other: computed at a few points."""
+    import sympy
+
+    names = sorted(given.free_symbols | right.free_symbols, key=str)
+    ratios = []
+    try:
+        a, b = given.lhs - given.rhs, right.lhs - right.rhs
+        for number in range(NUM_POINTS):
+            at = {name: sympy.Rational(7 + 4 * place + 5 * number, 6 + number) for place, name in enumerate(names)}
+            ours, theirs = sympy.N(a.subs(at), 25), sympy.N(b.subs(at), 25)
+            if not (ours.is_finite and theirs.is_finite) or theirs == 0 or ours == 0:
+                return False
+            ratios.append(ours / theirs)
+        return all(abs(ratio - ratios[0]) <= sympy.Float("1e-12") * abs(ratios[0]) for ratio in ratios)
+    except (Exception, RecursionError):
+        return False
+
+
+def _verified(given: Any, right: Any) -> bool:
+    from math_verify import verify
+
+    try:
+        return bool(verify(right, given, float_rounding=15, timeout_seconds=0))
+    except (Exception, RecursionError):
+        return False
+
+
+def _differ_somewhere(a: Any, b: Any) -> bool:
+    """Whether their values differ, where they can be computed: this takes a fraction of the time of a proof."""
+    import sympy
+
+    try:
+        names = sorted(a.free_symbols | b.free_symbols, key=str)
+        if not names and (difference := (a - b).doit()).is_Rational:
+            return bool(difference != 0)  # 2^-100 is not 2^-101
+        for number in range(NUM_POINTS if names else 1):
+            at = {name: sympy.Rational(7 + 4 * place + 5 * number, 6 + number) for place, name in enumerate(names)}
+            ours, theirs = (sympy.N(value.subs(at) if at else value, 25) for value in (a, b))
+            if not (ours.is_number and theirs.is_number and ours.is_finite and theirs.is_finite):
+                return False
+            if abs(ours - theirs) > sympy.Float("1e-12") * (1 + abs(theirs)):
+                return True
+    except (Exception, RecursionError):  # sets, relations, what cannot be computed
+        return False
+    return False
+
+
+def rounds(decimal: str, exact: str, *, fewest_decimals: int = FEWEST_DECIMALS) -> bool:
+    """Whether a plain decimal rounds a constant that has no finite decimals, correctly in all of its own.
+
+    Args:
+        decimal: a plain number, or anything else, which rounds nothing.
+        exact: the constant.
+        fewest_decimals: fewer are too coarse.
+    """
+    number = number_of(decimal)
+    if number is None or number.num_decimals < fewest_decimals:
+        return False
+    value = _constant(exact)
+    return value is not None and abs(value - number.value) <= Fraction(1, 2 * 10**number.num_decimals)
+
+
+def _constant(text: str) -> Fraction | None:
+    """The value of a constant, to 30 digits; `None` for what has finite decimals, or no real value."""
+    import sympy
+
+    number = number_of(text)
+    if number is not None:
+        return None if has_finite_decimals(number.value) else number.value
+    expression = _parsed(text)
+    try:
+        if expression is None or expression.free_symbols:
+            return None
+        value = sympy.nsimplify(expression) if expression.is_Rational else sympy.N(expression, 30)
+        found = Fraction(str(value))
+        return None if expression.is_Rational and has_finite_decimals(found) else found
+    except (Exception, RecursionError):
+        return None

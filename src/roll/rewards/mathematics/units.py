@@ -1,0 +1,156 @@
+r"""Units behind an answer: what they measure, and how they compare.
+
+A unit counts where both the answer and the reference name one that is known here: then 500 m is 0.5 km, and 5 m is not
+5 cm. Anything else behind a number (`apples`, `square units`) says nothing.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+
+__all__ = ["Unit", "is_statement", "same_unit_factor", "split_percent", "split_unit", "unit_of"]
+
+
+@dataclass(frozen=True, slots=True)
+class Unit:
+    """What a unit measures, and how much of it."""
+
+    dimension: tuple[tuple[str, int], ...]
+    """Base quantities with their powers, in order: `(("length", 2),)`."""
+    factor: Fraction
+    """Of the base unit: m, g, s, l, dollar, degree."""
+
+
+def _quantity(dimension: str, text: str) -> dict[str, tuple[str, Fraction]]:
+    """`m=1 km=1000`: names, several for one unit with `/`."""
+    found: dict[str, tuple[str, Fraction]] = {}
+    for entry in text.split():
+        names, _, factor = entry.partition("=")
+        for name in names.split("/"):
+            found[name] = (dimension, Fraction(factor))
+    return found
+
+
+_UNITS = {
+    **_quantity("length", "m/meter/meters/metre/metres=1 km/kilometer/kilometers/kilometre/kilometres=1000"),
+    **_quantity("length", "cm/centimeter/centimeters/centimetre/centimetres=0.01 dm=0.1"),
+    **_quantity("length", "mm/millimeter/millimeters/millimetre/millimetres=0.001 in/inch/inches=0.0254"),
+    **_quantity("length", "ft/foot/feet=0.3048 yd/yard/yards=0.9144 mi/mile/miles=1609.344"),
+    **_quantity("mass", "g/gram/grams=1 kg/kilogram/kilograms=1000 mg/milligram/milligrams=0.001"),
+    **_quantity("mass", "lb/lbs/pound/pounds=453.59237 oz/ounce/ounces=28.349523125"),
+    **_quantity("time", "s/sec/secs/second/seconds=1 min/mins/minute/minutes=60 h/hr/hrs/hour/hours=3600"),
+    **_quantity("time", "ms/millisecond/milliseconds=0.001 day/days=86400 week/weeks=604800"),
+    **_quantity("volume", "l/L/liter/liters/litre/litres=1 ml/mL/milliliter/milliliters/millilitre/millilitres=0.001"),
+    **_quantity("money", "dollar/dollars=1 cent/cents=0.01"),
+}
+_WORDS = {"square": 2, "sq": 2, "cubic": 3, "cu": 3}
+_WRAPPED = re.compile(r"\\(?:text|textrm|textbf|mathrm|mbox|operatorname)\s*\{([^{}]*)\}")
+_PART = re.compile(
+    r"\s*(?P<sign>/|per\b|\*|\\cdot)?\s*(?P<name>[a-zA-Z]+)\.?\s*(?:\^?\s*\{?\s*(?P<power>[23²³])\s*\}?)?"
+)
+_LAYOUT = re.compile(r"\\[,;:! ]|~|\$")
+_UNIT_TEXT = re.compile(r"\\(?:text|textrm|textbf|textnormal|mathrm|mbox)\s*\{[^{}]*\}")
+_TOKEN = re.compile(
+    rf"(?P<text>{_UNIT_TEXT.pattern})|(?P<layout>\s+|\\[,;:! ]|~|\$)|(?P<power>\^\s*(?:\{{\s*[23]\s*\}}|[23]))"
+    r"|(?P<slash>/)|(?P<stop>\.)|(?P<word>(?<![\\a-zA-Z])[a-zA-Z]{2,12}(?![a-zA-Z]))|(?P<other>\\[a-zA-Z]+|.)",
+    re.DOTALL,
+)
+_STATEMENT = re.compile(
+    r"\b(?:is|are|was|were|be|not|no|isn't|nor|or|and|wrong|false|incorrect|if|but|than|least|most|more|less|between)\b",
+    re.IGNORECASE,
+)
+"""Words that make what stands behind a number more than the name of a thing."""
+_PERCENT = ("\\%", "%", "percent", "percentage", "pct")
+
+
+def is_statement(text: str) -> bool:
+    r"""Whether what stands behind a number says something of it (`\text{ is wrong}`), instead of what is counted."""
+    return _STATEMENT.search(text) is not None
+
+
+def unit_of(text: str) -> Unit | None:
+    r"""The unit that a text is (`km/h`, `\text{ cm}^2`, `square feet`); `None` for anything else."""
+    rest = _LAYOUT.sub(" ", _WRAPPED.sub(r" \1 ", text)).strip().rstrip(".")
+    powers: dict[str, int] = {}
+    factor = Fraction(1)
+    position, extra, divide = 0, 1, False
+    while position < len(rest):
+        match = _PART.match(rest, position)
+        if match is None or match.end() == position:
+            return None
+        position = match.end()
+        name = match["name"]
+        if match["sign"] in ("/", "per"):
+            divide = True
+        elif name == "per":
+            divide = True
+            continue
+        if name in _WORDS:
+            extra = _WORDS[name]
+            continue
+        known = _UNITS.get(name) or _UNITS.get(name.lower())
+        if known is None:
+            return None
+        power = {"2": 2, "²": 2, "3": 3, "³": 3}.get(match["power"] or "", extra) * (-1 if divide else 1)
+        powers[known[0]] = powers.get(known[0], 0) + power
+        factor *= known[1] ** power
+        extra = 1
+    if powers.get("length") == 3 and len(powers) == 1:  # a litre is a cubic decimetre
+        powers, factor = {"volume": 1}, factor * 1000
+    return Unit(tuple(sorted(powers.items())), factor) if powers else None
+
+
+def split_unit(text: str) -> tuple[str, Unit | None]:
+    r"""A formula without what stands behind it as text or known unit (`6\sqrt{3} cm^2`), and that unit, if known.
+
+    Its tokens are taken off from the end, so the time is linear in the length. What stands there may be anything that
+    is counted (`\text{ apples}`), but no statement (`\text{ is wrong}`).
+    """
+    tokens = list(_TOKEN.finditer(text))
+    while tokens and tokens[-1].lastgroup in ("layout", "stop"):
+        tokens.pop()
+    if not tokens:
+        return text, None
+    end = tokens[-1].end()
+    for kinds in (("text", "word"), ("text",)):
+        begin = _begin_of_trailing(tokens, kinds)
+        trailing = text[begin:end]
+        if not trailing or not text[:begin].strip() or is_statement(trailing):
+            continue
+        unit = unit_of(trailing)
+        if unit is not None or kinds == ("text",):
+            return text[:begin].strip(), unit
+    return text, None
+
+
+def _begin_of_trailing(tokens: Sequence[re.Match[str]], kinds: tuple[str, ...]) -> int:
+    """Where the run of tokens of these kinds, with what may stand between them, begins; the end where there is none."""
+    begin = tokens[-1].end()
+    for token in reversed(tokens):
+        if token.lastgroup in kinds:
+            begin = token.start()
+        elif token.lastgroup not in ("layout", "power", "slash"):
+            break
+    return begin
+
+
+def split_percent(text: str) -> tuple[str, bool]:
+    """The text without a percent sign at its end, and whether it had one."""
+    bare = text.strip().rstrip("$. ")
+    for sign in _PERCENT:
+        if bare.endswith(sign):
+            return bare.removesuffix(sign).strip(), True
+    return text, False
+
+
+def same_unit_factor(given: Unit | None, right: Unit | None) -> Fraction | None:
+    """What turns a number in the unit `given` into one in `right`; `None` where they measure other things.
+
+    Where either is unknown, 1.
+    """
+    if given is None or right is None:
+        return Fraction(1)
+    return given.factor / right.factor if given.dimension == right.dimension else None

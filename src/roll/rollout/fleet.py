@@ -1,0 +1,196 @@
+"""EngineFleet: which engines serve, and the one owner of the question what becomes of those that do not.
+
+    serving ──died, hangs, or found dead by others──► lost ──► replaced ──► brought to the weights ──► serving
+                                                       ▲            │ failed, or died again: after a pause
+                                                       └────────────┴── six times in a row ──► given up
+
+Invariants:
+    - an engine that does not serve is being brought up, by one task of the fleet, or was given up; nobody else can end,
+      consume or forget a bring-up;
+    - an engine that was given up leaves its work to the others; where there are none left, `error` says so to everyone
+      who waits;
+    - what no repetition can mend (any error that is not an `InfraError`) is such an `error` at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Literal, TypeAlias
+
+from roll.errors import EngineDiedError, InfraError, NoEngineError
+from roll.protocols import EngineGroup, InferenceEngine
+from roll.rollout.link import EngineLink
+from roll.rollout.routing import Router
+
+__all__ = ["Change", "EngineFleet"]
+
+logger = logging.getLogger(__name__)
+
+Change: TypeAlias = Literal["died", "hung", "replaced", "given up"]
+
+MAX_FAILURES = 6
+"""Of one engine in a row, without an answer in between; then it is given up."""
+PAUSE_S, LONGEST_PAUSE_S = 1.0, 60.0
+"""Before an engine that failed twice is tried again; doubles with each failure."""
+START_LIMIT_S = 1800.0
+"""Longest time to start a fresh engine. What comes after that, the weight sync bounds by itself."""
+
+
+class EngineFleet:
+    """See the module.
+
+    Args:
+        engines: of the run.
+        prepare: brings a fresh engine to the current weights before it serves.
+        router: told which engines serve.
+        on_change: told of everything that happens to an engine.
+    """
+
+    def __init__(
+        self,
+        engines: EngineGroup,
+        prepare: Callable[[InferenceEngine], Awaitable[object]],
+        router: Router,
+        on_change: Callable[[Change], None],
+    ) -> None:
+        self.error: Exception | None = None
+        """Why no engine can be had."""
+        self._engines = engines
+        self._prepare = prepare
+        self._router = router
+        self._on_change = on_change
+        self._links: dict[str, EngineLink] = {}
+        self._failures: Counter[str] = Counter()
+        """In a row, by engine."""
+        self._given_up: dict[str, Exception] = {}
+        self._coming: dict[str, asyncio.Task[None]] = {}
+        self._closed = False
+        for engine in engines.engines:
+            self._serve(engine)
+
+    @property
+    def engines(self) -> Sequence[InferenceEngine]:
+        """All of them, in their order."""
+        return self._engines.engines
+
+    @property
+    def serving(self) -> list[EngineLink]:
+        """Links to engines that serve, in their order."""
+        return [self._links[engine.engine_id] for engine in self._router.serving]
+
+    def link(self, engine_id: str) -> EngineLink:
+        """To an engine; to the lost one while it is being replaced."""
+        return self._links[engine_id]
+
+    def replace(self, engine: InferenceEngine, cause: str) -> None:
+        """Somebody found an engine dead. One that was given up is tried once more."""
+        engine_id = engine.engine_id
+        link = self._links[engine_id]
+        if link.engine is engine and link.lost is None:
+            link.lose(EngineDiedError(engine_id, cause))
+        elif engine_id in self._given_up and not self._closed:
+            del self._given_up[engine_id]
+            self._failures[engine_id] = MAX_FAILURES - 1
+            self.error = None
+            self._start(engine_id)
+
+    async def end_orphans(self) -> None:
+        """Wait until no engine works on a request whose caller is gone by now."""
+        await asyncio.gather(*(link.end_orphans() for link in list(self._links.values())))
+
+    async def settle(self) -> None:
+        """Wait until every engine serves or was given up."""
+        while self._coming:
+            await asyncio.wait(self._coming.values())
+
+    async def close(self) -> None:
+        """Replace nothing any more, and let go of what is being started."""
+        self._closed = True
+        for link in self._links.values():
+            link.close()
+        tasks = list(self._coming.values())
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    # ---- bringing up
+
+    def _serve(self, engine: InferenceEngine) -> None:
+        self._links[engine.engine_id] = EngineLink(engine, self._on_lost)
+        self._router.add(engine)
+
+    def _on_lost(self, link: EngineLink) -> None:
+        engine_id = link.engine.engine_id
+        assert link.lost is not None, "it was lost"
+        self._router.remove(engine_id)
+        if self._closed:
+            return
+        logger.warning("%s; it is replaced, and its requests are issued again", link.lost)
+        self._failures[engine_id] = 1 if link.has_answered else self._failures[engine_id] + 1
+        if self._failures[engine_id] >= MAX_FAILURES:
+            self._give_up(engine_id, link.lost)
+        else:
+            self._start(engine_id)
+        self._on_change("hung" if link.hangs else "died")
+
+    def _start(self, engine_id: str) -> None:
+        task = asyncio.create_task(self._bring_up(engine_id), name=f"bring-up-{engine_id}")
+        self._coming[engine_id] = task
+        task.add_done_callback(lambda task: self._came(engine_id, task))
+
+    def _came(self, engine_id: str, task: asyncio.Task[None]) -> None:
+        if self._coming.get(engine_id) is task:  # the fresh one may have died already, and another be on its way
+            del self._coming[engine_id]
+
+    async def _bring_up(self, engine_id: str) -> None:
+        """Until it serves, or has failed too often."""
+        while True:
+            repeated = self._failures[engine_id] - 2
+            if repeated >= 0:
+                await asyncio.sleep(min(LONGEST_PAUSE_S, PAUSE_S * 2**repeated))
+            try:
+                fresh = await self._fresh(engine_id)
+            except InfraError as error:
+                self._failures[engine_id] += 1
+                logger.warning("engine %s could not be replaced: %s", engine_id, error)
+                if self._failures[engine_id] >= MAX_FAILURES:
+                    self._give_up(engine_id, error)
+                    break
+            except Exception as error:  # no machine's failure: it would come again
+                self._give_up(engine_id, error, final=True)
+                break
+            else:
+                self._serve(fresh)
+                logger.warning("engine %s was replaced and serves again", engine_id)
+                self._on_change("replaced")
+                return
+        self._on_change("given up")
+
+    async def _fresh(self, engine_id: str) -> InferenceEngine:
+        start = asyncio.ensure_future(self._engines.replace(engine_id))
+        try:
+            if not (await asyncio.wait({start}, timeout=START_LIMIT_S))[0]:
+                raise EngineDiedError(engine_id, f"a fresh one did not start within {START_LIMIT_S:g} s")
+        finally:
+            start.cancel()  # of one that hangs nobody waits for the end
+        fresh = start.result()
+        await self._prepare(fresh)
+        return fresh
+
+    def _give_up(self, engine_id: str, error: Exception, *, final: bool = False) -> None:
+        self._given_up[engine_id] = error
+        if final:
+            self.error = error
+        elif len(self._given_up) == len(self._links):
+            self.error = NoEngineError(
+                f"no inference engine is left: {engine_id} failed {MAX_FAILURES} times in a row, the last time "
+                f"because: {error}"
+            )
+        else:
+            left = len(self._links) - len(self._given_up)
+            logger.error(
+                "engine %s failed %d times in a row and is given up; %d go on without it", engine_id, MAX_FAILURES, left
+            )

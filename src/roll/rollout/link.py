@@ -1,0 +1,259 @@
+"""All calls to one engine: each of them ends, whatever becomes of the engine.
+
+    caller ──► call, a task of the link's own ──► engine
+       ▲                  │
+       └── its answer ◄───┴── or EngineDiedError, as soon as the engine is lost: it died, or it hangs
+
+    caller is cancelled ──► orphan ──abort, and again──► the engine lets go ──► its place is free
+
+Invariants:
+    - a call belongs to the link: who cancels its caller ends neither the call nor what the link knows of it;
+    - a request counts as the engine's until the engine has let go of it: it answered, or is lost;
+    - after `lose`, nobody waits for the engine any more, and nothing that it still says is heard;
+    - an engine that owes an answer and makes no step for longer than its pace allows (`Pace`) is lost. A paused engine
+      owes no tokens.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Collection, Coroutine
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from roll.errors import EngineDiedError
+from roll.protocols import InferenceEngine, PauseMode
+from roll.rollout.pace import LOOK_S, Pace
+from roll.types import Generation, GenerationRequest
+
+__all__ = ["EngineLink"]
+
+logger = logging.getLogger(__name__)
+T = TypeVar("T")
+
+ABORT_AGAIN_S = 1.0
+"""After an abort was answered, how long an engine has to let go before it is asked again."""
+
+
+@dataclass(slots=True, eq=False)
+class _Call:
+    """One that the engine has not answered."""
+
+    task: asyncio.Task[Any]
+    answer: asyncio.Future[Any]
+    request_id: str = ""
+    """Of a generation; empty for anything else."""
+    on_end: Callable[[], None] | None = None
+    gone: asyncio.Future[None] | None = None
+    """Of an orphan: done once the engine has let go."""
+
+
+class EngineLink:
+    """See the module.
+
+    Args:
+        engine: at the other end.
+        on_lost: told once that the engine is lost.
+    """
+
+    def __init__(self, engine: InferenceEngine, on_lost: Callable[[EngineLink], None]) -> None:
+        self.engine = engine
+        self.lost: EngineDiedError | None = None
+        """Why it is not used any more."""
+        self.hangs = False
+        """It was lost because it made no progress."""
+        self.has_answered = False
+        """It has generated something."""
+        self._on_lost = on_lost
+        self._calls: dict[asyncio.Task[Any], _Call] = {}
+        self._num_requests = 0
+        self._orphans: set[_Call] = set()
+        self._sweeper: asyncio.Handle | None = None
+        self._paused = False
+        self._in_order = asyncio.Lock()
+        self._pace = Pace(0.0)
+        self._watching: asyncio.TimerHandle | None = None
+
+    # ---- calls
+
+    async def generate(self, request: GenerationRequest, on_end: Callable[[], None]) -> Generation:
+        """Run a request; when its caller is cancelled, it is aborted at the engine.
+
+        Args:
+            request: its id is unique among those under way; an orphan of the same id ends first.
+            on_end: called once, when the engine has nothing more to do with it.
+
+        Raises:
+            EngineDiedError: the engine is lost.
+        """
+        try:
+            await self._gone([call for call in self._orphans if call.request_id == request.request_id])
+            call = self._begin(self.engine.generate(request), request.request_id, on_end)
+        except BaseException:
+            on_end()
+            raise
+        try:
+            generation = await call.answer
+        except asyncio.CancelledError:
+            if call.task in self._calls:
+                self._orphan(call)
+            raise
+        self.has_answered = True
+        return generation
+
+    async def abort(self, request_ids: Collection[str]) -> None:
+        """See `InferenceEngine.abort`; so for all that follow. Each raises `EngineDiedError` if the engine is lost."""
+        await self._begin(self.engine.abort(request_ids)).answer
+
+    async def pause(self, mode: PauseMode) -> None:
+        await self._begin(self._one_by_one(lambda: self.engine.pause(mode), paused=True)).answer
+
+    async def resume(self) -> None:
+        await self._begin(self._one_by_one(self.engine.resume, paused=False)).answer
+
+    async def end_orphans(self) -> None:
+        """Wait until the engine has let go of every request whose caller is gone by now."""
+        await self._gone(list(self._orphans))
+
+    def lose(self, error: EngineDiedError) -> None:
+        """The engine is not used any more: everyone who waits for it hears why."""
+        if self.lost is not None:
+            return
+        self.lost = error
+        self._stop_timers()
+        self._on_lost(self)  # first: what becomes free below is not given to this engine again
+        calls, self._calls = self._calls, {}
+        for task, call in calls.items():
+            task.cancel()
+            if not call.answer.done():
+                call.answer.set_exception(self._died())
+                call.answer.exception()  # its caller may be gone in this very instant
+            self._ended(call)
+
+    def close(self) -> None:
+        """Watch it no longer: the run ends."""
+        self._stop_timers()
+
+    def _begin(
+        self, work: Coroutine[Any, Any, T], request_id: str = "", on_end: Callable[[], None] | None = None
+    ) -> _Call:
+        if self.lost is not None:
+            work.close()
+            raise self._died()
+        loop = asyncio.get_running_loop()
+        task = loop.create_task(work)
+        call = self._calls[task] = _Call(task, loop.create_future(), request_id, on_end)
+        self._num_requests += bool(request_id)
+        task.add_done_callback(self._answered)
+        self._watch()
+        return call
+
+    def _answered(self, task: asyncio.Task[Any]) -> None:
+        call = self._calls.pop(task, None)
+        error = None if task.cancelled() else task.exception()
+        if call is None:  # the engine was lost before
+            return
+        if not call.answer.done():
+            if task.cancelled():
+                call.answer.cancel()
+            elif error is not None:
+                call.answer.set_exception(error)
+                call.answer.exception()
+            else:
+                call.answer.set_result(task.result())
+        self._ended(call)
+        if isinstance(error, EngineDiedError):
+            self.lose(error)
+
+    def _ended(self, call: _Call) -> None:
+        """The engine has nothing more to do with it."""
+        self._num_requests -= bool(call.request_id)
+        self._orphans.discard(call)
+        if call.gone is not None:
+            call.gone.set_result(None)
+        if call.on_end is not None:
+            call.on_end()
+
+    async def _one_by_one(self, work: Callable[[], Awaitable[None]], *, paused: bool) -> None:
+        """Pauses and resumes take effect in the order in which they were asked for, also where callers gave up."""
+        async with self._in_order:
+            await work()
+        self._paused = paused
+        if not paused:
+            self._pace.begin(asyncio.get_running_loop().time())
+
+    def _died(self) -> EngineDiedError:
+        assert self.lost is not None, "the engine is lost"
+        return EngineDiedError(self.lost.engine_id, self.lost.cause)
+
+    # ---- requests whose callers are gone
+
+    def _orphan(self, call: _Call) -> None:
+        call.gone = asyncio.get_running_loop().create_future()
+        self._orphans.add(call)
+        if self._sweeper is not None:
+            self._sweeper.cancel()
+        self._sweeper = asyncio.get_running_loop().call_soon(self._sweep)
+
+    def _sweep(self) -> None:
+        """Ask the engine to let go of all orphans."""
+        self._sweeper = None
+        if self._orphans and self.lost is None:
+            ids = [call.request_id for call in self._orphans]
+            self._begin(self.engine.abort(ids)).answer.add_done_callback(self._swept)
+
+    def _swept(self, answer: asyncio.Future[None]) -> None:
+        """It may have come before the request itself, so it is repeated until the engine has let go."""
+        if answer.cancelled() or self.lost is not None:
+            return
+        if (error := answer.exception()) is not None:
+            logger.warning("engine %s could not abort requests: %s", self.engine.engine_id, error)
+        if self._orphans and self._sweeper is None:
+            self._sweeper = asyncio.get_running_loop().call_later(ABORT_AGAIN_S, self._sweep)
+
+    @staticmethod
+    async def _gone(calls: Collection[_Call]) -> None:
+        waiting = [call.gone for call in calls if call.gone is not None]
+        if waiting:
+            await asyncio.wait(waiting)  # leaves them alone when its caller is cancelled
+
+    # ---- does it hang?
+
+    @property
+    def _owes(self) -> bool:
+        """Whether an answer is due: tokens, unless it is paused, or a word to anything else that it was asked."""
+        return len(self._calls) > self._num_requests or bool(self._num_requests and not self._paused)
+
+    def _watch(self) -> None:
+        if self._watching is None:
+            loop = asyncio.get_running_loop()
+            self._pace.begin(loop.time())
+            self._watching = loop.call_later(LOOK_S, self._look, loop.time() + LOOK_S)
+
+    def _look(self, due: float) -> None:
+        self._watching = None
+        if not self._owes or self.lost is not None:
+            return
+        loop = asyncio.get_running_loop()
+        now, steps = loop.time(), self.engine.load().num_steps
+        if steps is None and len(self._calls) == self._num_requests:
+            self._pace.begin(now)  # nothing shows whether it works on them
+        if self._pace.look(now, steps or 0, late_s=now - due):
+            self.hangs = True
+            slowest = self._pace.slowest_s
+            pace = f"its slowest took {slowest:.0f} s" if slowest else "it has made none yet"
+            self.lose(
+                EngineDiedError(
+                    self.engine.engine_id,
+                    f"it hangs: no step for {now - self._pace.since:.0f} s ({pace}), while it has "
+                    f"{self._num_requests} requests",
+                )
+            )
+            return
+        self._watching = loop.call_later(LOOK_S, self._look, now + LOOK_S)
+
+    def _stop_timers(self) -> None:
+        for timer in (self._watching, self._sweeper):
+            if timer is not None:
+                timer.cancel()

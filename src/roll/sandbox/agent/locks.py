@@ -1,0 +1,33 @@
+"""File locks are memory of the kernel's that no control group counts, and no limit of a process bounds.
+
+So the agent looks at the kernel's list of them while programs run. It names the process that asked for a lock; what
+would hide one (locks of an open file, a table of files that outlives the process) is refused by the filter. A process
+takes about a million a second and core, 200 bytes each: some 10 MB until it is ended.
+"""
+
+from __future__ import annotations
+
+MOST = 1024
+"""Of a sandbox. A connection to SQLite has five."""
+LOOK_S = 0.05
+
+
+def hoarders():
+    """Who holds locks, if all in this sandbox together hold too many."""
+    owners, total, rest = set(), 0, b""
+    try:
+        with open("/proc/locks", "rb", 0) as file:
+            while total <= MOST:
+                data = file.read(1 << 16)
+                if not data:
+                    return set()
+                *lines, rest = (rest + data).split(b"\n")
+                for line in lines:
+                    words = line.split()
+                    # "1: POSIX ADVISORY WRITE 71 00:2f:12 0 EOF"; of other namespaces only those of open files, as -1
+                    if len(words) > 4 and words[4].isdigit():
+                        owners.add(int(words[4]))
+                        total += 1
+    except OSError:
+        return set()
+    return owners

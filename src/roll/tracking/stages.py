@@ -1,0 +1,89 @@
+"""What a wait for rollouts is spent on: the model, its environments, or rewards.
+
+    generate │ generate │ environment │ generate │ reward │ reward ─► batch
+
+Where the model writes for at least one rollout, that is what the wait is for; where all that are under way wait for a
+verdict, it is the reward, in queues and while an attempt is repeated, too. Environments act on the loop itself, so
+while one does, nothing else comes on. The parts add up to the wait: nothing is counted twice, however many wait.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections import Counter
+from collections.abc import Iterator
+from typing import Protocol
+
+from roll.tracking.spans import Spans
+
+__all__ = ["Stages"]
+
+_WAITING = ("queued", "generating")
+
+
+class _Move(Protocol):
+    """What is needed of a life cycle's transition."""
+
+    @property
+    def rollout_id(self) -> str: ...
+    @property
+    def before(self) -> str | None: ...
+    @property
+    def after(self) -> str: ...
+
+
+class Stages:
+    """Divides a phase of `spans` by what rollouts do meanwhile.
+
+    Args:
+        spans: of the run.
+        ignored: purpose of rollouts that no step waits for.
+    """
+
+    def __init__(self, spans: Spans, ignored: str = "eval") -> None:
+        self._spans = spans
+        self._ignored = f"{ignored}-"
+        self._stage: dict[str, str] = {}
+        """By rollout, `model` or `reward`."""
+        self._counts: Counter[str] = Counter()
+        self._first: str | None = None
+        """What the phase of the model is called; `None` while nobody waits."""
+
+    def on_transition(self, event: _Move) -> None:
+        """For a life cycle; returns at once."""
+        name = event.rollout_id
+        if name.startswith(self._ignored):
+            return
+        before = self._stage.pop(name, None)
+        repeated = event.after == "queued" and before == "reward"  # its answer is there: only the verdict is due again
+        after = "reward" if event.after == "rewarding" or repeated else "model" if event.after in _WAITING else None
+        self._counts[before or ""] -= 1
+        self._counts[after or ""] += 1
+        if after is not None:
+            self._stage[name] = after
+        self._shift()
+
+    def environment(self, start: float, end: float) -> None:
+        """An environment acted; seconds of `time.perf_counter`."""
+        if self._first is not None:
+            self._spans.move(start, end, source=self._open.name, target="environment")
+
+    @contextlib.contextmanager
+    def waiting(self, first: str) -> Iterator[None]:
+        """A wait for rollouts; while the model writes it is a phase called `first`."""
+        self._first = first
+        self._open = self._spans.begin(self._name())
+        try:
+            with self._spans.inside(self._open):
+                yield
+        finally:
+            self._first = None
+            self._spans.end(self._open)
+
+    def _name(self) -> str:
+        assert self._first is not None
+        return "reward" if self._counts["reward"] and not self._counts["model"] else self._first
+
+    def _shift(self) -> None:
+        if self._first is not None and self._name() != self._open.name:
+            self._open = self._spans.follow(self._open, self._name())

@@ -1,0 +1,148 @@
+"""Reading a checkpoint's index without running anything that is in it.
+
+`torch.distributed.checkpoint` keeps the index of a checkpoint (`.metadata`) as a pickle and loads it as one, and a
+pickle may run any command. Entries that are not tensors are pickles, too, and loaded as such.
+
+    .metadata ──► an unpickler whose only classes are stand-ins of this module ──► checked ──► DCP's own records
+
+Invariants: no class and no function that a file names is ever looked up: the dozen names that DCP writes have a
+stand-in each, made anew for each file, and any other name is an error; an index names tensors only, in files of its
+own directory.
+"""
+
+from __future__ import annotations
+
+import pickle
+from pathlib import PurePath
+from typing import Any
+
+import torch
+from torch.distributed.checkpoint import FileSystemReader
+from torch.distributed.checkpoint.filesystem import _StorageInfo
+from torch.distributed.checkpoint.metadata import (
+    ChunkStorageMetadata,
+    Metadata,
+    MetadataIndex,
+    StorageMeta,
+    TensorProperties,
+    TensorStorageMetadata,
+)
+
+__all__ = ["SafeReader"]
+
+_METADATA = "torch.distributed.checkpoint.metadata"
+_RECORDS = {
+    (_METADATA, "Metadata"),
+    (_METADATA, "MetadataIndex"),
+    (_METADATA, "TensorStorageMetadata"),
+    (_METADATA, "ChunkStorageMetadata"),
+    (_METADATA, "TensorProperties"),
+    (_METADATA, "StorageMeta"),
+    ("torch.distributed.checkpoint.filesystem", "_StorageInfo"),
+}
+_PATHS = {(module, f"{kind}Path") for module in ("pathlib", "pathlib._local") for kind in ("Posix", "Windows")}
+
+
+class _Unpickler(pickle.Unpickler):
+    """Knows stand-ins alone."""
+
+    def __init__(self, file: Any) -> None:
+        super().__init__(file)
+        # Of this file alone: a pickle can set attributes of whatever class it may name.
+        self._records = {name: type(name[1], (_Record,), {}) for name in _RECORDS}
+
+    def find_class(self, module: str, name: str) -> Any:
+        """What stands in for a name.
+
+        Raises:
+            pickle.UnpicklingError: nothing does.
+        """
+        if (module, name) in self._records:
+            return self._records[module, name]
+        if (module, name) == ("torch", "Size"):
+            return lambda sizes=(): tuple(sizes)
+        if (module, name) in _PATHS:
+            return lambda *parts: "/".join(map(str, parts))
+        if (module, name) in ((_METADATA, "_MEM_FORMAT_ENCODING"), ("torch.serialization", "_get_layout")):
+            return lambda value: value
+        if module == "torch" and isinstance(found := vars(torch).get(name), torch.dtype):
+            return found
+        raise pickle.UnpicklingError(f"it names '{module}.{name}', which no index of a checkpoint does")
+
+
+class _Record:
+    """Stands in for a record: what was to be its state."""
+
+    def __setstate__(self, state: Any) -> None:
+        self.__dict__["state"] = state
+
+
+class SafeReader(FileSystemReader):
+    """Reads tensors, and nothing that could be more than that."""
+
+    def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
+        """The index, made of checked values.
+
+        Raises:
+            pickle.UnpicklingError: it is no index of tensors.
+            OSError: it cannot be read.
+        """
+        with self.fs.create_stream(self._get_metadata_path(kwargs.get("rank")), "rb") as file:
+            index = _state(_Unpickler(file).load(), "Metadata")
+        return Metadata(
+            state_dict_metadata={
+                _exactly(str, name): _tensor(entry) for name, entry in index["state_dict_metadata"].items()
+            },
+            storage_data={_index(key): _place(info) for key, info in index["storage_data"].items()},
+            storage_meta=StorageMeta(load_id=self.load_id),
+            version=str(index.get("version")),
+        )
+
+
+def _state(record: Any, kind: str) -> Any:
+    if not isinstance(record, _Record) or type(record).__name__ != kind:
+        what = type(record).__name__
+        raise pickle.UnpicklingError(f"it has a '{what}' where a '{kind}' belongs; only tensors are loaded")
+    return record.__dict__["state"]
+
+
+def _exactly(kind: type, value: Any) -> Any:
+    if type(value) is not kind:
+        raise pickle.UnpicklingError(f"it has a '{type(value).__name__}' where a '{kind.__name__}' belongs")
+    return value
+
+
+def _size(value: Any) -> torch.Size:
+    return torch.Size([_exactly(int, each) for each in _exactly(tuple, value)])
+
+
+def _tensor(record: Any) -> TensorStorageMetadata:
+    state = _state(record, "TensorStorageMetadata")
+    dtype = _exactly(torch.dtype, _state(state["properties"], "TensorProperties")[0])
+    chunks = [_state(chunk, "ChunkStorageMetadata") for chunk in _exactly(list, state["chunks"])]
+    return TensorStorageMetadata(
+        properties=TensorProperties(dtype=dtype),
+        size=_size(state["size"]),
+        chunks=[ChunkStorageMetadata(_size(chunk["offsets"]), _size(chunk["sizes"])) for chunk in chunks],
+    )
+
+
+def _index(record: Any) -> MetadataIndex:
+    state = _state(record, "MetadataIndex")
+    offset, number = state.get("offset"), state.get("index")
+    return MetadataIndex(
+        _exactly(str, state["fqn"]),
+        None if offset is None else _size(offset),
+        None if number is None else _exactly(int, number),
+    )
+
+
+def _place(record: Any) -> _StorageInfo:
+    """Where a tensor's bytes are."""
+    state = _state(record, "_StorageInfo")
+    name = _exactly(str, state["relative_path"])
+    if PurePath(name).name != name:
+        raise pickle.UnpicklingError(f"it names the file '{name}', which is not in the checkpoint's directory")
+    if state.get("transform_descriptors"):
+        raise pickle.UnpicklingError("its tensors are transformed, which ROLL never does")
+    return _StorageInfo(name, _exactly(int, state["offset"]), _exactly(int, state["length"]))

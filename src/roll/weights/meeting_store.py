@@ -1,0 +1,272 @@
+"""The keys and values by which the processes of a broadcast meet: in the trainer, for those who know its secret.
+
+Whoever can write such a store can join the group that the weights travel in, so it listens on one address alone and
+talks only to those who prove that they know the secret (it travels with the offer, through the controller). PyTorch's
+TCPStore listens on every address and answers everybody.
+
+    server ─ nonce ─► client ─ nonce, HMAC(secret, "client", both) ─► server ─ HMAC(secret, "server", both) ─► client
+    then, again and again: client ─ request ─► server ─ answer ─► client        (lists of bytes, see `_pack`)
+
+Invariants: nothing of a connection is read as a request before its proof; a connection that does not prove itself in
+`_PROOF_S` is closed, and at most `_MOST_STRANGERS` are open at once, so strangers hold up nobody.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hmac
+import secrets
+import socket
+import struct
+import threading
+import time
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+
+import torch.distributed as dist
+
+__all__ = ["SecretStore", "StoreServer"]
+
+_NONCE_BYTES = 32
+_PROOF_S = 10.0
+_MOST_STRANGERS = 64
+_MOST_BYTES = 2**26
+
+
+class StoreServer:
+    """Holds the values; threads of this process answer for them until `close`.
+
+    Args:
+        host: the only address to listen on.
+    """
+
+    def __init__(self, host: str) -> None:
+        self.secret = secrets.token_hex(_NONCE_BYTES)
+        self._values: dict[bytes, bytes] = {}
+        self._changed = threading.Condition()
+        self._strangers = threading.Semaphore(_MOST_STRANGERS)
+        self._lines: set[socket.socket] = set()
+        family = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)[0][0]
+        self._listener = socket.create_server((host, 0), family=family, backlog=128)
+        self.port: int = self._listener.getsockname()[1]
+        self._requests: dict[bytes, Callable[..., list[bytes]]] = {
+            b"set": self._set,
+            b"append": self._append,
+            b"add": self._add,
+            b"compare_set": self._compare_set,
+            b"delete": self._delete,
+            b"get": self._get,
+            b"num_keys": lambda: [b"%d" % len(self._values)],
+        }
+        threading.Thread(target=self._listen, daemon=True, name="roll-meeting").start()
+
+    def close(self) -> None:
+        """Stop listening; whoever waits is told by the end of the connection."""
+        for line in (self._listener, *list(self._lines)):
+            with contextlib.suppress(OSError):
+                line.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+
+    def _listen(self) -> None:
+        while True:
+            self._strangers.acquire()
+            try:
+                line, _ = self._listener.accept()
+            except OSError:
+                return
+            threading.Thread(target=self._serve, args=(line,), daemon=True, name="roll-meeting").start()
+
+    def _serve(self, line: socket.socket) -> None:
+        self._lines.add(line)
+        try:
+            with line, contextlib.suppress(OSError, ValueError):
+                try:
+                    known = self._proven(line)
+                finally:
+                    self._strangers.release()
+                while known:
+                    request, *arguments = _receive(line)
+                    with self._changed:
+                        answer = self._requests[request](*arguments)
+                        self._changed.notify_all()
+                    line.sendall(_pack(answer))
+        finally:
+            self._lines.discard(line)
+
+    def _proven(self, line: socket.socket) -> bool:
+        deadline = time.monotonic() + _PROOF_S
+        line.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        ours = secrets.token_bytes(_NONCE_BYTES)
+        line.settimeout(_PROOF_S)
+        line.sendall(ours)
+        theirs = _exactly(line, 2 * _NONCE_BYTES, deadline)
+        nonces = ours + theirs[:_NONCE_BYTES]
+        if not hmac.compare_digest(theirs[_NONCE_BYTES:], _proof(self.secret, b"client", nonces)):
+            return False
+        line.sendall(_proof(self.secret, b"server", nonces))
+        line.settimeout(None)
+        return True
+
+    def _set(self, key: bytes, value: bytes) -> list[bytes]:
+        self._values[key] = value
+        return []
+
+    def _append(self, key: bytes, value: bytes) -> list[bytes]:
+        return self._set(key, self._values.get(key, b"") + value)
+
+    def _add(self, key: bytes, amount: bytes) -> list[bytes]:
+        self._values[key] = b"%d" % (int(self._values.get(key, b"0")) + int(amount))
+        return [self._values[key]]
+
+    def _compare_set(self, key: bytes, expected: bytes, desired: bytes) -> list[bytes]:
+        found = self._values.get(key)
+        if found == expected or (found is None and not expected):
+            found = self._values[key] = desired
+        return [expected if found is None else found]
+
+    def _delete(self, key: bytes) -> list[bytes]:
+        return [b"1"] if self._values.pop(key, None) is not None else []
+
+    def _get(self, wait_ms: bytes, *keys: bytes) -> list[bytes]:
+        """All values once all are there; nothing where the time is up before."""
+        there = self._changed.wait_for(lambda: all(key in self._values for key in keys), int(wait_ms) / 1000)
+        return [b"", *(self._values[key] for key in keys)] if there else []
+
+
+class SecretStore(dist.Store):
+    """A client. One connection, and one request at a time.
+
+    Args:
+        host: where the trainer is.
+        port: of its `StoreServer`.
+        secret: of its `StoreServer`.
+        timeout: longest wait for the connection, and for a value.
+
+    Raises:
+        DistError: nobody answers there, or not who knows the secret.
+    """
+
+    def __init__(self, host: str, port: int, secret: str, *, timeout: timedelta) -> None:
+        super().__init__()
+        self._place = host, port, secret
+        self._timeout = timeout
+        self._lock = threading.Lock()
+        try:
+            self._line = socket.create_connection((host, port), timeout=timeout.total_seconds())
+            self._line.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            nonces = _exactly(self._line, _NONCE_BYTES) + (ours := secrets.token_bytes(_NONCE_BYTES))
+            self._line.sendall(ours + _proof(secret, b"client", nonces))
+            proof = _exactly(self._line, _NONCE_BYTES)
+            self._line.settimeout(None)
+        except OSError as error:
+            raise dist.DistNetworkError(f"the store at {host}:{port} does not answer: {error}") from error
+        if not hmac.compare_digest(proof, _proof(secret, b"server", nonces)):
+            raise dist.DistNetworkError(f"who answers at {host}:{port} does not know the secret of this sync")
+
+    def _ask(self, request: bytes, *arguments: str | bytes) -> list[bytes]:
+        fields = [request, *(each.encode() if isinstance(each, str) else bytes(each) for each in arguments)]
+        try:
+            with self._lock:
+                self._line.sendall(_pack(fields))
+                return _receive(self._line)
+        except (OSError, ValueError) as error:
+            raise dist.DistNetworkError(f"the store is gone: {error}") from error
+
+    def _values(self, keys: Sequence[str], timeout: timedelta) -> list[bytes]:
+        found = self._ask(b"get", b"%d" % (timeout.total_seconds() * 1000), *keys)
+        if not found:
+            raise dist.DistStoreError(f"nobody wrote {', '.join(keys)} within {timeout.total_seconds():g} s")
+        return found[1:]
+
+    def set(self, key: str, value: str | bytes) -> None:
+        """Write a value."""
+        self._ask(b"set", key, value)
+
+    def get(self, key: str) -> bytes:
+        """Wait for a value."""
+        return self._values([key], self._timeout)[0]
+
+    def check(self, keys: list[str]) -> bool:
+        """Whether all are there."""
+        return bool(self._ask(b"get", b"0", *keys))
+
+    def wait(self, keys: list[str], timeout: timedelta | None = None) -> None:
+        """Wait until all are there."""
+        self._values(keys, timeout or self._timeout)
+
+    def add(self, key: str, value: int) -> int:
+        """Add to a number; the sum."""
+        return int(self._ask(b"add", key, b"%d" % value)[0])
+
+    def compare_set(self, key: str, expected_value: str | bytes, desired_value: str | bytes) -> bytes:
+        """Write where the value is the expected one; what is there then."""
+        return self._ask(b"compare_set", key, expected_value, desired_value)[0]
+
+    def append(self, key: str, value: str | bytes) -> None:
+        """Write behind what is there."""
+        self._ask(b"append", key, value)
+
+    def multi_get(self, keys: list[str]) -> list[bytes]:
+        """Wait for several values."""
+        return self._values(keys, self._timeout)
+
+    def multi_set(self, keys: list[str], values: list[str | bytes]) -> None:
+        """Write several values."""
+        for key, value in zip(keys, values, strict=True):
+            self.set(key, value)
+
+    def has_extended_api(self) -> bool:
+        """Whether `append`, `multi_get` and `multi_set` are there."""
+        return True
+
+    def delete_key(self, key: str) -> bool:
+        """Remove a value; whether there was one."""
+        return bool(self._ask(b"delete", key))
+
+    def num_keys(self) -> int:
+        """How many values there are."""
+        return int(self._ask(b"num_keys")[0])
+
+    deleteKey, getNumKeys = delete_key, num_keys  # as PyTorch's C++ calls them
+
+    def set_timeout(self, timeout: timedelta) -> None:
+        """Longest wait for a value."""
+        self._timeout = timeout
+
+    def clone(self) -> SecretStore:
+        """The same with a connection of its own."""
+        return SecretStore(*self._place, timeout=self._timeout)
+
+
+def _proof(secret: str, side: bytes, nonces: bytes) -> bytes:
+    return hmac.digest(bytes.fromhex(secret), side + nonces, "sha256")
+
+
+def _pack(fields: Sequence[bytes]) -> bytes:
+    """Length of all, then of each field its length and itself."""
+    body = b"".join(struct.pack("<I", len(field)) + field for field in fields)
+    return struct.pack("<I", len(body)) + body
+
+
+def _receive(line: socket.socket) -> list[bytes]:
+    (size,) = struct.unpack("<I", _exactly(line, 4))
+    if size > _MOST_BYTES:
+        raise ValueError(f"a message of {size} bytes")
+    body, fields, place = _exactly(line, size), [], 0
+    while place < size:
+        (length,) = struct.unpack_from("<I", body, place)
+        fields.append(body[place + 4 : place + 4 + length])
+        place += 4 + length
+    return fields
+
+
+def _exactly(line: socket.socket, size: int, deadline: float | None = None) -> bytes:
+    data = b""
+    while len(data) < size:
+        if deadline is not None:
+            line.settimeout(max(0.001, deadline - time.monotonic()))
+        more = line.recv(size - len(data))
+        if not more:
+            raise ConnectionResetError("the other end hung up")
+        data += more
+    return data

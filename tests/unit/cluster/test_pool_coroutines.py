@@ -1,0 +1,77 @@
+"""Coroutine functions in the worker pool wait beside each other; one that hangs costs itself."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+from worlds import coroutines
+
+from roll.cluster import pool_coroutines
+from roll.cluster.pool import LocalWorkerPool
+from roll.errors import WorkerDiedError
+
+
+@pytest.fixture
+async def pool() -> AsyncIterator[LocalWorkerPool]:
+    pool = LocalWorkerPool(1)
+    yield pool
+    await pool.close()
+
+
+async def test_all_calls_wait_at_the_same_time_in_one_process(pool: LocalWorkerPool) -> None:
+    calls = [pool.submit(coroutines.together, 16, time_limit_s=20) for _ in range(16)]
+    assert await asyncio.gather(*calls) == [16] * 16
+    assert pool.health() == {"workers": 1, "busy": 0, "restarts": 0, "timeouts": 0}
+
+
+async def test_errors_come_back_with_their_place_and_its_own_time_out_is_an_error(pool: LocalWorkerPool) -> None:
+    with pytest.raises(ValueError, match="boom") as caught:
+        await pool.submit(coroutines.boom, time_limit_s=20)
+    assert caught.value.__notes__[0].startswith(coroutines.__file__)
+    with pytest.raises(RuntimeError, match="late_by_itself raised TimeoutError: its own"):
+        await pool.submit(coroutines.late_by_itself, time_limit_s=20)
+
+
+async def test_a_call_over_its_time_is_cancelled_and_the_others_go_on(pool: LocalWorkerPool) -> None:
+    before = await pool.submit(coroutines.process, time_limit_s=20)
+    with pytest.raises(TimeoutError, match=r"forever took longer than 0\.01 s"):
+        await pool.submit(coroutines.forever, time_limit_s=0.01)
+    assert await pool.submit(coroutines.process, time_limit_s=20) == before
+    assert pool.health()["timeouts"] == 1
+
+
+async def test_a_call_that_blocks_its_loop_costs_the_process_and_no_more(
+    pool: LocalWorkerPool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pool_coroutines, "GRACE_S", 0.2)
+    beside = asyncio.create_task(pool.submit(coroutines.forever, time_limit_s=100))
+    await pool.submit(coroutines.process, time_limit_s=20)
+    with pytest.raises(TimeoutError):
+        await pool.submit(coroutines.stuck, time_limit_s=0.01)
+    with pytest.raises(WorkerDiedError, match="another call kept it from answering"):
+        await beside
+    assert await pool.submit(coroutines.process, time_limit_s=20)
+
+
+async def test_a_process_that_dies_is_said_and_replaced(pool: LocalWorkerPool) -> None:
+    with pytest.raises(WorkerDiedError, match="ended with code 3"):
+        await pool.submit(coroutines.die, time_limit_s=20)
+    assert await pool.submit(coroutines.process, time_limit_s=20)
+    assert pool.health()["restarts"] == 1
+
+
+async def test_a_caller_that_goes_away_takes_its_call_along_and_close_ends_the_rest(pool: LocalWorkerPool) -> None:
+    gone = asyncio.create_task(pool.submit(coroutines.together, 2, time_limit_s=100))
+    await pool.submit(coroutines.process, time_limit_s=20)
+    gone.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await gone
+    left = asyncio.create_task(pool.submit(coroutines.forever, time_limit_s=100))
+    await pool.submit(coroutines.process, time_limit_s=20)
+    await pool.close()
+    with pytest.raises(WorkerDiedError):
+        await left
+    with pytest.raises(WorkerDiedError, match="closed"):
+        await pool.submit(coroutines.process, time_limit_s=20)

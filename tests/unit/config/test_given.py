@@ -1,0 +1,92 @@
+"""Which place in a configuration the objects of a script take."""
+
+from __future__ import annotations
+
+import pytest
+
+from roll.config.given import load_given, with_given
+from roll.config.load import load_config, resolved
+from roll.errors import ConfigError
+
+BASE = {"name": "run", "model": "tiny", "training": {"num_steps": 4}}
+ARITHMETIC = BASE | {"data": [{"source": "arithmetic", "reward": "math"}]}
+ROWS = [{"prompt": "3 + 4", "answer": "7"}]
+
+
+def score(text, answer, metadata):
+    return 1.0
+
+
+def load(config=BASE, overrides=(), *, data=None, held_out=None, reward=None):
+    return load_given(config, overrides, data, held_out, reward)
+
+
+def test_rows_take_the_place_of_the_sources_and_a_function_that_of_every_reward():
+    config = load(ARITHMETIC, {"data.0.held_out": 0.5}, data=ROWS, held_out=ROWS, reward=score)
+    (entry,) = config.data
+    assert (entry.source, entry.held_out, entry.answer_key) == ("python", 0.5, "answer")
+    assert entry.given == (ROWS, ROWS)
+    assert [(part.type, part.name, part.given) for part in entry.reward] == [("python", "score", score)]
+
+
+def test_one_of_several_sources_may_take_the_rows():
+    mixed = BASE | {"data": [*ARITHMETIC["data"], {"source": "python", "prompt_key": "q", "reward": "math"}]}
+    config = load(mixed, data=[{"q": "3 + 4", "answer": "7"}])
+    assert [entry.source for entry in config.data] == ["arithmetic", "python"]
+    assert config.data[1].given[0] == [{"q": "3 + 4", "answer": "7"}]
+
+
+def test_a_reward_may_be_anything_that_a_configuration_takes():
+    parts = [lambda text, answer, metadata: 1, "math", {"type": "python", "function": score, "weight": 0.5}]
+    (entry,) = load(data=ROWS, reward=parts).data
+    assert [(part.type, part.name, part.weight) for part in entry.reward] == [
+        ("python", "", 1.0),
+        ("math", "", 1.0),
+        ("python", "score", 0.5),
+    ]
+    assert entry.reward[0].given is parts[0] and entry.reward[2].given is score
+
+
+def test_rows_without_an_answer_need_none():
+    assert load(data=["Say a"], reward=score).data[0].answer_key is None
+    assert load(data=[{"prompt": "Say a"}], reward=score).data[0].answer_key is None
+    assert load(data=iter(ROWS), reward=score).data[0].answer_key == "answer", "a generator is not looked into"
+
+
+def test_a_data_frame_is_its_rows():
+    import pandas
+
+    config = load(data=pandas.DataFrame(ROWS), held_out=pandas.DataFrame(ROWS), reward=score)
+    assert config.data[0].given == (ROWS, ROWS) and config.data[0].answer_key == "answer"
+    assert with_given(config, pandas.DataFrame(ROWS), None, score).data[0].given == (ROWS, None)
+
+
+def test_objects_are_no_part_of_the_resolved_configuration_and_are_taken_again():
+    config = load(data=ROWS, reward=score)
+    plain = load_config(resolved(config))
+    assert plain.data[0].given == (None, None) and plain.data[0].reward[0].given is None
+    again = with_given(plain, ROWS, None, score)
+    assert again.data[0].given == (ROWS, None) and again.data[0].reward[0].given is score
+    assert resolved(again) == resolved(config) == resolved(plain)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"data": ROWS}, "reward= has to say how their answers are scored"),
+        ({"held_out": ROWS}, "give data= as well"),
+        ({"reward": score}, "the configuration has no data: give data= as well"),
+        ({"data": ROWS, "reward": 7}, "reward= is a function of (text, answer, metadata), a reward's type such as"),
+    ],
+)
+def test_what_does_not_fit_is_refused_with_what_to_give(given, message):
+    with pytest.raises(ConfigError) as refused:
+        load(**given)
+    assert message in str(refused.value)
+
+
+def test_a_resumed_run_refuses_objects_that_it_has_no_place_for():
+    with pytest.raises(ConfigError, match="this run's data are not Python objects: leave it out"):
+        with_given(load_config(ARITHMETIC), ROWS, None, None)
+    with pytest.raises(ConfigError, match=r"reward= has 1 functions, but the rewards of 'arithmetic' have 0 places"):
+        with_given(load_config(ARITHMETIC), None, None, score)

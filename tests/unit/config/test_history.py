@@ -1,0 +1,137 @@
+"""The settings that a run trained with, step by step."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from roll.config.document import parse
+from roll.config.history import (
+    CONFIG,
+    HISTORY,
+    config_at,
+    continued,
+    differences,
+    dump_entries,
+    first_recorded,
+    read_history,
+)
+from roll.config.load import load_config, load_run_config, resolved
+from roll.config.load_replay import load_replay_config
+from roll.errors import RunDirectoryError
+from roll.tracking.run_directory import RunDirectory
+
+BASE = {
+    "name": "run",
+    "model": "tiny",
+    "data": [{"source": "arithmetic", "reward": "math"}],
+    "training": {"num_steps": 400},
+}
+
+
+@pytest.fixture
+def run(tmp_path):
+    with RunDirectory.create(tmp_path / "run", resolved(load_config(BASE | {"output_dir": str(tmp_path)}))) as run:
+        yield run
+
+
+def resume(run: RunDirectory, step: int, *overrides: str):
+    """What `roll resume` does with its overrides, from a checkpoint of `step`."""
+    config = load_run_config(run.path, overrides)
+    run.adopt(resolved(config), step, overrides)
+    return config
+
+
+def test_overrides_of_a_resume_are_kept_with_the_step_from_which_they_hold(run):
+    resume(run, 400, "training.num_steps=1000")
+    assert resume(run, 700).training.num_steps == 1000, "a plain resume keeps them"
+    assert load_config(run.path / CONFIG).training.num_steps == 1000
+    assert read_history(run.path) == [
+        {
+            "from_step": 401,
+            "overrides": ["training.num_steps=1000"],
+            "changed": {"training.num_steps": {"from": 400, "to": 1000}},
+        }
+    ]
+
+
+def test_every_step_has_the_settings_it_was_trained_with(run):
+    resume(run, 10, "training.learning_rate=2e-5")
+    resume(run, 20, "training.learning_rate=3e-5", "training.num_steps=500")
+    current, history = resolved(load_config(run.path / CONFIG)), read_history(run.path)
+    rates = {step: config_at(current, history, step)["training"]["learning_rate"] for step in (1, 10, 11, 20, 21, 99)}
+    usual = load_config(BASE).training.learning_rate
+    assert rates == {1: usual, 10: usual, 11: 2e-5, 20: 2e-5, 21: 3e-5, 99: 3e-5}
+
+
+def test_a_resume_from_an_earlier_checkpoint_dates_the_settings_anew(run):
+    resume(run, 50, "training.learning_rate=2e-5")
+    resume(run, 30, "training.num_steps=500")  # the checkpoint of step 50 was removed: 31 to 50 are trained again
+    assert read_history(run.path) == [
+        {
+            "from_step": 31,
+            "overrides": ["training.learning_rate=2e-5", "training.num_steps=500"],
+            "changed": {
+                "training.learning_rate": {"from": load_config(BASE).training.learning_rate, "to": 2e-5},
+                "training.num_steps": {"from": 400, "to": 500},
+            },
+        }
+    ]
+
+
+def test_a_run_that_goes_on_as_it_was_has_no_history(run):
+    before = (run.path / CONFIG).read_bytes()
+    resume(run, 5)
+    resume(run, 6, "training.num_steps=400")
+    assert (run.path / CONFIG).read_bytes() == before
+    assert not (run.path / HISTORY).exists()
+
+
+def test_a_change_that_is_taken_back_before_it_was_trained_leaves_no_trace(run):
+    resume(run, 5, "training.num_steps=9")
+    resume(run, 5, "training.num_steps=400")
+    assert read_history(run.path) == []
+
+
+def test_a_replay_begins_with_the_settings_that_were_recorded_first(run, tmp_path):
+    resume(run, 5, "tracking.record_rollouts=true", "rollout.max_new_tokens=17")
+    resume(run, 8, "rollout.max_new_tokens=99")
+    assert first_recorded(run.path)["rollout"]["max_new_tokens"] == 17
+    assert load_replay_config(run.path).rollout.max_new_tokens == 17
+
+
+def test_a_history_that_was_damaged_is_named(run):
+    (run.path / HISTORY).write_text("- from_step: one\n")
+    with pytest.raises(RunDirectoryError, match=r"config_history\.yaml' is not a history of settings: restore it"):
+        resume(run, 5)
+
+
+_VALUES = st.integers(0, 3) | st.sampled_from(["a", None]) | st.lists(st.integers(0, 2), max_size=2)
+_INNER = st.dictionaries(st.sampled_from(["a", "c.d"]), _VALUES, max_size=2)
+_TREES = st.dictionaries(
+    st.sampled_from(["a", "b", "e"]),
+    _VALUES | _INNER | st.dictionaries(st.sampled_from(["a", "b"]), _INNER),
+    max_size=3,
+)
+
+
+@given(st.lists(st.tuples(st.integers(0, 6), _TREES), min_size=1, max_size=6))
+def test_undoing_changes_gives_what_was_trained(resumes):
+    """Against a plain list of what each step was trained with; a resume from a checkpoint forgets the later steps."""
+    first = resumes[0][1]
+    trained = dict.fromkeys(range(1, 4), first)
+    current, history = first, []
+    for step, tree in resumes[1:]:
+        step = min(step, max(trained))
+        history = continued(current, history, step, tree, ["x=1"])
+        current = tree
+        trained = {s: t for s, t in trained.items() if s <= step} | dict.fromkeys(range(step + 1, step + 3), tree)
+        assert [config_at(current, history, s) for s in trained] == list(trained.values())
+    assert parse(dump_entries(history), HISTORY)[0] == history
+
+
+def test_differences_are_dotted_leaves():
+    before, after = {"a": {"b": 1, "c": [1]}, "x.y": 1}, {"a": {"b": 2, "c": [1]}, "x.y": 1}
+    assert list(differences({"k": before["a"]}, {"k": after["a"]}, "")) == [("k.b", 1, 2)]
+    assert list(differences(before, after, "s")) == [("s", before, after)]

@@ -1,0 +1,116 @@
+"""Rows that Python makes."""
+
+from __future__ import annotations
+
+import pytest
+
+from roll.config.data import EnvironmentData, PythonData
+from roll.data.build import load_source
+from roll.errors import ConfigError, DataError
+
+
+def source(rows=None, held_out=None, /, **settings):
+    config = PythonData(source="python", reward=[{"type": "math"}], **settings)
+    return config if rows is None else config.with_rows(rows, held_out)
+
+
+def prompts(config, seed=0):
+    return [[*map(side.__getitem__, range(len(side)))] for side in load_source(config, "own", seed)]
+
+
+def test_dictionaries_become_prompts_and_their_other_keys_metadata():
+    rows = [{"prompt": f"{n} + 1", "answer": n + 1, "level": n} for n in range(40)]
+    training, held_out = prompts(source(rows))
+    assert len(training) + len(held_out) == 40 and 0 < len(held_out) < 12
+    first = next(prompt for prompt in training if prompt.metadata["level"] == 3)
+    assert (first.uid, first.answer, first.messages[-1]["content"]) == ("own/3", "4", "3 + 1")
+
+
+def test_texts_generators_and_datasets_are_rows_too():
+    import datasets
+
+    texts = ["Say a", "Say b"]
+    for rows in (texts, (t for t in texts), datasets.Dataset.from_dict({"prompt": texts})):
+        training, _ = prompts(_without_answers(rows))
+        assert [prompt.messages[-1]["content"] for prompt in training] == texts
+
+
+def _without_answers(rows):
+    reward = [{"type": "python", "function": None}]
+    return PythonData(source="python", reward=reward, answer_key=None, held_out=0.0).with_rows(rows)
+
+
+def test_rows_held_out_are_not_trained_on():
+    rows = [{"prompt": str(n), "answer": "1"} for n in range(6)]
+    training, held_out = prompts(source(rows, rows[4:]))
+    assert {p.messages[0]["content"] for p in training} == set("0123")
+    assert {p.messages[0]["content"] for p in held_out} == set("45")
+
+
+def test_a_changed_row_changes_the_fingerprint():
+    rows = [{"prompt": str(n), "answer": "1"} for n in range(6)]
+    same, again = (load_source(source(list(rows)), "own", 0)[0].fingerprint for _ in range(2))
+    other = load_source(source([*rows[:5], {"prompt": "5", "answer": "2"}]), "own", 0)[0].fingerprint
+    assert same == again != other
+
+
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        ("3 + 4", "data of 'own' is of type str: give a list of dictionaries"),
+        (3, "data of 'own' is of type int: give a list"),
+        ([], "data of 'own' holds no rows"),
+        ([{"prompt": "a", "answer": "1"}, 3], "data of 'own', row 1 is of type int: give a list of dictionaries"),
+        ([{"question": "a", "answer": "1"}], "row 0: there is no column 'prompt'"),
+        ((1 / 0 for _ in range(2)), "data of 'own' cannot be read: ZeroDivisionError"),
+    ],
+)
+def test_rows_that_are_none_are_refused_with_their_number(rows, message):
+    with pytest.raises(DataError) as refused:
+        load_source(source(rows), "own", 0)
+    assert message in str(refused.value)
+
+
+def test_a_function_or_class_of_the_users_own_makes_rows(tmp_path):
+    file = tmp_path / "tasks.py"
+    file.write_text(
+        "class Sums(list):\n"
+        "    def __init__(self, count):\n"
+        "        super().__init__({'prompt': f'{n} + 1', 'answer': str(n + 1)} for n in range(count))\n"
+        "        self.held_out = [{'prompt': '100 + 1', 'answer': '101'}]\n"
+        "def broken():\n"
+        "    raise KeyError('no file')\n"
+    )
+    training, held_out = prompts(source(function=f"{file}:Sums", options={"count": 5}))
+    assert [p.answer for p in training] == ["1", "2", "3", "4", "5"] and [p.answer for p in held_out] == ["101"]
+    with pytest.raises(DataError, match=r"data function '.*tasks\.py:broken' failed: KeyError: 'no file'"):
+        load_source(source(function=f"{file}:broken"), "own", 0)
+    with pytest.raises(ConfigError, match=r"'.*tasks\.py' has no 'Sum'\. Did you mean 'Sums'\?"):
+        load_source(source(function=f"{file}:Sum"), "own", 0)
+
+
+def test_episodes_of_an_environment_differ_by_their_seed(tmp_path):
+    file = tmp_path / "mazes.py"
+    file.write_text(
+        "class Maze:\n"
+        "    def __init__(self, size=1):\n"
+        "        self.size = size\n"
+        "    def reset(self, seed=None):\n"
+        "        return f'maze {seed} of {self.size}', {}\n"
+        "    def step(self, action):\n"
+        "        return '', 1.0, True, False, {}\n"
+    )
+    config = EnvironmentData(
+        source="environment",
+        environment=f"{file}:Maze",
+        options={"size": 3},
+        num_episodes=3,
+        num_held_out=2,
+        num_turns=2,
+    )
+    training, held_out = prompts(config)
+    assert [p.messages[0]["content"] for p in training] == ["maze 0 of 3", "maze 1 of 3", "maze 2 of 3"]
+    assert [p.messages[0]["content"] for p in held_out] == ["maze 3 of 3", "maze 4 of 3"]
+    assert training[1].metadata["env"]["seed"] == 1
+    with pytest.raises(DataError, match=r"does not begin episode 0: TypeError: .*unexpected keyword argument 'sise'"):
+        load_source(config.model_copy(update={"options": {"sise": 3}}), "own", 0)

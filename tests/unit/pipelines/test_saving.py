@@ -1,0 +1,102 @@
+"""What is saved when a run ends early: the last boundary, as long as trainers still hold it; and the best step."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from roll.errors import HalfUpdatedError, WorkerDiedError
+from roll.pipelines import saving
+from roll.pipelines.evaluate import _note
+from roll.pipelines.learning.updates import _update
+from roll.pipelines.state import RunState
+
+
+class Checkpointer:
+    def __init__(self, failure: Exception | None = None) -> None:
+        self.saved: list[int] = []
+        self.failure = failure
+
+    async def save(self, state: RunState, ledger: Any) -> str:
+        if self.failure is not None:
+            raise self.failure
+        self.saved.append(state.step)
+        return f"step-{state.step}"
+
+
+def parts(step: int, began_at: int, *, mid_update: bool = False, failure: Exception | None = None) -> Any:
+    from roll.tracking import Spans
+
+    async def close() -> None:
+        pass
+
+    return SimpleNamespace(
+        state=RunState(step=step, data={"cursor": step}, num_draws=3 * step),
+        began_at=began_at,
+        mid_update=mid_update,
+        controller=SimpleNamespace(close=close),
+        spans=Spans(),
+        checkpointer=Checkpointer(failure),
+        data=SimpleNamespace(train=SimpleNamespace(restore=lambda state: None)),
+        ledger=SimpleNamespace(forget_from=lambda number: None),
+    )
+
+
+async def test_an_error_saves_the_last_boundary_where_it_still_stands() -> None:
+    for made, saved in (
+        (parts(7, 0), [7]),
+        (parts(7, 7), []),  # nothing was learnt since the session began
+        (parts(7, 0, mid_update=True), []),  # weights have moved on
+    ):
+        await saving.save_before_the_end(made, ValueError("boom"))
+        assert made.checkpointer.saved == saved
+
+
+async def test_a_save_that_fails_too_hides_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    await saving.save_before_the_end(parts(7, 0, failure=OSError("disk full")), ValueError("boom"))
+    assert "could not be saved: disk full" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("error", "num_ranks", "before", "after"),
+    [
+        (ValueError("in the forward pass"), 1, False, False),
+        (ValueError("after another update"), 1, True, True),
+        (ValueError("of one rank of two"), 2, False, True),
+        (HalfUpdatedError("while it moved them"), 1, False, True),
+        (WorkerDiedError("gone"), 1, False, True),
+        (None, 1, False, True),
+    ],
+)
+async def test_the_boundary_stands_until_a_weight_may_have_moved(
+    error: Exception | None, num_ranks: int, before: bool, after: bool
+) -> None:
+    async def train_step(batch: Any, loss: Any) -> None:
+        if error is not None:
+            raise error
+
+    made = parts(1, 0, mid_update=before)
+    trainer: Any = SimpleNamespace(train_step=train_step, num_ranks=num_ranks)
+    try:
+        await _update(made, trainer, None, None)  # type: ignore[arg-type]
+    except Exception as raised:
+        assert raised is error
+    assert made.mid_update is after
+
+
+@pytest.mark.parametrize(
+    ("scores", "best"),
+    [
+        ({0: 0.5, 10: 0.5, 20: 0.4}, 10),  # a tie with the model before training
+        ({0: 0.9, 10: 0.2, 20: 0.4}, 20),  # which is no candidate
+        ({0: 0.1, 10: 0.4, 20: 0.4}, 10),
+        ({0: 0.5}, None),
+    ],
+)
+def test_the_best_step_is_one_that_training_made(scores: dict[int, float], best: int | None) -> None:
+    made = SimpleNamespace(state=RunState())
+    for step, score in scores.items():
+        _note(made, step, score)  # type: ignore[arg-type]
+    assert made.state.best_step == best

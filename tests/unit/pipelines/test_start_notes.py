@@ -1,0 +1,26 @@
+"""A run that starts says what it waits for."""
+
+from __future__ import annotations
+
+import asyncio
+
+from roll.pipelines.start_notes import StartNotes
+
+
+async def test_what_is_still_starting_is_said_whenever_that_changes() -> None:
+    said: list[str] = []
+    now = 0.0
+    notes = StartNotes(said.append, clock=lambda: now)
+    gates = {name: asyncio.Event() for name in ("engines (vllm)", "trainer")}
+    tasks = [asyncio.create_task(notes.of(name, gate.wait())) for name, gate in gates.items()]
+    await asyncio.sleep(0)
+    now = 3.0
+    gates["trainer"].set()
+    await tasks[1]
+    gates["engines (vllm)"].set()
+    await tasks[0]
+    assert said == [
+        "starting engines (vllm)",
+        "starting engines (vllm), trainer",
+        "starting engines (vllm) (trainer: 3 s)",
+    ]

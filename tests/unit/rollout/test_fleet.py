@@ -1,0 +1,303 @@
+"""Engines that die, die again while they are brought up, hang, or let go slowly; under virtual time."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import re
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+from worlds.engines import Fault, TickingEngine, TickingEngines
+
+from roll.errors import EngineDiedError, NoEngineError, WeightSyncError
+from roll.rollout import LLMProxy
+from roll.simulation.clock import run
+from roll.types import GenerationRequest, SamplingParams
+
+NUM_TOKENS = 8
+
+
+def request(name: str) -> GenerationRequest:
+    sampling = SamplingParams(max_new_tokens=NUM_TOKENS, seed=5)
+    return GenerationRequest(request_id=name, token_ids=np.array([1, 2], np.int32), sampling=sampling)
+
+
+def engine(name: str, *, tick_s: float = 1.0, **settings: Any) -> TickingEngine:
+    return TickingEngine(name, tick_s=tick_s, capacity=4, length=lambda r: NUM_TOKENS, **settings)
+
+
+async def ready(engine: Any) -> None:
+    return None
+
+
+def group(*engines: TickingEngine, faults: Sequence[Fault] = ()) -> TickingEngines:
+    """`faults` are those of the fresh engines, in turn."""
+    left = iter(faults)
+    return TickingEngines(engines, random.Random(0), lambda engine_id: next(left, None))
+
+
+def within(work: Coroutine[Any, Any, Any], limit_s: float = 10_000.0) -> Any:
+    return run(work, limit_s=limit_s)
+
+
+def failing(*errors: Exception | None) -> Callable[[Any], Coroutine[Any, Any, None]]:
+    """Fails to prepare a fresh engine with each of these in turn, then succeeds."""
+    left = list(errors)
+
+    async def prepare(fresh: Any) -> None:
+        error = left.pop(0) if left else None
+        if error is not None:
+            raise error
+
+    return prepare
+
+
+DIED = EngineDiedError("a", "no machine")
+
+
+@pytest.mark.parametrize("call", ["start", "prepare"])
+def test_an_engine_that_dies_again_while_it_is_brought_up_is_brought_up_again(call: str) -> None:
+    async def main() -> tuple[int, float]:
+        own = engine("a")
+        faults = [Fault(call="start", hangs=False)] * 3 if call == "start" else []
+        engines = group(own, faults=faults)
+        prepare = failing(DIED, DIED, DIED) if call == "prepare" else ready
+        proxy = LLMProxy(engines, prepare)  # type: ignore[arg-type]
+        task = asyncio.create_task(proxy.generate(request("r")))
+        await asyncio.sleep(2.5)
+        own.die()
+        generation = await task
+        return proxy.num_replaced, float(len(generation.token_ids))
+
+    assert within(main()) == (1, NUM_TOKENS)
+
+
+def test_an_engine_that_fails_again_and_again_leaves_its_work_to_the_others() -> None:
+    async def main() -> tuple[list[str], int]:
+        first, other = engine("a"), engine("b")
+        proxy = LLMProxy(group(first, other), failing(*[DIED] * 10))  # type: ignore[arg-type]
+        first.die()
+        tasks = [asyncio.create_task(proxy.generate(request(str(i)))) for i in range(6)]
+        found = [generation.engine_id for generation in await asyncio.gather(*tasks)]
+        await proxy.settle()
+        found.append((await proxy.generate(request("later"))).engine_id)
+        return found, proxy.num_replaced
+
+    assert within(main()) == (["b"] * 7, 0)
+
+
+def test_where_no_engine_is_left_everyone_who_waits_hears_why() -> None:
+    async def main() -> None:
+        own = engine("a")
+        proxy = LLMProxy(group(own), failing(*[DIED] * 10))  # type: ignore[arg-type]
+        tasks = [asyncio.create_task(proxy.generate(request(str(i)))) for i in range(6)]
+        await asyncio.sleep(0.5)
+        own.die()
+        results = await asyncio.gather(*tasks, return_exceptions=True)
+        assert [type(result) for result in results] == [NoEngineError] * 6
+        with pytest.raises(NoEngineError, match=r"a failed 6 times in a row, the last time because: .*no machine"):
+            await proxy.generate(request("later"))
+
+    within(main())
+
+
+def test_an_engine_that_was_given_up_is_tried_again_when_a_weight_sync_misses_it() -> None:
+    async def main() -> int:
+        own = engine("a")
+        proxy = LLMProxy(group(own), failing(*[DIED] * 5))  # type: ignore[arg-type]
+        own.die()
+        with pytest.raises(NoEngineError):
+            await proxy.generate(request("r"))
+        proxy.restore(["a"])
+        return len((await proxy.generate(request("again"))).token_ids)
+
+    assert within(main()) == NUM_TOKENS
+
+
+def test_what_no_repetition_can_mend_ends_the_run_at_once() -> None:
+    async def main() -> float:
+        own, other = engine("a"), engine("b")
+        proxy = LLMProxy(group(own, other), failing(WeightSyncError("tensor 'w' did not arrive")))  # type: ignore[arg-type]
+        own.die()
+        await asyncio.gather(proxy.generate(request("r")), proxy.generate(request("s")))
+        await proxy.settle()
+        with pytest.raises(WeightSyncError, match="tensor 'w'"):
+            await proxy.generate(request("later"))
+        return asyncio.get_running_loop().time()
+
+    assert within(main()) < 60
+
+
+def test_nothing_is_brought_up_after_the_end(caplog: pytest.LogCaptureFixture) -> None:
+    async def main() -> int:
+        own, other = engine("a"), engine("b")
+        engines = group(own, other, faults=[Fault(call="start", hangs=True)])
+        proxy = LLMProxy(engines, ready)  # type: ignore[arg-type]
+        own.die()
+        tasks = [asyncio.create_task(proxy.generate(request(str(i)))) for i in range(2)]
+        await asyncio.sleep(6)
+        await proxy.close()
+        other.die()
+        await asyncio.sleep(10_000)
+        for task in tasks:
+            task.cancel()
+        return len(engines.all)
+
+    assert within(main(), limit_s=20_000) == 3
+    assert [record.message.partition(":")[0] for record in caplog.records] == ["inference engine a died"]
+
+
+# ---- engines that hang
+
+
+def test_a_hung_engine_is_replaced_and_its_requests_go_on_elsewhere(caplog: pytest.LogCaptureFixture) -> None:
+    async def main() -> tuple[set[str], int, int, float]:
+        hung, other = engine("a"), engine("b")
+        proxy = LLMProxy(group(hung, other), ready)  # type: ignore[arg-type]
+        await asyncio.gather(*(proxy.generate(request(f"warm-{i}")) for i in range(8)))
+        await asyncio.sleep(12.0)  # its pace was seen
+        tasks = [asyncio.create_task(proxy.generate(request(str(i)))) for i in range(8)]
+        await asyncio.sleep(2.5)
+        hung.hang()
+        found = await asyncio.gather(*tasks)
+        assert {len(generation.token_ids) for generation in found} == {NUM_TOKENS}
+        now = asyncio.get_running_loop().time()
+        return {generation.engine_id for generation in found}, proxy.num_hung, proxy.num_reissued, now
+
+    engines, num_hung, num_reissued, now = within(main())
+    assert num_hung == 1
+    assert num_reissued == 4
+    assert engines <= {"a", "b"} and now < 180  # two minutes of patience, and then the answers
+    assert re.search(r"inference engine a died: it hangs: no step for 1[23]\d s \(its slowest took 10 s\)", caplog.text)
+
+
+def test_an_engine_that_never_made_a_step_gets_ten_minutes() -> None:
+    async def main() -> float:
+        own = engine("a", fault=Fault(call="generate", hangs=True))
+        proxy = LLMProxy(group(own), ready)  # type: ignore[arg-type]
+        await proxy.generate(request("r"))
+        return asyncio.get_running_loop().time()
+
+    assert 600 < within(main()) < 630
+
+
+def test_a_slow_engine_does_not_hang() -> None:
+    async def main() -> int:
+        proxy = LLMProxy(group(engine("a", tick_s=200.0)), ready)  # type: ignore[arg-type]
+        await asyncio.gather(*(proxy.generate(request(str(i))) for i in range(8)))
+        return proxy.num_hung
+
+    assert within(main()) == 0
+
+
+def test_a_paused_engine_does_not_hang() -> None:
+    async def main() -> int:
+        proxy = LLMProxy(group(engine("a")), ready)  # type: ignore[arg-type]
+        task = asyncio.create_task(proxy.generate(request("r")))
+        await asyncio.sleep(2.5)
+        await proxy.suspend("keep")
+        await asyncio.sleep(5000)
+        await proxy.resume()
+        await task
+        return proxy.num_hung
+
+    assert within(main()) == 0
+
+
+@pytest.mark.parametrize("call", ["abort", "pause", "resume"])
+def test_an_engine_that_hangs_as_it_is_told_something_holds_nobody_up(call: str) -> None:
+    async def main() -> tuple[int, int]:
+        own = engine("a", fault=Fault(call=call, hangs=True))
+        proxy = LLMProxy(group(own), ready)  # type: ignore[arg-type]
+        gone = asyncio.create_task(proxy.generate(request("gone")))
+        task = asyncio.create_task(proxy.generate(request("r")))
+        await asyncio.sleep(2.5)
+        gone.cancel()
+        await asyncio.sleep(0)
+        await proxy.end_orphans()
+        await proxy.suspend("keep")
+        await proxy.resume()
+        return proxy.num_hung, len((await task).token_ids)
+
+    assert within(main()) == (1, NUM_TOKENS)
+
+
+# ---- engines that let go slowly
+
+
+def slow(name: str = "a") -> TickingEngine:
+    return engine(name, lag=lambda: 2.0)
+
+
+def test_whoever_ends_orphans_waits_for_the_aborts_that_others_began() -> None:
+    async def main() -> None:
+        own = slow()
+        proxy = LLMProxy(group(own), ready)  # type: ignore[arg-type]
+        task = asyncio.create_task(proxy.generate(request("r")))
+        await asyncio.sleep(3)
+        task.cancel()
+        await asyncio.sleep(0)
+        first = asyncio.create_task(proxy.end_orphans())
+        await asyncio.sleep(0.5)
+        await proxy.end_orphans()
+        assert not own.live
+        assert first.done()
+
+    within(main())
+
+
+def test_who_is_cancelled_while_orphans_end_loses_no_abort() -> None:
+    async def main() -> None:
+        own = slow()
+        proxy = LLMProxy(group(own), ready)  # type: ignore[arg-type]
+        task = asyncio.create_task(proxy.generate(request("r")))
+        await asyncio.sleep(3)
+        task.cancel()
+        first = asyncio.create_task(proxy.end_orphans())
+        await asyncio.sleep(0.5)
+        first.cancel()
+        await asyncio.sleep(0)
+        await proxy.end_orphans()
+        assert not own.live
+        assert asyncio.get_running_loop().time() < 8  # aborted, not finished
+
+    within(main())
+
+
+def test_a_place_is_free_when_the_engine_has_let_go() -> None:
+    async def main() -> tuple[int, float]:
+        own = slow()
+        proxy = LLMProxy(group(own), ready)  # type: ignore[arg-type]
+        tasks = [asyncio.create_task(proxy.generate(request(str(i)))) for i in range(4)]
+        await asyncio.sleep(3)
+        tasks[0].cancel()
+        last = asyncio.create_task(proxy.generate(request("last")))
+        await asyncio.sleep(0.5)
+        waiting = proxy.num_waiting
+        while proxy.num_waiting:
+            await asyncio.sleep(0.1)
+        now = asyncio.get_running_loop().time()
+        await asyncio.gather(*tasks[1:], last)
+        return waiting, now
+
+    waiting, now = within(main())
+    assert waiting == 1
+    assert now == pytest.approx(7, abs=0.2)  # there and back in 2 s each, from the third second on
+
+
+def test_a_request_of_the_same_name_waits_until_its_orphan_is_gone() -> None:
+    async def main() -> int:
+        own = slow()
+        proxy = LLMProxy(group(own), ready)  # type: ignore[arg-type]
+        task = asyncio.create_task(proxy.generate(request("r")))
+        await asyncio.sleep(3)
+        task.cancel()
+        await asyncio.sleep(0)
+        generation = await proxy.generate(request("r"))
+        assert not own.violations
+        return len(generation.token_ids)
+
+    assert within(main()) == NUM_TOKENS

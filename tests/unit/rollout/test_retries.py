@@ -1,0 +1,73 @@
+"""Attempts that failed are made again after a wait that grows, and can be interrupted; in virtual time."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from roll.errors import RewardInfraError
+from roll.rollout.attempts import LONGEST_WAIT_S, Attempts, SamplingPlan
+from roll.rollout.lifecycle import LifeCycle, RolloutState
+from roll.simulation.clock import run
+from roll.types import Generation, GenerationRequest, Prompt, PromptDraw, RewardResult, Rollout, SamplingParams
+
+PLAN = SamplingPlan(purpose="train", group_size=1, sampling=SamplingParams(max_new_tokens=4))
+DRAW = PromptDraw(draw_id=0, prompt=Prompt(uid="d/0", domain="d", messages=()), token_ids=np.zeros(1, np.int32))
+
+
+class AtOnce:
+    """In place of a proxy."""
+
+    async def generate(self, request: GenerationRequest, *, on_start: Any, **_: Any) -> Generation:
+        on_start("a")
+        nothing = np.zeros(0, np.int32)
+        return Generation(
+            request_id=request.request_id, token_ids=nothing, logprobs=np.zeros(0, np.float32),
+            policy_versions=nothing, finish_reason="stop",
+        )  # fmt: skip
+
+
+def attempts(num_failures: int, asked_at: list[float], life: LifeCycle, max_attempts: int) -> Attempts:
+    async def reward(rollout: Rollout) -> RewardResult:
+        asked_at.append(asyncio.get_running_loop().time())
+        if len(asked_at) <= num_failures:
+            raise RewardInfraError("the judge is away")
+        return RewardResult(value=1.0)
+
+    proxy: Any = AtOnce()
+    renderer: Any = SimpleNamespace(decode=lambda ids: "")
+    return Attempts(proxy, {"d": reward}, renderer, life, seed=0, max_attempts=max_attempts, retry_wait_s=1.0)
+
+
+@pytest.mark.parametrize(
+    ("num_failures", "waits"), [(0, []), (1, [1]), (3, [1, 2, 4]), (9, [1, 2, 4, 8, 16, 32, 60, 60, 60])]
+)
+def test_each_wait_is_twice_the_last_up_to_a_minute(num_failures: int, waits: Sequence[float]) -> None:
+    asked_at: list[float] = []
+
+    async def main() -> Rollout:
+        return await attempts(num_failures, asked_at, LifeCycle(), max_attempts=10).attempt(DRAW, 0, PLAN)
+
+    assert run(main()).reward is not None
+    assert np.diff(asked_at).tolist() == waits
+    assert max(waits, default=0) <= LONGEST_WAIT_S
+
+
+def test_a_wait_can_be_interrupted() -> None:
+    life, asked_at = LifeCycle(), []
+
+    async def main() -> float:
+        task = asyncio.create_task(attempts(9, asked_at, life, max_attempts=9).attempt(DRAW, 0, PLAN))
+        await asyncio.sleep(1.5)  # between the second attempt and the third
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        return asyncio.get_running_loop().time()
+
+    assert run(main()) == 1.5
+    assert len(asked_at) == 2
+    assert life.totals[RolloutState.ABORTED] == 1

@@ -1,0 +1,49 @@
+"""What a script hears of a run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from roll.callbacks import Callbacks
+from roll.errors import CallbackError, ConfigError, RollError
+
+
+def test_each_callback_hears_its_step_and_a_copy_of_the_metrics():
+    heard, metrics = [], {"reward/mean": 0.5}
+    callbacks = Callbacks(
+        on_step=lambda step, given: (heard.append((step, dict(given))), given.clear()),
+        on_evaluation=lambda step, given: heard.append(("evaluation", step)),
+        on_save=lambda step, path: heard.append((step, path)),
+    )
+    callbacks.step(3, metrics)
+    callbacks.evaluation(3, metrics)
+    callbacks.saved(3, Path("x"))
+    assert heard == [(3, {"reward/mean": 0.5}), ("evaluation", 3), (3, Path("x"))]
+    assert metrics == {"reward/mean": 0.5}, "what is recorded is not the callback's to change"
+
+
+def test_without_callbacks_nothing_happens():
+    Callbacks().step(1, {})
+    Callbacks().saved(1, Path("x"))
+
+
+def test_a_failing_callback_is_named():
+    def on_save(step, path):
+        return 1 / 0
+
+    with pytest.raises(
+        CallbackError, match=r"on_save \(.*on_save, .*test_callbacks\.py:\d+\) failed at step 2: ZeroDivis"
+    ):
+        Callbacks(on_save=on_save).saved(2, Path("x"))
+    assert issubclass(CallbackError, RollError)
+
+
+def test_what_cannot_be_called_between_steps_is_refused_at_once():
+    async def on_step(step, metrics): ...
+
+    with pytest.raises(ConfigError, match="on_step is a coroutine function: give a plain one"):
+        Callbacks(on_step=on_step)
+    with pytest.raises(ConfigError, match="on_evaluation is of type int: give a function"):
+        Callbacks(on_evaluation=3)

@@ -1,0 +1,113 @@
+"""A wait for rollouts is divided by what it is for, and the parts add up."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from roll.tracking.spans import Spans
+from roll.tracking.stages import Stages
+
+
+class World:
+    """A clock that stands still unless told, and rollouts that move."""
+
+    def __init__(self, path: Path | None = None) -> None:
+        self.now = 100.0
+        self.shown: list[str] = []
+        self.spans = Spans(path, clock=lambda: self.now, on_phase=self.shown.append)
+        self.stages = Stages(self.spans)
+        self._where: dict[str, str] = {}
+
+    def move(self, *names: str, to: str, purpose: str = "train") -> None:
+        for name in names:
+            before = self._where.get(name)
+            self._where[name] = to
+            self.stages.on_transition(SimpleNamespace(rollout_id=f"{purpose}-{name}", before=before, after=to))
+
+    def act(self, seconds: float) -> None:
+        start, self.now = self.now, self.now + seconds
+        self.stages.environment(start, self.now)
+
+
+@pytest.fixture
+def world() -> World:
+    return World()
+
+
+def test_the_reward_holds_a_step_back_where_every_answer_waits_for_it(world: World) -> None:
+    with world.spans.step(1):
+        with world.stages.waiting("generate"):
+            world.move("a", "b", to="queued")
+            world.now += 1
+            world.move("a", "b", to="generating")
+            world.now += 2
+            world.move("a", to="rewarding")
+            world.now += 4  # b still writes
+            world.move("b", to="rewarding")
+            world.now += 8
+            world.move("a", to="accepted")
+            world.now += 16
+            world.move("b", to="accepted")
+        metrics = world.spans.metrics()
+        assert world.spans.bottleneck() == "reward"
+    assert metrics == {"time/generate_s": 7, "time/reward_s": 24, "time/step_s": 31}
+    assert world.shown == ["generate", "reward", "generate", ""]
+
+
+def test_waiting_to_be_scored_again_is_the_rewards_time(world: World) -> None:
+    with world.spans.step(1):
+        with world.stages.waiting("wait"):
+            for state in ("queued", "generating", "rewarding"):
+                world.move("a", to=state)
+            world.now += 1
+            world.move("a", to="queued")
+            world.now += 2  # the pause before another attempt
+            world.move("a", to="generating")
+            world.move("a", to="rewarding")
+            world.now += 4
+            world.move("a", to="infra_error")
+        metrics = world.spans.metrics()
+    assert metrics == {"time/wait_s": 0, "time/reward_s": 7, "time/step_s": 7}
+
+
+def test_an_environment_takes_its_time_from_whatever_else_was_open(world: World) -> None:
+    with world.spans.step(1):
+        world.act(5)  # beside the wait: no part of it
+        with world.stages.waiting("generate"):
+            world.move("a", "b", to="generating")
+            world.now += 1
+            world.act(2)
+            world.act(3)
+            world.now += 1
+        metrics = world.spans.metrics()
+        assert world.spans.bottleneck() == "environment"
+    assert metrics == {"time/generate_s": 2, "time/environment_s": 5, "time/step_s": 12}
+
+
+def test_rollouts_of_an_evaluation_are_not_waited_for(world: World) -> None:
+    with world.spans.step(1):
+        world.move("a", to="rewarding")
+        world.move("e", to="generating", purpose="eval")
+        with world.stages.waiting("wait"):
+            world.now += 1
+        assert world.spans.metrics()["time/reward_s"] == 1
+
+
+def test_the_stages_are_in_the_trace_and_what_is_inside_them_is_no_phase(tmp_path: Path) -> None:
+    world = World(tmp_path / "trace.json")
+    with world.spans.step(1), world.stages.waiting("generate"):
+        world.now += 1
+        world.act(2)
+        with world.spans.phase("inner"):
+            world.move("a", to="rewarding")
+            world.now += 4
+        assert list(world.spans.phases()) == ["generate", "environment", "reward"]
+    world.spans.close()
+    events = [e for e in json.loads((tmp_path / "trace.json").read_text()) if e["ph"] == "X"]
+    assert [(e["name"], e["dur"] / 1e6) for e in events] == [
+        ("environment", 2), ("generate", 3), ("inner", 4), ("reward", 4), ("step 1", 7)
+    ]  # fmt: skip

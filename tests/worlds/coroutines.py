@@ -1,0 +1,64 @@
+"""Coroutine functions for the worker pool; what they share lives in the process that runs them."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+
+__all__ = ["boom", "die", "forever", "late_by_itself", "most_at_once", "process", "reward", "stuck", "together"]
+
+_here: list[asyncio.Event] = []
+
+
+async def together(count: int) -> int:
+    """Return once so many calls wait at the same time."""
+    _here.append(asyncio.Event())
+    if len(_here) == count:
+        for event in _here:
+            event.set()
+    await _here[-1].wait()
+    return len(_here)
+
+
+async def reward(text: str, answer: str, metadata: dict, count: int) -> float:
+    return await together(count)
+
+
+_running: list[str] = []
+
+
+async def most_at_once(text: str, answer: str, metadata: dict) -> float:
+    """How many calls ran beside this one, itself included."""
+    _running.append(text)
+    try:
+        for _ in range(10):
+            await asyncio.sleep(0)
+        return len(_running)
+    finally:
+        _running.pop()
+
+
+async def process() -> int:
+    return os.getpid()
+
+
+async def forever() -> None:
+    await asyncio.Event().wait()
+
+
+async def stuck() -> None:
+    """Keep its loop from turning, as code that forgets to await does."""
+    time.sleep(1000)
+
+
+async def boom() -> None:
+    raise ValueError("boom")
+
+
+async def late_by_itself() -> None:
+    raise TimeoutError("its own")
+
+
+async def die() -> None:
+    os._exit(3)
