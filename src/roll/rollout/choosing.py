@@ -19,15 +19,16 @@ With α > 0 there are no rounds: the buffer's freshness rule alone decides.
 from __future__ import annotations
 
 import math
-from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from roll.config.scheduling import SchedulingConfig
 from roll.rollout.buffer import Live, SampleBuffer
+from roll.types import PromptDraw
 
-__all__ = ["ByDomain", "Round", "choose", "next_round"]
+__all__ = ["ByDomain", "Round", "choose", "next_round", "take_first"]
 
 ByDomain: TypeAlias = Mapping[str | None, int]
 """Numbers of prompts; all under `None` where the mix of domains is free."""
@@ -105,6 +106,21 @@ def next_round(
         bounds = {domain: max(0, later.get(domain, 0) - rest[domain]) for domain in places}
         redundant.spare = {domain: min(redundant.spare[domain], bounds[domain]) for domain in places}
     return redundant
+
+
+def take_first(
+    deferred: deque[PromptDraw], counts: ByDomain, domain_of: Callable[[PromptDraw], str | None]
+) -> list[PromptDraw]:
+    """Remove the first draws of each domain from the queue, so many of each; domain by domain."""
+    found: dict[str | None, list[PromptDraw]] = {domain: [] for domain in counts}
+    for _ in range(len(deferred)):
+        draw = deferred.popleft()
+        domain = domain_of(draw)
+        if len(found.get(domain, ())) < counts.get(domain, 0):
+            found[domain].append(draw)
+        else:
+            deferred.append(draw)
+    return [draw for draws in found.values() for draw in draws]
 
 
 def choose(buffer: SampleBuffer, current: Round, wanted: int, quota: Counter[str]) -> list[Live] | None:

@@ -35,7 +35,7 @@ from contextlib import asynccontextmanager
 from roll.config.scheduling import SchedulingConfig
 from roll.rollout.buffer import Live, SampleBuffer
 from roll.rollout.census import Census
-from roll.rollout.choosing import ByDomain, Round, choose, next_round
+from roll.rollout.choosing import Round, choose, next_round, take_first
 from roll.rollout.feed import Batch, Feed
 from roll.rollout.group_run import GroupRun
 from roll.rollout.lifecycle import RolloutState, Transition
@@ -188,29 +188,19 @@ class AsyncController:
             later=None if left is None else ({**self._quotas.ahead(left)} if self._quotas else {None: left}),
             group_size=self._feed.plans[0].group_size,
         )
-        first = self._take_deferred(current.deferred)
+        first = take_first(self._deferred, current.deferred, self._share_of)
         current.mandatory.update(draw.draw_id for draw in first)
         missing = Counter(current.places)
         missing.subtract(self._share_of(draw) for draw in first)
         fresh = [draw for domain, count in missing.items() for draw in self._feed.draw(count, domain)]
         self._launch([*first, *fresh])
-        self._launch(self._take_deferred(current.spare_deferred))
+        self._launch(take_first(self._deferred, current.spare_deferred, self._share_of))
         for domain, count in current.spare.items():
             self._launch(self._feed.draw(count, domain))
 
     def _share_of(self, draw: PromptDraw) -> str | None:
         """The domain whose place a draw takes."""
         return draw.prompt.domain if self._quotas else None
-
-    def _take_deferred(self, counts: ByDomain) -> list[PromptDraw]:
-        """The first deferred draws, by domain."""
-        left, taken, kept = Counter(counts), [], deque[PromptDraw]()
-        for draw in self._deferred:
-            domain = self._share_of(draw)
-            (taken if left[domain] > 0 else kept).append(draw)
-            left[domain] -= 1
-        self._deferred = kept
-        return sorted(taken, key=lambda draw: list(counts).index(self._share_of(draw)))
 
     def _fill(self) -> None:
         """Launch as much as may be live beside what is being trained."""
