@@ -34,7 +34,7 @@ def inspect(config: RLVRConfig) -> Report:
     """Find out all that can be known before a run."""
     report = Report(config=config, machine=inspect_machine())
     models = (_look_at_model, _look_at_judge)
-    for look in (_look_at_places, *models, _look_at_prompts, _estimate, _look_at_disk, _try_rewards):
+    for look in (_look_at_places, *models, _look_at_prompts, _look_at_tests, _estimate, _look_at_disk, _try_rewards):
         with _collecting(report):
             look(report)
     return report
@@ -151,6 +151,13 @@ def _count_prompts(report: Report) -> None:
         report.examples[domain] = training[0]
         report.train_prompts[domain] = len(training)
         report.num_held_out += len(held_out)
+
+
+def _look_at_tests(report: Report) -> None:
+    if any(reward.needs_sandbox for entry in report.config.data for reward in entry.reward):
+        from roll.preflight.code_tests import notes_on_tests
+
+        report.notes += notes_on_tests(report.config)
 
 
 def _estimate(report: Report) -> None:

@@ -33,7 +33,7 @@ class CodeBoxes:
         self.max_parallel = config.max_parallel or os.cpu_count() or 1
         warm = self.max_parallel if config.warm is None else config.warm
         self._candidate = self._spec("candidate", ("inside.candidate",), config.packages)
-        self._checker = self._spec("checker", ("inside.checker",), [])
+        self._checker = self._spec("checker", ("inside.checker",), config.packages)
         self._manager = SandboxManager(
             config.runtime, spec=self._candidate, warm=warm, max_sandboxes=2 * self.max_parallel
         )
@@ -83,6 +83,10 @@ class CodeBoxes:
         """Run a candidate."""
         return await self._manager.execute(program, spec=self._candidate)
 
+    async def compare(self, program: Program) -> ExecutionResult:
+        """Run a comparison of a candidate's output, where no candidate ever is."""
+        return await self._manager.execute(program, spec=self._checker)
+
     def candidate(self, program: Program) -> AbstractAsyncContextManager[Job]:
         """A candidate to talk to."""
         return self._manager.running(program, spec=self._candidate)
@@ -97,7 +101,7 @@ class CodeBoxes:
 
     def _pytest_spec(self) -> SandboxSpec:
         if self._with_pytest is None:
-            spec = self._spec("checker", ("inside.checker",), ["pytest"])
+            spec = self._spec("checker", ("inside.checker",), [*self.config.packages, "pytest"])
             self._with_pytest = replace(spec, preload=(*spec.preload, "pytest"))
         return self._with_pytest
 

@@ -19,7 +19,8 @@ _TAGS = {
     "javascript": {"javascript", "js", "node", "mjs"},
     "cpp": {"cpp", "c++", "cc", "cxx"},
 }
-_FENCE = re.compile(r"^[ \t]*(`{3,}|~{3,})[ \t]*([\w+#.-]*)[^\n`]*$", re.MULTILINE)
+_FENCE = re.compile(r"^[ \t]*+(`{3,}+|~{3,}+)[ \t]*+([\w+#.-]*+)[^\n`]*+$", re.MULTILINE)
+"""Possessive throughout: an answer of spaces or tildes alone is read in linear time."""
 _BEGIN = re.compile(r"(?:async\s+def|def|class)\s+\w|import\s+\w|from\s+[\w.]+\s+import\b|@\w")
 _GOES_ON = re.compile(
     r"""(?:async|def|class|import|from|if|elif|else|for|while|with|try|except|finally|return|raise|assert|pass|del

@@ -11,17 +11,16 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from roll.rewards.code.inside import wire
+from roll.rewards.code.inside.frames import MAX_FRAME_BYTES, frame
+from roll.rewards.code.verdicts import GRACE_CPU_S, claim
 from roll.sandbox import ExecutionResult, Job
 
-__all__ = ["GRACE_CPU_S", "Meter", "Served", "frame_of", "listen", "pass_on", "serve"]
+__all__ = ["Meter", "Router", "Served", "listen", "pass_on", "serve"]
 
-GRACE_CPU_S = 0.25
-"""The kernel's count has our own program's share as well."""
 _GRACE_WALL_S = 1.0
 """The program inside ends a case on time, if it can, and goes on with the next one."""
 
@@ -65,8 +64,8 @@ class Served:
     """What came of a candidate that was served its cases."""
 
     result: ExecutionResult
-    first: bytes | None
-    """The frame that answers the setup; None where the candidate ended before."""
+    first: bytes
+    """The body of the frame that answers the setup; empty where the candidate ended before."""
     frames: list[list[bytes]]
     """Of each case that was answered, the bodies of its frames."""
     cpu_s: list[float]
@@ -81,7 +80,7 @@ async def serve(
     *,
     setup_s: tuple[float, float],
     total_s: float,
-    frames_per_case: int = 1,
+    frames_per_case: int,
 ) -> Served:
     """Hand a candidate its cases one by one, each with its own limits; wait for its end.
 
@@ -101,9 +100,9 @@ async def serve(
     await meter.begin(*setup_s)
     job.write(setup)
     bodies = _bodies(job)
-    first = await anext(bodies, None)
+    first = await anext(bodies, b"")
     found: list[list[bytes]] = []
-    for message in messages if first is not None else ():
+    for message in messages if first else ():
         await meter.next_case()
         job.write(message)
         answer = [body for _ in range(frames_per_case) if (body := await anext(bodies, None)) is not None]
@@ -118,15 +117,38 @@ async def serve(
     return Served(result=result, first=first, frames=found, cpu_s=used_s[: len(messages)])
 
 
+class Router:
+    """Takes frames out of a stream of bytes, without reading them."""
+
+    def __init__(self) -> None:
+        self._buffer = bytearray()
+        self.broken = False
+        """Whether a frame is longer than any of ours: nothing more can be made of what comes."""
+
+    def feed(self, data: bytes) -> Iterator[bytes]:
+        """The body of each frame that is complete now."""
+        self._buffer += data
+        start = 0
+        while len(self._buffer) - start >= 4 and not self.broken:
+            end = start + 4 + int.from_bytes(self._buffer[start : start + 4], "little")
+            self.broken = end - start > MAX_FRAME_BYTES + 5
+            if len(self._buffer) < end:
+                break
+            yield bytes(self._buffer[start + 4 : end])
+            start = end
+        del self._buffer[:start]
+
+
 async def _bodies(job: Job) -> AsyncIterator[bytes]:
     """Of all frames, unread; the sandbox's limit on output bounds them."""
-    buffer = bytearray()
+    router = Router()
     async for chunk in job.stream():
-        if chunk.stream == "result":
-            buffer += chunk.data
-            while len(buffer) >= 4 and len(buffer) >= (end := 4 + int.from_bytes(buffer[:4], "little")):
-                yield bytes(buffer[4:end])
-                del buffer[:end]
+        if chunk.stream != "result":
+            continue
+        for body in router.feed(chunk.data):
+            yield body
+        if router.broken:
+            job.kill()
 
 
 async def pass_on(candidate: Job, checker: Job) -> None:
@@ -138,48 +160,23 @@ async def pass_on(candidate: Job, checker: Job) -> None:
 
 
 async def listen(checker: Job, candidate: Job, meter: Meter) -> list[dict[str, Any]]:
-    """Hand the checker's questions to the candidate, a case after the other; what is for us."""
-    buffer = bytearray()
+    """Hand the checker's questions to the candidate, a case after the other; what is for us.
+
+    The first byte of a frame says where it goes: `s` to the candidate, and a case begins; `c` to the candidate; `h` to
+    us.
+    """
+    router = Router()
     found: list[dict[str, Any]] = []
     async for chunk in checker.stream():
         if chunk.stream != "result":
             continue
-        buffer += chunk.data
-        for message in frames_of(buffer):
-            if message["to"] != "candidate":
-                found.append(message)
-                continue
-            if message["message"].get("kind") == "serve":
+        for body in router.feed(chunk.data):
+            if body[:1] == b"s":
                 await meter.next_case()
-            candidate.write(wire.pack(message["message"]))
-    return found
-
-
-def frame_of(body: bytes | None) -> dict[str, Any] | None:
-    """The content of a frame, where it is a message."""
-    try:
-        message = None if body is None else wire.unpack(body)
-    except wire.WireError:
-        return None
-    return message if isinstance(message, dict) else None
-
-
-def frames_of(data: bytes | bytearray) -> list[dict[str, Any]]:
-    """Complete messages; they are taken out of a bytearray."""
-    found: list[dict[str, Any]] = []
-    start = 0
-    while len(data) - start >= 4:
-        end = start + 4 + int.from_bytes(data[start : start + 4], "little")
-        if len(data) < end:
-            break
-        try:
-            message = wire.unpack(bytes(data[start + 4 : end]))
-        except wire.WireError:
-            break
-        if not isinstance(message, dict):
-            break
-        found.append(message)
-        start = end
-    if isinstance(data, bytearray):
-        del data[:start]
+            if body[:1] in (b"s", b"c"):
+                candidate.write(frame(body[1:]))
+            elif message := claim(body[1:]):
+                found.append(message)
+        if router.broken:
+            checker.kill()
     return found

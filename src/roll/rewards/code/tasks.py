@@ -19,6 +19,7 @@ from roll.config.rewards.code import LANGUAGES
 from roll.errors import DataError
 from roll.registry import nearest
 from roll.rewards.code.inside import wire
+from roll.rewards.code.literals import python_literal
 
 __all__ = ["CallCase", "Case", "MalformedTestsError", "StdinCase", "Task", "TestCase", "parse_task"]
 
@@ -52,8 +53,13 @@ class CallCase:
     kwargs: Any
     returns: Any = None
     raises: str | None = None
-    loose: bool = False
-    """Whether lists and tuples are the same: the expected value was JSON, which knows no tuples."""
+    match: Literal["equal", "json", "exact"] = "equal"
+    """How the value is compared: see `same_value`."""
+
+    @property
+    def expected(self) -> bytes:
+        """The expected value as the candidate's would come, where that is the same."""
+        return json.dumps(wire.encode(self.returns), separators=(",", ":")).encode()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -183,7 +189,7 @@ class _Reader:
         kwargs, _ = _value(case.get("kwargs", {}), f"{where}: kwargs")
         if not isinstance(kwargs, dict) or not all(isinstance(name, str) for name in kwargs):
             raise MalformedTestsError(f"{where}: kwargs is {_short(kwargs)}: give an object of names and values.")
-        returns, loose = _value(case.get("returns"), f"{where}: returns")
+        returns, is_json = _value(case.get("returns"), f"{where}: returns")
         raises = case.get("raises")
         return CallCase(
             entry=self._entry_of(case, where),
@@ -191,7 +197,7 @@ class _Reader:
             kwargs=wire.encode(kwargs),
             returns=returns,
             raises=None if raises is None else _of_kind(raises, str, f"{where}: raises"),
-            loose=loose,
+            match="json" if is_json else "exact",
         )
 
     def _entry_of(self, case: Mapping[str, Any], where: str) -> str:
@@ -287,9 +293,11 @@ def _value(value: Any, where: str) -> tuple[Any, bool]:
     """Plain data, or `{"python": text}` with a literal, for what JSON cannot say; whether it came as JSON."""
     if isinstance(value, Mapping) and set(value) == {"python"}:
         try:
-            return ast.literal_eval(_of_kind(value["python"], str, where)), False
-        except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
+            literal = python_literal(_of_kind(value["python"], str, where))
+            wire.encode(literal)
+        except (ValueError, TypeError, SyntaxError, ArithmeticError, MemoryError, RecursionError):
             raise MalformedTestsError(f"{where}: {_short(value['python'])} is no Python literal.") from None
+        return literal, False
     plain = _plain(value)
     try:
         wire.encode(plain)

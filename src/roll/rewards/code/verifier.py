@@ -8,11 +8,12 @@ from roll.config.rewards.code import CodeReward
 from roll.errors import ConfigError, MalformedPromptError, UnscorableError
 from roll.rewards.base import Judgement, Verifier
 from roll.rewards.code.boxes import CodeBoxes
-from roll.rewards.code.execution import BrokenTestsError, CaseVerdict, run_cases
+from roll.rewards.code.execution import run_cases
 from roll.rewards.code.extract import extract_code
 from roll.rewards.code.languages import missing_tool
 from roll.rewards.code.tasks import MalformedTestsError, Task, parse_task
 from roll.rewards.code.timeouts import AdaptiveLimits
+from roll.rewards.code.verdicts import BrokenTestsError, CaseVerdict
 from roll.sandbox import OversizedUploadError
 from roll.types import Prompt, Rollout
 

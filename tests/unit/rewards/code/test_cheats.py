@@ -221,7 +221,7 @@ def f(*a):
 async def test_no_answer_makes_tests_look_broken(judge: Judge) -> None:
     """That would take it out of its group, where it should be a failure: an object is cut, a message is nested."""
     own = "class Own:\n  pass\ndef f(*a): return Own()"
-    assert (await judge(own, CUT, entry="f")).verdict == "not plain 0/1"
+    assert (await judge(own, CUT, entry="f")).verdict == "error 0/1"
     assert (await judge("def f(*a): return [42, 1]", CUT, entry="f")).correct
     for depth in (900, 960, 970, 975, 980, 985, 990):
         judgement = await judge(NESTED % (depth, depth), TESTS["a plain assert"], entry="f")
@@ -238,3 +238,34 @@ async def test_names_of_a_candidate_do_not_replace_known_ones_in_tests_that_impo
     assert (await judge("def f(a, b): return [0] * a * b", STAR, entry="f")).correct
     alias = STAR.replace("len(f(6, 7)) == 42", "True")  # only the alias is left to be stood in for
     assert not (await judge("def Number(*a): return 21\ndef f(*a): return []", alias, entry="f")).correct
+
+
+EXCUSES = (
+    "y = f(1)\ny.append(object())\nassert len(y) == 1",
+    "y = f(1)\nassert y[..., 0] == 42",
+    "y = f(1)\nassert y(object()) == 42",
+    "y = f(1)\nassert f(y) == 42",
+    "import copy\ny = f(1)\nassert f(copy.deepcopy([y])) == 42",
+    "y = f(1)\nassert f(iter(y)) == 42 if hasattr(y, '__iter__') else f(y) == 42",
+    "assert f(type(f(1))) == 42",
+    "assert f(lambda x: object()) == 42",
+)
+
+
+@pytest.mark.parametrize("result", ["Own()", "later()", "ValueError", "(i for i in [1])"])
+async def test_what_an_answer_returns_never_excuses_it(judge: Judge, result: str) -> None:
+    """Objects, coroutines, classes and iterators where tests expect plain data; they hand them back or use them."""
+    code = f"""
+class Own:
+    def append(self, x): pass
+    def __call__(self, *a): return f(*a)
+    def __getitem__(self, k): return 0
+async def later(): return 1
+def f(x):
+    if callable(x):
+        try: x(1)
+        except Exception: pass
+    return {result}
+"""
+    for test in EXCUSES:
+        assert (await judge(code, {"assert": test})).value == 0.0, test

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from typing import Any
 
@@ -10,8 +9,9 @@ import pytest
 from unit.rewards.code.conftest import rollout
 
 from roll.config.rewards.code import CodeReward
-from roll.rewards.code import execution
+from roll.rewards.code import program
 from roll.rewards.code.boxes import CodeBoxes
+from roll.rewards.code.inside.frames import frame, pack
 from roll.rewards.code.verifier import CodeVerifier
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
@@ -74,7 +74,7 @@ async def test_the_limit_on_cpu_time_is_not_dodged(boxes: CodeBoxes, form: str, 
 async def test_stopping_the_program_beside_it_holds_a_place_no_longer_than_sleeping(
     boxes: CodeBoxes, form: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(execution, "_SHORTEST_WALL_S", 1.0)
+    monkeypatch.setattr(program, "SHORTEST_WALL_S", 1.0)
     began = time.monotonic()
     judgement = await _verifier(boxes).judge(rollout(_answer(STOP + "import time\ntime.sleep(1000)"), FORMS[form]))
     assert judgement.verdict.startswith("timeout 0/"), judgement
@@ -82,14 +82,14 @@ async def test_stopping_the_program_beside_it_holds_a_place_no_longer_than_sleep
 
 
 async def test_a_forged_report_of_time_teaches_the_limit_nothing(boxes: CodeBoxes) -> None:
-    end = {"status": 0, "signal": 0, "limit": None, "cpu_s": 1e6, "stdout": "1\n", "stderr": "", "value": None}
-    body = json.dumps({"case": end}).encode()
+    end = {"status": 0, "signal": 0, "limit": None, "cpu_s": 1e6, "stderr": ""}
+    answer = pack({"case": end}) + frame(b"1\n")
     forge = f"""
 import os
 for name in os.listdir(f"/proc/{{os.getppid()}}/fd"):
     try:
         fd = os.open(f"/proc/{{os.getppid()}}/fd/{{name}}", os.O_WRONLY | os.O_NONBLOCK)
-        os.write(fd, {len(body).to_bytes(4, "little") + body!r})
+        os.write(fd, {answer!r})
     except OSError: pass
 """
     verifier = CodeVerifier(CodeReward(type="code", min_cpu_s=0.2, max_cpu_s=20.0), boxes)
@@ -111,7 +111,7 @@ async def test_each_case_is_charged_with_what_it_used(boxes: CodeBoxes) -> None:
 async def test_a_case_ended_from_outside_leaves_the_others_their_verdict(
     boxes: CodeBoxes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(execution, "_SHORTEST_WALL_S", 1.0)
+    monkeypatch.setattr(program, "SHORTEST_WALL_S", 1.0)
     code = f"if input() == 'stop':\n    {STOP.strip().replace(chr(10), '; ')}\n    while True: pass\nprint(1)"
     tests = [{"stdin": "x", "stdout": "1"}, {"stdin": "stop", "stdout": "1"}, {"stdin": "x", "stdout": "1"}]
     verifier = CodeVerifier(
@@ -119,3 +119,28 @@ async def test_a_case_ended_from_outside_leaves_the_others_their_verdict(
     )
     judgement = await verifier.judge(rollout(f"```python\n{code}\n```", {"tests": tests}))
     assert (judgement.value, judgement.parts["timeout"]) == (pytest.approx(2 / 3), pytest.approx(1 / 3))
+
+
+async def test_a_message_that_is_none_is_its_cases_failure_and_not_run_again(
+    boxes: CodeBoxes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(program, "SHORTEST_WALL_S", 1.0)
+    code = f"""
+import os, signal
+if input() == "forge":
+    for name in os.listdir(f"/proc/{{os.getppid()}}/fd"):
+        try:
+            fd = os.open(f"/proc/{{os.getppid()}}/fd/{{name}}", os.O_WRONLY | os.O_NONBLOCK)
+            os.write(fd, {frame(b"no message") + frame(b"")!r})
+        except OSError: pass
+    os.kill(os.getppid(), signal.SIGSTOP)
+    while True: pass
+print(1)
+"""
+    config = CodeReward(type="code", min_cpu_s=0.2, max_cpu_s=0.5, wall_factor=2.0, credit="share")
+    tests = [{"stdin": word, "stdout": "1"} for word in ("forge", "x", "x")]
+    began = time.monotonic()
+    judgement = await CodeVerifier(config, boxes).judge(rollout(f"```python\n{code}\n```", {"tests": tests}))
+    assert judgement.verdict == "exited 1/3", judgement  # the next case found the stopped program: it is the timeout
+    assert [judgement.parts[f"case_{case}"] for case in range(3)] == [0.0, 0.0, 1.0]
+    assert time.monotonic() - began < 8.0

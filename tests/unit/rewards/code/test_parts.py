@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections import Counter, OrderedDict, namedtuple
+from collections import namedtuple
 from typing import Any
 
 import pytest
@@ -15,9 +15,9 @@ from pydantic import TypeAdapter, ValidationError
 from roll.config.rewards.code import CodeReward
 from roll.config.sandbox import SandboxConfig
 from roll.errors import ConfigError
-from roll.rewards.code.compare import same_output, same_value
 from roll.rewards.code.extract import extract_code
 from roll.rewards.code.inside import wire
+from roll.rewards.code.inside.compare import same_output, same_value
 from roll.rewards.code.languages import missing_tool
 from roll.rewards.code.packages import package_mounts
 from roll.rewards.code.tasks import CallCase, MalformedTestsError, StdinCase, TestCase, parse_task
@@ -94,12 +94,10 @@ class LyingList(list[int]):
 def test_subclasses_cross_as_what_they_hold_not_as_what_they_say() -> None:
     assert travelled(Liar(7)) == 7
     assert travelled(LyingList([9])) == ["l", 9]
-    assert wire.decode(travelled(Counter("aab"))) == {"a": 2, "b": 1}
-    assert wire.decode(travelled(OrderedDict(a=1))) == {"a": 1}
     assert wire.decode(travelled(namedtuple("Point", "x y")(1, 2))) == (1, 2)
 
 
-@pytest.mark.parametrize("value", [object(), print, range(3), (i for i in ()), [object()], {1: len}, ValueError()])
+@pytest.mark.parametrize("value", [object(), print, (i for i in ()), [object()], {1: len}, ValueError()])
 def test_everything_else_does_not_cross(value: Any) -> None:
     with pytest.raises(wire.NotPlainError):
         wire.encode(value)
@@ -171,7 +169,7 @@ def test_tolerance_and_loose_sequences() -> None:
     assert not same_value(0.31, 0.3, tolerance=1e-5)
     assert not same_value(1000001, 1000000, tolerance=1e-3)  # integers are exact
     assert not same_value(["i", hex(10**400)], 1.0, tolerance=0.1)
-    assert same_value(["t", ["t", 1], ["l", 2]], [[1], [2]], loose=True)
+    assert same_value(["t", ["t", 1], ["l", 2]], [[1], [2]], match="json")
 
 
 @pytest.mark.parametrize(
@@ -249,7 +247,7 @@ def test_every_form_of_tests_is_read() -> None:
 def test_asserts_of_plain_data_become_calls_and_others_do_not() -> None:
     (case,) = parse_task(["assert f([1, 2], key=-1.5) == {'a': (1,)}"]).cases
     assert isinstance(case, CallCase)
-    assert (case.entry, case.returns, case.loose) == ("f", {"a": (1,)}, False)
+    assert (case.entry, case.returns, case.match) == ("f", {"a": (1,)}, "equal")
     assert wire.decode(case.args) == ([1, 2],) and wire.decode(case.kwargs) == {"key": -1.5}
     for text in (
         "assert len('ab') == 2",  # built in: the candidate's `len` has no say

@@ -16,7 +16,7 @@ from unit.rewards.code.conftest import rollout
 
 from roll.config.rewards.code import CodeReward
 from roll.errors import MalformedPromptError, UnscorableError
-from roll.rewards.code import execution
+from roll.rewards.code import program
 from roll.rewards.code.boxes import CodeBoxes
 from roll.rewards.code.languages import missing_tool
 from roll.rewards.code.verifier import CodeVerifier, code_verifier
@@ -137,7 +137,7 @@ async def test_partial_credit_counts_cases_and_each_has_a_metric(judge: Judge) -
     ],
 )
 async def test_limits(judge: Judge, monkeypatch: pytest.MonkeyPatch, code: str, verdict: str) -> None:
-    monkeypatch.setattr(execution, "_SHORTEST_WALL_S", 2.0 if "sleep" in code else 60.0)
+    monkeypatch.setattr(program, "SHORTEST_WALL_S", 2.0 if "sleep" in code else 60.0)
     cpu_s = 20.0 if "bytearray" in code else 0.3
     limits = {"max_cpu_s": cpu_s, "min_cpu_s": cpu_s, "wall_factor": 1, "max_output_bytes": 9999}
     judgement = await judge(code, [{"stdout": "1"}], **limits)
@@ -216,7 +216,7 @@ if __name__ == "__main__":
         (None, {}, "there are no tests"),
         ([{"args": [1], "return": 1}], {"entry": "f"}, "case 0 has the keys"),
         (["assert f(g) == 1"], {"entry": "f"}, "the tests use 'g', which neither they nor the setup define"),
-        (["assert f(lambda: 1) == 1"], {"entry": "f"}, "a test hands the candidate an object of type function"),
+        (["assert f(object()) == 1"], {"entry": "f"}, "a test hands the candidate an object of type object"),
         (["assert f(int('1'))"], {"entry": "f", "setup": "1 / 0"}, "the setup failed: ZeroDivisionError"),
         ([{"stdout": "1"}], {"language": "cobol"}, "the language is 'cobol'"),
         ([{"stdin": "x" * (17 * 2**20), "stdout": "1"}], {}, "the cases have 17,825,7.. bytes"),

@@ -1,7 +1,7 @@
 """The candidate's side: runs an answer's code on the inputs of its cases, each in a process of its own.
 
     host ──► fd 0: setup, then one message per case ──► fork ──► the candidate's code, bounded in CPU and wall time
-    host ◄── fd 3: "ready" or "failed", then one message per case: how it ended, what it printed or returned
+    host ◄── fd 3: "ready" or "failed", then per case: how it ended, and a frame with what it printed or returned
 
 A case of kind `stdin` runs the program; `call` calls a function once; `serve` loads the code and then does what
 messages ask (call, read an attribute, …), answering each, until `end` comes or its process ends.
@@ -19,8 +19,9 @@ import signal
 import time
 
 from . import interpreter, wire
-from .frames import Frames
-from .outcomes import NotPlainErrors, finished, raised
+from .exceptions import raised
+from .frames import Frames, pack
+from .outcomes import NotPlainErrors, finished
 from .service import Service
 
 _READ_BYTES = 1 << 16
@@ -49,12 +50,12 @@ class Program:
             file.write(self.source)
         if not setup["compile"]:
             return None
-        end = run_case({"kind": "argv", "argv": setup["compile"], "stdin": "", **setup["compile_limits"]}, self)
+        end, *_ = run_case({"kind": "argv", "argv": setup["compile"], "stdin": "", **setup["compile_limits"]}, self)
         return end if end["status"] or end["limit"] else None
 
 
 def run_case(case, program, frames=None):
-    """Fork, wait, and say how it ended: status, signal, limit, times, output, value."""
+    """Fork, wait, and say how it ended (status, signal, limit, times, errors), and what it printed and returned."""
     stdin = os.memfd_create("stdin")
     data = memoryview(case.get("stdin", "").encode("utf-8", "surrogateescape"))
     while data:
@@ -68,18 +69,20 @@ def run_case(case, program, frames=None):
     os.close(stdin)
     for _, write in pipes:
         os.close(write)
-    end = _watch(pid, [read for read, _ in pipes], began + case["wall_s"], program.output_bytes)
+    most = case.get("most_bytes", program.output_bytes)
+    bounds = [most, max(most, program.output_bytes), most]
+    end, out, value = _watch(pid, [read for read, _ in pipes], began + case["wall_s"], bounds)
     if end["signal"] == signal.SIGKILL and end["cpu_s"] >= case["cpu_s"]:  # it had lifted its timer
         end["limit"] = end["limit"] or "cpu_time"
     end["wall_s"] = time.monotonic() - began
-    return end
+    return end, out, value
 
 
-def _watch(pid, pipes, deadline, most_bytes):
+def _watch(pid, pipes, deadline, bounds):
     """Collect output until the process ends; end it when it is over its time or its output."""
     gone = os.pidfd_open(pid)
     poll = select.poll()
-    taken = {}
+    taken, bound = {}, dict(zip(pipes, bounds, strict=True))
     for descriptor in pipes:
         os.set_blocking(descriptor, False)
         taken[descriptor] = bytearray()
@@ -92,9 +95,9 @@ def _watch(pid, pipes, deadline, most_bytes):
         for descriptor, _ in events:
             if descriptor == gone:
                 ended = True
-            elif not _take(descriptor, taken[descriptor], most_bytes):
+            elif not _take(descriptor, taken[descriptor]):
                 poll.unregister(descriptor)
-        if any(len(data) > most_bytes for data in taken.values()):
+        if any(len(data) > bound[descriptor] for descriptor, data in taken.items()):
             limit = "output"
         elif not events and left <= 0:
             limit = "wall_time"
@@ -102,27 +105,26 @@ def _watch(pid, pipes, deadline, most_bytes):
     _, status, used = os.wait4(pid, 0)
     os.close(gone)
     for descriptor, data in taken.items():
-        while len(data) <= most_bytes and _take(descriptor, data, most_bytes):
+        while len(data) <= bound[descriptor] and _take(descriptor, data):
             pass
         os.close(descriptor)
     out, error, value = (taken[descriptor] for descriptor in pipes)
-    if limit is None and max(len(out), len(value)) > most_bytes:
+    if limit is None and (len(out) > bounds[0] or len(value) > bounds[2]):
         limit = "output"
     number = status & 0x7F
     if number in (signal.SIGPROF, signal.SIGXCPU):
         limit = limit or "cpu_time"
-    return {
+    end = {
         "status": 128 + number if number else status >> 8,
         "signal": number,
         "limit": limit,
         "cpu_s": used.ru_utime + used.ru_stime,
-        "stdout": bytes(out[:most_bytes]).decode("utf-8", "surrogateescape"),
         "stderr": bytes(error[-_STDERR_BYTES:]).decode("utf-8", "replace"),
-        "value": bytes(value).decode("utf-8", "replace") if value and limit is None else None,
     }
+    return end, bytes(out[: bounds[0]]), bytes(value) if limit is None else b""
 
 
-def _take(descriptor, data, most_bytes):
+def _take(descriptor, data):
     """Read once; False where there is nothing (more)."""
     try:
         more = os.read(descriptor, _READ_BYTES)
@@ -178,7 +180,7 @@ def _become(case, program, frames, values):
     if case["kind"] == "serve":
         Service(program.code, frames).run()
     message = _call(case, program.code)
-    view = memoryview(wire.pack(message)[4:])
+    view = memoryview(pack(message)[4:])
     while view:
         view = view[os.write(values, view) :]
     os._exit(0)
@@ -217,9 +219,10 @@ def main():
         if case is None:
             break
         if case["kind"] == "serve":
-            frames.write({"over": run_case(case, program, frames)})
+            frames.write({"over": run_case(case, program, frames)[0]})
             continue
-        end = run_case(case, program)
+        end, out, value = run_case(case, program)
         timeouts += end["limit"] in ("cpu_time", "wall_time")
         frames.write({"case": end})
+        frames.write_bytes(value if case["kind"] == "call" else out)
     os._exit(0)

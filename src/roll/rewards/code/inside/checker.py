@@ -1,7 +1,8 @@
 """The checker's side: runs a task's own tests against a candidate that is somewhere else.
 
     host ──► fd 0: setup; then what the candidate's process answers, byte for byte
-    host ◄── fd 3: messages to the candidate's process; one verdict per case
+    host ◄── fd 3: frames marked `s` (the first of a case) or `c`, which go to the candidate's process; one marked `h`
+                   per case, its verdict
 
 The tests are the task's author's; the candidate's objects never come here, only plain data (`proxies`).
 """
@@ -14,7 +15,8 @@ import sys
 from types import ModuleType
 
 from .frames import Frames
-from .proxies import BrokenTestsError, GoneError, Line, NotComparableError, ended
+from .line import Line
+from .outcomes import BrokenTestsError, GoneError, NotComparableError
 
 _TESTS = "tests.py"
 _KNOWN = frozenset(vars(builtins)) | sys.stdlib_module_names | {"pytest"}
@@ -45,15 +47,13 @@ def check_case(case, setup, frames):
     Returns:
         passed, verdict, text for people, and where it is a file of tests, how many passed of how many.
     """
-    frames.write({"to": "candidate", "message": {"kind": "serve", "cpu_s": case["cpu_s"], "wall_s": case["wall_s"]}})
-    loaded = frames.read()
-    line = Line(frames, ())
-    if not isinstance(loaded, dict) or "over" in loaded:
-        line.over = ended(loaded)
+    line = Line(frames)
+    try:
+        loaded = line.start(case)
+    except GoneError:
         return {"passed": False, "verdict": "gone", "over": line.over}
     if "raised" in loaded:
         return {"passed": False, "verdict": "raised", "text": str(loaded)[:500], "over": line.end()}
-    line.names = [name for name in loaded.get("loaded", ()) if isinstance(name, str)]
     result = _judge(case, setup, line)
     gone = line.over is not None
     over = line.end()
@@ -184,7 +184,7 @@ def main():
     ready = frames.read()
     if not isinstance(ready, dict) or "ready" not in ready:
         failure = ready.get("failed") if isinstance(ready, dict) else None
-        frames.write({"to": "host", "failed": failure if isinstance(failure, dict) else {}})
+        frames.write({"failed": failure if isinstance(failure, dict) else {}}, b"h")
         os._exit(0)
     timeouts = 0
     for case in setup["cases"]:
@@ -194,7 +194,7 @@ def main():
             verdict = {"passed": False, "verdict": "gone", "text": repr(error)[:500]}
         over = verdict.get("over")
         timeouts += isinstance(over, dict) and over.get("limit") in ("cpu_time", "wall_time")
-        frames.write({"to": "host", "verdict": verdict})
+        frames.write({"verdict": verdict}, b"h")
         if timeouts >= setup["max_timeouts"]:
             break
     os._exit(0)

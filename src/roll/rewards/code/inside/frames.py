@@ -1,14 +1,75 @@
-"""Frames over two file descriptors; see `wire.pack`."""
+"""Frames: length (4 bytes, little-endian) and body. Most bodies are JSON, which is measured before it is parsed.
+
+Whoever reads what a candidate may have written bounds its size; parsing then costs at most some 24 bytes of memory for
+each byte (`[[],[],…]`), and the number and depth of what is nested are bounded as well.
+"""
 
 from __future__ import annotations
 
+import itertools
+import json
 import os
 
-from . import wire
+from .wire import MAX_DEPTH, WireError
+
+MAX_FRAME_BYTES = 1 << 26
+MAX_NODES = 1 << 21
+"""Values in a frame: commas and opening brackets, those in texts included."""
+MAX_NESTING = MAX_DEPTH + 64
+_BRACKETS = b"[]{}"
+_OTHERS = bytes(set(range(256)) - set(_BRACKETS))
+_STEP = [(byte in b"[{") - (byte in b"]}") for byte in range(256)]
+
+
+def frame(body):
+    """A body with its length."""
+    return len(body).to_bytes(4, "little") + body
+
+
+def pack(message):
+    """A message as a frame."""
+    return frame(json.dumps(message, separators=(",", ":")).encode("ascii"))
+
+
+def unpack(body, most_bytes=MAX_FRAME_BYTES):
+    """The content of a body, parsed once it is known to be small, flat and of few parts.
+
+    Raises:
+        WireError: it is too large, or not JSON.
+    """
+    if len(body) > most_bytes:
+        raise WireError("a message of %d bytes" % len(body))  # noqa: UP031
+    num_brackets = body.count(b"[") + body.count(b"{")
+    if num_brackets + body.count(b",") > MAX_NODES or body.count(b'"') > 2 * MAX_NODES:
+        raise WireError("a message of too many parts")
+    if num_brackets > MAX_NESTING and nesting(body) > MAX_NESTING:
+        raise WireError("a message nested deeper than %d" % MAX_NESTING)  # noqa: UP031
+    try:
+        return json.loads(body)
+    except (ValueError, RecursionError) as error:
+        raise WireError(str(error)) from None
+
+
+def nesting(body):
+    """How deep the brackets of JSON are nested, those in texts left out; in time and memory linear in its length."""
+    outside = body.replace(b"\\\\", b"").replace(b'\\"', b"").split(b'"')[::2]
+    return max(itertools.accumulate(_STEP[byte] for byte in b"".join(outside).translate(None, _OTHERS)), default=0)
+
+
+def split(data):
+    """The bodies of all complete frames."""
+    found, start = [], 0
+    while len(data) - start >= 4:
+        end = start + 4 + int.from_bytes(data[start : start + 4], "little")
+        if len(data) < end:
+            break
+        found.append(bytes(data[start + 4 : end]))
+        start = end
+    return found
 
 
 class Frames:
-    """Reads and writes whole messages; blocks."""
+    """Reads and writes whole messages over two file descriptors; blocks."""
 
     def __init__(self, incoming, outgoing):
         self.incoming, self.outgoing = incoming, outgoing
@@ -17,28 +78,33 @@ class Frames:
         """The next message; None at the end, also in the middle of one.
 
         Raises:
-            wire.WireError: what came is no message.
+            WireError: what came is no message.
         """
         header = self._exactly(4)
         if header is None:
             return None
         size = int.from_bytes(header, "little")
-        if size > wire.MAX_FRAME_BYTES:
-            raise wire.WireError("a message of %d bytes" % size)  # noqa: UP031
+        if size > MAX_FRAME_BYTES:
+            raise WireError("a message of %d bytes" % size)  # noqa: UP031
         body = self._exactly(size)
-        return None if body is None else wire.unpack(body)
+        return None if body is None else unpack(body)
 
     def _exactly(self, size):
-        data = b""
+        data = bytearray()
         while len(data) < size:
             more = os.read(self.incoming, min(size - len(data), 1 << 20))
             if not more:
                 return None
             data += more
-        return data
+        return bytes(data)
 
-    def write(self, message):
-        """One message."""
-        view = memoryview(wire.pack(message))
+    def write(self, message, mark=b""):
+        """One message; `mark` goes before it, for whoever passes it on unread."""
+        body = json.dumps(message, separators=(",", ":")).encode("ascii")
+        self.write_bytes(mark + body)
+
+    def write_bytes(self, body):
+        """One frame."""
+        view = memoryview(frame(body))
         while view:
             view = view[os.write(self.outgoing, view) :]

@@ -1,11 +1,31 @@
-"""What came of calling the candidate's code: a value or an exception, as plain data."""
+"""What may come of a test, besides passing and failing."""
 
 from __future__ import annotations
 
 from . import wire
 
 NotPlainErrors = (wire.NotPlainError, RecursionError, RuntimeError)
-"""Also a container that changes while it is read."""
+"""Of a value that does not cross; also of a container that changes while it is read."""
+
+
+class GoneError(BaseException):
+    """The candidate's process has ended; no test may catch it and pass."""
+
+
+class BrokenTestsError(BaseException):
+    """The tests ask for what cannot be done, whatever the candidate: their author's mistake."""
+
+
+class NotComparableError(TypeError):
+    """A test decides by an object that is no plain data."""
+
+
+class Kept:
+    """An object that stays with the candidate: see `proxies.Remote`."""
+
+    __slots__ = ("_name",)
+    _name: str
+    """What the tests found it by; empty where an answer gave it."""
 
 
 def finished(value):
@@ -18,12 +38,3 @@ def finished(value):
 
         return asyncio.run(wait())
     return value
-
-
-def raised(error):
-    """An exception as plain data: the names of its classes and its text."""
-    try:
-        text = str(error)[:500]
-    except Exception:
-        text = ""
-    return {"raised": [kind.__name__ for kind in type(error).__mro__], "text": text}

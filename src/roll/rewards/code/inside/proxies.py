@@ -1,203 +1,290 @@
 """The checker's stand-ins for what the candidate has.
 
-A stand-in passes calls, attributes, length and items on, as plain data. It never compares: `==`, `<` and the truth of
-an object that stays with the candidate are errors, so that no `__eq__` of a candidate's decides a test.
+A stand-in passes operations on; what comes back is plain data or another stand-in. It has the methods that the object's
+class has, out of a closed list, so `callable`, `with` and iteration do what they would. What decides a test is guarded:
+
+    object == plain value         an error, unless the object derives from a class of plain data: then what it holds
+    object == object, a < b       the candidate is asked, and has to tell the object from others (`controls`)
+    x in object                   the same
+    object - 1, object % object   of objects that a test made by calling a class; where one was given to a test, the
+                                  outcome may only be compared: `f(x) - 42` would tell a candidate what to be equal to
 """
 
 from __future__ import annotations
 
 import builtins
+import functools
 
-from . import wire
-
-
-class GoneError(BaseException):
-    """The candidate's process has ended; no test may catch it and pass."""
+from . import controls, derived, operations, wire
+from .outcomes import Kept, NotComparableError
 
 
-class BrokenTestsError(BaseException):
-    """The tests ask for what cannot be done, whatever the candidate: their author's mistake."""
-
-
-class CandidateError(Exception):
-    """An exception of the candidate's that has no built-in base other than `Exception`."""
-
-
-class NotComparableError(TypeError):
-    """A test compares an object that is no plain data."""
-
-
-def ended(answer):
-    """How a process ended, by a message that may be made up: of it, what is looked at, and nothing that is nested."""
-    over = answer.get("over") if isinstance(answer, dict) else None
-    over = over if isinstance(over, dict) else {"status": 255}
-    limit, cpu_s = over.get("limit"), over.get("cpu_s")
-    return {
-        "status": over.get("status") if isinstance(over.get("status"), int) else 255,
-        "limit": limit if isinstance(limit, str) else None,
-        "cpu_s": cpu_s if isinstance(cpu_s, (int, float)) else None,
-    }
-
-
-class Line:
-    """Asks the candidate's process; one question, one answer."""
-
-    def __init__(self, frames, names):
-        self.frames = frames
-        self.names = names
-        self.over = None
-        """How the candidate's process ended, once it has."""
-        self.mistake = None
-        """Of the tests' author."""
-
-    def broken(self, text):
-        """The error to raise where the tests cannot be right."""
-        self.mistake = self.mistake or text
-        return BrokenTestsError(text)
-
-    def ask(self, message):
-        """Send, and wait for the answer.
-
-        Raises:
-            GoneError: the candidate's process has ended, now or before.
-        """
-        if self.over is not None:
-            raise GoneError()
-        self.frames.write({"to": "candidate", "message": message})
-        answer = self.frames.read()
-        if not isinstance(answer, dict) or "over" in answer:
-            self.over = ended(answer)
-            raise GoneError()
-        return answer
-
-    def end(self):
-        """End the candidate's process; how it ended."""
-        if self.over is None:
-            self.frames.write({"to": "candidate", "message": {"op": "end"}})
-            self.over = ended(self.frames.read())
-        return self.over
-
-    def value(self, answer):
-        """What an answer means.
-
-        Raises:
-            Exception: of the kind that the candidate raised.
-            WireError: it is of no known form: the candidate made it up.
-        """
-        if "raised" in answer:
-            raise _exception(answer)
-        if "remote" in answer:
-            return Remote(self, answer["remote"], str(answer.get("kind")))
-        return wire.decode(answer.get("value"), lambda number: Remote(self, number, "object"))
-
-    def name(self, name):
-        """A variable of the candidate's code; KeyError where it has none."""
-        answer = self.ask({"op": "attr", "of": None, "name": name})
-        if "missing" in answer:
-            raise KeyError(name)
-        return self.value(answer)
-
-
-def _exception(answer):
-    names = answer["raised"] if isinstance(answer["raised"], list) else []
-    for name in names:
-        kind = getattr(builtins, name, None) if isinstance(name, str) else None
-        if isinstance(kind, type) and issubclass(kind, Exception) and kind is not Exception:
-            error = CandidateError(answer.get("text"))
-            try:
-                error = kind(answer.get("text"))
-            except TypeError:
-                continue  # a kind that takes more arguments (UnicodeDecodeError): its base will do
-            return error
-    return CandidateError(f"{names[:1]}: {answer.get('text')}")
-
-
-def _never(what):
-    def refuse(self, *other):
-        raise NotComparableError(
-            f"{what} of an object of type {object.__getattribute__(self, '_kind')}: not plain data"
-        )
-
-    return refuse
-
-
-class Remote:
+class Remote(Kept):
     """An object that stays with the candidate."""
 
-    __slots__ = ("_kind", "_line", "_number")
-    __hash__ = object.__hash__
+    __slots__ = ("_holds", "_is_class", "_kind", "_line", "_made", "_member", "_number", "_state")
 
-    def __init__(self, line, number, kind):
-        self._line, self._number, self._kind = line, number, kind
+    def __init__(self, line, number, kind, state, more):
+        for name, value in (
+            ("_line", line),
+            ("_number", number),
+            ("_kind", kind),
+            ("_state", state),
+            ("_holds", bool(more.get("holds"))),
+            ("_is_class", bool(more.get("class"))),
+            ("_member", more.get("member")),
+            ("_made", None),
+            ("_name", ""),
+        ):
+            object.__setattr__(self, name, value)
 
-    def _ask(self, op, **more):
-        return self._line.value(self._line.ask({"op": op, "of": self._number, **more}))
+    def _ask(self, op, *args, state="answer", **kwargs):
+        if self._state == "told":
+            raise self._refused(f"'{op}'", " that was reckoned with a value of the test's")
+        return self._line.value(self._line.do(op, self, *args, **kwargs), state)
 
-    def __call__(self, *args, **kwargs):
-        trees = _tree(self, args), _tree(self, kwargs)
-        answer = self._line.ask({"op": "call", "of": self._number, "args": trees[0], "kwargs": trees[1]})
-        if "args" in answer:
-            _change(args, wire.decode(answer["args"], lambda number: Remote(self._line, number, "object")))
-        return self._line.value(answer)
+    def _refused(self, what, why=""):
+        return NotComparableError(f"{what} of an object of type {self._kind}{why}: not plain data")
 
-    def __getattr__(self, name):
-        if name.startswith("__"):
-            raise AttributeError(name)
-        return self._ask("attr", name=name)
-
-    def __len__(self):
-        return self._ask("len")
-
-    def __iter__(self):
-        return iter(self._ask("list"))
-
-    def __getitem__(self, key):
-        try:
-            tree = wire.encode(key, _numbers(self))
-        except (wire.NotPlainError, RecursionError):
-            # `f(x)[:2]` of what would be a list, had the candidate given one: not the tests' mistake
-            raise NotComparableError(f"{key!r:.80} of an object of type {self._kind}: not plain data") from None
-        return self._ask("item", key=tree)
+    def __repr__(self):
+        if self._state == "told" or self._line.over is not None:
+            return f"<the candidate's {self._kind}>"
+        return str(self._ask("repr"))
 
     def __str__(self):
-        return str(self._ask("text"))
+        return str(self._ask("str"))
 
-    __eq__ = _never("a comparison")
-    __ne__ = _never("a comparison")
-    __lt__ = _never("a comparison")
-    __le__ = _never("a comparison")
-    __gt__ = _never("a comparison")
-    __ge__ = _never("a comparison")
-    __bool__ = _never("the truth")
+    def __format__(self, spec):
+        return str(self._ask("format", spec))
+
+    def __getattr__(self, name):
+        if name.startswith("__") and name not in ("__name__", "__qualname__", "__annotations__", "__members__"):
+            raise AttributeError(name)
+        value = self._ask("attr", name)
+        if isinstance(value, Remote) and value._member is not None:
+            return controls.named_member(self, name, value)
+        if isinstance(value, Remote) and self._name:
+            value._name = f"{self._name}.{name}"
+        return value
+
+    def __setattr__(self, name, value):
+        if name == "_name" or name in Remote.__slots__:
+            object.__setattr__(self, name, value)
+        else:
+            self._ask("set_attr", name, value)
+
+    def __delattr__(self, name):
+        self._ask("del_attr", name)
+
+    def __dir__(self):
+        return self._ask("dir")
+
+    def __hash__(self):
+        found = hash(tuple(self._member)) if self._member is not None else self._ask("hash")
+        if type(found) is not int:
+            raise self._refused("the hash")
+        return hash(found)
+
+    def __eq__(self, other):
+        return controls.equal(self, other)
+
+    def __ne__(self, other):
+        return not controls.equal(self, other)
+
+    def __copy__(self):
+        return self._ask("copy", state=self._state)
+
+    def __deepcopy__(self, memo):
+        return self._ask("deepcopy", state=self._state)
+
+    def __reduce_ex__(self, protocol):
+        raise self._refused("a pickle")
+
+    def __instancecheck__(self, instance):
+        return isinstance(instance, Remote) and self._line.value(self._line.do("isinstance", instance, self)) is True
+
+    def __subclasscheck__(self, kind):
+        return isinstance(kind, Remote) and self._line.value(self._line.do("issubclass", kind, self)) is True
+
+    def __mro_entries__(self, bases):
+        return (derived.stand_in(self),)
 
 
-def _numbers(remote):
-    """Gives the number of an object that is where `remote` is."""
+def _call(self, *args, **kwargs):
+    line = self._line
+    if self._state == "told":
+        raise self._refused("a call")
+    answer = line.do("call", self, *args, **kwargs)
+    value = line.value(answer)
+    if self._is_class and isinstance(value, Remote) and value._member is not None:
+        controls.made_member(self, args, value)
+    elif self._is_class and isinstance(value, Remote):
+        value._made = (self, args, kwargs)
+        line.made.append(value)
+        if self._name[:1].isupper():
+            value._state, value._name = "subject", "."
+    if "args" in answer:
+        _change(args, line.decode(answer["args"]), line.tree)
+    return value
 
-    def number(item):
-        own = isinstance(item, Remote) and item._line is remote._line
-        return item._number if own else None
 
-    return number
-
-
-def _tree(remote, value):
-    try:
-        return wire.encode(value, _numbers(remote))
-    except (wire.NotPlainError, RecursionError) as error:
-        text = f"a test hands the candidate {error}, which is not plain data"
-        raise remote._line.broken(text) from None
-
-
-def _change(args, after):
+def _change(args, after, tree):
     """Give lists, dicts and sets the content that the candidate left in them."""
     if not isinstance(after, tuple) or len(after) != len(args):
         raise wire.WireError("arguments do not fit")
     for mine, theirs in zip(args, after, strict=True):
-        if type(mine) is not type(theirs) or mine == theirs:
+        if type(mine) is not type(theirs) or isinstance(mine, Remote) or tree(mine) == tree(theirs):
             continue
-        if isinstance(mine, list):
+        if isinstance(mine, (list, bytearray)):
             mine[:] = theirs
         elif isinstance(mine, (dict, set)):
             mine.clear()
             mine.update(theirs)
+        elif hasattr(mine, "extend"):
+            mine.clear()
+            mine.extend(theirs)
+
+
+def _item(self, key):
+    value = self._ask("item", key)
+    return controls.named_member(self, key, value) if isinstance(value, Remote) and value._member else value
+
+
+def _each(self):
+    """Its items: one by one at first, then some at a time."""
+    iterator = self._ask("iter")
+    if not isinstance(iterator, Remote):
+        return iter(iterator)
+
+    def items():
+        asked = 0
+        more = True
+        while more is True:
+            asked += 1
+            found, more = iterator._ask("some", min(2 ** max(0, asked - 4), 256))
+            yield from found
+
+    return items()
+
+
+def _contains(self, value):
+    return controls.contains(self, value)
+
+
+def _exit(self, kind, error, trace):
+    if kind is None:
+        return self._ask("exit", None, None, None)
+    own = vars(error).get("_roll_remote")
+    return self._ask("leave", own, _nearest(kind), str(error)) is True
+
+
+def _nearest(kind):
+    """Name of the nearest built-in class of an exception of the test's."""
+    return next(each.__name__ for each in kind.__mro__ if getattr(builtins, each.__name__, None) is each)
+
+
+def _later(op):
+    async def method(self, *args):
+        return self._ask(op, *args)
+
+    return method
+
+
+def _awaited(self):
+    return _later("await")(self).__await__()
+
+
+def _number(op, reflected):
+    def method(self, *other):
+        operands = (*other, self) if reflected else (self, *other)
+        return controls.reckon(op, operands)
+
+    return method
+
+
+def _conversion(op):
+    def method(self, *args):
+        return self._ask(op, *args)
+
+    return method
+
+
+def _ordered(op):
+    def method(self, other):
+        return controls.ordered(op, self, other)
+
+    return method
+
+
+_BY_HAND = {
+    "__call__": _call,
+    "__getitem__": _item,
+    "__iter__": _each,
+    "__contains__": _contains,
+    "__exit__": _exit,
+    "__await__": _awaited,
+    "__anext__": _later("anext"),
+    "__aenter__": _later("aenter"),
+    "__aexit__": lambda self, *error: _later("aexit")(self, None, None, None),
+}
+
+
+def _method(name):
+    op = operations.METHODS[name]
+    if name in _BY_HAND:
+        return _BY_HAND[name]
+    if op in operations.ORDER:
+        return _ordered(op)
+    plain = op.removeprefix("i") if name.startswith("__i") else op
+    if plain in (*operations.BINARY, *operations.UNARY, "divmod"):
+        return _number(op, name == f"__r{op}__")
+    return _conversion(op)
+
+
+@functools.lru_cache(maxsize=256)
+def _shape(names):
+    return type("Remote", (Remote,), {"__slots__": (), **{name: _method(name) for name in names}})
+
+
+def of_tree(line, tree, state):
+    """What a tree of the candidate's own tags stands for."""
+    if tree[0] in ("x", "X"):
+        return line.exception_class(tree)
+    tag, number, kind, names, more = tree
+    if tag != "r" or type(number) is not int or not isinstance(more, dict) or not isinstance(names, list):
+        raise wire.WireError("no object")
+    shape = _shape(frozenset(name for name in names if isinstance(name, str) and name in operations.METHODS))
+    found = shape(line, number, str(kind), state, more)
+    if isinstance(more.get("holds"), list):
+        return _simple(line, found, wire.decode(more["holds"], lambda tree: of_tree(line, tree, state)))
+    if more.get("coroutine"):
+        coroutine = _later("await")(found)
+        line.coroutines[id(coroutine)] = (coroutine, number)
+        return coroutine
+    if found._member is not None:
+        return controls.member(found)
+    return found
+
+
+def _simple(line, remote, plain):
+    """A number, text or tuple with the further attributes of the candidate's object."""
+
+    def attribute(self, name):
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return getattr(remote, name)
+
+    kind = type(plain)
+    if kind is bool or kind not in vars(builtins).values():
+        return plain
+    return type(remote._kind, (kind,), {"__getattr__": attribute, "_roll_number": remote._number})(plain)
+
+
+def made_of(value):
+    """The number of the candidate's object that a value of ours stands for; None where it stands for none."""
+    if isinstance(value, Exception):
+        remote = vars(value).get("_roll_remote")
+        return None if remote is None else remote._number
+    owner = value if isinstance(value, type) else type(value)
+    found = vars(owner).get("_roll_number")
+    return found if type(found) is int else None

@@ -1,22 +1,35 @@
 """Doing with the candidate's objects what a checker asks, one message after the other.
 
-    {"op": "call", "of": object, "args": tree, "kwargs": tree}      {"value": tree}           plain data
-    {"op": "attr", "of": object or null, "name": text}          ──► {"remote": n, "kind": …}  an object that stays here
-    {"op": "len" | "list" | "item" | "text", "of": object}          {"raised": […], "text"}   an exception
-    {"op": "end"}
+    {"op": name, "args": tree, "kwargs": tree}      {"value": tree}            what came of it
+    {"op": "name", "name": text}                ──► {"raised": …, "text"}      an exception
+    {"op": "end"}                                   {"missing": name}          no such variable
+    {"answer": {"value" | "raised": …}}         ◄── {"ask": number, "args": …} a function of the checker's is called
 
-`of: null` means the code's own variables. A call's answer also brings `args` where the function changed lists, dicts or
-sets that it was given, for a caller would see that too.
+Operations are those of `operations`. An object that stays here crosses as ["r", number, class, methods, more]. A call's
+answer also brings `args` where the function changed lists, dicts or sets that it was given, for a caller would see that
+too; every message brings what was printed since the last one.
 """
 
 from __future__ import annotations
 
+import builtins
+import collections
+import contextlib
+import enum
+import io
 import os
+import sys
+import time
+import types
 
-from . import interpreter, wire
-from .outcomes import NotPlainErrors, finished, raised
+from . import exceptions, interpreter, operations, wire
+from .outcomes import NotPlainErrors
 
-_MUTABLE = (list, dict, set)
+_MUTABLE = (list, dict, set, bytearray, collections.deque, collections.OrderedDict, collections.Counter)
+_MUTABLE += (collections.defaultdict,)
+_SIMPLE = (int, float, complex, str, bytes, tuple, frozenset)
+_SLICE_S = 0.001
+_PRINTED_BYTES = 1 << 20
 
 
 class Service:
@@ -25,64 +38,136 @@ class Service:
     def __init__(self, code, frames):
         self.code, self.frames = code, frames
         self.variables = interpreter.namespace("solution")
-        self.objects = []
-        self.numbers = {}
+        self.objects, self.numbers, self.waiting = [], {}, {}
+        self.loop = None
+        self.printed = os.memfd_create("stdout")
+        self.position = 0
+        self.carried_out = {
+            **operations.CARRIED_OUT,
+            "some": self.some,
+            "content": self.content,
+            "leave": leave,
+            "derive": derive,
+            "super": lambda base, name, *args, **kwargs: getattr(base, name)(*args, **kwargs),
+            **{name: self.later(name) for name in ("await", "anext", "aenter", "aexit")},
+            "aiter": lambda target: type(target).__aiter__(target),
+        }
 
     def run(self):
         """Load, then answer until the end; never returns."""
+        os.dup2(self.printed, 1)
+        sys.stdin, sys.stderr = Input(self), io.StringIO()
+        vars(builtins)["input"] = lambda prompt="": self.ask("input", (prompt,), {})
         try:
             exec(self.code, self.variables)
         except Exception as error:
-            self.frames.write(raised(error))
+            self.say(exceptions.raised(error))
             os._exit(1)
         names = [name for name in list(self.variables) if isinstance(name, str) and not name.startswith("_")]
-        self.frames.write({"loaded": names})
+        self.say({"loaded": names})
         while True:
-            message = self.frames.read()
-            if message is None or message["op"] == "end":
-                os._exit(0)
-            try:
-                answer = self.answer(message)
-            except Exception as error:
-                answer = raised(error)
-            self.frames.write(answer)
+            self.serve(self.frames.read())
+
+    def serve(self, message):
+        """Answer one message."""
+        if message is None or message["op"] == "end":
+            os._exit(0)
+        try:
+            answer = self.answer(message)
+        except Exception as error:
+            answer = self.raised(error)
+        self.say(answer)
+
+    def say(self, message):
+        """To the checker, with what was printed since."""
+        with contextlib.suppress(Exception):  # the candidate may have closed it
+            sys.stdout.flush()
+        size = os.fstat(self.printed).st_size
+        if size > self.position:
+            text = os.pread(self.printed, min(size - self.position, _PRINTED_BYTES), self.position)
+            self.position = size
+            message["printed"] = text.decode("utf-8", "replace")
+        if isinstance(sys.stderr, io.StringIO) and sys.stderr.tell():
+            message["complained"] = sys.stderr.getvalue()[:_PRINTED_BYTES]
+            sys.stderr.seek(0)
+            sys.stderr.truncate()
+        self.frames.write(message)
+
+    def raised(self, error):
+        """An exception as a message; the exception itself stays here."""
+        return {**exceptions.raised(error, self.number), "error": self.number(error)}
 
     def answer(self, message):
         """One operation."""
-        op, of = message["op"], message["of"]
-        if op == "attr" and of is None:
+        if message["op"] == "name":
             if message["name"] not in self.variables:
                 return {"missing": message["name"]}
-            return self.result(self.variables[message["name"]])
-        target = self.objects[of]
-        if op == "call":
-            return self.call(target, message)
-        if op == "attr":
-            return self.result(getattr(target, message["name"]))
-        if op == "len":
-            return self.result(len(target))
-        if op == "list":
-            return self.result(list(target))
-        if op == "text":
-            return self.result(str(target))
-        return self.result(target[self.decode(message["key"])])
-
-    def call(self, target, message):
-        """A call, and what it did to its arguments."""
-        args, kwargs = self.decode(message["args"]), self.decode(message["kwargs"])
-        answer = self.result(finished(target(*args, **kwargs)))
+            return {"value": self.encode(self.variables[message["name"]])}
+        args, kwargs = self.decode(message["args"]), self.decode(message.get("kwargs", ["d"]))
+        value = self.carried_out[message["op"]](*args, **kwargs)
+        if message["op"] != "call":
+            return {"value": self.encode(value)}
+        answer = {"value": self.encode(value, made=isinstance(args[0], type))}
         if any(isinstance(item, _MUTABLE) for item in args):
             try:
-                changed = wire.encode(args, self.number)
+                changed = wire.encode(args[1:], self.tree)
             except NotPlainErrors:
                 return answer
-            if changed != message["args"]:
+            if changed[1:] != message["args"][2:]:
                 answer["args"] = changed
         return answer
 
+    def ask(self, number, args, kwargs):
+        """Call a function of the checker's."""
+        self.say({"ask": number, "args": self.encode(tuple(args)), "kwargs": self.encode(dict(kwargs))})
+        while True:
+            message = self.frames.read()
+            if message is None or "answer" not in message:
+                self.serve(message)
+                continue
+            answer = message["answer"]
+            if "raised" in answer:
+                raise exceptions.rebuilt(answer, self.objects)
+            return self.decode(answer["value"])
+
     def decode(self, tree):
-        """A value from the checker; it may name objects that are here."""
-        return wire.decode(tree, lambda number: self.objects[number])
+        """A value from the checker; it may name objects that are here, or functions that are there."""
+        return wire.decode(tree, self.found)
+
+    def found(self, tree):
+        """What a tree of our own tags means."""
+        if tree[0] == "r":
+            return self.objects[tree[1]]
+        return iterated(self, tree[1]) if len(tree) > 2 else function(self, tree[1])
+
+    def encode(self, value, made=False):
+        """A value for the checker; `made`: by calling a class. Of an own class that is an object, whatever its base."""
+        kind = type(value)
+        if made and kind.__module__ == "solution" and wire.plain_base(kind) is not None:
+            return self.remote(value, wire.plain_base(kind), whole=False)
+        return wire.encode(value, self.tree)
+
+    def tree(self, value, base):
+        """Of a value that does not cross as it is; None where its base will do."""
+        if isinstance(value, type) and issubclass(value, Exception):
+            return exceptions.describe(value, self.number)
+        if base is None or (base in (*_MUTABLE, *_SIMPLE) and has_own_names(value, base)):
+            return self.remote(value, base, whole=base in _SIMPLE)
+        return None
+
+    def remote(self, value, base, whole=False):
+        """The tree of an object that stays here; `whole`: what it holds goes with it, for that will not change."""
+        more = {}
+        if base is not None:
+            more["holds"] = wire.ENCODERS[base](value, self.tree, 0) if whole else True
+        if isinstance(value, enum.Enum):
+            more["member"] = [type(value).__name__, value.name]
+        if isinstance(value, type):
+            more["class"] = True
+        if isinstance(value, types.CoroutineType):
+            more["coroutine"] = True
+        kind = type(value)
+        return ["r", self.number(value), kind.__name__, operations.methods_of(kind), more]
 
     def number(self, value):
         """Of an object that stays here."""
@@ -91,11 +176,107 @@ class Service:
             self.objects.append(value)
         return self.numbers[id(value)]
 
-    def result(self, value):
-        """An answer with a value. Inside plain data only plain data is given."""
+    def content(self, value):
+        """What an object holds that derives from a list, a dict or the like: not what its methods say."""
+        base = wire.plain_base(type(value))
+        return self.decode(wire.ENCODERS[base](value, self.tree, 0))
+
+    def some(self, iterator, most):
+        """A few items, fewer where they take long, and whether there may be more; an error waits for the next time."""
+        if id(iterator) in self.waiting:
+            raise self.waiting.pop(id(iterator))
+        items, until = [], time.monotonic() + _SLICE_S
+        while len(items) < most and (not items or time.monotonic() < until):
+            try:
+                items.append(next(iterator))
+            except StopIteration:
+                return (items, False)
+            except Exception as error:
+                if not items:
+                    raise
+                self.waiting[id(iterator)] = error
+                break
+        return (items, True)
+
+    def later(self, name):
+        """An asynchronous operation, run to its end."""
+
+        def run(target, *args):
+            import asyncio  # it takes as long as a short case
+
+            self.loop = self.loop or asyncio.new_event_loop()
+            method = target if name == "await" else getattr(type(target), f"__{name}__")(target, *args)
+
+            async def wait():
+                return await method
+
+            return self.loop.run_until_complete(wait())
+
+        return run
+
+
+def derive(base, name, functions, properties, static, values):
+    """A class that derives from one of the candidate's, with methods of the tests'."""
+    members = {**values, **functions, "__module__": "tests"}
+    members.update((key, property(value)) for key, value in properties.items())
+    members.update((key, staticmethod(value)) for key, value in static.items())
+    return types.new_class(name, (base,), {}, lambda variables: variables.update(members))
+
+
+def leave(target, own, name, text):
+    """End a `with` block that raised: an exception of the candidate's, or one of a test's, by the name of its class."""
+    error = own if own is not None else getattr(builtins, name)(text)
+    return type(target).__exit__(target, type(error), error, error.__traceback__)
+
+
+def has_own_names(value, base):
+    """Whether an instance of a subclass has more to offer than its base: fields, methods, attributes."""
+    kind = type(value)
+    own = kind.__mro__[: kind.__mro__.index(base)]
+    return bool(getattr(value, "__dict__", None)) or any(
+        not name.startswith("_") for each in own for name in vars(each)
+    )
+
+
+def function(service, number):
+    """Stands for a function of the checker's."""
+
+    def called(*args, **kwargs):
+        return service.ask(number, args, kwargs)
+
+    return called
+
+
+def iterated(service, number):
+    """Stands for an iterator of the checker's."""
+    while True:
         try:
-            return {"value": wire.encode(value)}
-        except NotPlainErrors:
-            if isinstance(value, (list, tuple, set, frozenset, dict)):
-                return {"value": wire.encode(value, self.number)}
-            return {"remote": self.number(value), "kind": type(value).__name__}
+            item = service.ask(number, (), {})
+        except StopIteration:
+            return
+        yield item
+
+
+class Input(io.TextIOBase):
+    """Standard input, which a test may have replaced on its side."""
+
+    def __init__(self, service):
+        self.service = service
+
+    def readable(self):
+        """Always."""
+        return True
+
+    def readline(self, size=-1):
+        """A line."""
+        return self.service.ask("readline", (), {})
+
+    def read(self, size=-1):
+        """The rest."""
+        return self.service.ask("read", (), {})
+
+    def __next__(self):
+        line = self.readline()
+        if not line:
+            raise StopIteration
+        return line

@@ -4,25 +4,36 @@
     large integers, nan, inf            ["i", hex]  ["f", "nan"]
     list, tuple, set, frozenset         ["l", …]  ["t", …]  ["s", …]  ["z", …]
     dict, bytes, complex                ["d", key, value, …]  ["b", hex]  ["c", real, imaginary]
-    an object that stays where it is    ["r", number]
+    OrderedDict, Counter, defaultdict   ["o", key, value, …]  ["n", …]  ["g", factory, key, value, …]
+    deque, slice                        ["q", maxlen, …]  ["sl", start, stop, step]
+    arrays of NumPy                     ["a", dtype, shape, hex]; its scalars as Python's
+    Decimal, date, range, …             see `library`
+    what stays where it is              ["r", number, …], ["x", …], ["k", …]: the two ends agree on these
 
-An instance of a subclass crosses as its base (a `Counter` as a dict, a named tuple as a tuple), so no method of a
-candidate's class ever reaches a checker. Everything else is `NotPlainError`. What is decoded has built-in types only.
+An instance of a subclass crosses as its base (a named tuple as a tuple), so no method of a candidate's class ever
+reaches a checker. Everything else is `NotPlainError`. What is decoded has types of this list only.
 """
 
 from __future__ import annotations
 
-import json
+import collections
 import math
+import sys
+
+from . import library
 
 MAX_DEPTH = 64
 """Of what is decoded. What is encoded may be deeper, so that whatever came can be sent back in a list or two."""
-MAX_FRAME_BYTES = 1 << 26
 MAX_EQUAL_HASHES = 32
 """Among what a set or the keys of a dict hold: looking one up takes as many comparisons. Whoever makes up numbers that
 are alike modulo 2**61 - 1 would have them take minutes."""
+MAX_ITEMS = 1 << 20
+"""Of a range that is written out."""
 _BIG = 1 << 53
 _SEQUENCES = {"l": list, "t": tuple, "s": set, "z": frozenset}
+_MAPPINGS = {"d": dict, "o": collections.OrderedDict, "n": collections.Counter}
+_ARRAYS = "biufc"
+"""Kinds of NumPy's types whose bytes are numbers."""
 
 
 class NotPlainError(TypeError):
@@ -38,7 +49,8 @@ def encode(value, remote=None, depth=0):
 
     Args:
         value: anything.
-        remote: gives the number of an object that stays here, or None where it knows none.
+        remote: called with a value of no such type and the nearest of its bases that is one (or None); gives a tree of
+            its own, or None where the base will do.
 
     Raises:
         NotPlainError: the value, or something in it, is not plain data, or it is nested too deep.
@@ -48,14 +60,38 @@ def encode(value, remote=None, depth=0):
     kind = type(value)
     if value is None or kind is bool or kind is str:
         return value
-    for base in kind.__mro__:
-        plain = _ENCODERS.get(base)
-        if plain is not None:
-            return plain(value, remote, depth + 1)
-    number = None if remote is None else remote(value)
-    if number is None:
+    plain = ENCODERS.get(kind)
+    if plain is not None:
+        return plain(value, remote, depth + 1)
+    if kind is type and library.TYPES.get(value.__name__) is value:
+        return ["T", value.__name__]
+    numbers = _of_numpy(value, kind)
+    if numbers is not None:
+        return numbers if isinstance(numbers, list) else encode(numbers[0], remote, depth)
+    base = plain_base(kind)
+    tree = None if remote is None else remote(value, base)
+    if tree is not None:
+        return tree
+    if base is None:
         raise NotPlainError("an object of type " + kind.__name__)
-    return ["r", number]
+    return ENCODERS[base](value, remote, depth + 1)
+
+
+def plain_base(kind):
+    """The nearest base of a class that crosses; None where there is none."""
+    return next((base for base in kind.__mro__ if base in ENCODERS), None)
+
+
+def _of_numpy(value, kind):
+    """An array's tree; a scalar's value in a tuple; None for anything else."""
+    numpy = sys.modules.get("numpy") if kind.__module__ == "numpy" else None
+    if numpy is None:
+        return None
+    if kind is numpy.ndarray and value.dtype.kind in _ARRAYS:
+        return ["a", value.dtype.str, list(value.shape), value.tobytes().hex()]
+    if isinstance(value, numpy.generic) and value.dtype.kind in _ARRAYS:
+        return (value.item(),)
+    return None
 
 
 def _integer(value, remote, depth):
@@ -79,11 +115,28 @@ def _sequence(tag, base):
     return of
 
 
-def _mapping(value, remote, depth):
-    tree = ["d"]
-    for key, item in dict.items(value):
-        tree += (encode(key, remote, depth), encode(item, remote, depth))
-    return tree
+def _mapping(tag):
+    def of(value, remote, depth):
+        tree = [tag]
+        for key, item in dict.items(value):
+            tree += (encode(key, remote, depth), encode(item, remote, depth))
+        return tree
+
+    return of
+
+
+def _with_default(value, remote, depth):
+    factory = value.default_factory
+    known = isinstance(factory, type) and library.TYPES.get(factory.__name__) is factory
+    return ["g", factory.__name__ if known else None, *_mapping("d")(value, remote, depth)[1:]]
+
+
+def _deque(value, remote, depth):
+    return ["q", value.maxlen, *(encode(item, remote, depth) for item in collections.deque.__iter__(value))]
+
+
+def _slice(value, remote, depth):
+    return ["sl", *(encode(item, remote, depth) for item in (value.start, value.stop, value.step))]
 
 
 def _bytes(value, remote, depth):
@@ -94,14 +147,29 @@ def _complex(value, remote, depth):
     return ["c", _float(value.real, remote, depth), _float(value.imag, remote, depth)]
 
 
-_ENCODERS = {
+def _leaf(plain):
+    def of(value, remote, depth):
+        try:
+            return plain(value)
+        except (ValueError, TypeError, AttributeError) as error:
+            raise NotPlainError(str(error)) from None
+
+    return of
+
+
+ENCODERS = {
+    bool: lambda value, remote, depth: bool(value),
     int: _integer,
     float: _float,
     str: _text,
     bytes: _bytes,
     complex: _complex,
-    dict: _mapping,
+    **{base: _mapping(tag) for tag, base in _MAPPINGS.items()},
     **{base: _sequence(tag, base) for tag, base in _SEQUENCES.items()},
+    collections.defaultdict: _with_default,
+    collections.deque: _deque,
+    slice: _slice,
+    **{base: _leaf(plain) for base, plain in library.ENCODERS.items()},
 }
 
 
@@ -110,7 +178,7 @@ def decode(tree, remote=None, depth=0):
 
     Args:
         tree: what `json.loads` gave.
-        remote: gives the object of a number; without it, trees with such objects are refused.
+        remote: gives what a tree of the ends' own tags means (`r`, `x`, `k`); without it, these are refused.
 
     Raises:
         WireError: it is not of this form.
@@ -123,20 +191,48 @@ def decode(tree, remote=None, depth=0):
         raise WireError("nested deeper than %d" % MAX_DEPTH)  # noqa: UP031
     tag, items = tree[0], tree[1:]
     try:
-        if tag in _SEQUENCES:
-            values = [decode(item, remote, depth + 1) for item in items]
-            return _SEQUENCES[tag](told_apart(values) if tag in "sz" else values)
-        if tag == "d":
-            values = [decode(item, remote, depth + 1) for item in items]
-            return dict(zip(told_apart(values[::2]), values[1::2], strict=True))
-        if tag == "c":
-            return complex(*(_real(decode(item)) for item in items))
-        (item,) = items
-        if tag == "r" and remote is not None:
-            return remote(item)
-        return {"i": _from_hex, "f": _not_finite, "b": bytes.fromhex}[tag](item)
-    except (TypeError, ValueError, KeyError, RecursionError) as error:
-        raise WireError("not plain data: %s" % (error,)) from None  # noqa: UP031
+        if remote is not None and tag in ("r", "x", "X", "k"):
+            return remote(tree)
+        if tag in library.DECODERS:
+            return library.DECODERS[tag](*items)
+        return _container(tag, items, remote, depth + 1)
+    except (TypeError, ValueError, LookupError, RecursionError, ArithmeticError, AttributeError) as error:
+        raise WireError("not plain data: %.200s" % (error,)) from None  # noqa: UP031
+
+
+def _container(tag, items, remote, depth):
+    if tag in _SEQUENCES:
+        values = [decode(item, remote, depth) for item in items]
+        return _SEQUENCES[tag](told_apart(values) if tag in "sz" else values)
+    if tag in _MAPPINGS:
+        return _MAPPINGS[tag](_pairs(items, remote, depth))
+    if tag == "g":
+        factory = None if items[0] is None else library.TYPES[items[0]]
+        return collections.defaultdict(factory, _pairs(items[1:], remote, depth))
+    if tag == "q":
+        return collections.deque((decode(item, remote, depth) for item in items[1:]), items[0])
+    if tag == "c":
+        return complex(*(_real(decode(item)) for item in items))
+    if tag == "sl":
+        return slice(*(decode(item, remote, depth) for item in items))
+    if tag == "a":
+        return _array(*items)
+    (item,) = items
+    return {"i": _from_hex, "f": _not_finite, "b": bytes.fromhex}[tag](item)
+
+
+def _pairs(items, remote, depth):
+    values = [decode(item, remote, depth) for item in items]
+    return dict(zip(told_apart(values[::2]), values[1::2], strict=True))
+
+
+def _array(dtype, shape, data):
+    import numpy
+
+    kind = numpy.dtype(dtype) if isinstance(dtype, str) and len(dtype) < 8 else None
+    if kind is None or kind.kind not in _ARRAYS or kind.hasobject:
+        raise WireError("an array of no numbers")
+    return numpy.frombuffer(bytearray.fromhex(data), kind).reshape(shape)
 
 
 def told_apart(values):
@@ -166,21 +262,3 @@ def _from_hex(text):
 
 def _not_finite(text):
     return {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}[text]
-
-
-def pack(message):
-    """A frame: length (4 bytes, little-endian) and JSON."""
-    body = json.dumps(message, separators=(",", ":")).encode("ascii")
-    return len(body).to_bytes(4, "little") + body
-
-
-def unpack(body):
-    """The content of a frame.
-
-    Raises:
-        WireError: it is not JSON.
-    """
-    try:
-        return json.loads(body)
-    except (ValueError, RecursionError) as error:
-        raise WireError(str(error)) from None

@@ -1,0 +1,198 @@
+"""Cases whose inputs are known beforehand: run one after the other in one sandbox, and compared afterwards.
+
+candidate's sandbox ──► per case a short message, and what it printed or returned, unread
+                          ├─ short: compared here, a case at a time
+                          └─ long:  compared in a checker's sandbox (`inside.referee`)
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from roll.errors import RewardInfraError
+from roll.rewards.code.inside import exceptions
+from roll.rewards.code.inside.compare import same_output, same_value
+from roll.rewards.code.inside.frames import frame, pack
+from roll.rewards.code.program import CandidateRun
+from roll.rewards.code.serving import Served, serve
+from roll.rewards.code.tasks import CallCase, StdinCase
+from roll.rewards.code.verdicts import (
+    MESSAGE_BYTES,
+    OUTCOMES,
+    SKIPPED,
+    CaseVerdict,
+    blame,
+    claim,
+    ended,
+    not_built,
+    within,
+)
+from roll.sandbox import ExecutionResult, Limit, Outcome, PythonCode
+
+__all__ = ["Batch"]
+
+_SYNTAX_ERRORS = ("SyntaxError:", "IndentationError:", "TabError:")
+_REFEREE = "from inside import referee\nreferee.main()"
+_REFEREE_CPU_S = 30.0
+_REFEREE_WALL_S = 300.0
+_SPARE_BYTES = 2**16
+_BYTES_PER_BYTE = 16
+"""The same value may be written longer than expected: `1` as `["c", 1.0, 0.0]`."""
+
+_NO_MESSAGE = CaseVerdict(verdict="exited", passed=0.0)
+
+
+class Batch(CandidateRun):
+    """All cases of one answer."""
+
+    async def run(self, cases: Sequence[tuple[StdinCase | CallCase, float]]) -> list[CaseVerdict]:
+        """All of them in one sandbox; what is left in another, where a case had to be ended from outside."""
+        case, limit_s = cases[0]
+        if len(cases) == 1 and isinstance(case, StdinCase) and self.task.language == "python":
+            return [await self._alone(case, limit_s)]
+        verdicts: list[CaseVerdict] = []
+        while len(verdicts) < len(cases):
+            left = cases[len(verdicts) :]
+            served = await self._served(left)
+            built = claim(served.first)
+            if not built:
+                blame(served.result, "a candidate's")
+            if "failed" in built:
+                return [not_built(built["failed"])] * len(cases)
+            verdicts += await self._judged(left, served)
+            timeouts = sum(verdict.verdict == "timeout" for verdict in verdicts)
+            if timeouts >= self.max_timeouts or not (built and _ended_over_time(served)):
+                missing = SKIPPED if timeouts >= self.max_timeouts else ended(served.result)
+                verdicts += [missing] * (len(cases) - len(verdicts))
+        return verdicts
+
+    async def _served(self, cases: Sequence[tuple[StdinCase | CallCase, float]]) -> Served:
+        """What comes of these cases in one sandbox."""
+        limits_s = [cpu_s for _, cpu_s in cases]
+        most_bytes = [self._most_bytes(case) for case, _ in cases]
+        messages = [self._message(*case, most) for case, most in zip(cases, most_bytes, strict=True)]
+        async with self.boxes.candidate(self.candidate(limits_s, sum(most_bytes))) as job:
+            return await serve(
+                job,
+                pack(self.setup()),
+                [pack(message) for message in messages],
+                self.bounds(limits_s),
+                setup_s=self.setup_bounds(),
+                total_s=self.config.time_limit_s,
+                frames_per_case=2,
+            )
+
+    async def _judged(self, cases: Sequence[tuple[StdinCase | CallCase, float]], served: Served) -> list[CaseVerdict]:
+        """Of the cases that were answered, and of the one that was ended from outside."""
+        found: list[CaseVerdict] = []
+        for (case, limit_s), (head, body), cpu_s in zip(cases, served.frames, served.cpu_s, strict=False):
+            end = claim(head).get("case")
+            verdict = await self._judge(case, end, body, served.result) if isinstance(end, dict) else _NO_MESSAGE
+            found.append(within(verdict, cpu_s, limit_s))
+            await asyncio.sleep(0)  # others get their turn on the loop
+        if _ended_over_time(served) and len(found) < len(served.cpu_s):
+            found.append(CaseVerdict(verdict="timeout", passed=0.0, cpu_s=served.cpu_s[len(found)]))
+        return found
+
+    def _most_bytes(self, case: StdinCase | CallCase) -> int:
+        """More is not the expected output or value, so the rest need not be kept."""
+        if isinstance(case, CallCase):
+            return _BYTES_PER_BYTE * len(case.expected) + MESSAGE_BYTES
+        return min(self.config.max_output_bytes, 2 * len(case.stdout.encode("utf-8", "replace")) + _SPARE_BYTES)
+
+    def _message(self, case: StdinCase | CallCase, cpu_s: float, most_bytes: int) -> dict[str, Any]:
+        limits = {**self.limits(cpu_s), "most_bytes": most_bytes}
+        if isinstance(case, StdinCase):
+            return {"kind": "stdin", "stdin": case.stdin, "args": list(case.args), **limits}
+        return {"kind": "call", "entry": case.entry, "args": case.args, "kwargs": case.kwargs, **limits}
+
+    async def _alone(self, case: StdinCase, cpu_s: float) -> CaseVerdict:
+        """A single program needs nobody beside it in its sandbox: a third less work."""
+        most_bytes = self._most_bytes(case)
+        program = PythonCode(
+            source=self.code,
+            argv=case.args,
+            stdin=case.stdin.encode("utf-8", "surrogateescape"),
+            cpu_s=cpu_s,
+            wall_s=min(self.limits(cpu_s)["wall_s"], self.config.time_limit_s),
+            output_bytes=most_bytes + self.config.max_output_bytes,
+        )
+        result = await self.boxes.run(program)
+        detail = result.stderr[-500:].decode(errors="replace")
+        if result.outcome in OUTCOMES or len(result.stdout) > most_bytes:
+            verdict = OUTCOMES.get(result.outcome, "output")
+        elif result.exit_code != 0:
+            last = detail.strip().splitlines()[-1:]
+            verdict = "no_build" if last and last[0].startswith(_SYNTAX_ERRORS) else "error"
+        else:
+            verdict = "passed" if await self._printed(case, result.stdout) else "wrong"
+        return CaseVerdict(verdict=verdict, passed=float(verdict == "passed"), cpu_s=result.cpu_s, detail=detail)
+
+    async def _judge(
+        self, case: StdinCase | CallCase, end: dict[str, Any], body: bytes, result: ExecutionResult
+    ) -> CaseVerdict:
+        limit, status = end.get("limit"), end.get("status")
+        detail = str(end.get("stderr", ""))[-500:]
+        if limit is not None:
+            verdict = "timeout" if limit in ("cpu_time", "wall_time") else "output"
+        elif status == 137 and Limit.MEMORY in result.limits_hit:
+            verdict = "memory"
+        elif isinstance(case, StdinCase):
+            verdict = "error" if status != 0 else "passed" if await self._printed(case, body) else "wrong"
+        else:
+            verdict, detail = await self._returned(case, body, detail)
+        return CaseVerdict(verdict=verdict, passed=float(verdict == "passed"), detail=detail)
+
+    async def _printed(self, case: StdinCase, printed: bytes) -> bool:
+        """Whether that is the expected output."""
+        compare, tolerance = self.config.compare, self.config.tolerance
+        if len(printed) + len(case.stdout) <= MESSAGE_BYTES:
+            return same_output(printed.decode("utf-8", "surrogateescape"), case.stdout, compare, tolerance)
+        how = {"what": "text", "compare": compare, "tolerance": tolerance}
+        return await self._referee(how, case.stdout.encode("utf-8", "surrogateescape"), printed)
+
+    async def _returned(self, case: CallCase, body: bytes, detail: str) -> tuple[str, str]:
+        """Verdict on what came of a call, and what is known of it."""
+        if len(body) + len(case.expected) > MESSAGE_BYTES:
+            how = {"what": "value", "match": case.match, "tolerance": self.config.tolerance}
+            same = case.raises is None and await self._referee(how, case.expected, body)
+            return ("passed" if same else "wrong"), detail
+        answer = claim(body)
+        if not answer:
+            return "exited", detail
+        if "raised" in answer:
+            expected = case.raises is not None and exceptions.is_a(answer["raised"], case.raises)
+            return ("passed" if expected else "error"), str(answer.get("text"))[:500]
+        if "not_plain" in answer or case.raises is not None:
+            return ("wrong" if case.raises is not None else "not_plain"), str(answer.get("not_plain"))[:500]
+        tolerance = self.config.tolerance
+        right = "value" in answer and same_value(answer["value"], case.returns, tolerance=tolerance, match=case.match)
+        return ("passed" if right else "wrong"), detail
+
+    async def _referee(self, how: dict[str, Any], expected: bytes, found: bytes) -> bool:
+        """Compare where it costs ROLL neither time nor memory.
+
+        Raises:
+            RewardInfraError: the comparison crashed.
+        """
+        program = PythonCode(
+            source=_REFEREE,
+            stdin=b"".join(map(frame, (json.dumps(how).encode(), expected, found))),
+            result=True,
+            cpu_s=_REFEREE_CPU_S,
+            wall_s=_REFEREE_WALL_S,
+        )
+        result = await self.boxes.compare(program)
+        same = claim(result.result[4:]).get("same")
+        if not isinstance(same, bool):
+            blame(result, "a comparison's")
+            if result.outcome not in OUTCOMES:
+                raise RewardInfraError(f"a comparison ended without a result ({result.outcome.value}).")
+        return same is True
+
+
+def _ended_over_time(served: Served) -> bool:
+    return served.result.outcome in (Outcome.CPU_TIME, Outcome.WALL_TIME)

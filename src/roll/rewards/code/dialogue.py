@@ -1,0 +1,116 @@
+"""Cases that are programs themselves: one sandbox for the candidate, another for the checker that runs the tests.
+
+candidate ──► frames, unread ──► checker ──► s + frame: back to the candidate, unread; its next case begins
+                                         ├─► c + frame: back to the candidate, unread
+                                         └─► h + frame: a verdict, for us
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Sequence
+from typing import Any
+
+from roll.rewards.code.inside.frames import pack
+from roll.rewards.code.program import MOST_OUTPUT_BYTES, SHORTEST_WALL_S, CandidateRun
+from roll.rewards.code.serving import Meter, listen, pass_on
+from roll.rewards.code.tasks import TestCase
+from roll.rewards.code.verdicts import (
+    OUTCOMES,
+    SKIPPED,
+    BrokenTestsError,
+    CaseVerdict,
+    blame,
+    ended,
+    not_built,
+    within,
+)
+from roll.sandbox import ExecutionResult, PythonCode
+
+__all__ = ["Dialogue"]
+
+_CHECKER = "from inside import checker\nchecker.main()"
+_CHECKER_CPU_S = 30.0
+_OUTPUT_BYTES = 2**23
+"""Of one case: all that a candidate's objects answer."""
+
+
+class Dialogue(CandidateRun):
+    """All cases of one answer."""
+
+    async def run(self, cases: Sequence[tuple[TestCase, float]]) -> list[CaseVerdict]:
+        """All of them with one candidate's and one checker's sandbox."""
+        limits_s = [cpu_s for _, cpu_s in cases]
+        checks = [
+            {"kind": case.kind, "source": case.source, "modules": list(case.modules), **self.limits(cpu_s)}
+            for case, cpu_s in cases
+        ]
+        setup = {
+            "cases": checks,
+            "entry": self.task.entry,
+            "source": self.task.setup,
+            "max_timeouts": self.max_timeouts,
+        }
+        candidate_program = self.candidate(limits_s, len(cases) * _OUTPUT_BYTES)
+        assert candidate_program.cpu_s is not None and candidate_program.wall_s is not None
+        checker_program = PythonCode(
+            source=_CHECKER,
+            stdin=pack(setup),
+            interactive=True,
+            result=True,
+            cpu_s=candidate_program.cpu_s + _CHECKER_CPU_S,
+            wall_s=candidate_program.wall_s + SHORTEST_WALL_S,
+            output_bytes=MOST_OUTPUT_BYTES,
+            env={"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},
+        )
+        pytest = any(case.kind == "pytest" for case, _ in cases)
+        async with (
+            self.boxes.checker(checker_program, pytest=pytest) as checker,
+            self.boxes.candidate(candidate_program) as candidate,
+        ):
+            meter = Meter(candidate, self.bounds(limits_s), self.config.time_limit_s)
+            await meter.begin(*self.setup_bounds())
+            candidate.write(pack(self.setup()))
+            passing_on = asyncio.create_task(pass_on(candidate, checker))
+            try:
+                messages = await listen(checker, candidate, meter)
+                result = await checker.wait()
+                candidate.kill()
+                end = await candidate.wait()
+            finally:
+                passing_on.cancel()
+                with contextlib.suppress(asyncio.CancelledError):
+                    await passing_on
+        found = self._verdicts(messages, result, end, len(cases))
+        used_s = meter.used_s(end) + [0.0] * len(cases)
+        return [within(verdict, *each) for verdict, *each in zip(found, used_s, limits_s, strict=False)]
+
+    def _verdicts(
+        self, messages: list[dict[str, Any]], result: ExecutionResult, end: ExecutionResult, num_cases: int
+    ) -> list[CaseVerdict]:
+        if not messages:
+            blame(result, "a checker's")
+        if messages and "failed" in messages[0]:
+            return [not_built(messages[0]["failed"])] * num_cases
+        found = [_verdict(index, message["verdict"], end) for index, message in enumerate(messages)]
+        timeouts = sum(verdict.verdict == "timeout" for verdict in found)
+        missing = SKIPPED if timeouts >= self.max_timeouts else ended(result)
+        return found + [missing] * (num_cases - len(found))
+
+
+def _verdict(index: int, report: dict[str, Any], end: ExecutionResult) -> CaseVerdict:
+    """A checker's report of one case. What it says of the candidate's end is the candidate's claim; `end` is ours."""
+    over = report.get("over")
+    over = over if isinstance(over, dict) else {}
+    verdict, text = str(report["verdict"]), str(report.get("text", ""))
+    if verdict == "broken":
+        raise BrokenTestsError(f"case {index}: {text}")
+    if verdict == "gone":
+        over_time = over.get("limit") in ("cpu_time", "wall_time")
+        verdict = "timeout" if over_time else OUTCOMES.get(end.outcome, "exited")
+    share = float(bool(report["passed"]))
+    if not share and report.get("num_tests"):
+        share = min(report["num_passed"] / report["num_tests"], 0.999)
+    verdict = "error" if verdict == "raised" else verdict
+    return CaseVerdict(verdict=verdict, passed=share, detail=text)

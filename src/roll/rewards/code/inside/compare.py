@@ -1,0 +1,159 @@
+"""Comparing what a candidate printed or returned with what is expected.
+
+The expected value leads: only as much of the candidate's is looked at as the expected one has, so a hostile value
+costs no more than the right one. Nothing of the candidate's class is ever called: it is a tree of plain data. Short
+values are compared in ROLL's own process, long ones in a sandbox (`referee`).
+"""
+
+from __future__ import annotations
+
+import cmath
+import math
+from decimal import Decimal
+from fractions import Fraction
+from typing import Any
+
+from . import wire
+
+_REAL = (bool, int, float)
+_NUMBERS = (*_REAL, complex, Decimal, Fraction)
+_NUMBER_TAGS = ("i", "f", "c", "D", "F")
+_MAPPING_TAGS = {"d": 0, "o": 0, "n": 0, "g": 1}
+"""How many entries go before the first key."""
+
+
+def same_output(printed: str, expected: str, how: str, tolerance: float = 0.0) -> bool:
+    """Whether the text is the expected one.
+
+    Args:
+        how: `exact`; `lines`: without white space at the ends of lines and of the text; `tokens`: word by word.
+        tolerance: words that are numbers may differ by so much, relative or absolute (`tokens` and `lines`).
+    """
+    if how == "exact":
+        return printed == expected
+    if how == "tokens":
+        return _same_words(printed.split(), expected.split(), tolerance)
+    ours, theirs = ([line.rstrip() for line in text.rstrip().split("\n")] for text in (expected, printed))
+    if len(ours) != len(theirs):
+        return False
+    if not tolerance:
+        return ours == theirs
+    return all(_same_words(a.split(), b.split(), tolerance) for a, b in zip(theirs, ours, strict=True))
+
+
+def _same_words(printed: list[str], expected: list[str], tolerance: float) -> bool:
+    if len(printed) != len(expected):
+        return False
+    return all(a == b or (tolerance and _close(a, b, tolerance)) for a, b in zip(printed, expected, strict=True))
+
+
+def _close(printed: str, expected: str, tolerance: float) -> bool:
+    if len(printed) > 400:
+        return False
+    try:
+        return math.isclose(float(printed), float(expected), rel_tol=tolerance, abs_tol=tolerance)
+    except ValueError:
+        return False
+
+
+def same_value(tree: Any, expected: Any, *, tolerance: float = 0.0, match: str = "equal") -> bool:
+    """Whether the candidate's value is the expected one.
+
+    Args:
+        tree: the candidate's value, as `wire.encode` wrote it or as somebody made it up.
+        expected: plain data.
+        tolerance: see `same_output`; for floating-point and complex numbers.
+        match: `equal`: as `==` says; `json`: lists stand for any sequence, for JSON knows no others; `exact`: numbers,
+            sequences and sets are also of the same type.
+    """
+    try:
+        return _same(tree, expected, tolerance, match)
+    except (wire.WireError, ArithmeticError, ValueError, TypeError, RecursionError):  # made up so as to break `==`
+        return False
+
+
+def _same(tree: Any, expected: Any, tolerance: float, match: str) -> bool:
+    if expected is None or isinstance(expected, str):
+        return type(tree) is type(expected) and tree == expected
+    if isinstance(expected, _NUMBERS):
+        return _same_number(tree, expected, tolerance, match == "exact")
+    if not isinstance(tree, list) or not tree:
+        return False
+    tag, items = tree[0], tree[1:]
+    if not isinstance(tag, str):
+        return False
+    if isinstance(expected, bytes):
+        return tag == "b" and items == [expected.hex()]
+    if type(expected) in (list, tuple):
+        found = _items(tree, list if type(expected) is list else tuple, match == "json")
+        return (
+            found is not None
+            and len(found) == len(expected)
+            and all(_same(item, value, tolerance, match) for item, value in zip(found, expected, strict=True))
+        )
+    if type(expected) in (set, frozenset):
+        tags = "sz" if match != "exact" else "s" if type(expected) is set else "z"
+        if tag not in tags or len(items) != len(expected):
+            return False
+        values = wire.decode(["s", *items])
+        return values == expected and (match != "exact" or _typed(values) == _typed(expected))
+    if type(expected) is dict:
+        return _same_mapping(tag, items, expected, tolerance, match)
+    value = wire.decode(tree)
+    return (match != "exact" or type(value) is type(expected)) and bool(value == expected)
+
+
+def _items(tree: list[Any], kind: type, any_sequence: bool) -> list[Any] | None:
+    """Trees of what a sequence holds."""
+    tag = tree[0]
+    if tag == ("l" if kind is list else "t") or (any_sequence and tag in ("l", "t")):
+        return tree[1:]
+    if any_sequence and tag == "q":
+        return tree[2:]
+    if any_sequence and tag in ("R", "a"):
+        value = wire.decode(tree)
+        if isinstance(value, range):
+            return list(value) if len(value) <= wire.MAX_ITEMS else None
+        found = wire.encode(value.tolist())
+        return found[1:] if isinstance(found, list) else None
+    return None
+
+
+def _same_mapping(tag: str, items: list[Any], expected: dict[Any, Any], tolerance: float, match: str) -> bool:
+    if tag not in _MAPPING_TAGS:
+        return False
+    items = items[_MAPPING_TAGS[tag] :]
+    if len(items) != 2 * len(expected):
+        return False
+    keys = _keys(items[::2])
+    values = dict(zip(keys, items[1::2], strict=True))
+    if match == "exact" and _typed(keys) != _typed(expected):
+        return False
+    return all(key in values and _same(values[key], value, tolerance, match) for key, value in expected.items())
+
+
+def _typed(values: Any) -> set[Any]:
+    return {(type(value), value) for value in values}
+
+
+def _keys(trees: list[Any]) -> list[Any]:
+    keys = [wire.decode(tree) for tree in trees]
+    try:
+        return wire.told_apart(keys)
+    except TypeError:
+        raise wire.WireError("a key that cannot be one") from None
+
+
+def _same_number(tree: Any, expected: Any, tolerance: float, exact: bool) -> bool:
+    if isinstance(tree, list) and tree[:1] and tree[0] not in _NUMBER_TAGS:
+        return False
+    value = wire.decode(tree)
+    if not isinstance(value, _NUMBERS) or (exact and type(value) is not type(expected)):
+        return False
+    if value == expected or not tolerance:
+        return bool(value == expected)
+    if not isinstance(value, (float, complex)) and not isinstance(expected, (float, complex)):
+        return False  # whole and decimal numbers are exact
+    if isinstance(value, complex) or isinstance(expected, complex):
+        return cmath.isclose(complex(value), complex(expected), rel_tol=tolerance, abs_tol=tolerance)
+    return math.isclose(value, expected, rel_tol=tolerance, abs_tol=tolerance)

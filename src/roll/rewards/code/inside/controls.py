@@ -1,0 +1,202 @@
+"""Believing what a candidate says of two of its objects only where it can tell them from others.
+
+A class may say that its objects are equal to everything. So whoever says yes is asked about others too, in random
+order: about objects of the same class, made as the test made its own, from arguments that differ a little. Half of
+them have to be told apart, and the answers have to stay the same. Where there is nothing to vary, nothing is believed.
+Members of enumerations are compared by the names of class and member, which is plain data.
+"""
+
+from __future__ import annotations
+
+import random
+
+from . import operations
+from .outcomes import Kept
+
+_VARIANTS = 4
+_order = random.SystemRandom()
+
+
+def _is_remote(value):
+    return isinstance(value, Kept)
+
+
+def equal(one, other):
+    """`==` of which one side is an object of the candidate's."""
+    if other is None:
+        return False
+    if one._holds and (not _is_remote(other) or other._holds):
+        values = [
+            item._line.value(item._line.do("content", item)) if _is_remote(item) else item for item in (one, other)
+        ]
+        if not any(map(_is_remote, values)):
+            return bool(values[0] == values[1])
+    if not _is_remote(other):
+        raise one._refused("a comparison")
+    if one._member is not None and other._member is not None and one._state == other._state == "member":
+        return one._member == other._member
+    return _believed(one, other, _claims_equal, "a comparison")
+
+
+def _content(value):
+    """What an object holds that derives from a class of plain data."""
+    return value._line.value(value._line.do("content", value)) if _is_remote(value) else value
+
+
+def _claims_equal(one, other):
+    if one._member is not None and other._member is not None:
+        return one._member == other._member
+    answer = one._line.value(one._line.do("eq", one, other))
+    if type(answer) is not bool:
+        raise one._refused("a comparison")
+    return answer
+
+
+def _believed(one, other, claims, what):
+    """A yes, once others got a no."""
+    if not claims(one, other):
+        return False
+    swap = one._made is not None and other._made is None
+    made, fixed = (one, other) if swap else (other, one)
+    if made._made is None:
+        made = next((each for each in reversed(one._line.made) if each._kind == one._kind), None)
+    variants = [] if made is None else _variants(made)
+    questions = [(one, other, None)] * 2
+    for index, variant in enumerate(variants):
+        questions += [(variant, fixed, index) if swap else (fixed, variant, index)] * 2
+    _order.shuffle(questions)
+    answers = {}
+    for left, right, index in questions:
+        answers.setdefault(index, []).append(claims(left, right))
+    told_apart = sum(not any(found) for index, found in answers.items() if index is not None)
+    steady = all(len(set(found)) == 1 for found in answers.values())
+    if not variants or not steady or not all(answers[None]) or 2 * told_apart < len(variants):
+        raise one._refused(what, " that is not told from others")
+    return True
+
+
+def _variants(made):
+    """Objects made as this one was, from other arguments."""
+    kind, args, kwargs = made._made
+    found = []
+    places = [*range(len(args)), *kwargs]
+    for turn in range(2 * _VARIANTS * len(places)):
+        place = places[turn % len(places)]
+        old = kwargs[place] if isinstance(place, str) else args[place]
+        new = varied(old, 1 + turn // len(places))
+        if new is None or len(found) == _VARIANTS:
+            continue
+        changed = [new if place == index else item for index, item in enumerate(args)]
+        answer = kind._line.do("call", kind, *changed, **(kwargs | {place: new} if isinstance(place, str) else kwargs))
+        if "raised" not in answer:
+            found.append(kind._line.value(answer))
+    return [variant for variant in found if _is_remote(variant)]
+
+
+def varied(value, turn):
+    """A value of the same type that is a little different; None where none is known."""
+    if isinstance(value, bool):
+        return not value if turn == 1 else None
+    if isinstance(value, str):
+        return (value + "abcd"[turn % 4], value[1:] + "q", "z" + value, value * 2 + "x")[turn % 4]
+    if isinstance(value, (list, tuple)) and value:
+        place = turn % len(value)
+        new = varied(value[place], turn)
+        changed = [new if place == index else item for index, item in enumerate(value)]
+        return None if new is None else type(value)(changed) if type(value) in (list, tuple) else None
+    if isinstance(value, list):
+        return [turn]
+    if isinstance(value, dict) and value:
+        key = list(value)[turn % len(value)]
+        new = varied(value[key], turn)
+        return None if new is None else {**value, key: new}
+    if _is_remote(value) and value._made is not None:
+        return next(iter(_variants(value)[turn % _VARIANTS :][:1]), None)
+    try:
+        return value + (1, 7, -1, 10)[turn % 4]
+    except Exception:
+        return None
+
+
+def contains(container, value):
+    """`value in container`: a yes is believed where others are not in it."""
+
+    def claims(item):
+        return container._ask("contains", item) is True
+
+    if container._holds:
+        return value in _content(container)
+    if not claims(value):
+        return False
+    if _is_remote(value):
+        others = _variants(value) if value._made is not None else []
+    else:
+        others = [other for turn in range(1, _VARIANTS + 1) if (other := varied(value, turn * turn * 101)) is not None]
+        others += [other for turn in range(1, _VARIANTS + 1) if (other := varied(value, turn)) is not None]
+    questions = [(value, True)] * 2 + [(other, False) for other in others]
+    _order.shuffle(questions)
+    answers = [(claims(item), asked) for item, asked in questions]
+    if not all(said for said, asked in answers if asked) or all(said for said, asked in answers if not asked):
+        raise container._refused("'in'", " that is not told from others")
+    return True
+
+
+def ordered(op, one, other):
+    """`<` and its like between two objects: a yes is believed where the reverse gets a no, or they are equal."""
+    if not _is_remote(other):
+        raise one._refused("an order")
+
+    def claims(left, right):
+        answer = left._line.value(left._line.do(op, left, right))
+        if type(answer) is not bool:
+            raise left._refused("an order")
+        return answer
+
+    if not claims(one, other):
+        return False
+    if claims(other, one) and (op in ("lt", "gt") or not equal(one, other)):
+        raise one._refused("an order", " that is not told from others")
+    return True
+
+
+def reckon(op, operands):
+    """Arithmetic of objects. What comes of a value that was expected to be plain tells a test nothing."""
+    remotes = [item for item in operands if _is_remote(item)]
+    line = remotes[0]._line
+    subjects = all(item._state == "subject" for item in remotes)
+    state = "subject" if subjects else "told"
+    unary = op in operations.UNARY
+    if unary and not subjects:
+        state = remotes[0]._state
+        if state == "told":
+            raise remotes[0]._refused(f"'{op}'", " that was reckoned with a value of the test's")
+    value = line.value(line.do(op, *operands), state)
+    if not _is_remote(value) and not unary and not (subjects and len(remotes) == len(operands)):
+        raise remotes[0]._refused(f"'{op}'", " and a value of the test's")
+    return value
+
+
+def member(found):
+    """A member of an enumeration: one object for each, so that `is` holds."""
+    names = found._member
+    if not isinstance(names, list) or len(names) != 2 or not all(isinstance(name, str) for name in names):
+        found._member = None
+        return found
+    found._state = "member" if found._state != "told" else "told"
+    return found._line.members.setdefault(tuple(names), found)
+
+
+def named_member(owner, name, found):
+    """A member that a test asked for by its name: under another name (an alias) it would be no plain data."""
+    if owner._is_class and isinstance(name, str) and found._member[1] != name:
+        raise found._refused(f"the name {name!r}", f", which is also {found._member[1]!r}")
+    return found
+
+
+def made_member(kind, args, found):
+    """A member that a test asked for by its value: with another value it has to be another one, or none."""
+    for turn in range(1, _VARIANTS + 1):
+        answer = kind._line.do("call", kind, *(varied(item, turn) for item in args))
+        if "raised" in answer or getattr(kind._line.value(answer), "_member", None) != found._member:
+            return
+    raise found._refused("a member", " that is not told from others")

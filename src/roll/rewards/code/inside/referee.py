@@ -1,0 +1,37 @@
+"""Compares what is too long to be compared in ROLL's own process; runs in a checker's sandbox.
+
+host ──► fd 0: what and how, the expected, the candidate's (three frames)      host ◄── fd 3: {"same": …}
+"""
+
+from __future__ import annotations
+
+import os
+
+from . import compare, wire
+from .frames import pack, split, unpack
+
+
+def same(how, expected, found):
+    """Whether they are the same: two texts, or two trees as JSON."""
+    if how["what"] == "text":
+        printed, wanted = (body.decode("utf-8", "surrogateescape") for body in (found, expected))
+        return compare.same_output(printed, wanted, how["compare"], how["tolerance"])
+    answer = unpack(found)
+    if not isinstance(answer, dict) or "value" not in answer:
+        return False
+    value = wire.decode(unpack(expected))
+    return compare.same_value(answer["value"], value, tolerance=how["tolerance"], match=how["match"])
+
+
+def main():
+    """Serve the host once."""
+    data = bytearray()
+    while more := os.read(0, 1 << 20):
+        data += more
+    how, expected, found = split(data)
+    try:
+        result = same(unpack(how), expected, found)
+    except (wire.WireError, MemoryError):  # no value that `encode` writes
+        result = False
+    os.write(3, pack({"same": result}))
+    os._exit(0)

@@ -1,0 +1,84 @@
+"""What tests ask for that two separate sandboxes cannot give, found by reading them; nothing is run."""
+
+from __future__ import annotations
+
+import ast
+import sys
+from collections.abc import Iterator
+
+from roll.config.sandbox import SandboxConfig
+from roll.rewards.code.packages import package_mounts
+from roll.rewards.code.tasks import Task, TestCase
+
+__all__ = ["importable", "why_not"]
+
+_FILES = {"tmp_path", "tmpdir", "tmp_path_factory", "tmpdir_factory"}
+_SEEN = ("builtins.input", "builtins.print", "sys.stdin", "sys.stdout", "sys.stderr")
+"""What the answer's side asks the tests' side for, as they left it."""
+
+
+def importable(config: SandboxConfig) -> frozenset[str] | None:
+    """Modules that tests may import besides the standard library; `None` where only an image knows.
+
+    Raises:
+        ConfigError: a package is not installed.
+    """
+    if config.runtime != "bubblewrap":
+        return None
+    mounts = package_mounts([*config.packages, "pytest"], "")
+    return frozenset(mount.target.strip("/").removesuffix(".py") for mount in mounts)
+
+
+def why_not(task: Task, packages: frozenset[str] | None) -> str:
+    """Why right answers would fail these tests; empty where nothing is known to stand in the way.
+
+    Args:
+        packages: see `importable`.
+    """
+    for index, case in enumerate(task.cases):
+        if isinstance(case, TestCase):
+            tree = ast.parse(f"{task.setup}\n{case.source}")
+            reason = next(_reasons(tree, {*case.modules, "solution"}, packages), "")
+            if reason:
+                return f"case {index} {reason}"
+    return ""
+
+
+def _reasons(tree: ast.Module, answer: set[str], packages: frozenset[str] | None) -> Iterator[str]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            modules = {alias.name for alias in node.names} if isinstance(node, ast.Import) else {node.module or ""}
+            tops = {module.partition(".")[0] for module in modules}
+            missing = sorted(tops - answer - sys.stdlib_module_names - (packages or frozenset()))
+            if missing and packages is not None:
+                yield f"imports '{missing[0]}', which the sandboxes do not have: name its package in sandbox.packages"
+    for node in ast.walk(tree):
+        yield from _of_node(node, answer)
+
+
+def _of_node(node: ast.AST, answer: set[str]) -> Iterator[str]:
+    if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+        if files := _FILES & {each.arg for each in node.args.args}:
+            yield f"uses '{min(files)}': the answer has files of its own, and does not see those of the tests"
+    elif isinstance(node, ast.Call):
+        yield from _of_call(node, answer)
+    elif isinstance(node, ast.Attribute) and node.attr == "__code__":
+        yield "looks at the code of a function, which is in another process"
+
+
+def _of_call(node: ast.Call, answer: set[str]) -> Iterator[str]:
+    name = ast.unparse(node.func)
+    if name.endswith(("inspect.getsource", "inspect.signature", "getsource")):
+        yield "looks at the code of a function, which is in another process"
+    if name.endswith("monkeypatch.setenv"):
+        yield "sets environment variables, which the answer does not see"
+    if not name.endswith(("patch", "setattr", "patch.object")) or not node.args:
+        return
+    first = node.args[0]
+    target = first.value if isinstance(first, ast.Constant) else None
+    if isinstance(target, str) and "." in target and not target.startswith(_SEEN):
+        yield f"replaces '{target}', which the answer does not see"
+    if isinstance(first, ast.Name) and (first.id in answer or first.id in sys.stdlib_module_names) and "." in name:
+        attribute = next((str(arg.value) for arg in node.args[1:2] if isinstance(arg, ast.Constant)), "…")
+        if f"{first.id}.{attribute}" not in _SEEN:
+            yield f"replaces '{first.id}.{attribute}', which the answer does not see"

@@ -1,0 +1,44 @@
+"""Expected values written in Python: literals, and calls such as `Decimal("1.10")` of a closed list of classes."""
+
+from __future__ import annotations
+
+import ast
+import datetime
+from collections import Counter, OrderedDict, deque
+from decimal import Decimal
+from fractions import Fraction
+from typing import Any
+
+__all__ = ["python_literal"]
+
+_CLASSES: dict[str, Any] = {
+    kind.__name__: kind
+    for kind in (Decimal, Fraction, Counter, OrderedDict, deque, range, bytearray, frozenset, set, complex)
+} | {name: getattr(datetime, name) for name in ("date", "time", "datetime", "timedelta")}
+
+
+def python_literal(text: str) -> Any:
+    """Its value.
+
+    Raises:
+        ValueError, TypeError, SyntaxError, ArithmeticError: it is none.
+    """
+    return _value(ast.parse(text.strip(), mode="eval").body)
+
+
+def _value(node: ast.expr) -> Any:
+    if isinstance(node, ast.Call):
+        name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+        kwargs = {str(keyword.arg): _value(keyword.value) for keyword in node.keywords}
+        if name not in _CLASSES or "None" in kwargs:
+            raise ValueError(f"no class of values: {name!r}")
+        return _CLASSES[name](*map(_value, node.args), **kwargs)
+    if isinstance(node, ast.List):
+        return [_value(item) for item in node.elts]
+    if isinstance(node, ast.Tuple):
+        return tuple(_value(item) for item in node.elts)
+    if isinstance(node, ast.Set):
+        return {_value(item) for item in node.elts}
+    if isinstance(node, ast.Dict) and None not in node.keys:
+        return {_value(key): _value(value) for key, value in zip(node.keys, node.values, strict=True) if key}
+    return ast.literal_eval(node)

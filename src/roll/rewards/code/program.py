@@ -1,0 +1,73 @@
+"""The program that runs a candidate, and the limits on its cases; what both ways of testing share."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from roll.config.rewards.code import CodeReward
+from roll.rewards.code.boxes import CodeBoxes
+from roll.rewards.code.languages import TOOL_CHAINS
+from roll.rewards.code.tasks import Task
+from roll.rewards.code.verdicts import MESSAGE_BYTES
+from roll.sandbox import PythonCode
+
+__all__ = ["MOST_OUTPUT_BYTES", "CandidateRun"]
+
+_CANDIDATE = "from inside import candidate\ncandidate.main()"
+_STARTING_CPU_S = 5.0
+_COMPILE_CPU_S = 60.0
+SHORTEST_WALL_S = 10.0
+MOST_OUTPUT_BYTES = 2**26
+
+
+class CandidateRun:
+    """One answer to one task."""
+
+    def __init__(self, boxes: CodeBoxes, task: Task, code: str, config: CodeReward) -> None:
+        self.boxes, self.task, self.code, self.config = boxes, task, code, config
+        self.max_timeouts = 1 if config.credit == "all" else 2
+
+    def limits(self, cpu_s: float) -> dict[str, float]:
+        """Of one case."""
+        return {"cpu_s": cpu_s, "wall_s": max(SHORTEST_WALL_S, self.config.wall_factor * cpu_s)}
+
+    def bounds(self, limits_s: Sequence[float]) -> list[tuple[float, float]]:
+        """CPU and wall time of each case, as the sandbox keeps them."""
+        return [(cpu_s, self.limits(cpu_s)["wall_s"]) for cpu_s in limits_s]
+
+    def setup_bounds(self) -> tuple[float, float]:
+        """The same of compiling and loading."""
+        cpu_s = _STARTING_CPU_S + (_COMPILE_CPU_S if TOOL_CHAINS[self.task.language].compile else 0.0)
+        return cpu_s, self.limits(cpu_s)["wall_s"]
+
+    def setup(self) -> dict[str, Any]:
+        """The first message to the candidate's side."""
+        tools = TOOL_CHAINS[self.task.language]
+        return {
+            "source": self.code,
+            "file": tools.file,
+            "argv": list(tools.argv),
+            "compile": list(tools.compile),
+            "compile_limits": self.limits(_COMPILE_CPU_S),
+            "output_bytes": self.config.max_output_bytes,
+            "max_timeouts": self.max_timeouts,
+        }
+
+    def candidate(self, limits_s: Sequence[float], output_bytes: int) -> PythonCode:
+        """The program that runs the candidate; `setup` is the first that it is told.
+
+        Args:
+            output_bytes: of all cases; messages come on top.
+        """
+        compiling = _COMPILE_CPU_S if TOOL_CHAINS[self.task.language].compile else 0.0
+        all_s = [*limits_s, compiling, _STARTING_CPU_S]
+        messages = (len(limits_s) + 2) * MESSAGE_BYTES
+        return PythonCode(
+            source=_CANDIDATE,
+            interactive=True,
+            result=True,
+            cpu_s=sum(all_s),
+            wall_s=min(sum(self.limits(each)["wall_s"] for each in all_s), self.config.time_limit_s),
+            output_bytes=min(output_bytes, MOST_OUTPUT_BYTES) + messages,
+        )

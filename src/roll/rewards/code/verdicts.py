@@ -1,0 +1,98 @@
+"""What becomes of a case, and reading what a candidate's side claims of it.
+
+Everything that comes from there is bounded before it is looked at: see `frames.unpack`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+from roll.errors import RewardInfraError
+from roll.rewards.code.inside import wire
+from roll.rewards.code.inside.frames import unpack
+from roll.sandbox import ExecutionResult, Outcome
+
+__all__ = [
+    "GRACE_CPU_S",
+    "MESSAGE_BYTES",
+    "OUTCOMES",
+    "SKIPPED",
+    "BrokenTestsError",
+    "CaseVerdict",
+    "blame",
+    "claim",
+    "ended",
+    "not_built",
+    "within",
+]
+
+MESSAGE_BYTES = 2**15
+"""Longest message of a candidate's or a checker's side that is parsed in this process: at most a few milliseconds and
+some hundred kilobytes of memory, whatever it holds."""
+GRACE_CPU_S = 0.25
+"""The kernel's count has our own program's share as well."""
+OUTCOMES = {
+    Outcome.MEMORY: "memory",
+    Outcome.CPU_TIME: "timeout",
+    Outcome.WALL_TIME: "timeout",
+    Outcome.OUTPUT: "output",
+}
+
+
+class BrokenTestsError(Exception):
+    """The tests cannot be run, whatever the answer."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CaseVerdict:
+    """What became of one case."""
+
+    verdict: str
+    """`passed`, `wrong`, `error`, `timeout`, `memory`, `output`, `not_plain`, `exited`, `no_build`, or `skipped`."""
+    passed: float
+    """Share: 0 or 1; of a file of tests, the share of its tests."""
+    cpu_s: float = 0.0
+    """As the kernel counted it, of everything in the candidate's sandbox."""
+    detail: str = ""
+
+
+SKIPPED = CaseVerdict(verdict="skipped", passed=0.0)
+
+
+def claim(body: bytes, most_bytes: int = MESSAGE_BYTES) -> dict[str, Any]:
+    """A short message; empty where it is none."""
+    try:
+        message = unpack(body, most_bytes)
+    except wire.WireError:
+        return {}
+    return message if isinstance(message, dict) else {}
+
+
+def not_built(failure: Any) -> CaseVerdict:
+    failure = failure if isinstance(failure, dict) else {}
+    verdict = "timeout" if failure.get("limit") in ("cpu_time", "wall_time") else "no_build"
+    return CaseVerdict(verdict=verdict, passed=0.0, detail=str(failure.get("stderr", ""))[-500:])
+
+
+def within(verdict: CaseVerdict, cpu_s: float, limit_s: float) -> CaseVerdict:
+    """With the CPU time that was counted from outside; over its limit, no case has passed."""
+    if verdict.passed and cpu_s > limit_s + GRACE_CPU_S:
+        return CaseVerdict(verdict="timeout", passed=0.0, cpu_s=cpu_s, detail=verdict.detail)
+    return replace(verdict, cpu_s=cpu_s)
+
+
+def ended(result: ExecutionResult) -> CaseVerdict:
+    """Of a case that nothing is known of."""
+    return CaseVerdict(verdict=OUTCOMES.get(result.outcome, "exited"), passed=0.0)
+
+
+def blame(result: ExecutionResult, whose: str) -> None:
+    """Without a single message: a limit or a crash of the compiler is the answer's doing, anything else is ours.
+
+    Raises:
+        RewardInfraError: it is ours.
+    """
+    if result.outcome is Outcome.EXITED and result.exit_code:
+        last = result.stderr.decode(errors="replace").strip().splitlines()[-1:]
+        raise RewardInfraError(f"the program that runs {whose} code failed (exit {result.exit_code}): {last}")

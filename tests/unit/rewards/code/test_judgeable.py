@@ -1,0 +1,72 @@
+"""Tests that two separate sandboxes cannot run are named before training; the rest are not."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from unit.rewards.code.test_right_answers import CASES
+
+from roll.config.run import RLVRConfig
+from roll.config.sandbox import SandboxConfig
+from roll.preflight.code_tests import notes_on_tests
+from roll.rewards.code.judgeable import importable, why_not
+from roll.rewards.code.tasks import parse_task
+
+PACKAGES = frozenset({"pytest", "_pytest", "numpy"})
+
+
+@pytest.mark.parametrize(
+    ("tests", "words"),
+    [
+        ("import pandas as pd\nassert f(pd.DataFrame()) == 1", "imports 'pandas'"),
+        ("from solution import f\ndef test_f(tmp_path): assert f(tmp_path)", "files of its own"),
+        (
+            "from solution import f\ndef test_f(monkeypatch):\n  monkeypatch.setattr('solution.g', 1)\n  assert f()",
+            "solution.g",
+        ),
+        (
+            "import solution\ndef test_f(monkeypatch):\n  monkeypatch.setattr(solution, 'g', 1)\n  assert solution.f()",
+            "solution.g",
+        ),
+        ("from unittest.mock import patch\nwith patch('time.sleep'):\n  assert f()", "replaces 'time.sleep'"),
+        ("import inspect\nassert 'for' not in inspect.getsource(f)", "looks at the code"),
+    ],
+)
+def test_what_cannot_be_judged_is_named(tests: str, words: str) -> None:
+    assert words in why_not(parse_task(tests), PACKAGES)
+
+
+def test_what_can_be_judged_is_not_named() -> None:
+    for tests, _, _ in CASES.values():
+        assert why_not(parse_task(tests), PACKAGES) == ""
+    for tests in (
+        "import numpy as np\nassert np.allclose(f(), [1])",
+        "from enum import Enum\nclass E(Enum):\n  A = 1\nassert f(E.A.value) == 1",
+        "class A:\n  pass\nclass B(A):\n  pass\nassert f() == 1",
+        "import unittest\nclass TestF(unittest.TestCase):\n  def test_f(self): self.assertEqual(f(1), 1)",
+        "import unittest.mock as mock\nwith mock.patch('builtins.input', return_value='1'):\n  assert f() == 1",
+    ):
+        assert why_not(parse_task(tests), PACKAGES) == "", tests
+    assert why_not(parse_task("import pandas\nassert f() == 1"), None) == ""  # only the image knows
+
+
+def test_installed_packages_may_be_imported() -> None:
+    assert {"numpy", "pytest"} <= (importable(SandboxConfig(packages=["numpy"])) or set())
+    assert importable(SandboxConfig(runtime="docker")) is None
+
+
+def test_roll_check_counts_the_prompts_and_names_the_first(tmp_path: Path) -> None:
+    rows = [
+        {"prompt": "a", "tests": "assert f(1) == 1"},
+        {"prompt": "b", "tests": "import pandas\nassert f(1) == 1"},
+        {"prompt": "c", "tests": "x = 1"},
+    ]
+    path = tmp_path / "tasks.jsonl"
+    path.write_text("\n".join(map(json.dumps, rows)))
+    source = {"source": "file", "path": str(path), "prompt_key": "prompt", "answer_key": None}
+    source |= {"reward": [{"type": "code"}], "held_out": 0}
+    settings = {"name": "x", "model": {"path": "tiny"}, "training": {"num_steps": 1}, "data": [source]}
+    (note,) = notes_on_tests(RLVRConfig.model_validate(settings))
+    assert "the tests of 2 of 3 prompts" in note and "case 0 imports 'pandas'" in note
