@@ -236,6 +236,8 @@ def run(config: RLVRConfig, model: Path) -> list[Any]:
         config=config,
         state=RunState(data={}),
         spans=SimpleNamespace(phase=nothing),
+        stages=SimpleNamespace(waiting=nothing),
+        mid_update=False,
         data=SimpleNamespace(train=Prompts(), renderer=ChatRenderer(load_tokenizer(str(model)))),
         rewards=dict.fromkeys(("d", "d0", "d1"), answers.reward),
         ledger=SimpleNamespace(open=lambda draws, step: log.append([d.draw_id for d in draws])),
