@@ -181,6 +181,21 @@ def test_who_waits_for_all_engines_waits_for_one_that_dies_as_it_begins_to_serve
     assert within(main()) == ["died", "replaced", "died", "replaced"]
 
 
+def test_who_finds_an_engine_dead_that_was_replaced_meanwhile_ends_no_fresh_one() -> None:
+    async def main() -> list[str]:
+        changes: list[str] = []
+        old = engine("a")
+        engines = group(old)
+        fleet = EngineFleet(engines, ready, Router(), changes.append)  # type: ignore[arg-type]
+        fleet.replace(old, "it got no weights")
+        await fleet.settle()
+        fleet.replace(old, "it got no weights")
+        await fleet.settle()
+        return changes
+
+    assert within(main()) == ["died", "replaced"]
+
+
 def test_what_no_repetition_can_mend_ends_the_run_at_once() -> None:
     async def main() -> float:
         own, other = engine("a"), engine("b")
