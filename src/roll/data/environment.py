@@ -49,4 +49,5 @@ def _prompt(kind: Callable[..., Any], config: EnvironmentData, domain: str, epis
         domain=domain,
         messages=messages_of(observation, config.system_prompt, config.prompt_template),
         metadata={"env": env},
+        turns=config.turns,
     )

@@ -138,12 +138,24 @@ class GroupRun:
             self._companions[purpose][index] = task.result()
         else:
             self._done[index] = task.result()
-            if self._doom is not None and not self._complete():
-                finished = [r for r in self._done.values() if r.reward is not None and _counts(r)]
-                missing = self._plan.group_size - len(finished)
-                self.doomed = 0 < missing <= len(self._running) and self._doom(finished, missing)
+            self.doomed = not self._complete() and self._is_doomed()
         if self.doomed or (self._complete() and self._companions_complete()):
             self._end()
+
+    def _is_doomed(self) -> bool:
+        """Whether no group that this may still become can pass its filters: whatever joins those that surely count."""
+        if self._doom is None:
+            return False
+        good = sorted(index for index, rollout in self._done.items() if _counts(rollout))
+        running = [index for purpose, index in self._running.values() if purpose == self._plan.purpose]
+        size = self._plan.group_size
+        if self._first_finished:
+            sure = good
+        else:
+            sure = [index for index in good if sum(other < index for other in (*good, *running)) < size]
+        missing = size - len(sure)
+        others = len(good) - len(sure) + len(running)
+        return 0 < missing <= others and self._doom([self._done[index] for index in sure], missing)
 
     def _end(self) -> None:
         if self.ended:

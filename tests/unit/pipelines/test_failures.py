@@ -83,6 +83,7 @@ def test_an_outage_stops_the_run_in_its_first_step_and_a_trickle_does_not() -> N
     assert steps(AlarmsConfig(), good, good, good, outage) == [4]  # 8 of 24 is above a quarter
     assert steps(AlarmsConfig(), *[trickle] * 20) == []  # just a quarter
     assert steps(AlarmsConfig(), *[(8, 3, 0)] * 9) == [3, 6, 9]  # whoever goes on is warned again
+    assert steps(AlarmsConfig(), (8, 7, 0), good, good, good) == []  # over before the window was full
     assert steps(AlarmsConfig(infra_errors_above=None), *[outage] * 5) == []
 
 
@@ -136,3 +137,5 @@ def test_retries_are_counted_and_the_first_of_a_step_is_said(caplog: pytest.LogC
     assert [record.getMessage() for record in caplog.records] == ["an answer is tried again: boom"]
     assert retries.metrics() == {"rollout/retries": 4}
     assert retries.metrics() == {"rollout/retries": 0}
+    move(RolloutState.REWARDING, RolloutState.INFRA_ERROR, "bang")
+    assert caplog.records[-1].getMessage() == "an answer got no reward: bang"

@@ -161,6 +161,13 @@ def test_what_a_group_is_judged_by_lies_in_its_range(
     assert between[0] - 1e-12 <= found <= between[1] + 1e-12
 
 
+def test_a_clip_that_spares_the_rewards_of_turns_bounds_nothing() -> None:
+    clipped = algorithm_of("grpo", reward={"clip": 0.5}, filters={"max_mean": 0.9})
+    assert judged_range((0.0, 2.0), clipped, single_turn=True) == (0.0, 0.5)
+    assert judged_range((0.0, 2.0), clipped, single_turn=False) is None
+    assert doom_of(clipped, (0.0, 2.0), LONGEST, single_turn=False) is None
+
+
 @contextmanager
 def nothing(name: str) -> Iterator[None]:
     yield

@@ -14,6 +14,8 @@ from worlds.engines import Fault, TickingEngine, TickingEngines
 
 from roll.errors import EngineDiedError, NoEngineError, WeightSyncError
 from roll.rollout import LLMProxy
+from roll.rollout.fleet import EngineFleet
+from roll.rollout.routing import Router
 from roll.simulation.clock import run
 from roll.types import GenerationRequest, SamplingParams
 
@@ -115,6 +117,83 @@ def test_an_engine_that_was_given_up_is_tried_again_when_a_weight_sync_misses_it
         return len((await proxy.generate(request("again"))).token_ids)
 
     assert within(main()) == NUM_TOKENS
+
+
+def test_pauses_between_attempts_double_and_one_that_was_given_up_is_tried_only_once_more() -> None:
+    async def main() -> list[float]:
+        now = asyncio.get_running_loop().time
+        own = engine("a")
+        engines, failed, begun = group(own), [0.0], list[float]()
+        replace = engines.replace
+
+        async def noted(engine_id: str) -> TickingEngine:
+            begun.append(now())
+            return await replace(engine_id)
+
+        async def prepare(fresh: Any) -> None:
+            failed.append(now())
+            raise DIED
+
+        engines.replace = noted  # type: ignore[method-assign]
+        proxy = LLMProxy(engines, prepare)  # type: ignore[arg-type]
+        own.die()
+        for name in ("r", "again"):
+            with pytest.raises(NoEngineError):
+                await proxy.generate(request(name))
+            if name == "r":
+                proxy.restore(["a"])
+        return [after - before for before, after in zip(failed, begun, strict=False)]
+
+    # it died, and five attempts failed, which makes six; restored, it has one more, after the pause of five failures
+    assert [round(pause) for pause in within(main())] == [0, 1, 2, 4, 8, 8]
+
+
+def test_an_engine_that_answers_between_its_deaths_is_never_given_up() -> None:
+    async def main() -> int:
+        engines = group(engine("a"))
+        proxy = LLMProxy(engines, ready)  # type: ignore[arg-type]
+        for number in range(8):
+            await proxy.generate(request(str(number)))
+            engines.engines[0].die()
+            proxy.restore(["a"])
+            await proxy.settle()
+        return proxy.num_replaced
+
+    assert within(main()) == 8
+
+
+def test_who_waits_for_all_engines_waits_for_one_that_dies_as_it_begins_to_serve() -> None:
+    async def main() -> list[str]:
+        changes: list[str] = []
+        engines, router = group(engine("a")), Router()
+
+        def on_change(change: str) -> None:
+            changes.append(change)
+            if changes.count("replaced") == 1 and change == "replaced":
+                fleet.replace(engines.engines[0], "it died again")
+
+        fleet = EngineFleet(engines, ready, router, on_change)  # type: ignore[arg-type]
+        fleet.replace(engines.engines[0], "it died")
+        await fleet.settle()
+        assert [link.lost for link in fleet.serving] == [None]
+        return changes
+
+    assert within(main()) == ["died", "replaced", "died", "replaced"]
+
+
+def test_who_finds_an_engine_dead_that_was_replaced_meanwhile_ends_no_fresh_one() -> None:
+    async def main() -> list[str]:
+        changes: list[str] = []
+        old = engine("a")
+        engines = group(old)
+        fleet = EngineFleet(engines, ready, Router(), changes.append)  # type: ignore[arg-type]
+        fleet.replace(old, "it got no weights")
+        await fleet.settle()
+        fleet.replace(old, "it got no weights")
+        await fleet.settle()
+        return changes
+
+    assert within(main()) == ["died", "replaced"]
 
 
 def test_what_no_repetition_can_mend_ends_the_run_at_once() -> None:
