@@ -14,13 +14,15 @@ arguments, signs of other scripts, one fragment repeated up to 100,000 character
 import argparse
 import asyncio
 import json
+import math
 import multiprocessing
 import random
 import resource
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +45,7 @@ MATH_LIMIT_S = 0.5
 SLOWEST_S = 20.0
 """After so long on one answer a process is ended, as the pool would end it, and its answer counted."""
 HOLD_LIMIT_S = 0.050
+GROWTH_LIMIT_BYTES = 32 * 2**20
 REFERENCES = [
     r"7",
     r"391",
@@ -60,6 +63,9 @@ REFERENCES = [
     r"Blue",
 ]
 REFERENCES += [r"x\le 3", r"\begin{pmatrix}1&2\\3&4\end{pmatrix}", r"5\text{ cm}"]
+REFERENCES += [gold for entries in KINDS.values() for _, gold in entries]
+REFERENCES += sorted({json.loads(line)["gold"] for line in PUBLISHED.read_text().splitlines()})
+"""Among them the golds of published cases: two answers without a meaning seldom meet what two equations do."""
 PIECES = [
     r"\frac",
     r"\sqrt{",
@@ -130,7 +136,8 @@ INSTRUCTIONS: list[tuple[str, dict[str, Any]]] = [
 def seeds() -> list[str]:
     """Real answers to start from."""
     found = [answer for entries in KINDS.values() for answer, _ in entries]
-    found += [json.loads(line)["answer"] for line in PUBLISHED.read_text().splitlines()]
+    for row in map(json.loads, PUBLISHED.read_text().splitlines()):
+        found += [row["answer"], row["gold"], rf"\boxed{{{row['gold']}}}"]
     if GSM8K.is_file():
         found += [json.loads(line)["answer"] for line in GSM8K.read_text().splitlines()[:300]]
     return found
@@ -178,15 +185,29 @@ def verifiers(number: int) -> dict[str, Callable[[str], object]]:
     }
 
 
+@dataclass
+class Part:
+    """What a process found since it last said so."""
+
+    num_answers: int = 0
+    errors: list[str] = field(default_factory=list)
+    slowest_s: dict[str, float] = field(default_factory=dict)
+    """CPU time."""
+    verdicts: Counter[str] = field(default_factory=Counter)
+    memory: list[int] = field(default_factory=list)
+    """Bytes resident."""
+
+
 def work(begin: int, end: int, stride: int, place: Any, results: Any) -> None:
     """Score answers `begin`, `begin + stride`, …; `place` says which one is being scored, and since when."""
     prepare_worker()
     start = seeds()
-    errors: list[str] = []
-    slowest: dict[str, float] = {}
-    verdicts: Counter[str] = Counter()
-    memory: list[int] = []
-    for number in range(begin, end, stride):
+    part = Part()
+    for count, number in enumerate(range(begin, end, stride)):
+        if count % 500 == 0:
+            part.memory.append(_resident_bytes())
+            results.put(part)  # what a process has found is not lost with it
+            part = Part()
         place[0], place[1] = number, time.monotonic()
         text = fuzzed(number, start)
         for name, verify in verifiers(number).items():
@@ -194,16 +215,16 @@ def work(begin: int, end: int, stride: int, place: Any, results: Any) -> None:
             try:
                 result = verify(text)
             except Exception as error:
-                errors.append(f"{name}, answer {number}: {type(error).__name__}: {error}"[:300])
+                part.errors.append(f"{name}, answer {number}: {type(error).__name__}: {error}"[:300])
                 continue
-            slowest[name] = max(slowest.get(name, 0.0), time.thread_time() - started)
+            part.slowest_s[name] = max(part.slowest_s.get(name, 0.0), time.thread_time() - started)
             if name == "math":
                 assert isinstance(result, tuple)
-                verdicts[result[1]] += 1
-        if (number - begin) // stride % 500 == 0:
-            memory.append(_resident_bytes())
-    place[0], place[1] = -1, time.monotonic()
-    results.put((errors, slowest, dict(verdicts), memory))
+                part.verdicts[result[1]] += 1
+        part.num_answers += 1
+    part.memory.append(_resident_bytes())
+    results.put(part)
+    results.put(None)
 
 
 def _resident_bytes() -> int:
@@ -213,53 +234,90 @@ def _resident_bytes() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
-def volume(num_answers: int, num_processes: int, first: int) -> dict[str, Any]:
+@dataclass
+class Lane:
+    """A process, and what it and those before it found."""
+
+    process: Any = None
+    place: Any = None
+    results: Any = None
+    done: bool = False
+    parts: list[Part] = field(default_factory=list)
+    growth_bytes: int = 0
+    """Since a process had scored a fifth of its answers, or 5,000; the largest."""
+    _memory: list[int] = field(default_factory=list)
+
+    def launch(self, begin: int, end: int, stride: int) -> None:
+        """Start a process at answer `begin`."""
+        context = multiprocessing.get_context("spawn")
+        self.place, self.results = context.Array("d", [begin, time.monotonic()]), context.SimpleQueue()
+        self.process = context.Process(target=work, args=(begin, end, stride, self.place, self.results))
+        self.process.start()
+        self._memory = []
+
+    def gather(self) -> None:
+        """Take what came."""
+        while not self.results.empty():
+            part = self.results.get()
+            if part is None:
+                self.done = True
+                return
+            self.parts.append(part)
+            self._memory += part.memory
+            settled = self._memory[min(len(self._memory) // 5, 10)]
+            self.growth_bytes = max(self.growth_bytes, self._memory[-1] - settled)
+
+
+def volume(num_answers: int, num_processes: int, first: int, seconds: float) -> dict[str, Any]:
     """Part 1."""
-    context = multiprocessing.get_context("spawn")
-    found: list[Any] = []
-    killed: list[int] = []
-    started = time.monotonic()
-    running: dict[int, tuple[Any, Any, Any]] = {}
-
-    def launch(lane: int, begin: int) -> None:
-        place, results = context.Array("d", [begin, time.monotonic()]), context.SimpleQueue()
-        process = context.Process(target=work, args=(begin, first + num_answers, num_processes, place, results))
-        process.start()
-        running[lane] = (process, place, results)
-
-    for lane in range(num_processes):
-        launch(lane, first + lane)
-    said = 0.0
-    while running:
+    slow: list[int] = []
+    died: list[str] = []
+    started = said = time.monotonic()
+    end = first + num_answers
+    lanes = [Lane() for _ in range(num_processes)]
+    for number, lane in enumerate(lanes):
+        lane.launch(first + number, end, num_processes)
+    while not all(lane.done for lane in lanes) and time.monotonic() - started < seconds:
         time.sleep(0.2)
-        for lane, (process, place, results) in list(running.items()):
-            if not results.empty():
-                found.append(results.get())
-                process.join()
-                del running[lane]
+        for lane in lanes:
+            lane.gather()
+            if lane.done:
                 continue
-            imports_s = 60.0 if place[0] < first + num_processes else 0.0
-            if time.monotonic() - place[1] > SLOWEST_S + imports_s or not process.is_alive():
-                process.kill()
-                process.join()
-                killed.append(int(place[0]))
-                del running[lane]
-                if place[0] + num_processes < first + num_answers:
-                    launch(lane, int(place[0]) + num_processes)
+            at, since = int(lane.place[0]), lane.place[1]
+            imports_s = 60.0 if at < first + num_processes else 0.0
+            if not lane.process.is_alive():
+                died.append(f"answer {at}: exit code {lane.process.exitcode}")
+            elif time.monotonic() - since > SLOWEST_S + imports_s:
+                slow.append(at)
+            else:
+                continue
+            lane.process.kill()
+            lane.process.join()
+            lane.done = at + num_processes >= end
+            if not lane.done:
+                lane.launch(at + num_processes, end, num_processes)
         if time.monotonic() - said > 15:
             said = time.monotonic()
-            done = sum(max(place[0] - first, 0) / num_processes for _, place, _ in running.values())
-            line = f"{done:,.0f} answers after {said - started:.0f} s, {len(killed)} killed"
+            done = sum(part.num_answers for lane in lanes for part in lane.parts)
+            errors = sum(len(part.errors) for lane in lanes for part in lane.parts)
+            line = f"{done:,} answers after {said - started:.0f} s, {len(slow)} slow, {len(died)} died, {errors} errors"
             print(line, file=sys.stderr, flush=True)
-    memory = [samples for *_, samples in found]
+    for lane in lanes:
+        lane.gather()
+        lane.process.kill()
+        lane.process.join()
+    parts = [part for lane in lanes for part in lane.parts]
+    memory = [size for part in parts for size in part.memory]
+    names = sorted({name for part in parts for name in part.slowest_s})
     return {
-        "num_answers": num_answers,
-        "errors": [error for errors, *_ in found for error in errors],
-        "killed": killed,
-        "slowest_s": {name: max(s.get(name, 0.0) for _, s, *_ in found) for name in found[0][1]} if found else {},
-        "math_verdicts": dict(sum((Counter(v) for _, _, v, _ in found), Counter())),
-        "memory_growth_bytes": max((m[-1] - m[len(m) // 5] for m in memory if m), default=0),
-        "memory_bytes": max((max(m) for m in memory if m), default=0),
+        "num_answers": sum(part.num_answers for part in parts),
+        "errors": [error for part in parts for error in part.errors],
+        "died": died,
+        "slow": slow,
+        "slowest_s": {name: max(part.slowest_s.get(name, 0.0) for part in parts) for name in names},
+        "math_verdicts": dict(sum((part.verdicts for part in parts), Counter())),
+        "memory_growth_bytes": max(lane.growth_bytes for lane in lanes),
+        "memory_bytes": max(memory, default=0),
         "wall_s": time.monotonic() - started,
     }
 
@@ -284,7 +342,7 @@ class TimedCallbacks:
         asyncio.events.Handle._run = self._run  # type: ignore[method-assign]
 
 
-async def as_a_run(numbers: Iterator[int]) -> dict[str, Any]:
+async def as_a_run(numbers: Iterable[int], seconds: float) -> dict[str, Any]:
     """Part 2."""
     from pydantic import TypeAdapter
 
@@ -297,9 +355,11 @@ async def as_a_run(numbers: Iterator[int]) -> dict[str, Any]:
     reward = build_reward(configs, pool)
     await reward(rollout("7", "7"))
     errors: list[str] = []
-    count = 0
+    count, started = 0, time.monotonic()
     with TimedCallbacks() as timed:
         for number in numbers:
+            if time.monotonic() - started > seconds:
+                break
             count += 1
             try:
                 await reward(rollout(fuzzed(number, start), REFERENCES[number % len(REFERENCES)]))
@@ -316,13 +376,19 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--answers", type=int, default=1_000_000)
     parser.add_argument("--processes", type=int, default=2)
+    parser.add_argument(
+        "--seconds",
+        type=float,
+        default=math.inf,
+        help="end volume after so long, and the other part after a quarter of it",
+    )
     parser.add_argument("--first", type=int, default=0, help="number of the first answer")
     options = parser.parse_args()
-    run = asyncio.run(as_a_run(iter(range(options.first, options.first + options.answers, 50))))
-    figures = {"as_a_run": run, "volume": volume(options.answers, options.processes, options.first)}
+    run = asyncio.run(as_a_run(range(options.first, options.first + options.answers, 50), options.seconds / 4))
+    figures = {"as_a_run": run, "volume": volume(options.answers, options.processes, options.first, options.seconds)}
     growth = figures["volume"]["memory_growth_bytes"]
     ok = not run["errors"] and not figures["volume"]["errors"] and run["longest_hold_s"] < HOLD_LIMIT_S
-    ok = ok and growth < 64 * 2**20
+    ok = ok and not figures["volume"]["died"] and growth < GROWTH_LIMIT_BYTES
     report("rewards_fuzz", {**figures, "ok": ok})
     sys.exit(0 if ok else 1)
 

@@ -113,7 +113,9 @@ def _have_answers(rows: Rows) -> bool:
     """Whether the first row has an answer; what can be read only once is taken to have one."""
     if not (hasattr(rows, "__getitem__") and hasattr(rows, "__len__")) or isinstance(rows, Mapping | str):
         return True
-    first = rows[0] if len(rows) else {}  # type: ignore[index, arg-type]
+    if not len(rows):  # type: ignore[arg-type]
+        return True  # what is wrong with them is said when they are read
+    first = rows[0]  # type: ignore[index]
     return not isinstance(first, str) and (not isinstance(first, Mapping) or "answer" in first)
 
 

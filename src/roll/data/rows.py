@@ -10,6 +10,7 @@ So a source costs a few bytes of memory per row, and a malformed row is refused 
 from __future__ import annotations
 
 import logging
+import math
 import re
 from collections.abc import Iterator, Mapping
 from typing import Any, Protocol, TypeAlias
@@ -239,9 +240,16 @@ def _answer(row: Row, config: TableConfig, where: str) -> str:
     if config.answer_key is None:
         return ""
     value = _column(row, config.answer_key, where, "answer_key")
+    value = value.item() if isinstance(value, np.generic) else value
     if not isinstance(value, str | int | float) and not hasattr(value, "as_tuple"):  # the last is a Decimal
         raise DataError(f"{where}: column '{config.answer_key}' must be text or a number, got {_short(value)}.")
-    text = _text(str(value), config.answer_key, where)
+    if not isinstance(value, str | int) and not math.isfinite(value):  # so data frames say that there is none
+        raise DataError(f"{where}: column '{config.answer_key}' is {value}: give an answer, or leave the row out.")
+    try:
+        text = str(value)
+    except ValueError:  # Python writes no whole number of more than 4,300 digits
+        raise DataError(f"{where}: column '{config.answer_key}' is too long a number: give it as text.") from None
+    text = _text(text, config.answer_key, where)
     if config.answer_pattern is not None:
         found = re.search(config.answer_pattern, text)
         if found is None:
@@ -272,5 +280,8 @@ def _expert(row: Row, config: TableConfig, where: str) -> tuple[str, ...]:
 
 
 def _short(value: Any) -> str:
-    text = repr(value)
+    try:
+        text = repr(value)
+    except Exception:  # it nests too deeply, holds too long a number, or is of a class of the user's own
+        return f"an object of type {type(value).__name__}"
     return text if len(text) <= 60 else f"{text[:57]}..."

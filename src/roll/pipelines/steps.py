@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 
 from roll.pipelines import measures
@@ -32,7 +33,8 @@ async def update(parts: Parts, collected: Collected) -> dict[str, float]:
     """Learn from a batch and bring the weights to the engines; returns metrics. The step is `state.step + 1`."""
     state, selection, batch = parts.state, collected.selection, collected.batch
     metrics = measures.rollout_metrics(batch.groups) | measures.selection_metrics(selection)
-    metrics |= measures.batch_metrics(batch) | hacking_metrics(batch.groups, state.first_lengths)
+    metrics |= measures.batch_metrics(batch)
+    metrics |= await asyncio.to_thread(hacking_metrics, batch.groups, list(state.first_lengths))  # seconds, if many
     advantages: dict[str, float] = {}
     if selection.rollouts:
         with parts.weights.changing():

@@ -77,8 +77,7 @@ def score_math(text: str, reference: str, extract: str, limit_s: float = 4.0) ->
         limit_s: longest time.
     """
     try:
-        with symbolic.limited(limit_s):
-            return _score(text[-LONGEST_TEXT:], reference, extract)
+        return symbolic.limited(limit_s, _score, text[-LONGEST_TEXT:], reference, extract)
     except (MemoryError, RecursionError, TooDeepError):  # the answer is too much for the verifier; a right one is not
         return False, "too large"
     except symbolic.SlowError:

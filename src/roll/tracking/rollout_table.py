@@ -14,7 +14,12 @@ if TYPE_CHECKING:
 
     from roll.types import Group, Rollout
 
-__all__ = ["rollout_rows", "rollout_schema", "write_rollouts"]
+__all__ = ["rollout_rows", "rollout_schema", "utf8", "write_rollouts"]
+
+
+def utf8(text: str) -> str:
+    """The text, with `?` for halves of surrogate pairs, which UTF-8 cannot hold (a user's own code may make some)."""
+    return text.encode("utf-8", "replace").decode("utf-8")
 
 
 def rollout_schema() -> pa.Schema:
@@ -67,22 +72,22 @@ def _row(step: int, rollout: Rollout, advantage: float | None) -> dict[str, Any]
         "rollout_id": rollout.rollout_id,
         "draw_id": rollout.draw_id,
         "index": rollout.index,
-        "uid": prompt.uid,
+        "uid": utf8(prompt.uid),
         "domain": prompt.domain,
-        "prompt": prompt.messages[-1]["content"] if prompt.messages else "",
-        "messages": [{"role": m["role"], "content": m["content"]} for m in prompt.messages],
-        "answer": prompt.answer,
-        "text": rollout.text,
+        "prompt": utf8(prompt.messages[-1]["content"]) if prompt.messages else "",
+        "messages": [{"role": m["role"], "content": utf8(m["content"])} for m in prompt.messages],
+        "answer": utf8(prompt.answer),
+        "text": utf8(rollout.text),
         "prompt_token_ids": rollout.prompt_token_ids,
         "token_ids": rollout.token_ids,
         "logprobs": rollout.logprobs,
         "policy_versions": rollout.policy_versions,
         "finish_reason": rollout.finish_reason,
         "status": str(rollout.status),
-        "cause": rollout.cause,
+        "cause": utf8(rollout.cause),
         "reward": reward.value if reward else None,
-        "components": sorted(reward.components.items()) if reward else None,
-        "verdict": reward.verdict if reward else None,
+        "components": sorted((utf8(name), value) for name, value in reward.components.items()) if reward else None,
+        "verdict": utf8(reward.verdict) if reward else None,
         "correct": reward.correct if reward else None,
         "reward_duration_s": reward.duration_s if reward else None,
         "advantage": advantage,

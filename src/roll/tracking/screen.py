@@ -33,6 +33,8 @@ _PHASE_COLOURS = {
 }
 _OTHER_PHASE = "white"
 _ESCAPES = re.compile(r"\x1b(\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(\x07|\x1b\\)?|[@-Z\\-_])")
+_MOST_SHOWN = 4_000
+"""Characters of a text that are looked at for a line, which is drawn several times a second."""
 _LABEL_WIDTH = 10
 _MAX_WIDTH = 110
 _FEWEST_ROWS = 20
@@ -232,8 +234,8 @@ def time_left(screen: Screen, now: float) -> float | None:
 
 def one_line(text: str, width: int) -> str:
     """`text` on one line of at most `width` cells, without the escape sequences that a model may write."""
-    visible = _ESCAPES.sub("", text)
+    visible = _ESCAPES.sub("", text[:_MOST_SHOWN])
     collapsed = " ".join("".join(c if c.isprintable() else " " for c in visible).split())
-    if cell_len(collapsed) <= width:
+    if cell_len(collapsed) <= width and len(text) <= _MOST_SHOWN:
         return collapsed
     return set_cell_size(collapsed, max(0, width - 1)).rstrip() + "…"

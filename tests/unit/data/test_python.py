@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+
+import numpy as np
 import pytest
 
 from roll.config.data import EnvironmentData, PythonData
@@ -54,6 +57,19 @@ def test_a_changed_row_changes_the_fingerprint():
     assert same == again != other
 
 
+def nested(depth):
+    value = []
+    for _ in range(depth):
+        value = [value]
+    return value
+
+
+def test_numbers_of_numpy_are_numbers():
+    rows = [{"prompt": "a", "answer": np.float32(0.5)}, {"prompt": "b", "answer": np.int64(7)}]
+    training, _ = prompts(source(rows, held_out=0.0))
+    assert [prompt.answer for prompt in training] == ["0.5", "7"]
+
+
 @pytest.mark.parametrize(
     ("rows", "message"),
     [
@@ -62,6 +78,9 @@ def test_a_changed_row_changes_the_fingerprint():
         ([], "data of 'own' holds no rows"),
         ([{"prompt": "a", "answer": "1"}, 3], "data of 'own', row 1 is of type int: give a list of dictionaries"),
         ([{"question": "a", "answer": "1"}], "row 0: there is no column 'prompt'"),
+        ([{"prompt": "a", "answer": math.nan}], "row 0: column 'answer' is nan: give an answer, or leave the row out"),
+        ([{"prompt": "a", "answer": 10**5_000}], "row 0: column 'answer' is too long a number: give it as text"),
+        ([{"prompt": nested(100_000), "answer": "1"}], "row 0: column 'prompt' must be text or a list of chat"),
         ((1 / 0 for _ in range(2)), "data of 'own' cannot be read: ZeroDivisionError"),
     ],
 )

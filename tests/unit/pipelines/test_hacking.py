@@ -2,8 +2,15 @@
 
 from __future__ import annotations
 
+import math
+import time
+from dataclasses import replace
+
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import settings as drawing
+from hypothesis import strategies as st
 
 from roll.config.alarms import AlarmsConfig
 from roll.pipelines.learning.alarms import Alarm, check_alarms
@@ -51,6 +58,31 @@ def test_ngrams_count_as_shared_where_half_of_the_prompts_have_them() -> None:
     assert shared_ngram_share(one) == 0.0
     five = [*two, ("d/4", ["y"])]  # now half of five is three
     assert shared_ngram_share(five) == 0.0
+
+
+@drawing(max_examples=60, deadline=None)
+@given(st.lists(st.tuples(st.sampled_from("abc"), st.lists(st.sampled_from("xy"), max_size=12)), max_size=8))
+def test_shared_ngrams_are_those_of_sets(answers: list[tuple[str, list[str]]]) -> None:
+    runs = [(uid, tuple(words[i : i + 8])) for uid, words in answers for i in range(len(words) - 7)]
+    enough = max(2, math.ceil(len({uid for uid, _ in answers}) / 2))
+    shared = [run for _, run in runs if len({uid for uid, other in runs if other == run}) >= enough]
+    assert shared_ngram_share(answers) == pytest.approx(len(shared) / len(runs) if runs else 0.0)
+
+
+def test_a_long_answer_costs_no_more_than_its_bound() -> None:
+    tokens = np.random.default_rng(0).integers(0, 150_000, 100_000).astype(np.int32)
+    groups = [group(number, ["a b " * 25_000]) for number in range(64)]
+    groups = [replace(g, rollouts=(replace(g.rollouts[0], token_ids=tokens),)) for g in groups]
+    started = time.thread_time()
+    assert hacking_metrics(groups, [])["hacking/repeated_text_share"] == 1.0
+    assert time.thread_time() - started < 0.5  # of all tokens as tuples it took 5 s
+
+
+def test_a_loop_that_an_answer_ends_in_is_found_however_it_began() -> None:
+    tokens = np.concatenate((np.arange(50_000), np.tile([1, 2, 3], 2_000))).astype(np.int32)
+    found = group(0, ["a"])
+    rollout = replace(found.rollouts[0], token_ids=tokens)
+    assert hacking_metrics([replace(found, rollouts=(rollout,))], [])["hacking/self_repetition_share"] == 1.0
 
 
 def test_a_steps_figures_by_hand() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import time
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
@@ -419,6 +420,40 @@ def test_replies_are_read_as_models_write_them(reply: str, value: float) -> None
 def test_other_replies_are_not_guessed_at(reply: str) -> None:
     with pytest.raises(ReplyError):
         read_score(reply, 1, 10)
+
+
+@pytest.mark.parametrize(
+    "reply",
+    [
+        "{x}" * 300_000,
+        '{"a":' * 200_000,
+        '{"a":[' * 100_000 + "]}" * 100_000,
+        "{" + ", " * 400_000 + "}",
+        "<think>" * 100_000,
+        '{"score": ' + "9" * 100_000 + "}",
+        '{"score": "' + "9" * 40_000 + '"}',
+        '{"score": 1e999}',
+        '{"score": NaN}',
+    ],
+)
+def test_a_hostile_reply_is_refused_in_no_time(reply: str) -> None:
+    started = time.thread_time()
+    with pytest.raises(ReplyError):
+        read_score(reply, 1, 10)
+    assert time.thread_time() - started < 0.05
+
+
+def test_a_verdict_behind_long_thoughts_is_read() -> None:
+    assert read_score("<think>" + "{x} " * 100_000 + '</think>{"score": 10}', 1, 10) == 1.0
+
+
+@pytest.mark.parametrize("body", ["[" * 100_000, "x" * (2**20 + 1), '{"choices":' * 50_000, "{}" * 100_000])
+async def test_a_hostile_body_is_our_failure(body: str, server: JudgeServer, rollout: MakeRollout) -> None:
+    server.answer = lambda _: web.Response(text=body, content_type="application/json")
+    ask = Judge(settings := config(server, max_attempts=1), EndpointChat(settings))
+    with pytest.raises(RewardInfraError, match=r"no chat completion|more than 1,048,576 bytes"):
+        await ask.judge(rollout("x", "7"))
+    await ask.close()
 
 
 def test_winners() -> None:

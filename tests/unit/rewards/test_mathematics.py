@@ -3,7 +3,11 @@ r"""Answers that are more than a number: what equals what, what only restates th
 from __future__ import annotations
 
 import contextlib
+import itertools
+import signal
+import sys
 import time
+from collections.abc import Iterator
 from fractions import Fraction
 
 import pytest
@@ -12,6 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from roll.rewards.math import prepare_worker, score_math
+from roll.rewards.mathematics import parser_memory, symbolic
 from roll.rewards.mathematics.compare import same_answer
 from roll.rewards.mathematics.notation import cleaned
 from roll.rewards.mathematics.restated import restates
@@ -516,9 +521,35 @@ def test_what_explodes_is_refused_by_its_looks() -> None:
 
 def test_a_slow_comparison_is_interrupted() -> None:
     prepare_worker()
-    with pytest.raises(SlowError), limited(0.5):
-        same_value(r"\int e^{x^{2}} \sin x^{3} \log x dx", "7")
+    with pytest.raises(SlowError):
+        limited(0.5, same_value, r"\int e^{x^{2}} \sin x^{3} \log x dx", "7")
     assert same_value(r"\sqrt{4}", "2")  # and no alarm is left behind
+
+
+def test_an_alarm_that_rings_as_a_comparison_ends_stays_inside() -> None:
+    """At each of the calls and returns that the interpreter reports while a limited function begins, runs and ends."""
+    before = signal.signal(signal.SIGALRM, lambda *_: None)
+    outcomes = []
+    try:
+        for moment in range(40):
+            left = itertools.count(moment, -1)
+
+            def profiled(*_: object, left: Iterator[int] = left) -> None:
+                if next(left) == 0:
+                    signal.raise_signal(signal.SIGALRM)
+
+            sys.setprofile(profiled)
+            try:
+                outcomes.append(limited(60.0, int, "7"))
+            except SlowError:
+                outcomes.append(None)
+            finally:
+                sys.setprofile(None)
+            assert signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0)
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+    assert None in outcomes and set(outcomes) == {None, 7}
 
 
 def test_units_by_hand() -> None:
@@ -534,3 +565,18 @@ def test_units_by_hand() -> None:
     assert split_unit(r"\pi r^2 h") == (r"\pi r^2 h", None)
     assert split_unit("2 x") == ("2 x", None)
     assert split_unit(r"6\sqrt{3} \text{ apples}") == (r"6\sqrt{3}", None)
+
+
+def test_what_the_parser_remembers_of_new_texts_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    prepare_worker()
+    usual = parser_memory.num_remembered()
+    monkeypatch.setattr(parser_memory, "MOST_REMEMBERED", usual + 300)
+    pieces = [r"\frac{a}{b}", r"\sqrt{c}", r"\sin x", r"|y|", r"(z)^{2}", r"n!", r"\binom{k}{2}", r"\log_2 t"]
+    remembered = []
+    for first in pieces:
+        for second in pieces:
+            symbolic._parsed(f"{first}+2{second}{first}")
+            remembered.append(parser_memory.num_remembered())
+    assert max(remembered) <= usual + 300
+    assert min(remembered[1:]) < remembered[0]  # it began anew at least once, and understands as before
+    assert same_value(r"\frac{x^2-1}{x-1}", "x+1") and not same_value(r"\sqrt{x}", "x")

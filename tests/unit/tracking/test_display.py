@@ -110,6 +110,7 @@ def test_shortened_text_is_one_printable_line_that_fits(text: str, width: int) -
 
 
 def test_escape_sequences_of_a_model_are_removed() -> None:
+    assert one_line("a" + " " * 10**6 + "b", 40) == "a…"  # no more of it is read than a line can need
     assert one_line("\x1b[2J\x1b[31mred\x1b[0m \x1b]0;title\x07text\x07", 40) == "red text"
 
 

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
 import yaml
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from unit.tracking.conftest import make_group
 
 from roll.config import RLVRConfig
 from roll.errors import ConfigError, RunDirectoryError
 from roll.tracking import RunDirectory, Tracker, is_timing, read_metrics
+from roll.tracking.rollout_table import write_rollouts
+from roll.types import RewardResult
 
 
 def scalars(run: RunDirectory, tag: str) -> list[tuple[int, float]]:
@@ -150,3 +155,21 @@ def test_a_missing_package_of_a_tracker_is_said_before_anything_runs(
         Tracker(run, config),
     ):
         pass
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"text": "half \ud800 a pair"},
+        {"cause": "\udcff"},
+        {"reward": RewardResult(value=1.0, verdict="\ud800", components={"\udfff": 1.0})},
+    ],
+    ids=str,
+)
+def test_halves_of_surrogate_pairs_cost_no_table(tmp_path: Path, changed: dict[str, Any]) -> None:
+    group = make_group(0)
+    group = replace(group, rollouts=(replace(group.rollouts[0], **changed), *group.rollouts[1:]))
+    write_rollouts(tmp_path / "step.parquet", 1, [group])
+    (first, second) = pq.read_table(tmp_path / "step.parquet").to_pylist()
+    assert "?" in str({key: first[key] for key in ("text", "cause", "verdict", "components")})
+    assert second["text"] == group.rollouts[1].text

@@ -8,7 +8,9 @@ from __future__ import annotations
 import math
 import statistics
 from collections import defaultdict
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
+
+import numpy as np
 
 from roll.types import Group, Rollout
 
@@ -19,12 +21,15 @@ BASELINE_STEPS = 5
 FEWEST_WORDS = 12
 """Shorter answers may well be equal: `The answer is 7.`"""
 WORD_NGRAM, TOKEN_NGRAM = 8, 4
-MOST_WORDS = 500
-"""Of each answer that are looked at."""
+MOST_WORDS, MOST_CHARACTERS = 500, 8_000
+"""Of each answer that are looked at, from its beginning."""
+MOST_TOKENS = 4_096
+"""Of each answer that are looked at, from its end: there a loop is found that an answer does not leave any more."""
+_MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)
 
 
 def hacking_metrics(groups: Sequence[Group], first_lengths: Sequence[float]) -> dict[str, float]:
-    """What a step's answers show.
+    """What a step's answers show; about 0.4 ms for each, however long.
 
     Args:
         groups: all that were generated.
@@ -33,7 +38,7 @@ def hacking_metrics(groups: Sequence[Group], first_lengths: Sequence[float]) -> 
     scored = [rollout for group in groups for rollout in group.scored]
     if not scored:
         return {}
-    words = [(rollout.prompt.uid, rollout.text.casefold().split()[:MOST_WORDS]) for rollout in scored]
+    words = [(rollout.prompt.uid, rollout.text[:MOST_CHARACTERS].casefold().split()[:MOST_WORDS]) for rollout in scored]
     lengths = [float(len(rollout.token_ids)) for rollout in scored]
     metrics = {
         "hacking/repeated_text_share": repeated_text_share(words),
@@ -77,22 +82,35 @@ def shared_ngram_share(answers: Sequence[tuple[str, list[str]]]) -> float:
     Args:
         answers: prompt's uid and words of each.
     """
-    asked: dict[int, set[str]] = defaultdict(set)
-    grams = [(uid, [hash(gram) for gram in _ngrams(words, WORD_NGRAM)]) for uid, words in answers]
-    for uid, own in grams:
-        for gram in own:
-            asked[gram].add(uid)
-    enough = max(2, math.ceil(len({uid for uid, _ in answers}) / 2))
-    return _mean(len(asked[gram]) >= enough for _, own in grams for gram in own)
+    prompts = {uid: number for number, uid in enumerate(dict.fromkeys(uid for uid, _ in answers))}
+    grams = [_ngrams(np.array([hash(word) for word in words], np.int64), WORD_NGRAM) for _, words in answers]
+    if not sum(map(len, grams)):
+        return 0.0
+    owners = np.repeat([prompts[uid] for uid, _ in answers], [len(own) for own in grams])
+    together = np.concatenate(grams)
+    order = np.lexsort((owners, together))
+    together, owners = together[order], owners[order]
+    new_gram = np.concatenate(([True], together[1:] != together[:-1]))
+    new_owner = new_gram | np.concatenate(([True], owners[1:] != owners[:-1]))
+    begins = np.flatnonzero(new_gram)
+    num_owners = np.add.reduceat(new_owner.astype(np.int64), begins)
+    num_times = np.diff(np.append(begins, len(together)))
+    return float(num_times[num_owners >= max(2, math.ceil(len(prompts) / 2))].sum() / len(together))
 
 
-def _ngrams(items: Sequence[Hashable], size: int) -> list[tuple[Hashable, ...]]:
-    return [tuple(items[i : i + size]) for i in range(len(items) - size + 1)]
+def _ngrams(items: np.ndarray, size: int) -> np.ndarray:
+    """[N - size + 1], a number for each run of `size` of `items` [N], whole numbers; equal ones have equal numbers."""
+    count = max(0, len(items) - size + 1)
+    found = np.zeros(count, np.uint64)
+    for place in range(size):
+        found = found * _MULTIPLIER + items[place : place + count].astype(np.uint64)
+        found ^= found >> np.uint64(29)
+    return found
 
 
 def _repeats_itself(rollout: Rollout) -> bool:
-    grams = _ngrams(rollout.token_ids.tolist(), TOKEN_NGRAM)
-    return len(grams) > 0 and len(set(grams)) < len(grams) / 2
+    grams = _ngrams(rollout.token_ids[-MOST_TOKENS:], TOKEN_NGRAM)
+    return len(grams) > 0 and len(np.unique(grams)) < len(grams) / 2
 
 
 def _correlation(a: Sequence[float], b: Sequence[float]) -> float:

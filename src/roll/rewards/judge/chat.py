@@ -30,7 +30,7 @@ from roll.types import Message
 __all__ = ["Chat", "EndpointChat"]
 
 LONGEST_WAIT_S = 60.0
-LONGEST_REPLY_BYTES = 8 * 2**20
+LONGEST_REPLY_BYTES = 2**20
 _AGAIN = {408, 409, 425, 429}
 _USERS = {401: "the key is not accepted", 403: "the key may not do this", 404: "there is no such address or model"}
 
@@ -190,7 +190,7 @@ def _text_of(raw: bytes) -> str | _Failure:
     try:
         message = json.loads(raw)["choices"][0]["message"]
         text = message.get("content") or message.get("reasoning_content")
-    except (ValueError, LookupError, TypeError, AttributeError):
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
         return _Failure(f"its reply is no chat completion: {raw[:100]!r}")
     return text if isinstance(text, str) and text else _Failure("its reply is empty")
 
@@ -203,5 +203,5 @@ def _asked_wait(header: str) -> float:
         pass
     try:
         return max(0.0, parsedate_to_datetime(header).timestamp() - time())
-    except (ValueError, TypeError):
+    except (ValueError, TypeError, OverflowError):
         return 0.0

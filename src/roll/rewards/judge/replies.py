@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 from collections.abc import Iterator
@@ -10,7 +11,10 @@ from typing import Any
 
 __all__ = ["Preference", "ReplyError", "read_preference", "read_score", "read_winner"]
 
-_THINKING = re.compile(r"^.*</think>", re.DOTALL)
+LONGEST_REPLY = 50_000
+"""Characters that are looked at, from the end of what follows the judge's thoughts: replies are read in place."""
+MOST_OBJECTS = 20
+"""Of a reply that are tried, from its last."""
 _TRAILING_COMMA = re.compile(r",\s*([}\]])")
 _PYTHON = {"True": "true", "False": "false", "None": "null"}
 
@@ -66,8 +70,8 @@ def _repaired(text: str) -> Iterator[str]:
 
 
 def _parsed(reply: str) -> dict[str, Any]:
-    text = _THINKING.sub("", reply)
-    for candidate in _objects(text):
+    text = reply.rpartition("</think>")[2][-LONGEST_REPLY:]
+    for candidate in itertools.islice(_objects(text), MOST_OBJECTS):
         for form in _repaired(candidate):
             try:
                 value = json.loads(form, strict=False)

@@ -8,20 +8,22 @@ number is picked out of what is not understood.
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import logging
 import re
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable
 from fractions import Fraction
-from typing import Any
+from typing import Any, TypeVar
 
+from roll.rewards.mathematics import parser_memory
 from roll.rewards.mathematics.notation import exact_decimals, with_trigonometric_degrees
 from roll.rewards.mathematics.plain_number import has_finite_decimals, number_of
 
 __all__ = ["SlowError", "limited", "looks_explosive", "prepare", "rounds", "same_relation", "same_value"]
+
+T = TypeVar("T")
 
 DEEPEST = 30
 LONGEST_NUMBER = 400
@@ -71,30 +73,37 @@ class SlowError(Exception):
     """The comparison was interrupted."""
 
 
-@contextlib.contextmanager
-def limited(seconds: float) -> Iterator[None]:
-    """Raise `SlowError` after so long, however deep within; in a main thread alone.
+def limited(seconds: float, function: Callable[..., T], *args: Any) -> T:
+    """`function(*args)`, interrupted after so long, however deep within; in a main thread alone.
 
     The alarm is one of wall time: a worker that waits for a processor is out of luck, as with the pool's own limit. It
-    rings again, should someone have swallowed it.
+    rings again, should someone have swallowed it. It may also ring just as the function returns or raises, but never
+    outside: it is disarmed by the first instruction behind, before which the interpreter handles no signal. (The end of
+    a `with` would be a call, at whose entry it does: an alarm that rings there ends the process.)
+
+    Raises:
+        SlowError: it took longer.
     """
     if threading.current_thread() is not threading.main_thread():
-        yield
-        return
+        return function(*args)
+    armed = False
 
     def ring(_signal: int, _frame: Any) -> None:
-        raise _Alarm
+        if armed:
+            raise _Alarm
 
     before = signal.signal(signal.SIGALRM, ring)
     try:
-        try:
-            signal.setitimer(signal.ITIMER_REAL, seconds, _REPEAT_S)
-            yield
-        finally:
-            signal.setitimer(signal.ITIMER_REAL, 0)
-            signal.signal(signal.SIGALRM, before)
+        armed = True
+        signal.setitimer(signal.ITIMER_REAL, seconds, _REPEAT_S)
+        return function(*args)
     except _Alarm:
+        armed = False
         raise SlowError from None
+    finally:
+        armed = False
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
 
 
 def prepare() -> None:
@@ -124,6 +133,8 @@ def _parsed(text: str) -> Any:
         return None if isinstance(found, BooleanAtom) else found  # `i^2 = 3` is a falsehood, and not every other one
     except (Exception, RecursionError):  # the parser meets a model's text: whatever it raises, it did not understand
         return None
+    finally:
+        parser_memory.bound()
 
 
 def _with_imaginary_unit(expression: Any) -> Any:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 
 from roll.tracking.recording.records import FORMAT, Move, RecordedDraw, RecordedStep, Request
+from roll.tracking.rollout_table import utf8
 from roll.types import FinishReason, Group, Prompt, PromptDraw, RewardResult, Rollout, RolloutStatus, Turn
 
 if TYPE_CHECKING:
@@ -140,24 +141,19 @@ def _rollout_row(purpose: str, rollout: Rollout, draw: PromptDraw | None) -> Seq
         rollout.logprobs,
         rollout.policy_versions,
         rollout.finish_reason,
-        _utf8(rollout.text),
+        utf8(rollout.text),
         str(rollout.status),
-        _utf8(rollout.cause),
+        utf8(rollout.cause),
         None if reward is None else reward.value,
-        None if reward is None else list(reward.components.items()),
-        None if reward is None else reward.verdict,
+        None if reward is None else [(utf8(name), value) for name, value in reward.components.items()],
+        None if reward is None else utf8(reward.verdict),
         None if reward is None else reward.correct,
-        None if reward is None else list(reward.decisions.items()),
-        None if reward is None else list(reward.timed_out),
+        None if reward is None else [(utf8(name), says) for name, says in reward.decisions.items()],
+        None if reward is None else [*map(utf8, reward.timed_out)],
         None if reward is None else reward.duration_s,
         rollout.engine_id,
-        [{"start": t.start, "end": t.end, "reward": t.reward, "state": _utf8(t.state)} for t in rollout.turns],
+        [{"start": t.start, "end": t.end, "reward": t.reward, "state": utf8(t.state)} for t in rollout.turns],
     )
-
-
-def _utf8(text: str) -> str:
-    """The text, with `?` for halves of surrogate pairs, which UTF-8 cannot hold (a user's own code may make some)."""
-    return text.encode("utf-8", "replace").decode("utf-8")
 
 
 # ---- reading
