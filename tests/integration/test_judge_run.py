@@ -18,11 +18,12 @@ import roll
 from roll.cluster.actor_log import ACTOR_LOG
 from roll.cluster.local import LocalCluster
 from roll.config import RLVRConfig
-from roll.errors import EngineDiedError, RewardInfraError
+from roll.errors import AlarmError, EngineDiedError, RewardInfraError
 from roll.inference.hf import HFEngine
 from roll.models.tiny import write_tiny_model
 from roll.pipelines.judge import start_judge
 from roll.rewards.opening import open_rewards
+from roll.rollout import fleet
 from roll.types import Generation, GenerationRequest, Prompt, Rollout, SamplingParams, WeightReceipt, WeightUpdate
 
 
@@ -98,7 +99,7 @@ def test_a_judge_that_dies_is_replaced_and_no_answer_pays_for_it(
     assert [row["reward/mean"] for row in rows] == undisturbed
 
 
-def test_without_a_judge_every_rollout_is_an_infrastructure_error_and_the_run_goes_on(
+def test_without_a_judge_every_rollout_is_an_infrastructure_error_and_the_run_stops(
     tmp_path: Path, tiny_model: Path, tiny_judge: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     generate = HFEngine.generate
@@ -109,8 +110,12 @@ def test_without_a_judge_every_rollout_is_an_infrastructure_error_and_the_run_go
         return await generate(engine, request)
 
     monkeypatch.setattr(HFEngine, "generate", dead)
+    monkeypatch.setattr(fleet, "PAUSE_S", 0.01)
     changes = {"evaluation": {"before_training": False, "num_prompts": 1}, "training": {"num_steps": 1}}
-    roll.train(config(tmp_path, tiny_model, {"model": str(tiny_judge)}, **changes))
+    with pytest.raises(
+        AlarmError, match=r"12 of 12 answers got no reward: .* no inference engine is left: judge-0 failed"
+    ):
+        roll.train(config(tmp_path, tiny_model, {"model": str(tiny_judge)}, **changes))
     (row,) = steps(tmp_path)
     assert row["rollout/infra_errors"] == 12
     assert row["data/groups_failed"] == 3
