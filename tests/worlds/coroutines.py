@@ -12,6 +12,7 @@ __all__ = [
     "die",
     "forever",
     "late_by_itself",
+    "leaves",
     "most_at_once",
     "process",
     "reward",
@@ -81,6 +82,10 @@ async def stubborn() -> None:
 
 async def cancels_itself() -> None:
     raise asyncio.CancelledError("by a library")
+
+
+async def leaves() -> None:
+    raise SystemExit(3)
 
 
 async def boom() -> None:

@@ -12,7 +12,7 @@ import asyncio
 import pickle
 import sys
 import threading
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Generator
 from contextvars import ContextVar
 from typing import Any, BinaryIO
 from weakref import WeakKeyDictionary
@@ -32,7 +32,9 @@ _numbers: WeakKeyDictionary[asyncio.Future[Any], int | None] = WeakKeyDictionary
 """The same by task, for a thread beside the loop."""
 
 
-def _numbered(loop: asyncio.AbstractEventLoop, work: Coroutine[Any, Any, Any], **options: Any) -> asyncio.Task[Any]:
+def _numbered(
+    loop: asyncio.AbstractEventLoop, work: Coroutine[Any, Any, Any] | Generator[Any, None, Any], /, **options: Any
+) -> asyncio.Task[Any]:
     """A task factory."""
     task = asyncio.Task(work, loop=loop, **options)
     _numbers[task] = _number.get()
@@ -46,6 +48,8 @@ async def _call(function: Callable[..., Any], args: tuple[Any, ...], time_limit_
     try:
         async with scope:
             return pickle.dumps((True, await function(*args)))
+    except SystemExit as error:  # its process is not its own
+        return failure(RuntimeError(f"it asked its process to end: {error}"))
     except asyncio.CancelledError as error:
         if task is not None and task.cancelling():  # its caller is gone
             raise

@@ -114,7 +114,7 @@ class _Worker:
                 said = await call.held_by.get()
         except TimeoutError:  # not even its other thread gets a turn
             return call if len(self.calls) == 1 else None
-        return call if len(self.calls) == 1 else self.calls.get(said)
+        return call if len(self.calls) == 1 else self.calls.get(-1 if said is None else said)
 
     async def _send(self, number: int, body: bytes) -> None:
         async with self._starting:

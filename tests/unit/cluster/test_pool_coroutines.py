@@ -86,6 +86,13 @@ async def test_a_call_that_cancels_itself_has_failed_at_once(pool: LocalWorkerPo
         await pool.submit(coroutines.cancels_itself, time_limit_s=1000)
 
 
+async def test_a_call_that_asks_its_process_to_end_costs_itself_alone(pool: LocalWorkerPool) -> None:
+    before = await pool.submit(coroutines.process, time_limit_s=20)
+    with pytest.raises(RuntimeError, match="asked its process to end: 3"):
+        await pool.submit(coroutines.leaves, time_limit_s=1000)
+    assert await pool.submit(coroutines.process, time_limit_s=20) == before
+
+
 async def test_a_process_that_dies_is_said_and_replaced(pool: LocalWorkerPool) -> None:
     with pytest.raises(WorkerDiedError, match="ended with code 3"):
         await pool.submit(coroutines.die, time_limit_s=20)
