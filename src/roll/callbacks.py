@@ -56,10 +56,14 @@ class Callbacks:
             return
         try:
             function(step, what)
-        except Exception as error:  # the user's code may fail with anything
+        except (Exception, KeyboardInterrupt) as error:  # the user's code may fail with anything, or be interrupted
             raise CallbackError(
-                f"the callback {name} ({_where(function)}) failed at step {step}: {type(error).__name__}: {error}"
+                f"the callback {name} ({_where(function)}) failed at step {step}: {_said(error)}"
             ) from error
+
+
+def _said(error: BaseException) -> str:
+    return ": ".join(filter(None, (type(error).__name__, str(error))))
 
 
 def _where(function: Callable[..., Any]) -> str:

@@ -84,6 +84,20 @@ def test_a_failing_callback_is_named_with_its_step_and_its_place(tmp_path: Path,
     assert [row["step"] for row in rows_of(tmp_path / "run") if row["kind"] == "train"] == [1], "the step is recorded"
 
 
+def test_an_evaluation_that_fails_beside_training_loses_no_step(tmp_path: Path, tiny_model: Path) -> None:
+    def watch(step: int, metrics: dict[str, float]) -> None:
+        if step == 1:
+            raise KeyError("accuracy of the day")
+
+    changes = {"evaluation": {"every_num_steps": 1, "num_prompts": 2}, "checkpoint": {}, "training": {"num_steps": 4}}
+    settings = config(tmp_path, tiny_model, **changes)
+    settings["rollout"] = {**settings["rollout"], "scheduling": {"async_ratio": 1.0}}
+    with pytest.raises(CallbackError, match=r"on_evaluation .* failed at step 1: KeyError"):
+        roll.train(settings, data=ROWS, reward=lambda text, answer, metadata: hash(text) % 97, on_evaluation=watch)
+    (saved,) = (tmp_path / "run" / "checkpoints").iterdir()
+    assert saved.name == "step-000002", "the step that it ran beside is whole"
+
+
 def test_a_reward_that_cannot_travel_runs_here_with_a_warning(tmp_path: Path, tiny_model: Path, caplog: Any) -> None:
     lock = threading.Lock()
     seen: list[str] = []

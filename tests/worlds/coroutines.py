@@ -6,7 +6,21 @@ import asyncio
 import os
 import time
 
-__all__ = ["boom", "die", "forever", "late_by_itself", "most_at_once", "process", "reward", "stuck", "together"]
+__all__ = [
+    "boom",
+    "cancels_itself",
+    "die",
+    "forever",
+    "late_by_itself",
+    "leaves",
+    "most_at_once",
+    "process",
+    "reward",
+    "stubborn",
+    "stuck",
+    "stuck_below",
+    "together",
+]
 
 _here: list[asyncio.Event] = []
 
@@ -50,6 +64,28 @@ async def forever() -> None:
 async def stuck() -> None:
     """Keep its loop from turning, as code that forgets to await does."""
     time.sleep(1000)
+
+
+async def stuck_below() -> None:
+    """The same, in a task of its own."""
+    await asyncio.gather(stuck(), process())
+
+
+async def stubborn() -> None:
+    """Wait, whoever cancels it."""
+    while True:
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            continue
+
+
+async def cancels_itself() -> None:
+    raise asyncio.CancelledError("by a library")
+
+
+async def leaves() -> None:
+    raise SystemExit(3)
 
 
 async def boom() -> None:

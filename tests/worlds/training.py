@@ -69,6 +69,9 @@ class Settings:
     passing: float = 1.0
     """Probability that a group passes the filter."""
     reward_failures: float = 0.0
+    reward_hangs: float = 0.0
+    """Probability that a verdict stays out until its time limit, and then fails."""
+    retry_wait_s: float = 0.0
     start_failures: float = 0.0
     """Probability that a rollout fails before an engine gets its request."""
     deaths: int = 0
@@ -105,8 +108,11 @@ def random_settings(seed: int) -> Settings:
         fields["replicate_prompts"] = chance.random() < 0.8
     if kind != "batch":
         fields.setdefault("domain_quotas", random.Random(f"quotas/{seed}").random() < 0.3)
+    rewards = random.Random(f"rewards/{seed}")
     return Settings(
         seed=seed,
+        reward_hangs=rewards.choice([0.0, 0.0, 0.1]),
+        retry_wait_s=rewards.choice([0.0, 1.0, 5.0]),
         scheduling=SchedulingConfig(**fields),
         batch_size=chance.randint(1, 4),
         group_size=chance.randint(1, 3),
@@ -195,6 +201,7 @@ class World:
             Numbers(),
             seed=settings.seed,
             max_attempts=MAX_ATTEMPTS,
+            retry_wait_s=settings.retry_wait_s,
             loop=self._loop,
             replicate=settings.scheduling.replicate_prompts and settings.scheduling.type != "batch",
         )
@@ -249,6 +256,9 @@ class World:
         return "" if value < self.settings.passing else "a filter"
 
     async def _reward(self, rollout: Rollout) -> RewardResult:
+        if self.chance.random() < self.settings.reward_hangs:
+            await asyncio.sleep(60.0)
+            raise RewardInfraError("no answer in time")
         await asyncio.sleep(self.chance.choice([0.0, 0.1, 3.0]))
         if self.chance.random() < self.settings.reward_failures:
             raise RewardInfraError("unreachable")

@@ -1,8 +1,9 @@
 """A pool worker's process for coroutine functions: runs as many calls at once as come in, until its parent is gone.
 
 Frames are those of `pool_worker`, and say which call they are of. In comes `(number, call)`, the call being a pickled
-`(function, args, time limit)`, or `(number, None)` to cancel it. Out go `(number, STARTED)` when it is about to run,
-and then `(number, LATE)` if it was cancelled for its time, else `(number, reply)`, pickled as `pool_worker` does.
+`(function, args, time limit)`, `(number, None)` to cancel it, or `(number, WHO)` to ask why it is silent. Out go
+`(number, STARTED)` when it is about to run, `(number, (culprit,))` if asked (see `_held_by`), and then `(number, LATE)`
+if it was cancelled for its time, else `(number, reply)`, pickled as `pool_worker` does.
 """
 
 from __future__ import annotations
@@ -11,57 +12,115 @@ import asyncio
 import pickle
 import sys
 import threading
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Coroutine, Generator
+from contextvars import ContextVar
+from typing import Any, BinaryIO
+from weakref import WeakKeyDictionary
 
 from roll.cluster.pool_worker import STARTED, begin, failure, prepare, read_frame, write_frame
 
-__all__ = ["LATE", "main"]
+__all__ = ["LATE", "WHO", "main"]
 
 LATE = b"late"
+WHO = b"who"
+TURN_S = 0.5
+"""A loop that does not come round for so long is held up by what runs on it."""
+
+_number: ContextVar[int | None] = ContextVar("number", default=None)
+"""Of the call that a task, or one that it started, works for."""
+_numbers: WeakKeyDictionary[asyncio.Future[Any], int | None] = WeakKeyDictionary()
+"""The same by task, for a thread beside the loop."""
+
+
+def _numbered(
+    loop: asyncio.AbstractEventLoop, work: Coroutine[Any, Any, Any] | Generator[Any, None, Any], /, **options: Any
+) -> asyncio.Task[Any]:
+    """A task factory."""
+    task = asyncio.Task(work, loop=loop, **options)
+    _numbers[task] = _number.get()
+    return task
 
 
 async def _call(function: Callable[..., Any], args: tuple[Any, ...], time_limit_s: float) -> bytes:
-    """Its reply; its own time-outs are errors like any other."""
+    """Its reply; its own time-outs and cancellations are errors like any other."""
     scope = asyncio.timeout(time_limit_s)
+    task = asyncio.current_task()
     try:
         async with scope:
             return pickle.dumps((True, await function(*args)))
+    except SystemExit as error:  # its process is not its own
+        return failure(RuntimeError(f"it asked its process to end: {error}"))
+    except asyncio.CancelledError as error:
+        if task is not None and task.cancelling():  # its caller is gone
+            raise
+        return failure(RuntimeError(f"it was cancelled by itself: {error}"))
     except Exception as error:  # the caller decides what a failure of its function means
         return LATE if scope.expired() else failure(error)
 
 
+class _Replies:
+    """Frames of the loop and of the thread that reads, one after the other."""
+
+    def __init__(self, stream: BinaryIO) -> None:
+        self._stream = stream
+        self._lock = threading.Lock()
+
+    def write(self, number: int, reply: object) -> None:
+        body = pickle.dumps((number, reply))
+        with self._lock:
+            write_frame(self._stream, body)
+
+
+def _held_by(loop: asyncio.AbstractEventLoop, number: int) -> tuple[int | None]:
+    """Why a call is silent: the call that keeps the loop from turning, or itself where the loop turns; `None`: unknown.
+
+    For a thread beside the loop.
+    """
+    turned = threading.Event()
+    loop.call_soon_threadsafe(turned.set)
+    if turned.wait(TURN_S):
+        return (number,)
+    task = asyncio.current_task(loop)
+    return (_numbers.get(task) if task is not None else None,)
+
+
 async def _serve(memory_limit_bytes: int) -> None:
-    replies = begin(memory_limit_bytes)
+    replies = _Replies(begin(memory_limit_bytes))
     loop = asyncio.get_running_loop()
-    frames: asyncio.Queue[bytes | None] = asyncio.Queue()
+    loop.set_task_factory(_numbered)
+    frames: asyncio.Queue[tuple[int, bytes | None] | None] = asyncio.Queue()
 
     def read() -> None:
         while (frame := read_frame(sys.stdin.buffer)) is not None:
-            loop.call_soon_threadsafe(frames.put_nowait, frame)
+            number, body = pickle.loads(frame)
+            if body == WHO:
+                replies.write(number, _held_by(loop, number))
+            else:
+                loop.call_soon_threadsafe(frames.put_nowait, (number, body))
         loop.call_soon_threadsafe(frames.put_nowait, None)
 
     threading.Thread(target=read, daemon=True).start()
     calls: dict[int, asyncio.Task[None]] = {}
     prepared: set[str] = set()
 
-    async def run(number: int, frame: bytes) -> None:
+    async def run(number: int, body: bytes) -> None:
         try:
-            function, args, time_limit_s = pickle.loads(frame)
+            function, args, time_limit_s = pickle.loads(body)
             prepare(function.__module__, prepared)
         except Exception as error:  # what it needs cannot be imported here
             reply = failure(error)
         else:
-            write_frame(replies, pickle.dumps((number, STARTED)))
+            replies.write(number, STARTED)
             reply = await _call(function, args, time_limit_s)
-        write_frame(replies, pickle.dumps((number, reply)))
+        replies.write(number, reply)
 
     while (frame := await frames.get()) is not None:
-        number, body = pickle.loads(frame)
+        number, body = frame
         if body is None:
             if number in calls:
                 calls[number].cancel()
             continue
+        _number.set(number)
         calls[number] = task = loop.create_task(run(number, body))
         task.add_done_callback(lambda _, number=number: calls.pop(number))
 

@@ -2,11 +2,12 @@
 
     submit ──► least busy process ──► (number, call) ──► its event loop ──► (number, reply)
                                           │ over its time: cancelled there
-                                          │ does not even answer: SIGKILL, a fresh process takes its place
+                                          │ does not even answer: who keeps it from that? ──► SIGKILL, a fresh process
 
 Invariants: a time limit counts from when a call begins, not while a process starts or imports; a call that keeps its
-process's loop from turning costs that process, and its other calls end with `WorkerDiedError`; a caller that is gone
-has its call cancelled; processes end with this one, however it ends.
+process's loop from turning costs that process, and its other calls end with `WorkerDiedError`: only the one that holds
+the others up is over its time, whoever's time ends first; a caller that is gone has its call cancelled; processes end
+with this one, however it ends.
 """
 
 from __future__ import annotations
@@ -14,12 +15,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
+import math
 import pickle
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from roll.cluster.pool_coroutine_worker import LATE
+from roll.cluster.pool_coroutine_worker import LATE, WHO
 from roll.cluster.pool_process import START_TIMEOUT_S, PoolProcess
 from roll.cluster.pool_worker import STARTED
 from roll.errors import WorkerDiedError
@@ -28,12 +30,19 @@ __all__ = ["CoroutineWorkers"]
 
 GRACE_S = 2.0
 """For a process to cancel a call that is over its time, before it is taken to hang."""
+ANSWER_S = 5.0
+"""For a process to say why a call is silent."""
+
+_HELD_UP = "a pool worker was ended, because another call kept it from answering, or with its pool"
 
 
 @dataclass(slots=True, eq=False)
 class _Call:
     started: asyncio.Event = field(default_factory=asyncio.Event)
     reply: asyncio.Future[bytes] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
+    held_by: asyncio.Queue[int | None] = field(default_factory=asyncio.Queue)
+    silent_at: float = math.inf
+    """When an answer is overdue, in the loop's time."""
 
 
 class _Worker:
@@ -58,12 +67,8 @@ class _Worker:
         try:
             await self._send(number, body)
             await self._begun(call)
-            try:
-                async with asyncio.timeout(time_limit_s + GRACE_S):
-                    reply = await asyncio.shield(call.reply)
-            except TimeoutError:
-                await self.end()  # its loop does not turn any more
-                raise
+            call.silent_at = asyncio.get_running_loop().time() + time_limit_s + GRACE_S
+            reply = await self._reply(number, call)
         except ConnectionError as error:
             raise WorkerDiedError(await self._process.describe_end()) from error
         except asyncio.CancelledError:
@@ -72,10 +77,44 @@ class _Worker:
             raise
         finally:
             self.calls.pop(number, None)
+            call.reply.cancel() or call.reply.exception()  # nobody else asks for it
         if reply == LATE:
             raise TimeoutError
         ok, value = pickle.loads(reply)
         return ok, value
+
+    async def _reply(self, number: int, call: _Call) -> bytes:
+        """Its reply; where it stays out, the one that keeps the process from answering pays for it."""
+        loop, held_up, until = asyncio.get_running_loop(), False, call.silent_at
+        while not (await asyncio.wait({call.reply}, timeout=until - loop.time()))[0]:
+            culprit = await self._culprit(number, call)
+            if call.reply.done():  # it answered after all, or its process was ended for another's sake
+                break
+            if culprit is call:  # it does not let itself be cancelled
+                await self.end()
+                raise TimeoutError
+            held_up = True
+            if culprit is None or loop.time() >= culprit.silent_at:
+                if culprit is not None and not culprit.reply.done():
+                    culprit.reply.set_exception(TimeoutError())
+                await self.end()
+                raise WorkerDiedError(_HELD_UP)
+            await asyncio.wait({call.reply, culprit.reply}, timeout=culprit.silent_at - loop.time())
+            until = loop.time() + GRACE_S
+        reply = call.reply.result()
+        if held_up and reply == LATE:
+            raise WorkerDiedError(_HELD_UP)
+        return reply
+
+    async def _culprit(self, number: int, call: _Call) -> _Call | None:
+        """Who keeps the process from answering; `None` where that cannot be known."""
+        try:
+            async with asyncio.timeout(ANSWER_S):
+                await self._process.write(pickle.dumps((number, WHO)))
+                said = await call.held_by.get()
+        except TimeoutError:  # not even its other thread gets a turn
+            return call if len(self.calls) == 1 else None
+        return call if len(self.calls) == 1 else self.calls.get(-1 if said is None else said)
 
     async def _send(self, number: int, body: bytes) -> None:
         async with self._starting:
@@ -100,13 +139,15 @@ class _Worker:
 
     async def _read(self) -> None:
         """Hand out replies until the process ends; then nobody waits for it any more."""
-        cause = "a pool worker was ended, because another call kept it from answering, or with its pool"
+        cause = _HELD_UP
         try:
             while True:
                 number, reply = pickle.loads(await self._process.read())
                 call = self.calls.get(number)
                 if call is not None and reply == STARTED:
                     call.started.set()
+                elif call is not None and isinstance(reply, tuple):
+                    call.held_by.put_nowait(reply[0])
                 elif call is not None and not call.reply.done():
                     call.reply.set_result(reply)
         except (ConnectionError, asyncio.IncompleteReadError):
@@ -115,6 +156,7 @@ class _Worker:
             for call in self.calls.values():
                 if not call.reply.done():
                     call.reply.set_exception(WorkerDiedError(cause))
+                call.held_by.put_nowait(None)
 
     async def end(self) -> None:
         """End the process; its calls end with `WorkerDiedError`, and a later one starts a fresh process."""

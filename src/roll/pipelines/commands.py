@@ -12,7 +12,7 @@ from roll.callbacks import Callbacks
 from roll.cluster.base import open_cluster
 from roll.config import RLVRConfig
 from roll.config.load import resolved
-from roll.errors import DataError, InfraError, UserError
+from roll.errors import CallbackError, DataError, InfraError, UserError
 from roll.pipelines.judge import open_scoring
 from roll.pipelines.learning.failures import describe, failures_of
 from roll.pipelines.material import engine_specs, prepare_material, sampling_plans
@@ -84,8 +84,9 @@ async def _train(
             async with open_work(config, run, tracker, stop, saved=saved) as work:
                 run.adopt(resolved(config), step, overrides)
                 await work()
-        except InfraError as error:
-            if stop:  # the signal reached a part of the run as well, before it could be asked to stop
+        except (InfraError, CallbackError) as error:
+            hit = isinstance(error, InfraError) or isinstance(error.__cause__, KeyboardInterrupt)
+            if stop and hit:  # the signal reached a part of the run as well, before it could be asked to stop
                 raise Interrupted(stop.signal_name) from error
             raise
         return tracker.finish()

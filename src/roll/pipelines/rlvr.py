@@ -82,6 +82,8 @@ async def run_asynchronous(parts: Parts) -> None:
             collected = await parts.stop.unless(collect(parts))
             metrics = await steps.update(parts, collected)
             alarms = await steps.cross_boundary(parts, collected, metrics)
+            if parts.evaluation is not None and parts.evaluation.done():
+                parts.evaluation.result()  # of one that failed; here, all that was learnt can be saved
             _evaluate_beside(parts)
             if parts.config.checkpoint.keep_best or state.step == parts.config.training.num_steps:
                 await parts.stop.unless(_evaluated(parts))

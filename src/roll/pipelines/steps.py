@@ -51,8 +51,8 @@ async def update(parts: Parts, collected: Collected) -> dict[str, float]:
 
 async def sync(parts: Parts) -> SyncReport:
     """Bring the weights to every engine, which stand still meanwhile; one that died is replaced and brought to them."""
-    if parts.evaluation is not None:  # an evaluation is of one policy
-        await parts.evaluation
+    if parts.evaluation is not None:  # an evaluation is of one policy; if it failed, the run ends at the boundary
+        await asyncio.wait({parts.evaluation})
     with parts.spans.phase("sync"):
         report = await parts.weights.push(parts.state.policy_version, still=parts.controller.updating())
         parts.proxy.restore(report.dead)

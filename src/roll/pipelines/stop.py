@@ -77,14 +77,22 @@ def stop_on_signals(stop: StopRequest) -> Iterator[None]:
     before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
     watched = [number for number in before if number is not signal.SIGHUP or before[number] is not signal.SIG_IGN]
 
+    def let_the_next_end_it(*_: object) -> None:
+        for other in watched:
+            signal.signal(other, signal.default_int_handler if other is signal.SIGINT else signal.SIG_DFL)
+
     def ask(number: signal.Signals) -> None:
         stop.set(number.name)
         for other in watched:
             loop.remove_signal_handler(other)
-            signal.signal(other, signal.default_int_handler if other is signal.SIGINT else signal.SIG_DFL)
+        let_the_next_end_it()
 
     for number in watched:
         loop.add_signal_handler(number, ask, number)
+        signal.signal(
+            number, let_the_next_end_it
+        )  # at once: a callback may hold the loop up, and so keep it from `ask`
+        signal.siginterrupt(number, False)
     try:
         yield
     finally:

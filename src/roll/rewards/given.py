@@ -89,7 +89,7 @@ def _settle(done: Future[Any], function: Callable[..., Any], args: tuple[Any, ..
     try:
         result = function(*args)
         done.set_result(asyncio.run(result) if inspect.iscoroutine(result) else result)
-    except TimeoutError as error:  # its own, not the caller's
+    except (TimeoutError, SystemExit, asyncio.CancelledError) as error:  # its own, not the caller's
         done.set_exception(RuntimeError(f"{type(error).__name__}: {error}"))
     except Exception as error:
         done.set_exception(error)

@@ -8,7 +8,8 @@ TCPStore listens on every address and answers everybody.
     then, again and again: client ─ request ─► server ─ answer ─► client        (lists of bytes, see `_pack`)
 
 Invariants: nothing of a connection is read as a request before its proof; a connection that does not prove itself in
-`_PROOF_S` is closed, and at most `_MOST_STRANGERS` are open at once, so strangers hold up nobody.
+`_PROOF_S` is closed, and at most `_MOST_STRANGERS` are open at once, of which the oldest makes room for the next, so
+strangers hold up nobody; whatever the system refuses for a while (open files, threads), the store answers afterwards.
 """
 
 from __future__ import annotations
@@ -31,6 +32,8 @@ _NONCE_BYTES = 32
 _PROOF_S = 10.0
 _MOST_STRANGERS = 64
 _MOST_BYTES = 2**26
+_AGAIN_S = 0.1
+"""After a connection could not be accepted."""
 
 
 class StoreServer:
@@ -44,7 +47,10 @@ class StoreServer:
         self.secret = secrets.token_hex(_NONCE_BYTES)
         self._values: dict[bytes, bytes] = {}
         self._changed = threading.Condition()
-        self._strangers = threading.Semaphore(_MOST_STRANGERS)
+        self._strangers: dict[socket.socket, None] = {}
+        """Who has proved nothing so far, oldest first."""
+        self._door = threading.Lock()
+        self._closed = threading.Event()
         self._lines: set[socket.socket] = set()
         family = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)[0][0]
         self._listener = socket.create_server((host, 0), family=family, backlog=128)
@@ -62,19 +68,29 @@ class StoreServer:
 
     def close(self) -> None:
         """Stop listening; whoever waits is told by the end of the connection."""
+        self._closed.set()
         for line in (self._listener, *list(self._lines)):
             with contextlib.suppress(OSError):
                 line.shutdown(socket.SHUT_RDWR)
         self._listener.close()
 
     def _listen(self) -> None:
-        while True:
-            self._strangers.acquire()
+        while not self._closed.is_set():
             try:
                 line, _ = self._listener.accept()
-            except OSError:
-                return
-            threading.Thread(target=self._serve, args=(line,), daemon=True, name="roll-meeting").start()
+                self._let_in(line)
+                threading.Thread(target=self._serve, args=(line,), daemon=True, name="roll-meeting").start()
+            except (OSError, RuntimeError):  # too many open files, or threads
+                self._closed.wait(_AGAIN_S)
+
+    def _let_in(self, line: socket.socket) -> None:
+        with self._door:
+            if len(self._strangers) >= _MOST_STRANGERS:
+                oldest = next(iter(self._strangers))
+                del self._strangers[oldest]
+                with contextlib.suppress(OSError):
+                    oldest.shutdown(socket.SHUT_RDWR)
+            self._strangers[line] = None
 
     def _serve(self, line: socket.socket) -> None:
         self._lines.add(line)
@@ -83,7 +99,8 @@ class StoreServer:
                 try:
                     known = self._proven(line)
                 finally:
-                    self._strangers.release()
+                    with self._door:
+                        self._strangers.pop(line, None)
                 while known:
                     request, *arguments = _receive(line)
                     with self._changed:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 
 import pytest
 from worlds import coroutines
@@ -53,6 +53,44 @@ async def test_a_call_that_blocks_its_loop_costs_the_process_and_no_more(
     with pytest.raises(WorkerDiedError, match="another call kept it from answering"):
         await beside
     assert await pool.submit(coroutines.process, time_limit_s=20)
+
+
+@pytest.mark.parametrize("stuck", [coroutines.stuck, coroutines.stuck_below])
+async def test_the_call_that_blocks_the_loop_is_over_its_time_and_not_those_whose_time_ends_first(
+    pool: LocalWorkerPool, monkeypatch: pytest.MonkeyPatch, stuck: Callable[[], Awaitable[None]]
+) -> None:
+    monkeypatch.setattr(pool_coroutines, "GRACE_S", 0.2)
+    await pool.submit(coroutines.process, time_limit_s=20)
+    innocent = [asyncio.create_task(pool.submit(coroutines.forever, time_limit_s=0.3)) for _ in range(3)]
+    await asyncio.sleep(0)  # they are sent first
+    guilty = asyncio.create_task(pool.submit(stuck, time_limit_s=0.5))
+    ends = await asyncio.gather(*innocent, guilty, return_exceptions=True)
+    assert [type(end) for end in ends] == [WorkerDiedError] * 3 + [TimeoutError]
+    assert pool.health()["timeouts"] == 1
+
+
+async def test_a_call_that_cannot_be_cancelled_is_over_its_time_while_its_loop_turns(
+    pool: LocalWorkerPool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pool_coroutines, "GRACE_S", 0.2)
+    await pool.submit(coroutines.process, time_limit_s=20)
+    beside = asyncio.create_task(pool.submit(coroutines.forever, time_limit_s=100))
+    with pytest.raises(TimeoutError):
+        await pool.submit(coroutines.stubborn, time_limit_s=0.01)
+    with pytest.raises(WorkerDiedError):
+        await beside
+
+
+async def test_a_call_that_cancels_itself_has_failed_at_once(pool: LocalWorkerPool) -> None:
+    with pytest.raises(RuntimeError, match="cancelled by itself: by a library"):
+        await pool.submit(coroutines.cancels_itself, time_limit_s=1000)
+
+
+async def test_a_call_that_asks_its_process_to_end_costs_itself_alone(pool: LocalWorkerPool) -> None:
+    before = await pool.submit(coroutines.process, time_limit_s=20)
+    with pytest.raises(RuntimeError, match="asked its process to end: 3"):
+        await pool.submit(coroutines.leaves, time_limit_s=1000)
+    assert await pool.submit(coroutines.process, time_limit_s=20) == before
 
 
 async def test_a_process_that_dies_is_said_and_replaced(pool: LocalWorkerPool) -> None:

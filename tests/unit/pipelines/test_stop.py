@@ -76,6 +76,21 @@ async def test_a_signal_sets_the_request_and_handlers_are_restored(number: signa
     assert signal.getsignal(number) == before
 
 
+async def test_a_second_signal_reaches_what_holds_the_loop_up() -> None:
+    stop = StopRequest()
+
+    def callback() -> None:
+        os.kill(os.getpid(), signal.SIGINT)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    with stop_on_signals(stop):
+        with pytest.raises(KeyboardInterrupt):
+            callback()
+        while not stop:
+            await asyncio.sleep(0)
+    assert stop.signal_name == "SIGINT"
+
+
 async def test_a_hang_up_that_is_ignored_stays_so() -> None:
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as `nohup` does
     try:

@@ -88,6 +88,18 @@ async def test_an_exception_here_is_our_failure_like_one_in_a_worker(pool, rollo
         await verifier(reward, pool).judge(rollout("ab"))
 
 
+@pytest.mark.parametrize("error", [SystemExit(1), asyncio.CancelledError("by a library")])
+async def test_one_that_ends_its_thread_here_is_not_waited_for(pool, rollout, error):
+    lock = threading.Lock()
+
+    def reward(text, answer, metadata):
+        with lock:
+            raise error
+
+    with pytest.raises(RewardInfraError, match=type(error).__name__):
+        await verifier(reward, pool, time_limit_s=1000).judge(rollout("ab"))
+
+
 async def test_a_large_captured_object_is_warned_of(pool, caplog):
     table = b"x" * (5 * 2**20)
     verifier(lambda text, answer, metadata: len(table), pool)

@@ -40,6 +40,15 @@ def test_a_failing_callback_is_named():
     assert issubclass(CallbackError, RollError)
 
 
+def test_an_interrupt_inside_a_callback_is_its_failure_so_that_the_run_is_saved():
+    def on_step(step, metrics):
+        raise KeyboardInterrupt
+
+    with pytest.raises(CallbackError, match=r"on_step .* failed at step 2: KeyboardInterrupt") as caught:
+        Callbacks(on_step=on_step).step(2, {})
+    assert isinstance(caught.value.__cause__, KeyboardInterrupt)
+
+
 def test_what_cannot_be_called_between_steps_is_refused_at_once():
     async def on_step(step, metrics): ...
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import os
 import socket
 import threading
@@ -13,7 +15,7 @@ import torch.distributed as dist
 from weight_helpers import TENSORS, DictSource, Peer, transfer
 
 from roll.errors import WeightSyncError
-from roll.weights import Sender, open_update
+from roll.weights import Sender, meeting_store, open_update
 from roll.weights.broadcast import BroadcastHandle
 from roll.weights.meeting_store import SecretStore, StoreServer
 
@@ -112,6 +114,34 @@ def test_a_client_does_not_talk_to_who_cannot_prove_the_secret() -> None:
         with pytest.raises(dist.DistNetworkError, match="does not know the secret"):
             SecretStore("127.0.0.1", impostor.getsockname()[1], "22" * 32, timeout=SECOND)
         thread.join()
+
+
+def test_more_silent_strangers_than_are_let_in_hold_up_nobody(server: StoreServer) -> None:
+    with contextlib.ExitStack() as stack:
+        for _ in range(meeting_store._MOST_STRANGERS + 3):
+            stack.enter_context(socket.create_connection(("127.0.0.1", server.port)))
+        store = SecretStore("127.0.0.1", server.port, server.secret, timeout=timedelta(seconds=5))
+        store.set("a", "b")
+        assert store.get("a") == b"b"
+
+
+def test_it_listens_again_after_the_system_refused_a_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+    accept, refused = socket.socket.accept, []
+
+    def sometimes(listener: socket.socket) -> object:
+        if not refused:
+            refused.append(True)
+            raise OSError(errno.EMFILE, "Too many open files")
+        return accept(listener)
+
+    monkeypatch.setattr(socket.socket, "accept", sometimes)
+    server = StoreServer("127.0.0.1")
+    try:
+        store = SecretStore("127.0.0.1", server.port, server.secret, timeout=timedelta(seconds=5))
+        store.set("a", "b")
+        assert store.get("a") == b"b" and refused
+    finally:
+        server.close()
 
 
 def test_it_does_what_a_store_of_pytorch_does(server: StoreServer) -> None:
