@@ -88,7 +88,7 @@ def _from_file(file: Path, name: str, kind: str) -> object:
     sys.modules[spec.name] = module  # dataclasses and pickles in it look their module up
     spec.loader.exec_module(module)
     if not hasattr(module, name):
-        known = [entry for entry in vars(module) if not entry.startswith("_")]
+        known = [entry for entry, value in vars(module).items() if not entry.startswith("_") and callable(value)]
         raise ConfigError(f"{kind}: '{file}' has no '{name}'.{nearest(name, known)}")
     return getattr(module, name)
 

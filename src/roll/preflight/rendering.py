@@ -122,9 +122,10 @@ def _prompt(report: Report) -> Iterator[str]:
 
 def _rewards(report: Report) -> Iterator[str]:
     for trial in report.trials:
+        right, wrong = ("right", "wrong") if trial.right else ("nothing", "no reference answer is known")
         yield (
-            f"{trial.domain}: {_short(trial.right)} (right) scores {trial.right_value:g}, "
-            f"{_short(trial.wrong)} (wrong) scores {trial.wrong_value:g}"
+            f"{trial.domain}: {_short(trial.right)} ({right}) scores {trial.right_value:g}, "
+            f"{_short(trial.wrong)} ({wrong}) scores {trial.wrong_value:g}"
         )
 
 

@@ -18,7 +18,10 @@ __all__ = ["Report", "RewardTrial"]
 
 @dataclass(frozen=True, kw_only=True)
 class RewardTrial:
-    """A domain's reward on an answer that is right and on one that is wrong."""
+    """A domain's reward on an answer that is right and on one that is wrong.
+
+    Where the prompt has no reference answer, `right` is empty: then these are any two texts.
+    """
 
     domain: str
     right: str
@@ -28,8 +31,8 @@ class RewardTrial:
 
     @property
     def tells_apart(self) -> bool:
-        """Whether the right answer is worth more."""
-        return self.right_value > self.wrong_value
+        """Whether the right answer, where one is known, is worth more."""
+        return not self.right or self.right_value > self.wrong_value
 
 
 @dataclass(kw_only=True)

@@ -235,6 +235,22 @@ def test_the_same_report_comes_from_python_on_objects_inside_a_running_loop(plac
     assert "rlvr, grpo" in str(report) and sum(report.train_prompts.values()) + report.num_held_out == 30
 
 
+def test_a_row_without_an_answer_has_no_right_one(place):
+    import roll
+
+    greetings = [f"Say hello to {n}." for n in range(20)]
+    report = roll.check("config.yaml", data=greetings, reward=lambda text, answer, metadata: len(text) / 100)
+    assert not report.problems and not report.notes
+    assert "'' (nothing) scores 0, 'no idea' (no reference answer is known) scores 0.07" in str(report)
+
+
+def test_a_misspelt_function_is_not_taken_for_an_import(place, capsys):
+    (place / "own.py").write_text("import os\n\n\ndef score(text, answer, metadata):\n    return 0.0\n")
+    for written, hint in (("nosuch", "'nosuch'."), ("scor", "Did you mean 'score'?"), ("os2", "'os2'.")):
+        assert run(["check", "config.yaml", f"data.0.reward={{type: python, function: 'own.py:{written}'}}"]) == 2
+        assert capsys.readouterr().err.rstrip().endswith(hint)
+
+
 def test_public_without_an_upload_is_refused(capsys):
     assert run(["export", "runs/x", "y", "--public"]) == 2
     assert "give --to-hub OWNER/NAME" in capsys.readouterr().err

@@ -156,6 +156,14 @@ def test_an_unknown_key_names_file_line_and_the_nearest():
     assert not path.exists()
 
 
+def test_a_key_inside_an_override_is_not_said_to_stand_in_the_file():
+    written = "data=[{source: arithmetic, reward: {type: math, tims: 2}}]"
+    with pytest.raises(ConfigError) as refused:
+        load_config(QUICKSTART, [written])
+    assert "'data.0.reward.0.tims'" in str(refused.value)
+    assert "(override 'data=" in str(refused.value) and "quickstart.yaml" not in str(refused.value)
+
+
 @pytest.mark.parametrize(
     ("override", "hint"),
     [

@@ -120,7 +120,7 @@ def test_components_disagree_where_one_says_right_and_another_wrong() -> None:
         ("hacking/shared_ngram_share", 0.6, "shared_ngrams_above", "60% of what is answered stands in most answers"),
         ("hacking/self_repetition_share", 0.6, "self_repetition_above", "60% of answers mostly repeat themselves"),
         ("hacking/disagreement_share", 0.6, "disagreement_above", "60% of answers are right to one component"),
-        ("rollout/unfinished_share", 0.96, "unfinished_above", "96% of rollouts were cut off"),
+        ("rollout/unfinished_share", 0.96, "unfinished_above", "answer 0 without a look at it"),
     ],
 )
 def test_each_can_warn_or_stop(metric: str, value: float, name: str, words: str) -> None:

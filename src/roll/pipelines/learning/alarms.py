@@ -68,7 +68,8 @@ def _training(config: AlarmsConfig, metrics: Mapping[str, float]) -> Iterator[tu
 _SHARES = {
     "unfinished_above": (
         "rollout/unfinished_share",
-        "{share:.0%} of rollouts were cut off, above {limit:.0%}: raise rollout.max_new_tokens",
+        "{share:.0%} of rollouts were cut off, above {limit:.0%}: raise rollout.max_new_tokens; a reward gives such an "
+        "answer 0 without a look at it, unless its require_finished is false",
     ),
     "repeated_text_above": (
         "hacking/repeated_text_share",
