@@ -14,7 +14,7 @@ import logging
 import re
 import signal
 import threading
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from fractions import Fraction
 from typing import Any
 
@@ -212,13 +212,15 @@ def _differ_somewhere(a: Any, b: Any) -> bool:
     return False
 
 
-def _points(symbols: Collection[Any]) -> Iterator[dict[Any, Any]]:
-    """Values for the variables at which formulas are compared; one empty set of them where there are none."""
+def _points(symbols: set[Any]) -> list[dict[Any, Any]]:
+    """Values for the variables at which formulas are compared; a single empty one where there are no variables."""
     import sympy
 
     names = sorted(symbols, key=str)
-    for number in range(NUM_POINTS if names else 1):
-        yield {name: sympy.Rational(7 + 4 * place + 5 * number, 6 + number) for place, name in enumerate(names)}
+    return [
+        {name: sympy.Rational(7 + 4 * place + 5 * number, 6 + number) for place, name in enumerate(names)}
+        for number in range(NUM_POINTS if names else 1)
+    ]
 
 
 def rounds(decimal: str, exact: str, *, fewest_decimals: int = FEWEST_DECIMALS) -> bool:
