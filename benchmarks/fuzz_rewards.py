@@ -33,11 +33,12 @@ from bench_rewards import GSM8K, KINDS, PUBLISHED, rollout
 from roll.cluster.pool import LocalWorkerPool
 from roll.config.rewards import FormatReward, RewardList, as_reward_list
 from roll.rewards import build_reward
+from roll.rewards.base import LONGEST_TEXT
 from roll.rewards.choice import score_choice
 from roll.rewards.control_tokens import defused
 from roll.rewards.format import form_problems
 from roll.rewards.instructions import followed
-from roll.rewards.math import LONGEST_TEXT, prepare_worker, score_math
+from roll.rewards.math import prepare_worker, score_math
 from roll.rewards.penalties import repeated_share
 from roll.rewards.short_answer import compared
 

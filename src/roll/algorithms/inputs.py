@@ -70,11 +70,6 @@ class LossInputs:
     returns: Tensor | None = None
     """[N] float32, what the critic should say."""
 
-    @property
-    def num_sequences_here(self) -> int:
-        """Sequences of this micro-batch."""
-        return len(self.sequence_lengths)
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LossOutputs:

@@ -96,3 +96,7 @@ class AlarmsConfig(Section):
     disagreement_above: float | None = option(
         0.5, "Share of answers that one component of the reward calls right and another wrong.", ge=0, lt=1
     )
+
+    def stops_on(self, name: str) -> bool:
+        """Whether the run ends where this alarm goes off."""
+        return self.action == "stop" or name in self.stop_on

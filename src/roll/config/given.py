@@ -1,4 +1,4 @@
-"""Data, rewards and callbacks that a script or a notebook gives as Python objects, and where they go.
+"""Data and rewards that a script or a notebook gives as Python objects, and where they go.
 
     config, data=rows, reward=function ──► a configuration whose `data` carry them (`PythonData`, `PythonReward`)
 

@@ -29,6 +29,7 @@ __all__ = [
     "dump_entries",
     "first_recorded",
     "read_history",
+    "value_at",
 ]
 
 CONFIG = "config.yaml"
@@ -127,6 +128,13 @@ def differences(before: Any, after: Any, key: str, *, missing: Any = None) -> It
             yield from differences(before.get(name, missing), after.get(name, missing), inner, missing=missing)
     elif before != after:
         yield key, before, after
+
+
+def value_at(tree: Any, key: str) -> Any:
+    """The value of a dotted key; `None` where the tree does not go so far."""
+    for part in key.split("."):
+        tree = tree.get(part) if isinstance(tree, Mapping) else None
+    return tree
 
 
 def _put(tree: dict[str, Any], key: str, value: Any) -> None:

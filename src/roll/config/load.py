@@ -16,6 +16,7 @@ from pydantic import ValidationError
 
 from roll.config.base import Section
 from roll.config.document import Document, KeyPath, dotted, dump, read
+from roll.config.history import CONFIG
 from roll.config.overrides import apply_overrides
 from roll.config.problems import at, describe, message, show
 from roll.config.run import RLVRConfig
@@ -158,7 +159,7 @@ def load_run_config(run: str | Path, overrides: Overrides = ()) -> RLVRConfig:
         RunDirectoryError: there is no run.
         ConfigError: an override is wrong, or would make another run of it.
     """
-    path = Path(run) / "config.yaml"
+    path = Path(run) / CONFIG
     if not path.is_file():
         raise RunDirectoryError(f"'{run}' is not a run: it has no config.yaml.")
     before = load_config(path)

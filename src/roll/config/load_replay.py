@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from roll.config.algorithm import AlgorithmConfig
-from roll.config.history import differences, first_recorded
+from roll.config.history import CONFIG, differences, first_recorded, value_at
 from roll.config.load import Overrides, as_override_list, load_config
 from roll.config.problems import show
 from roll.config.run import RLVRConfig
@@ -39,7 +39,7 @@ def load_replay_config(
         ConfigError: an override is wrong.
     """
     path = Path(run) if Path(run).name not in ("", "..") else Path(run).resolve()
-    if not (path / "config.yaml").is_file():
+    if not (path / CONFIG).is_file():
         raise RunDirectoryError(f"'{run}' is not a run: it has no config.yaml.")
     changes = as_override_list(overrides)
     tree = first_recorded(path)
@@ -85,7 +85,7 @@ def check_replayable(config: RLVRConfig, recorded: Mapping[str, Any]) -> None:
     problems = [
         f"  {key}: recorded {show(before)}, now {show(after)}"
         for section in _FIXED[only]
-        for key, before, after in differences(_at(recorded, section), _at(now, section), section)
+        for key, before, after in differences(value_at(recorded, section), value_at(now, section), section)
     ]
     if problems:
         without = "the engines" if only == "train" else "the trainer"
@@ -98,11 +98,4 @@ def check_replayable(config: RLVRConfig, recorded: Mapping[str, Any]) -> None:
 def changed_keys(recorded: Mapping[str, Any], config: RLVRConfig, sections: Sequence[str]) -> list[str]:
     """Dotted keys below these sections whose values are not the recorded ones."""
     now = config.model_dump(mode="json")
-    return [key for s in sections for key, _, _ in differences(_at(recorded, s), _at(now, s), s)]
-
-
-def _at(tree: Mapping[str, Any], key: str) -> Any:
-    value: Any = tree
-    for part in key.split("."):
-        value = value.get(part) if isinstance(value, Mapping) else None
-    return value
+    return [key for s in sections for key, _, _ in differences(value_at(recorded, s), value_at(now, s), s)]

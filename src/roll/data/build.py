@@ -52,11 +52,6 @@ class Data:
     longest_prompt: int | None
     """In tokens, over training and held-out prompts; `None` where there are too many to render them all."""
 
-    @property
-    def num_train_prompts(self) -> int:
-        """Different prompts to train on."""
-        return self.train.num_prompts
-
     def evaluation(self, num_prompts: int) -> list[PromptDraw]:
         """The first `num_prompts` held-out prompts (all, where there are fewer), always the same ones."""
         prompts = [self.held_out[i] for i in range(min(num_prompts, len(self.held_out)))]

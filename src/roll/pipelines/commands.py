@@ -27,7 +27,6 @@ from roll.pipelines.saved import (
 )
 from roll.pipelines.scheduling import build_scheduler
 from roll.pipelines.stop import Interrupted, StopRequest, stop_on_signals
-from roll.protocols import InferenceEngine
 from roll.rollout import LLMProxy
 from roll.running import run_to_end
 from roll.tracking import RunDirectory, Summary, Tracker, read_metrics
@@ -119,14 +118,10 @@ async def _evaluate(config: RLVRConfig) -> dict[str, float]:
         pool = await cluster.start_pool(config.rollout.reward_workers)
         stack.push_async_callback(pool.close)
         rewards = await stack.enter_async_context(open_scoring(config, cluster, pool))
-        proxy = LLMProxy(engines, prepare=_nothing_to_sync)
+        proxy = LLMProxy(engines)
         stack.push_async_callback(proxy.close)
         scheduler = build_scheduler(config, proxy, rewards, material.data.renderer)
         groups = await scheduler.collect(draws, sampling_plans(config, material.stop_token_ids)[1])
         if text := describe(failures_of(groups)):
             logger.warning("%s", text)
         return evaluation_metrics(groups)
-
-
-async def _nothing_to_sync(engine: InferenceEngine) -> None:
-    """A fresh engine has loaded the model that is evaluated."""

@@ -15,6 +15,7 @@ from roll.types import Group, Rollout
 
 __all__ = [
     "batch_metrics",
+    "engine_metrics",
     "evaluation_metrics",
     "rollout_metrics",
     "run_metrics",
@@ -107,8 +108,12 @@ def run_metrics(state: RunState, ledger: DataLedger, proxy: LLMProxy) -> dict[st
     """Of the whole run so far."""
     metrics = {f"ledger/{fate}": float(count) for fate, count in ledger.counts().items()}
     metrics |= {f"alarm/{name}": float(count) for name, count in state.alarms.items()}
-    return metrics | {
-        "policy_version": float(state.policy_version),
+    return metrics | {"policy_version": float(state.policy_version)} | engine_metrics(proxy)
+
+
+def engine_metrics(proxy: LLMProxy) -> dict[str, float]:
+    """What became of engines, and of the requests they had, in the whole run so far."""
+    return {
         "engines/replaced": float(proxy.num_replaced),
         "engines/hung": float(proxy.num_hung),
         "engines/reissued": float(proxy.num_reissued),

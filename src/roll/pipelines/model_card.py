@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from roll.config.document import dump, read
-from roll.config.history import CONFIG, config_at, read_history
+from roll.config.history import CONFIG, config_at, read_history, value_at
 from roll.errors import UserError
 from roll.pipelines.saved import read_checkpoint
 from roll.tracking.metrics_file import read_metrics
@@ -44,7 +44,7 @@ def model_card(checkpoint: Path, title: str, *, adapter: bool = False) -> str:
     """
     step = read_checkpoint(checkpoint).state.step
     config = _config(checkpoint, step)
-    name = str(_at(config, "model.path") or "")
+    name = str(value_at(config, "model.path") or "")
     lines = [
         "---",
         dump(_header(name, config, adapter=adapter)).rstrip(),
@@ -75,7 +75,7 @@ def _header(name: str, config: Mapping[str, Any], *, adapter: bool) -> dict[str,
     header: dict[str, Any] = {"library_name": "peft" if adapter else "transformers", "pipeline_tag": "text-generation"}
     if name.count("/") == 1 and not Path(name).exists() and not name.startswith((".", "/", "~")):
         header["base_model"] = name  # an id on the hub
-    algorithm = _at(config, "algorithm.type")
+    algorithm = value_at(config, "algorithm.type")
     return header | {"tags": ["reinforcement-learning", "roll", *([str(algorithm)] if algorithm else [])]}
 
 
@@ -89,9 +89,9 @@ def _settings(config: Mapping[str, Any]) -> Iterator[str]:
         return
     yield from ("## Training", "", "| setting | value |", "|---|---|")
     for key in _SETTINGS:
-        if (value := _at(config, key)) is not None:
+        if (value := value_at(config, key)) is not None:
             yield f"| `{key}` | {value} |"
-    lora = _at(config, "model.lora")
+    lora = value_at(config, "model.lora")
     if isinstance(lora, Mapping):
         yield f"| `model.lora` | rank {lora.get('rank')}, alpha {lora.get('alpha')} |"
     for entry in config.get("data", ()):
@@ -120,9 +120,3 @@ def _figures(rows: Sequence[Mapping[str, Any]], step: int) -> Iterator[str]:
 
 def _mean(values: Sequence[float]) -> str:
     return f"{sum(values) / len(values):.4g}"
-
-
-def _at(tree: Any, key: str) -> Any:
-    for part in key.split("."):
-        tree = tree.get(part) if isinstance(tree, Mapping) else None
-    return tree

@@ -9,11 +9,9 @@ from dataclasses import dataclass
 
 from roll.cluster.base import Cluster, open_cluster, start_together
 from roll.config import RLVRConfig
-from roll.envs.watch import watched
 from roll.inference import resolve_engine_kind
 from roll.pipelines.checkpoint import Checkpointer
 from roll.pipelines.judge import JudgeRole, start_judge
-from roll.pipelines.learning.failures import Retries
 from roll.pipelines.material import Material, engine_specs, prepare_material, probe_sequences, sampling_plans
 from roll.pipelines.parts import Parts
 from roll.pipelines.replay.recorder import RecordingProxy, open_recorder
@@ -23,14 +21,12 @@ from roll.pipelines.start_notes import StartNotes
 from roll.pipelines.state import RunState
 from roll.pipelines.stop import StopRequest
 from roll.pipelines.trainers import Trainers, trainer_specs
+from roll.pipelines.watching import watch
 from roll.protocols import EngineGroup, WorkerPool
 from roll.rewards.compose import WeightedReward
 from roll.rewards.opening import open_rewards
-from roll.rollout import DataLedger, LLMProxy, RolloutScheduler
-from roll.rollout.lifecycle import FINAL
+from roll.rollout import DataLedger, LLMProxy
 from roll.tracking import RunDirectory, Tracker
-from roll.tracking.rollout_trace import RolloutTrace
-from roll.tracking.stages import Stages
 from roll.weights import WeightSync
 
 __all__ = ["open_parts"]
@@ -85,20 +81,6 @@ async def _open_rewards(
     return rewards
 
 
-def _watch(
-    config: RLVRConfig, scheduler: RolloutScheduler, tracker: Tracker, stack: AsyncExitStack
-) -> tuple[Retries, Stages]:
-    """Who looks on as rollouts come about: the trace, and those who say what fails and what a step waits for."""
-    retries, stages = Retries(), Stages(tracker.spans)
-    listeners = [retries.on_transition, stages.on_transition]
-    if config.tracking.trace_rollouts:
-        listeners.append(RolloutTrace(tracker.spans.event, FINAL).on_transition)
-    for listener in listeners:
-        scheduler.life.listen(listener)
-    stack.enter_context(watched(stages.environment))
-    return retries, stages
-
-
 def _checkpointer(run: RunDirectory, config: RLVRConfig, trainers: Trainers, tracker: Tracker) -> Checkpointer:
     saved = tracker.callbacks.saved
     return Checkpointer(run, config.checkpoint, trainers.policy, trainers.critics, on_saved=saved)
@@ -138,7 +120,7 @@ async def open_parts(
         scheduler = build_scheduler(config, proxy, rewards, material.data.renderer, tracker.on_rollout)
         if recorder is not None:
             recorder.listen(scheduler.life, proxy)
-        retries, stages = _watch(config, scheduler, tracker, stack)
+        retries, stages = watch(config, scheduler, tracker, stack)
         yield Parts(
             config=config,
             state=state,

@@ -10,8 +10,10 @@ from roll.errors import InfraError, RewardInfraError, UserError, WorkerDiedError
 from roll.protocols import WorkerPool
 from roll.types import Rollout
 
-__all__ = ["TIMEOUT", "Judgement", "Verifier", "in_pool"]
+__all__ = ["LONGEST_TEXT", "TIMEOUT", "Judgement", "Verifier", "in_pool"]
 
+LONGEST_TEXT = 20_000
+"""Characters of an answer that verifiers of final answers look at, from its end."""
 TIMEOUT = "timeout"
 """Verdict on an answer that took too long to verify."""
 

@@ -7,14 +7,12 @@ import re
 
 from roll.config.rewards import ChoiceReward
 from roll.protocols import WorkerPool
-from roll.rewards.base import Judgement, Verifier, in_pool
+from roll.rewards.base import LONGEST_TEXT, Judgement, Verifier, in_pool
 from roll.rewards.final_answer import last_boxed, last_tagged
 from roll.types import Rollout
 
 __all__ = ["choice_verifier", "chosen_letter", "score_choice"]
 
-LONGEST_TEXT = 20_000
-"""Characters at the end of an answer that are looked at."""
 LONGEST_ALONE = 40
 """Characters of a line, or of an answer, that is a letter with marks around it."""
 _STYLE = re.compile(r"\\(?:text|textbf|textit|textrm|mathrm|mathbf|mbox)(?![a-zA-Z])|[${}*_]|\\[,;!() ]")

@@ -35,7 +35,7 @@ LARGE_BYTES = 4 * 2**20
 
 @dataclass(frozen=True, kw_only=True)
 class GivenFunction:
-    """A function, packed; reads as its name."""
+    """A function that was given as an object, packed for other processes; reads as its name."""
 
     name: str
     packed: bytes

@@ -16,7 +16,7 @@ import re
 
 from roll.config.rewards import MathReward
 from roll.protocols import WorkerPool
-from roll.rewards.base import Judgement, Verifier, in_pool
+from roll.rewards.base import LONGEST_TEXT, Judgement, Verifier, in_pool
 from roll.rewards.final_answer import (
     last_boxed,
     last_boxes,
@@ -37,8 +37,6 @@ from roll.types import Rollout
 
 __all__ = ["math_verifier", "prepare_worker", "score_math"]
 
-LONGEST_TEXT = 20_000
-"""Characters of an answer that are looked at, from its end."""
 LONGEST_ANSWER = 1_000
 """Characters of a final answer; a longer one is wrong."""
 ALARM_AT = 0.8

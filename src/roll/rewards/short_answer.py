@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from roll.config.rewards import ShortAnswerReward
 from roll.protocols import WorkerPool
-from roll.rewards.base import Judgement, Verifier, in_pool
+from roll.rewards.base import LONGEST_TEXT, Judgement, Verifier, in_pool
 from roll.rewards.final_answer import last_tagged
 from roll.types import Rollout
 
@@ -16,8 +16,6 @@ __all__ = ["compared", "exact_match", "f1", "normalised_words", "short_answer_ve
 
 _PUNCTUATION = str.maketrans(string.punctuation, " " * len(string.punctuation))
 _ARTICLES = {"a", "an", "the"}
-LONGEST_TEXT = 20_000
-"""Characters of an answer that are looked at, from its end."""
 
 
 def normalised_words(text: str) -> list[str]:

@@ -24,7 +24,7 @@ __all__ = ["Census"]
 
 @dataclass(kw_only=True, slots=True)
 class Census:
-    """Of the launches that one step accounts for."""
+    """What became of the rollouts that one step accounts for."""
 
     counted: list[tuple[float, int]] = field(default_factory=list)
     """Reward and tokens of each rollout of the step's groups."""
@@ -36,7 +36,7 @@ class Census:
     """Rollouts that were stopped before they had a reward."""
 
     def add(self, run: GroupRun, *, counts: bool) -> None:
-        """A group that has ended or was stopped; `counts` says whether the step gets it."""
+        """Count a group that has ended or was stopped; `counts` says whether the step gets it."""
         chosen = {rollout.index for rollout in run.group.scored} if counts else set()
         for rollout in run.scored:
             (self.counted if rollout.index in chosen else self.unused).extend(_facts([rollout]))

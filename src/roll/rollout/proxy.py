@@ -57,7 +57,7 @@ class LLMProxy:
 
     Args:
         engines: the engines of the run.
-        prepare: brings a fresh engine to the current weights before it serves.
+        prepare: brings a fresh engine to the current weights before it serves; not needed where it has loaded them.
         max_attempts: how often one request is issued before its engine's end is passed on.
         router: chooses engines.
     """
@@ -65,7 +65,7 @@ class LLMProxy:
     def __init__(
         self,
         engines: EngineGroup,
-        prepare: Callable[[InferenceEngine], Awaitable[object]],
+        prepare: Callable[[InferenceEngine], Awaitable[object]] | None = None,
         *,
         max_attempts: int = 3,
         router: Router | None = None,
@@ -83,7 +83,7 @@ class LLMProxy:
         """Engines that were replaced because they made no progress; they count as replaced too."""
         self.num_reissued = 0
         self.num_continued = 0
-        self._fleet = EngineFleet(engines, prepare, self._router, self._on_change)
+        self._fleet = EngineFleet(engines, prepare or _as_loaded, self._router, self._on_change)
 
     @property
     def engines(self) -> Sequence[InferenceEngine]:
@@ -263,6 +263,10 @@ class LLMProxy:
                 if not entry.place.done():
                     entry.place.set_exception(self._fleet.error)
         self._dispatch()
+
+
+async def _as_loaded(engine: InferenceEngine) -> None:
+    """Nothing brings the engine to other weights than those it has loaded."""
 
 
 async def _unless_lost(call: Awaitable[None]) -> None:

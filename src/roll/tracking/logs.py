@@ -3,9 +3,8 @@
     descriptors 1 and 2 (Python, C++, child processes) ──► logs/<role>-<rank>.log
     a duplicate of the original descriptor 1            ──► `Terminal`, which only ROLL's console holds
 
-The descriptors themselves are redirected, so nothing can write over the display: no logger of a library, no
-`printf` in C++, no process that was started meanwhile. What a user's reward function prints is in the log as
-well.
+The descriptors themselves are redirected, so nothing can write over the display: no logger of a library, no `printf` in
+C++, no process that was started meanwhile. What a user's reward function prints is in the log as well.
 """
 
 from __future__ import annotations
@@ -51,12 +50,10 @@ class Terminal:
 
 @contextlib.contextmanager
 def redirect_infrastructure_logs(path: Path, *, level: int = logging.INFO) -> Iterator[Terminal]:
-    """Send standard output, standard error, Python's loggers and warnings to `path` (appended to) while
-    inside.
+    """Send standard output, standard error, Python's loggers and warnings to `path` (appended to) while inside.
 
     Yields:
-        The terminal, for ROLL's own display. Where standard output is not a descriptor (a notebook), it is
-        that object.
+        The terminal, for ROLL's own display. Where standard output is not a descriptor (a notebook), it is that object.
 
     Raises:
         OSError: `path` cannot be written.

@@ -184,19 +184,6 @@ class RunDirectory:
         """Log of one process."""
         return self.logs_dir / f"{role}-{rank}.log"
 
-    def read_config(self) -> dict[str, Any]:
-        """The resolved configuration as plain data.
-
-        Raises:
-            RunDirectoryError: it cannot be read.
-        """
-        import yaml
-
-        try:
-            return yaml.safe_load(self.config_path.read_text(encoding="utf-8"))
-        except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-            raise RunDirectoryError(f"'{self.config_path}' cannot be read: {error}.") from error
-
     def _make_directories(self) -> None:
         for name in _DIRECTORIES:
             (self.path / name).mkdir(exist_ok=True)

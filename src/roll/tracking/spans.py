@@ -4,14 +4,13 @@
         with spans.phase("generate"): …
         with spans.phase("train"):
             with spans.phase("forward"): …          # nested: inside `train`
-        metrics = spans.metrics()                    # time/generate_s, time/train_s, time/forward_s,
-        time/step_s
+        metrics = spans.metrics()                    # time/generate_s, time/train_s, time/forward_s, time/step_s
 
 One event loop or thread uses a `Spans`; phases may overlap when tasks run them concurrently.
 
 Invariants:
-    - the time of a phase is the wall time during which at least one phase of that name was open, so
-      overlapping ones are not counted twice and no phase exceeds its step;
+    - the time of a phase is the wall time during which at least one phase of that name was open, so overlapping ones
+      are not counted twice and no phase exceeds its step;
     - in the trace, spans that overlap without nesting lie in different lanes.
 """
 
@@ -68,8 +67,7 @@ class Spans:
     """Measures phases, per step, and writes them as a trace.
 
     Args:
-        trace_path: Chrome trace file to append to; `None` for no trace. A trace that cannot be written is
-        given up with
+        trace_path: Chrome trace file to append to; `None` for no trace. A trace that cannot be written is given up with
             a warning: it never stops a run.
         on_phase: told the name of a phase that begins, and `""` when one ends; not of nested ones.
         clock: seconds that only grow.
@@ -163,12 +161,8 @@ class Spans:
 
     def follow(self, span: _Span, name: str) -> _Span:
         """Close a span and open another in its place."""
-        self._end(span, followed=True)
+        self.end(span, followed=True)
         return self._begin(name, span.parent, is_step=False)
-
-    def end(self, span: _Span) -> None:
-        """Close it."""
-        self._end(span, followed=False)
 
     def _begin(self, name: str, parent: _Span | None, is_step: bool) -> _Span:
         span = _Span(name, self._clock(), parent, self._free_lane(parent), is_step)
@@ -179,7 +173,8 @@ class Spans:
                 self._on_phase(name)
         return span
 
-    def _end(self, span: _Span, *, followed: bool) -> None:
+    def end(self, span: _Span, *, followed: bool = False) -> None:
+        """Close a span; where another phase follows at once, nobody is told that this one ended."""
         self._lanes[span.lane].remove(span)
         now = self._clock()
         if not span.is_step:

@@ -23,8 +23,7 @@ _CHOICE = ("reward_counted", "reward_launched", "length_counted", "length_launch
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Summary:
-    """Figures of a run, over all of its sessions where it was resumed; `None` where something was not
-    measured."""
+    """Figures of a run, over all of its sessions where it was resumed; `None` where something was not measured."""
 
     name: str
     directory: str

@@ -44,7 +44,7 @@ _PATHS = {(module, f"{kind}Path") for module in ("pathlib", "pathlib._local") fo
 
 
 class _Unpickler(pickle.Unpickler):
-    """Knows stand-ins alone."""
+    """Gives a stand-in for each name that belongs in an index, and nothing else."""
 
     def __init__(self, file: Any) -> None:
         super().__init__(file)

@@ -24,6 +24,13 @@ from roll.rewards.mathematics.shape import TooDeepError, shape_of
 from roll.rewards.mathematics.symbolic import SlowError, limited, looks_explosive, same_value
 from roll.rewards.mathematics.units import split_percent, split_unit, unit_of
 
+
+@pytest.fixture(scope="module", autouse=True)
+def _prepared() -> None:
+    """As a worker of the pool: no time limit runs while libraries are imported."""
+    prepare_worker()
+
+
 RIGHT = [
     (r"\boxed{\{1,2,3\}}", r"\{3,2,1\}"),
     (r"\boxed{1, 2, 3}", r"\{3,2,1\}"),

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from roll.config.document import read
 from roll.errors import RunDirectoryError
 from roll.tracking import RunDirectory, atomic
 
@@ -17,7 +18,7 @@ def test_a_new_run_has_its_directories_and_its_configuration(tmp_path: Path) -> 
     with RunDirectory.create(tmp_path / "runs" / "a", {"name": "a", "seed": 0, "text": "α: [1]"}) as run:
         names = sorted(p.name for p in run.path.iterdir() if not p.name.startswith("."))
         assert names == ["checkpoints", "config.yaml", "logs", "rollouts", "tensorboard"]
-        assert run.read_config() == {"name": "a", "seed": 0, "text": "α: [1]"}
+        assert read(run.config_path).tree == {"name": "a", "seed": 0, "text": "α: [1]"}
         assert run.checkpoint_path(20) == tmp_path / "runs/a/checkpoints/step-000020"
         assert run.log_path("engine", 1).name == "engine-1.log"
 
@@ -27,7 +28,7 @@ def test_an_existing_run_is_refused_and_left_as_it_is(tmp_path: Path) -> None:
     (tmp_path / "a-2").mkdir()
     with pytest.raises(RunDirectoryError, match=rf"roll resume {tmp_path}/a`.*`name=a-3`"):
         RunDirectory.create(tmp_path / "a", {"seed": 1})
-    assert RunDirectory.open(tmp_path / "a").read_config() == {"seed": 0}
+    assert read(RunDirectory.open(tmp_path / "a").config_path).tree == {"seed": 0}
 
 
 def test_a_directory_with_something_else_in_it_is_refused_and_left_as_it_is(tmp_path: Path) -> None:
@@ -40,7 +41,7 @@ def test_a_directory_with_something_else_in_it_is_refused_and_left_as_it_is(tmp_
 def test_an_empty_directory_is_accepted(tmp_path: Path) -> None:
     (tmp_path / "a").mkdir()
     RunDirectory.create(tmp_path / "a", {"seed": 1}).close()
-    assert RunDirectory.open(tmp_path / "a").read_config() == {"seed": 1}
+    assert read(RunDirectory.open(tmp_path / "a").config_path).tree == {"seed": 1}
 
 
 def test_a_creation_that_was_interrupted_anywhere_can_be_repeated(

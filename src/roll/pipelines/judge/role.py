@@ -24,7 +24,7 @@ from roll.cluster.judge import judge_specs
 from roll.config import RLVRConfig
 from roll.errors import InfraError, RewardInfraError, UserError
 from roll.models import load_tokenizer, resolve_model, stop_token_ids
-from roll.protocols import EngineGroup, InferenceEngine, WorkerPool
+from roll.protocols import EngineGroup, WorkerPool
 from roll.rewards.compose import WeightedReward
 from roll.rewards.judge.cache import content_key
 from roll.rewards.judge.own import JudgeModel
@@ -64,7 +64,7 @@ class JudgeRole:
     ) -> None:
         self._engines = engines
         self._router = Router()
-        self._proxy = LLMProxy(engines, _keep_weights, router=self._router)
+        self._proxy = LLMProxy(engines, router=self._router)
         self._trace = RequestTrace(emit)
         self._figures = _Figures()
         self.model = model(self.generate)
@@ -132,10 +132,6 @@ class JudgeRole:
         """End every engine."""
         await self._proxy.close()
         await self._engines.close()
-
-
-async def _keep_weights(engine: InferenceEngine) -> None:
-    """A fresh engine has loaded the judge: nothing is synchronised."""
 
 
 async def start_judge(

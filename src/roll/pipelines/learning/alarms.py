@@ -43,8 +43,7 @@ def check_alarms(
         counts[name] = before.get(name, 0) + 1
         if counts[name] == config.patience:
             steps = f"{config.patience} steps in a row" if config.patience > 1 else "this step"
-            stops = config.action == "stop" or name in config.stop_on
-            alarms.append(Alarm(message=f"{problem} ({steps}; alarms.{name})", stops=stops))
+            alarms.append(Alarm(message=f"{problem} ({steps}; alarms.{name})", stops=config.stops_on(name)))
     return counts, alarms
 
 

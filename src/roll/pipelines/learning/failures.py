@@ -30,7 +30,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Failures:
-    """Of some answers."""
+    """How many of some answers we failed, and why."""
 
     asked: int = 0
     """Answers that were looked at, or would have been, had we not failed."""
@@ -43,13 +43,13 @@ class Failures:
     prompts: dict[str, str] = field(default_factory=dict)
     """By cause, the first prompt that met it."""
 
-    def metrics(self, prefix: str = "") -> dict[str, float]:
-        """Counts and shares."""
+    def metrics(self) -> dict[str, float]:
+        """Counts, and shares of the answers that were asked about."""
         return {
-            f"{prefix}rollout/infra_errors": float(self.failed),
-            f"{prefix}rollout/infra_error_share": self.failed / self.asked if self.asked else 0.0,
-            f"{prefix}reward/timeouts": float(self.timed_out),
-            f"{prefix}reward/timeout_share": self.timed_out / self.asked if self.asked else 0.0,
+            "rollout/infra_errors": float(self.failed),
+            "rollout/infra_error_share": self.failed / self.asked if self.asked else 0.0,
+            "reward/timeouts": float(self.timed_out),
+            "reward/timeout_share": self.timed_out / self.asked if self.asked else 0.0,
         }
 
     @property
@@ -59,7 +59,7 @@ class Failures:
 
 
 def failures_of(groups: Iterable[Group]) -> Failures:
-    """Count."""
+    """Count what we failed of the answers of these groups."""
     asked = failed = timed_out = 0
     causes: Counter[str] = Counter()
     prompts: dict[str, str] = {}
@@ -90,7 +90,7 @@ class Retries:
             logger.warning("an answer %s: %s", "is tried again" if again else "got no reward", event.detail)
 
     def metrics(self) -> dict[str, float]:
-        """Since it was last asked."""
+        """Attempts that were made again since this was last asked."""
         num, self._num, self._reported = self._num, 0, False
         return {"rollout/retries": float(num)}
 
@@ -142,8 +142,7 @@ def check_failures(
             last = describe(latest)
             message = f"{count} of {asked} answers of {len(window)} steps {problem}; of the last one, {last}"
             message = last if len(window) == 1 else message
-            stops = config.action == "stop" or name in config.stop_on
-            alarms.append(Alarm(message=f"{message} (alarms.{name})", stops=stops))
+            alarms.append(Alarm(message=f"{message} (alarms.{name})", stops=config.stops_on(name)))
     return alarms
 
 

@@ -20,11 +20,11 @@ from pathlib import Path
 
 from roll.cluster.base import open_cluster
 from roll.config import RLVRConfig
-from roll.envs.watch import watched
 from roll.errors import ConfigError
 from roll.models import resolve_model
 from roll.pipelines import measures
 from roll.pipelines.judge import start_judge
+from roll.pipelines.learning.failures import Retries
 from roll.pipelines.material import engine_specs, prepare_material, sampling_plans
 from roll.pipelines.replay.checks import check_material, check_steps, open_recording
 from roll.pipelines.replay.comparison import Comparison
@@ -32,14 +32,13 @@ from roll.pipelines.saved import find_model_directory
 from roll.pipelines.scheduling import build_controller, build_router, build_scheduler, own_loop
 from roll.pipelines.state import RunState
 from roll.pipelines.stop import StopRequest
-from roll.protocols import InferenceEngine, Reward
+from roll.pipelines.watching import watch
+from roll.protocols import Reward
 from roll.rewards.opening import open_rewards
 from roll.rollout import AsyncController, DataLedger, LLMProxy, RolloutScheduler
-from roll.rollout.lifecycle import FINAL
 from roll.rollout.loops import Generate, Renderer, RolloutLoop, joined, next_turn, play, single_answer
 from roll.tracking import RunDirectory, Tracker
 from roll.tracking.recording import RecordedWork
-from roll.tracking.rollout_trace import RolloutTrace
 from roll.tracking.stages import Stages
 from roll.types import Generation, GenerationRequest, PromptDraw, RewardResult, Rollout, Turn
 
@@ -55,6 +54,7 @@ class _World:
     controller: AsyncController
     scheduler: RolloutScheduler
     proxy: LLMProxy
+    retries: Retries
     stages: Stages
     first: int
 
@@ -93,18 +93,14 @@ async def open_generation(
             open_rewards(config, pool, judge.model if judge is not None else None)
         )
         attempts, router = config.rollout.max_attempts, build_router(config)
-        proxy = LLMProxy(engines, _nothing_to_sync, max_attempts=attempts, router=router)
+        proxy = LLMProxy(engines, max_attempts=attempts, router=router)
         stack.push_async_callback(proxy.close)
         loop: RolloutLoop | None = None
         if config.replay.lengths == "recorded":
             loop = SameLengths(work, own_loop(config))
             rewards = {domain: SameRewards(reward, work) for domain, reward in rewards.items()}
         scheduler = build_scheduler(config, proxy, rewards, material.data.renderer, tracker.on_rollout, loop=loop)
-        if config.tracking.trace_rollouts:
-            scheduler.life.listen(RolloutTrace(tracker.spans.event, FINAL).on_transition)
-        stages = Stages(tracker.spans)
-        scheduler.life.listen(stages.on_transition)
-        stack.enter_context(watched(stages.environment))
+        retries, stages = watch(config, scheduler, tracker, stack)
         plan = sampling_plans(config, material.stop_token_ids)[0]
         ledger = _ledger_of(start.num_draws)
         controller = build_controller(config, state, material.data, ledger, scheduler, proxy, plan)
@@ -116,6 +112,7 @@ async def open_generation(
             controller=controller,
             scheduler=scheduler,
             proxy=proxy,
+            retries=retries,
             stages=stages,
             first=recording.first,
         )
@@ -140,10 +137,6 @@ def _weights(source: str) -> Path:
     if found is None and (path / "checkpoints").is_dir():
         raise ConfigError(f"replay.checkpoint '{source}' is a run without a checkpoint: name a model or a checkpoint.")
     return found or resolve_model(source)
-
-
-async def _nothing_to_sync(engine: InferenceEngine) -> None:
-    """A fresh engine has loaded the weights that answer."""
 
 
 async def _generate_again(world: _World) -> None:
@@ -178,9 +171,8 @@ async def _step(world: _World, step: int, comparison: Comparison) -> None:
     kept = [group for group in batch.groups if group.draw.draw_id not in batch.left_out]
     await controller.settle(step - world.first + 1, {r.rollout_id for group in kept for r in group.scored})
     metrics = measures.rollout_metrics(batch.groups) | measures.batch_metrics(batch)
+    metrics |= world.retries.metrics() | measures.engine_metrics(world.proxy)
     metrics |= {
-        "engines/replaced": float(world.proxy.num_replaced),
-        "engines/reissued": float(world.proxy.num_reissued),
         "replay/recorded_wait_s": work.wait_s[step],
         "replay/recorded_step_s": work.step_s[step],
     } | spans.metrics()

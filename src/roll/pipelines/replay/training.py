@@ -98,7 +98,7 @@ async def open_training(
         trainers = Trainers.of(config, await start_together(stack, *map(cluster.start_trainer, specs)))
         if saved:
             await trainers.load(saved)
-        proxy = LLMProxy(_NoEngines(), _never)
+        proxy = LLMProxy(_NoEngines())
         ledger = saved.ledger if saved else DataLedger()
         train_plan, eval_plan = sampling_plans(config, material.stop_token_ids)
         yield Parts(
@@ -140,10 +140,6 @@ class _NoEngines:
 
     async def close(self) -> None:
         """Nothing was started."""
-
-
-async def _never(engine: InferenceEngine) -> None:
-    raise AssertionError("a replay brings weights to nobody")
 
 
 class _NoReport(SyncReport):

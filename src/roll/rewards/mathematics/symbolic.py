@@ -182,12 +182,10 @@ def _is_multiple(given: Any, right: Any) -> bool:
     """Whether one equation is a constant, not 0, times the other: computed at a few points."""
     import sympy
 
-    names = sorted(given.free_symbols | right.free_symbols, key=str)
     ratios = []
     try:
         a, b = given.lhs - given.rhs, right.lhs - right.rhs
-        for number in range(NUM_POINTS):
-            at = {name: sympy.Rational(7 + 4 * place + 5 * number, 6 + number) for place, name in enumerate(names)}
+        for at in _points(given.free_symbols | right.free_symbols):
             ours, theirs = sympy.N(a.subs(at), 25), sympy.N(b.subs(at), 25)
             if not (ours.is_finite and theirs.is_finite) or theirs == 0 or ours == 0:
                 return False
@@ -211,11 +209,10 @@ def _differ_somewhere(a: Any, b: Any) -> bool:
     import sympy
 
     try:
-        names = sorted(a.free_symbols | b.free_symbols, key=str)
+        names = a.free_symbols | b.free_symbols
         if not names and (difference := (a - b).doit()).is_Rational:
             return bool(difference != 0)  # 2^-100 is not 2^-101
-        for number in range(NUM_POINTS if names else 1):
-            at = {name: sympy.Rational(7 + 4 * place + 5 * number, 6 + number) for place, name in enumerate(names)}
+        for at in _points(names):
             ours, theirs = (sympy.N(value.subs(at) if at else value, 25) for value in (a, b))
             if not (ours.is_number and theirs.is_number and ours.is_finite and theirs.is_finite):
                 return False
@@ -224,6 +221,17 @@ def _differ_somewhere(a: Any, b: Any) -> bool:
     except (Exception, RecursionError):  # sets, relations, what cannot be computed
         return False
     return False
+
+
+def _points(symbols: set[Any]) -> list[dict[Any, Any]]:
+    """Values for the variables at which formulas are compared; a single empty one where there are no variables."""
+    import sympy
+
+    names = sorted(symbols, key=str)
+    return [
+        {name: sympy.Rational(7 + 4 * place + 5 * number, 6 + number) for place, name in enumerate(names)}
+        for number in range(NUM_POINTS if names else 1)
+    ]
 
 
 def rounds(decimal: str, exact: str, *, fewest_decimals: int = FEWEST_DECIMALS) -> bool:
