@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from roll.rewards.mathematics.plain_number import NUMBER, number_of, tidy
+from roll.rewards.mathematics.plain_number import NUMBER, number_of, same_number, tidy
 from roll.rewards.mathematics.units import unit_of
 
 __all__ = [
@@ -28,7 +28,13 @@ _NO_WORDS = re.compile(
 )
 _WORDS = re.compile(r"(?<![\\a-zA-Z])[a-zA-Z]{4,}")
 _DECIMAL_COMMA = re.compile(r"(?<![\d,.(\[{])(\d{1,9},)$")
-_OTHER = re.compile(r"\d\S{0,9}\s{0,3}[a-zA-Z]{0,12}\s{0,3}(?:\||\bor\b)\s{0,3}$")
+_OTHER = re.compile(
+    r"(\d[^\s|]{0,9})\s{0,3}([a-zA-Z]{0,12})\s{0,3}(?:\||\bor\b)\s{0,3}(?:\\\(|[$€£¥])?\s?(?:[a-zA-Z]\s?=\s?)?$"
+)
+_OPERATORS = ("+", "-", "*", "/", "×", "÷")
+_SCALED = re.compile(r"\s(?:hundred|thousand|million|billion|trillion)\b")
+_ROOT = re.compile(r"(?:√\s?\(?|\bsqrt\s?\()$")
+_MINUS = re.compile(r"\b(?:minus|negative)\s[$€£¥]?$", re.IGNORECASE)
 _BLANKS = re.compile(r"-?\d{1,3}(?: \d{3})+(?:\.\d+)?")
 _WORD = re.compile(r"[a-zA-Z]+")
 _TEXT_COMMAND = re.compile(r"\\(?:text|textrm|mathrm|mbox)(?![a-zA-Z])")
@@ -156,15 +162,26 @@ def last_number(text: str, *, with_unit: bool = False) -> str | None:
             start += 1  # `Rs.500`
         if not _stands_alone(text[max(0, start - 40) : start]):
             continue
+        before = text[max(0, start - 40) : start]
         formula = _formula_around(text, match.start())
-        if formula is not None:
-            return formula
-        sign = _sign(text[max(0, start - 8) : start])
-        unit = _unit(text, match.end()) if with_unit else ""
-        if with_unit and (other := _OTHER.search(text[max(0, start - 40) : start])):
-            return other.group() + text[start : match.end()] + unit  # `5 cm | 5 m` is neither
-        return sign + text[start : match.end()] + (unit or _percent(text, match.end()))
+        unit = _unit(text, match.end()) if with_unit and formula is None else ""
+        found = formula or _signed(before, text[start : match.end()]) + (unit or _suffix(text, match.end()))
+        other = _OTHER.search(before)
+        if other and (with_unit or _contradicts(other, found, text[match.end() : match.end() + 13])):
+            return other.group() + found  # `5 cm | 5 m` is neither, nor is `$6$ or $7$`
+        return found
     return None
+
+
+def _contradicts(other: re.Match[str], found: str, behind: str) -> bool:
+    """Whether `6 or 7` leaves it open which: two different numbers of the same thing."""
+    first, second = number_of(re.sub(r"\\\)$", "", other[1])), number_of(found)
+    named = re.match(r"[\s$]{0,2}([a-zA-Z]*)", behind)
+    same_thing = not other[2] or (named is not None and named[1] == other[2])
+    if first is None or second is None or not same_thing:
+        return False
+    is_operand = other.string[: other.start()].rstrip(" $€£¥(").endswith(_OPERATORS)  # `30 + 160 or 190`
+    return not is_operand and not same_number(first, second)
 
 
 def _unit(text: str, end: int) -> str:
@@ -190,8 +207,19 @@ def _sign(before: str) -> str:
     return "" if previous.isalnum() or previous in tuple(")]}.-") else "-"
 
 
-def _percent(text: str, end: int) -> str:
-    return "%" if re.match(r"\s?(?:%|percent\b)", text[end : end + 9]) else ""
+def _signed(before: str, number: str) -> str:
+    """The number with what is written before it: its sign, or a root."""
+    if _ROOT.search(before[-8:]):
+        return rf"\sqrt{{{number}}}"
+    return ("-" if _MINUS.search(before[-11:]) else _sign(before[-8:])) + number
+
+
+def _suffix(text: str, end: int) -> str:
+    """A percent sign, or a word such as `million`, right behind a number."""
+    if re.match(r"\s?(?:%|percent\b)", text[end : end + 9]):
+        return "%"
+    scale = _SCALED.match(text, end)
+    return scale.group() if scale else ""
 
 
 def _formulas(text: str) -> list[tuple[int, int]]:

@@ -32,6 +32,27 @@ def _prepared() -> None:
 
 
 RIGHT = [
+    (r"\boxed{3x}", "3 x"),
+    (r"\boxed{5 N}", "5"),
+    (r"\boxed{3 oz}", "3"),
+    ("The time is 5 pm", "5"),
+    (r"\boxed{7 \text{ units squared}}", "7"),
+    (r"\boxed{7}", r"7 \text{ squared meters}"),
+    (r"\boxed{7 \text{ million}}", "7000000"),
+    (r"\boxed{7 \text{ million dollars}}", r"7 \text{ million}"),
+    ("The answer is 3.5 million people.", "3500000"),
+    ("There is 32 - 28 = $4 million left.", "4"),
+    ("The answer is minus 7", "-7"),
+    ("The answer is √7", r"\sqrt{7}"),
+    ("The answer is 3/4 or 0.75", "0.75"),
+    ("That is 50% or 0.5.", "0.5"),
+    ("The answer is 1.5 hours or 90 minutes", "90"),
+    ("That is 2 dozen or 24 eggs", "24"),
+    ("This makes $30 + $160 or $190", "190"),
+    ("She has 2 or 3 left, so 12", "12"),
+    (r"\boxed{1, 2}", "a=1, b=2"),
+    (r"\boxed{2,1}", "x_1=1,x_2=2"),
+    (r"\boxed{(1,2)}", "x=1, y=2"),
     (r"\boxed{\{1,2,3\}}", r"\{3,2,1\}"),
     (r"\boxed{1, 2, 3}", r"\{3,2,1\}"),
     ("The solutions are 1, 2 and 3", "1,2,3"),
@@ -87,6 +108,31 @@ RIGHT = [
 ]
 
 WRONG = [
+    (r"\boxed{-56 t^{2}}", "-56 x^{2}"),
+    (r"\boxed{-56}", "-56 x^{2}"),
+    (r"\boxed{-3}", "-3 i"),
+    (r"\boxed{3 x}", "3"),
+    (r"\boxed{5}", "5 ab"),
+    (r"\boxed{-1_7}", "-1"),
+    (r"\boxed{7 \text{ fails}}", "7"),
+    (r"\boxed{7 \text{ plus two}}", "7"),
+    (r"\boxed{7 \text{ squared}}", "7"),
+    ("\\boxed{7 squared}", "7"),
+    (r"\boxed{7 \text{ half}}", "7"),
+    (r"\boxed{7 \text{ million}}", "7000"),
+    ("The answer is 7 million.", r"7 \text{ thousand}"),
+    ("The answer is minus 7", "7"),
+    ("The answer is negative 7.", "7"),
+    ("The answer is √7", "7"),
+    ("The answer is sqrt(7)", "7"),
+    ("The answer is 6 or 7", "7"),
+    ("The answer is 6 apples or 7 apples", "7"),
+    ("The answer is $6 or $7", "7"),
+    ("The answer is $6$ or $7$.", "7"),
+    (r"The answer is \(6\) or \(7\).", "7"),
+    ("Either $x=6$ or $x=7$", "7"),
+    (r"\boxed{2, 1}", "a=1, b=2"),
+    (r"\boxed{a=2,b=1}", "1,2"),
     (r"\boxed{7 \text{ or } 8}", "7"),
     (r"\boxed{1}, \boxed{3}", "1,2"),
     ("First \\boxed{1}.\nThen \\boxed{2}", "1,2"),
@@ -296,6 +342,11 @@ RESTATED = [
     (r"\sqrt{1764}\cdot 1", "42"),
     (r"6\sqrt{49}", "42"),
 ]
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _loaded() -> None:
+    prepare_worker()
 
 
 @pytest.mark.parametrize(("text", "reference"), [*RIGHT, *NOTATION])

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import random
 import re
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Collection, Coroutine, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -124,11 +125,11 @@ def test_pauses_between_attempts_double_and_one_that_was_given_up_is_tried_only_
         now = asyncio.get_running_loop().time
         own = engine("a")
         engines, failed, begun = group(own), [0.0], list[float]()
-        replace = engines.replace
+        bring_up = engines.replace
 
         async def noted(engine_id: str) -> TickingEngine:
             begun.append(now())
-            return await replace(engine_id)
+            return await bring_up(engine_id)
 
         async def prepare(fresh: Any) -> None:
             failed.append(now())
@@ -272,6 +273,18 @@ def test_a_slow_engine_does_not_hang() -> None:
     assert within(main()) == 0
 
 
+def test_an_engine_that_does_not_count_its_steps_is_never_said_to_hang() -> None:
+    async def main() -> int:
+        own = engine("a", tick_s=200.0)
+        load = own.load
+        own.load = lambda: replace(load(), num_steps=None)  # type: ignore[method-assign]
+        proxy = LLMProxy(group(own), ready)  # type: ignore[arg-type]
+        await proxy.generate(request("r"))
+        return proxy.num_hung
+
+    assert within(main()) == 0
+
+
 def test_a_paused_engine_does_not_hang() -> None:
     async def main() -> int:
         proxy = LLMProxy(group(engine("a")), ready)  # type: ignore[arg-type]
@@ -365,6 +378,29 @@ def test_a_place_is_free_when_the_engine_has_let_go() -> None:
     waiting, now = within(main())
     assert waiting == 1
     assert now == pytest.approx(7, abs=0.2)  # there and back in 2 s each, from the third second on
+
+
+def test_what_the_engine_has_let_go_of_is_not_aborted_again() -> None:
+    async def main() -> None:
+        own, asked = slow(), list[str]()
+        abort = own.abort
+
+        async def noted(request_ids: Collection[str]) -> None:
+            asked.extend(request_ids)
+            await abort(request_ids)
+
+        own.abort = noted  # type: ignore[method-assign]
+        proxy = LLMProxy(group(own), ready)  # type: ignore[arg-type]
+        tasks = [asyncio.create_task(proxy.generate(request(name))) for name in ("first", "second")]
+        for task in tasks:
+            await asyncio.sleep(3)
+            asked.clear()
+            task.cancel()
+            await asyncio.sleep(0)
+            await proxy.end_orphans()
+        assert set(asked) == {"second"}
+
+    within(main())
 
 
 def test_a_request_of_the_same_name_waits_until_its_orphan_is_gone() -> None:

@@ -23,6 +23,8 @@ MOST_ITEMS = 40
 _FLIPPED = {"<": ">", ">": "<", "\\le": "\\ge", "\\ge": "\\le"}
 _BASED = re.compile(r"\(?\s*([0-9A-Z]+)\s*\)?\s*_\s*\{?\s*(\d{1,2})\s*\}?")
 _MODULUS = re.compile(r"\\p?mod\s*\{?\s*(\d+)\s*\}?|\(\s*\\(?:p|b)?mod\s*(\d+)\s*\)|\\bmod\s*(\d+)|\(mod\s*(\d+)\)")
+_INDEXED_NUMBER = re.compile(r"\d\s*_")
+_INDEX = re.compile(r"_(?:\d+|\{\d+\})$")
 _PLUS_MINUS = re.compile(r"\\(?:pm|mp)(?![a-zA-Z])\s*")
 
 
@@ -224,10 +226,22 @@ def _same_groups(given: Shape, right: Shape) -> bool:
         alike = (ours.opening, ours.closing) == (theirs.opening, theirs.closing)
         return (alike or len(ours.items) > 2) and _in_order(ours.items, theirs.items)
     if not ours.ordered and not theirs.ordered:  # `1, 2` is the set {1, 2}
+        if (_names_each(ours) and not _names_any(theirs)) or (_names_each(theirs) and not _names_any(ours)):
+            return _in_order(ours.items, theirs.items)  # `2, 1` is not `a = 1, b = 2`
         return _unordered(ours.items, theirs.items)
     point, bare = (ours, theirs) if ours.ordered else (theirs, ours)
     is_point = (point.opening, point.closing) == ("(", ")") and not bare.opening  # `1, 2` for the point (1, 2)
     return is_point and _in_order(ours.items, theirs.items)
+
+
+def _names_any(group: Group) -> bool:
+    return any(isinstance(item, Relation) for item in group.items)
+
+
+def _names_each(group: Group) -> bool:
+    """Whether each value has a name of its own; `x_1` and `x_2` are two values of one."""
+    named = [item for item in group.items if isinstance(item, Relation) and item.is_equation and is_name(item.sides[0])]
+    return 1 < len(group.items) == len({_INDEX.sub("", _flat(item.sides[0])) for item in named})
 
 
 def _is_empty(group: Group) -> bool:
@@ -272,6 +286,8 @@ def _same_values(given: str, right: str) -> bool:
         return same_number(ours, theirs) or same_number(theirs, ours)
     if (based := _same_in_bases(given, right)) is not None:
         return based
+    if bool(_INDEXED_NUMBER.search(given)) != bool(_INDEXED_NUMBER.search(right)):
+        return False  # `-1_7` is in base 7
     given, given_unit = split_unit(given)
     right, right_unit = split_unit(right)
     factor = same_unit_factor(given_unit, right_unit)

@@ -30,6 +30,9 @@ _WRAPPED = re.compile(
     r"\\(?:text|textbf|mathbf|mathrm|mbox|displaystyle)\s*\{([^{}]*)\}|\((.*)\)|\{(.*)\}|\*\*(.*)\*\*", re.DOTALL
 )
 _SPACES = re.compile(r"(?<=\d)(?:,\\!\s?|\\!,|\\[,! ]|\s?\{\s?,\s?\}\s?|[\u00a0\u2009\u202f])(?=\d{3}(?!\d))")
+_SHORT = re.compile(r"(?:\s|\\[,;:! ]|~)+([a-zA-Z]{1,2})(?![a-zA-Z])")
+_NO_VARIABLES = {"am", "pm", "AM", "PM", "of", "in", "to", "N", "V", "W", "A", "J", "K", "C", "F"}
+_NO_VARIABLES |= {"Hz", "kN", "kW", "Pa", "kV", "mA", "kJ", "eV", "dB", "cc", "yr", "mV", "mW", "GB", "MB", "TB"}
 VULGAR_FRACTIONS = {
     sign: f"{top}/{bottom}"
     for sign, top, bottom in zip("½⅓⅔¼¾⅕⅖⅗⅘⅙⅚⅛⅜⅝⅞", "112131234151357", "233445555668888", strict=True)
@@ -37,6 +40,12 @@ VULGAR_FRACTIONS = {
 _VULGAR = re.compile(rf"(?:(\d)\s?)?([{''.join(VULGAR_FRACTIONS)}])")
 _BLANKS = re.compile(r"\d{1,3}(?: \d{3})+(?![\d/,]| ?\d)")
 """Thousands divided by blanks, where nothing else can be meant: the text is one number."""
+_SCALE = re.compile(
+    r"(?:\s|\\[,;:! ]|~)*(?P<opened>\\(?:text|textrm|textbf|mathrm|mbox)\s*\{\s*)?"
+    r"(?P<name>hundred|thousand|million|billion|trillion)s?\b\s*(?(opened)(?P<more>[^{}]*)\})",
+    re.IGNORECASE,
+)
+_SCALES = {"hundred": 10**2, "thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12}
 LONGEST = 1_000
 """Characters; a longer text is not a plain number."""
 
@@ -51,6 +60,8 @@ class PlainNumber:
     """Digits after the point; 0 for fractions."""
     unit: Unit | None = None
     """What stands behind it, where that is a unit known to `roll.rewards.mathematics.units`."""
+    scale: int = 1
+    """Of a word such as `million`, part of the value."""
 
 
 def tidy(text: str) -> str:
@@ -81,15 +92,20 @@ def number_of(text: str) -> PlainNumber | None:
     if match is None:
         return None
     rest = rest[match.end() :]
+    scale = 1
+    if named := _SCALE.match(rest):
+        scale, rest = _SCALES[named["name"].lower()], (named["more"] or "") + rest[named.end() :]
     percent = re.match(r"\s?(?:%|percent\b)", rest)
     if percent:
         rest = rest[percent.end() :]
     value = _value(match)
     if value is None or not _is_unit(rest):
         return None
-    decimals = match["top"].partition(".")[2] if match["top"] and not match["bottom"] and not match["power"] else ""
+    is_decimal = match["top"] and not match["bottom"] and not match["power"] and scale == 1
+    decimals = match["top"].partition(".")[2] if is_decimal else ""
     unit = unit_of(rest) if rest else None
-    return PlainNumber(value=sign * value, percent=bool(percent), num_decimals=len(decimals), unit=unit)
+    value *= sign * scale
+    return PlainNumber(value=value, percent=bool(percent), num_decimals=len(decimals), unit=unit, scale=scale)
 
 
 def _unwrapped(text: str) -> str:
@@ -119,8 +135,14 @@ def _value(match: re.Match[str]) -> Fraction | None:
 
 
 def _is_unit(text: str) -> bool:
-    """Whether what follows a number is a unit or nothing. In `5x` (one letter that touches) and `5^2` it is not."""
+    """Whether what follows a number is a unit or nothing. In `5x` (one letter that touches) and `5^2` it is not.
+
+    Neither is it in `5 x`, `5 x^2` and `5 ab`: words of one or two letters that name no unit are variables.
+    """
     if re.match(r"[^\W\d_](?![^\W\d_])|\s*\^[\s{]*\d|[²³/]", text):
+        return False
+    short = _SHORT.match(text)
+    if short and short[1] not in _NO_VARIABLES and unit_of(short[1]) is None:
         return False
     if is_statement(text):
         return False
@@ -137,7 +159,8 @@ def same_number(answer: PlainNumber, reference: PlainNumber) -> bool:
     """Whether they are equal: exactly, as `50%` and `0.5` (or `50`), or where the answer rounds a fraction correctly.
 
     Units count where both have one: 500 m are 0.5 km. A decimal counts for a fraction that has no finite decimals, such
-    as 1/3, from four correct decimals on.
+    as 1/3, from four correct decimals on. Where one has a word such as `million` and the other has none, that may
+    be what was counted in, as with units.
     """
     factor = same_unit_factor(answer.unit, reference.unit)
     if factor is None:
@@ -145,6 +168,8 @@ def same_number(answer: PlainNumber, reference: PlainNumber) -> bool:
     candidates = [answer.value * factor]
     if answer.percent != reference.percent:
         candidates.append(answer.value / 100 if answer.percent else answer.value * 100)
+    if 1 in (answer.scale, reference.scale):
+        candidates.append(answer.value * factor * reference.scale / answer.scale)
     if reference.value in candidates:
         return True
     return (

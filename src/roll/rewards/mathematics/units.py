@@ -59,16 +59,21 @@ _TOKEN = re.compile(
     re.DOTALL,
 )
 _STATEMENT = re.compile(
-    r"\b(?:is|are|was|were|be|not|no|isn't|nor|or|and|wrong|false|incorrect|if|but|than|least|most|more|less|between)\b",
+    r"\b(?:is|are|was|were|be|not|no|isn't|nor|or|and|wrong|false|incorrect|if|but|than|least|most|more|less|between|plus|minus|fails)\b",
     re.IGNORECASE,
 )
 """Words that make what stands behind a number more than the name of a thing."""
+_CHANGES_IT = re.compile(
+    r"(?:[\s,;:!~\\]|\\(?:text|textrm|textbf|mathrm|mbox)\s*\{)*(?:squared|cubed|half|factorial)\b(?!\s*[a-zA-Z])",
+    re.IGNORECASE,
+)
+"""Words that make it another number where they stand right behind it (`7 squared`, but not `7 cm squared`)."""
 _PERCENT = ("\\%", "%", "percent", "percentage", "pct")
 
 
 def is_statement(text: str) -> bool:
     r"""Whether what stands behind a number says something of it (`\text{ is wrong}`), instead of what is counted."""
-    return _STATEMENT.search(text) is not None
+    return _STATEMENT.search(text) is not None or _CHANGES_IT.match(text) is not None
 
 
 def unit_of(text: str) -> Unit | None:
