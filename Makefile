@@ -59,7 +59,7 @@ bench-algorithms: setup ## cost of the algorithm layer beside a training step
 bench-rewards: setup ## mathematics: published cases, right and wrong; answers per second
 	@$(PY) benchmarks/bench_rewards.py $(ARGS)
 
-fuzz-rewards: setup ## a million hostile answers through every verifier (about an hour; ARGS="--answers 20000" for a few)
+fuzz-rewards: setup ## a million hostile answers through every verifier (an hour of processor time; ARGS="--answers 20000" for a few)
 	@$(PY) benchmarks/fuzz_rewards.py $(ARGS)
 
 sweep: setup ## every algorithm on the quickstart task: a table and a plot (about 40 minutes)

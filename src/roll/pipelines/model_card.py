@@ -81,7 +81,13 @@ def _header(name: str, config: Mapping[str, Any], *, adapter: bool) -> dict[str,
 
 def _shown(name: str) -> str:
     """A model's name without the directories of the machine it was trained on."""
-    return f"`{name if not Path(name).is_absolute() and not Path(name).exists() else Path(name).name}`" if name else ""
+    shown = name if not Path(name).is_absolute() and not Path(name).exists() else Path(name).name
+    return f"`{_cell(shown)}`" if name else ""
+
+
+def _cell(value: object) -> str:
+    """A value of the user's choice, such as a source's name, as it can stand in a cell of a table, or as code."""
+    return " ".join(str(value).split()).replace("|", "\\|").replace("`", "'")
 
 
 def _settings(config: Mapping[str, Any]) -> Iterator[str]:
@@ -90,13 +96,13 @@ def _settings(config: Mapping[str, Any]) -> Iterator[str]:
     yield from ("## Training", "", "| setting | value |", "|---|---|")
     for key in _SETTINGS:
         if (value := value_at(config, key)) is not None:
-            yield f"| `{key}` | {value} |"
+            yield f"| `{key}` | {_cell(value)} |"
     lora = value_at(config, "model.lora")
     if isinstance(lora, Mapping):
         yield f"| `model.lora` | rank {lora.get('rank')}, alpha {lora.get('alpha')} |"
     for entry in config.get("data", ()):
-        rewards = ", ".join(str(part.get("name") or part.get("type")) for part in entry.get("reward", ()))
-        yield f"| data `{entry.get('domain') or entry.get('source')}` | rewards: {rewards} |"
+        rewards = ", ".join(_cell(part.get("name") or part.get("type")) for part in entry.get("reward", ()))
+        yield f"| data `{_cell(entry.get('domain') or entry.get('source'))}` | rewards: {rewards} |"
     yield ""
 
 
@@ -114,7 +120,7 @@ def _figures(rows: Sequence[Mapping[str, Any]], step: int) -> Iterator[str]:
     for row in dict.fromkeys((0, len(evaluations) - 1)) if evaluations else ():
         for key, value in evaluations[row].items():
             if key.startswith("eval/") and isinstance(value, int | float):
-                yield f"| `{key}` after step {evaluations[row]['step']} | {value:.4g} |"
+                yield f"| `{_cell(key)}` after step {evaluations[row]['step']} | {value:.4g} |"
     yield ""
 
 

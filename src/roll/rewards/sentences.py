@@ -72,15 +72,16 @@ def sentences(text: str) -> list[str]:
     """
     found: list[str] = []
     begin = 0
+    word = _WORD.search(text)  # the next; marks without a word between them are looked at once
     for match in _END.finditer(text):
+        if word is None or word.start() >= match.end():
+            continue
         if match["east"] is None and match["mark"].startswith(".") and not _ends(text, begin, match):
             continue
-        sentence = text[begin : match.end()].strip()
-        if _WORD.search(sentence):
-            found.append(sentence)
-            begin = match.end()
-    rest = text[begin:].strip()
-    return [*found, rest] if _WORD.search(rest) else found
+        found.append(text[begin : match.end()].strip())
+        begin = match.end()
+        word = _WORD.search(text, begin)
+    return [*found, text[begin:].strip()] if word is not None else found
 
 
 def _ends(text: str, begin: int, match: re.Match[str]) -> bool:
@@ -95,7 +96,7 @@ def _ends(text: str, begin: int, match: re.Match[str]) -> bool:
     if len(last) == 1 and last.isupper() and last != "I":
         return not following  # an initial
     if last.isdigit():
-        line = text[text.rfind("\n", 0, match.start()) + 1 : match.start()]
+        line = text[max(0, match.start() - 200) : match.start()].rpartition("\n")[2]
         return line.strip() != last  # the number of a list's entry
     return True
 
