@@ -36,12 +36,14 @@ def equal_staleness(name: str, config: SimulationConfig, num_seeds: int) -> dict
         }
     )
     seeds = range(config.seed, config.seed + num_seeds)
-    found = {
-        "split": facts([simulate(split, seed=seed) for seed in seeds]),
-        "best": facts([simulate(ours, seed=seed) for seed in seeds]),
+    runs = {
+        "split": [simulate(split, seed=seed) for seed in seeds],
+        "best": [simulate(ours, seed=seed) for seed in seeds],
     }
+    ratios = [slow.step_s / fast.step_s for slow, fast in zip(runs["split"], runs["best"], strict=True)]
+    found = {kind: facts(of) for kind, of in runs.items()}
     ratio = found["split"]["step_s"] / found["best"]["step_s"]
-    return found | {"updates": parts, "ratio": ratio, "num_seeds": num_seeds}
+    return found | {"updates": parts, "ratio": ratio, "ratios": ratios, "num_seeds": num_seeds}
 
 
 def facts(runs: Sequence[SimulatedRun]) -> dict[str, float]:

@@ -4,6 +4,7 @@
     make simulate-paper ARGS="--only queue-scheduling --seeds 5"
     make simulate-paper ARGS="--only async-rlvr --parts moves"
     make simulate-paper ARGS="--parts staleness"      the comparisons that lead the page: minutes
+    make simulate-paper ARGS="--parts figure11"       RollPacker's rollout times, with the search for their constants
 
 For each workload: every variant under every seed (mean step time with a 95 % interval), the published ratio beside the
 simulated one, the best combination of policies against the same baseline and against continuous batching, and whether
@@ -28,7 +29,8 @@ from typing import Any
 
 import yaml
 from _equal_staleness import equal_staleness
-from _figure11 import CONSTANTS, figure11
+from _figure11 import PUBLISHED, figure11
+from _figure11_search import SHARED, searched
 from _missing_constants import explained
 from _report import RESULTS, ROOT, commit, report
 from _simulation_page import page
@@ -242,16 +244,33 @@ def main() -> int:
                 seeds = min(arguments.seeds, STALENESS_SEEDS)
                 store(name, {"equal_staleness": equal_staleness(name, config, seeds) | {"commit": commit()}})
             elif kind == "figure11":
-                if name in CONSTANTS:
-                    store(name, {"figure11": {"bars": figure11(name, config), "constants": CONSTANTS[name]}})
+                if name in PUBLISHED:
+                    bars = figure11(name, config) if name in SHARED else {"bars": []}
+                    found = bars | {"searched": searched(name), "commit": commit()}
+                    store(name, {"figure11": found})
             elif kind == "results":
                 store(name, measure(name, config))
             elif kind == "moves":
                 store(name, {"moved": sensitivity(name, config), "moved_commit": commit()})
             else:
                 store(name, {"explained": explained(name, config)})
-    PAGE.write_text(page(stored(), WORKLOADS))
+    PAGE.write_text(written())
     return 0
+
+
+def written() -> str:
+    """The page, from the stored figures."""
+    return page(described(stored()), WORKLOADS)
+
+
+def described(figures: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    """Figures with what the workloads say of their sources now: that is no measurement."""
+    for name, of in figures.items():
+        said = {(paper.over, paper.of): paper for paper in load_simulation(EXAMPLES / f"{name}.yaml").paper}
+        for compared in of.get("compared", ()):
+            if compared["published"]:
+                compared["published"] = said[compared["over"], compared["of"]].model_dump()
+    return figures
 
 
 def stored() -> dict[str, dict[str, Any]]:

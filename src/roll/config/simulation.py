@@ -257,6 +257,7 @@ class PaperConfig(Section):
     of: str = option(..., "The variant that is faster.")
     over: str = option(..., "The variant that it was compared with.")
     missing: str = option("", "Constants that the source does not give, and that this file had to choose.")
+    read: bool = option(True, "Whether the source itself was read; if not, what is known of it comes from notes.")
 
 
 class SimulationConfig(Section):

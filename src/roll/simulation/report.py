@@ -125,7 +125,8 @@ def _paper_lines(results: Results) -> list[str]:
             f"({figure.source}): {verdict}"
         )
         if figure.missing:
-            lines.append(f"  not published: {figure.missing}")
+            where = "published" if figure.read else "in the notes about it (not read itself)"
+            lines.append(f"  not {where}: {figure.missing}")
     return lines
 
 

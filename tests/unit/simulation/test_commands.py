@@ -19,7 +19,10 @@ VARIANTS = {
         "batch": {"rollout.scheduling.type": "batch"},
         "tail": {"rollout.scheduling.type": "tail_batching"},
     },
-    "paper": [{"source": "a paper", "ratio": 1.1, "of": "tail", "over": "batch"}],
+    "paper": [
+        {"source": "a paper", "ratio": 1.1, "of": "tail", "over": "batch", "missing": "lengths"},
+        {"source": "another", "ratio": 1.2, "of": "tail", "over": "batch", "missing": "hardware", "read": False},
+    ],
     "num_steps": 3,
 }
 
@@ -36,6 +39,7 @@ def test_a_study_prints_a_table_and_writes_results_plot_and_traces(tmp_path: Pat
     assert run(["simulate", str(tmp_path / "workload.yaml"), "num_seeds=3"]) == 0
     shown = capsys.readouterr().out
     assert "speed-up" in shown and "published 1.1 (a paper)" in shown
+    assert "not published: lengths" in shown and "not in the notes about it (not read itself): hardware" in shown
     out = tmp_path / "out" / "steady"
     assert {p.name for p in out.iterdir()} == {"results.json", "plot.png", "trace-batch.json", "trace-tail.json"}
     results = json.loads((out / "results.json").read_text())
