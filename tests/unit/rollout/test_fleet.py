@@ -403,6 +403,28 @@ def test_what_the_engine_has_let_go_of_is_not_aborted_again() -> None:
     within(main())
 
 
+def test_an_abort_that_the_engine_did_not_heed_is_repeated() -> None:
+    async def main() -> float:
+        own, heard = engine("a", tick_s=100.0), list[Collection[str]]()
+        abort = own.abort
+
+        async def deaf_at_first(request_ids: Collection[str]) -> None:
+            heard.append(request_ids)
+            if len(heard) > 1:
+                await abort(request_ids)
+
+        own.abort = deaf_at_first  # type: ignore[method-assign]
+        proxy = LLMProxy(group(own), ready)  # type: ignore[arg-type]
+        task = asyncio.create_task(proxy.generate(request("r")))
+        await asyncio.sleep(150)
+        task.cancel()
+        await asyncio.sleep(0)
+        await proxy.end_orphans()
+        return asyncio.get_running_loop().time()
+
+    assert 150 < within(main()) < 155  # not when it would have ended by itself
+
+
 def test_a_request_of_the_same_name_waits_until_its_orphan_is_gone() -> None:
     async def main() -> int:
         own = slow()
