@@ -15,6 +15,7 @@ import signal
 import threading
 from collections.abc import Callable
 from fractions import Fraction
+from importlib import import_module
 from typing import Any, TypeVar
 
 from roll.rewards.mathematics import parser_memory
@@ -108,6 +109,7 @@ def limited(seconds: float, function: Callable[..., T], *args: Any) -> T:
 
 def prepare() -> None:
     """Import and warm up what comparisons need, before any time limit runs."""
+    import_module("math_verify")
     # it warns that its own timer is off: ours ends what takes too long
     logging.getLogger("math_verify").setLevel(logging.ERROR)
     for text in (r"\frac{1}{2}x^{2}-3\sqrt{x}", r"2\pi r(r+h)", r"\log_{2} 8+e^{2i}", "y=2x+3"):
