@@ -413,6 +413,11 @@ def test_a_formula_equals_itself_written_otherwise_and_nothing_next_to_it(tree: 
     assert not same_answer(f"({text}) + 0.0000001", text)
 
 
+def test_a_variable_may_be_written_as_a_sum() -> None:
+    assert same_answer("1 + (x) - 1", "x") and same_answer(r"\frac{2x}{2}", "x")
+    assert not same_answer("1 + (x) - 2", "x") and not same_answer("y", "x")
+
+
 HOSTILE = {
     "a tower of powers": r"\boxed{10^{10^{10}}}",
     "a long tower": r"\boxed{2^{2^{2^{2^{2^2}}}}}",

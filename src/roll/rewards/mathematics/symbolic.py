@@ -155,8 +155,13 @@ def same_value(given: str, right: str) -> bool:
     ours, theirs = _parsed(given), _parsed(right)
     if ours is None or theirs is None:
         return False
-    told_apart = _differ_somewhere(ours, theirs)
-    return not told_apart and _verified(ours, theirs)
+    if _differ_somewhere(ours, theirs):
+        return False
+    if theirs.is_Symbol:  # math-verify compares a variable by its name, and so refuses `x + 1 - 1` for `x`
+        import sympy
+
+        return bool(sympy.expand(ours.doit()) == theirs)
+    return _verified(ours, theirs)
 
 
 def same_relation(given: str, right: str) -> bool:
