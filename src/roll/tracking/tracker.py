@@ -140,7 +140,13 @@ class Tracker:
         """A rollout of the current phase is ready; returns at once."""
         self._num_ready += 1
         self._num_failed += rollout.reward is None
-        self._num_timed_out += rollout.reward is not None and bool(rollout.reward.timed_out)
+        if rollout.reward is not None and rollout.reward.timed_out:
+            if not self._num_timed_out:  # one for a phase: a reward that hangs does so for every answer
+                logger.warning(
+                    "verifying an answer to prompt '%s' took longer than the reward's time_limit_s: it gets 0",
+                    rollout.prompt.uid,
+                )
+            self._num_timed_out += 1
         self._show_progress()
 
     def _show_progress(self) -> None:

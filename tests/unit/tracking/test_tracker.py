@@ -173,3 +173,19 @@ def test_halves_of_surrogate_pairs_cost_no_table(tmp_path: Path, changed: dict[s
     (first, second) = pq.read_table(tmp_path / "step.parquet").to_pylist()
     assert "?" in str({key: first[key] for key in ("text", "cause", "verdict", "components")})
     assert second["text"] == group.rollouts[1].text
+
+
+def test_the_first_time_out_of_a_phase_is_said_at_once(
+    run: RunDirectory, config: RLVRConfig, demo: SimpleNamespace, caplog: pytest.LogCaptureFixture
+) -> None:
+    first = demo.group(1).rollouts[0]
+    late = replace(first, reward=replace(first.reward, timed_out=("slow",)))
+    with Tracker(run, config) as tracker, tracker.spans.phase("generate"):
+        tracker.on_rollout(first)
+        assert not caplog.messages
+        for _ in range(3):
+            tracker.on_rollout(late)
+        said = [message for message in caplog.messages if "time_limit_s" in message]
+    assert said == [
+        "verifying an answer to prompt 'arithmetic/1+1' took longer than the reward's time_limit_s: it gets 0"
+    ]
