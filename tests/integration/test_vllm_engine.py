@@ -237,13 +237,15 @@ async def test_pause_abort_ends_requests_and_pause_drain_lets_them_finish(engine
 
 
 async def test_load_counts_running_and_waiting_requests(engine: VLLMEngine) -> None:
-    assert engine.load() == engine.load().__class__(num_running=0, num_waiting=0, kv_used=0.0, capacity=16)
+    idle = engine.load()
+    assert (idle.num_running, idle.num_waiting, idle.kv_used, idle.capacity) == (0, 0, 0.0, 16)
     tasks = [asyncio.create_task(engine.generate(request(f"load-{i}", max_new_tokens=100))) for i in range(20)]
     await until_running(engine, num_tokens=10)
     load = engine.load()
     await asyncio.gather(*tasks)
     assert load.num_running <= 16 and load.num_running + load.num_waiting == 20 and load.num_waiting >= 4
     assert 0 < load.kv_used <= 1
+    assert load.num_steps is not None and idle.num_steps is not None and load.num_steps > idle.num_steps
 
 
 async def test_an_update_changes_the_policy_and_is_confirmed(engine: VLLMEngine, policy: Policy, log: Path) -> None:

@@ -136,13 +136,25 @@ def random_settings(seed: int) -> Settings:
 
 
 class Trainer:
-    """Offers one tensor, which holds the policy version."""
+    """Offers one tensor, which holds the policy version.
+
+    Args:
+        violations: gets what must never happen, in words.
+    """
+
+    def __init__(self, violations: list[str]) -> None:
+        self.changes = False
+        """Whether an update is under way."""
+        self._violations = violations
 
     async def send_weights(
         self, version: int, transport: str, deliver: Callable[[WeightUpdate], Awaitable[None]]
     ) -> Mapping[str, int]:
         manifest = (TensorSpec(name="w", shape=(1,), dtype="float32"),)
+        changes = self.changes
         await deliver(WeightUpdate(policy_version=version, manifest=manifest, transport=transport, handle=None))
+        if changes or self.changes:
+            self._violations.append(f"weights of policy version {version} are sent while they change")
         return {"w": version}
 
 
@@ -183,8 +195,9 @@ class World:
             self.chance,
             self._fault,
         )
+        self.trainer = Trainer(self.violations)
         self.weights = WeightSync(
-            Trainer(),  # type: ignore[arg-type]
+            self.trainer,  # type: ignore[arg-type]
             self.engines,  # type: ignore[arg-type]
             WeightSyncConfig(transport=settings.transport, probe_every_num_steps=0),  # type: ignore[arg-type]
         )
@@ -317,9 +330,11 @@ class World:
                 self.check_batch(batch)
                 if self.settings.scheduling.async_ratio == 0:
                     self.check_idle()
-                with self.weights.changing():
+                async with self.weights.changing():
+                    self.trainer.changes = True
                     await asyncio.sleep(self.chance.uniform(0, 8))
                     self.version += 1
+                    self.trainer.changes = False
                     await self._sync()
                 await self._settle(batch, step)
                 if self.violations:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Collection, Mapping
-from contextlib import AbstractAsyncContextManager, AbstractContextManager
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -44,7 +44,7 @@ class Batches(Protocol):
 class Weights(Protocol):
     """Where a loop's weights go: see `WeightSync`."""
 
-    def changing(self) -> AbstractContextManager[None]: ...
+    def changing(self) -> AbstractAsyncContextManager[None]: ...
 
     async def push(
         self, policy_version: int, *, still: AbstractAsyncContextManager[object] | None = None

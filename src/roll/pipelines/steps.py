@@ -37,7 +37,7 @@ async def update(parts: Parts, collected: Collected) -> dict[str, float]:
     metrics |= await asyncio.to_thread(hacking_metrics, batch.groups, list(state.first_lengths))  # seconds, if many
     advantages: dict[str, float] = {}
     if selection.rollouts:
-        with parts.weights.changing():
+        async with parts.weights.changing():
             learned = await learn(parts, selection)
             metrics |= learning_metrics(learned.batch, learned.results, learned.critic_results) | learned.metrics
             advantages = mean_advantages(learned.batch)

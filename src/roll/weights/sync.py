@@ -19,8 +19,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Coroutine, Iterator, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, contextmanager, nullcontext
+from collections.abc import AsyncIterator, Awaitable, Coroutine, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -132,11 +132,15 @@ class WeightSync:
         self._unchanged = asyncio.Event()
         self._unchanged.set()
 
-    @contextmanager
-    def changing(self) -> Iterator[None]:
-        """Inside, the trainer's weights change: a fresh engine waits for the next `push`, or for the end of this."""
+    @asynccontextmanager
+    async def changing(self) -> AsyncIterator[None]:
+        """Inside, the trainer's weights change. It begins when no fresh engine is being brought to them any more; one that
+        comes meanwhile waits for the next `push`, or for the end of this.
+        """
         self._unchanged.clear()
         try:
+            async with self._lock:
+                pass
             yield
         finally:
             self._unchanged.set()
@@ -173,8 +177,7 @@ class WeightSync:
             EngineDiedError: it died again.
             WeightSyncError: as in `push`, or nothing was pushed yet.
         """
-        await self._unchanged.wait()
-        async with self._lock:
+        async with self._standing():
             if self.policy_version is None:
                 raise WeightSyncError(f"engine {engine.engine_id} cannot be synced: nothing was pushed yet.")
             self._probed.pop(engine.engine_id, None)
@@ -185,6 +188,16 @@ class WeightSync:
             if report.dead:
                 raise report.dead[engine.engine_id]
             return report
+
+    @asynccontextmanager
+    async def _standing(self) -> AsyncIterator[None]:
+        """Inside, the trainer's weights stand still, and nobody else sends them."""
+        while True:
+            await self._unchanged.wait()
+            async with self._lock:
+                if self._unchanged.is_set():  # an update may have begun since the wait ended
+                    yield
+                    return
 
     async def _sync(
         self,

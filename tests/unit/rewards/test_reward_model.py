@@ -14,7 +14,7 @@ from transformers import AutoTokenizer, LlamaConfig, LlamaForSequenceClassificat
 
 from roll.cluster.pool import LocalWorkerPool
 from roll.config.rewards import RewardList, as_reward_list
-from roll.errors import ModelError, RewardInfraError
+from roll.errors import RewardInfraError, UnscorableError
 from roll.models.tiny import write_tiny_model
 from roll.rewards import build_reward
 from roll.rewards.batching import Batcher
@@ -87,12 +87,12 @@ async def test_a_model_without_a_head_or_with_fewer_outputs_is_refused(
     pool: LocalWorkerPool, rollout: MakeRollout, model_path: Path, tiny_model: Path
 ) -> None:
     plain, narrow = build(pool, tiny_model), build(pool, model_path, label=2)
-    with pytest.raises(ModelError, match=r"is no reward model: it lacks the weights \['score.weight'\]"):
+    with pytest.raises(UnscorableError, match=r"is no reward model: it lacks the weights \['score.weight'\]"):
         await plain(rollout("a"))
-    with pytest.raises(ModelError, match="has 2 outputs, so `label` 2 is none of them"):
+    with pytest.raises(UnscorableError, match="has 2 outputs, so `label` 2 is none of them"):
         await narrow(rollout("a"))
     missing = build(pool, tiny_model / "nowhere")
-    with pytest.raises(ModelError, match="not a directory"):
+    with pytest.raises(UnscorableError, match="not a directory"):
         await missing(rollout("a"))
     for reward in (plain, narrow, missing):
         await reward.close()

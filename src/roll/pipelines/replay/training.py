@@ -11,8 +11,8 @@ and ratios and corrections are taken against them.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator, Sequence
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 
 from roll.cluster.base import open_cluster, start_together
 from roll.config import RLVRConfig
@@ -153,8 +153,8 @@ class _NoReport(SyncReport):
 class _NoSync:
     """In place of `WeightSync` where no engine wants the weights."""
 
-    @contextmanager
-    def changing(self) -> Iterator[None]:
+    @asynccontextmanager
+    async def changing(self) -> AsyncIterator[None]:
         """See `WeightSync.changing`."""
         yield
 
