@@ -134,7 +134,7 @@ class WeightSync:
 
     @asynccontextmanager
     async def changing(self) -> AsyncIterator[None]:
-        """Inside, the trainer's weights change. It begins when no fresh engine is being brought to them any more; one that
+        """Inside, the trainer's weights change. It begins when no fresh engine is brought to them any more; one that
         comes meanwhile waits for the next `push`, or for the end of this.
         """
         self._unchanged.clear()
