@@ -27,7 +27,7 @@ example-reasoning: setup ## train on a reasoning-gym task (up to 30 minutes)
 	@.venv/bin/roll train examples/reasoning.yaml $(ARGS)
 
 test: setup ## the tests, without the slow, GPU and chaos ones
-	@$(OFFLINE) $(PY) -m pytest -m "$(FAST)" $(ARGS)
+	@$(OFFLINE) $(PY) -m pytest -n 2 --dist loadfile -m "$(FAST)" $(ARGS)
 
 test-all: setup ## every test this machine can run
 	@$(OFFLINE) $(PY) -m pytest $(ARGS)

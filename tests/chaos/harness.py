@@ -49,6 +49,13 @@ class Run:
         self._file.write_text(yaml.safe_dump({**config, "output_dir": str(directory)}))
         self.path = directory / config["name"]
 
+    @classmethod
+    def at(cls, path: Path) -> Run:
+        """A run that is there already, to read."""
+        run = cls.__new__(cls)
+        run.path = path
+        return run
+
     def start(self, *command: str) -> subprocess.Popen[bytes]:
         """Start a command of `roll` in a process group of its own."""
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
