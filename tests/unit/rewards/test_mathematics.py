@@ -416,6 +416,7 @@ def test_a_formula_equals_itself_written_otherwise_and_nothing_next_to_it(tree: 
 def test_a_variable_may_be_written_as_a_sum() -> None:
     assert same_answer("1 + (x) - 1", "x") and same_answer(r"\frac{2x}{2}", "x")
     assert not same_answer("1 + (x) - 2", "x") and not same_answer("y", "x")
+    assert not same_value(r"\{1, 2\}", "x") and not same_value("x=1", "x")  # neither has a value of its own
 
 
 HOSTILE = {

@@ -157,11 +157,7 @@ def same_value(given: str, right: str) -> bool:
         return False
     if _differ_somewhere(ours, theirs):
         return False
-    if theirs.is_Symbol:  # math-verify compares a variable by its name, and so refuses `x + 1 - 1` for `x`
-        import sympy
-
-        return bool(sympy.expand(ours.doit()) == theirs)
-    return _verified(ours, theirs)
+    return _is_variable(ours, theirs) if theirs.is_Symbol else _verified(ours, theirs)
 
 
 def same_relation(given: str, right: str) -> bool:
@@ -208,6 +204,16 @@ def _verified(given: Any, right: Any) -> bool:
     try:
         return bool(verify(right, given, float_rounding=15, timeout_seconds=0))
     except (Exception, RecursionError):
+        return False
+
+
+def _is_variable(given: Any, variable: Any) -> bool:
+    """Whether a formula comes to a variable: math-verify compares these by name, and so refuses `x + 1 - 1` for `x`."""
+    import sympy
+
+    try:
+        return bool(sympy.expand(given.doit()) == variable)
+    except (Exception, RecursionError):  # sets, relations, what cannot be computed
         return False
 
 
