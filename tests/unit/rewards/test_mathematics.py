@@ -571,7 +571,7 @@ def test_readers_take_linear_time(reader: object, piece: str) -> None:
     started = time.process_time()
     with contextlib.suppress(TooDeepError):
         reader((piece * 30_000)[:30_000])
-    assert time.process_time() - started < 1.0
+    assert time.process_time() - started < 4.0  # a quadratic one takes minutes; other work on the machine may double it
 
 
 def test_what_explodes_is_refused_by_its_looks() -> None:
