@@ -590,6 +590,33 @@ def test_a_slow_comparison_is_interrupted() -> None:
     assert same_value(r"\sqrt{4}", "2")  # and no alarm is left behind
 
 
+def test_an_alarm_that_a_destructor_swallows_rings_again_without_a_word(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Interrupted:
+        def __del__(self) -> None:
+            signal.raise_signal(signal.SIGALRM)
+
+    def compare() -> None:
+        Interrupted()
+        signal.raise_signal(signal.SIGALRM)
+
+    said: list[object] = []
+    monkeypatch.setattr(sys, "unraisablehook", said.append)
+    with pytest.raises(SlowError):
+        limited(60.0, compare)
+    assert not said
+    Unheard = type("Unheard", (), {"__del__": lambda _: 1 / 0})
+    limited(60.0, Unheard)
+    assert len(said) == 1  # everything else is heard
+
+
+def test_a_matrix_is_compared_like_any_other_value() -> None:
+    two = r"\begin{pmatrix} 1 & 2 \\ 3 & 4 \end{pmatrix}"
+    assert same_value(two, two)
+    assert not same_value(two, r"\begin{pmatrix} 1 & 2 \\ 3 & 5 \end{pmatrix}")
+    assert not same_value("x", two)
+    assert not same_value(two, "x")
+
+
 def test_an_alarm_that_rings_as_a_comparison_ends_stays_inside() -> None:
     """At each of the calls and returns that the interpreter reports while a limited function begins, runs and ends."""
     before = signal.signal(signal.SIGALRM, lambda *_: None)

@@ -12,6 +12,7 @@ import functools
 import logging
 import re
 import signal
+import sys
 import threading
 from collections.abc import Callable
 from fractions import Fraction
@@ -94,6 +95,8 @@ def limited(seconds: float, function: Callable[..., T], *args: Any) -> T:
             raise _Alarm
 
     before = signal.signal(signal.SIGALRM, ring)
+    hook = sys.unraisablehook
+    sys.unraisablehook = functools.partial(_without_alarms, hook)
     try:
         armed = True
         signal.setitimer(signal.ITIMER_REAL, seconds, _REPEAT_S)
@@ -105,6 +108,13 @@ def limited(seconds: float, function: Callable[..., T], *args: Any) -> T:
         armed = False
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
+        sys.unraisablehook = hook
+
+
+def _without_alarms(hook: Callable[[sys.UnraisableHookArgs], Any], unraisable: sys.UnraisableHookArgs) -> None:
+    """Say nothing of an alarm that a destructor swallowed: it rings again."""
+    if unraisable.exc_type is not _Alarm:
+        hook(unraisable)
 
 
 def prepare() -> None:
@@ -152,12 +162,14 @@ def same_value(given: str, right: str) -> bool:
     Raises:
         SlowError: inside `limited`, when its time is over.
     """
+    import sympy
+
     ours, theirs = _parsed(given), _parsed(right)
     if ours is None or theirs is None:
         return False
     if _differ_somewhere(ours, theirs):
         return False
-    return _is_variable(ours, theirs) if theirs.is_Symbol else _verified(ours, theirs)
+    return _is_variable(ours, theirs) if isinstance(theirs, sympy.Symbol) else _verified(ours, theirs)
 
 
 def same_relation(given: str, right: str) -> bool:
