@@ -6,8 +6,8 @@ import shutil
 from pathlib import Path
 
 from roll.errors import RunDirectoryError
+from roll.pipelines.checkpoint_files import checkpoints, find_checkpoint, find_model_directory
 from roll.pipelines.model_card import model_card
-from roll.pipelines.saved import checkpoints, find_checkpoint, find_model_directory
 
 __all__ = ["export"]
 

@@ -20,7 +20,7 @@ from roll.config import RLVRConfig
 from roll.config.load import resolved
 from roll.models import load_tokenizer
 from roll.models.fingerprint import model_fingerprint, tokenizer_fingerprint
-from roll.pipelines.material import Material
+from roll.pipelines.preparation import Prepared
 from roll.pipelines.state import RunState
 from roll.rollout import Batch, DataLedger, LifeCycle, LLMProxy, Transition
 from roll.rollout.proxy import OnStart
@@ -176,7 +176,7 @@ class RecordingProxy(LLMProxy):
 
 
 def open_recorder(
-    config: RLVRConfig, material: Material, state: RunState, tracker: Tracker, ledger: DataLedger
+    config: RLVRConfig, prepared: Prepared, state: RunState, tracker: Tracker, ledger: DataLedger
 ) -> Recorder:
     """Begin to record; the run's directory was cut back to `state`.
 
@@ -186,11 +186,11 @@ def open_recorder(
     now = asyncio.get_running_loop().time()
     with writing(tracker.run.path):
         writer = RecordingWriter(tracker.run.recording_dir)
-        session = replace(session_of(config, material, state), number=writer.next_session)
+        session = replace(session_of(config, prepared, state), number=writer.next_session)
         return Recorder(writer, session, now, state.policy_version, tracker, ledger)
 
 
-def session_of(config: RLVRConfig, material: Material, state: RunState) -> Session:
+def session_of(config: RLVRConfig, prepared: Prepared, state: RunState) -> Session:
     """What a session's steps have in common; its number is the first."""
     return Session(
         number=1,
@@ -198,8 +198,8 @@ def session_of(config: RLVRConfig, material: Material, state: RunState) -> Sessi
         started=time.time(),
         version=__version__,
         config=resolved(config),
-        model=model_fingerprint(material.model_path),
-        tokenizer=tokenizer_fingerprint(load_tokenizer(material.model_path)),
+        model=model_fingerprint(prepared.model_path),
+        tokenizer=tokenizer_fingerprint(load_tokenizer(prepared.model_path)),
         stream=state.data,
         num_draws=state.num_draws,
         pending=_pending(state),
