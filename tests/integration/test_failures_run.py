@@ -13,7 +13,7 @@ from chaos.harness import tiny_config
 import roll
 from roll.cli.main import run as command
 from roll.errors import AlarmError, LossError
-from roll.pipelines.saved import checkpoints, read_checkpoint
+from roll.pipelines.checkpoint_files import checkpoints, read_checkpoint
 
 OWN = """
 from pathlib import Path

@@ -73,8 +73,6 @@ class AsyncController:
         self.buffer.version = version
         self._scheduler = scheduler
         self._proxy = proxy
-        self.counts = proxy.counts
-        """What became of engines: see `LLMProxy.counts`."""
         self._config = config
         self._feed = feed
         self._deferred = deque(pending)

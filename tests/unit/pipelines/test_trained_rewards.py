@@ -19,11 +19,11 @@ from roll.algorithms.inputs import LossInputs
 from roll.config import RLVRConfig
 from roll.config.algorithm import AlgorithmConfig
 from roll.data.samples import build_batch
-from roll.pipelines.learning.collecting import chosen
 from roll.pipelines.learning.minibatches import critic_share
 from roll.pipelines.learning.rewards import judged_range, judged_rewards
 from roll.pipelines.learning.selection import Selection, doom_of, select
 from roll.pipelines.learning.weighing import kl_token_rewards, weigh
+from roll.pipelines.rlvr.collecting import chosen
 from roll.rollout import Fate
 from roll.types import Group, Prompt, PromptDraw, RewardResult, Rollout, Turn
 
@@ -185,9 +185,9 @@ def selected(sources: list[dict[str, Any]], groups: list[Group], **algorithm: An
             "training": {"num_steps": 1},
         }
     )
-    parts: Any = SimpleNamespace(config=config, state=SimpleNamespace(moments={}), spans=SimpleNamespace(phase=nothing))
+    run: Any = SimpleNamespace(state=SimpleNamespace(moments={}), spans=SimpleNamespace(phase=nothing))
     batch: Any = SimpleNamespace(groups=groups, companions={}, left_out={}, expired={})
-    return chosen(parts, batch, ()).selection
+    return chosen(config, run, batch, ()).selection
 
 
 def test_a_source_with_turns_moves_no_limit_of_the_source_beside_it() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -26,8 +26,6 @@ class Batches(Protocol):
 
     def in_flight(self) -> list[PromptDraw]: ...
 
-    def counts(self) -> dict[str, int]: ...
-
 
 @dataclass(kw_only=True, slots=True)
 class Parts:
@@ -37,6 +35,8 @@ class Parts:
     run: Run
     learner: Learner
     batches: Batches
+    engine_counts: Callable[[], Mapping[str, int]]
+    """See `LLMProxy.counts`."""
     live: LivePolicy | None = None
     """The engines that make the batches; `None` where they were recorded."""
     recorder: Recorder | None = None

@@ -35,8 +35,8 @@ async def open_work(config: RLVRConfig, session: Session) -> AsyncIterator[Calla
     Raises:
         UserError: it cannot be done; says why.
     """
-    kinds = {None: _open_run, "train": open_training, "generate": open_answering}
-    async with kinds[config.replay and config.replay.only](config, session) as work:
+    kinds = {"": _open_run, "train": open_training, "rollout": open_answering}
+    async with kinds[config.replay.only if config.replay else ""](config, session) as work:
         yield work
 
 
@@ -87,7 +87,15 @@ async def _open_run(config: RLVRConfig, session: Session) -> AsyncIterator[Calla
         live = LivePolicy(generation=generation, controller=controller, weights=weights, plan=plan)
         held_out = data.evaluation(config.evaluation.num_prompts)
         evaluator = Evaluator(run, live, held_out, eval_plan, config.evaluation, config.alarms)
-        parts = Parts(config=config, run=run, learner=learner, batches=controller, live=live, recorder=recorder)
+        parts = Parts(
+            config=config,
+            run=run,
+            learner=learner,
+            batches=controller,
+            engine_counts=generation.proxy.counts,
+            live=live,
+            recorder=recorder,
+        )
         yield partial(loop.train, parts, live, evaluator)
 
 

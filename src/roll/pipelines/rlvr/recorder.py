@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 from roll.config import RLVRConfig
 from roll.config.load import resolved
@@ -119,15 +119,12 @@ class Recorder:
             num_refills=batch.num_refills,
             kind=batch.kind,
             staleness=tuple(batch.staleness),
+            census=asdict(batch.census) if batch.census else {},
             draws=tuple(RecordedDraw(entry.draw_id, entry.uid, entry.step) for entry in opened),
             stream=state.data,
             num_draws=state.num_draws,
             pending=_pending(state),
-            counters={
-                "replaced": proxy.num_replaced,
-                "reissued": proxy.num_reissued,
-                "continued": proxy.num_continued,
-            },
+            counters=proxy.counts(),
             timings_s=times,
             moves=tuple(self._moves),
             requests=tuple(self._requests),

@@ -66,9 +66,8 @@ async def _cross_boundary(parts: Parts, collected: Collected, metrics: dict[str,
     run.mid_update = False
     state.alarms, alarms = check_alarms(limits, metrics, state.alarms)
     alarms += step_alarms(limits, state, collected.batch.groups, first=state.step == run.began_at + 1)
-    metrics |= measures.run_metrics(state, run.ledger, parts.batches.counts())
-    if live is not None:
-        metrics |= live.generation.metrics()
+    metrics |= measures.run_metrics(state, run.ledger, parts.engine_counts())
+    metrics |= live.generation.metrics() if live else {"rollout/retries": 0.0}
     for alarm in alarms:
         logger.warning("%s", alarm.message)
     with run.spans.phase("record"):

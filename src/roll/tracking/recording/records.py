@@ -107,6 +107,8 @@ class RecordedStep:
     """Of the round."""
     staleness: tuple[int, ...] = ()
     """Of each trained group, in policy versions."""
+    census: Mapping[str, Any] = field(default_factory=dict)
+    """What counts beside what was launched, where the policy chose (the fields of `Census`)."""
     draws: tuple[RecordedDraw, ...] = ()
     """Opened since the last step's boundary."""
     stream: Mapping[str, Any] = field(default_factory=dict)

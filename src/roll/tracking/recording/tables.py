@@ -90,6 +90,7 @@ def facts_of(step: RecordedStep) -> dict[str, Any]:
         "format": FORMAT,
         **{name: getattr(step, name) for name in _PLAIN},
         **{name: dict(getattr(step, name)) for name in _MAPPINGS},
+        "census": dict(step.census),
         "left_out": [[draw_id, why] for draw_id, why in step.left_out.items()],
         "expired": [[draw_id, why] for draw_id, why in step.expired.items()],
         "expired_lengths": list(step.expired_lengths),
@@ -181,6 +182,7 @@ def step_of(facts: dict[str, Any], tables: dict[str, pa.Table]) -> RecordedStep:
     }
     return RecordedStep(
         **{name: facts[name] for name in (*_PLAIN, *_MAPPINGS)},
+        census=facts.get("census", {}),  # older recordings have none
         groups=groups.pop(TRAIN, ()),
         companions=groups,
         demonstrations=tuple(shown),

@@ -19,7 +19,7 @@ import numpy as np
 from roll.data import Data
 from roll.errors import CheckpointError, DataError
 from roll.pipelines.state import RunState
-from roll.rollout import Batch, DataLedger
+from roll.rollout import Batch, Census, DataLedger
 from roll.tracking.recording import RecordedStep, Recording
 from roll.types import Group, Prompt, PromptDraw, Rollout
 
@@ -70,6 +70,7 @@ class RecordedBatches:
             num_refills=recorded.num_refills,
             kind=recorded.kind,
             staleness=list(recorded.staleness),
+            census=Census(**recorded.census) if recorded.census else None,
         )
 
     async def settle(self, version: int, trained: Collection[str]) -> None:
@@ -92,7 +93,8 @@ class RecordedBatches:
 
     def counts(self) -> dict[str, int]:
         """As they were recorded at the last boundary."""
-        return dict(self._current.counters) if self._current is not None else {}
+        assert self._current is not None, "a step has a batch"
+        return {"hung": 0, **self._current.counters}  # which older recordings do not tell from other replacements
 
 
 def with_prompts(data: Data, groups: Iterable[Group]) -> list[Group]:

@@ -150,7 +150,7 @@ async def _step(world: _World, step: int, comparison: Comparison) -> None:
     kept = [group for group in batch.groups if group.draw.draw_id not in batch.left_out]
     await controller.settle(step - world.first + 1, {r.rollout_id for group in kept for r in group.scored})
     metrics = measures.rollout_metrics(batch.groups) | measures.batch_metrics(batch)
-    metrics |= world.generation.retries.metrics() | measures.engine_metrics(controller.counts())
+    metrics |= world.generation.retries.metrics() | measures.engine_metrics(world.generation.proxy.counts())
     metrics |= {
         "replay/recorded_wait_s": work.wait_s[step],
         "replay/recorded_step_s": work.step_s[step],

@@ -55,7 +55,8 @@ async def open_training(config: RLVRConfig, session: Session) -> AsyncIterator[C
             await learner.load(saved)
         run = Run.of(config, session, state, data.train, learner.policy, learner.critics)
         batches = RecordedBatches(recording, data, state, run.ledger)
-        yield partial(_train_again, Parts(config=config, run=run, learner=learner, batches=batches), batches)
+        parts = Parts(config=config, run=run, learner=learner, batches=batches, engine_counts=batches.counts)
+        yield partial(_train_again, parts, batches)
 
 
 async def _train_again(parts: Parts, batches: RecordedBatches) -> None:
