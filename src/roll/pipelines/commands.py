@@ -24,7 +24,7 @@ from roll.pipelines.generation import open_generation, start_roles
 from roll.pipelines.learning.failures import describe, failures_of
 from roll.pipelines.measures import evaluation_metrics
 from roll.pipelines.preparation import prepare, sampling_plans
-from roll.pipelines.rlvr.pipeline import open_work
+from roll.pipelines.rlvr.pipeline import open_pipeline
 from roll.pipelines.run import Session
 from roll.pipelines.stop import Interrupted, StopRequest, stop_on_signals
 from roll.running import run_to_end
@@ -79,7 +79,7 @@ async def _train(
     resumed_at = step if saved else None
     with Tracker(run, config, resumed_at=resumed_at, callbacks=callbacks) as tracker, stop_on_signals(stop):
         try:
-            async with open_work(config, Session(directory=run, tracker=tracker, stop=stop, saved=saved)) as work:
+            async with open_pipeline(config, Session(directory=run, tracker=tracker, stop=stop, saved=saved)) as work:
                 run.adopt(resolved(config), step, overrides)
                 await work()
         except (InfraError, CallbackError) as error:

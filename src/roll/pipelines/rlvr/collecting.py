@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from roll.config import RLVRConfig
 from roll.pipelines.learning.selection import Selection, select
 from roll.pipelines.live_policy import LivePolicy
+from roll.pipelines.rlvr.circle import Circle
 from roll.pipelines.rlvr.demonstrations import demonstrations
-from roll.pipelines.rlvr.parts import Parts
 from roll.pipelines.rlvr.sampling import GREEDY
 from roll.pipelines.run import Run
 from roll.rollout import Batch, Fate
@@ -28,18 +28,18 @@ class Collected:
     """Of prompts of the batch, whether the selection has them or not."""
 
 
-async def collect(parts: Parts, live: LivePolicy) -> Collected:
+async def collect(circle: Circle, live: LivePolicy) -> Collected:
     """Wait for the next batch, and choose; may be cancelled at any moment.
 
     With `filters.refill` (dynamic sampling, DAPO, arXiv 2503.14476 eq. 11) the batch also holds the groups that were
     left out and replaced. Every draw in it gets a fate.
     """
-    config = parts.config
+    config = circle.config
     ahead = config.rollout.scheduling.async_ratio > 0
     with live.generation.stages.waiting("wait" if ahead else "generate"):
         batch = await live.controller.next_batch()
         shown = await demonstrations(config, live, [group.draw for group in batch.groups])
-    return chosen(config, parts.run, batch, shown)
+    return chosen(config, circle.run, batch, shown)
 
 
 def chosen(config: RLVRConfig, run: Run, batch: Batch, demonstrations: Sequence[Rollout]) -> Collected:

@@ -1,4 +1,4 @@
-"""Reinforcement learning with verifiable rewards, in two short loops over the same parts:
+"""Reinforcement learning with verifiable rewards, in two short loops round the same circle:
 
     synchronous      generate → reward → filter → advantages → train → sync → evaluate → generate …
 
@@ -17,9 +17,9 @@ import logging
 
 from roll.pipelines.evaluation import Evaluator
 from roll.pipelines.live_policy import LivePolicy
+from roll.pipelines.rlvr.circle import Circle
 from roll.pipelines.rlvr.collecting import collect
-from roll.pipelines.rlvr.parts import Parts
-from roll.pipelines.rlvr.steps import learn_from, remember_verifiers
+from roll.pipelines.rlvr.step import learn_from, remember_verifiers
 from roll.pipelines.run import take_steps, whole_run
 from roll.rollout.watchdog import Watchdog
 
@@ -28,14 +28,14 @@ __all__ = ["train", "train_asynchronously", "train_synchronously"]
 logger = logging.getLogger(__name__)
 
 
-async def train(parts: Parts, live: LivePolicy, evaluator: Evaluator) -> None:
+async def train(circle: Circle, live: LivePolicy, evaluator: Evaluator) -> None:
     """Take the remaining steps.
 
     Raises:
         AlarmError: an alarm stops the run; everything up to this step's boundary is saved.
         Interrupted: a signal asked for a stop; everything up to the last step's boundary is saved.
     """
-    run, rollout = parts.run, parts.config.rollout
+    run, rollout = circle.run, circle.config.rollout
     loop = train_asynchronously if rollout.scheduling.async_ratio > 0 else train_synchronously
     dog = Watchdog(live.generation.scheduler.life, rollout.stall_s, logger.warning, run.spans.under_way)
     watchdog = asyncio.create_task(dog.watch(), name="watchdog")
@@ -43,35 +43,35 @@ async def train(parts: Parts, live: LivePolicy, evaluator: Evaluator) -> None:
         async with whole_run(run, live.close):
             run.tracker.note("bringing the weights to the engines")
             await live.sync(run)
-            await loop(parts, live, evaluator)
+            await loop(circle, live, evaluator)
     finally:
         watchdog.cancel()
 
 
-async def train_synchronously(parts: Parts, live: LivePolicy, evaluator: Evaluator) -> None:
+async def train_synchronously(circle: Circle, live: LivePolicy, evaluator: Evaluator) -> None:
     """One thing after the other: every batch comes from the newest policy."""
 
     async def step() -> list[str]:
-        collected = await parts.run.stop.unless(collect(parts, live))
-        alarms = await learn_from(parts, collected)
+        collected = await circle.run.stop.unless(collect(circle, live))
+        alarms = await learn_from(circle, collected)
         await evaluate()
         return alarms
 
     async def evaluate() -> None:
         if await evaluator.evaluate_if_due():
-            remember_verifiers(parts)  # nothing else was scored meanwhile: this is still the boundary
+            remember_verifiers(circle)  # nothing else was scored meanwhile: this is still the boundary
 
     await evaluate()
-    await take_steps(parts.run, step)
+    await take_steps(circle.run, step)
 
 
-async def train_asynchronously(parts: Parts, live: LivePolicy, evaluator: Evaluator) -> None:
+async def train_asynchronously(circle: Circle, live: LivePolicy, evaluator: Evaluator) -> None:
     """Generation, training and evaluation side by side; engines stand still only while they get new weights."""
-    run = parts.run
+    run = circle.run
 
     async def step() -> list[str]:
-        collected = await run.stop.unless(collect(parts, live))
-        alarms = await learn_from(parts, collected)
+        collected = await run.stop.unless(collect(circle, live))
+        alarms = await learn_from(circle, collected)
         if live.evaluation is not None and live.evaluation.done():
             live.evaluation.result()  # of one that failed; here, all that was learnt can be saved
         evaluator.begin_if_due()

@@ -1,4 +1,4 @@
-"""From a configuration to the parts that the loop works with, and their end in reverse order."""
+"""From a configuration to the roles that the loop works with, and their end in reverse order."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from roll.pipelines.learner import Learner, trainer_specs
 from roll.pipelines.live_policy import LivePolicy
 from roll.pipelines.preparation import Prepared, prepare, probe_sequences, sampling_plans
 from roll.pipelines.rlvr import loop
-from roll.pipelines.rlvr.parts import Parts
+from roll.pipelines.rlvr.circle import Circle
 from roll.pipelines.rlvr.recorder import RecordingProxy, open_recorder
 from roll.pipelines.rlvr.replay.generation import open_answering
 from roll.pipelines.rlvr.replay.training import open_training
@@ -25,11 +25,11 @@ from roll.pipelines.run import Run, Session, beginning
 from roll.rollout import LLMProxy
 from roll.weights import WeightSync
 
-__all__ = ["open_work"]
+__all__ = ["open_pipeline"]
 
 
 @asynccontextmanager
-async def open_work(config: RLVRConfig, session: Session) -> AsyncIterator[Callable[[], Awaitable[None]]]:
+async def open_pipeline(config: RLVRConfig, session: Session) -> AsyncIterator[Callable[[], Awaitable[None]]]:
     """Start what a run, or the replay of one, needs, and end it afterwards; inside, what is to be done.
 
     Raises:
@@ -87,7 +87,7 @@ async def _open_run(config: RLVRConfig, session: Session) -> AsyncIterator[Calla
         live = LivePolicy(generation=generation, controller=controller, weights=weights, plan=plan)
         held_out = data.evaluation(config.evaluation.num_prompts)
         evaluator = Evaluator(run, live, held_out, eval_plan, config.evaluation, config.alarms)
-        parts = Parts(
+        circle = Circle(
             config=config,
             run=run,
             learner=learner,
@@ -96,7 +96,7 @@ async def _open_run(config: RLVRConfig, session: Session) -> AsyncIterator[Calla
             live=live,
             recorder=recorder,
         )
-        yield partial(loop.train, parts, live, evaluator)
+        yield partial(loop.train, circle, live, evaluator)
 
 
 def _weight_sync(

@@ -20,11 +20,11 @@ from roll.cluster.base import open_cluster, start_together
 from roll.config import RLVRConfig
 from roll.pipelines.learner import Learner, trainer_specs
 from roll.pipelines.preparation import prepare
+from roll.pipelines.rlvr.circle import Circle
 from roll.pipelines.rlvr.collecting import Collected, chosen
-from roll.pipelines.rlvr.parts import Parts
 from roll.pipelines.rlvr.replay.batches import RecordedBatches
 from roll.pipelines.rlvr.replay.checks import check_prepared, check_steps, check_training, open_recording, start_of
-from roll.pipelines.rlvr.steps import learn_from
+from roll.pipelines.rlvr.step import learn_from
 from roll.pipelines.run import Run, Session, beginning, take_steps, whole_run
 
 __all__ = ["open_training"]
@@ -55,11 +55,11 @@ async def open_training(config: RLVRConfig, session: Session) -> AsyncIterator[C
             await learner.load(saved)
         run = Run.of(config, session, state, data.train, learner.policy, learner.critics)
         batches = RecordedBatches(recording, data, state, run.ledger)
-        parts = Parts(config=config, run=run, learner=learner, batches=batches, engine_counts=batches.counts)
-        yield partial(_train_again, parts, batches)
+        circle = Circle(config=config, run=run, learner=learner, batches=batches, engine_counts=batches.counts)
+        yield partial(_train_again, circle, batches)
 
 
-async def _train_again(parts: Parts, batches: RecordedBatches) -> None:
+async def _train_again(circle: Circle, batches: RecordedBatches) -> None:
     """Run the remaining recorded steps.
 
     Raises:
@@ -67,7 +67,7 @@ async def _train_again(parts: Parts, batches: RecordedBatches) -> None:
         DataError: the recording is damaged, or the data are not those of the recorded run.
         Interrupted: a signal asked for a stop; everything up to the last step's boundary is saved.
     """
-    run, config = parts.run, parts.config
+    run, config = circle.run, circle.config
 
     async def read() -> Collected:
         with run.spans.phase("read"):
@@ -76,7 +76,7 @@ async def _train_again(parts: Parts, batches: RecordedBatches) -> None:
         return chosen(config, run, batch, batches.demonstrations if weighed else ())
 
     async def step() -> list[str]:
-        return await learn_from(parts, await run.stop.unless(read()))
+        return await learn_from(circle, await run.stop.unless(read()))
 
     async with whole_run(run):
         await take_steps(run, step)

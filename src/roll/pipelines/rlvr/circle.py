@@ -1,4 +1,4 @@
-"""What the loops of `rlvr`, and a replay of one, work with."""
+"""What the loops of `rlvr`, and a replay of one, go round with: from batches to weights, and to batches again."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from roll.pipelines.run import Run
 from roll.rollout import Batch
 from roll.types import PromptDraw
 
-__all__ = ["Batches", "Parts"]
+__all__ = ["Batches", "Circle"]
 
 
 class Batches(Protocol):
@@ -28,8 +28,8 @@ class Batches(Protocol):
 
 
 @dataclass(kw_only=True, slots=True)
-class Parts:
-    """The nouns of the loop."""
+class Circle:
+    """Everything that a step passes through."""
 
     config: RLVRConfig
     run: Run
