@@ -7,9 +7,9 @@ from dataclasses import replace
 from functools import partial
 from typing import cast
 
+from roll.algorithms.selection import doom_of, group_reason
 from roll.config import RLVRConfig
 from roll.data import Data
-from roll.pipelines.learning.selection import doom_of, group_reason
 from roll.pipelines.state import RunState
 from roll.protocols import Reward
 from roll.registry import load_function

@@ -5,14 +5,13 @@ from __future__ import annotations
 import asyncio
 import logging
 
+from roll.algorithms.hacking import BASELINE_STEPS, hacking_metrics
 from roll.pipelines import measures
 from roll.pipelines.evaluate import evaluate
 from roll.pipelines.learning.alarms import check_alarms
-from roll.pipelines.learning.collecting import Collected
+from roll.pipelines.learning.collecting import Collected, settle
 from roll.pipelines.learning.failures import step_alarms
-from roll.pipelines.learning.hacking import BASELINE_STEPS, hacking_metrics
 from roll.pipelines.learning.measures import learning_metrics, mean_advantages
-from roll.pipelines.learning.selection import settle
 from roll.pipelines.learning.updates import learn
 from roll.pipelines.parts import Parts
 from roll.tracking.engine_trace import trace_engine_steps

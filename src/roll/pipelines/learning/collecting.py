@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from roll.algorithms.selection import Selection, select
 from roll.pipelines.learning.demonstrations import demonstrations
-from roll.pipelines.learning.selection import Selection, select
 from roll.pipelines.parts import Parts
 from roll.pipelines.scheduling import GREEDY
-from roll.rollout import Batch, Fate
-from roll.types import Rollout
+from roll.rollout import Batch, DataLedger
+from roll.types import Fate, Rollout
 
-__all__ = ["Collected", "chosen", "collect"]
+__all__ = ["Collected", "chosen", "collect", "settle"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -52,3 +52,9 @@ def chosen(parts: Parts, batch: Batch, demonstrations: Sequence[Rollout]) -> Col
         )
     selection.fates.update({draw_id: (Fate.EXPIRED, why) for draw_id, why in batch.expired.items()})
     return Collected(batch=batch, selection=selection, demonstrations=tuple(demonstrations))
+
+
+def settle(ledger: DataLedger, selection: Selection, step: int) -> None:
+    """Write every group's fate into the ledger."""
+    for draw_id, (fate, why) in selection.fates.items():
+        ledger.settle(draw_id, fate, step, why)

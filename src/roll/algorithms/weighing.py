@@ -15,10 +15,10 @@ from numpy.typing import NDArray
 from roll.algorithms.advantages import Estimate, drop_smallest, estimate, rescaled_weights
 from roll.algorithms.episodes import LARGEST, Episode, Float64Array
 from roll.algorithms.returns import chunk_returns, per_token, turn_returns
+from roll.algorithms.rewards import is_whole, outcomes_of
+from roll.algorithms.selection import Selection
 from roll.config.algorithm import AlgorithmConfig
 from roll.errors import ConfigError
-from roll.pipelines.learning.rewards import is_whole, outcomes_of
-from roll.pipelines.learning.selection import Selection
 from roll.registry import load_function
 from roll.types import BoolArray, FloatArray, Rollout, TrainingBatch, TrainingSample
 
