@@ -23,13 +23,13 @@ from _report import report
 from _trainer_parts import quickstart_config, random_batch
 
 from roll.algorithms.inputs import LossInputs, SequenceAttention
+from roll.algorithms.selection import Selection, select
+from roll.algorithms.weighing import weigh
 from roll.config.algorithm import AlgorithmConfig
 from roll.config.presets import PRESET_NAMES
 from roll.data.samples import build_batch
 from roll.models import resolve_model
 from roll.pipelines.learning.losses import policy_loss
-from roll.pipelines.learning.selection import Selection, select
-from roll.pipelines.learning.weighing import weigh
 from roll.training import TrainerSpec
 from roll.training.backend import TorchBackend
 from roll.types import AttentionStatistics, Group, Prompt, PromptDraw, RewardResult, Rollout, TrainingBatch, Turn

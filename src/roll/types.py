@@ -67,6 +67,17 @@ class PromptDraw:
     """Where its domain's stream stood: what is needed to draw it again; -1 for one that no stream drew."""
 
 
+class Fate(StrEnum):
+    """What became of a draw."""
+
+    IN_FLIGHT = "in_flight"
+    TRAINED = "trained"
+    FILTERED = "filtered"
+    FAILED = "failed"
+    EXPIRED = "expired"
+    """Given up unseen: too old, or redundant."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SamplingParams:
     """How an engine samples. `logprobs` it returns are under this distribution."""

@@ -15,12 +15,13 @@ import numpy as np
 from roll.config.operations import WeightSyncConfig
 from roll.config.scheduling import SchedulingConfig
 from roll.errors import RewardInfraError, WorkerDiedError
-from roll.rollout import AsyncController, Batch, DataLedger, Fate, Feed, LLMProxy, RolloutScheduler, Router
+from roll.rollout import AsyncController, Batch, DataLedger, Feed, LLMProxy, RolloutScheduler, Router
 from roll.rollout.attempts import SamplingPlan
 from roll.rollout.lifecycle import RolloutState, Transition
 from roll.rollout.loops import single_answer
 from roll.simulation.clock import run
 from roll.types import (
+    Fate,
     GenerationRequest,
     Group,
     IntArray,

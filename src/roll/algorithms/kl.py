@@ -1,21 +1,28 @@
-"""Estimators of KL(policy || reference) per sampled token (Schulman 2020, joschu.net/blog/kl-approx)."""
+"""Estimators of KL(policy || reference) per sampled token (Schulman 2020, joschu.net/blog/kl-approx).
+
+Of tensors in a loss, with a gradient; of NumPy arrays for a penalty in the reward, without torch.
+"""
 
 from __future__ import annotations
 
-from typing import Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar
 
-import torch
-from torch import Tensor
+import numpy as np
+from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 __all__ = ["LOG_RATIO_LIMIT", "KLEstimator", "kl_per_token"]
 
 KLEstimator: TypeAlias = Literal["k1", "k2", "k3", "absolute", "full"]
+Array = TypeVar("Array", "Tensor", NDArray[np.floating[Any]])
 
 LOG_RATIO_LIMIT = 20.0
 """Log-ratios are clamped to ± this before `exp`, so that one absurd token cannot make the loss infinite."""
 
 
-def kl_per_token(logprobs: Tensor, ref_logprobs: Tensor, estimator: KLEstimator = "k3") -> Tensor:
+def kl_per_token(logprobs: Array, ref_logprobs: Array, estimator: KLEstimator = "k3") -> Array:
     """KL estimate of every token [N]; differentiable in `logprobs`.
 
     `k1`: log p/q, unbiased, high variance. As a loss its gradient is 0 in expectation: use it to measure.
@@ -27,14 +34,14 @@ def kl_per_token(logprobs: Tensor, ref_logprobs: Tensor, estimator: KLEstimator 
     Raises:
         ValueError: the estimator is unknown.
     """
-    difference = logprobs - ref_logprobs
+    difference: Any = logprobs - ref_logprobs
     if estimator == "k1":
         return difference
     if estimator == "k2":
-        return 0.5 * difference.square()
+        return 0.5 * difference**2
     if estimator == "absolute":
-        return difference.abs()
+        return abs(difference)
     if estimator == "k3":
-        log_ratio = torch.clamp(-difference, -LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
-        return torch.expm1(log_ratio) - log_ratio
+        log_ratio = (-difference).clip(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
+        return (np.expm1(log_ratio) if isinstance(log_ratio, np.ndarray) else log_ratio.expm1()) - log_ratio
     raise ValueError(f"unknown KL estimator '{estimator}': use k1, k2, k3 or absolute")

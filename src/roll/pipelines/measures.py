@@ -7,11 +7,11 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from roll.algorithms.selection import Selection
 from roll.pipelines.learning.failures import failures_of
-from roll.pipelines.learning.selection import Selection
 from roll.pipelines.state import RunState
-from roll.rollout import Batch, DataLedger, Fate
-from roll.types import Group, Rollout
+from roll.rollout import Batch, DataLedger
+from roll.types import Fate, Group, Rollout
 
 __all__ = [
     "batch_metrics",

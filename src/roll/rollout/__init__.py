@@ -4,7 +4,7 @@ from roll.rollout.attempts import SamplingPlan
 from roll.rollout.census import Census
 from roll.rollout.controller import AsyncController
 from roll.rollout.feed import Batch, Feed
-from roll.rollout.ledger import DataLedger, Fate
+from roll.rollout.ledger import DataLedger
 from roll.rollout.lifecycle import LifeCycle, RolloutState, Transition
 from roll.rollout.proxy import LLMProxy
 from roll.rollout.routing import Router
@@ -15,7 +15,6 @@ __all__ = [
     "Batch",
     "Census",
     "DataLedger",
-    "Fate",
     "Feed",
     "LLMProxy",
     "LifeCycle",

@@ -15,23 +15,11 @@ import json
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
-from enum import StrEnum
 
 from roll.errors import CheckpointError
-from roll.types import PromptDraw
+from roll.types import Fate, PromptDraw
 
-__all__ = ["DataLedger", "Fate", "LedgerEntry"]
-
-
-class Fate(StrEnum):
-    """What became of a draw."""
-
-    IN_FLIGHT = "in_flight"
-    TRAINED = "trained"
-    FILTERED = "filtered"
-    FAILED = "failed"
-    EXPIRED = "expired"
-    """Given up unseen: too old, or redundant."""
+__all__ = ["DataLedger", "LedgerEntry"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

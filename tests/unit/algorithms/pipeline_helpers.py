@@ -12,11 +12,11 @@ from reference_advantages import Attempt
 
 from roll.algorithms.inputs import LossInputs, LossOutputs
 from roll.algorithms.losses import CreditedLoss
+from roll.algorithms.selection import Selection, select
+from roll.algorithms.weighing import kl_token_rewards, weigh
 from roll.config.algorithm import AlgorithmConfig
 from roll.data.samples import build_batch
 from roll.pipelines.learning.losses import policy_loss
-from roll.pipelines.learning.selection import Selection, select
-from roll.pipelines.learning.weighing import kl_token_rewards, weigh
 from roll.types import TrainingBatch
 
 

@@ -18,8 +18,8 @@ from test_loss_parts import GATES
 from roll.algorithms.correction import Correction
 from roll.algorithms.inputs import LossInputs
 from roll.algorithms.losses import PolicyLoss, ValueLoss
+from roll.algorithms.selection import select
 from roll.config.presets import PRESET_NAMES
-from roll.pipelines.learning.selection import select
 from roll.types import Group, RolloutStatus
 
 KL: dict[str, Any] = {"kl": {"coefficient": 0.1}, "entropy": {"coefficient": 0.01}}

@@ -14,9 +14,9 @@ from roll.errors import CheckpointError, RunDirectoryError
 from roll.pipelines.checkpoint_files import checkpoints, find_checkpoint, read_checkpoint
 from roll.pipelines.checkpointer import Checkpointer
 from roll.pipelines.state import RunState
-from roll.rollout import DataLedger, Fate
+from roll.rollout import DataLedger
 from roll.tracking import RunDirectory
-from roll.types import Prompt, PromptDraw
+from roll.types import Fate, Prompt, PromptDraw
 
 
 class FileTrainer:

@@ -10,17 +10,17 @@ from typing import Any
 import numpy as np
 import pytest
 
+from roll.algorithms.selection import select
+from roll.algorithms.weighing import weigh
 from roll.config.algorithm import AlgorithmConfig
 from roll.config.presets import PRESET_NAMES
 from roll.data import ChatRenderer
 from roll.data.samples import build_batch
 from roll.errors import InfraError
 from roll.models import load_tokenizer
-from roll.pipelines.learning.selection import select
-from roll.pipelines.learning.weighing import weigh
 from roll.pipelines.rlvr.demonstrations import demonstrations
-from roll.rollout import Fate, SamplingPlan
-from roll.types import Group, Prompt, PromptDraw, RewardResult, Rollout, SamplingParams, TrainingBatch, Turn
+from roll.rollout import SamplingPlan
+from roll.types import Fate, Group, Prompt, PromptDraw, RewardResult, Rollout, SamplingParams, TrainingBatch, Turn
 
 
 class Scores:

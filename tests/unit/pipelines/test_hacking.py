@@ -12,9 +12,9 @@ from hypothesis import given
 from hypothesis import settings as drawing
 from hypothesis import strategies as st
 
+from roll.algorithms.hacking import hacking_metrics, repeated_text_share, shared_ngram_share
 from roll.config.alarms import AlarmsConfig
 from roll.pipelines.learning.alarms import Alarm, check_alarms
-from roll.pipelines.learning.hacking import hacking_metrics, repeated_text_share, shared_ngram_share
 from roll.types import Group, Prompt, PromptDraw, RewardResult, Rollout
 
 LONG = [f"word{i}" for i in range(14)]

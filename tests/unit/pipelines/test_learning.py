@@ -7,13 +7,14 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from roll.algorithms.selection import Selection
+from roll.algorithms.selection import select as select_groups
+from roll.algorithms.weighing import weigh
 from roll.config.algorithm import AlgorithmConfig
 from roll.data.samples import build_batch
-from roll.pipelines.learning.selection import Selection, settle
-from roll.pipelines.learning.selection import select as select_groups
-from roll.pipelines.learning.weighing import weigh
-from roll.rollout import DataLedger, Fate
-from roll.types import Group, Prompt, PromptDraw, RewardResult, Rollout, RolloutStatus, Turn
+from roll.pipelines.rlvr.collecting import settle
+from roll.rollout import DataLedger
+from roll.types import Fate, Group, Prompt, PromptDraw, RewardResult, Rollout, RolloutStatus, Turn
 
 GRPO = AlgorithmConfig()
 

@@ -16,16 +16,15 @@ from hypothesis import strategies as st
 
 from roll.algorithms.aggregate import token_weights
 from roll.algorithms.inputs import LossInputs
+from roll.algorithms.minibatches import critic_share
+from roll.algorithms.rewards import judged_range, judged_rewards
+from roll.algorithms.selection import Selection, doom_of, select
+from roll.algorithms.weighing import kl_token_rewards, weigh
 from roll.config import RLVRConfig
 from roll.config.algorithm import AlgorithmConfig
 from roll.data.samples import build_batch
-from roll.pipelines.learning.minibatches import critic_share
-from roll.pipelines.learning.rewards import judged_range, judged_rewards
-from roll.pipelines.learning.selection import Selection, doom_of, select
-from roll.pipelines.learning.weighing import kl_token_rewards, weigh
 from roll.pipelines.rlvr.collecting import chosen
-from roll.rollout import Fate
-from roll.types import Group, Prompt, PromptDraw, RewardResult, Rollout, Turn
+from roll.types import Fate, Group, Prompt, PromptDraw, RewardResult, Rollout, Turn
 
 LONGEST = 8
 MALFORMED: dict[str, Any] = {"reward": {"format_penalty": 0.5}}

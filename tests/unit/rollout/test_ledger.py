@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from roll.errors import CheckpointError
-from roll.rollout import DataLedger, Fate
-from roll.types import Prompt, PromptDraw
+from roll.rollout import DataLedger
+from roll.types import Fate, Prompt, PromptDraw
 
 
 def draw(draw_id: int) -> PromptDraw:

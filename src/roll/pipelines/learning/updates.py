@@ -14,14 +14,14 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from roll.algorithms.kl_controller import adapted_coefficient
+from roll.algorithms.minibatches import critic_share, minibatches
+from roll.algorithms.selection import Selection
+from roll.algorithms.weighing import kl_token_rewards, weigh
 from roll.config.algorithm import AlgorithmConfig
 from roll.config.rollout import RolloutConfig
 from roll.data.samples import build_batch
 from roll.pipelines.learner import Learner, update
 from roll.pipelines.learning.losses import attention_range, policy_loss, value_loss
-from roll.pipelines.learning.minibatches import critic_share, minibatches
-from roll.pipelines.learning.selection import Selection
-from roll.pipelines.learning.weighing import kl_token_rewards, weigh
 from roll.pipelines.run import Run
 from roll.types import FloatArray, StepResult, TrainingBatch
 

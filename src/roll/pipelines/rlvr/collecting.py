@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from roll.algorithms.selection import Selection, select
 from roll.config import RLVRConfig
-from roll.pipelines.learning.selection import Selection, select
 from roll.pipelines.live_policy import LivePolicy
 from roll.pipelines.rlvr.circle import Circle
 from roll.pipelines.rlvr.demonstrations import demonstrations
 from roll.pipelines.rlvr.sampling import GREEDY
 from roll.pipelines.run import Run
-from roll.rollout import Batch, Fate
-from roll.types import Rollout
+from roll.rollout import Batch, DataLedger
+from roll.types import Fate, Rollout
 
-__all__ = ["Collected", "chosen", "collect"]
+__all__ = ["Collected", "chosen", "collect", "settle"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -56,3 +56,9 @@ def chosen(config: RLVRConfig, run: Run, batch: Batch, demonstrations: Sequence[
         )
     selection.fates.update({draw_id: (Fate.EXPIRED, why) for draw_id, why in batch.expired.items()})
     return Collected(batch=batch, selection=selection, demonstrations=tuple(demonstrations))
+
+
+def settle(ledger: DataLedger, selection: Selection, step: int) -> None:
+    """Write every group's fate into the ledger."""
+    for draw_id, (fate, why) in selection.fates.items():
+        ledger.settle(draw_id, fate, step, why)

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 
+from roll.algorithms.selection import doom_of, group_reason
 from roll.config import RLVRConfig
 from roll.data import Data
 from roll.pipelines.generation import Generation
-from roll.pipelines.learning.selection import doom_of, group_reason
 from roll.pipelines.state import RunState
 from roll.rollout import AsyncController, DataLedger, Feed, SamplingPlan
 from roll.rollout.group_run import Doom

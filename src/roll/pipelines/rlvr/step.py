@@ -6,15 +6,14 @@ import asyncio
 import logging
 from contextlib import nullcontext
 
+from roll.algorithms.hacking import BASELINE_STEPS, hacking_metrics
 from roll.pipelines import measures
 from roll.pipelines.learning.alarms import check_alarms
 from roll.pipelines.learning.failures import step_alarms
-from roll.pipelines.learning.hacking import BASELINE_STEPS, hacking_metrics
 from roll.pipelines.learning.measures import learning_metrics, mean_advantages
-from roll.pipelines.learning.selection import settle
 from roll.pipelines.learning.updates import learn
 from roll.pipelines.rlvr.circle import Circle
-from roll.pipelines.rlvr.collecting import Collected
+from roll.pipelines.rlvr.collecting import Collected, settle
 from roll.tracking.engine_trace import trace_engine_steps
 
 __all__ = ["learn_from", "remember_verifiers"]

@@ -14,11 +14,12 @@ from numpy.typing import NDArray
 
 from roll.algorithms.advantages import Estimate, drop_smallest, estimate, rescaled_weights
 from roll.algorithms.episodes import LARGEST, Episode, Float64Array
+from roll.algorithms.kl import kl_per_token
 from roll.algorithms.returns import chunk_returns, per_token, turn_returns
+from roll.algorithms.rewards import is_whole, outcomes_of
+from roll.algorithms.selection import Selection
 from roll.config.algorithm import AlgorithmConfig
 from roll.errors import ConfigError
-from roll.pipelines.learning.rewards import is_whole, outcomes_of
-from roll.pipelines.learning.selection import Selection
 from roll.registry import load_function
 from roll.types import BoolArray, FloatArray, Rollout, TrainingBatch, TrainingSample
 
@@ -107,22 +108,11 @@ def kl_token_rewards(batch: TrainingBatch, logprobs: Sequence[FloatArray], algor
     result = []
     for sample, own in zip(batch.samples, logprobs, strict=True):
         assert sample.ref_logprobs is not None, "the reference was asked"
-        penalty = _kl(own - sample.ref_logprobs, algorithm.kl.estimator)
-        penalty = np.clip(coefficient * penalty.astype(np.float64), -LARGEST, LARGEST)
+        difference = (own - sample.ref_logprobs).astype(np.float64)
+        penalty = kl_per_token(difference, np.zeros_like(difference), algorithm.kl.estimator)
+        penalty = np.clip(coefficient * penalty, -LARGEST, LARGEST)
         result.append(np.where(sample.loss_mask, -penalty, 0.0).astype(np.float32))
     return result
-
-
-def _kl(difference: FloatArray, estimator: str) -> NDArray[np.floating[Any]]:
-    """As `algorithms.kl.kl_per_token`, in NumPy."""
-    if estimator == "k2":
-        return 0.5 * np.square(difference, dtype=np.float64)
-    if estimator == "absolute":
-        return np.abs(difference)
-    if estimator == "k3":
-        ratio = np.clip(-difference.astype(np.float64), -20.0, 20.0)
-        return np.expm1(ratio) - ratio
-    return difference
 
 
 def _after_prompt(arrays: Sequence[FloatArray], starts: Sequence[int]) -> list[FloatArray]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -11,8 +11,7 @@ from roll.algorithms.doom import is_doomed
 from roll.algorithms.episodes import Episode, Float64Array, bounded
 from roll.algorithms.filters import kept_rollouts, reason_to_leave_out, top_variance
 from roll.algorithms.normalise import Moments
-from roll.config.algorithm import AlgorithmConfig
-from roll.pipelines.learning.rewards import (
+from roll.algorithms.rewards import (
     episode_of,
     is_whole,
     judged_range,
@@ -21,11 +20,10 @@ from roll.pipelines.learning.rewards import (
     outcomes_of,
     trained_rewards,
 )
-from roll.rollout import DataLedger, Fate
-from roll.rollout.group_run import Doom
-from roll.types import Group, Rollout
+from roll.config.algorithm import AlgorithmConfig
+from roll.types import Fate, Group, Rollout
 
-__all__ = ["Selection", "doom_of", "group_reason", "select", "settle"]
+__all__ = ["Selection", "doom_of", "group_reason", "select"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -146,7 +144,7 @@ def group_reason(group: Group, algorithm: AlgorithmConfig, max_new_tokens: int) 
 
 def doom_of(
     algorithm: AlgorithmConfig, reward_range: tuple[float, float], max_new_tokens: int, *, single_turn: bool
-) -> Doom | None:
+) -> Callable[[Sequence[Rollout], int], bool] | None:
     """What says that a group cannot pass its filters any more, whatever its missing rollouts earn; `None` where nothing
     could.
 
@@ -208,9 +206,3 @@ def _keep_top_variance(
     for i, group in enumerate(passed):
         if i not in kept:
             fates[group.draw.draw_id] = (Fate.FILTERED, f"its reward varies less than that of the top {share:g}")
-
-
-def settle(ledger: DataLedger, selection: Selection, step: int) -> None:
-    """Write every group's fate into the ledger."""
-    for draw_id, (fate, why) in selection.fates.items():
-        ledger.settle(draw_id, fate, step, why)
