@@ -34,6 +34,18 @@ class Message(TypedDict):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class EnvironmentSettings:
+    """Which environment a prompt's rollouts act in: see `roll.envs.make`."""
+
+    name: str
+    """Of one that is shipped, or `package.module:Class` or `file.py:Class`."""
+    options: Mapping[str, Any] = field(default_factory=dict)
+    """Keyword arguments of its class; plain data only."""
+    seed: int | None = None
+    """Of the episode, given to `reset`; `None` where the options say all of it."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Prompt:
     """A task, as its source states it."""
 
@@ -48,6 +60,8 @@ class Prompt:
     """Anything else a reward wants; plain data only."""
     expert: tuple[str, ...] = ()
     """What an expert answered, turn by turn; empty where there is no demonstration."""
+    environment: EnvironmentSettings | None = None
+    """What speaks between two answers; `None`: a rollout is one answer."""
     turns: int = 1
     """Answers of one rollout, at most."""
     attachments: tuple[Any, ...] = ()

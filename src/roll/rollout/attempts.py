@@ -23,7 +23,7 @@ import numpy as np
 from roll.errors import InfraError, MalformedPromptError, UnscorableError
 from roll.protocols import Reward
 from roll.rollout.lifecycle import LifeCycle, RolloutState
-from roll.rollout.loops import Renderer, RolloutLoop, play, single_answer
+from roll.rollout.loops import Renderer, RolloutLoop, loop_for
 from roll.rollout.proxy import LLMProxy
 from roll.types import Generation, GenerationRequest, PromptDraw, Rollout, RolloutStatus, SamplingParams
 
@@ -147,7 +147,7 @@ class Attempts:
             sampling=replace(plan.sampling, seed=request_seed(self._seed, plan.purpose, draw.draw_id, index)),
         )
         session = rollout_id if self._replicate else f"{plan.purpose}-{draw.draw_id}"
-        loop = self._loop or (play if "env" in draw.prompt.metadata else single_answer)
+        loop = self._loop or loop_for(draw.prompt)
 
         def started(engine_id: str) -> None:
             if life.state(rollout_id) is RolloutState.QUEUED:

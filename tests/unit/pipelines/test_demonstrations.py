@@ -20,7 +20,17 @@ from roll.pipelines.learning.demonstrations import demonstrations
 from roll.pipelines.learning.selection import select
 from roll.pipelines.learning.weighing import weigh
 from roll.rollout import Fate, SamplingPlan
-from roll.types import Group, Prompt, PromptDraw, RewardResult, Rollout, SamplingParams, TrainingBatch, Turn
+from roll.types import (
+    EnvironmentSettings,
+    Group,
+    Prompt,
+    PromptDraw,
+    RewardResult,
+    Rollout,
+    SamplingParams,
+    TrainingBatch,
+    Turn,
+)
 
 
 class Scores:
@@ -50,8 +60,8 @@ def parts_of(model: Path, *, failures: int = 0, weight: float = 1.0) -> Any:
 
 def game(secret: int, expert: tuple[str, ...]) -> PromptDraw:
     options = {"max_number": 3, "num_turns": 2, "secret": secret}
-    env = {"env": {"name": "guess_number", "options": options}}
-    prompt = Prompt(uid=f"d/{secret}", domain="d", messages=(), metadata=env, expert=expert)
+    environment = EnvironmentSettings(name="guess_number", options=options)
+    prompt = Prompt(uid=f"d/{secret}", domain="d", messages=(), environment=environment, turns=2, expert=expert)
     return PromptDraw(draw_id=secret, prompt=prompt, token_ids=np.array([5, 6], np.int32))
 
 

@@ -18,7 +18,7 @@ import numpy as np
 from roll.data import ChatRenderer
 from roll.errors import InfraError
 from roll.pipelines.parts import Parts
-from roll.rollout.loops import play, single_answer
+from roll.rollout.loops import loop_for
 from roll.types import Generation, GenerationRequest, PromptDraw, Rollout
 
 __all__ = ["demonstrations"]
@@ -45,8 +45,7 @@ async def _scored(parts: Parts, draw: PromptDraw) -> Rollout | None:
     request = GenerationRequest(
         request_id=f"expert-{draw.draw_id}", token_ids=draw.token_ids, sampling=replace(plan.sampling, seed=0)
     )
-    loop = play if "env" in draw.prompt.metadata else single_answer
-    rollout = await loop(draw, plan.group_size, request, script.generate, parts.data.renderer)
+    rollout = await loop_for(draw.prompt)(draw, plan.group_size, request, script.generate, parts.data.renderer)
     rollout = replace(rollout, expert=True)
     attempts = parts.config.rollout.max_attempts
     for attempt in range(1, attempts + 1):

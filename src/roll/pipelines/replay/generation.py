@@ -36,7 +36,7 @@ from roll.pipelines.watching import watch
 from roll.protocols import Reward
 from roll.rewards.opening import open_rewards
 from roll.rollout import AsyncController, DataLedger, LLMProxy, RolloutScheduler
-from roll.rollout.loops import Generate, Renderer, RolloutLoop, joined, next_turn, play, single_answer
+from roll.rollout.loops import Generate, Renderer, RolloutLoop, joined, loop_for, next_turn
 from roll.tracking import RunDirectory, Tracker
 from roll.tracking.recording import RecordedWork
 from roll.tracking.stages import Stages
@@ -205,7 +205,7 @@ class SameLengths:
         recorded = first.request_id.startswith("train-")
         if recorded and self._own is None and name in self._work.between:
             return await self._turns(name, draw, index, first, same, renderer)
-        loop = self._own or (play if "env" in draw.prompt.metadata else single_answer)
+        loop = self._own or loop_for(draw.prompt)
         return await loop(draw, index, first, same, renderer)
 
     async def _same(self, generate: Generate, request: GenerationRequest) -> Generation:
