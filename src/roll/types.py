@@ -25,6 +25,9 @@ FloatArray: TypeAlias = NDArray[np.float32]
 BoolArray: TypeAlias = NDArray[np.bool_]
 FinishReason: TypeAlias = Literal["stop", "length", "abort"]
 
+TRAIN, EXPERT = "train", "expert"
+"""Purposes (`RolloutId.purpose`) of the rollouts that a step trains, and of demonstrations."""
+
 
 class Message(TypedDict):
     """One chat message."""
@@ -127,6 +130,23 @@ class Generation:
     """[T, choices] of every token in `SamplingParams.choices`, among these alone; `None` where there are none."""
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RolloutId:
+    """Names one rollout of a run. Its text, such as `train-3.1`, is for engines, files and people alone."""
+
+    purpose: str
+    """What its prompt was drawn for (`SamplingPlan.purpose`): `train`, `eval`, …"""
+    draw_id: int
+    index: int
+
+    def __str__(self) -> str:
+        return f"{self.purpose}-{self.draw_id}.{self.index}"
+
+    def request_id(self, turn: int = 0) -> str:
+        """What engines call its request for a turn, counted from 0."""
+        return f"{self}.t{turn}" if turn else str(self)
+
+
 class RolloutStatus(StrEnum):
     """How an attempt ended."""
 
@@ -174,6 +194,8 @@ class Rollout:
     draw_id: int
     index: int
     """0 … group_size - 1 within its group."""
+    purpose: str = TRAIN
+    """See `RolloutId`; whoever asked a loop for the rollout sets it."""
     prompt: Prompt
     prompt_token_ids: IntArray
     """[P]"""
@@ -202,8 +224,13 @@ class Rollout:
         return self.turns or (Turn(start=0, end=len(self.token_ids)),)
 
     @property
-    def rollout_id(self) -> str:
-        """Unique in the run: `<draw_id>.<index>`."""
+    def rollout_id(self) -> RolloutId:
+        """Unique in the run."""
+        return RolloutId(purpose=self.purpose, draw_id=self.draw_id, index=self.index)
+
+    @property
+    def sample_id(self) -> str:
+        """Unique among those of its purpose: of its training sample, and in tables of rollouts."""
         return f"{self.draw_id}.{self.index}"
 
     @property

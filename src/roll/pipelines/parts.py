@@ -21,7 +21,7 @@ from roll.rewards.compose import WeightedReward
 from roll.rollout import Batch, DataLedger, LLMProxy, RolloutScheduler, SamplingPlan
 from roll.tracking import Spans, Tracker
 from roll.tracking.stages import Stages
-from roll.types import PromptDraw
+from roll.types import PromptDraw, RolloutId
 from roll.weights import SyncReport
 
 __all__ = ["Batches", "Parts", "Weights"]
@@ -34,7 +34,7 @@ class Batches(Protocol):
 
     def updating(self) -> AbstractAsyncContextManager[None]: ...
 
-    async def settle(self, version: int, trained: Collection[str]) -> None: ...
+    async def settle(self, version: int, trained: Collection[RolloutId]) -> None: ...
 
     def in_flight(self) -> list[PromptDraw]: ...
 

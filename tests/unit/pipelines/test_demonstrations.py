@@ -77,7 +77,7 @@ async def test_a_demonstration_is_played_and_scored_in_the_models_own_tokens(tin
         Turn(start=0, end=len(first), reward=0.0, state="start"),
         Turn(start=ends, end=ends + len(second), reward=1.0, state="2 higher"),
     )
-    assert (rollout.rollout_id, rollout.expert, rollout.finished) == ("3.4", True, True)  # after the policy's four
+    assert (rollout.sample_id, rollout.expert, rollout.finished) == ("3.4", True, True)  # after the policy's four
     assert rollout.reward is not None and rollout.reward.value == 1.0
     assert not rollout.logprobs.any() and (rollout.policy_versions == -1).all()
 

@@ -19,7 +19,7 @@ from roll.data import ChatRenderer
 from roll.errors import InfraError
 from roll.pipelines.parts import Parts
 from roll.rollout.loops import loop_for
-from roll.types import Generation, GenerationRequest, PromptDraw, Rollout
+from roll.types import EXPERT, Generation, GenerationRequest, PromptDraw, Rollout, RolloutId
 
 __all__ = ["demonstrations"]
 
@@ -42,11 +42,12 @@ async def demonstrations(parts: Parts, draws: Sequence[PromptDraw]) -> list[Roll
 async def _scored(parts: Parts, draw: PromptDraw) -> Rollout | None:
     plan = parts.train_plan
     script = _Script(renderer=parts.data.renderer, answers=iter(draw.prompt.expert))
+    name = RolloutId(purpose=EXPERT, draw_id=draw.draw_id, index=plan.group_size)
     request = GenerationRequest(
-        request_id=f"expert-{draw.draw_id}", token_ids=draw.token_ids, sampling=replace(plan.sampling, seed=0)
+        request_id=name.request_id(), token_ids=draw.token_ids, sampling=replace(plan.sampling, seed=0)
     )
-    rollout = await loop_for(draw.prompt)(draw, plan.group_size, request, script.generate, parts.data.renderer)
-    rollout = replace(rollout, expert=True)
+    rollout = await loop_for(draw.prompt)(draw, name.index, request, script.generate, parts.data.renderer)
+    rollout = replace(rollout, purpose=name.purpose, expert=True)
     attempts = parts.config.rollout.max_attempts
     for attempt in range(1, attempts + 1):
         try:

@@ -22,7 +22,7 @@ from roll.errors import CheckpointError, DataError
 from roll.pipelines.state import RunState
 from roll.rollout import Batch, DataLedger, LLMProxy
 from roll.tracking.recording import RecordedStep, Recording
-from roll.types import Group, Prompt, PromptDraw, Rollout
+from roll.types import Group, Prompt, PromptDraw, Rollout, RolloutId
 
 __all__ = ["RecordedBatches", "with_prompts"]
 
@@ -80,7 +80,7 @@ class RecordedBatches:
         """Nothing stands still: no engine runs."""
         yield
 
-    async def settle(self, version: int, trained: Collection[str]) -> None:
+    async def settle(self, version: int, trained: Collection[RolloutId]) -> None:
         """Bring the prompt stream and the counters to the recorded boundary."""
         assert self._current is not None, "a step has a batch"
         self._data.train.restore(dict(self._current.stream))
