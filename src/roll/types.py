@@ -6,8 +6,6 @@ Records are frozen and keyword-only. Arrays are NumPy, one entry per token, alig
 
 A prompt is *drawn* (`PromptDraw`, with an id that the data ledger follows), attempted `group_size` times (`Rollout`s of
 one `Group`), and each scored rollout becomes a `TrainingSample`. Control never rides in data.
-
-Multimodal inputs have their place beside `token_ids` (`Prompt.attachments`); text-only code does not look at them.
 """
 
 from __future__ import annotations
@@ -24,7 +22,6 @@ IntArray: TypeAlias = NDArray[np.int32]
 FloatArray: TypeAlias = NDArray[np.float32]
 BoolArray: TypeAlias = NDArray[np.bool_]
 FinishReason: TypeAlias = Literal["stop", "length", "abort"]
-
 TRAIN, EXPERT = "train", "expert"
 """Purposes (`RolloutId.purpose`) of the rollouts that a step trains, and of demonstrations."""
 
@@ -38,12 +35,11 @@ class Message(TypedDict):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EnvironmentSettings:
-    """Which environment a prompt's rollouts act in: see `roll.envs.make`."""
+    """Which environment a prompt's rollouts act in; name and options are those of `roll.envs.make`."""
 
     name: str
-    """Of one that is shipped, or `package.module:Class` or `file.py:Class`."""
     options: Mapping[str, Any] = field(default_factory=dict)
-    """Keyword arguments of its class; plain data only."""
+    """Plain data only."""
     seed: int | None = None
     """Of the episode, given to `reset`; `None` where the options say all of it."""
 
@@ -68,7 +64,7 @@ class Prompt:
     turns: int = 1
     """Answers of one rollout, at most."""
     attachments: tuple[Any, ...] = ()
-    """Multimodal inputs (pixel values with their grid, …); empty for text."""
+    """Multimodal inputs (pixel values with their grid, …), which text-only code does not look at; empty for text."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
