@@ -15,7 +15,7 @@ from typing import Any, Protocol, TypeAlias
 import numpy as np
 
 from roll.envs import make
-from roll.envs.watch import acting
+from roll.envs.timing import acting
 from roll.errors import InfraError
 from roll.types import Generation, GenerationRequest, IntArray, Prompt, PromptDraw, Rollout, Turn
 
