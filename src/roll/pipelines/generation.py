@@ -15,7 +15,7 @@ from typing import Any, cast
 from roll.cluster.base import Cluster, start_together
 from roll.config import RLVRConfig
 from roll.data import ChatRenderer
-from roll.envs.watch import watched
+from roll.envs.timing import watched
 from roll.inference import resolve_engine_kind
 from roll.pipelines.judge import JudgeRole, start_judge
 from roll.pipelines.learning.failures import Retries

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from roll.tracking import atomic
+from roll.tracking.console_views import EvaluationView
 from roll.tracking.metrics_file import read_metrics
-from roll.tracking.views import EvaluationView
 
 if TYPE_CHECKING:
     from rich.table import Table

@@ -26,6 +26,7 @@ from roll.callbacks import Callbacks
 from roll.errors import EngineDiedError, RollError, UserError
 from roll.tracking import logs
 from roll.tracking.console import Console, QuietConsole, open_console
+from roll.tracking.console_views import AnswerView, EvaluationView, RunHeader, StepView, trouble
 from roll.tracking.memory import PeakMemory
 from roll.tracking.metrics import flatten
 from roll.tracking.metrics_file import Kind, MetricsFile, read_metrics
@@ -34,7 +35,6 @@ from roll.tracking.run_directory import RunDirectory, writing
 from roll.tracking.sinks import GuardedSink, open_sinks
 from roll.tracking.spans import Spans
 from roll.tracking.summary import Summary, generation_time, summarise
-from roll.tracking.views import AnswerView, EvaluationView, RunHeader, StepView, trouble
 
 if TYPE_CHECKING:
     from types import TracebackType

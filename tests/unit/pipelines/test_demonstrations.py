@@ -20,7 +20,18 @@ from roll.errors import InfraError
 from roll.models import load_tokenizer
 from roll.pipelines.rlvr.demonstrations import demonstrations
 from roll.rollout import SamplingPlan
-from roll.types import Fate, Group, Prompt, PromptDraw, RewardResult, Rollout, SamplingParams, TrainingBatch, Turn
+from roll.types import (
+    EnvironmentSettings,
+    Fate,
+    Group,
+    Prompt,
+    PromptDraw,
+    RewardResult,
+    Rollout,
+    SamplingParams,
+    TrainingBatch,
+    Turn,
+)
 
 
 class Scores:
@@ -57,8 +68,8 @@ async def shown(parts: Any, draws: list[PromptDraw]) -> list[Rollout]:
 
 def game(secret: int, expert: tuple[str, ...]) -> PromptDraw:
     options = {"max_number": 3, "num_turns": 2, "secret": secret}
-    env = {"env": {"name": "guess_number", "options": options}}
-    prompt = Prompt(uid=f"d/{secret}", domain="d", messages=(), metadata=env, expert=expert)
+    environment = EnvironmentSettings(name="guess_number", options=options)
+    prompt = Prompt(uid=f"d/{secret}", domain="d", messages=(), environment=environment, turns=2, expert=expert)
     return PromptDraw(draw_id=secret, prompt=prompt, token_ids=np.array([5, 6], np.int32))
 
 
@@ -74,7 +85,7 @@ async def test_a_demonstration_is_played_and_scored_in_the_models_own_tokens(tin
         Turn(start=0, end=len(first), reward=0.0, state="start"),
         Turn(start=ends, end=ends + len(second), reward=1.0, state="2 higher"),
     )
-    assert (rollout.rollout_id, rollout.expert, rollout.finished) == ("3.4", True, True)  # after the policy's four
+    assert (rollout.sample_id, rollout.expert, rollout.finished) == ("3.4", True, True)  # after the policy's four
     assert rollout.reward is not None and rollout.reward.value == 1.0
     assert not rollout.logprobs.any() and (rollout.policy_versions == -1).all()
 

@@ -12,7 +12,7 @@ from roll.pipelines.live_policy import LivePolicy
 from roll.pipelines.rlvr.recorder import Recorder
 from roll.pipelines.run import Run
 from roll.rollout import Batch
-from roll.types import PromptDraw
+from roll.types import PromptDraw, RolloutId
 
 __all__ = ["Batches", "Circle"]
 
@@ -22,7 +22,7 @@ class Batches(Protocol):
 
     async def next_batch(self) -> Batch: ...
 
-    async def settle(self, version: int, trained: Collection[str]) -> None: ...
+    async def settle(self, version: int, trained: Collection[RolloutId]) -> None: ...
 
     def in_flight(self) -> list[PromptDraw]: ...
 

@@ -19,8 +19,8 @@ from roll.config import RLVRConfig
 from roll.data import ChatRenderer
 from roll.errors import InfraError
 from roll.pipelines.live_policy import LivePolicy
-from roll.rollout.loops import play, single_answer
-from roll.types import Generation, GenerationRequest, PromptDraw, Rollout
+from roll.rollout.loops import loop_for
+from roll.types import EXPERT, Generation, GenerationRequest, PromptDraw, Rollout, RolloutId
 
 __all__ = ["demonstrations"]
 
@@ -43,12 +43,12 @@ async def demonstrations(config: RLVRConfig, live: LivePolicy, draws: Sequence[P
 async def _scored(config: RLVRConfig, live: LivePolicy, draw: PromptDraw) -> Rollout | None:
     plan, renderer, reward = live.plan, live.generation.renderer, live.generation.rewards[draw.prompt.domain]
     script = _Script(renderer=renderer, answers=iter(draw.prompt.expert))
+    name = RolloutId(purpose=EXPERT, draw_id=draw.draw_id, index=plan.group_size)
     request = GenerationRequest(
-        request_id=f"expert-{draw.draw_id}", token_ids=draw.token_ids, sampling=replace(plan.sampling, seed=0)
+        request_id=name.request_id(), token_ids=draw.token_ids, sampling=replace(plan.sampling, seed=0)
     )
-    loop = play if "env" in draw.prompt.metadata else single_answer
-    rollout = await loop(draw, plan.group_size, request, script.generate, renderer)
-    rollout = replace(rollout, expert=True)
+    rollout = await loop_for(draw.prompt)(draw, name.index, request, script.generate, renderer)
+    rollout = replace(rollout, purpose=name.purpose, expert=True)
     attempts = config.rollout.max_attempts
     for attempt in range(1, attempts + 1):
         try:

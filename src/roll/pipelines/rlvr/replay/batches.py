@@ -21,7 +21,7 @@ from roll.errors import CheckpointError, DataError
 from roll.pipelines.state import RunState
 from roll.rollout import Batch, Census, DataLedger
 from roll.tracking.recording import RecordedStep, Recording
-from roll.types import Group, Prompt, PromptDraw, Rollout
+from roll.types import Group, Prompt, PromptDraw, Rollout, RolloutId
 
 __all__ = ["RecordedBatches", "with_prompts"]
 
@@ -73,7 +73,7 @@ class RecordedBatches:
             census=Census(**recorded.census) if recorded.census else None,
         )
 
-    async def settle(self, version: int, trained: Collection[str]) -> None:
+    async def settle(self, version: int, trained: Collection[RolloutId]) -> None:
         """Bring the prompt stream to the recorded boundary."""
         assert self._current is not None, "a step has a batch"
         self._data.train.restore(dict(self._current.stream))

@@ -34,9 +34,9 @@ from roll.pipelines.run import Session
 from roll.pipelines.state import RunState
 from roll.protocols import Reward
 from roll.rollout import AsyncController, DataLedger
-from roll.rollout.loops import Generate, Renderer, RolloutLoop, joined, next_turn, play, single_answer
+from roll.rollout.loops import Generate, Renderer, RolloutLoop, joined, loop_for, next_turn
 from roll.tracking.recording import RecordedWork
-from roll.types import Generation, GenerationRequest, PromptDraw, RewardResult, Rollout, Turn
+from roll.types import TRAIN, Generation, GenerationRequest, PromptDraw, RewardResult, Rollout, RolloutId, Turn
 
 __all__ = ["SameLengths", "SameRewards", "open_answering"]
 
@@ -180,11 +180,11 @@ class SameLengths:
         self, draw: PromptDraw, index: int, first: GenerationRequest, generate: Generate, renderer: Renderer
     ) -> Rollout:
         same = functools.partial(self._same, generate)
-        name = f"{draw.draw_id}.{index}"
-        recorded = first.request_id.startswith("train-")
-        if recorded and self._own is None and name in self._work.between:
-            return await self._turns(name, draw, index, first, same, renderer)
-        loop = self._own or (play if "env" in draw.prompt.metadata else single_answer)
+        recorded = RolloutId(purpose=TRAIN, draw_id=draw.draw_id, index=index)
+        trains = first.request_id == recorded.request_id()
+        if trains and self._own is None and recorded in self._work.between:
+            return await self._turns(recorded, draw, first, same, renderer)
+        loop = self._own or loop_for(draw.prompt)
         return await loop(draw, index, first, same, renderer)
 
     async def _same(self, generate: Generate, request: GenerationRequest) -> Generation:
@@ -197,11 +197,11 @@ class SameLengths:
         return replace(found, finish_reason="stop") if ended else found
 
     async def _turns(
-        self, name: str, draw: PromptDraw, index: int, first: GenerationRequest, same: Generate, renderer: Renderer
+        self, recorded: RolloutId, draw: PromptDraw, first: GenerationRequest, same: Generate, renderer: Renderer
     ) -> Rollout:
         import numpy as np
 
-        between, said = self._work.between[name], self._work.turn_rewards[name]
+        between, said = self._work.between[recorded], self._work.turn_rewards[recorded]
         generations: list[Generation] = []
         turns: list[Turn] = []
         context, position = draw.token_ids, 0
@@ -213,7 +213,7 @@ class SameLengths:
             if number < len(between):
                 context = np.concatenate([context, generation.token_ids, between[number]]).astype(np.int32)
                 position = end + len(between[number])
-        return joined(draw, index, generations, list(between), tuple(turns), renderer)
+        return joined(draw, recorded.index, generations, list(between), tuple(turns), renderer)
 
 
 class SameRewards:
