@@ -37,6 +37,9 @@ async def run(parts: Parts) -> None:
     """
     loop = run_asynchronous if parts.config.rollout.scheduling.async_ratio > 0 else run_synchronous
     dog = Watchdog(parts.scheduler.life, parts.config.rollout.stall_s, logger.warning, parts.spans.under_way)
+    if not parts.held_out:
+        best = ", and keep_best has nothing to go by" if parts.config.checkpoint.keep_best else ""
+        logger.warning("no source holds prompts out, so the run is not evaluated%s: set held_out", best)
     watchdog = asyncio.create_task(dog.watch(), name="watchdog")
     try:
         parts.tracker.note("bringing the weights to the engines")

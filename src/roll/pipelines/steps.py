@@ -103,12 +103,12 @@ def _remember_verifiers(parts: Parts) -> None:
 
 
 def evaluation_due(parts: Parts) -> bool:
-    """Whether the configuration asks for an evaluation after this step, and it was not done yet."""
+    """Whether the configuration asks for an evaluation after this step, it can be done, and was not done yet."""
     state, config = parts.state, parts.config.evaluation
     last = state.step == parts.config.training.num_steps
     every = config.every_num_steps
     due = config.before_training if state.step == 0 else last or bool(every and state.step % every == 0)
-    return due and state.evaluated_at != state.step
+    return due and state.evaluated_at != state.step and bool(parts.held_out)
 
 
 async def evaluate_if_due(parts: Parts) -> None:
