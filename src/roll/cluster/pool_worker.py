@@ -19,7 +19,7 @@ import struct
 import sys
 from typing import BinaryIO
 
-__all__ = ["HEADER", "STARTED", "begin", "failure", "main", "prepare", "read_frame", "write_frame"]
+__all__ = ["HEADER", "STARTED", "asked_to_end", "begin", "failure", "main", "prepare", "read_frame", "write_frame"]
 
 _PR_SET_PDEATHSIG = 1
 HEADER = struct.Struct("<I")
