@@ -371,8 +371,8 @@ def load_simulation(source: str | Path, overrides: Sequence[str] = ()) -> Simula
     document = read(source)
     if "data" in document.tree and "device" not in document.tree:
         raise ConfigError(
-            f"'{document.name}' describes a run, not a simulation: give it to `roll train` or `roll check`. Once it was "
-            "trained, `roll simulate --calibrate RUN` makes a simulation of it."
+            f"'{document.name}' describes a run, not a simulation: give it to `roll train` or `roll check`. Once it "
+            "was trained, `roll simulate --calibrate RUN` makes a simulation of it."
         )
     config = _validate(document, overrides)
     for name in config.variants:
