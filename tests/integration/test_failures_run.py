@@ -80,6 +80,16 @@ def test_with_the_alarms_off_such_a_run_ends_but_not_with_0(
     assert "none of 1 steps trained anything; 12 answers got no reward" in said
 
 
+def test_a_run_without_held_out_prompts_says_that_it_is_not_evaluated(tmp_path: Path, tiny_model: Path) -> None:
+    said: list[int] = []
+    data = [{"source": "arithmetic", "reward": "math", "held_out": 0}]
+    settings = config(tmp_path, tiny_model, data=data, training={"num_steps": 1}, checkpoint={"keep_best": True})
+    summary = roll.train(settings, on_evaluation=lambda step, _: said.append(step))
+    assert (said, summary.empty_evaluations, summary.score_after) == ([], 0, None)
+    log = (tmp_path / "run" / "logs" / "controller-0.log").read_text()
+    assert "the run is not evaluated, and keep_best has nothing to go by" in log
+
+
 def test_a_loss_that_fails_is_named_and_what_was_learnt_is_saved(tmp_path: Path, tiny_model: Path, own: Path) -> None:
     settings = config(tmp_path, tiny_model, algorithm={"loss": f"{own}:loss"})
     with pytest.raises(LossError, match=rf"loss '{own}:loss' failed at {own}:14: IndexError: no such column"):

@@ -12,7 +12,7 @@ from roll.callbacks import Callbacks
 from roll.cluster.base import open_cluster
 from roll.config import RLVRConfig
 from roll.config.load import resolved
-from roll.errors import CallbackError, DataError, InfraError, UserError
+from roll.errors import CallbackError, ConfigError, DataError, InfraError, UserError
 from roll.pipelines.checkpoint_files import (
     SavedRun,
     find_checkpoint,
@@ -64,6 +64,11 @@ def resume(
         remove_unfinished(run.checkpoints_dir)
         path = find_checkpoint(run.checkpoints_dir)
         saved = read_checkpoint(path) if path else None
+        if saved is not None and config.training.num_steps < saved.state.step:
+            raise ConfigError(
+                f"training.num_steps is {config.training.num_steps}, but '{run_path}' is at step {saved.state.step}: "
+                "raise it, or export the model as it is."
+            )
         return run_to_end(_train(config, run, saved, overrides, callbacks))
 
 

@@ -52,11 +52,11 @@ class Evaluator:
 
     @property
     def due(self) -> bool:
-        """Whether the configuration asks for an evaluation after this step, and it was not done yet."""
+        """Whether the configuration asks for an evaluation after this step, it can be done, and was not done yet."""
         state, every = self._run.state, self._config.every_num_steps
         last = state.step == self._run.num_steps
         due = self._config.before_training if state.step == 0 else last or bool(every and state.step % every == 0)
-        return due and state.evaluated_at != state.step
+        return due and state.evaluated_at != state.step and bool(self._held_out)
 
     async def evaluate_if_due(self) -> bool:
         """Evaluate now, while nothing else runs; whether it was due."""

@@ -13,6 +13,7 @@ from roll.errors import ModelError
 from roll.inference import EngineSpec, resolve_engine_kind
 from roll.models import context_length, load_tokenizer, resolve_model, stop_token_ids
 from roll.pipelines.learning.losses import check_own_functions
+from roll.rewards.python import check_reward_functions
 from roll.rollout import SamplingPlan
 from roll.tracking import RunDirectory
 from roll.types import IntArray, SamplingParams
@@ -42,6 +43,8 @@ def prepare(config: RLVRConfig) -> Prepared:
         UserError: the model or a source cannot be used; a prompt is longer than the context.
     """
     check_own_functions(config.algorithm)
+    if config.replay is None or config.replay.only == "rollout":
+        check_reward_functions(config.data)
     model_path = resolve_model(config.model.path)
     tokenizer = load_tokenizer(model_path)
     max_context = config.inference.max_context or context_length(model_path)

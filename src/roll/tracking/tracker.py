@@ -23,7 +23,7 @@ from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 from roll.callbacks import Callbacks
-from roll.errors import EngineDiedError, RollError, UserError
+from roll.errors import CallbackError, EngineDiedError, LossError, NoEngineError, RollError, UserError
 from roll.tracking import logs
 from roll.tracking.console import Console, QuietConsole, open_console
 from roll.tracking.console_views import AnswerView, EvaluationView, RunHeader, StepView, trouble
@@ -330,7 +330,7 @@ def _logs_say_more(error: Exception) -> bool:
     """Whether the cause may lie in what libraries and child processes wrote, not with the user."""
     if isinstance(error, ExceptionGroup) and error.subgroup(UserError):
         return False
-    if isinstance(error, EngineDiedError):  # names its cause and its log
+    if isinstance(error, EngineDiedError | NoEngineError | LossError | CallbackError):  # names its cause
         return False
     return not isinstance(error, RollError) or isinstance(error, RuntimeError | ArithmeticError)
 

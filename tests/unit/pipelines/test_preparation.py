@@ -9,7 +9,7 @@ import pytest
 
 from roll.config import RLVRConfig
 from roll.data import ChatRenderer
-from roll.errors import DataError
+from roll.errors import ConfigError, DataError
 from roll.models import load_tokenizer
 from roll.models.tiny import write_tiny_model
 from roll.pipelines.preparation import prepare
@@ -51,3 +51,11 @@ def test_a_context_that_cannot_hold_all_turns_is_refused_before_the_first(model:
     assert prepare(game(model, 3, max_context=enough)).max_context == enough
     with pytest.raises(DataError, match=r"inference\.max_context"):
         prepare(game(model, 3, max_context=enough - 1))
+
+
+def test_a_reward_function_that_is_not_there_is_missed_before_any_engine_starts(model: Path) -> None:
+    settings = game(model, 1).model_dump(mode="json")
+    reward = {"type": "python", "function": "there/rewards.py:good"}
+    settings["data"] = [{"source": "arithmetic", "reward": reward}]
+    with pytest.raises(ConfigError, match=r"there is no file 'there/rewards\.py' \(looked for from '"):
+        prepare(RLVRConfig.model_validate(settings))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
@@ -26,6 +27,8 @@ from roll.rollout import LLMProxy
 from roll.weights import WeightSync
 
 __all__ = ["open_pipeline"]
+
+logger = logging.getLogger(__name__)
 
 
 @asynccontextmanager
@@ -86,6 +89,9 @@ async def _open_run(config: RLVRConfig, session: Session) -> AsyncIterator[Calla
         controller = build_controller(config, state, data, run.ledger, generation, plan)
         live = LivePolicy(generation=generation, controller=controller, weights=weights, plan=plan)
         held_out = data.evaluation(config.evaluation.num_prompts)
+        if not held_out:
+            best = ", and keep_best has nothing to go by" if config.checkpoint.keep_best else ""
+            logger.warning("no source holds prompts out, so the run is not evaluated%s: set held_out", best)
         evaluator = Evaluator(run, live, held_out, eval_plan, config.evaluation, config.alarms)
         circle = Circle(
             config=config,
