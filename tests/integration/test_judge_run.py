@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from chaos.harness import Run, tiny_config
 from integration.test_ray_run import actor_processes, end, marked, steps_recorded, wait_until
+from worlds.tiny_model import write_tiny_model
 
 import roll
 from roll.cluster.actor_log import ACTOR_LOG
@@ -20,7 +21,6 @@ from roll.cluster.local import LocalCluster
 from roll.config import RLVRConfig
 from roll.errors import AlarmError, EngineDiedError, RewardInfraError
 from roll.inference.hf import HFEngine
-from roll.models.tiny import write_tiny_model
 from roll.pipelines.judge import start_judge
 from roll.rewards.opening import open_rewards
 from roll.rollout import fleet

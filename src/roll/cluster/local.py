@@ -8,12 +8,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
+from roll.cluster.engines import StartedEngines
 from roll.config.run import RLVRConfig
 from roll.inference import EngineSpec, build_engine
-from roll.protocols import InferenceEngine, LossFn, WorkerPool
+from roll.protocols import LossFn, WorkerPool
 from roll.types import AttentionRange, AttentionStatistics, FloatArray, StepResult, TrainingBatch, WeightUpdate
 
 if TYPE_CHECKING:
@@ -22,7 +24,7 @@ if TYPE_CHECKING:
     from roll.training.backend import TorchBackend
     from roll.weights import Sender
 
-__all__ = ["LocalCluster", "LocalEngineGroup", "LocalTrainerGroup"]
+__all__ = ["LocalCluster", "LocalTrainerGroup"]
 
 T = TypeVar("T")
 
@@ -109,52 +111,6 @@ class LocalTrainerGroup:
         await asyncio.to_thread(self._thread.shutdown, True, cancel_futures=True)
 
 
-class LocalEngineGroup:
-    """Engines of this process; implements `EngineGroup`."""
-
-    def __init__(self, specs: Sequence[EngineSpec], engines: list[InferenceEngine]) -> None:
-        self._specs = {spec.engine_id: spec for spec in specs}
-        self._engines = engines
-
-    @classmethod
-    async def start(cls, specs: Sequence[EngineSpec]) -> LocalEngineGroup:
-        """Start one engine per spec."""
-        engines = [build_engine(spec) for spec in specs]
-        group = cls(specs, engines)
-        try:
-            for engine in engines:
-                await engine.start()
-        except BaseException:
-            await group.close()
-            raise
-        return group
-
-    @property
-    def engines(self) -> Sequence[InferenceEngine]:
-        """In the order of their specs."""
-        return tuple(self._engines)
-
-    async def replace(self, engine_id: str) -> InferenceEngine:
-        """See `EngineGroup.replace`."""
-        index = next(i for i, engine in enumerate(self._engines) if engine.engine_id == engine_id)
-        await self._engines[index].close()
-        fresh = build_engine(self._specs[engine_id])
-        try:
-            await fresh.start()
-        except BaseException:
-            await fresh.close()
-            raise
-        self._engines[index] = fresh
-        return fresh
-
-    async def close(self) -> None:
-        """Close every engine, then raise the first error there was."""
-        results = await asyncio.gather(*(engine.close() for engine in self._engines), return_exceptions=True)
-        for result in results:
-            if isinstance(result, BaseException):
-                raise result
-
-
 class LocalCluster:
     """This process; implements `Cluster`."""
 
@@ -162,9 +118,9 @@ class LocalCluster:
         """See `Cluster.start_trainer`."""
         return await LocalTrainerGroup.start(spec)
 
-    async def start_engines(self, specs: Sequence[EngineSpec], role: str = "actor_infer") -> LocalEngineGroup:
+    async def start_engines(self, specs: Sequence[EngineSpec], role: str = "actor_infer") -> StartedEngines:
         """See `Cluster.start_engines`."""
-        return await LocalEngineGroup.start(specs)
+        return await StartedEngines.start({spec.engine_id: partial(build_engine, spec) for spec in specs})
 
     async def start_pool(self, num_workers: int) -> WorkerPool:
         """See `Cluster.start_pool`."""

@@ -17,6 +17,7 @@ import signal
 import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import ray
@@ -25,8 +26,9 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from roll.cluster.actor_log import ACTOR_LOG
 from roll.cluster.devices import Placement, Seat, place
+from roll.cluster.engines import StartedEngines
 from roll.cluster.pool import LocalWorkerPool
-from roll.cluster.ray_engines import RayEngineGroup
+from roll.cluster.ray_engines import RayEngine
 from roll.cluster.ray_pool import RayWorkerPool
 from roll.cluster.ray_trainer import RayTrainerGroup
 from roll.config.run import RLVRConfig
@@ -159,14 +161,15 @@ class RayCluster:
         ]
         return await RayTrainerGroup.start(replace(spec, training=training), seats)
 
-    async def start_engines(self, specs: Sequence[EngineSpec], role: str = "actor_infer") -> RayEngineGroup:
+    async def start_engines(self, specs: Sequence[EngineSpec], role: str = "actor_infer") -> StartedEngines:
         """See `Cluster.start_engines`."""
-        seated = []
+        makers = {}
         name = "judge_actor" if role == "judge" else "engine_actor"
         for index, (spec, seat) in enumerate(zip(specs, self._placement.seats(role), strict=True)):
             threads = spec.num_threads or self._threads
-            seated.append((replace(spec, num_threads=threads), self._options(seat, threads, name, index)))
-        return await RayEngineGroup.start(seated)
+            options = self._options(seat, threads, name, index)
+            makers[spec.engine_id] = partial(RayEngine, replace(spec, num_threads=threads), options)
+        return await StartedEngines.start(makers, at_once=True)
 
     async def start_pool(self, num_workers: int) -> WorkerPool:
         """See `Cluster.start_pool`: beside the controller, or where there are several machines, on all of them."""

@@ -28,7 +28,6 @@ from roll.tracking import logs
 from roll.tracking.console import Console, QuietConsole, open_console
 from roll.tracking.console_views import AnswerView, EvaluationView, RunHeader, StepView, trouble
 from roll.tracking.memory import PeakMemory
-from roll.tracking.metrics import flatten
 from roll.tracking.metrics_file import Kind, MetricsFile, read_metrics
 from roll.tracking.recording import truncate_recording
 from roll.tracking.run_directory import RunDirectory, writing
@@ -152,13 +151,13 @@ class Tracker:
     def _show_progress(self) -> None:
         self.console.progress(self._num_ready, self._total, trouble(self._num_failed, self._num_timed_out))
 
-    def log_step(self, step: int, metrics: Mapping[str, Any]) -> None:
-        """Record a training step: numbers, metric values, or nested mappings of these, by name.
+    def log_step(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Record a training step: numbers by name.
 
         Tokens per second are added: `rollout/num_tokens` by `time/generate_s` (by `time/step_s` where generation runs
         beside the step), `training/num_tokens` by `time/train_s`.
         """
-        flat = flatten(metrics)
+        flat = {name: float(value) for name, value in metrics.items()}
         generating = generation_time(flat)
         rates = {
             "throughput/generated_tokens_per_s": _ratio(flat, "rollout/num_tokens", generating),
@@ -184,10 +183,9 @@ class Tracker:
         )
         self.callbacks.step(step, flat)
 
-    def log_evaluation(self, step: int, metrics: Mapping[str, Any], groups: Sequence[Group] = ()) -> None:
+    def log_evaluation(self, step: int, metrics: Mapping[str, float], groups: Sequence[Group] = ()) -> None:
         """Record the evaluation after `step` (0: before training) under `eval/…`, and its rollouts."""
-        flat = flatten(metrics)
-        flat = {name if name.startswith("eval/") else f"eval/{name}": value for name, value in flat.items()}
+        flat = {name if name.startswith("eval/") else f"eval/{name}": float(value) for name, value in metrics.items()}
         flat["time/evaluate_s"] = self.spans.elapsed("evaluate")
         self._record(step, "evaluation", flat)
         if groups:

@@ -8,13 +8,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from worlds.tiny_model import write_tiny_model
 
 from roll.algorithms.losses import PolicyLoss
 from roll.cluster.local import LocalCluster
 from roll.config import RLVRConfig
 from roll.errors import ModelError, UnsupportedError
 from roll.models import load_tokenizer
-from roll.models.tiny import write_tiny_model
 from roll.pipelines.learner import WithoutAdapters, critic_specs, policy_spec, reference_of, reference_specs
 from roll.pipelines.learning.losses import value_loss
 from roll.pipelines.preparation import critic_path

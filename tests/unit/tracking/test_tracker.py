@@ -13,10 +13,11 @@ import pytest
 import yaml
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from unit.tracking.conftest import make_group
+from worlds.timing import is_timing
 
 from roll.config import RLVRConfig
 from roll.errors import ConfigError, RunDirectoryError
-from roll.tracking import RunDirectory, Tracker, is_timing, read_metrics
+from roll.tracking import RunDirectory, Tracker, read_metrics
 from roll.tracking.rollout_table import write_rollouts
 from roll.types import RewardResult
 

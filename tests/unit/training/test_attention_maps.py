@@ -14,13 +14,13 @@ import pytest
 import torch
 from test_architectures import MODELS, write_model
 from training_helpers import grads_of, make_batch, make_spec, relative_error
+from worlds.tiny_model import write_tiny_model
 
 from roll.algorithms.inputs import LossInputs, LossOutputs
 from roll.algorithms.losses import CreditedLoss, PolicyLoss
 from roll.config.model import LoRAConfig
 from roll.errors import UnsupportedError
 from roll.models import load_causal_lm
-from roll.models.tiny import write_tiny_model
 from roll.training import TorchBackend, attention_maps
 from roll.training.attention_maps import observed_layers
 from roll.training.precision import Precision

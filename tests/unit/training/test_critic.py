@@ -14,12 +14,12 @@ from critic_helpers import VALUE_LOSS, critic_spec, reference_gradient, run_crit
 from safetensors.torch import load_file
 from training_helpers import grads_of, make_batch, make_spec, relative_error
 from transformers import AutoModelForTokenClassification
+from worlds.tiny_model import write_tiny_model
 
 from roll.algorithms.losses import PolicyLoss, ValueLoss
 from roll.config.model import LoRAConfig
 from roll.errors import CheckpointError, UnsupportedError
 from roll.models import load_causal_lm
-from roll.models.tiny import write_tiny_model
 from roll.training import Schedule, TorchBackend
 from roll.training.layout import build_layout
 from roll.training.loss_inputs import loss_inputs, value_inputs

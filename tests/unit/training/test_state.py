@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 import torch
 from training_helpers import make_batch, make_spec
+from worlds.tiny_model import write_tiny_model
 
 from roll.algorithms.losses import PolicyLoss
 from roll.config.model import LoRAConfig
 from roll.errors import CheckpointError
-from roll.models.tiny import write_tiny_model
 from roll.training import TorchBackend
 
 SETTINGS: dict[str, dict[str, Any]] = {

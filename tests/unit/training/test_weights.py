@@ -9,12 +9,12 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from training_helpers import make_batch, make_spec, reference_logprobs
+from worlds.tiny_model import write_tiny_model
 
 from roll.algorithms.losses import PolicyLoss
 from roll.config.model import LoRAConfig
 from roll.errors import ModelError
 from roll.models import load_causal_lm, load_tokenizer
-from roll.models.tiny import write_tiny_model
 from roll.protocols import TrainBackend, WeightSource
 from roll.training import TorchBackend
 
