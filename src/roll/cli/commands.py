@@ -25,6 +25,7 @@ class Session:
 
 _overrides = click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]...")
 _file = click.argument("file", metavar="FILE")
+_pipeline = click.option("--pipeline", metavar="NAME", default="rlvr", show_default=True, help="Of this pipeline.")
 
 
 def _ended(summary: Summary) -> int:
@@ -289,18 +290,20 @@ def show(file: str, overrides: tuple[str, ...]) -> None:
 
 @config.command(name="explain")
 @click.argument("key", required=False, default="")
-def explain_(key: str) -> None:
+@_pipeline
+def explain_(key: str, pipeline: str) -> None:
     """Explain KEY: its meaning, type, unit and default. Without KEY, list the sections."""
     from roll.config.explain import explain
 
-    click.echo(explain(key))
+    click.echo(explain(key, pipeline))
 
 
 @config.command()
-def schema() -> None:
+@_pipeline
+def schema(pipeline: str) -> None:
     """Print the JSON Schema of configuration files, for editors."""
     import json
 
     from roll.config.schema import json_schema
 
-    click.echo(json.dumps(json_schema(), indent=2, ensure_ascii=False))
+    click.echo(json.dumps(json_schema(pipeline), indent=2, ensure_ascii=False))

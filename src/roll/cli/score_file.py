@@ -20,8 +20,8 @@ from roll.cli.answer_files import AnswerLine, read_answers, words_as_tokens
 from roll.cli.score_report import as_json_lines, render
 from roll.cli.scored import Scored
 from roll.config.base import Section, option
+from roll.config.pipelines.rlvr import RLVRConfig
 from roll.config.rewards import RewardConfig, RewardList, as_reward_list
-from roll.config.run import RLVRConfig
 from roll.config.sandbox import SandboxConfig
 from roll.errors import ConfigError, InfraError, UserError
 

@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Sequence
 from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING, Any, Protocol
 
-from roll.config.run import RLVRConfig
+from roll.config.pipelines.rlvr import RLVRConfig
 from roll.inference import EngineSpec
 from roll.protocols import EngineGroup, TrainerGroup, WorkerPool
 from roll.registry import Registry

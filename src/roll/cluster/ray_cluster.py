@@ -29,7 +29,7 @@ from roll.cluster.pool import LocalWorkerPool
 from roll.cluster.ray_engines import RayEngineGroup
 from roll.cluster.ray_pool import RayWorkerPool
 from roll.cluster.ray_trainer import RayTrainerGroup
-from roll.config.run import RLVRConfig
+from roll.config.pipelines.rlvr import RLVRConfig
 from roll.errors import PlacementError
 from roll.inference import EngineSpec
 from roll.protocols import WorkerPool

@@ -14,7 +14,7 @@ from typing import Protocol
 
 from roll.config.inference import InferenceConfig
 from roll.config.judge import JudgeConfig
-from roll.config.run import RLVRConfig
+from roll.config.pipelines.rlvr import RLVRConfig
 
 __all__ = [
     "BatchArithmetic",

@@ -12,7 +12,8 @@ from roll.callbacks import Callbacks
 from roll.cluster.base import open_cluster
 from roll.config import RLVRConfig
 from roll.config.load import resolved
-from roll.errors import CallbackError, DataError, InfraError, UserError
+from roll.config.run import RunConfig
+from roll.errors import CallbackError, ConfigError, DataError, InfraError, UserError
 from roll.pipelines.judge import open_scoring
 from roll.pipelines.learning.failures import describe, failures_of
 from roll.pipelines.material import engine_specs, prepare_material, sampling_plans
@@ -38,12 +39,13 @@ __all__ = ["evaluate", "resume", "train"]
 logger = logging.getLogger(__name__)
 
 
-def train(config: RLVRConfig, callbacks: Callbacks | None = None) -> Summary:
+def train(config: RunConfig, callbacks: Callbacks | None = None) -> Summary:
     """Run a configuration from its first step to its last, in a new run directory."""
+    rlvr = _rlvr(config)
     check_packages(config.tracking)
     with RunDirectory.create(config.run_dir, resolved(config)) as run:
         try:
-            return run_to_end(_train(config, run, None, callbacks=callbacks))
+            return run_to_end(_train(rlvr, run, None, callbacks=callbacks))
         except UserError:
             if not read_metrics(run.metrics_path):  # nothing to keep: the mended configuration may use the name
                 shutil.rmtree(run.path)
@@ -51,7 +53,7 @@ def train(config: RLVRConfig, callbacks: Callbacks | None = None) -> Summary:
 
 
 def resume(
-    run_path: Path, config: RLVRConfig, overrides: Sequence[str] = (), callbacks: Callbacks | None = None
+    run_path: Path, config: RunConfig, overrides: Sequence[str] = (), callbacks: Callbacks | None = None
 ) -> Summary:
     """Continue a run from its newest checkpoint, or from the beginning where it has none.
 
@@ -65,7 +67,14 @@ def resume(
         remove_unfinished(run.checkpoints_dir)
         path = find_checkpoint(run.checkpoints_dir)
         saved = read_checkpoint(path) if path else None
-        return run_to_end(_train(config, run, saved, overrides, callbacks))
+        return run_to_end(_train(_rlvr(config), run, saved, overrides, callbacks))
+
+
+def _rlvr(config: RunConfig) -> RLVRConfig:
+    """The configuration of the only pipeline that there is a loop for."""
+    if isinstance(config, RLVRConfig):
+        return config
+    raise ConfigError(f"the pipeline {config.pipeline} has no loop: choose rlvr.")
 
 
 async def _train(
@@ -91,7 +100,7 @@ async def _train(
         return tracker.finish()
 
 
-def evaluate(config: RLVRConfig, model: str | None = None) -> dict[str, float]:
+def evaluate(config: RunConfig, model: str | None = None) -> dict[str, float]:
     """Measure a model on the held-out prompts, without training: see `evaluation_metrics`. Prints nothing.
 
     Args:
@@ -102,7 +111,7 @@ def evaluate(config: RLVRConfig, model: str | None = None) -> dict[str, float]:
         path = str(saved) if saved else model
         config = config.model_copy(update={"model": config.model.model_copy(update={"path": path})})
     with logs_aside("eval"):
-        return run_to_end(_evaluate(config))
+        return run_to_end(_evaluate(_rlvr(config)))
 
 
 async def _evaluate(config: RLVRConfig) -> dict[str, float]:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from roll.config.data import DataConfig
+from roll.config.pipelines.rlvr import RLVRConfig
 from roll.config.rewards.code import CodeReward
-from roll.config.run import RLVRConfig
 from roll.data.build import load_source
 from roll.data.source import Source
 from roll.rewards.code.boxes import CodeBoxes

@@ -17,7 +17,7 @@ from roll.config.estimate import (
     disk_use,
     memory_by_role,
 )
-from roll.config.run import RLVRConfig
+from roll.config.pipelines.rlvr import RLVRConfig
 from roll.config.truncation import truncation_note
 from roll.errors import ConfigError, DataError, RunDirectoryError, UserError
 from roll.preflight.machine import free_disk, inspect_machine

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from roll.cluster.devices import Placement
     from roll.config.estimate import BatchArithmetic, DiskUse, JudgeEngines, RoleMemory
-    from roll.config.run import RLVRConfig
+    from roll.config.pipelines.rlvr import RLVRConfig
     from roll.models import ModelDescription
     from roll.preflight.machine import Machine
     from roll.types import Prompt

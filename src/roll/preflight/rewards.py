@@ -9,7 +9,7 @@ import numpy as np
 
 from roll.cluster.pool import LocalWorkerPool
 from roll.config.data import DataConfig
-from roll.config.run import RLVRConfig
+from roll.config.pipelines.rlvr import RLVRConfig
 from roll.errors import ConfigError, InfraError
 from roll.preflight.report import RewardTrial
 from roll.rewards.opening import open_reward_lists

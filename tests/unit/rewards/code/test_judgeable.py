@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from unit.rewards.code.test_right_answers import CASES
 
-from roll.config.run import RLVRConfig
+from roll.config.pipelines.rlvr import RLVRConfig
 from roll.config.sandbox import SandboxConfig
 from roll.preflight.code_tests import notes_on_tests
 from roll.rewards.code.judgeable import importable, why_not

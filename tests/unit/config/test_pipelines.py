@@ -1,0 +1,115 @@
+"""A second pipeline needs a configuration class and a line in the registry; everything else follows from them."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Literal
+
+import jsonschema
+import pytest
+
+from roll.config.base import Section, option
+from roll.config.document import dump
+from roll.config.explain import explain
+from roll.config.given import load_given
+from roll.config.load import dump_yaml, load_config, load_run_config, resolved
+from roll.config.load_replay import load_replay_config
+from roll.config.pipelines import PIPELINES
+from roll.config.reference import BEGIN, END, reference, renew
+from roll.config.run import RunConfig
+from roll.config.schema import json_schema
+from roll.errors import ConfigError
+
+
+class ImitationConfig(Section):
+    """What is imitated."""
+
+    file: str = option(..., "A file of dialogues.", examples=["dialogues.jsonl"])
+    num_epochs: int = option(1, "How often it is read.", ge=1)
+
+
+class ToyConfig(RunConfig):
+    """Imitation of dialogues."""
+
+    pipeline: Literal["toy"] = option("toy", "Which pipeline runs.")
+    imitation: ImitationConfig = option(..., "What is imitated.", examples=[{"file": "dialogues.jsonl"}])
+
+
+BASE = {"pipeline": "toy", "name": "x", "model": "m", "imitation": {"file": "d.jsonl"}}
+
+
+@pytest.fixture(autouse=True)
+def _toy(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = ModuleType("toy_configuration")
+    module.CONFIG = ToyConfig  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    monkeypatch.setitem(PIPELINES._entries, "toy", "toy_configuration:CONFIG")
+
+
+def test_it_is_loaded_from_a_file_with_overrides_and_back(tmp_path: Path) -> None:
+    file = tmp_path / "x.yaml"
+    file.write_text(dump(BASE))
+    config = load_config(file, ["imitation.num_epochs=3", "cluster.num_nodes=1", "model.path=other"])
+    assert isinstance(config, ToyConfig) and config.imitation.num_epochs == 3 and config.model.path == "other"
+    file.write_text(dump_yaml(config))
+    assert load_config(file) == config
+    assert load_config(BASE | {"pipeline": "rlvr"}, ["pipeline=toy"]).pipeline == "toy"
+
+
+def test_its_own_sections_stand_where_a_reader_looks_first() -> None:
+    keys = list(resolved(load_config(BASE)))
+    assert keys[:5] == ["pipeline", "name", "output_dir", "seed", "model"] and keys[5] == "imitation"
+    assert keys[6:] == ["checkpoint", "cluster", "tracking", "alarms"]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"imitation": {"fil": "x"}}, r"unknown key 'imitation.fil'. Did you mean 'file'\?"),
+        ({"imitation": {"file": "x", "num_epochs": 0}}, "'imitation.num_epochs' must be a whole number >= 1, got 0"),
+        ({"imitation": None}, "'imitation' must be a section, got null. Nothing is written below it"),
+        ({"rollout": {"group_size": 2}}, "unknown key 'rollout'"),
+        ({"num_generations": 2}, r"unknown key 'num_generations'\. (?!.*rollout)"),
+        ({"save_steps": 2}, "Did you mean 'checkpoint.every_num_steps'"),
+        ({"pipeline": "tow"}, r"'pipeline': 'tow' is not known. Did you mean 'toy'\? Known: rlvr, toy"),
+    ],
+)
+def test_its_errors_are_as_clear(change: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        load_config(BASE | change)
+
+
+def test_a_missing_section_says_what_it_is_for() -> None:
+    with pytest.raises(ConfigError, match=r"missing key 'imitation': What is imitated\. .*dialogues\.jsonl"):
+        load_config({key: value for key, value in BASE.items() if key != "imitation"})
+
+
+def test_it_is_explained_and_has_a_schema_and_a_page(tmp_path: Path) -> None:
+    assert "imitation" in explain("", "toy") and "rollout" not in explain("", "toy")
+    assert "How often it is read." in explain("num_epochs", "toy")
+    with pytest.raises(ConfigError, match="unknown key 'group_size'"):
+        explain("group_size", "toy")
+    jsonschema.validate(BASE, json_schema("toy"))
+    assert list(json_schema("toy")["properties"]) == list(ToyConfig.model_fields)
+    page = tmp_path / "page.md"
+    page.write_text(f"before\n{BEGIN}\n{END}\nafter")
+    renew(page, "toy")
+    assert reference("toy") in page.read_text() and "### `imitation`" in page.read_text()
+    for function in (explain, json_schema, reference):
+        with pytest.raises(ConfigError, match=r"unknown pipeline 'tyo'\. Did you mean 'toy'\?"):
+            function(*(["", "tyo"] if function is explain else ["tyo"]))  # type: ignore[operator]
+
+
+def test_a_run_of_it_is_resumed_and_what_it_has_not_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "config.yaml").write_text(dump_yaml(load_config(BASE)))
+    assert load_run_config(tmp_path, ["imitation.num_epochs=2"]).section("imitation", ImitationConfig).num_epochs == 2
+    with pytest.raises(ConfigError, match="'seed' is 0 in this run and cannot change"):
+        load_run_config(tmp_path, ["seed=1"])
+    with pytest.raises(ConfigError, match="ran the pipeline toy, which has no replay"):
+        load_replay_config(tmp_path)
+    with pytest.raises(ConfigError, match="runs the pipeline toy and has no section `rollout`"):
+        load_config(BASE).section("rollout", Section)
+    with pytest.raises(ConfigError, match="unknown key 'data'"):
+        load_given(BASE, (), [{"prompt": "p"}], None, "math")
