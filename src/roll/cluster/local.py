@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
-from roll.config.pipelines.rlvr import RLVRConfig
+from roll.config.cluster import ClusterConfig, RoleDevices
 from roll.inference import EngineSpec, build_engine
 from roll.protocols import InferenceEngine, LossFn, WorkerPool
 from roll.types import AttentionRange, AttentionStatistics, FloatArray, StepResult, TrainingBatch, WeightUpdate
@@ -158,11 +158,11 @@ class LocalEngineGroup:
 class LocalCluster:
     """This process; implements `Cluster`."""
 
-    async def start_trainer(self, spec: TrainerSpec) -> LocalTrainerGroup:
+    async def start_trainer(self, spec: TrainerSpec, role: str) -> LocalTrainerGroup:
         """See `Cluster.start_trainer`."""
         return await LocalTrainerGroup.start(spec)
 
-    async def start_engines(self, specs: Sequence[EngineSpec], role: str = "actor_infer") -> LocalEngineGroup:
+    async def start_engines(self, specs: Sequence[EngineSpec], role: str) -> LocalEngineGroup:
         """See `Cluster.start_engines`."""
         return await LocalEngineGroup.start(specs)
 
@@ -180,6 +180,8 @@ class LocalCluster:
         """Nothing of its own to end."""
 
 
-def open_local(config: RLVRConfig, run: RunDirectory | None = None) -> LocalCluster:
-    """This process, whatever the configuration says: `CLUSTERS` hands both arguments to every kind of cluster."""
+def open_local(
+    config: ClusterConfig, roles: Mapping[str, RoleDevices], run: RunDirectory | None = None
+) -> LocalCluster:
+    """This process, whatever the configuration says: `CLUSTERS` hands its arguments to every kind of cluster."""
     return LocalCluster()

@@ -222,7 +222,7 @@ def memory_by_role(
         judge: the run's own, where there is one and its sizes are known.
     """
     element = 2 if config.model.dtype == "bfloat16" else 4
-    mapping, ranks = config.cluster.device_mapping, config.num_ranks
+    ranks = config.num_ranks
     policy = _trained(config, sizes, ranks, element) | _passes(config, sizes, batch, ranks, element)
     policy["logits"] = _logits(sizes, batch.tokens_per_micro_batch, element)
     if config.trainer_holds_reference and config.model.lora is None:
@@ -237,12 +237,12 @@ def memory_by_role(
             ),
         ),
     ]
-    if config.algorithm.num_critic_models:
-        ranks, backbone = len(mapping.devices("critic")), critic_sizes or sizes
+    if "critic" in config.roles:
+        ranks, backbone = config.roles["critic"].count, critic_sizes or sizes
         parts = _trained(config, backbone, ranks, element) | _passes(config, backbone, batch, ranks, element)
         roles.append(RoleMemory(role="critic", count=ranks * config.algorithm.num_critic_models, parts=parts))
-    if config.starts_reference:
-        ranks = len(mapping.devices("reference"))
+    if "reference" in config.roles:
+        ranks = config.roles["reference"].count
         parts = {"weights": sizes.num_parameters * element // ranks, **_gathered(sizes, ranks, element)}
         parts["logits"] = _logits(sizes, _micro_batch(config, batch, ranks), element)
         roles.append(RoleMemory(role="reference", count=ranks, parts=parts))

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
+
+from pydantic import model_validator
 
 from roll.config.alarms import AlarmsConfig
 from roll.config.base import Section, option
-from roll.config.cluster import ClusterConfig
+from roll.config.cluster import ClusterConfig, RoleDevices
 from roll.config.model import ModelConfig
 from roll.config.operations import CheckpointConfig, TrackingConfig
 from roll.errors import ConfigError
@@ -35,6 +37,27 @@ class RunConfig(Section):
     tracking: TrackingConfig = option(TrackingConfig(), "What is recorded.")
     alarms: AlarmsConfig = option(AlarmsConfig(), "When a run warns or stops.")
 
+    @model_validator(mode="after")
+    def _mapped_roles_fit(self) -> Self:
+        mapping, roles = self.cluster.device_mapping, self.roles
+        for name, field in type(mapping).model_fields.items():
+            devices, role = getattr(mapping, name), roles.get(name)
+            if role is None:
+                if devices != field.get_default(call_default_factory=True):
+                    raise ValueError(f"cluster.device_mapping.{name} is set but {self.why_without(name)}")
+            elif devices and len(devices) % role.tensor_parallel:
+                raise ValueError(
+                    f"cluster.device_mapping.{name} has {len(devices)} devices, which {role.section}.tensor_parallel "
+                    f"{role.tensor_parallel} does not divide"
+                )
+            elif devices and self.cluster.type == "local" and role.count > 1:
+                what = "trainer ranks" if role.kind == "trainer" else "engines"
+                raise ValueError(
+                    f"cluster.device_mapping.{name} asks for {role.count} {what}, but cluster.type local runs one of "
+                    "each: set cluster.type=ray"
+                )
+        return self
+
     @classmethod
     def __pydantic_init_subclass__(cls, **kwargs: Any) -> None:
         """Show what a pipeline adds after `model`: files and pages tell first what is trained, then how it is kept."""
@@ -43,6 +66,15 @@ class RunConfig(Section):
         own = [name for name in cls.model_fields if name not in names]
         cls.__pydantic_fields__ = {name: cls.model_fields[name] for name in (*before, *own, *after)}
         cls.model_rebuild(force=True)
+
+    @property
+    def roles(self) -> dict[str, RoleDevices]:
+        """The roles that this run has, by name, with their devices; a pipeline adds its own."""
+        return {"actor_train": RoleDevices(kind="trainer", devices=self.cluster.device_mapping.actor_train)}
+
+    def why_without(self, role: str) -> str:
+        """Why a role that the device mapping names is none of this run's, and what to do."""
+        return f"the pipeline {self.pipeline} has no such role: remove it (here are {', '.join(self.roles)})"
 
     def section(self, name: str, kind: type[S]) -> S:
         """A section that only some pipelines have.

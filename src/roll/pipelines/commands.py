@@ -120,9 +120,9 @@ async def _evaluate(config: RLVRConfig) -> dict[str, float]:
     if not draws:
         raise DataError("no source holds prompts out: set `held_out`, a held-out file, or a held-out split.")
     async with AsyncExitStack() as stack:
-        cluster = open_cluster(config)
+        cluster = open_cluster(config.cluster, config.roles)
         stack.push_async_callback(cluster.close)
-        engines = await cluster.start_engines(engine_specs(config, material, None))
+        engines = await cluster.start_engines(engine_specs(config, material, None), "actor_infer")
         stack.push_async_callback(engines.close)
         pool = await cluster.start_pool(config.rollout.reward_workers)
         stack.push_async_callback(pool.close)

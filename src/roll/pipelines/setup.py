@@ -20,7 +20,7 @@ from roll.pipelines.scheduling import build_controller, build_router, build_sche
 from roll.pipelines.start_notes import StartNotes
 from roll.pipelines.state import RunState
 from roll.pipelines.stop import StopRequest
-from roll.pipelines.trainers import Trainers, trainer_specs
+from roll.pipelines.trainers import Trainers, device_role, trainer_specs
 from roll.pipelines.watching import watch
 from roll.protocols import EngineGroup, WorkerPool
 from roll.rewards.compose import WeightedReward
@@ -49,10 +49,10 @@ async def _start_roles(
     progress = StartNotes(tracker.note)
     engines, pool, judge, *trainers = await start_together(
         stack,
-        progress.of(f"engines ({kind})", cluster.start_engines(engine_specs(config, material, run))),
+        progress.of(f"engines ({kind})", cluster.start_engines(engine_specs(config, material, run), "actor_infer")),
         cluster.start_pool(config.rollout.reward_workers),
         progress.of("judge", start_judge(config, cluster, run, tracker.spans.event)) if config.judge else _nobody(),
-        *(progress.of(f"trainer ({spec.role})", cluster.start_trainer(spec)) for spec in specs),
+        *(progress.of(f"trainer ({spec.role})", cluster.start_trainer(spec, device_role(spec))) for spec in specs),
     )
     return _Roles(trainers=Trainers.of(config, trainers), engines=engines, pool=pool, judge=judge)
 
@@ -101,7 +101,7 @@ async def open_parts(
     state = saved.state if saved else RunState(data=material.data.train.state())
     material.data.train.restore(state.data)
     async with AsyncExitStack() as stack:
-        cluster = open_cluster(config, run)
+        cluster = open_cluster(config.cluster, config.roles, run)
         stack.push_async_callback(cluster.close)
         roles = await _start_roles(cluster, config, material, run, tracker, stack)
         trainers = roles.trainers

@@ -54,7 +54,8 @@ def _look_at_places(report: Report) -> None:
     if config.cluster.type == "ray":
         from roll.cluster.devices import place
 
-        report.placement = place(config, config.cluster.devices_per_node or report.machine.devices)
+        per_node = config.cluster.devices_per_node or report.machine.devices
+        report.placement = place(config.cluster, config.roles, per_node)
     from roll.inference import resolve_engine_kind
 
     report.engine_kind = resolve_engine_kind(config.inference.engine)
@@ -207,10 +208,9 @@ def _compare_memory(report: Report) -> None:
 
 
 def _bytes_by_device(report: Report) -> dict[int, int]:
-    mapping = report.config.cluster.device_mapping
     needed: dict[int, int] = {}
     for role in report.memory:
-        devices = report.config.judge_devices if role.role == "judge" else mapping.devices(role.role)
+        devices = report.config.roles[role.role].devices
         for device in devices:  # several critics share theirs, the devices of an engine share its memory
             needed[device] = needed.get(device, 0) + role.bytes_total // len(devices)
     return needed

@@ -67,7 +67,7 @@ def _where(report: Report, role: str) -> str:
         return "this process"
     if role == "processes":
         return "one for each"
-    return "; ".join(dict.fromkeys(_seat(seat) for seat in report.placement.seats(role)))
+    return "; ".join(dict.fromkeys(_seat(seat) for seat in report.placement.seats[role]))
 
 
 def _seat(seat: Seat) -> str:

@@ -10,7 +10,9 @@ from typing import Any, Literal
 import jsonschema
 import pytest
 
+from roll.cluster.devices import place
 from roll.config.base import Section, option
+from roll.config.cluster import ClusterConfig, DeviceMapping, Devices, RoleDevices
 from roll.config.document import dump
 from roll.config.explain import explain
 from roll.config.given import load_given
@@ -20,7 +22,7 @@ from roll.config.pipelines import PIPELINES
 from roll.config.reference import BEGIN, END, reference, renew
 from roll.config.run import RunConfig
 from roll.config.schema import json_schema
-from roll.errors import ConfigError
+from roll.errors import ConfigError, PlacementError
 
 
 class ImitationConfig(Section):
@@ -30,11 +32,31 @@ class ImitationConfig(Section):
     num_epochs: int = option(1, "How often it is read.", ge=1)
 
 
+class ToyDevices(DeviceMapping):
+    """Devices of each role."""
+
+    teacher: Devices | None = option(None, "Devices of the teacher, two for each of its engines.")
+
+
+class ToyCluster(ClusterConfig):
+    """Where work runs."""
+
+    device_mapping: ToyDevices = option(ToyDevices(), "Devices of each role.")
+
+
 class ToyConfig(RunConfig):
     """Imitation of dialogues."""
 
     pipeline: Literal["toy"] = option("toy", "Which pipeline runs.")
     imitation: ImitationConfig = option(..., "What is imitated.", examples=[{"file": "dialogues.jsonl"}])
+    cluster: ToyCluster = option(ToyCluster(), "Where roles run.")
+
+    @property
+    def roles(self) -> dict[str, RoleDevices]:
+        teacher = self.cluster.device_mapping.teacher or [0, 1]
+        return super().roles | {
+            "teacher": RoleDevices(kind="engine", devices=teacher, tensor_parallel=2, section="imitation")
+        }
 
 
 BASE = {"pipeline": "toy", "name": "x", "model": "m", "imitation": {"file": "d.jsonl"}}
@@ -113,3 +135,33 @@ def test_a_run_of_it_is_resumed_and_what_it_has_not_is_refused(tmp_path: Path) -
         load_config(BASE).section("rollout", Section)
     with pytest.raises(ConfigError, match="unknown key 'data'"):
         load_given(BASE, (), [{"prompt": "p"}], None, "math")
+
+
+def test_a_role_of_its_own_gets_devices_like_any_other() -> None:
+    cluster = {"type": "ray", "device_mapping": {"actor_train": "0-1", "teacher": "4-7"}}
+    config = load_config(BASE | {"cluster": cluster}, ["cluster.num_nodes=2"])
+    seats = place(config.cluster, config.roles, devices_per_node=4).seats
+    assert [(seat.node, seat.local_devices) for seat in seats["teacher"]] == [(1, (0, 1)), (1, (2, 3))]
+    assert [seat.local_devices for seat in seats["actor_train"]] == [(0,), (1,)]
+    assert resolved(config)["cluster"]["device_mapping"]["teacher"] == [4, 5, 6, 7]
+    assert "two for each of its engines" in explain("cluster.device_mapping.teacher", "toy")
+    with pytest.raises(PlacementError, match=r"device_mapping\.teacher names device 4, but 1 x 4 devices"):
+        place(load_config(BASE | {"cluster": cluster}).cluster, config.roles, devices_per_node=4)
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("cluster.device_mapping.techer=1", r"unknown key 'cluster.device_mapping.techer' .*Did you mean 'teacher'\?"),
+        ("cluster.device_mapping.zz=1", "Known here: actor_train, actor_infer, critic, reference, judge, teacher"),
+        ("cluster.device_mapping.critic=1", "pipeline toy has no such role: remove it .here are actor_train, teacher."),
+        ("cluster.device_mapping.actor_infer=1", "actor_infer is set but the pipeline toy has no such role"),
+        ("cluster.device_mapping.teacher=0-2", "has 3 devices, which imitation.tensor_parallel 2 does not divide"),
+        ("cluster.device_mapping.teacher=0-x", "'0-x' is not a list of devices"),
+        ("cluster.device_mapping.actor_train=0-3", "actor_train asks for 4 trainer ranks, but cluster.type local"),
+    ],
+)
+def test_a_mapping_that_the_pipeline_cannot_use_is_refused(override: str, message: str) -> None:
+    ray = ["cluster.type=ray"] if "actor_train" not in override else []
+    with pytest.raises(ConfigError, match=message):
+        load_config(BASE, [*ray, override])

@@ -8,6 +8,7 @@ from pydantic import field_validator, model_validator
 
 from roll.config.algorithm import AlgorithmConfig
 from roll.config.base import option
+from roll.config.cluster import RoleDevices
 from roll.config.data import DataConfig
 from roll.config.inference import InferenceConfig
 from roll.config.judge import JudgeConfig, check_judge
@@ -57,7 +58,6 @@ class RLVRConfig(RunConfig):
     def _consistent(self) -> RLVRConfig:
         self._check_groups()
         self._check_lengths()
-        self._check_roles()
         check_judge(self.judge, self.data, self.cluster, self.num_judges)
         self._check_demonstrations()
         problem = truncation_problem(self.algorithm, self.rollout)
@@ -77,18 +77,6 @@ class RLVRConfig(RunConfig):
             raise ValueError(
                 f"inference.max_context {context} leaves no room for prompts beside rollout.max_new_tokens {answer}: "
                 "raise the one or lower the other"
-            )
-        mapping = self.cluster.device_mapping
-        if len(mapping.actor_infer) % self.inference.tensor_parallel:
-            raise ValueError(
-                f"cluster.device_mapping.actor_infer has {len(mapping.actor_infer)} devices, which "
-                f"inference.tensor_parallel {self.inference.tensor_parallel} does not divide"
-            )
-        if self.cluster.type == "local" and (self.num_ranks, self.num_engines) != (1, 1):
-            raise ValueError(
-                f"cluster.device_mapping asks for {self.num_ranks} trainer ranks and {self.num_engines} "
-                f"engines, but "
-                "cluster.type local runs one of each: set cluster.type=ray"
             )
         return self
 
@@ -154,23 +142,48 @@ class RLVRConfig(RunConfig):
                 "column as expert_key, or remove it"
             )
 
-    def _check_roles(self) -> None:
-        mapping, algorithm = self.cluster.device_mapping, self.algorithm
-        if mapping.critic is not None and not algorithm.num_critic_models:
-            why, fix = "no critic is used", "advantage.estimator to gae"
+    def why_without(self, role: str) -> str:
+        """See `RunConfig.why_without`."""
+        algorithm = self.algorithm
+        if role == "critic":
             if algorithm.shares_critic:
-                why, fix = "the critic is a head on the policy's network", "critic.shared to false"
-            raise ValueError(f"cluster.device_mapping.critic is set but {why}: remove it, or set algorithm.{fix}")
-        if mapping.reference is not None and not algorithm.uses_reference:
-            raise ValueError(
-                "cluster.device_mapping.reference is set but no reference is used: remove it, or set "
-                "algorithm.kl.coefficient"
+                return (
+                    "the critic is a head on the policy's network: remove it, or set algorithm.critic.shared to false"
+                )
+            return "no critic is used: remove it, or set algorithm.advantage.estimator to gae"
+        if role == "reference":
+            if not algorithm.uses_reference:
+                return "no reference is used: remove it, or set algorithm.kl.coefficient"
+            if self.trainer_holds_reference:
+                return "with algorithm.kl.estimator full the trainer itself keeps the reference: remove it"
+            return "with model.lora the reference is the policy without its adapters: remove it"
+        return "the run has no judge of its own: remove it, or add a section `judge`"
+
+    @property
+    def roles(self) -> dict[str, RoleDevices]:
+        """See `RunConfig.roles`."""
+        mapping, width = self.cluster.device_mapping, self.inference.tensor_parallel
+        roles = super().roles
+        roles["actor_infer"] = RoleDevices(
+            kind="engine",
+            devices=mapping.actor_infer,
+            tensor_parallel=width,
+            section="inference",
+            log_name="engine",
+        )
+        if self.algorithm.num_critic_models:
+            roles["critic"] = RoleDevices(kind="trainer", devices=mapping.critic or mapping.actor_train)
+        if self.starts_reference:
+            roles["reference"] = RoleDevices(kind="trainer", devices=mapping.reference or mapping.actor_train)
+        if self.judge is not None:
+            roles["judge"] = RoleDevices(
+                kind="engine",
+                devices=self.judge_devices,
+                tensor_parallel=self.judge.tensor_parallel,
+                section="judge",
+                log_name="judge",
             )
-        if mapping.reference is not None and not self.starts_reference:
-            why = "with model.lora the reference is the policy without its adapters"
-            if self.algorithm.kl.estimator == "full":
-                why = "with algorithm.kl.estimator full the trainer itself keeps the reference"
-            raise ValueError(f"cluster.device_mapping.reference is set, but {why}: remove it")
+        return roles
 
     @property
     def trainer_holds_reference(self) -> bool:
@@ -185,12 +198,12 @@ class RLVRConfig(RunConfig):
     @property
     def num_ranks(self) -> int:
         """Trainer ranks."""
-        return len(self.cluster.device_mapping.actor_train)
+        return self.roles["actor_train"].count
 
     @property
     def num_engines(self) -> int:
         """Inference engines."""
-        return len(self.cluster.device_mapping.actor_infer) // self.inference.tensor_parallel
+        return self.roles["actor_infer"].count
 
     @property
     def num_judges(self) -> int:

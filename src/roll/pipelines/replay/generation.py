@@ -80,9 +80,9 @@ async def open_generation(
     if config.replay.checkpoint is not None:
         material = replace(material, model_path=_weights(config.replay.checkpoint))
     async with AsyncExitStack() as stack:
-        cluster = open_cluster(config, run)
+        cluster = open_cluster(config.cluster, config.roles, run)
         stack.push_async_callback(cluster.close)
-        engines = await cluster.start_engines(engine_specs(config, material, run))
+        engines = await cluster.start_engines(engine_specs(config, material, run), "actor_infer")
         stack.push_async_callback(engines.close)
         pool = await cluster.start_pool(config.rollout.reward_workers)
         stack.push_async_callback(pool.close)

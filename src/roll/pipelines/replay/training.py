@@ -26,7 +26,7 @@ from roll.pipelines.replay.checks import check_material, check_steps, check_trai
 from roll.pipelines.saved import SavedRun
 from roll.pipelines.state import RunState
 from roll.pipelines.stop import Interrupted, StopRequest
-from roll.pipelines.trainers import Trainers, trainer_specs
+from roll.pipelines.trainers import Trainers, device_role, trainer_specs
 from roll.protocols import InferenceEngine
 from roll.rollout import DataLedger, LLMProxy, RolloutScheduler
 from roll.tracking import RunDirectory, Tracker
@@ -92,10 +92,11 @@ async def open_training(
     state = saved.state if saved else RunState(data=material.data.train.state())
     material.data.train.restore(state.data)
     async with AsyncExitStack() as stack:
-        cluster = open_cluster(config, run)
+        cluster = open_cluster(config.cluster, config.roles, run)
         stack.push_async_callback(cluster.close)
         specs = trainer_specs(config, material.model_path, material.critic_path)
-        trainers = Trainers.of(config, await start_together(stack, *map(cluster.start_trainer, specs)))
+        starting = (cluster.start_trainer(spec, device_role(spec)) for spec in specs)
+        trainers = Trainers.of(config, await start_together(stack, *starting))
         if saved:
             await trainers.load(saved)
         proxy = LLMProxy(_NoEngines())
