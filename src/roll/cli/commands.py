@@ -148,9 +148,9 @@ def evaluate(file: str, overrides: tuple[str, ...], model: str | None) -> int:
 
     config = load_config(file, overrides)
     prepare_environment()
-    from roll import pipelines
+    from roll.pipelines import commands
 
-    found = pipelines.evaluate(config, model)
+    found = commands.evaluate(config, model)
     click.echo(json.dumps(found, indent=2))
     if not found["eval/num_answers"]:
         click.echo("Error: no answers: nothing was measured.", err=True)

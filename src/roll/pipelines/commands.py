@@ -13,7 +13,7 @@ from roll.cluster.base import open_cluster
 from roll.config import RLVRConfig
 from roll.config.load import resolved
 from roll.config.run import RunConfig
-from roll.errors import CallbackError, ConfigError, DataError, InfraError, UserError
+from roll.errors import CallbackError, DataError, InfraError, UserError
 from roll.pipelines.judge import open_scoring
 from roll.pipelines.learning.failures import describe, failures_of
 from roll.pipelines.material import engine_specs, prepare_material, sampling_plans
@@ -27,6 +27,7 @@ from roll.pipelines.saved import (
     remove_unfinished,
 )
 from roll.pipelines.scheduling import build_scheduler
+from roll.pipelines.start_notes import where_it_runs
 from roll.pipelines.stop import Interrupted, StopRequest, stop_on_signals
 from roll.rollout import LLMProxy
 from roll.running import run_to_end
@@ -41,11 +42,10 @@ logger = logging.getLogger(__name__)
 
 def train(config: RunConfig, callbacks: Callbacks | None = None) -> Summary:
     """Run a configuration from its first step to its last, in a new run directory."""
-    rlvr = _rlvr(config)
     check_packages(config.tracking)
     with RunDirectory.create(config.run_dir, resolved(config)) as run:
         try:
-            return run_to_end(_train(rlvr, run, None, callbacks=callbacks))
+            return run_to_end(_train(config.of(RLVRConfig), run, None, callbacks=callbacks))
         except UserError:
             if not read_metrics(run.metrics_path):  # nothing to keep: the mended configuration may use the name
                 shutil.rmtree(run.path)
@@ -67,14 +67,7 @@ def resume(
         remove_unfinished(run.checkpoints_dir)
         path = find_checkpoint(run.checkpoints_dir)
         saved = read_checkpoint(path) if path else None
-        return run_to_end(_train(_rlvr(config), run, saved, overrides, callbacks))
-
-
-def _rlvr(config: RunConfig) -> RLVRConfig:
-    """The configuration of the only pipeline that there is a loop for."""
-    if isinstance(config, RLVRConfig):
-        return config
-    raise ConfigError(f"the pipeline {config.pipeline} has no loop: choose rlvr.")
+        return run_to_end(_train(config.of(RLVRConfig), run, saved, overrides, callbacks))
 
 
 async def _train(
@@ -86,8 +79,17 @@ async def _train(
 ) -> Summary:
     step = saved.state.step if saved else 0
     stop = StopRequest()
-    resumed_at = step if saved else None
-    with Tracker(run, config, resumed_at=resumed_at, callbacks=callbacks) as tracker, stop_on_signals(stop):
+    tracker = Tracker(
+        run,
+        config,
+        method=config.algorithm.type,
+        where=where_it_runs(config),
+        num_steps=config.training.num_steps,
+        rollouts_per_step=config.rollouts_per_step,
+        resumed_at=step if saved else None,
+        callbacks=callbacks,
+    )
+    with tracker, stop_on_signals(stop):
         try:
             async with open_work(config, run, tracker, stop, saved=saved) as work:
                 run.adopt(resolved(config), step, overrides)
@@ -111,7 +113,7 @@ def evaluate(config: RunConfig, model: str | None = None) -> dict[str, float]:
         path = str(saved) if saved else model
         config = config.model_copy(update={"model": config.model.model_copy(update={"path": path})})
     with logs_aside("eval"):
-        return run_to_end(_evaluate(_rlvr(config)))
+        return run_to_end(_evaluate(config.of(RLVRConfig)))
 
 
 async def _evaluate(config: RLVRConfig) -> dict[str, float]:

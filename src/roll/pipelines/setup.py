@@ -75,7 +75,7 @@ async def _open_rewards(
     config: RLVRConfig, roles: _Roles, state: RunState, stack: AsyncExitStack
 ) -> dict[str, WeightedReward]:
     judge = roles.judge.model if roles.judge else None
-    rewards = await stack.enter_async_context(open_rewards(config, roles.pool, judge))
+    rewards = await stack.enter_async_context(open_rewards(config.data, config.sandbox, roles.pool, judge))
     for domain, reward in rewards.items():
         reward.restore(state.verifiers.get(domain, {}))
     return rewards

@@ -20,10 +20,11 @@ from pathlib import Path
 from typing import Any
 
 from roll.cluster.base import Cluster
-from roll.cluster.judge import judge_specs
 from roll.config import RLVRConfig
+from roll.config.run import RunConfig
 from roll.errors import InfraError, RewardInfraError, UserError
 from roll.models import load_tokenizer, resolve_model, stop_token_ids
+from roll.pipelines.judge.specs import judge_specs
 from roll.protocols import EngineGroup, WorkerPool
 from roll.rewards.compose import WeightedReward
 from roll.rewards.judge.cache import content_key
@@ -174,16 +175,16 @@ async def start_judge(
 
 @asynccontextmanager
 async def open_scoring(
-    config: RLVRConfig, cluster: Cluster, pool: WorkerPool
+    config: RunConfig, cluster: Cluster, pool: WorkerPool
 ) -> AsyncIterator[Mapping[str, WeightedReward]]:
     """The rewards of a configuration by domain, and the judge where they ask one; for work that is no run."""
     async with AsyncExitStack() as stack:
-        judge = None
-        if config.judge is not None:
-            role = await start_judge(config, cluster)
+        judge, known = None, config.of(RLVRConfig)
+        if known.judge is not None:
+            role = await start_judge(known, cluster)
             stack.push_async_callback(role.close)
             judge = role.model
-        yield await stack.enter_async_context(open_rewards(config, pool, judge))
+        yield await stack.enter_async_context(open_rewards(known.data, known.sandbox, pool, judge))
 
 
 def _identity(path: Path, dtype: str) -> str:

@@ -90,7 +90,7 @@ async def open_generation(
         if judge is not None:
             stack.push_async_callback(judge.close)
         rewards: Mapping[str, Reward] = await stack.enter_async_context(
-            open_rewards(config, pool, judge.model if judge is not None else None)
+            open_rewards(config.data, config.sandbox, pool, judge.model if judge is not None else None)
         )
         attempts, router = config.rollout.max_attempts, build_router(config)
         proxy = LLMProxy(engines, max_attempts=attempts, router=router)
