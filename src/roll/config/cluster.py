@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, TypeAlias
 
-from pydantic import BeforeValidator, model_validator
+from pydantic import BeforeValidator
 
 from roll.config.base import Section, option
 
@@ -84,13 +84,3 @@ class ClusterConfig(Section):
         None, "Devices of each machine; by default what is found (CPU: one per core).", ge=1
     )
     device_mapping: DeviceMapping = option(DeviceMapping(), "Devices of each role.")
-
-    @model_validator(mode="after")
-    def _local_runs_one_rank(self) -> ClusterConfig:
-        for role, devices in self.device_mapping:
-            if self.type == "local" and role not in ("actor_train", "actor_infer") and devices not in (None, [0]):
-                raise ValueError(
-                    f"device_mapping.{role} names devices {devices}, but type local runs it on device 0 alone: "
-                    "set type: ray, or leave it out"
-                )
-        return self

@@ -188,16 +188,8 @@ def engine_bytes(
     element: int,
     on_accelerator: bool,
 ) -> dict[str, int]:
-    """What one engine holds, on all its devices together.
-
-    Args:
-        section: the engine's options.
-        sizes: of its model.
-        num_requests: that it may have at once.
-        kind: `vllm` or `hf`.
-        max_context: longest prompt plus answer, in tokens.
-        element: bytes of a number.
-        on_accelerator: whether the figures are for a device's memory.
+    """What one engine of a `kind` (`vllm` or `hf`) holds, on all its devices together, with `num_requests` of
+    `max_context` tokens at once.
     """
     cache = section.kv_cache_bytes
     if cache is None:

@@ -40,22 +40,22 @@ class RunConfig(Section):
 
     @model_validator(mode="after")
     def _mapped_roles_fit(self) -> Self:
-        mapping, roles = self.cluster.device_mapping, self.roles
+        mapping, roles, local = self.cluster.device_mapping, self.roles, self.cluster.type == "local"
         for name, field in type(mapping).model_fields.items():
-            devices, role = getattr(mapping, name), roles.get(name)
+            devices, role, usual = getattr(mapping, name), roles.get(name), field.get_default(call_default_factory=True)
             if role is None:
-                if devices != field.get_default(call_default_factory=True):
+                if devices != usual:
                     raise ValueError(f"cluster.device_mapping.{name} is set but {self.why_without(name)}")
             elif devices and len(devices) % role.tensor_parallel:
                 raise ValueError(
                     f"cluster.device_mapping.{name} has {len(devices)} devices, which {role.section}.tensor_parallel "
                     f"{role.tensor_parallel} does not divide"
                 )
-            elif devices and self.cluster.type == "local" and role.count > 1:
+            elif local and devices and (role.count > 1 or (usual is None and devices != [0])):
                 what = "trainer ranks" if role.kind == "trainer" else "engines"
                 raise ValueError(
-                    f"cluster.device_mapping.{name} asks for {role.count} {what}, but cluster.type local runs one of "
-                    "each: set cluster.type=ray"
+                    f"cluster.device_mapping.{name} names devices {devices} for {role.count} {what}, but cluster.type "
+                    "local runs it on device 0 alone: set cluster.type=ray, or leave it out"
                 )
         return self
 

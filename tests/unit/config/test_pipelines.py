@@ -161,7 +161,7 @@ def test_a_role_of_its_own_gets_devices_like_any_other() -> None:
         ("cluster.device_mapping.actor_infer=1", "actor_infer is set but the pipeline toy has no such role"),
         ("cluster.device_mapping.teacher=0-2", "has 3 devices, which imitation.tensor_parallel 2 does not divide"),
         ("cluster.device_mapping.teacher=0-x", "'0-x' is not a list of devices"),
-        ("cluster.device_mapping.actor_train=0-3", "actor_train asks for 4 trainer ranks, but cluster.type local"),
+        ("cluster.device_mapping.actor_train=0-3", "for 4 trainer ranks, but cluster.type local"),
     ],
 )
 def test_a_mapping_that_the_pipeline_cannot_use_is_refused(override: str, message: str) -> None:

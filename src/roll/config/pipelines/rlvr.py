@@ -162,26 +162,18 @@ class RLVRConfig(RunConfig):
     @property
     def roles(self) -> dict[str, RoleDevices]:
         """See `RunConfig.roles`."""
-        mapping, width = self.cluster.device_mapping, self.inference.tensor_parallel
-        roles = super().roles
+        mapping, roles, width = self.cluster.device_mapping, super().roles, self.inference.tensor_parallel
         roles["actor_infer"] = RoleDevices(
-            kind="engine",
-            devices=mapping.actor_infer,
-            tensor_parallel=width,
-            section="inference",
-            log_name="engine",
+            kind="engine", devices=mapping.actor_infer, tensor_parallel=width, section="inference", log_name="engine"
         )
         if self.algorithm.num_critic_models:
             roles["critic"] = RoleDevices(kind="trainer", devices=mapping.critic or mapping.actor_train)
         if self.starts_reference:
             roles["reference"] = RoleDevices(kind="trainer", devices=mapping.reference or mapping.actor_train)
         if self.judge is not None:
+            devices, width = self.judge_devices, self.judge.tensor_parallel
             roles["judge"] = RoleDevices(
-                kind="engine",
-                devices=self.judge_devices,
-                tensor_parallel=self.judge.tensor_parallel,
-                section="judge",
-                log_name="judge",
+                kind="engine", devices=devices, tensor_parallel=width, section="judge", log_name="judge"
             )
         return roles
 
