@@ -375,7 +375,8 @@ class Real:
                     log_path=Path("runs/bench") / f"engine-{index}.log",
                 )
                 for index in range(self.num_engines)
-            ]
+            ],
+            "actor_infer",
         )
 
     async def close(self) -> None:

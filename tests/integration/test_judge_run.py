@@ -256,7 +256,7 @@ async def test_the_default_model_judges_in_form_and_alike_after_it_was_killed(
     )
     judge = await start_judge(settings, LocalCluster())
     try:
-        async with open_rewards(settings, NoPool(), judge.model) as rewards:
+        async with open_rewards(settings.data, settings.sandbox, NoPool(), judge.model) as rewards:
 
             async def preferences() -> list[float]:
                 found = []
@@ -274,7 +274,9 @@ async def test_the_default_model_judges_in_form_and_alike_after_it_was_killed(
             else:
                 for process in engine.processes:  # type: ignore[attr-defined]
                     process.kill()
-        async with open_rewards(settings, NoPool(), judge.model) as rewards:  # another memory of replies
+        async with open_rewards(
+            settings.data, settings.sandbox, NoPool(), judge.model
+        ) as rewards:  # another memory of replies
             assert await preferences() == pytest.approx(before, abs=1e-3)
         assert judge.metrics()["judge/replaced"] == 1
     finally:

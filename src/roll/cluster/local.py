@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from roll.cluster.engines import StartedEngines
-from roll.config.run import RLVRConfig
+from roll.config.cluster import ClusterConfig, RoleDevices
 from roll.inference import EngineSpec, build_engine
 from roll.protocols import LossFn, WorkerPool
 from roll.types import AttentionRange, AttentionStatistics, FloatArray, StepResult, TrainingBatch, WeightUpdate
@@ -114,11 +114,11 @@ class LocalTrainerGroup:
 class LocalCluster:
     """This process; implements `Cluster`."""
 
-    async def start_trainer(self, spec: TrainerSpec) -> LocalTrainerGroup:
+    async def start_trainer(self, spec: TrainerSpec, role: str) -> LocalTrainerGroup:
         """See `Cluster.start_trainer`."""
         return await LocalTrainerGroup.start(spec)
 
-    async def start_engines(self, specs: Sequence[EngineSpec], role: str = "actor_infer") -> StartedEngines:
+    async def start_engines(self, specs: Sequence[EngineSpec], role: str) -> StartedEngines:
         """See `Cluster.start_engines`."""
         return await StartedEngines.start({spec.engine_id: partial(build_engine, spec) for spec in specs})
 
@@ -136,6 +136,8 @@ class LocalCluster:
         """Nothing of its own to end."""
 
 
-def open_local(config: RLVRConfig, run: RunDirectory | None = None) -> LocalCluster:
-    """This process, whatever the configuration says: `CLUSTERS` hands both arguments to every kind of cluster."""
+def open_local(
+    config: ClusterConfig, roles: Mapping[str, RoleDevices], run: RunDirectory | None = None
+) -> LocalCluster:
+    """This process, whatever the configuration says: `CLUSTERS` hands its arguments to every kind of cluster."""
     return LocalCluster()

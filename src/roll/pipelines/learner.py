@@ -25,6 +25,7 @@ __all__ = [
     "Learner",
     "WithoutAdapters",
     "critic_specs",
+    "device_role",
     "policy_spec",
     "reference_of",
     "reference_specs",
@@ -91,6 +92,11 @@ def trainer_specs(config: RLVRConfig, model_path: Path, critic_path: Path) -> li
         *critic_specs(config, critic_path),
         *reference_specs(config, model_path),
     ]
+
+
+def device_role(spec: TrainerSpec) -> str:
+    """What the device mapping calls the role of a trainer."""
+    return "actor_train" if spec.role == "policy" else spec.role
 
 
 def policy_spec(config: RLVRConfig, model_path: Path) -> TrainerSpec:

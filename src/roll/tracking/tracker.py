@@ -38,7 +38,7 @@ from roll.tracking.summary import Summary, generation_time, summarise
 if TYPE_CHECKING:
     from types import TracebackType
 
-    from roll.config import RLVRConfig
+    from roll.config.run import RunConfig
     from roll.types import Group, Rollout
 
 __all__ = ["Tracker"]
@@ -56,12 +56,14 @@ class Tracker:
     Args:
         run: locked by this process.
         config: of the run.
+        num_steps: of the whole run.
+        method: what the header says of how it learns; by default its pipeline.
+        where: what the header says about engines, trainer and machine.
+        rollouts_per_step: that a step waits for, where it waits for a number of them.
         resumed_at: step of the checkpoint that this session continues from: records after it are dropped.
-        `None` starts
-            at the beginning: all records are dropped (a run that was killed before its first checkpoint has
-            some).
+            `None` starts at the beginning: all records are dropped (a run that was killed before its first checkpoint
+            has some).
         started_at: when the command was given (`time.time()`); by default, when this process started.
-        where: what the header says about engines, trainer and machine; by default from `config`.
         callbacks: of the user, called when a step or an evaluation is recorded.
 
     Raises:
@@ -72,11 +74,14 @@ class Tracker:
     def __init__(
         self,
         run: RunDirectory,
-        config: RLVRConfig,
+        config: RunConfig,
         *,
+        num_steps: int,
+        method: str = "",
+        where: str = "",
+        rollouts_per_step: int | None = None,
         resumed_at: int | None = None,
         started_at: float | None = None,
-        where: str | None = None,
         callbacks: Callbacks | None = None,
     ) -> None:
         self.run = run
@@ -86,7 +91,16 @@ class Tracker:
         self._config = config
         self._resumed_at = resumed_at
         self._started_at = _process_start() if started_at is None else started_at
-        self._where = where or _describe_placement(config)
+        self._rollouts_per_step = rollouts_per_step
+        self._header = RunHeader(
+            name=run.name,
+            model=config.model.path,
+            algorithm=method or config.pipeline,
+            where=where,
+            directory=str(run.path),
+            num_steps=num_steps,
+            resumed_at=resumed_at,
+        )
         self._stack = ExitStack()
         self._sinks: list[GuardedSink] = []
         self._memory = PeakMemory()
@@ -113,7 +127,7 @@ class Tracker:
             self.spans = Spans(run.trace_path, on_phase=self._on_phase)
             stack.callback(self.spans.close)
             stack.callback(self._memory.start().stop)
-            self.console.start(self._header())
+            self.console.start(self._header)
             self._stack = stack.pop_all()
         return self
 
@@ -258,7 +272,7 @@ class Tracker:
             self._setup_s = time.time() - self._started_at
         if not (name and self._phase):  # from one stage of a wait to the next, counts go on
             self._num_ready = self._num_failed = self._num_timed_out = 0
-            self._total = self._config.rollouts_per_step if name == "generate" else None
+            self._total = self._rollouts_per_step if name == "generate" else None
         self._phase = name
         self.console.phase(name)
         if name in ("generate", "reward"):
@@ -269,17 +283,6 @@ class Tracker:
         for path in written[-2:]:
             if lines := logs.tail(path, 8):
                 self.console.show("\n".join([f"Last lines of {path}:", *(f"  {line}" for line in lines)]))
-
-    def _header(self) -> RunHeader:
-        return RunHeader(
-            name=self.run.name,
-            model=self._config.model.path,
-            algorithm=self._config.algorithm.type,
-            where=self._where,
-            directory=str(self.run.path),
-            num_steps=self._config.training.num_steps,
-            resumed_at=self._resumed_at,
-        )
 
 
 class _Warnings(logging.Handler):
@@ -331,17 +334,6 @@ def _logs_say_more(error: Exception) -> bool:
     if isinstance(error, EngineDiedError | NoEngineError | LossError | CallbackError):  # names its cause
         return False
     return not isinstance(error, RollError) or isinstance(error, RuntimeError | ArithmeticError)
-
-
-def _describe_placement(config: RLVRConfig) -> str:
-    def count(number: int, noun: str) -> str:
-        return f"{number} {noun}" + ("s" if number != 1 else "")
-
-    kind = "" if config.inference.engine == "auto" else f"{config.inference.engine} "
-    engines, ranks = count(config.num_engines, f"{kind}engine"), count(config.num_ranks, "trainer rank")
-    if config.replay is not None:
-        engines, ranks = (engines, "no trainer") if config.replay.only == "rollout" else ("no engine", ranks)
-    return f"{config.cluster.type}: {engines}, {ranks}, {count(os.cpu_count() or 1, 'core')}"
 
 
 def _process_start() -> float:

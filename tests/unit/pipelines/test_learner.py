@@ -114,7 +114,7 @@ async def test_a_critic_smaller_than_the_policy_learns_in_its_own_thread(tmp_pat
     smaller = write_tiny_model(tmp_path / "smaller", layers=1)
     run = config(tiny_model, type="ppo", critic={"model": str(smaller), "learning_rate": 1e-2, "value_clip": None})
     (spec,) = critic_specs(run, smaller)
-    critic = await LocalCluster().start_trainer(spec)
+    critic = await LocalCluster().start_trainer(spec, "critic")
     try:
         data = batch()
         assert not any(values.any() for values in await critic.values(data))
@@ -137,8 +137,8 @@ async def test_a_critic_smaller_than_the_policy_learns_in_its_own_thread(tmp_pat
 async def test_the_reference_stays_where_the_policy_began(tiny_model: Path, lora: dict[str, Any] | None) -> None:
     run = config(tiny_model, kl=PENALTY, lora=lora, training={"learning_rate": 0.02})
     cluster = LocalCluster()
-    policy = await cluster.start_trainer(policy_spec(run, tiny_model))
-    own = [await cluster.start_trainer(spec) for spec in reference_specs(run, tiny_model)]
+    policy = await cluster.start_trainer(policy_spec(run, tiny_model), "actor_train")
+    own = [await cluster.start_trainer(spec, "reference") for spec in reference_specs(run, tiny_model)]
     try:
         reference = reference_of(run, policy, own)
         assert isinstance(reference, WithoutAdapters) is (lora is not None)
