@@ -14,6 +14,7 @@ from roll.types import (
     Generation,
     GenerationRequest,
     IntArray,
+    Needs,
     Prompt,
     RewardResult,
     Rollout,
@@ -30,7 +31,19 @@ if TYPE_CHECKING:
 
 PauseMode: TypeAlias = Literal["keep", "abort", "drain"]
 StateKind: TypeAlias = Literal["parameters", "gradients", "optimizer"]
-LossFn: TypeAlias = "Callable[[LossInputs], LossOutputs]"
+
+
+class LossFn(Protocol):
+    """A loss; picklable, since it travels to the trainer's ranks."""
+
+    @property
+    def needs(self) -> Needs:
+        """What the trainer must bring beside the network's predictions."""
+        ...
+
+    def __call__(self, inputs: LossInputs) -> LossOutputs:
+        """A micro-batch's share of the loss of the global batch."""
+        ...
 
 
 @runtime_checkable

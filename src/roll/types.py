@@ -222,6 +222,20 @@ class AttentionRange:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Needs:
+    """What a loss needs of the trainer beside its predictions; known before the forward pass."""
+
+    entropy: bool = False
+    """Of the policy's distributions over the vocabulary."""
+    full_kl: bool = False
+    """Their divergence from the reference's."""
+    values: bool = False
+    """Of a value head on the policy's network, with their returns and, where samples have them, the old values."""
+    attention: AttentionRange | None = None
+    """What the policy's attention says of every sequence, over this range."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class AttentionStatistics:
     """What a policy's attention says of a sample's tokens: see `roll.algorithms.credit`. 0 before the answer."""
 

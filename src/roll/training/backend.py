@@ -46,6 +46,7 @@ from roll.types import (
     AttentionRange,
     AttentionStatistics,
     FloatArray,
+    Needs,
     StepResult,
     TrainingBatch,
     TrainingSample,
@@ -54,6 +55,8 @@ from roll.types import (
 __all__ = ["TorchBackend"]
 
 logger = logging.getLogger(__name__)
+
+_NOTHING = Needs()
 
 
 class TorchBackend:
@@ -113,11 +116,11 @@ class TorchBackend:
         sums: dict[str, Tensor] = {}
         logprobs: dict[int, FloatArray] = {}
         num_tokens = 0
-        wanted = [name for name in ("entropy", "full_kl", "values") if getattr(loss, f"needs_{name}", False)]
-        observed = getattr(loss, "needs_attention", None) if any(s.attention is None for s in batch.samples) else None
+        needs = loss.needs
+        observed = needs.attention if any(s.attention is None for s in batch.samples) else None
         for blocks in self._share(batch.samples, every_token=False):
             layout, observer = _layout(blocks, every_token=False), self._observer(blocks, observed)
-            predicted, beside = self._predict(layout, batch, wanted, observer)
+            predicted, beside = self._predict(layout, batch, needs, observer)
             if not layout.spans:
                 _nothing_of(predicted, *beside.values()).backward()
                 continue
@@ -262,21 +265,21 @@ class TorchBackend:
         self,
         layout: PackedLayout,
         batch: TrainingBatch,
-        wanted: Sequence[str] = (),
+        needs: Needs = _NOTHING,
         observer: MapObserver | None = None,
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """[M] log-probs, or values, of the layout's predictions, and what a loss wants beside log-probs."""
+        """[M] log-probs, or values, of the layout's predictions, and what a loss needs beside log-probs."""
         with self._randomness.own():
-            return self._forward(layout, batch, wanted, observer)
+            return self._forward(layout, batch, needs, observer)
 
     def _forward(
-        self, layout: PackedLayout, batch: TrainingBatch, wanted: Sequence[str], observer: MapObserver | None
+        self, layout: PackedLayout, batch: TrainingBatch, needs: Needs, observer: MapObserver | None
     ) -> tuple[Tensor, dict[str, Tensor]]:
         if self.spec.role == "critic":
             return self.network(layout), {}
-        beside = dict.fromkeys(wanted, True)
-        found: TokenStatistics = self.network(layout, batch.temperature, observer=observer, **beside)
-        return found.logprobs, {name: getattr(found, name) for name in wanted}
+        found: TokenStatistics = self.network(layout, batch.temperature, needs, observer)
+        beside = {"entropy": found.entropy, "full_kl": found.full_kl, "values": found.values}
+        return found.logprobs, {name: tensor for name, tensor in beside.items() if tensor is not None}
 
     def _loss_inputs(
         self,
@@ -313,7 +316,7 @@ class TorchBackend:
         found: dict[int, FloatArray] = {}
         for blocks in self._share(batch.samples, every_token=every_token):
             layout, observer = _layout(blocks, every_token=every_token), self._observer(blocks, of)
-            predicted, beside = self._predict(layout, batch, ("values",) if values else (), observer)
+            predicted, beside = self._predict(layout, batch, Needs(values=values), observer)
             _collect(found, layout, batch, beside["values"] if values else predicted)
             if observer is not None and statistics is not None:
                 statistics |= observer.results()

@@ -367,7 +367,7 @@ class Recorder:
     async def train_step(self, batch: TrainingBatch, loss: LossFn) -> StepResult:
         current = await self.logprobs(batch)
         values = await self.values(batch)
-        observed = getattr(loss, "needs_attention", None)
+        observed = loss.needs.attention
         if observed is not None and batch.samples[0].attention is None:
             seen = zip(batch.samples, self._attention(batch, observed), strict=True)
             batch = replace(batch, samples=tuple(replace(s, attention=own) for s, own in seen))

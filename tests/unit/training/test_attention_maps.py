@@ -24,7 +24,7 @@ from roll.models.tiny import write_tiny_model
 from roll.training import TorchBackend, attention_maps
 from roll.training.attention_maps import observed_layers
 from roll.training.precision import Precision
-from roll.types import AttentionRange, AttentionStatistics, TrainingBatch
+from roll.types import AttentionRange, AttentionStatistics, Needs, TrainingBatch
 
 DOUBLE = Precision(compute=torch.float64, master=torch.float64)
 WINDOW, HORIZON = 4, (2, 7)
@@ -75,7 +75,7 @@ def statistics_in_an_update(backend: TorchBackend, batch: TrainingBatch) -> list
 
     @dataclasses.dataclass
     class Looking:
-        needs_attention = RANGE
+        needs = Needs(attention=RANGE)
 
         def __call__(self, inputs: LossInputs) -> LossOutputs:
             assert inputs.attention is not None

@@ -19,6 +19,7 @@ from roll.errors import CheckpointError, UnsupportedError
 from roll.models import load_causal_lm
 from roll.training import TorchBackend, TrainerSpec
 from roll.training.precision import Precision
+from roll.types import Needs
 
 DOUBLE = Precision.of("float64")
 LOSS = SharedLoss(policy=PolicyLoss(), value=VALUE_LOSS, coefficient=0.3)
@@ -107,8 +108,12 @@ def test_an_experts_tokens_have_no_value_to_learn(tiny_model: Path) -> None:
         dataclasses.replace(s, expert=True, returns=None, old_values=None) if i % 3 == 0 else s
         for i, s in enumerate(batch.samples)
     ]
-    only_value = SharedLoss(policy=lambda inputs: LossOutputs(loss=0.0 * inputs.logprobs.sum()), value=ValueLoss(),
-                            coefficient=1.0)  # fmt: skip
+
+    def nothing(inputs: LossInputs) -> LossOutputs:
+        return LossOutputs(loss=0.0 * inputs.logprobs.sum())
+
+    nothing.needs = Needs()
+    only_value = SharedLoss(policy=nothing, value=ValueLoss(), coefficient=1.0)
     backend = TorchBackend(spec_of(tiny_model), precision=DOUBLE)
     set_head(backend)
     backend.train_step(dataclasses.replace(batch, samples=tuple(samples)), only_value)

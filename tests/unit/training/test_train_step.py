@@ -15,7 +15,7 @@ from roll.algorithms.losses import PolicyLoss
 from roll.errors import TrainingDivergedError
 from roll.models import load_causal_lm
 from roll.training import TorchBackend
-from roll.types import TrainingBatch
+from roll.types import Needs, TrainingBatch
 
 
 def weights_of(backend: TorchBackend) -> dict[str, torch.Tensor]:
@@ -24,6 +24,9 @@ def weights_of(backend: TorchBackend) -> dict[str, torch.Tensor]:
 
 def nan_loss(inputs: LossInputs) -> LossOutputs:
     return LossOutputs(loss=inputs.logprobs.sum() * float("nan"))
+
+
+nan_loss.needs = Needs()
 
 
 def test_weights_follow_adamw_with_clipping_written_out(tiny_model: Path) -> None:

@@ -27,6 +27,7 @@ from roll.algorithms.gates import Gate, MinClip
 from roll.algorithms.inputs import LossInputs, LossOutputs
 from roll.algorithms.kl import KLEstimator, kl_per_token
 from roll.algorithms.ratio import RatioLevel, Reduction, clamped, log_ratio, over_limit
+from roll.types import Needs
 
 __all__ = ["PolicyLoss"]
 
@@ -54,14 +55,11 @@ class PolicyLoss:
     entropy_coefficient: float = 0.0
 
     @property
-    def needs_entropy(self) -> bool:
-        """The trainer must bring `LossInputs.entropy`."""
-        return self.entropy_coefficient > 0
-
-    @property
-    def needs_full_kl(self) -> bool:
-        """The trainer must bring `LossInputs.full_kl`."""
-        return self.kl_coefficient > 0 and self.kl_estimator == "full"
+    def needs(self) -> Needs:
+        """What its penalty and its bonus are computed from."""
+        return Needs(
+            entropy=self.entropy_coefficient > 0, full_kl=self.kl_coefficient > 0 and self.kl_estimator == "full"
+        )
 
     def __call__(self, inputs: LossInputs) -> LossOutputs:
         """The micro-batch's share of the loss of the global batch.
