@@ -24,6 +24,9 @@ IntArray: TypeAlias = NDArray[np.int32]
 FloatArray: TypeAlias = NDArray[np.float32]
 BoolArray: TypeAlias = NDArray[np.bool_]
 FinishReason: TypeAlias = Literal["stop", "length", "abort"]
+Output: TypeAlias = Literal["logprobs", "values", "attention"]
+"""What a trainer's forward pass says of every sample: `logprobs` [L] of its tokens, `values` [L] of the states before
+the tokens that the loss counts, `attention` as `AttentionStatistics`."""
 
 
 class Message(TypedDict):

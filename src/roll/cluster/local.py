@@ -6,15 +6,15 @@ A trainer's work runs in one thread of its own, so the controller's loop stays f
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from roll.config.run import RLVRConfig
 from roll.inference import EngineSpec, build_engine
 from roll.protocols import InferenceEngine, LossFn, WorkerPool
-from roll.types import AttentionRange, AttentionStatistics, FloatArray, StepResult, TrainingBatch, WeightUpdate
+from roll.types import AttentionRange, Output, StepResult, TrainingBatch, WeightUpdate
 
 if TYPE_CHECKING:
     from roll.tracking import RunDirectory
@@ -60,19 +60,16 @@ class LocalTrainerGroup:
         """See `TrainBackend.train_step`."""
         return await self._call(self._backend.train_step, batch, loss)
 
-    async def logprobs(self, batch: TrainingBatch, *, adapter: bool = True) -> list[FloatArray]:
-        """See `TrainBackend.logprobs`."""
-        return await self._call(lambda: self._backend.logprobs(batch, adapter=adapter))
-
-    async def values(self, batch: TrainingBatch) -> list[FloatArray]:
-        """See `TrainBackend.values`."""
-        return await self._call(self._backend.values, batch)
-
-    async def logprobs_and_attention(
-        self, batch: TrainingBatch, of: AttentionRange
-    ) -> tuple[list[FloatArray], list[AttentionStatistics]]:
-        """See `TrainBackend.logprobs_and_attention`."""
-        return await self._call(self._backend.logprobs_and_attention, batch, of)
+    async def forward(
+        self,
+        batch: TrainingBatch,
+        outputs: Collection[Output],
+        *,
+        attention: AttentionRange | None = None,
+        adapter: bool = True,
+    ) -> Mapping[Output, list[Any]]:
+        """See `TrainBackend.forward`."""
+        return await self._call(lambda: self._backend.forward(batch, outputs, attention=attention, adapter=adapter))
 
     async def send_weights(
         self, policy_version: int, transport: str, deliver: Callable[[WeightUpdate], Awaitable[None]]

@@ -12,7 +12,7 @@ import asyncio
 import contextlib
 import os
 import socket
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,7 @@ from roll.cluster.actor_log import log_into_the_run
 from roll.errors import WorkerDiedError
 from roll.protocols import LossFn
 from roll.training import TrainerSpec
-from roll.types import AttentionRange, AttentionStatistics, FloatArray, StepResult, TrainingBatch, WeightUpdate
+from roll.types import AttentionRange, Output, StepResult, TrainingBatch, WeightUpdate
 from roll.weights import Sender, conduct
 
 __all__ = ["RayTrainerGroup", "TrainerActor"]
@@ -55,16 +55,10 @@ class TrainerActor:
         """As the backend's; so for all that follow."""
         return self._backend.train_step(batch, loss)
 
-    def logprobs(self, batch: TrainingBatch, adapter: bool) -> list[FloatArray]:
-        return self._backend.logprobs(batch, adapter=adapter)
-
-    def values(self, batch: TrainingBatch) -> list[FloatArray]:
-        return self._backend.values(batch)
-
-    def logprobs_and_attention(
-        self, batch: TrainingBatch, of: AttentionRange
-    ) -> tuple[list[FloatArray], list[AttentionStatistics]]:
-        return self._backend.logprobs_and_attention(batch, of)
+    def forward(
+        self, batch: TrainingBatch, outputs: Collection[Output], attention: AttentionRange | None, adapter: bool
+    ) -> Mapping[Output, list[Any]]:
+        return self._backend.forward(batch, outputs, attention=attention, adapter=adapter)
 
     def save(self, path: Path) -> None:
         self._backend.save(path)
@@ -127,22 +121,17 @@ class RayTrainerGroup:
         shared = ray.put(batch)
         return await self._first([actor.train_step.remote(shared, loss) for actor in self._actors])
 
-    async def logprobs(self, batch: TrainingBatch, *, adapter: bool = True) -> list[FloatArray]:
-        """See `TrainBackend.logprobs`."""
+    async def forward(
+        self,
+        batch: TrainingBatch,
+        outputs: Collection[Output],
+        *,
+        attention: AttentionRange | None = None,
+        adapter: bool = True,
+    ) -> Mapping[Output, list[Any]]:
+        """See `TrainBackend.forward`."""
         shared = ray.put(batch)
-        return await self._first([actor.logprobs.remote(shared, adapter) for actor in self._actors])
-
-    async def values(self, batch: TrainingBatch) -> list[FloatArray]:
-        """See `TrainBackend.values`."""
-        shared = ray.put(batch)
-        return await self._first([actor.values.remote(shared) for actor in self._actors])
-
-    async def logprobs_and_attention(
-        self, batch: TrainingBatch, of: AttentionRange
-    ) -> tuple[list[FloatArray], list[AttentionStatistics]]:
-        """See `TrainBackend.logprobs_and_attention`."""
-        shared = ray.put(batch)
-        return await self._first([actor.logprobs_and_attention.remote(shared, of) for actor in self._actors])
+        return await self._first([a.forward.remote(shared, outputs, attention, adapter) for a in self._actors])
 
     async def send_weights(
         self, policy_version: int, transport: str, deliver: Callable[[WeightUpdate], Awaitable[None]]

@@ -9,15 +9,16 @@ reference   the policy as it was at first: a frozen model, or the policy without
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from roll.config import RLVRConfig
 from roll.pipelines.saved import SavedRun
 from roll.protocols import Scorer, TrainerGroup
 from roll.training import Schedule, TrainerSpec
-from roll.types import FloatArray, TrainingBatch
+from roll.types import Output, TrainingBatch
 
 __all__ = [
     "Trainers",
@@ -36,9 +37,9 @@ class WithoutAdapters:
     def __init__(self, policy: TrainerGroup) -> None:
         self._policy = policy
 
-    async def logprobs(self, batch: TrainingBatch) -> list[FloatArray]:
-        """See `Scorer.logprobs`."""
-        return await self._policy.logprobs(batch, adapter=False)
+    async def forward(self, batch: TrainingBatch, outputs: Collection[Output]) -> Mapping[Output, list[Any]]:
+        """See `Scorer.forward`."""
+        return await self._policy.forward(batch, outputs, adapter=False)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

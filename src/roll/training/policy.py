@@ -12,12 +12,12 @@ from torch import Tensor, nn
 
 from roll.errors import ModelError
 from roll.training.attention import Observer
-from roll.training.distributions import Projection, TokenStatistics, token_statistics
+from roll.training.distributions import Predictions, Projection, token_statistics
 from roll.training.hidden import final_hidden
 from roll.training.layout import PackedLayout
 from roll.training.lora import adapters_off
 from roll.training.value import new_value_head, values_of
-from roll.types import Needs
+from roll.types import Needs, Output
 
 __all__ = ["PolicyNetwork"]
 
@@ -56,7 +56,7 @@ class PolicyNetwork(nn.Module):
         temperature: float,
         needs: Needs,
         observer: Observer | None = None,
-    ) -> TokenStatistics:
+    ) -> Predictions:
         """Log-probs [M] of the layout's predictions, float32 or better, and what else is needed.
 
         Args:
@@ -102,6 +102,11 @@ class PolicyNetwork(nn.Module):
     def heads(self) -> dict[str, nn.Parameter]:
         """What is trained beside the model, by name: engines and exports do not have it."""
         return {} if self.value_head is None else dict(self.value_head.named_parameters("value_head"))
+
+    @property
+    def outputs(self) -> frozenset[Output]:
+        """What it can say."""
+        return frozenset(("logprobs", "attention") if self.value_head is None else ("logprobs", "attention", "values"))
 
     @property
     def num_layers(self) -> int:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from training_helpers import grads_of, make_batch, make_spec
+from training_helpers import grads_of, logprobs_of, make_batch, make_spec
 
 from roll.algorithms.losses import PolicyLoss
 from roll.config.model import LoRAConfig
@@ -50,7 +50,7 @@ def run_rank(rank: int, directory: Path, model: Path, batch: TrainingBatch) -> N
     backend = build(**SMALL)
     one = dataclasses.replace(batch, samples=batch.samples[:1])
     found["idle rank"] = {"result": backend.train_step(one, LOSS), "grads": grads_of(backend)}
-    found["logprobs"] = backend.logprobs(batch)
+    found["logprobs"] = logprobs_of(backend, batch)
     found["weights"] = list(backend.weights())
     backend.save(directory / "saved by two")
     backend.export(directory / "export")

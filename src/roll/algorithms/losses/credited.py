@@ -49,10 +49,11 @@ class CreditedLoss:
         if inputs.attention is None:
             raise ValueError("attention credit needs LossInputs.attention, which the trainer did not bring")
         factors = torch.from_numpy(np.concatenate([self._factors(*own) for own in inputs.attention]))
-        factors = factors.to(inputs.advantages)
+        advantages = inputs.need("advantages")
+        factors = factors.to(advantages)
         if inputs.expert is not None:
             factors = factors.masked_fill(inputs.expert, 1.0)
-        outputs = self.loss(replace(inputs, advantages=inputs.advantages * factors))
+        outputs = self.loss(replace(inputs, advantages=advantages * factors))
         mean = factors.sum() / inputs.num_tokens
         return replace(outputs, metrics={**outputs.metrics, "policy/credit_factor": mean})
 

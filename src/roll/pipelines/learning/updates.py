@@ -23,7 +23,7 @@ from roll.pipelines.learning.selection import Selection
 from roll.pipelines.learning.weighing import kl_token_rewards, weigh
 from roll.pipelines.parts import Parts
 from roll.protocols import LossFn, TrainerGroup
-from roll.types import FloatArray, StepResult, TrainingBatch
+from roll.types import FloatArray, Output, StepResult, TrainingBatch
 
 __all__ = ["Learned", "learn"]
 
@@ -58,7 +58,7 @@ async def learn(parts: Parts, selection: Selection) -> Learned:
         penalties = kl_token_rewards(batch, old, algorithm, coefficient)
     critics = (parts.trainer,) if algorithm.shares_critic else parts.critics
     with parts.spans.phase("values" if critics else "advantages"):
-        values = [await critic.values(batch) for critic in critics]
+        values = [(await critic.forward(batch, ["values"]))["values"] for critic in critics]
     batch = weigh(batch, selection, algorithm, values=values, token_rewards=penalties)
     learned = Learned(batch=batch)
     if any(entry.has_demonstrations for entry in config.data):
@@ -82,15 +82,14 @@ async def _with_logprobs(parts: Parts, batch: TrainingBatch) -> TrainingBatch:
     if needs_old_logprobs(algorithm):
         observed = attention_range(algorithm)
         with parts.spans.phase("old_logprobs"):
-            if observed is None:
-                old = await parts.trainer.logprobs(batch)
-            else:
-                old, seen = await parts.trainer.logprobs_and_attention(batch, observed)
-                samples = tuple(replace(s, attention=own) for s, own in zip(samples, seen, strict=True))
-        samples = tuple(replace(s, old_logprobs=own) for s, own in zip(samples, old, strict=True))
+            wanted: list[Output] = ["logprobs"] if observed is None else ["logprobs", "attention"]
+            old = await parts.trainer.forward(batch, wanted, attention=observed)
+        seen = old.get("attention", [None] * len(samples))
+        said = zip(samples, old["logprobs"], seen, strict=True)
+        samples = tuple(replace(s, old_logprobs=logprobs, attention=own) for s, logprobs, own in said)
     if parts.reference is not None:
         with parts.spans.phase("reference"):
-            ref = await parts.reference.logprobs(batch)
+            ref = (await parts.reference.forward(batch, ["logprobs"]))["logprobs"]
         samples = tuple(replace(s, ref_logprobs=own) for s, own in zip(samples, ref, strict=True))
     return replace(batch, samples=samples)
 
