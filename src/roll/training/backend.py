@@ -92,7 +92,7 @@ class TorchBackend:
         self.ranks = Ranks(spec, self.device)
         self.network = build_network(spec, self.precision.compute).to(self.device)
         self.model = self.network.root
-        if self.ranks.size > 1:
+        if self.ranks.mesh is not None:
             shard(self.network, self.ranks, self.precision)
         trainable = {name: p for name, p in self.model.named_parameters() if p.requires_grad}
         heads = self.network.heads if isinstance(self.network, PolicyNetwork) else {}
@@ -102,7 +102,7 @@ class TorchBackend:
             self.masters, spec.training, self.ranks, dict.fromkeys(heads, rate / self.schedule.peak)
         )
         self.placement = StatePlacement(self.network, self.masters, self.optimizer, self.device)
-        self._randomness = Randomness(spec.seed + spec.rank, self.device)
+        self._randomness = Randomness(spec.seed + self.ranks.data_rank, self.device)
         self.num_steps = 0
         """Optimiser steps that moved the weights."""
         self.num_nonfinite = 0
@@ -135,7 +135,7 @@ class TorchBackend:
                 continue
             attention = observer.results() if observer is not None else None
             outputs = loss(loss_inputs(layout, batch, predicted, attention))
-            (outputs.loss * self.ranks.size).backward()
+            (outputs.loss * self.ranks.data_size).backward()
             _add_metrics(sums, {"loss": outputs.loss.detach(), **outputs.metrics})
             if predicted.logprobs is not None:
                 _collect(logprobs, layout, batch, predicted.logprobs)
@@ -295,9 +295,9 @@ class TorchBackend:
             samples,
             max_tokens=config.max_tokens_per_micro_batch,
             share_prefix=config.share_prefix,
-            num_ranks=self.ranks.size,
+            num_ranks=self.ranks.data_size,
             every_token=every_token,
-        )[self.ranks.rank]
+        )[self.ranks.data_rank]
 
     def _count_nonfinite(self, loss: float, grad_norm: float) -> None:
         self.num_nonfinite += 1
