@@ -12,14 +12,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from roll.config.run import RLVRConfig
+from roll.config.training import TRAINERS
 from roll.inference import EngineSpec, build_engine
-from roll.protocols import InferenceEngine, LossFn, WorkerPool
+from roll.protocols import InferenceEngine, LossFn, TrainBackend, WorkerPool
 from roll.types import AttentionRange, Output, StepResult, TrainingBatch, WeightUpdate
 
 if TYPE_CHECKING:
     from roll.tracking import RunDirectory
     from roll.training import TrainerSpec
-    from roll.training.backend import TorchBackend
     from roll.weights import Sender
 
 __all__ = ["LocalCluster", "LocalEngineGroup", "LocalTrainerGroup"]
@@ -32,7 +32,7 @@ class LocalTrainerGroup:
 
     num_ranks = 1
 
-    def __init__(self, backend: TorchBackend, thread: ThreadPoolExecutor) -> None:
+    def __init__(self, backend: TrainBackend, thread: ThreadPoolExecutor) -> None:
         self._backend = backend
         self._thread = thread
         self._sender: Sender | None = None
@@ -42,10 +42,8 @@ class LocalTrainerGroup:
         """Load the model in the trainer's thread."""
         thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix=spec.role)
 
-        def build() -> TorchBackend:
-            from roll.training.backend import TorchBackend
-
-            return TorchBackend(spec)
+        def build() -> TrainBackend:
+            return TRAINERS.get(spec.training.backend)(spec)
 
         try:
             return cls(await asyncio.get_running_loop().run_in_executor(thread, build), thread)

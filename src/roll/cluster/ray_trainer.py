@@ -1,6 +1,6 @@
 """A trainer's ranks as Ray actors.
 
-    controller ──► RayTrainerGroup ──► TrainerActor × ranks (one process each) ──► TorchBackend
+    controller ──► RayTrainerGroup ──► TrainerActor × ranks (one process each) ──► TrainBackend
 
 Every method is collective: all ranks get the same call, in the same order, and rank 0's answer counts. A batch is put
 into the object store once, however many ranks read it.
@@ -21,8 +21,10 @@ import ray
 from ray.exceptions import RayActorError, RayTaskError
 
 from roll.cluster.actor_log import log_into_the_run
+from roll.config.training import TRAINERS
 from roll.errors import WorkerDiedError
-from roll.protocols import LossFn
+from roll.protocols import LossFn, TrainBackend
+from roll.registry import import_object
 from roll.training import TrainerSpec
 from roll.types import AttentionRange, Output, StepResult, TrainingBatch, WeightUpdate
 from roll.weights import Sender, conduct
@@ -35,7 +37,7 @@ class TrainerActor:
 
     def __init__(self) -> None:
         log_into_the_run()
-        self._backend: Any = None
+        self._backend: TrainBackend
         self._sender = Sender(host=ray.util.get_node_ip_address())
 
     def meeting_place(self) -> str:
@@ -44,11 +46,10 @@ class TrainerActor:
             probe.bind(("", 0))
             return f"tcp://{ray.util.get_node_ip_address()}:{probe.getsockname()[1]}"
 
-    def build(self, spec: TrainerSpec) -> int:
-        """Load the model; returns the process id."""
-        from roll.training.backend import TorchBackend
-
-        self._backend = TorchBackend(spec)
+    def build(self, spec: TrainerSpec, backend: str) -> int:
+        """Import the back-end, whose path it is, and load the model; returns the process id."""
+        make: Any = import_object(backend)
+        self._backend = make(spec)
         return os.getpid()
 
     def train_step(self, batch: TrainingBatch, loss: LossFn) -> StepResult:
@@ -99,7 +100,8 @@ class RayTrainerGroup:
         try:
             place = await _await(group._actors[0].meeting_place.remote()) if len(seats) > 1 else None
             specs = [replace(spec, rank=r, world_size=len(seats), init_method=place) for r in range(len(seats))]
-            building = [actor.build.remote(s) for actor, s in zip(group._actors, specs, strict=True)]
+            backend = TRAINERS.path(spec.training.backend)
+            building = [actor.build.remote(s, backend) for actor, s in zip(group._actors, specs, strict=True)]
             group.pids = list(await asyncio.gather(*map(_await, building)))
         except BaseException:
             await group.close()
