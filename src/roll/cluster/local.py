@@ -6,22 +6,22 @@ A trainer's work runs in one thread of its own, so the controller's loop stays f
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from roll.cluster.engines import StartedEngines
 from roll.config.cluster import ClusterConfig, RoleDevices
+from roll.config.training import TRAINERS
 from roll.inference import EngineSpec, build_engine
-from roll.protocols import LossFn, WorkerPool
-from roll.types import AttentionRange, AttentionStatistics, FloatArray, StepResult, TrainingBatch, WeightUpdate
+from roll.protocols import LossFn, TrainBackend, WorkerPool
+from roll.types import AttentionRange, Output, StepResult, TrainingBatch, WeightUpdate
 
 if TYPE_CHECKING:
     from roll.tracking import RunDirectory
     from roll.training import TrainerSpec
-    from roll.training.backend import TorchBackend
     from roll.weights import Sender
 
 __all__ = ["LocalCluster", "LocalTrainerGroup"]
@@ -34,7 +34,7 @@ class LocalTrainerGroup:
 
     num_ranks = 1
 
-    def __init__(self, backend: TorchBackend, thread: ThreadPoolExecutor) -> None:
+    def __init__(self, backend: TrainBackend, thread: ThreadPoolExecutor) -> None:
         self._backend = backend
         self._thread = thread
         self._sender: Sender | None = None
@@ -44,10 +44,8 @@ class LocalTrainerGroup:
         """Load the model in the trainer's thread."""
         thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix=spec.role)
 
-        def build() -> TorchBackend:
-            from roll.training.backend import TorchBackend
-
-            return TorchBackend(spec)
+        def build() -> TrainBackend:
+            return TRAINERS.get(spec.training.backend)(spec)
 
         try:
             return cls(await asyncio.get_running_loop().run_in_executor(thread, build), thread)
@@ -62,19 +60,16 @@ class LocalTrainerGroup:
         """See `TrainBackend.train_step`."""
         return await self._call(self._backend.train_step, batch, loss)
 
-    async def logprobs(self, batch: TrainingBatch, *, adapter: bool = True) -> list[FloatArray]:
-        """See `TrainBackend.logprobs`."""
-        return await self._call(lambda: self._backend.logprobs(batch, adapter=adapter))
-
-    async def values(self, batch: TrainingBatch) -> list[FloatArray]:
-        """See `TrainBackend.values`."""
-        return await self._call(self._backend.values, batch)
-
-    async def logprobs_and_attention(
-        self, batch: TrainingBatch, of: AttentionRange
-    ) -> tuple[list[FloatArray], list[AttentionStatistics]]:
-        """See `TrainBackend.logprobs_and_attention`."""
-        return await self._call(self._backend.logprobs_and_attention, batch, of)
+    async def forward(
+        self,
+        batch: TrainingBatch,
+        outputs: Collection[Output],
+        *,
+        attention: AttentionRange | None = None,
+        adapter: bool = True,
+    ) -> Mapping[Output, list[Any]]:
+        """See `TrainBackend.forward`."""
+        return await self._call(lambda: self._backend.forward(batch, outputs, attention=attention, adapter=adapter))
 
     async def send_weights(
         self, policy_version: int, transport: str, deliver: Callable[[WeightUpdate], Awaitable[None]]

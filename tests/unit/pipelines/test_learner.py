@@ -59,6 +59,10 @@ def batch() -> TrainingBatch:
     return TrainingBatch(samples=tuple(samples))
 
 
+async def values_of(critic: Any, batch: TrainingBatch) -> list[Any]:
+    return (await critic.forward(batch, ["values"]))["values"]
+
+
 def test_every_trainers_schedule_counts_its_own_updates(tiny_model: Path) -> None:
     run = config(
         tiny_model,
@@ -117,18 +121,18 @@ async def test_a_critic_smaller_than_the_policy_learns_in_its_own_thread(tmp_pat
     critic = await LocalCluster().start_trainer(spec, "critic")
     try:
         data = batch()
-        assert not any(values.any() for values in await critic.values(data))
+        assert not any(values.any() for values in await values_of(critic, data))
         results = [await critic.train_step(data, value_loss(run.algorithm)) for _ in range(10)]
         assert results[0].learning_rate == pytest.approx(1e-2)
         assert results[-1].metrics["value/error"] < 0.1 * results[0].metrics["value/error"]
-        said = await critic.values(data)
+        said = await values_of(critic, data)
         await critic.save(tmp_path / "critic-0")
         await critic.train_step(data, value_loss(run.algorithm))
-        assert not np.array_equal((await critic.values(data))[0], said[0])
+        assert not np.array_equal((await values_of(critic, data))[0], said[0])
         await critic.load(tmp_path / "critic-0")
-        assert all(np.array_equal(a, b) for a, b in zip(await critic.values(data), said, strict=True))
+        assert all(np.array_equal(a, b) for a, b in zip(await values_of(critic, data), said, strict=True))
         with pytest.raises(UnsupportedError, match="role 'critic' has no logprobs"):
-            await critic.logprobs(data)
+            await critic.forward(data, ["logprobs"])
     finally:
         await critic.close()
 
@@ -143,12 +147,12 @@ async def test_the_reference_stays_where_the_policy_began(tiny_model: Path, lora
         reference = reference_of(run, policy, own)
         assert isinstance(reference, WithoutAdapters) is (lora is not None)
         assert reference is not None
-        first = await policy.logprobs(batch())
+        first = (await policy.forward(batch(), ["logprobs"]))["logprobs"]
         for _ in range(3):
             await policy.train_step(batch(), PolicyLoss())
-        for found, expected in zip(await reference.logprobs(batch()), first, strict=True):
+        for found, expected in zip((await reference.forward(batch(), ["logprobs"]))["logprobs"], first, strict=True):
             np.testing.assert_allclose(found, expected, atol=1e-5)
-        moved = zip(await policy.logprobs(batch()), first, strict=True)
+        moved = zip((await policy.forward(batch(), ["logprobs"]))["logprobs"], first, strict=True)
         assert max(np.abs(a - b).max() for a, b in moved) > 0.05
     finally:
         for trainer in (policy, *own):

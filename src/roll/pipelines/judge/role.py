@@ -21,6 +21,7 @@ from typing import Any
 
 from roll.cluster.base import Cluster
 from roll.config import RLVRConfig
+from roll.config.run import RunConfig
 from roll.errors import InfraError, RewardInfraError, UserError
 from roll.models import load_tokenizer, resolve_model, stop_token_ids
 from roll.pipelines.judge.specs import judge_specs

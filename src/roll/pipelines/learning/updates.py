@@ -23,7 +23,7 @@ from roll.data.samples import build_batch
 from roll.pipelines.learner import Learner, update
 from roll.pipelines.learning.losses import attention_range, policy_loss, value_loss
 from roll.pipelines.run import Run
-from roll.types import FloatArray, StepResult, TrainingBatch
+from roll.types import FloatArray, Output, StepResult, TrainingBatch
 
 __all__ = ["Learned", "learn"]
 
@@ -66,7 +66,7 @@ async def learn(
         penalties = kl_token_rewards(batch, old, algorithm, coefficient)
     critics = (learner.policy,) if algorithm.shares_critic else learner.critics
     with run.spans.phase("values" if critics else "advantages"):
-        values = [await critic.values(batch) for critic in critics]
+        values = [(await critic.forward(batch, ["values"]))["values"] for critic in critics]
     batch = weigh(batch, selection, algorithm, values=values, token_rewards=penalties)
     learned = Learned(batch=batch)
     await _train_critics(run, learner, algorithm, learned, values)
@@ -88,15 +88,14 @@ async def _with_logprobs(run: Run, learner: Learner, algorithm: AlgorithmConfig,
     if needs_old_logprobs(algorithm):
         observed = attention_range(algorithm)
         with run.spans.phase("old_logprobs"):
-            if observed is None:
-                old = await learner.policy.logprobs(batch)
-            else:
-                old, seen = await learner.policy.logprobs_and_attention(batch, observed)
-                samples = tuple(replace(s, attention=own) for s, own in zip(samples, seen, strict=True))
-        samples = tuple(replace(s, old_logprobs=own) for s, own in zip(samples, old, strict=True))
+            wanted: list[Output] = ["logprobs"] if observed is None else ["logprobs", "attention"]
+            old = await learner.policy.forward(batch, wanted, attention=observed)
+        seen = old.get("attention", [None] * len(samples))
+        said = zip(samples, old["logprobs"], seen, strict=True)
+        samples = tuple(replace(s, old_logprobs=logprobs, attention=own) for s, logprobs, own in said)
     if learner.reference is not None:
         with run.spans.phase("reference"):
-            ref = await learner.reference.logprobs(batch)
+            ref = (await learner.reference.forward(batch, ["logprobs"]))["logprobs"]
         samples = tuple(replace(s, ref_logprobs=own) for s, own in zip(samples, ref, strict=True))
     return replace(batch, samples=samples)
 
