@@ -12,6 +12,7 @@ from typing import Any
 from roll.config.document import dump, read
 from roll.config.history import CONFIG, config_at, read_history, value_at
 from roll.errors import UserError
+from roll.models.catalogue import CATALOGUE
 from roll.pipelines.checkpoint_files import read_checkpoint
 from roll.tracking.metrics_file import read_metrics
 from roll.version import __version__
@@ -53,9 +54,9 @@ def model_card(checkpoint: Path, title: str, *, adapter: bool = False) -> str:
         f"# {title}",
         "",
         f"{_shown(name) or 'A language model'}, trained for {step} steps of reinforcement learning with "
-        f"ROLL {__version__}"
-        + (". This is the adapter alone: load it with `peft` on top of the base model." if adapter else "."),
+        f"ROLL {__version__}" + (". This is the adapter alone, for `peft`:" if adapter else "."),
         "",
+        *(_use(name) if adapter else ()),
         *_settings(config),
         *_figures(read_metrics(checkpoint.parent.parent / "metrics.jsonl"), step),
     ]
@@ -81,13 +82,27 @@ def _header(name: str, config: Mapping[str, Any], *, adapter: bool) -> dict[str,
 
 def _shown(name: str) -> str:
     """A model's name without the directories of the machine it was trained on."""
-    shown = name if not Path(name).is_absolute() and not Path(name).exists() else Path(name).name
-    return f"`{_cell(shown)}`" if name else ""
+    return f"`{_bare(name)}`" if name else ""
+
+
+def _bare(name: str) -> str:
+    return _cell(name if not Path(name).is_absolute() and not Path(name).exists() else Path(name).name)
 
 
 def _cell(value: object) -> str:
     """A value of the user's choice, such as a source's name, as it can stand in a cell of a table, or as code."""
     return " ".join(str(value).split()).replace("|", "\\|").replace("`", "'")
+
+
+def _use(name: str) -> Iterator[str]:
+    """How an adapter is put on its base model."""
+    base = f'"{_bare(name)}"'
+    yield from ("```python", "from peft import PeftModel", "from transformers import AutoModelForCausalLM")
+    if name in CATALOGUE:
+        yield "from roll.models import resolve_model"
+        base = f"resolve_model({base})"
+    yield from ("", f"base = AutoModelForCausalLM.from_pretrained({base})")
+    yield from ('model = PeftModel.from_pretrained(base, "this directory")', "```", "")
 
 
 def _settings(config: Mapping[str, Any]) -> Iterator[str]:

@@ -146,7 +146,8 @@ def _line_buffered() -> Iterator[None]:
     try:
         yield
     finally:
-        stream.reconfigure(line_buffering=before)
+        with contextlib.suppress(OSError):
+            stream.reconfigure(line_buffering=before)
 
 
 @contextlib.contextmanager
@@ -166,8 +167,9 @@ def _logging_to(descriptor: int, level: int) -> Iterator[None]:
         logging.captureWarnings(False)
         root.setLevel(before)
         root.removeHandler(handler)
-        handler.close()
-        stream.close()
+        with contextlib.suppress(OSError):  # a full disk; what ended the run says so, and says where
+            handler.close()
+            stream.close()
 
 
 @contextlib.contextmanager

@@ -224,11 +224,16 @@ def _lines(summary: Summary) -> list[tuple[str, str]]:
 
     peak = None if summary.peak_rss_bytes is None else summary.peak_rss_bytes / 2**30
     name = summary.measure
+    rewards = [
+        (f"reward, first {_RECENT_STEPS} steps", number(summary.reward_first5)),
+        (f"reward, last {_RECENT_STEPS} steps", number(summary.reward_last5)),
+    ]
+    if summary.num_steps <= _RECENT_STEPS:  # they are the same
+        rewards = [("reward, all steps", number(summary.reward_last5))]
     lines = [
         (f"{name} before", number(summary.score_before)),
         (f"{name} after", number(summary.score_after)),
-        ("reward, first 5 steps", number(summary.reward_first5)),
-        ("reward, last 5 steps", number(summary.reward_last5)),
+        *rewards,
         *_choice_lines(summary),
         ("set-up until first update", number(summary.setup_s, ".1f", " s")),
         ("training", number(summary.train_s, ".1f", " s")),

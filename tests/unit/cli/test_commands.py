@@ -21,13 +21,15 @@ def place(tmp_path, tiny_model):
     config = {
         "name": "trial",
         "model": {"path": str(tiny_model), "dtype": "float32"},
-        "data": [{"source": "arithmetic", "reward": "math"}],
+        "data": [{"source": "arithmetic", "reward": {"type": "python", "function": "own.py:score"}}],
         "rollout": {"prompts_per_step": 2, "group_size": 2, "max_new_tokens": 4},
         "training": {"num_steps": 2, "num_threads": 1},
         "evaluation": {"num_prompts": 3, "samples_per_prompt": 2, "before_training": False},
         "inference": {"engine": "hf"},
         "tracking": {"console": "plain", "tensorboard": False},
     }
+    config["data"][0]["reward"]["require_finished"] = False
+    (tmp_path / "own.py").write_text("def score(text, answer, metadata):\n    return float(hash(text) % 7)\n")
     (tmp_path / "config.yaml").write_text(yaml.safe_dump(config))
     return tmp_path
 

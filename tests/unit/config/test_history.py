@@ -98,6 +98,22 @@ def test_a_change_that_is_taken_back_before_it_was_trained_leaves_no_trace(run):
     assert read_history(run.path) == []
 
 
+def test_two_resumes_before_the_next_step_make_one_entry_with_what_both_said(run):
+    resume(run, 5, "training.learning_rate=2e-5")
+    resume(run, 5, "training.num_steps=9")
+    (entry,) = read_history(run.path)
+    assert (entry["from_step"], entry["overrides"]) == (6, ["training.learning_rate=2e-5", "training.num_steps=9"])
+    assert sorted(entry["changed"]) == ["training.learning_rate", "training.num_steps"]
+
+
+def test_a_run_that_recorded_from_its_first_step_on_is_replayed_from_there(run):
+    resume(run, 0, "tracking.record_rollouts=true", "rollout.max_new_tokens=17")
+    resume(run, 8, "rollout.max_new_tokens=99")
+    history = read_history(run.path)
+    (run.path / HISTORY).write_text(dump_entries(history[1:]))  # as if it had been so from the start
+    assert first_recorded(run.path)["rollout"]["max_new_tokens"] == 17
+
+
 def test_a_replay_begins_with_the_settings_that_were_recorded_first(run, tmp_path):
     resume(run, 5, "tracking.record_rollouts=true", "rollout.max_new_tokens=17")
     resume(run, 8, "rollout.max_new_tokens=99")

@@ -71,6 +71,20 @@ except RuntimeError as error:
     assert run_script(script, str(tmp_path / "log")).stdout == "boom\n"
 
 
+def test_a_log_on_a_full_disk_does_not_take_the_place_of_what_ended_the_run() -> None:
+    script = """
+from pathlib import Path
+from roll.tracking.logs import redirect_infrastructure_logs
+try:
+    with redirect_infrastructure_logs(Path("/dev/full")):
+        logging.getLogger("roll").warning("lost")
+        raise RuntimeError("no room for metrics.jsonl")
+except (OSError, RuntimeError) as error:
+    print(error)
+"""
+    assert run_script(script).stdout == "no room for metrics.jsonl\n"
+
+
 def test_the_tail_of_a_log_is_its_last_lines_with_text(tmp_path: Path) -> None:
     log = tmp_path / "log"
     log.write_text("".join(f"line {i}\n\n" for i in range(100_000)) + "end without newline")

@@ -70,7 +70,7 @@ def test_what_was_not_measured_is_null_and_left_out_of_the_table(tmp_path: Path)
     assert summary.accuracy_before is None and summary.accuracy_after is None
     summary.write(tmp_path / "summary.json")
     assert json.loads((tmp_path / "summary.json").read_text())["reward_last5"] is None
-    assert summary.table().row_count == 2  # rewards alone
+    assert summary.table().row_count == 1  # the reward alone
 
 
 def test_an_evaluation_that_is_not_before_the_first_step_is_not_called_before(tmp_path: Path) -> None:
@@ -96,6 +96,13 @@ def test_a_score_is_named_for_what_it_is(tmp_path: Path) -> None:
     assert (summary.measure, summary.score_before, summary.score_after, summary.score_best) == ("mean reward", 0, 1, 1)
     assert summary.accuracy_after is None
     assert "mean reward after" in table_text(summary)
+
+
+def test_the_first_and_the_last_steps_are_told_apart_where_they_differ(tmp_path: Path) -> None:
+    for num_steps, shown in ((5, ["all"]), (6, ["first 5", "last 5"])):
+        path = write_lines(tmp_path / "m.jsonl", *(step_row(i, 1.0) for i in range(num_steps)))
+        text = table_text(summarise("demo", tmp_path, path))
+        assert [name for name in ("first 5", "last 5", "all") if f"reward, {name} steps" in text] == shown
 
 
 def table_text(summary: Summary) -> str:
