@@ -26,7 +26,7 @@ from rich.live import Live
 from rich.text import Text
 
 from roll.tracking.screen import Screen, render
-from roll.tracking.views import AnswerView, EvaluationView, RunHeader, StepView
+from roll.tracking.views import AnswerView, Console, EvaluationView, RunHeader, StepView
 
 if TYPE_CHECKING:
     from roll.tracking.logs import Terminal
@@ -37,7 +37,7 @@ _SHORTEST_FRAME_S = 0.25
 _LONGEST_FRAME_S = 1.0
 
 
-class LiveConsole:
+class LiveConsole(Console):
     """Redraws one block of lines in place, without taking over the whole screen: scrolling back works."""
 
     def __init__(self, terminal: Terminal) -> None:

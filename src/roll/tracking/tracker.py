@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 from roll.callbacks import Callbacks
 from roll.errors import EngineDiedError, RollError, UserError
 from roll.tracking import logs
-from roll.tracking.console import Console, QuietConsole, open_console
+from roll.tracking.console import open_console
 from roll.tracking.memory import PeakMemory
 from roll.tracking.metrics_file import Kind, MetricsFile, read_metrics
 from roll.tracking.recording import truncate_recording
@@ -33,7 +33,7 @@ from roll.tracking.run_directory import RunDirectory, writing
 from roll.tracking.sinks import GuardedSink, open_sinks
 from roll.tracking.spans import Spans
 from roll.tracking.summary import Summary, generation_time, summarise
-from roll.tracking.views import AnswerView, EvaluationView, RunHeader, StepView, trouble
+from roll.tracking.views import AnswerView, Console, EvaluationView, RunHeader, StepView, trouble
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -81,7 +81,7 @@ class Tracker:
     ) -> None:
         self.run = run
         self.callbacks = callbacks or Callbacks()
-        self.console: Console = QuietConsole()
+        self.console = Console()
         self.spans = Spans()
         self._config = config
         self._resumed_at = resumed_at
