@@ -17,10 +17,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from roll.errors import DataError
 from roll.registry import nearest
+from roll.rewards.base import answered
 from roll.types import Message, Prompt, Rollout
 
 __all__ = ["AnswerLine", "read_answers", "words_as_tokens"]
@@ -108,23 +107,8 @@ def _line(line: str, number: int, where: str, domains: list[str], tokens: Callab
     return AnswerLine(
         number=number,
         domain=prompt.domain,
-        rollout=_rollout(prompt, response, finished, tokens),
+        rollout=answered(prompt, response, tokens(response), finished=finished),
         expected=_expected(row, where),
-    )
-
-
-def _rollout(prompt: Prompt, response: str, finished: bool, tokens: Callable[[str], list[int]]) -> Rollout:
-    ids = np.asarray(tokens(response), np.int32)
-    return Rollout(
-        draw_id=0,
-        index=0,
-        prompt=prompt,
-        prompt_token_ids=np.zeros(0, np.int32),
-        token_ids=ids,
-        logprobs=np.zeros(len(ids), np.float32),
-        policy_versions=np.zeros(len(ids), np.int32),
-        finish_reason="stop" if finished else "length",
-        text=response,
     )
 
 

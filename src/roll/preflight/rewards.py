@@ -5,15 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
 
-import numpy as np
-
 from roll.cluster.pool import LocalWorkerPool
 from roll.config.data import DataConfig
 from roll.config.sandbox import SandboxConfig
 from roll.errors import ConfigError, InfraError
 from roll.preflight.report import RewardTrial
+from roll.rewards.base import answered
 from roll.rewards.opening import open_reward_lists
-from roll.types import Prompt, Rollout
+from roll.types import Prompt
 
 __all__ = ["try_rewards"]
 
@@ -39,7 +38,7 @@ async def try_rewards(sandbox: SandboxConfig, prompts: Sequence[tuple[DataConfig
             reward = rewards[prompt.domain]
             right, wrong = _answers(entry, prompt)
             try:
-                values = [(await reward(_rollout(prompt, text))).value for text in (right, wrong)]
+                values = [(await reward(answered(prompt, text))).value for text in (right, wrong)]
             except InfraError as error:
                 raise ConfigError(f"the reward of '{prompt.domain}' does not work: {error}") from None
             if not prompt.answer and any(reward.needs_sandbox for reward in entry.reward):
@@ -58,18 +57,3 @@ def _answers(entry: DataConfig, prompt: Prompt) -> tuple[str, str]:
     wrong = str(int(answer) + 1) if answer.lstrip("-").isdecimal() else "no idea"
     boxed = any(getattr(config, "extract", "") == "boxed" for config in entry.reward)
     return (f"\\boxed{{{answer}}}", f"\\boxed{{{wrong}}}") if boxed else (answer, wrong)
-
-
-def _rollout(prompt: Prompt, text: str) -> Rollout:
-    nothing = np.zeros(0, np.int32)
-    return Rollout(
-        draw_id=0,
-        index=0,
-        prompt=prompt,
-        prompt_token_ids=nothing,
-        token_ids=nothing,
-        logprobs=np.zeros(0, np.float32),
-        policy_versions=nothing,
-        finish_reason="stop",
-        text=text,
-    )

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+
 from roll.errors import InfraError, RewardInfraError, UserError, WorkerDiedError
 from roll.protocols import WorkerPool
-from roll.types import Rollout
+from roll.types import Prompt, Rollout
 
-__all__ = ["LONGEST_TEXT", "TIMEOUT", "Judgement", "Verifier", "in_pool"]
+__all__ = ["LONGEST_TEXT", "TIMEOUT", "Judgement", "Verifier", "answered", "in_pool"]
 
 LONGEST_TEXT = 20_000
 """Characters of an answer that verifiers of final answers look at, from its end."""
@@ -76,3 +78,19 @@ async def in_pool(pool: WorkerPool, function: Callable[..., Any], *args: Any, ti
     except Exception as error:  # the boundary to verifiers: whatever they raise is our failure, not the model's
         place = "".join(f" ({note})" for note in getattr(error, "__notes__", [])[-1:])
         raise RewardInfraError(f"the verifier crashed{place}: {type(error).__name__}: {error}") from error
+
+
+def answered(prompt: Prompt, text: str, token_ids: Sequence[int] = (), *, finished: bool = True) -> Rollout:
+    """An answer that no engine gave, for a reward to score."""
+    ids = np.asarray(token_ids, np.int32)
+    return Rollout(
+        draw_id=0,
+        index=0,
+        prompt=prompt,
+        prompt_token_ids=np.zeros(0, np.int32),
+        token_ids=ids,
+        logprobs=np.zeros(len(ids), np.float32),
+        policy_versions=np.zeros(len(ids), np.int32),
+        finish_reason="stop" if finished else "length",
+        text=text,
+    )

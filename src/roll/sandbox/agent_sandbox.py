@@ -147,7 +147,7 @@ class SandboxJob:
 
 
 class AgentSandbox:
-    """See `protocols.LaunchedSandbox`."""
+    """Implements `protocols.Sandbox`; what goes beyond that is for the manager, which uses it again."""
 
     def __init__(
         self,
@@ -209,7 +209,7 @@ class AgentSandbox:
         return await self._finish(self._start(program))
 
     async def start_fresh(self, program: Program) -> SandboxJob:
-        """Start it in namespaces and files of its own, or as all there is in this sandbox."""
+        """Start it in namespaces and files of its own, of which nothing remains, or as all there is in this sandbox."""
         return self._start(program, alone=True)
 
     async def start(self, program: Program) -> SandboxJob:

@@ -18,8 +18,9 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from types import TracebackType
 
+from roll.sandbox.agent_sandbox import AgentSandbox
 from roll.sandbox.errors import SandboxError
-from roll.sandbox.protocols import Job, LaunchedSandbox, Runtime, Sandbox
+from roll.sandbox.protocols import Job, Runtime, Sandbox
 from roll.sandbox.runtimes import make_runtime
 from roll.sandbox.types import ExecutionResult, Outcome, Program, SandboxSpec, Snapshot
 
@@ -53,7 +54,7 @@ class SandboxManager:
         self._spec = spec or SandboxSpec()
         self._warm = (os.cpu_count() or 1) if warm is None else warm
         self._places = asyncio.Semaphore(max_sandboxes)
-        self._idle: defaultdict[SandboxSpec, list[tuple[LaunchedSandbox, int]]] = defaultdict(list)
+        self._idle: defaultdict[SandboxSpec, list[tuple[AgentSandbox, int]]] = defaultdict(list)
         self._starting: Counter[SandboxSpec] = Counter()
         self._tasks: set[asyncio.Task[None]] = set()
         self._counts: Counter[str] = Counter()
@@ -154,7 +155,7 @@ class SandboxManager:
                 raise
         return sandbox
 
-    async def _take(self, spec: SandboxSpec, *, fresh: bool) -> tuple[LaunchedSandbox, int]:
+    async def _take(self, spec: SandboxSpec, *, fresh: bool) -> tuple[AgentSandbox, int]:
         """An idle sandbox (unused, if `fresh`), or a new one."""
         if not self._open:
             raise SandboxError("the sandbox manager was not started, or is closed")
@@ -166,7 +167,7 @@ class SandboxManager:
                 return idle.pop(index)
         return await self._launch(spec), 0
 
-    async def _launch(self, spec: SandboxSpec) -> LaunchedSandbox:
+    async def _launch(self, spec: SandboxSpec) -> AgentSandbox:
         for attempt in range(LAUNCH_ATTEMPTS):
             try:
                 sandbox = await self._runtime.launch(spec)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from typing import Protocol, Self, runtime_checkable
 
+from roll.sandbox.agent_sandbox import AgentSandbox
 from roll.sandbox.types import Chunk, ExecutionResult, Program, SandboxSpec, Snapshot
 
 __all__ = ["Job", "Runtime", "Sandbox", "Session"]
@@ -161,7 +162,7 @@ class Runtime(Protocol):
         """
         ...
 
-    async def launch(self, spec: SandboxSpec) -> LaunchedSandbox:
+    async def launch(self, spec: SandboxSpec) -> AgentSandbox:
         """Start a sandbox; it may be asked for work at once.
 
         Raises:
@@ -172,29 +173,4 @@ class Runtime(Protocol):
 
     async def close(self) -> None:
         """End every sandbox; may be called twice."""
-        ...
-
-
-@runtime_checkable
-class LaunchedSandbox(Sandbox, Protocol):
-    """What a runtime gives a manager: a sandbox that can also be used again."""
-
-    @property
-    def broken(self) -> bool:
-        """Whether it can no longer be used."""
-        ...
-
-    async def start_fresh(self, program: Program) -> Job:
-        """Start a program in its own namespaces and file system, of which nothing remains.
-
-        Where the runtime has no `fresh_programs`: start the only program that this sandbox is for.
-        """
-        ...
-
-    async def ready(self) -> None:
-        """Wait until it has started."""
-        ...
-
-    def on_close(self, call: Callable[[], None]) -> None:
-        """Have `call` called once, when it has been closed or has ended by itself."""
         ...

@@ -7,51 +7,14 @@ write (a closed terminal, a full pipe) ends the display, never the run.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal
 
-from roll.tracking.console_views import AnswerView, EvaluationView, RunHeader, StepView, clock_text
+from roll.tracking.console_views import Console, EvaluationView, RunHeader, StepView, clock_text
 
 if TYPE_CHECKING:
     from roll.tracking.logs import Terminal
 
-__all__ = ["Console", "PlainConsole", "QuietConsole", "open_console"]
-
-
-class Console(Protocol):
-    """Shows a run. Methods return at once."""
-
-    def start(self, header: RunHeader) -> None: ...
-
-    def note(self, text: str) -> None:
-        """What is being done now, before the first step."""
-        ...
-
-    def phase(self, name: str) -> None:
-        """A phase began; empty: none is going on."""
-        ...
-
-    def progress(self, done: int, total: int | None, trouble: str = "") -> None:
-        """Rollouts ready in this phase, and in words what went wrong with some of them."""
-        ...
-
-    def step(self, view: StepView) -> None: ...
-
-    def answers(self, answers: Sequence[AnswerView]) -> None:
-        """Samples of the last step, best first."""
-        ...
-
-    def evaluation(self, view: EvaluationView) -> None: ...
-
-    def warn(self, text: str) -> None: ...
-
-    def show(self, renderable: Any) -> None:
-        """Print something that stays (a Rich renderable or text)."""
-        ...
-
-    def close(self) -> None:
-        """Leave the terminal as it was; may be called twice."""
-        ...
+__all__ = ["PlainConsole", "open_console"]
 
 
 def open_console(mode: Literal["auto", "live", "plain", "quiet"], terminal: Terminal) -> Console:
@@ -59,7 +22,7 @@ def open_console(mode: Literal["auto", "live", "plain", "quiet"], terminal: Term
     if mode == "auto":
         mode = "live" if terminal.is_interactive else "plain"
     if mode == "quiet":
-        return QuietConsole()
+        return Console()
     if mode == "plain":
         return PlainConsole(terminal)
     from roll.tracking.live import LiveConsole
@@ -67,41 +30,7 @@ def open_console(mode: Literal["auto", "live", "plain", "quiet"], terminal: Term
     return LiveConsole(terminal)
 
 
-class QuietConsole:
-    """Says nothing; everything is in the run directory."""
-
-    def start(self, header: RunHeader) -> None:
-        pass
-
-    def note(self, text: str) -> None:
-        pass
-
-    def phase(self, name: str) -> None:
-        pass
-
-    def progress(self, done: int, total: int | None, trouble: str = "") -> None:
-        pass
-
-    def step(self, view: StepView) -> None:
-        pass
-
-    def answers(self, answers: Sequence[AnswerView]) -> None:
-        pass
-
-    def evaluation(self, view: EvaluationView) -> None:
-        pass
-
-    def warn(self, text: str) -> None:
-        pass
-
-    def show(self, renderable: Any) -> None:
-        pass
-
-    def close(self) -> None:
-        pass
-
-
-class PlainConsole(QuietConsole):
+class PlainConsole(Console):
     """One line per event, for files, pipes and continuous integration."""
 
     def __init__(self, terminal: Terminal) -> None:

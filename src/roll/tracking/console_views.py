@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-__all__ = ["AnswerView", "EvaluationView", "RunHeader", "StepView", "clock_text", "trouble"]
+__all__ = ["AnswerView", "Console", "EvaluationView", "RunHeader", "StepView", "clock_text", "trouble"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -84,6 +84,40 @@ class AnswerView:
     answer: str
     reward: float
     verdict: str = ""
+
+
+class Console:
+    """Shows a run; this one says nothing: everything is in the run directory. Methods return at once."""
+
+    def start(self, header: RunHeader) -> None:
+        pass
+
+    def note(self, text: str) -> None:
+        """What is being done now, before the first step."""
+
+    def phase(self, name: str) -> None:
+        """A phase began; empty: none is going on."""
+
+    def progress(self, done: int, total: int | None, trouble: str = "") -> None:
+        """Rollouts ready in this phase, and in words what went wrong with some of them."""
+
+    def step(self, view: StepView) -> None:
+        pass
+
+    def answers(self, answers: Sequence[AnswerView]) -> None:
+        """Samples of the last step, best first."""
+
+    def evaluation(self, view: EvaluationView) -> None:
+        pass
+
+    def warn(self, text: str) -> None:
+        pass
+
+    def show(self, renderable: Any) -> None:
+        """Print something that stays (a Rich renderable or text)."""
+
+    def close(self) -> None:
+        """Leave the terminal as it was; may be called twice."""
 
 
 def trouble(num_failed: float, num_timed_out: float) -> str:

@@ -25,7 +25,7 @@ from rich.console import ConsoleDimensions
 from rich.live import Live
 from rich.text import Text
 
-from roll.tracking.console_views import AnswerView, EvaluationView, RunHeader, StepView
+from roll.tracking.console_views import AnswerView, Console, EvaluationView, RunHeader, StepView
 from roll.tracking.screen import Screen, render
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ _SHORTEST_FRAME_S = 0.25
 _LONGEST_FRAME_S = 1.0
 
 
-class LiveConsole:
+class LiveConsole(Console):
     """Redraws one block of lines in place, without taking over the whole screen: scrolling back works."""
 
     def __init__(self, terminal: Terminal) -> None:

@@ -7,14 +7,14 @@ from typing import Any, Protocol
 
 from roll.types import RolloutId
 
-__all__ = ["RequestTrace", "RolloutTrace"]
+__all__ = ["Move", "RequestTrace", "RolloutTrace"]
 
 ENGINES, ROLLOUTS, JUDGE = 1_000_000_002, 1_000_000_003, 1_000_000_004
 """Process numbers in the trace: higher than any real one."""
 PROCESSES = {ENGINES: "engines: requests", ROLLOUTS: "rollouts"}
 
 
-class _Move(Protocol):
+class Move(Protocol):
     """What is needed of a life cycle's transition."""
 
     @property
@@ -43,7 +43,7 @@ class RolloutTrace:
         for number, name in PROCESSES.items():
             emit(name="process_name", ph="M", pid=number, tid=0, args={"name": name})
 
-    def on_transition(self, event: _Move) -> None:
+    def on_transition(self, event: Move) -> None:
         """For a life cycle; returns at once."""
         common: dict[str, Any] = {"pid": ROLLOUTS, "tid": 0, "cat": "rollout", "id": str(event.rollout_id)}
         if event.before is not None:

@@ -12,25 +12,14 @@ from __future__ import annotations
 import contextlib
 from collections import Counter
 from collections.abc import Iterator
-from typing import Protocol
 
+from roll.tracking.rollout_trace import Move
 from roll.tracking.spans import Spans
 from roll.types import RolloutId
 
 __all__ = ["Stages"]
 
 _WAITING = ("queued", "generating")
-
-
-class _Move(Protocol):
-    """What is needed of a life cycle's transition."""
-
-    @property
-    def rollout_id(self) -> RolloutId: ...
-    @property
-    def before(self) -> str | None: ...
-    @property
-    def after(self) -> str: ...
 
 
 class Stages:
@@ -50,7 +39,7 @@ class Stages:
         self._first: str | None = None
         """What the phase of the model is called; `None` while nobody waits."""
 
-    def on_transition(self, event: _Move) -> None:
+    def on_transition(self, event: Move) -> None:
         """For a life cycle; returns at once."""
         name = event.rollout_id
         if name.purpose == self._ignored:

@@ -25,8 +25,8 @@ from typing import TYPE_CHECKING, Any
 from roll.callbacks import Callbacks
 from roll.errors import CallbackError, EngineDiedError, LossError, NoEngineError, RollError, UserError
 from roll.tracking import logs
-from roll.tracking.console import Console, QuietConsole, open_console
-from roll.tracking.console_views import AnswerView, EvaluationView, RunHeader, StepView, trouble
+from roll.tracking.console import open_console
+from roll.tracking.console_views import AnswerView, Console, EvaluationView, RunHeader, StepView, trouble
 from roll.tracking.memory import PeakMemory
 from roll.tracking.metrics_file import Kind, MetricsFile, read_metrics
 from roll.tracking.recording import truncate_recording
@@ -86,7 +86,7 @@ class Tracker:
     ) -> None:
         self.run = run
         self.callbacks = callbacks or Callbacks()
-        self.console: Console = QuietConsole()
+        self.console = Console()
         self.spans = Spans()
         self._config = config
         self._resumed_at = resumed_at

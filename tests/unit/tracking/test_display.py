@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from rich.cells import cell_len
 from rich.console import Console as RichConsole
 
-from roll.tracking.console import PlainConsole, QuietConsole, open_console
-from roll.tracking.console_views import AnswerView, EvaluationView, RunHeader, StepView
+from roll.tracking.console import PlainConsole, open_console
+from roll.tracking.console_views import AnswerView, Console, EvaluationView, RunHeader, StepView
 from roll.tracking.logs import Terminal
 from roll.tracking.screen import Screen, one_line, render, sparkline, stacked_bar, time_left
 
@@ -155,7 +155,7 @@ def test_plain_output_is_one_line_per_event() -> None:
 def test_auto_is_plain_where_the_terminal_cannot_be_redrawn() -> None:
     terminal = Terminal(io.StringIO())
     assert type(open_console("auto", terminal)) is PlainConsole
-    assert type(open_console("quiet", terminal)) is QuietConsole
+    assert type(open_console("quiet", terminal)) is Console
 
 
 @pytest.mark.parametrize("name", ["torch", "rich", "pyarrow", "matplotlib", "tensorboard", "pydantic"])

@@ -18,7 +18,7 @@ import itertools
 import json
 import math
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -256,13 +256,7 @@ class EngineChat:
         request = GenerationRequest(
             request_id=f"judge-{next(_numbers)}",
             token_ids=np.asarray(tokens, np.int32),
-            sampling=SamplingParams(
-                max_new_tokens=sampling.max_new_tokens,
-                temperature=sampling.temperature,
-                stop_token_ids=sampling.stop_token_ids,
-                choices=sampling.choices,
-                seed=seed,
-            ),
+            sampling=replace(sampling, seed=seed),
         )
         return await self._model.generate(request, self._config.time_limit_s)
 
