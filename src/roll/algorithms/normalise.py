@@ -152,7 +152,7 @@ def _own_baseline(mean: str, episodes: Sequence[Episode], rewards: Float64Array,
     if mean == "leave_one_out":
         return (rewards.sum() - rewards) / (len(rewards) - 1)
     if mean == "length_weighted":
-        lengths = np.array([episode.mask.sum() for episode in episodes], dtype=np.float64)
+        lengths = np.array([episode.num_written for episode in episodes], dtype=np.float64)
         return float((lengths * rewards).sum() / max(lengths.sum(), 1.0))
     greedy = [episode.greedy_reward for episode in episodes]
     if any(value is None for value in greedy):

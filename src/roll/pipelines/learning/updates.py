@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 
@@ -49,17 +50,16 @@ async def learn(parts: Parts, selection: Selection) -> Learned:
     config, algorithm = parts.config, parts.config.algorithm
     sampling = config.rollout
     batch = build_batch(selection.rollouts, temperature=sampling.temperature, max_new_tokens=sampling.max_new_tokens)
-    batch = await _with_logprobs(parts, batch)
+    columns = await _logprobs(parts, batch)
     coefficient = parts.state.kl_coefficient
     coefficient = algorithm.kl.coefficient if coefficient is None else coefficient
     penalties: list[FloatArray] = []
     if algorithm.uses_reference and algorithm.kl.place == "reward":
-        old = [s.old_logprobs for s in batch.samples if s.old_logprobs is not None]
-        penalties = kl_token_rewards(batch, old, algorithm, coefficient)
+        penalties = kl_token_rewards(batch, columns["old_logprobs"], columns["ref_logprobs"], algorithm, coefficient)
     critics = (parts.trainer,) if algorithm.shares_critic else parts.critics
     with parts.spans.phase("values" if critics else "advantages"):
         values = [await critic.values(batch) for critic in critics]
-    batch = weigh(batch, selection, algorithm, values=values, token_rewards=penalties)
+    batch = weigh(batch, selection, algorithm, values=values, token_rewards=penalties, **columns)
     learned = Learned(batch=batch)
     if any(entry.has_demonstrations for entry in config.data):
         learned.metrics["data/demonstrations"] = float(sum(s.expert for s in batch.samples))
@@ -76,23 +76,22 @@ def needs_old_logprobs(algorithm: AlgorithmConfig) -> bool:
     return algorithm.updates_per_step > 1 or in_reward
 
 
-async def _with_logprobs(parts: Parts, batch: TrainingBatch) -> TrainingBatch:
-    """Add `old_logprobs` and `ref_logprobs` where something uses them, and what the same pass says of attention."""
-    samples, algorithm = batch.samples, parts.config.algorithm
+async def _logprobs(parts: Parts, batch: TrainingBatch) -> dict[str, Sequence[Any]]:
+    """`old_logprobs` and `ref_logprobs` where something uses them, and what the same pass says of `attention`."""
+    columns: dict[str, Sequence[Any]] = {}
+    algorithm = parts.config.algorithm
     if needs_old_logprobs(algorithm):
         observed = attention_range(algorithm)
         with parts.spans.phase("old_logprobs"):
             if observed is None:
-                old = await parts.trainer.logprobs(batch)
+                columns["old_logprobs"] = await parts.trainer.logprobs(batch)
             else:
                 old, seen = await parts.trainer.logprobs_and_attention(batch, observed)
-                samples = tuple(replace(s, attention=own) for s, own in zip(samples, seen, strict=True))
-        samples = tuple(replace(s, old_logprobs=own) for s, own in zip(samples, old, strict=True))
+                columns |= {"old_logprobs": old, "attention": seen}
     if parts.reference is not None:
         with parts.spans.phase("reference"):
-            ref = await parts.reference.logprobs(batch)
-        samples = tuple(replace(s, ref_logprobs=own) for s, own in zip(samples, ref, strict=True))
-    return replace(batch, samples=samples)
+            columns["ref_logprobs"] = await parts.reference.logprobs(batch)
+    return columns
 
 
 async def _train_critics(parts: Parts, learned: Learned, values: Sequence[Sequence[FloatArray]]) -> None:
