@@ -214,7 +214,7 @@ async def play(case: Case, world: World, stop_token_ids: tuple[int, ...] = ()) -
 
     def on_rollout(rollout: Rollout) -> None:
         assert rollout.reward is not None
-        played.rewards[rollout.rollout_id] = rollout.reward.value
+        played.rewards[rollout.sample_id] = rollout.reward.value
 
     async def prepare(engine: InferenceEngine) -> None:
         raise RuntimeError(f"engine {engine.engine_id} died: a measurement with a replacement in it is none")
@@ -226,7 +226,7 @@ async def play(case: Case, world: World, stop_token_ids: tuple[int, ...] = ()) -
         proxy, {"bench": world.reward}, world.renderer, seed=0, replicate=replicate, loop=rollout_loop,
         on_rollout=on_rollout,
     )  # fmt: skip
-    scheduler.life.listen(lambda event: played.events.append((event.rollout_id, str(event.after))))
+    scheduler.life.listen(lambda event: played.events.append((str(event.rollout_id), str(event.after))))
     drawn = 0
 
     def draw(count: int, domain: str | None) -> Sequence[PromptDraw]:
@@ -291,7 +291,7 @@ class Judge:
     async def __call__(self, rollout: Rollout) -> RewardResult:
         await asyncio.sleep(reward_latency_s(self._case.reward_s, rollout))
         if self._recorded is not None:
-            return RewardResult(value=self._recorded.get(rollout.rollout_id, 0.0))
+            return RewardResult(value=self._recorded.get(rollout.sample_id, 0.0))
         return RewardResult(value=float(is_right(str(rollout.prompt.messages[0]["content"]), rollout.text)))
 
 

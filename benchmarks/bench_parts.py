@@ -131,12 +131,12 @@ async def measure_sync(kind: str) -> dict[str, Any]:
     from roll.algorithms.losses import PolicyLoss
     from roll.cluster.local import LocalCluster
     from roll.config.operations import WeightSyncConfig
-    from roll.pipelines.material import engine_specs, prepare_material, probe_sequences
-    from roll.pipelines.trainers import policy_spec
+    from roll.pipelines.learner import policy_spec
+    from roll.pipelines.preparation import engine_specs, prepare, probe_sequences
     from roll.weights import WeightSync
 
     config = quickstart_config()
-    material = prepare_material(config)
+    material = prepare(config)
     (spec,) = engine_specs(config, material, None)
     cluster = LocalCluster()
     batch = random_batch(1, 2, (4, 4), 1000)

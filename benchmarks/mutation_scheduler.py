@@ -193,7 +193,7 @@ BUGS = (
     Bug(
         "a rollout that ended as it was stopped has no fate",
         "group_run.py",
-        "            self._attempts.discard(purpose, task.result())\n",
+        "            self._attempts.discard(task.result())\n",
         "",
     ),
     Bug(

@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import sys
 from importlib import metadata
+from importlib.util import find_spec
+from pathlib import Path
 
-__all__ = ["main", "namesake"]
+__all__ = ["hidden", "main", "namesake"]
 
 
 def namesake() -> str | None:
@@ -28,9 +30,21 @@ def namesake() -> str | None:
     )
 
 
+def hidden() -> str | None:
+    """What to tell the user whose Python finds another package or file `roll` first; `None` where it finds ours."""
+    found, ours = find_spec("roll"), Path(__file__).with_name("roll")
+    place = Path(found.origin) if found is not None and found.origin else None
+    if place is not None and (place.parent / "cli").is_dir():
+        return None
+    return (
+        f"Python finds another 'roll', {place or 'a directory without __init__.py'}, before ROLL's package ({ours}): "
+        "rename or move it, or take its directory off PYTHONPATH."
+    )
+
+
 def main() -> None:
     """Entry point of the console script `roll`."""
-    problem = namesake()
+    problem = namesake() or hidden()
     if problem is not None:
         print(f"Error: {problem}", file=sys.stderr)
         sys.exit(2)

@@ -6,8 +6,6 @@ Records are frozen and keyword-only. Arrays are NumPy, one entry per token, alig
 
 A prompt is *drawn* (`PromptDraw`, with an id that the data ledger follows), attempted `group_size` times (`Rollout`s of
 one `Group`), and each scored rollout becomes a `TrainingSample`. Control never rides in data.
-
-Multimodal inputs have their place beside `token_ids` (`Prompt.attachments`); text-only code does not look at them.
 """
 
 from __future__ import annotations
@@ -24,6 +22,8 @@ IntArray: TypeAlias = NDArray[np.int32]
 FloatArray: TypeAlias = NDArray[np.float32]
 BoolArray: TypeAlias = NDArray[np.bool_]
 FinishReason: TypeAlias = Literal["stop", "length", "abort"]
+TRAIN, EXPERT = "train", "expert"
+"""Purposes (`RolloutId.purpose`) of the rollouts that a step trains, and of demonstrations."""
 
 
 class Message(TypedDict):
@@ -31,6 +31,17 @@ class Message(TypedDict):
 
     role: Literal["system", "user", "assistant", "tool"]
     content: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EnvironmentSettings:
+    """Which environment a prompt's rollouts act in; name and options are those of `roll.envs.make`."""
+
+    name: str
+    options: Mapping[str, Any] = field(default_factory=dict)
+    """Plain data only."""
+    seed: int | None = None
+    """Of the episode, given to `reset`; `None` where the options say all of it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -48,10 +59,12 @@ class Prompt:
     """Anything else a reward wants; plain data only."""
     expert: tuple[str, ...] = ()
     """What an expert answered, turn by turn; empty where there is no demonstration."""
+    environment: EnvironmentSettings | None = None
+    """What speaks between two answers; `None`: a rollout is one answer."""
     turns: int = 1
     """Answers of one rollout, at most."""
     attachments: tuple[Any, ...] = ()
-    """Multimodal inputs (pixel values with their grid, …); empty for text."""
+    """Multimodal inputs (pixel values with their grid, …), which text-only code does not look at; empty for text."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -124,6 +137,23 @@ class Generation:
     """[T, choices] of every token in `SamplingParams.choices`, among these alone; `None` where there are none."""
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RolloutId:
+    """Names one rollout of a run. Its text, such as `train-3.1`, is for engines, files and people alone."""
+
+    purpose: str
+    """What its prompt was drawn for (`SamplingPlan.purpose`): `train`, `eval`, …"""
+    draw_id: int
+    index: int
+
+    def __str__(self) -> str:
+        return f"{self.purpose}-{self.draw_id}.{self.index}"
+
+    def request_id(self, turn: int = 0) -> str:
+        """What engines call its request for a turn, counted from 0."""
+        return f"{self}.t{turn}" if turn else str(self)
+
+
 class RolloutStatus(StrEnum):
     """How an attempt ended."""
 
@@ -171,6 +201,8 @@ class Rollout:
     draw_id: int
     index: int
     """0 … group_size - 1 within its group."""
+    purpose: str = TRAIN
+    """See `RolloutId`; whoever asked a loop for the rollout sets it."""
     prompt: Prompt
     prompt_token_ids: IntArray
     """[P]"""
@@ -199,8 +231,13 @@ class Rollout:
         return self.turns or (Turn(start=0, end=len(self.token_ids)),)
 
     @property
-    def rollout_id(self) -> str:
-        """Unique in the run: `<draw_id>.<index>`."""
+    def rollout_id(self) -> RolloutId:
+        """Unique in the run."""
+        return RolloutId(purpose=self.purpose, draw_id=self.draw_id, index=self.index)
+
+    @property
+    def sample_id(self) -> str:
+        """Unique among those of its purpose: of its training sample, and in tables of rollouts."""
         return f"{self.draw_id}.{self.index}"
 
     @property

@@ -24,8 +24,8 @@ from roll.cluster.local import LocalTrainerGroup
 from roll.config.model import ModelConfig
 from roll.config.operations import CheckpointConfig
 from roll.config.training import TrainingConfig
-from roll.pipelines.checkpoint import Checkpointer
-from roll.pipelines.saved import find_checkpoint, read_checkpoint, remove_unfinished
+from roll.pipelines.checkpoint_files import find_checkpoint, read_checkpoint, remove_unfinished
+from roll.pipelines.checkpointer import Checkpointer
 from roll.pipelines.state import RunState
 from roll.protocols import LossFn
 from roll.rollout import DataLedger

@@ -13,7 +13,7 @@ from chaos.harness import tiny_config
 from safetensors.torch import load_file
 
 import roll
-from roll.pipelines import rlvr
+from roll.pipelines.rlvr import loop
 from roll.rewards.compose import WeightedReward
 from roll.types import RewardResult, Rollout
 
@@ -47,7 +47,7 @@ def test_the_asynchronous_loop_at_ratio_0_gives_the_synchronous_numbers_bit_for_
     tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     roll.train(config(tmp_path / "a", tiny_model, scheduling={}))
-    monkeypatch.setattr(rlvr, "run_synchronous", rlvr.run_asynchronous)
+    monkeypatch.setattr(loop, "train_synchronously", loop.train_asynchronously)
     roll.train(config(tmp_path / "b", tiny_model, scheduling={}))
     assert without_times(rows(tmp_path / "a")) == without_times(rows(tmp_path / "b"))
     assert without_times(rows(tmp_path / "a", "eval")) == without_times(rows(tmp_path / "b", "eval"))

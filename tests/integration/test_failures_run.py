@@ -13,7 +13,7 @@ from chaos.harness import tiny_config
 import roll
 from roll.cli.main import run as command
 from roll.errors import AlarmError, LossError
-from roll.pipelines.saved import checkpoints, read_checkpoint
+from roll.pipelines.checkpoint_files import checkpoints, read_checkpoint
 
 OWN = """
 from pathlib import Path
@@ -78,6 +78,16 @@ def test_with_the_alarms_off_such_a_run_ends_but_not_with_0(
     assert command(["train", str(file)]) == 1
     said = capfd.readouterr().err
     assert "none of 1 steps trained anything; 12 answers got no reward" in said
+
+
+def test_a_run_without_held_out_prompts_says_that_it_is_not_evaluated(tmp_path: Path, tiny_model: Path) -> None:
+    said: list[int] = []
+    data = [{"source": "arithmetic", "reward": "math", "held_out": 0}]
+    settings = config(tmp_path, tiny_model, data=data, training={"num_steps": 1}, checkpoint={"keep_best": True})
+    summary = roll.train(settings, on_evaluation=lambda step, _: said.append(step))
+    assert (said, summary.empty_evaluations, summary.score_after) == ([], 0, None)
+    log = (tmp_path / "run" / "logs" / "controller-0.log").read_text()
+    assert "the run is not evaluated, and keep_best has nothing to go by" in log
 
 
 def test_a_loss_that_fails_is_named_and_what_was_learnt_is_saved(tmp_path: Path, tiny_model: Path, own: Path) -> None:

@@ -48,10 +48,10 @@ def configuration(name: str, model: Path, directory: Path) -> dict[str, Any]:
 def run(name: str, model: Path, directory: Path) -> None:
     """Train in this process."""
     import roll
-    from roll.pipelines import rlvr
+    from roll.pipelines.rlvr import loop
 
     if name == "asynchronous":
-        rlvr.run_synchronous = rlvr.run_asynchronous
+        loop.train_synchronously = loop.train_asynchronously
     roll.train(configuration(name, model, directory))
 
 

@@ -6,6 +6,8 @@ import sys
 import tomllib
 from pathlib import Path
 
+import pytest
+
 from roll.version import DISTRIBUTION, install_extra
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -55,6 +57,17 @@ def test_the_command_names_a_namesake_that_hides_the_package(tmp_path):
     done = _python("import roll_rl; roll_rl.main()", site, ROOT / "src")
     assert done.returncode == 2
     assert "the package 'roll' 0.13.4 is installed" in done.stderr and "pip uninstall roll" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("name", ["roll.py", "roll/__init__.py"])
+def test_the_command_names_a_file_of_the_users_that_hides_the_package(tmp_path, name):
+    path = tmp_path / name
+    path.parent.mkdir(exist_ok=True)
+    path.write_text("class Roll: ...\n")
+    done = _python("import roll_rl; roll_rl.main()", tmp_path, ROOT / "src")
+    assert done.returncode == 2
+    assert f"finds another 'roll', {path}, before ROLL's package ({ROOT}/src/roll): rename or move it" in done.stderr
     assert "Traceback" not in done.stderr
 
 

@@ -29,6 +29,7 @@ from roll.types import (
     PromptDraw,
     RewardResult,
     Rollout,
+    RolloutId,
     RolloutStatus,
     SamplingParams,
     TensorSpec,
@@ -166,13 +167,13 @@ class World:
     settings: Settings
     ledger: DataLedger = field(default_factory=DataLedger)
     trained: Counter[str] = field(default_factory=Counter)
-    events: list[tuple[str, str, float]] = field(default_factory=list)
+    events: list[tuple[RolloutId, str, float]] = field(default_factory=list)
     batches: list[Batch] = field(default_factory=list)
     domains: list[str] = field(default_factory=list)
     """By draw id."""
     version: int = 0
     finished_at: dict[int, float] = field(default_factory=dict)
-    moves: list[tuple[str, RolloutState | None, RolloutState]] = field(default_factory=list)
+    moves: list[tuple[RolloutId, RolloutState | None, RolloutState]] = field(default_factory=list)
     violations: list[str] = field(default_factory=list)
     """Seen where an exception would go to a rollout that nobody waits for."""
     chance: random.Random = field(init=False)
@@ -296,7 +297,7 @@ class World:
         for entry in buffer:
             if entry.finished is not None:
                 self.finished_at.setdefault(entry.draw_id, event.time)
-        draw_id = int(event.rollout_id.partition("-")[2].partition(".")[0])
+        draw_id = event.rollout_id.draw_id
         moves = event.after in (RolloutState.REWARDING, RolloutState.ACCEPTED)
         if moves and self.finished_at.get(draw_id, event.time) != event.time:
             self.violations.append(f"{event.rollout_id} runs on although its group has ended")
@@ -400,7 +401,7 @@ class World:
                     assert rollout.reward is not None
                     self._check_tokens(rollout, group in kept)
                 else:
-                    tries = self._num_tries(f"train-{rollout.rollout_id}")
+                    tries = self._num_tries(rollout.rollout_id)
                     assert tries == MAX_ATTEMPTS, f"{rollout.rollout_id} was given up after {tries} tries"
         if settings.greedy:
             assert [g.draw.draw_id for g in batch.companions["greedy"]] == [g.draw.draw_id for g in batch.groups]
@@ -426,7 +427,7 @@ class World:
         age, bound = self.version - int(versions.min()), self.settings.scheduling.max_staleness
         assert not is_trained or age <= bound, f"a token is {age} versions old"
 
-    def _num_tries(self, rollout_id: str) -> int:
+    def _num_tries(self, rollout_id: RolloutId) -> int:
         """Since it began for the last time."""
         tries = 0
         for name, before, after in self.moves:
@@ -468,7 +469,7 @@ class World:
         assert max(trained.values()) - min(trained[domain] for domain in DOMAINS) <= 1, f"the mix is off: {trained}"
 
     def _num_again(self) -> int:
-        seen: dict[str, str] = {}
+        seen: dict[RolloutId, str] = {}
         again = 0
         for rollout_id, after, _ in self.events:
             if after == "queued" and seen.get(rollout_id) in ("queued", "generating", "rewarding"):
@@ -489,7 +490,7 @@ def _length_by_name(name: str) -> int:
 
 
 def _length_of(rollout: Rollout) -> int:
-    return _length_by_name(f"train-{rollout.rollout_id}")
+    return _length_by_name(str(rollout.rollout_id))
 
 
 def play(settings: Settings) -> World:

@@ -17,7 +17,7 @@ from contextvars import ContextVar
 from typing import Any, BinaryIO
 from weakref import WeakKeyDictionary
 
-from roll.cluster.pool_worker import STARTED, begin, failure, prepare, read_frame, write_frame
+from roll.cluster.pool_worker import STARTED, asked_to_end, begin, failure, prepare, read_frame, write_frame
 
 __all__ = ["LATE", "WHO", "main"]
 
@@ -49,7 +49,7 @@ async def _call(function: Callable[..., Any], args: tuple[Any, ...], time_limit_
         async with scope:
             return pickle.dumps((True, await function(*args)))
     except SystemExit as error:  # its process is not its own
-        return failure(RuntimeError(f"it asked its process to end: {error}"))
+        return failure(asked_to_end(error))
     except asyncio.CancelledError as error:
         if task is not None and task.cancelling():  # its caller is gone
             raise

@@ -19,7 +19,7 @@ import struct
 import sys
 from typing import BinaryIO
 
-__all__ = ["HEADER", "STARTED", "begin", "failure", "main", "prepare", "read_frame", "write_frame"]
+__all__ = ["HEADER", "STARTED", "asked_to_end", "begin", "failure", "main", "prepare", "read_frame", "write_frame"]
 
 _PR_SET_PDEATHSIG = 1
 HEADER = struct.Struct("<I")
@@ -70,12 +70,19 @@ def failure(error: Exception) -> bytes:
     return body
 
 
+def asked_to_end(error: SystemExit) -> RuntimeError:
+    """What a function is told to have done that calls `sys.exit`."""
+    return RuntimeError(f"it asked its process to end: {error}").with_traceback(error.__traceback__)
+
+
 def _serve(frame: bytes, replies: BinaryIO, prepared: set[str]) -> bytes:
     try:
         function, args = pickle.loads(frame)
         prepare(function.__module__, prepared)
         write_frame(replies, STARTED)
         return pickle.dumps((True, function(*args)))
+    except SystemExit as error:  # its process is not its own
+        return failure(asked_to_end(error))
     except Exception as error:  # the caller decides what a failure of its function means
         return failure(error)
 

@@ -6,10 +6,17 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
-__all__ = ["FUNCTION", "Section", "option"]
+__all__ = ["FUNCTION", "NAME", "PATTERN_WORDS", "Section", "option"]
 
 FUNCTION = r"^(?:\w+(?:\.\w+)*|[^:]+\.py):\w+$"
 """Pattern of a function that a key names: `package.module:function`, or `path/to/file.py:function`."""
+NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]*$"
+"""Pattern of a name that becomes a directory's."""
+PATTERN_WORDS = {
+    FUNCTION: "such as package.module:function or path/to/file.py:function",
+    NAME: "of letters (A to Z, a to z), digits, '.', '_' and '-', beginning with a letter or a digit",
+}
+"""What a message says in place of a pattern."""
 
 
 class Section(BaseModel):

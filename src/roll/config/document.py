@@ -113,7 +113,9 @@ def read(path: str | Path) -> Document:
         raise ConfigError(f"configuration file '{name}' does not exist{where}.{_similar_file(Path(path))}") from None
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or error
-        raise ConfigError(f"configuration file '{name}' cannot be read: {reason}.") from None
+        inside = Path(path) / "config.yaml"
+        hint = f" That of this run is '{inside}'." if isinstance(error, IsADirectoryError) and inside.is_file() else ""
+        raise ConfigError(f"configuration file '{name}' cannot be read: {reason}.{hint}") from None
     try:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError as error:

@@ -27,6 +27,7 @@ __all__ = [
     "continued",
     "differences",
     "dump_entries",
+    "either_way",
     "first_recorded",
     "read_history",
     "value_at",
@@ -107,6 +108,14 @@ def continued(
     return [*kept, {"from_step": step + 1, "overrides": [*dropped, *overrides], "changed": changed}]
 
 
+def either_way(before: Sequence[Entry], after: Sequence[Entry], step: int) -> list[Entry]:
+    """A history that is true of both configurations while the one takes the other's place: beside the history `before`
+    and beside the one `after` a run goes on after step `step`. So a crash in between leaves nothing untrue.
+    """
+    dropped = [entry for entry in before if entry["from_step"] > step]
+    return [*after, *({"from_step": e["from_step"], "changed": e["changed"]} for e in dropped)]
+
+
 def first_recorded(run: Path) -> dict[str, Any]:
     """The configuration with which a run began to record its rollouts; its present one where it never did."""
     current, history = read(run / CONFIG).tree, read_history(run)
@@ -141,7 +150,9 @@ def _put(tree: dict[str, Any], key: str, value: Any) -> None:
     *path, last = key.split(".")
     inner = tree
     for part in path:
-        inner = inner.setdefault(part, {})
+        if not isinstance(inner.get(part), dict):
+            inner[part] = {}
+        inner = inner[part]
     if value is _MISSING:
         inner.pop(last, None)
     else:

@@ -16,7 +16,7 @@ from pydantic import Tag
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
-from roll.config.base import Section
+from roll.config.base import PATTERN_WORDS, Section
 
 __all__ = ["Key", "Shape", "all_keys", "child", "shape_of", "tag_key", "template", "type_words"]
 
@@ -227,6 +227,6 @@ def limit_words(field: FieldInfo) -> str:
             case _:
                 pattern = getattr(item, "pattern", None)
                 if pattern:
-                    lengths.append(f"that matches {pattern}")
+                    lengths.append(PATTERN_WORDS.get(pattern, f"that matches {pattern}"))
     words = " " + " and ".join(bounds) if bounds else ""
     return words + ("".join(f", {length}" for length in lengths))

@@ -66,6 +66,10 @@ def _load(source: ConfigSource, overrides: Overrides) -> RLVRConfig:
         raise ConfigError(f"overrides are a list of 'key=value', got the text {show(overrides)}: put it in a list.")
     if isinstance(overrides, Mapping):
         overrides = _plain(overrides)
+    if document.name and "device" in document.tree and "data" not in document.tree:
+        raise ConfigError(
+            f"'{document.name}' describes a simulation, not a run: give it to `roll simulate` or `roll plan`."
+        )
     model = _pipeline(document, overrides)
     document, lines = apply_overrides(document, overrides, model)
     try:

@@ -9,7 +9,7 @@ from pydantic import field_validator, model_validator
 
 from roll.config.alarms import AlarmsConfig
 from roll.config.algorithm import AlgorithmConfig
-from roll.config.base import Section, option
+from roll.config.base import NAME, Section, option
 from roll.config.cluster import ClusterConfig
 from roll.config.data import DataConfig
 from roll.config.inference import InferenceConfig
@@ -33,7 +33,7 @@ class RLVRConfig(Section):
         ...,
         "Name of the run and of its directory.",
         examples=["my-run"],
-        pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$",
+        pattern=NAME,
     )
     output_dir: str = option("runs", "Directory that holds the run directories.", min_length=1)
     seed: int = option(0, "Seed of everything that is random.", ge=0)

@@ -368,7 +368,13 @@ def load_simulation(source: str | Path, overrides: Sequence[str] = ()) -> Simula
     Raises:
         ConfigError: the file cannot be read, or it or a variant is not valid; one line for each problem.
     """
-    config = _validate(read(source), overrides)
+    document = read(source)
+    if "data" in document.tree and "device" not in document.tree:
+        raise ConfigError(
+            f"'{document.name}' describes a run, not a simulation: give it to `roll train` or `roll check`. Once it "
+            "was trained, `roll simulate --calibrate RUN` makes a simulation of it."
+        )
+    config = _validate(document, overrides)
     for name in config.variants:
         config.variant(name)
     return config

@@ -10,7 +10,7 @@ from roll.data.rows import messages_of
 from roll.data.source import PromptList
 from roll.errors import DataError
 from roll.registry import load_function
-from roll.types import Prompt
+from roll.types import EnvironmentSettings, Prompt
 
 __all__ = ["environment_prompts"]
 
@@ -43,11 +43,10 @@ def _prompt(kind: Callable[..., Any], config: EnvironmentData, domain: str, epis
             f"environment '{config.environment}' begins episode {episode} with {observation!r}: the first observation "
             "is the prompt, a text."
         )
-    env = {"name": config.environment, "options": config.options, "seed": episode, "num_turns": config.num_turns}
     return Prompt(
         uid=f"{domain}/{episode}",
         domain=domain,
         messages=messages_of(observation, config.system_prompt, config.prompt_template),
-        metadata={"env": env},
+        environment=EnvironmentSettings(name=config.environment, options=config.options, seed=episode),
         turns=config.turns,
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from roll.config.data import GuessNumberData
 from roll.data.rows import messages_of
 from roll.data.source import PromptList
-from roll.types import Prompt
+from roll.types import EnvironmentSettings, Prompt
 
 __all__ = ["guess_number_prompts", "halving_guesses", "question"]
 
@@ -58,5 +58,5 @@ def _prompt(config: GuessNumberData, domain: str, uid: str, secret: int) -> Prom
         messages=messages_of(text, config.system_prompt, config.prompt_template),
         expert=halving_guesses(config.max_number, config.num_turns, secret) if config.demonstrations else (),
         turns=config.turns,
-        metadata={"env": {"name": name, "options": {**options, "secret": secret}}},
+        environment=EnvironmentSettings(name=name, options={**options, "secret": secret}),
     )

@@ -32,7 +32,7 @@ def build_sample(rollout: Rollout, advantage: float | FloatArray = 0.0, *, max_n
         return np.concatenate([np.zeros(num_prompt, np.float32), values.astype(np.float32, copy=False)])
 
     return TrainingSample(
-        sample_id=rollout.rollout_id,
+        sample_id=rollout.sample_id,
         group_id=rollout.draw_id,
         prefix_length=num_prompt,
         token_ids=np.concatenate([rollout.prompt_token_ids, rollout.token_ids]).astype(np.int32, copy=False),

@@ -12,22 +12,21 @@ from roll.callbacks import Callbacks
 from roll.cluster.base import open_cluster
 from roll.config import RLVRConfig
 from roll.config.load import resolved
-from roll.errors import CallbackError, DataError, InfraError, UserError
-from roll.pipelines.judge import open_scoring
-from roll.pipelines.learning.failures import describe, failures_of
-from roll.pipelines.material import engine_specs, prepare_material, sampling_plans
-from roll.pipelines.measures import evaluation_metrics
-from roll.pipelines.replay.work import open_work
-from roll.pipelines.saved import (
+from roll.errors import CallbackError, ConfigError, DataError, InfraError, UserError
+from roll.pipelines.checkpoint_files import (
     SavedRun,
     find_checkpoint,
     find_model_directory,
     read_checkpoint,
     remove_unfinished,
 )
-from roll.pipelines.scheduling import build_scheduler
+from roll.pipelines.generation import open_generation, start_roles
+from roll.pipelines.learning.failures import describe, failures_of
+from roll.pipelines.measures import evaluation_metrics
+from roll.pipelines.preparation import prepare, sampling_plans
+from roll.pipelines.rlvr.pipeline import open_pipeline
+from roll.pipelines.run import Session
 from roll.pipelines.stop import Interrupted, StopRequest, stop_on_signals
-from roll.rollout import LLMProxy
 from roll.running import run_to_end
 from roll.tracking import RunDirectory, Summary, Tracker, read_metrics
 from roll.tracking.logs import logs_aside
@@ -65,6 +64,11 @@ def resume(
         remove_unfinished(run.checkpoints_dir)
         path = find_checkpoint(run.checkpoints_dir)
         saved = read_checkpoint(path) if path else None
+        if saved is not None and config.training.num_steps < saved.state.step:
+            raise ConfigError(
+                f"training.num_steps is {config.training.num_steps}, but '{run_path}' is at step {saved.state.step}: "
+                "raise it, or export the model as it is."
+            )
         return run_to_end(_train(config, run, saved, overrides, callbacks))
 
 
@@ -80,7 +84,7 @@ async def _train(
     resumed_at = step if saved else None
     with Tracker(run, config, resumed_at=resumed_at, callbacks=callbacks) as tracker, stop_on_signals(stop):
         try:
-            async with open_work(config, run, tracker, stop, saved=saved) as work:
+            async with open_pipeline(config, Session(directory=run, tracker=tracker, stop=stop, saved=saved)) as work:
                 run.adopt(resolved(config), step, overrides)
                 await work()
         except (InfraError, CallbackError) as error:
@@ -106,22 +110,17 @@ def evaluate(config: RLVRConfig, model: str | None = None) -> dict[str, float]:
 
 
 async def _evaluate(config: RLVRConfig) -> dict[str, float]:
-    material = prepare_material(config)
-    draws = material.data.evaluation(config.evaluation.num_prompts)
+    prepared = prepare(config)
+    draws = prepared.data.evaluation(config.evaluation.num_prompts)
     if not draws:
         raise DataError("no source holds prompts out: set `held_out`, a held-out file, or a held-out split.")
     async with AsyncExitStack() as stack:
         cluster = open_cluster(config)
         stack.push_async_callback(cluster.close)
-        engines = await cluster.start_engines(engine_specs(config, material, None))
-        stack.push_async_callback(engines.close)
-        pool = await cluster.start_pool(config.rollout.reward_workers)
-        stack.push_async_callback(pool.close)
-        rewards = await stack.enter_async_context(open_scoring(config, cluster, pool))
-        proxy = LLMProxy(engines)
-        stack.push_async_callback(proxy.close)
-        scheduler = build_scheduler(config, proxy, rewards, material.data.renderer)
-        groups = await scheduler.collect(draws, sampling_plans(config, material.stop_token_ids)[1])
+        roles, _ = await start_roles(config, cluster, prepared, stack)
+        generation = await open_generation(config, roles, prepared.data.renderer, stack)
+        plan = sampling_plans(config, prepared.stop_token_ids)[1]
+        groups = await generation.scheduler.collect(draws, plan)
         if text := describe(failures_of(groups)):
             logger.warning("%s", text)
         return evaluation_metrics(groups)

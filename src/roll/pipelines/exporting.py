@@ -6,8 +6,9 @@ import shutil
 from pathlib import Path
 
 from roll.errors import RunDirectoryError
+from roll.pipelines.checkpoint_files import checkpoints, find_checkpoint, find_model_directory
 from roll.pipelines.model_card import model_card
-from roll.pipelines.saved import checkpoints, find_checkpoint, find_model_directory
+from roll.registry import looked_from
 
 __all__ = ["export"]
 
@@ -27,7 +28,7 @@ def export(source: Path, target: Path, *, adapter: bool = False) -> Path:
     if model is None:
         saved = ", ".join(path.name for path in checkpoints(source).values())
         raise RunDirectoryError(
-            f"'{source}' is neither a run with a checkpoint nor a checkpoint. "
+            f"'{source}' is neither a run with a checkpoint nor a checkpoint{looked_from(source)}. "
             + (f"Its checkpoints: {saved}." if saved else "Give a run directory or `RUN/checkpoints/step-N`.")
         )
     if adapter:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
 from roll.algorithms.selection import Selection
 from roll.pipelines.learning.failures import failures_of
 from roll.pipelines.state import RunState
-from roll.rollout import Batch, DataLedger, LLMProxy
+from roll.rollout import Batch, DataLedger
 from roll.types import Fate, Group, Rollout
 
 __all__ = [
@@ -104,21 +104,16 @@ def batch_metrics(batch: Batch) -> dict[str, float]:
     }
 
 
-def run_metrics(state: RunState, ledger: DataLedger, proxy: LLMProxy) -> dict[str, float]:
-    """Of the whole run so far."""
+def run_metrics(state: RunState, ledger: DataLedger, counts: Mapping[str, int]) -> dict[str, float]:
+    """Of the whole run so far; with the counts of `LLMProxy.counts`."""
     metrics = {f"ledger/{fate}": float(count) for fate, count in ledger.counts().items()}
     metrics |= {f"alarm/{name}": float(count) for name, count in state.alarms.items()}
-    return metrics | {"policy_version": float(state.policy_version)} | engine_metrics(proxy)
+    return metrics | {"policy_version": float(state.policy_version)} | engine_metrics(counts)
 
 
-def engine_metrics(proxy: LLMProxy) -> dict[str, float]:
+def engine_metrics(counts: Mapping[str, int]) -> dict[str, float]:
     """What became of engines, and of the requests they had, in the whole run so far."""
-    return {
-        "engines/replaced": float(proxy.num_replaced),
-        "engines/hung": float(proxy.num_hung),
-        "engines/reissued": float(proxy.num_reissued),
-        "engines/continued": float(proxy.num_continued),
-    }
+    return {f"engines/{name}": float(count) for name, count in counts.items()}
 
 
 def evaluation_metrics(groups: Sequence[Group]) -> dict[str, float]:

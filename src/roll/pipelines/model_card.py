@@ -12,7 +12,7 @@ from typing import Any
 from roll.config.document import dump, read
 from roll.config.history import CONFIG, config_at, read_history, value_at
 from roll.errors import UserError
-from roll.pipelines.saved import read_checkpoint
+from roll.pipelines.checkpoint_files import read_checkpoint
 from roll.tracking.metrics_file import read_metrics
 from roll.version import __version__
 

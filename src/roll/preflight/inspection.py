@@ -245,7 +245,7 @@ def _try_rewards(report: Report) -> None:
     """Score one prompt of every domain that has answers, in a worker process as a run does."""
     entries = {entry.domain or entry.source: entry for entry in report.config.data}
     # a game's reward comes from playing it: there is no answer to try
-    examples = [(entries[domain], p) for domain, p in report.examples.items() if "env" not in p.metadata]
+    examples = [(entries[domain], p) for domain, p in report.examples.items() if p.environment is None]
     asking = sorted({p.domain for entry, p in examples if any(reward.asks_own_judge for reward in entry.reward)})
     if asking:
         report.notes.append(f"the judge answers only during a run, so the reward of {', '.join(asking)} is not tried.")

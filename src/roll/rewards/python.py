@@ -10,9 +10,10 @@ import asyncio
 import inspect
 import math
 import numbers
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+from roll.config.data import DataConfig
 from roll.config.rewards import PythonReward
 from roll.errors import ConfigError, RewardInfraError
 from roll.protocols import WorkerPool
@@ -21,12 +22,23 @@ from roll.rewards.base import Judgement, Verifier, in_pool
 from roll.rewards.given import GivenFunction, function_of
 from roll.types import Rollout
 
-__all__ = ["await_reward", "call_reward", "load_reward", "python_verifier"]
+__all__ = ["await_reward", "call_reward", "check_reward_functions", "load_reward", "python_verifier"]
 
 
 def load_reward(path: str | GivenFunction) -> Callable[..., Any]:
     """Import the function, see `roll.registry.load_function`; one that was given as an object is unpacked."""
     return path.load() if isinstance(path, GivenFunction) else load_function(path, "reward function")
+
+
+def check_reward_functions(data: Iterable[DataConfig]) -> None:
+    """Import the functions that a configuration's rewards name, before anything is started.
+
+    Raises:
+        ConfigError: one cannot be imported.
+    """
+    for reward in (reward for entry in data for reward in entry.reward):
+        if isinstance(reward, PythonReward) and reward.given is None:
+            load_reward(function_of(reward))
 
 
 def call_reward(

@@ -23,9 +23,9 @@ import numpy as np
 from roll.errors import InfraError, MalformedPromptError, UnscorableError
 from roll.protocols import Reward
 from roll.rollout.lifecycle import LifeCycle, RolloutState
-from roll.rollout.loops import Renderer, RolloutLoop, play, single_answer
+from roll.rollout.loops import Renderer, RolloutLoop, loop_for
 from roll.rollout.proxy import LLMProxy
-from roll.types import Generation, GenerationRequest, PromptDraw, Rollout, RolloutStatus, SamplingParams
+from roll.types import Generation, GenerationRequest, PromptDraw, Rollout, RolloutId, RolloutStatus, SamplingParams
 
 __all__ = ["Attempts", "SamplingPlan", "request_seed"]
 
@@ -44,6 +44,10 @@ class SamplingPlan:
     group_size: int
     sampling: SamplingParams
     """Its seed is replaced by each request's own."""
+
+    def rollout_id(self, draw: PromptDraw, index: int) -> RolloutId:
+        """Of a rollout that is sampled so."""
+        return RolloutId(purpose=self.purpose, draw_id=draw.draw_id, index=index)
 
 
 def request_seed(run_seed: int, purpose: str, draw_id: int, index: int) -> int:
@@ -113,10 +117,10 @@ class Attempts:
             on_start: called when an engine first gets it.
             before_reward: scoring waits for this.
         """
-        rollout_id = f"{plan.purpose}-{draw.draw_id}.{index}"
+        rollout_id = plan.rollout_id(draw, index)
         self._life.begin(rollout_id)
         try:
-            rollout = await self._tries(rollout_id, draw, index, plan, on_start, before_reward)
+            rollout = await self._tries(rollout_id, draw, plan, on_start, before_reward)
         except asyncio.CancelledError:
             self._life.move(rollout_id, RolloutState.ABORTED)
             raise
@@ -126,28 +130,27 @@ class Attempts:
         self._on_rollout(rollout)
         return rollout
 
-    def discard(self, purpose: str, rollout: Rollout) -> None:
+    def discard(self, rollout: Rollout) -> None:
         """A rollout was scored, but nobody needs it any more."""
         if rollout.status is RolloutStatus.COMPLETED:
-            self._life.move(f"{purpose}-{rollout.rollout_id}", RolloutState.ABORTED, "not needed")
+            self._life.move(rollout.rollout_id, RolloutState.ABORTED, "not needed")
 
     async def _tries(
         self,
-        rollout_id: str,
+        rollout_id: RolloutId,
         draw: PromptDraw,
-        index: int,
         plan: SamplingPlan,
         on_start: Callable[[], None],
         before_reward: asyncio.Event | None,
     ) -> Rollout:
-        life = self._life
+        life, index = self._life, rollout_id.index
         request = GenerationRequest(
-            request_id=rollout_id,
+            request_id=rollout_id.request_id(),
             token_ids=draw.token_ids,
             sampling=replace(plan.sampling, seed=request_seed(self._seed, plan.purpose, draw.draw_id, index)),
         )
-        session = rollout_id if self._replicate else f"{plan.purpose}-{draw.draw_id}"
-        loop = self._loop or (play if "env" in draw.prompt.metadata else single_answer)
+        session = str(rollout_id) if self._replicate else f"{plan.purpose}-{draw.draw_id}"
+        loop = self._loop or loop_for(draw.prompt)
 
         def started(engine_id: str) -> None:
             if life.state(rollout_id) is RolloutState.QUEUED:
@@ -166,7 +169,7 @@ class Attempts:
                     await asyncio.sleep(min(self._retry_wait_s * 2 ** (attempt - 2), LONGEST_WAIT_S))
             try:
                 if rollout is None:
-                    rollout = await loop(draw, index, request, generate, self._renderer)
+                    rollout = replace(await loop(draw, index, request, generate, self._renderer), purpose=plan.purpose)
                 if life.state(rollout_id) is RolloutState.QUEUED:  # only its reward is due, or a loop without a model
                     life.move(rollout_id, RolloutState.GENERATING)
                 life.move(rollout_id, RolloutState.REWARDING)
@@ -184,14 +187,15 @@ class Attempts:
                 life.move(rollout_id, RolloutState.ACCEPTED)
                 return scored
         life.move(rollout_id, RolloutState.INFRA_ERROR, cause)
-        return replace(rollout or _nothing(draw, index), status=RolloutStatus.INFRA_ERROR, cause=cause)
+        return replace(rollout or _nothing(draw, rollout_id), status=RolloutStatus.INFRA_ERROR, cause=cause)
 
 
-def _nothing(draw: PromptDraw, index: int) -> Rollout:
+def _nothing(draw: PromptDraw, rollout_id: RolloutId) -> Rollout:
     """An attempt that never got an answer."""
     return Rollout(
         draw_id=draw.draw_id,
-        index=index,
+        index=rollout_id.index,
+        purpose=rollout_id.purpose,
         prompt=draw.prompt,
         prompt_token_ids=draw.token_ids,
         token_ids=np.zeros(0, np.int32),

@@ -42,7 +42,7 @@ from roll.rollout.lifecycle import RolloutState, Transition
 from roll.rollout.proxy import LLMProxy
 from roll.rollout.quotas import Quotas
 from roll.rollout.scheduler import RolloutScheduler
-from roll.types import PromptDraw
+from roll.types import PromptDraw, RolloutId
 
 __all__ = ["AsyncController"]
 
@@ -132,22 +132,22 @@ class AsyncController:
         yield
         await self._proxy.resume()
 
-    async def settle(self, version: int, trained: Collection[str]) -> None:
+    async def settle(self, version: int, trained: Collection[RolloutId]) -> None:
         """The step is done: let go of its groups, and launch what may run beside the next one.
 
         Args:
             version: the trainer's policy version now, which engines hold.
-            trained: ids of the rollouts that the update learned from.
+            trained: the rollouts that the update learned from.
         """
         life = self._scheduler.life
         for live in self.buffer.settle_taken():
-            for life_id, rollout in live.run.scored_ids.items():
-                if life.state(life_id) is not RolloutState.ACCEPTED:
+            for rollout in live.run.all_scored:
+                if life.state(rollout.rollout_id) is not RolloutState.ACCEPTED:
                     continue
-                own = life_id.partition("-")[0] == self._feed.plans[0].purpose
-                used = own and rollout.rollout_id in trained
+                own = rollout.purpose == self._feed.plans[0].purpose
+                used = rollout.rollout_id in trained
                 after = RolloutState.TRAINED if used else RolloutState.FILTERED if own else RolloutState.MEASURED
-                life.move(life_id, after)
+                life.move(rollout.rollout_id, after)
         self.buffer.version = version
         if self._batches_left is not None:
             self._batches_left -= 1
@@ -273,7 +273,7 @@ class AsyncController:
     def _watch_generation(self, event: Transition) -> None:
         """`batch`: scoring begins when nothing is generated any more."""
         assert self._scoring is not None
-        if not event.rollout_id.startswith(tuple(f"{plan.purpose}-" for plan in self._feed.plans)):
+        if event.rollout_id.purpose not in {plan.purpose for plan in self._feed.plans}:
             return
         states = (RolloutState.QUEUED, RolloutState.GENERATING)
         if event.before in states and event.after not in states:
@@ -325,7 +325,7 @@ class AsyncController:
     async def _expire(self, rest: Sequence[Live], why: str) -> None:
         for live in rest:
             self._expired[live.draw_id] = (live.run, why)
-            self._expired_lengths += [len(rollout.token_ids) for rollout in live.run.scored_ids.values()]
+            self._expired_lengths += [len(rollout.token_ids) for rollout in live.run.all_scored]
         if self._config.async_ratio > 0:
             for live in rest:
                 self._quotas.give_back(live.run.draw.prompt.domain)

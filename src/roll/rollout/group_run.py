@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TypeAlias
 
 from roll.rollout.attempts import Attempts, SamplingPlan
-from roll.types import Group, PromptDraw, Rollout, RolloutStatus
+from roll.types import Group, PromptDraw, Rollout, RolloutId, RolloutStatus
 
 __all__ = ["Doom", "GroupRun"]
 
@@ -62,13 +62,13 @@ class GroupRun:
         self._num_launched = num_launched or plans[0].group_size
         self._done: dict[int, Rollout] = {}
         self._companions: dict[str, dict[int, Rollout]] = {plan.purpose: {} for plan in plans[1:]}
-        self._running: dict[asyncio.Task[Rollout], tuple[str, int]] = {}
+        self._running: dict[asyncio.Task[Rollout], RolloutId] = {}
         for plan in plans:
             count = (num_launched or plan.group_size) if plan is self._plan else plan.group_size
             for index in range(count):
                 work = attempts.attempt(draw, index, plan, on_start=self._start, before_reward=before_reward)
-                task = asyncio.create_task(work, name=f"{plan.purpose}-{draw.draw_id}.{index}")
-                self._running[task] = (plan.purpose, index)
+                rollout_id = plan.rollout_id(draw, index)
+                self._running[task := asyncio.create_task(work, name=str(rollout_id))] = rollout_id
                 task.add_done_callback(self._finish)
 
     @property
@@ -96,15 +96,9 @@ class GroupRun:
         return self._num_launched - len(self._done)
 
     @property
-    def scored_ids(self) -> dict[str, Rollout]:
-        """By the id of its life cycle, every rollout that was scored, of companions too."""
-        found = {self._plan.purpose: self._done, **self._companions}
-        return {
-            f"{purpose}-{rollout.rollout_id}": rollout
-            for purpose, done in found.items()
-            for rollout in done.values()
-            if _counts(rollout)
-        }
+    def all_scored(self) -> list[Rollout]:
+        """Every rollout that was scored, of companions too."""
+        return [r for done in (self._done, *self._companions.values()) for r in done.values() if _counts(r)]
 
     def stop(self) -> None:
         """Cancel what is running; `on_end` is not called any more."""
@@ -123,7 +117,7 @@ class GroupRun:
             self._on_start(self)
 
     def _finish(self, task: asyncio.Task[Rollout]) -> None:
-        purpose, index = self._running.pop(task)
+        rollout_id = self._running.pop(task)
         if task.cancelled():
             return
         error = task.exception()
@@ -132,12 +126,12 @@ class GroupRun:
             self._end()
             return
         if self.ended:  # it finished in the same instant in which it was stopped
-            self._attempts.discard(purpose, task.result())
+            self._attempts.discard(task.result())
             return
-        if purpose != self._plan.purpose:
-            self._companions[purpose][index] = task.result()
+        if rollout_id.purpose != self._plan.purpose:
+            self._companions[rollout_id.purpose][rollout_id.index] = task.result()
         else:
-            self._done[index] = task.result()
+            self._done[rollout_id.index] = task.result()
             self.doomed = not self._complete() and self._is_doomed()
         if self.doomed or (self._complete() and self._companions_complete()):
             self._end()
@@ -147,7 +141,7 @@ class GroupRun:
         if self._doom is None:
             return False
         good = sorted(index for index, rollout in self._done.items() if _counts(rollout))
-        running = [index for purpose, index in self._running.values() if purpose == self._plan.purpose]
+        running = self._running_indices()
         size = self._plan.group_size
         if self._first_finished:
             sure = good
@@ -164,11 +158,15 @@ class GroupRun:
         self._on_end(self)
 
     def _companions_complete(self) -> bool:
-        return not any(purpose in self._companions for purpose, _ in self._running.values())
+        return not any(running.purpose in self._companions for running in self._running.values())
+
+    def _running_indices(self) -> list[int]:
+        """Of the group itself."""
+        return [running.index for running in self._running.values() if running.purpose == self._plan.purpose]
 
     def _complete(self) -> bool:
         """Whether the group's result is settled."""
-        running = [index for purpose, index in self._running.values() if purpose == self._plan.purpose]
+        running = self._running_indices()
         if not running:
             return True
         good = sorted(index for index, rollout in self._done.items() if _counts(rollout))

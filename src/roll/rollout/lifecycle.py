@@ -20,6 +20,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 
+from roll.types import RolloutId
+
 __all__ = ["FINAL", "MOVES", "LifeCycle", "LiveRollout", "RolloutState", "Transition"]
 
 
@@ -61,7 +63,7 @@ FINAL = frozenset(_S) - frozenset(MOVES)
 class Transition:
     """One move of one rollout. `before` is `None` for its beginning."""
 
-    rollout_id: str
+    rollout_id: RolloutId
     before: RolloutState | None
     after: RolloutState
     time: float
@@ -74,7 +76,7 @@ class Transition:
 class LiveRollout:
     """A rollout that has not ended."""
 
-    rollout_id: str
+    rollout_id: RolloutId
     state: RolloutState
     since: float
     """When it entered this state."""
@@ -91,7 +93,7 @@ class LifeCycle:
 
     def __init__(self, *listeners: Callable[[Transition], None]) -> None:
         self._listeners = list(listeners)
-        self._live: dict[str, LiveRollout] = {}
+        self._live: dict[RolloutId, LiveRollout] = {}
         self.last_move = -math.inf
         """Time of the latest transition."""
         self.totals: Counter[RolloutState] = Counter()
@@ -108,14 +110,14 @@ class LifeCycle:
         """Tell another listener from now on."""
         self._listeners.append(listener)
 
-    def begin(self, rollout_id: str) -> None:
+    def begin(self, rollout_id: RolloutId) -> None:
         """A rollout enters, queued."""
         assert rollout_id not in self._live, f"rollout {rollout_id} begins twice"
         now = asyncio.get_running_loop().time()
         self._live[rollout_id] = LiveRollout(rollout_id, RolloutState.QUEUED, now, now)
         self._tell(rollout_id, None, RolloutState.QUEUED, now, "")
 
-    def move(self, rollout_id: str, to: RolloutState, detail: str = "") -> None:
+    def move(self, rollout_id: RolloutId, to: RolloutState, detail: str = "") -> None:
         """A rollout goes on, or ends."""
         rollout = self._live.get(rollout_id)
         assert rollout is not None, f"rollout {rollout_id} is not live, so it cannot become {to}"
@@ -128,7 +130,7 @@ class LifeCycle:
             del self._live[rollout_id]
         self._tell(rollout_id, before, to, now, detail)
 
-    def state(self, rollout_id: str) -> RolloutState | None:
+    def state(self, rollout_id: RolloutId) -> RolloutState | None:
         """Where it stands; `None` once it has ended."""
         rollout = self._live.get(rollout_id)
         return rollout.state if rollout else None
@@ -137,7 +139,9 @@ class LifeCycle:
         """Live rollouts by state."""
         return Counter(rollout.state for rollout in self._live.values())
 
-    def _tell(self, rollout_id: str, before: RolloutState | None, after: RolloutState, now: float, detail: str) -> None:
+    def _tell(
+        self, rollout_id: RolloutId, before: RolloutState | None, after: RolloutState, now: float, detail: str
+    ) -> None:
         self.last_move = now
         self.totals[after] += 1
         if self._listeners:

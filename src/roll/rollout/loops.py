@@ -15,11 +15,11 @@ from typing import Any, Protocol, TypeAlias
 import numpy as np
 
 from roll.envs import make
-from roll.envs.watch import acting
+from roll.envs.timing import acting
 from roll.errors import InfraError
-from roll.types import Generation, GenerationRequest, IntArray, PromptDraw, Rollout, Turn
+from roll.types import Generation, GenerationRequest, IntArray, Prompt, PromptDraw, Rollout, Turn
 
-__all__ = ["Generate", "Renderer", "RolloutLoop", "joined", "next_turn", "play", "single_answer"]
+__all__ = ["Generate", "Renderer", "RolloutLoop", "joined", "loop_for", "next_turn", "play", "single_answer"]
 
 Generate: TypeAlias = Callable[[GenerationRequest], Awaitable[Generation]]
 
@@ -46,6 +46,11 @@ class RolloutLoop(Protocol):
         ...
 
 
+def loop_for(prompt: Prompt) -> RolloutLoop:
+    """The loop that makes a prompt's rollouts, unless the user gives another one."""
+    return single_answer if prompt.environment is None else play
+
+
 async def single_answer(
     draw: PromptDraw, index: int, first: GenerationRequest, generate: Generate, renderer: Renderer
 ) -> Rollout:
@@ -57,13 +62,14 @@ async def single_answer(
 async def play(
     draw: PromptDraw, index: int, first: GenerationRequest, generate: Generate, renderer: Renderer
 ) -> Rollout:
-    """A conversation with the environment that the prompt names (`metadata["env"]`), until one of the two ends it.
+    """A conversation with the prompt's environment, until one of the two ends it or the prompt's turns are over.
 
     An answer that was cut off ends the episode: the model did not finish its turn.
     """
-    settings = draw.prompt.metadata["env"]
-    env = make(settings["name"], settings["options"])
-    _, info = _act(settings["name"], env.reset, settings.get("seed"))
+    settings = draw.prompt.environment
+    assert settings is not None, "`loop_for` plays only prompts with an environment"
+    env = make(settings.name, settings.options)
+    _, info = _act(settings.name, env.reset, settings.seed)
     generations: list[Generation] = []
     between: list[IntArray] = []
     turns: list[Turn] = []
@@ -75,10 +81,9 @@ async def play(
         end = position + len(generation.token_ids)
         over, reward, observation, state = True, 0.0, "", str(info.get("state", ""))
         if generation.finish_reason == "stop":
-            observation, reward, ended, cut_off, info = _act(
-                settings["name"], env.step, renderer.decode(generation.token_ids)
-            )
-            over = ended or cut_off or len(turns) + 1 == settings.get("num_turns")
+            action = renderer.decode(generation.token_ids)
+            observation, reward, ended, cut_off, info = _act(settings.name, env.step, action)
+            over = ended or cut_off or len(turns) + 1 >= draw.prompt.turns
         turns.append(Turn(start=position, end=end, reward=reward, state=state))
         if over:
             return joined(draw, index, generations, between, tuple(turns), renderer)

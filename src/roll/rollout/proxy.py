@@ -102,6 +102,15 @@ class LLMProxy:
 
     # ---- requests
 
+    def counts(self) -> dict[str, int]:
+        """What became of engines, and of the requests they had, so far."""
+        return {
+            "replaced": self.num_replaced,
+            "hung": self.num_hung,
+            "reissued": self.num_reissued,
+            "continued": self.num_continued,
+        }
+
     async def generate(
         self,
         request: GenerationRequest,

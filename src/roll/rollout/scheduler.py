@@ -134,6 +134,6 @@ class RolloutScheduler:
 
     def release(self, run: GroupRun, to: RolloutState, detail: str = "") -> None:
         """End the life of every scored rollout of a group that has no fate yet."""
-        for rollout_id in run.scored_ids:
-            if self.life.state(rollout_id) is RolloutState.ACCEPTED:
-                self.life.move(rollout_id, to, detail)
+        for rollout in run.all_scored:
+            if self.life.state(rollout.rollout_id) is RolloutState.ACCEPTED:
+                self.life.move(rollout.rollout_id, to, detail)

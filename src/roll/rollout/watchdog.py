@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from roll.rollout.lifecycle import LifeCycle, LiveRollout, RolloutState
+from roll.types import RolloutId
 
 __all__ = ["Stall", "Watchdog", "find_stall"]
 
@@ -27,8 +28,8 @@ class Stall:
     """Rollouts of one stage that have not moved for too long."""
 
     stage: RolloutState
-    rollouts: tuple[tuple[str, float], ...]
-    """Id and seconds in this stage, the longest first."""
+    rollouts: tuple[tuple[RolloutId, float], ...]
+    """And seconds in this stage, the longest first."""
     workers: tuple[str, ...]
     """Engines that have them; empty where it is none."""
 

@@ -25,8 +25,7 @@ from roll.errors import ConfigError
 from roll.rollout.loops import Generate, Renderer, RolloutLoop
 from roll.simulation.workload import DOMAIN, Workload
 from roll.tracking.recording import RecordedWork, Recording
-from roll.tracking.recording.work import previous_turn, request_id
-from roll.types import Generation, GenerationRequest, IntArray, Prompt, PromptDraw, Rollout, Turn
+from roll.types import TRAIN, Generation, GenerationRequest, IntArray, Prompt, PromptDraw, Rollout, RolloutId, Turn
 
 __all__ = ["RecordedTurns", "RecordedWorkload", "open_workload", "recorded_loop"]
 
@@ -65,12 +64,10 @@ class RecordedWorkload(Workload):
         self._first_draw = min(work.prompt_tokens, default=0)
         self._by_draw: dict[int, list[int]] = defaultdict(list)
         self._indices: dict[int, list[int]] = defaultdict(list)
-        for name, tokens in work.tokens.items():
-            purpose, _, rest = name.partition("-")
-            if purpose == "train" and not previous_turn(name):
-                draw_id, _, index = rest.partition(".")
-                self._by_draw[int(draw_id)].append(tokens)
-                self._indices[int(draw_id)].append(int(index))
+        for rollout_id, tokens in work.answers.items():
+            if rollout_id.purpose == TRAIN:
+                self._by_draw[rollout_id.draw_id].append(tokens)
+                self._indices[rollout_id.draw_id].append(rollout_id.index)
         self._lengths = sorted(length for lengths in self._by_draw.values() for length in lengths)
         self._prompts = sorted(work.prompt_tokens.values())
         self._latencies = sorted(reward.duration_s for reward in work.rewards.values())
@@ -125,7 +122,8 @@ class RecordedWorkload(Workload):
         recorded = self.work.rewards.get(rollout.rollout_id)
         if recorded is None:
             indices = self._indices.get(rollout.draw_id, [])
-            known = [r for i in indices if (r := self.work.rewards.get(f"{rollout.draw_id}.{i}")) is not None]
+            others = (replace(rollout.rollout_id, index=index) for index in indices)
+            known = [found for other in others if (found := self.work.rewards.get(other)) is not None]
             if not known:
                 return super().is_right(rollout)
             recorded = self._any(known, _VERDICT, rollout.draw_id, rollout.index)
@@ -159,23 +157,24 @@ class RecordedTurns:
         self, draw: PromptDraw, index: int, first: GenerationRequest, generate: Generate, renderer: Renderer
     ) -> Rollout:
         work = self._workload.work
-        source = self._workload.like(draw.draw_id, index)
-        between = work.between.get(f"{draw.draw_id}.{source}", ())
+        own = RolloutId(purpose=TRAIN, draw_id=draw.draw_id, index=index)
+        source = replace(own, index=self._workload.like(draw.draw_id, index))
+        between = work.between.get(source, ())
         tokens: list[IntArray] = []
         versions: list[IntArray] = []
         turns: list[Turn] = []
         position = 0
         generation: Generation | None = None
         for turn in range(len(between) + 1):
-            name = request_id(draw.draw_id, index, turn)
             if turn:
-                await asyncio.sleep(work.environment_s.get(request_id(draw.draw_id, source, turn), 0.0))
+                await asyncio.sleep(work.environment_s.get(source.request_id(turn), 0.0))
                 said = np.ones(len(between[turn - 1]), np.int32)
                 tokens.append(said)
                 versions.append(np.full(len(said), -1, np.int32))
                 position += len(said)
             context = np.concatenate([draw.token_ids, *tokens]) if turn else draw.token_ids
-            generation = await generate(replace(first, request_id=name, token_ids=context) if turn else first)
+            request = replace(first, request_id=own.request_id(turn), token_ids=context)
+            generation = await generate(request if turn else first)
             tokens.append(generation.token_ids)
             versions.append(generation.policy_versions)
             turns.append(Turn(start=position, end=position + len(generation.token_ids)))

@@ -38,11 +38,9 @@ from roll.simulation.roles import (
     SimulatedTrainer,
 )
 from roll.simulation.workload import DOMAIN
-from roll.types import Group, PromptDraw, Rollout, SamplingParams
+from roll.types import TRAIN, Group, PromptDraw, Rollout, SamplingParams
 
 __all__ = ["SimulatedRun", "engine_settings", "simulate"]
-
-PURPOSE = "train"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -200,7 +198,7 @@ class _World:
     def _plan(self) -> SamplingPlan:
         rollout = self.config.rollout
         return SamplingPlan(
-            purpose=PURPOSE,
+            purpose=TRAIN,
             group_size=rollout.group_size,
             sampling=SamplingParams(max_new_tokens=rollout.max_new_tokens),
         )

@@ -10,7 +10,7 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
-from roll.tracking.views import AnswerView, EvaluationView, RunHeader, StepView, clock_text
+from roll.tracking.console_views import AnswerView, EvaluationView, RunHeader, StepView, clock_text
 
 if TYPE_CHECKING:
     from roll.tracking.logs import Terminal

@@ -25,8 +25,8 @@ from rich.console import ConsoleDimensions
 from rich.live import Live
 from rich.text import Text
 
+from roll.tracking.console_views import AnswerView, EvaluationView, RunHeader, StepView
 from roll.tracking.screen import Screen, render
-from roll.tracking.views import AnswerView, EvaluationView, RunHeader, StepView
 
 if TYPE_CHECKING:
     from roll.tracking.logs import Terminal

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from roll.tracking import atomic
-from roll.tracking.views import EvaluationView
+from roll.tracking.console_views import EvaluationView
 
 __all__ = ["plot_run", "smooth"]
 

@@ -62,14 +62,14 @@ def rollout_rows(
 ) -> list[dict[str, Any]]:
     """One row per rollout, in group order; without a reward, or an advantage by its id, columns are null."""
     advantages = advantages or {}
-    return [_row(step, r, advantages.get(r.rollout_id)) for group in groups for r in group.rollouts]
+    return [_row(step, r, advantages.get(r.sample_id)) for group in groups for r in group.rollouts]
 
 
 def _row(step: int, rollout: Rollout, advantage: float | None) -> dict[str, Any]:
     prompt, reward = rollout.prompt, rollout.reward
     return {
         "step": step,
-        "rollout_id": rollout.rollout_id,
+        "rollout_id": rollout.sample_id,
         "draw_id": rollout.draw_id,
         "index": rollout.index,
         "uid": utf8(prompt.uid),

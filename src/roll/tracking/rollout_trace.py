@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Protocol
 
+from roll.types import RolloutId
+
 __all__ = ["RequestTrace", "RolloutTrace"]
 
 ENGINES, ROLLOUTS, JUDGE = 1_000_000_002, 1_000_000_003, 1_000_000_004
@@ -16,7 +18,7 @@ class _Move(Protocol):
     """What is needed of a life cycle's transition."""
 
     @property
-    def rollout_id(self) -> str: ...
+    def rollout_id(self) -> RolloutId: ...
     @property
     def before(self) -> str | None: ...
     @property
@@ -36,14 +38,14 @@ class RolloutTrace:
     def __init__(self, emit: Callable[..., None], final: frozenset[str]) -> None:
         self._emit = emit
         self._final = final
-        self._at_engine: dict[str, str] = {}
+        self._at_engine: dict[RolloutId, str] = {}
         self._running: dict[str, int] = {}
         for number, name in PROCESSES.items():
             emit(name="process_name", ph="M", pid=number, tid=0, args={"name": name})
 
     def on_transition(self, event: _Move) -> None:
         """For a life cycle; returns at once."""
-        common: dict[str, Any] = {"pid": ROLLOUTS, "tid": 0, "cat": "rollout", "id": event.rollout_id}
+        common: dict[str, Any] = {"pid": ROLLOUTS, "tid": 0, "cat": "rollout", "id": str(event.rollout_id)}
         if event.before is not None:
             self._emit(name=str(event.before), ph="e", **common)
         self._emit(name=str(event.after), ph="n" if event.after in self._final else "b", **common)

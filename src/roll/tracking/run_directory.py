@@ -77,21 +77,23 @@ class RunDirectory:
     def adopt(self, config: Mapping[str, Any], step: int, overrides: Sequence[str]) -> None:
         """Note that the run goes on after step `step` with this resolved configuration, which `overrides` made.
 
-        The history is written first: a crash in between leaves one that the next continuation puts right.
+        A crash between the writes leaves a history that is true of the configuration beside it, whichever that is.
 
         Raises:
             RunDirectoryError: a file cannot be read or written.
         """
         from roll.config.document import dump, read
-        from roll.config.history import HISTORY, continued, dump_entries, read_history
+        from roll.config.history import HISTORY, continued, dump_entries, either_way, read_history
 
         current, before = read(self.config_path).tree, read_history(self.path)
         history = continued(current, before, step, config, overrides)
         with writing(self.path):
+            if config != current:
+                before = either_way(before, history, step)
+                atomic.write_text(self.path / HISTORY, dump_entries(before))
+                atomic.write_text(self.config_path, dump(config))
             if history != before:
                 atomic.write_text(self.path / HISTORY, dump_entries(history))
-            if config != current:
-                atomic.write_text(self.config_path, dump(config))
 
     def lock(self) -> None:
         """Be the only process that writes this run, until `close` or the end of this process."""

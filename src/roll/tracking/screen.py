@@ -14,7 +14,7 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
-from roll.tracking.views import AnswerView, EvaluationView, RunHeader, StepView, clock_text
+from roll.tracking.console_views import AnswerView, EvaluationView, RunHeader, StepView, clock_text
 
 __all__ = ["Screen", "one_line", "render", "sparkline", "stacked_bar", "time_left"]
 

@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from typing import Protocol
 
 from roll.tracking.spans import Spans
+from roll.types import RolloutId
 
 __all__ = ["Stages"]
 
@@ -25,7 +26,7 @@ class _Move(Protocol):
     """What is needed of a life cycle's transition."""
 
     @property
-    def rollout_id(self) -> str: ...
+    def rollout_id(self) -> RolloutId: ...
     @property
     def before(self) -> str | None: ...
     @property
@@ -42,8 +43,8 @@ class Stages:
 
     def __init__(self, spans: Spans, ignored: str = "eval") -> None:
         self._spans = spans
-        self._ignored = f"{ignored}-"
-        self._stage: dict[str, str] = {}
+        self._ignored = ignored
+        self._stage: dict[RolloutId, str] = {}
         """By rollout, `model` or `reward`."""
         self._counts: Counter[str] = Counter()
         self._first: str | None = None
@@ -52,7 +53,7 @@ class Stages:
     def on_transition(self, event: _Move) -> None:
         """For a life cycle; returns at once."""
         name = event.rollout_id
-        if name.startswith(self._ignored):
+        if name.purpose == self._ignored:
             return
         before = self._stage.pop(name, None)
         repeated = event.after == "queued" and before == "reward"  # its answer is there: only the verdict is due again

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from roll.tracking import atomic
+from roll.tracking.console_views import EvaluationView
 from roll.tracking.metrics_file import read_metrics
-from roll.tracking.views import EvaluationView
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -61,6 +61,8 @@ class Summary:
     """Largest summed PSS of all processes of the run on this machine (of the last session)."""
     empty_evaluations: int = 0
     """Evaluations without an answer, which measured nothing."""
+    evaluation_infra_errors: int = 0
+    """Answers in evaluations that got no reward because we failed."""
     infra_errors: int = 0
     """Answers in training that got no reward because we failed."""
     infra_error_share: float | None = None
@@ -156,6 +158,7 @@ def summarise(
         trained_tokens_per_s=_rate(steps, "training/num_tokens", "time/train_s"),
         peak_rss_bytes=peak_rss_bytes,
         empty_evaluations=sum(view.value is None for view in views),
+        evaluation_infra_errors=round(math.fsum(_column(evaluations, "eval/infra_errors"))),
         infra_errors=round(math.fsum(_column(steps, "rollout/infra_errors"))),
         infra_error_share=_mean(_column(steps, "rollout/infra_error_share")),
         timeouts=round(math.fsum(_column(steps, "reward/timeouts"))),
@@ -243,6 +246,8 @@ def _lines(summary: Summary) -> list[tuple[str, str]]:
     ):
         if count:
             lines.append((label, f"{count} ({number(share, '.1%')})"))
+    if summary.evaluation_infra_errors:
+        lines.append(("answers of evaluations that we failed", str(summary.evaluation_infra_errors)))
     if summary.empty_evaluations:
         lines.append(("evaluations without an answer", str(summary.empty_evaluations)))
     if summary.tracker_failures:

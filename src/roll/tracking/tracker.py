@@ -23,9 +23,10 @@ from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 from roll.callbacks import Callbacks
-from roll.errors import EngineDiedError, RollError, UserError
+from roll.errors import CallbackError, EngineDiedError, LossError, NoEngineError, RollError, UserError
 from roll.tracking import logs
 from roll.tracking.console import Console, QuietConsole, open_console
+from roll.tracking.console_views import AnswerView, EvaluationView, RunHeader, StepView, trouble
 from roll.tracking.memory import PeakMemory
 from roll.tracking.metrics import flatten
 from roll.tracking.metrics_file import Kind, MetricsFile, read_metrics
@@ -34,7 +35,6 @@ from roll.tracking.run_directory import RunDirectory, writing
 from roll.tracking.sinks import GuardedSink, open_sinks
 from roll.tracking.spans import Spans
 from roll.tracking.summary import Summary, generation_time, summarise
-from roll.tracking.views import AnswerView, EvaluationView, RunHeader, StepView, trouble
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -330,7 +330,7 @@ def _logs_say_more(error: Exception) -> bool:
     """Whether the cause may lie in what libraries and child processes wrote, not with the user."""
     if isinstance(error, ExceptionGroup) and error.subgroup(UserError):
         return False
-    if isinstance(error, EngineDiedError):  # names its cause and its log
+    if isinstance(error, EngineDiedError | NoEngineError | LossError | CallbackError):  # names its cause
         return False
     return not isinstance(error, RollError) or isinstance(error, RuntimeError | ArithmeticError)
 

@@ -24,7 +24,7 @@ from roll.types import WeightUpdate
 from roll.weights.meeting_store import SecretStore
 from roll.weights.plan import Bucket, dtype_of, plan_buckets
 from roll.weights.receiver import ReceiverPlace, TensorStream
-from roll.weights.rendezvous import Group, MeetingPoint, broken_off, build_group, device_name, local_address
+from roll.weights.rendezvous import Group, MeetingPoint, Member, broken_off, build_group, device_name, local_address
 
 __all__ = ["BroadcastHandle", "addressed", "receive"]
 
@@ -47,7 +47,7 @@ class BroadcastHandle:
     """Who this copy of the handle is for."""
 
 
-_groups: dict[tuple[str, int, str], Group] = {}
+_groups: dict[tuple[str, int, Member], Group] = {}
 """This process's groups by store and member."""
 
 
@@ -62,7 +62,7 @@ def addressed(update: WeightUpdate, engine_id: str, engine_ids: tuple[str, ...])
 def receive(update: WeightUpdate, place: ReceiverPlace) -> Generator[TensorStream]:
     """Meet the others, then receive bucket by bucket."""
     handle: BroadcastHandle = update.handle
-    member = f"{handle.engine_id}/{place.worker}"
+    member = Member(handle.engine_id, place.worker)
     cache_key = (handle.host, handle.port, member)
     about = f"weight sync of policy version {update.policy_version}, engine {handle.engine_id}"
     group = _meet(handle, member, place, _groups.pop(cache_key, None), about)
@@ -74,12 +74,12 @@ def receive(update: WeightUpdate, place: ReceiverPlace) -> Generator[TensorStrea
     _groups[cache_key] = group  # only one that worked is used again
 
 
-def _meet(handle: BroadcastHandle, member: str, place: ReceiverPlace, cached: Group | None, about: str) -> Group:
+def _meet(handle: BroadcastHandle, member: Member, place: ReceiverPlace, cached: Group | None, about: str) -> Group:
     try:
         store = SecretStore(handle.host, handle.port, handle.secret, timeout=timedelta(seconds=place.timeout_s))
     except dist.DistError as error:
         raise WeightSyncError(f"{about}: no trainer answers at {handle.host}:{handle.port}: did it end?") from error
-    members = tuple(f"{engine}/{worker}" for engine in handle.engine_ids for worker in range(place.num_workers))
+    members = tuple(Member(engine, worker) for engine in handle.engine_ids for worker in range(place.num_workers))
     rank = 1 + members.index(member)
     point = MeetingPoint(store, handle.sync, about, place.timeout_s)
     point.write("members", members)

@@ -17,7 +17,7 @@ from roll.weights.broadcast import BroadcastHandle
 from roll.weights.checksum import flat_bytes, tensor_checksum
 from roll.weights.meeting_store import SecretStore, StoreServer
 from roll.weights.plan import Bucket, plan_buckets, spec_of
-from roll.weights.rendezvous import Group, MeetingPoint, broken_off, build_group, common_backend, device_name
+from roll.weights.rendezvous import Group, MeetingPoint, Member, broken_off, build_group, common_backend, device_name
 
 __all__ = ["BroadcastSender"]
 
@@ -132,11 +132,11 @@ class BroadcastSender:
             if self._released.is_set():
                 raise WeightSyncError(f"{point.about}: it was given up before every engine had come.")
 
-        members = tuple(point.read("members", "no engine came to receive", still_on))
+        members = tuple(Member(*each) for each in point.read("members", "no engine came to receive", still_on))
         keys = [f"hello/{rank}" for rank in range(1, 1 + len(members))]
         self._keys = ["members", "verdict", *keys]
         hellos = [
-            point.read(key, f"engine {member.rpartition('/')[0]} did not come to receive", still_on)
+            point.read(key, f"engine {member.engine_id} did not come to receive", still_on)
             for key, member in zip(keys, members, strict=True)
         ]
         cached = self._group

@@ -13,6 +13,7 @@ import itertools
 import os
 from collections.abc import Generator
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 import torch
 
@@ -25,7 +26,16 @@ from roll.weights.receiver import ReceiverPlace, TensorStream
 
 __all__ = ["InProcessSender", "receive"]
 
-_staged: dict[str, list[tuple[str, torch.Tensor]]] = {}
+
+@dataclass(frozen=True, slots=True)
+class _Token:
+    """Names what was staged once."""
+
+    process_id: int
+    number: int
+
+
+_staged: dict[_Token | None, list[tuple[str, torch.Tensor]]] = {}
 _numbers = itertools.count()
 
 
@@ -33,14 +43,14 @@ class InProcessSender:
     """The trainer's end: holds references; only what the source casts or merges is a copy."""
 
     def __init__(self) -> None:
-        self._token = ""
+        self._token: _Token | None = None
 
     def stage(self, source: WeightSource, policy_version: int) -> WeightUpdate | None:
         """Put references into the table; `None` on ranks other than 0."""
         tensors = [(name, tensor) for name, tensor in source if tensor is not None]
         if not tensors:
             return None
-        self._token = f"{os.getpid()}-{next(_numbers)}"
+        self._token = _Token(os.getpid(), next(_numbers))
         _staged[self._token] = tensors
         manifest = tuple(spec_of(name, tensor) for name, tensor in tensors)
         return WeightUpdate(
@@ -64,10 +74,10 @@ def receive(update: WeightUpdate, place: ReceiverPlace) -> Generator[TensorStrea
     """Read the table."""
     token = update.handle
     if token not in _staged:
-        owner, here = str(token).partition("-")[0], str(os.getpid())
-        elsewhere = f"they were staged in process {owner}, this is {here}: use shared_memory or broadcast"
+        here = os.getpid()
+        elsewhere = f"they were staged in process {token.process_id}, this is {here}: use shared_memory or broadcast"
         raise WeightSyncError(
             f"weight sync of policy version {update.policy_version}: the tensors cannot be fetched, "
-            f"{'they were released already' if owner == here else elsewhere}."
+            f"{'they were released already' if token.process_id == here else elsewhere}."
         )
     yield iter(_staged[token])

@@ -21,7 +21,7 @@ from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -31,6 +31,7 @@ from roll.errors import WeightSyncError
 __all__ = [
     "Group",
     "MeetingPoint",
+    "Member",
     "broken_off",
     "build_group",
     "common_backend",
@@ -41,12 +42,19 @@ __all__ = [
 POLL_S = 0.001
 
 
+class Member(NamedTuple):
+    """A process that receives: the worker of an engine, counted from 0."""
+
+    engine_id: str
+    worker: int
+
+
 @dataclass(kw_only=True, slots=True)
 class Group:
     """A process group and the buffers that travel in it."""
 
     key: str
-    members: tuple[str, ...]
+    members: tuple[Member, ...]
     """All but the trainer, in the order of their ranks."""
     backend: str
     process_group: Any
@@ -169,7 +177,7 @@ def build_group(
     *,
     key: str,
     rank: int,
-    members: tuple[str, ...],
+    members: tuple[Member, ...],
     backend: str,
     address: str,
     timeout_s: float,

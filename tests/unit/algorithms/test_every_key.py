@@ -27,12 +27,12 @@ from roll.config.keys import Key, all_keys
 from roll.data import ChatRenderer
 from roll.models import load_tokenizer
 from roll.models.tiny import write_tiny_model
-from roll.pipelines.learning.collecting import collect
+from roll.pipelines.learner import Learner, critic_specs, policy_spec
 from roll.pipelines.learning.updates import learn
-from roll.pipelines.material import critic_path
-from roll.pipelines.scheduling import build_controller
+from roll.pipelines.preparation import critic_path
+from roll.pipelines.rlvr.collecting import collect
+from roll.pipelines.rlvr.sampling import build_controller
 from roll.pipelines.state import RunState
-from roll.pipelines.trainers import critic_specs, policy_spec
 from roll.protocols import LossFn
 from roll.rollout import RolloutScheduler, SamplingPlan
 from roll.types import (
@@ -232,37 +232,44 @@ def run(config: RLVRConfig, model: Path) -> list[Any]:
     ]
     num_critics = config.algorithm.num_critic_models
     answers = Answers()
-    parts: Any = SimpleNamespace(
-        config=config,
+    session: Any = SimpleNamespace(
+        seed=config.seed,
         state=RunState(data={}),
         spans=SimpleNamespace(phase=nothing),
-        stages=SimpleNamespace(waiting=nothing),
-        mid_update=False,
-        data=SimpleNamespace(train=Prompts(), renderer=ChatRenderer(load_tokenizer(str(model)))),
-        rewards=dict.fromkeys(("d", "d0", "d1"), answers.reward),
         ledger=SimpleNamespace(open=lambda draws, step: log.append([d.draw_id for d in draws])),
-        train_plan=SamplingPlan(purpose="train", group_size=SIZE, sampling=SamplingParams(max_new_tokens=4)),
-        trainer=Recorder("policy", 0, log),
+        mid_update=False,
+    )
+    learner: Any = Learner(
+        policy=Recorder("policy", 0, log),
         critics=tuple(Recorder("critic", i, log) for i in range(num_critics)),
         reference=Recorder("reference", 0, log) if config.algorithm.uses_reference else None,
     )
-    asyncio.run(two_steps(parts, answers))
-    return [*log, parts.state.kl_coefficient]
+    asyncio.run(two_steps(config, session, learner, answers, ChatRenderer(load_tokenizer(str(model)))))
+    return [*log, session.state.kl_coefficient]
 
 
-async def two_steps(parts: Any, answers: Answers) -> None:
+async def two_steps(config: RLVRConfig, session: Any, learner: Any, answers: Answers, renderer: ChatRenderer) -> None:
     proxy: Any = answers
-    scheduler = RolloutScheduler(proxy, parts.rewards, parts.data.renderer, seed=0, loop=answers.loop)
-    parts.controller = build_controller(
-        parts.config, parts.state, parts.data, parts.ledger, scheduler, proxy, parts.train_plan
+    rewards = dict.fromkeys(("d", "d0", "d1"), answers.reward)
+    generation: Any = SimpleNamespace(
+        proxy=proxy,
+        scheduler=RolloutScheduler(proxy, rewards, renderer, seed=0, loop=answers.loop),
+        rewards=rewards,
+        renderer=renderer,
+        stages=SimpleNamespace(waiting=nothing),
     )
+    plan = SamplingPlan(purpose="train", group_size=SIZE, sampling=SamplingParams(max_new_tokens=4))
+    data: Any = SimpleNamespace(train=Prompts())
+    controller = build_controller(config, session.state, data, session.ledger, generation, plan)
+    live: Any = SimpleNamespace(generation=generation, controller=controller, plan=plan)
+    parts: Any = SimpleNamespace(config=config, run=session)
     for _ in range(2):
-        collected = await collect(parts)
-        await learn(parts, collected.selection)
-        parts.state.moments = collected.selection.moments
-        parts.state.step += 1
-        await parts.controller.settle(0, {rollout.rollout_id for rollout in collected.selection.rollouts})
-    await parts.controller.close()
+        collected = await collect(parts, live)
+        await learn(session, learner, config.algorithm, collected.selection, config.rollout)
+        session.state.moments = collected.selection.moments
+        session.state.step += 1
+        await controller.settle(0, {rollout.rollout_id for rollout in collected.selection.rollouts})
+    await controller.close()
 
 
 @contextmanager

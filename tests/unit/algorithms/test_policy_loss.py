@@ -245,5 +245,5 @@ def test_a_loss_of_the_users_runs_by_its_path(tmp_path: Any) -> None:
     )
     inputs = inputs_of({"new": [0.5, 0.25], "advantages": [1.0, 2.0]})
     assert OwnLoss(path=f"{file}:loss")(inputs).loss.item() == pytest.approx(5 * math.log(2) / 2)
-    with pytest.raises(LossError, match="returned a float: return a LossOutputs"):
+    with pytest.raises(LossError, match="returned float, not a LossOutputs"):
         OwnLoss(path=f"{file}:number")(inputs)

@@ -65,3 +65,18 @@ def test_every_bad_data_file_gets_one_clear_message(tmp_path):
         message = str(caught.value)
         assert path.name in message, f"seed {seed}: {message}"
         assert len(message.splitlines()) == 1, f"seed {seed}: {message}"
+
+
+def test_a_file_of_the_other_kind_is_said_to_be_that(tmp_path, capsys):
+    simulation = tmp_path / "simulation.yaml"
+    simulation.write_text("device: h800\nmodel: qwen2.5-7b\nanswer_tokens: {mean: 100}\nvariants: {a: {}}\n")
+    path = tmp_path / "config.yaml"
+    path.write_bytes(written(BASE))
+    for command in ("check", "train"):
+        assert run([command, str(simulation)]) == 2
+        assert "describes a simulation, not a run: give it to `roll simulate`" in capsys.readouterr().err
+    for command in ("simulate", "plan"):
+        assert run([command, str(path)]) == 2
+        assert "describes a run, not a simulation: give it to `roll train`" in capsys.readouterr().err
+    assert run(["check", str(tmp_path)]) == 2
+    assert f"Is a directory. That of this run is '{path}'" in capsys.readouterr().err

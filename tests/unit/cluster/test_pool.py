@@ -57,6 +57,13 @@ async def test_an_exception_of_the_function_comes_back_with_its_place(pool: Loca
         await pool.submit(exec, "from roll.errors import DataError\nraise DataError('no brackets')", time_limit_s=20)
 
 
+async def test_a_function_that_asks_its_process_to_end_fails_like_any_other(pool: LocalWorkerPool) -> None:
+    with pytest.raises(RuntimeError, match="asked its process to end: 4") as caught:
+        await pool.submit(exec, "import sys; sys.exit(4)", time_limit_s=20)
+    assert caught.value.__notes__ == ["<string>:1"]
+    assert pool.health()["restarts"] == 0
+
+
 async def test_an_exception_that_cannot_travel_is_described(pool: LocalWorkerPool) -> None:
     program = "class Odd(Exception):\n def __init__(self, a, b): super().__init__(a)\nraise Odd('broken', 1)"
     with pytest.raises(RuntimeError, match="Odd: broken"):
@@ -105,7 +112,7 @@ async def test_the_time_limit_does_not_count_starting_and_importing() -> None:
     [
         ("import os; os._exit(3)", "code 3"),
         ("import os, signal; os.kill(os.getpid(), signal.SIGSEGV)", "SIGSEGV"),
-        ("import sys; print('out of luck', file=sys.stderr, flush=True); sys.exit(4)", "code 4: out of luck"),
+        ("import os, sys; print('out of luck', file=sys.stderr, flush=True); os._exit(4)", "code 4: out of luck"),
     ],
 )
 async def test_a_dying_worker_is_reported_and_replaced(pool: LocalWorkerPool, program: str, words: str) -> None:

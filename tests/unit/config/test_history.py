@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from roll.config.document import parse
@@ -14,12 +16,14 @@ from roll.config.history import (
     continued,
     differences,
     dump_entries,
+    either_way,
     first_recorded,
     read_history,
 )
 from roll.config.load import load_config, load_run_config, resolved
 from roll.config.load_replay import load_replay_config
 from roll.errors import RunDirectoryError
+from roll.tracking import atomic
 from roll.tracking.run_directory import RunDirectory
 
 BASE = {
@@ -116,19 +120,50 @@ _TREES = st.dictionaries(
 )
 
 
-@given(st.lists(st.tuples(st.integers(0, 6), _TREES), min_size=1, max_size=6))
+@given(
+    st.lists(st.tuples(st.integers(0, 6), _TREES, st.sampled_from(["whole", "no config", "no end"])), min_size=1),
+)
+@example([(0, {"a": 1}, "whole"), (3, {"a": 2}, "whole"), (2, {"a": 1}, "no config"), (2, {"a": 2}, "whole")])
 def test_undoing_changes_gives_what_was_trained(resumes):
-    """Against a plain list of what each step was trained with; a resume from a checkpoint forgets the later steps."""
-    first = resumes[0][1]
-    trained = dict.fromkeys(range(1, 4), first)
-    current, history = first, []
-    for step, tree in resumes[1:]:
-        step = min(step, max(trained))
-        history = continued(current, history, step, tree, ["x=1"])
-        current = tree
-        trained = {s: t for s, t in trained.items() if s <= step} | dict.fromkeys(range(step + 1, step + 3), tree)
+    """Against a plain list of what each step was trained with; a resume from a checkpoint forgets the later steps.
+
+    Some resumes are killed while they write their files, before any step.
+    """
+    current, history = resumes[0][1], []
+    trained = dict.fromkeys(range(1, 4), current)
+    for step, tree, end in resumes[1:]:
+        step = min(step, max(trained, default=0))
+        trained = {s: t for s, t in trained.items() if s <= step}
+        whole = continued(current, history, step, tree, ["x=1"])
+        history = whole if end == "whole" else either_way(history, whole, step)
+        current = current if end == "no config" else tree
+        if end == "whole":
+            trained |= dict.fromkeys(range(step + 1, step + 3), tree)
         assert [config_at(current, history, s) for s in trained] == list(trained.values())
     assert parse(dump_entries(history), HISTORY)[0] == history
+
+
+@pytest.mark.parametrize("written", [0, 1, 2, 3])
+def test_a_resume_that_is_killed_between_its_files_leaves_a_true_history(run, monkeypatch, written):
+    """Steps from 51 on had another learning rate; a resume from step 30 that takes it back is killed."""
+    usual = load_config(BASE).training.learning_rate
+    resume(run, 50, "training.learning_rate=2e-5")
+    write, left = atomic.write_text, iter(range(written))
+
+    def dies(path, text):
+        if next(left, None) is None:
+            raise KeyboardInterrupt
+        write(path, text)
+
+    monkeypatch.setattr(atomic, "write_text", dies)
+    with contextlib.suppress(KeyboardInterrupt):
+        resume(run, 30, f"training.learning_rate={usual}")
+    monkeypatch.undo()
+    goes_on_with = resume(run, 30).training.learning_rate
+    current, history = resolved(load_config(run.path / CONFIG)), read_history(run.path)
+    rates = [config_at(current, history, step)["training"]["learning_rate"] for step in (30, 31)]
+    assert rates == [usual, goes_on_with]
+    assert goes_on_with == (2e-5 if written < 2 else usual)
 
 
 def test_differences_are_dotted_leaves():

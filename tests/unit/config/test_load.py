@@ -217,7 +217,7 @@ def test_names_from_elsewhere_lead_to_keys_that_exist():
         ("training=null", "must be a section, got null. Nothing is written below it"),
         ("data=[]", "'data' must be a list of sections, not empty, got []."),
         ("data={}", "'data' must be a list of sections, not empty, got {}."),
-        ("name=a/b", "'name' must be text, that matches"),
+        ("name=a/b", "'name' must be text, of letters (A to Z, a to z), digits, '.', '_' and '-', beginning with"),
         ("model=[a]", "'model' must be a section, got"),
         ("model={}", "missing key 'model.path'"),
         ("data.0.operations=[+, /]", "'data.0.operations.1' must be one of '+', '-', '*', got '/'."),

@@ -130,7 +130,7 @@ def test_episodes_of_an_environment_differ_by_their_seed(tmp_path):
     training, held_out = prompts(config)
     assert [p.messages[0]["content"] for p in training] == ["maze 0 of 3", "maze 1 of 3", "maze 2 of 3"]
     assert [p.messages[0]["content"] for p in held_out] == ["maze 3 of 3", "maze 4 of 3"]
-    assert training[1].metadata["env"]["seed"] == 1
+    assert training[1].environment is not None and training[1].environment.seed == 1
     assert {p.turns for p in [*training, *held_out]} == {2}  # a limit on length is that of all turns
     with pytest.raises(DataError, match=r"does not begin episode 0: TypeError: .*unexpected keyword argument 'sise'"):
         load_source(config.model_copy(update={"options": {"sise": 3}}), "own", 0)

@@ -18,9 +18,20 @@ from roll.data import ChatRenderer
 from roll.data.samples import build_batch
 from roll.errors import InfraError
 from roll.models import load_tokenizer
-from roll.pipelines.learning.demonstrations import demonstrations
+from roll.pipelines.rlvr.demonstrations import demonstrations
 from roll.rollout import SamplingPlan
-from roll.types import Fate, Group, Prompt, PromptDraw, RewardResult, Rollout, SamplingParams, TrainingBatch, Turn
+from roll.types import (
+    EnvironmentSettings,
+    Fate,
+    Group,
+    Prompt,
+    PromptDraw,
+    RewardResult,
+    Rollout,
+    SamplingParams,
+    TrainingBatch,
+    Turn,
+)
 
 
 class Scores:
@@ -42,23 +53,30 @@ def parts_of(model: Path, *, failures: int = 0, weight: float = 1.0) -> Any:
             algorithm=AlgorithmConfig.model_validate({"imitation": {"weight": weight}}),
             rollout=SimpleNamespace(max_attempts=2),
         ),
-        data=SimpleNamespace(renderer=ChatRenderer(load_tokenizer(str(model)))),
-        train_plan=SamplingPlan(purpose="train", group_size=4, sampling=SamplingParams(max_new_tokens=3)),
-        rewards={"d": Scores(failures)},
+        live=SimpleNamespace(
+            plan=SamplingPlan(purpose="train", group_size=4, sampling=SamplingParams(max_new_tokens=3)),
+            generation=SimpleNamespace(
+                renderer=ChatRenderer(load_tokenizer(str(model))), rewards={"d": Scores(failures)}
+            ),
+        ),
     )
+
+
+async def shown(parts: Any, draws: list[PromptDraw]) -> list[Rollout]:
+    return await demonstrations(parts.config, parts.live, draws)
 
 
 def game(secret: int, expert: tuple[str, ...]) -> PromptDraw:
     options = {"max_number": 3, "num_turns": 2, "secret": secret}
-    env = {"env": {"name": "guess_number", "options": options}}
-    prompt = Prompt(uid=f"d/{secret}", domain="d", messages=(), metadata=env, expert=expert)
+    environment = EnvironmentSettings(name="guess_number", options=options)
+    prompt = Prompt(uid=f"d/{secret}", domain="d", messages=(), environment=environment, turns=2, expert=expert)
     return PromptDraw(draw_id=secret, prompt=prompt, token_ids=np.array([5, 6], np.int32))
 
 
 async def test_a_demonstration_is_played_and_scored_in_the_models_own_tokens(tiny_model: Path) -> None:
     parts = parts_of(tiny_model)
-    (rollout,) = await demonstrations(parts, [game(3, ("2", "3")), game(1, ())])
-    renderer = parts.data.renderer
+    (rollout,) = await shown(parts, [game(3, ("2", "3")), game(1, ())])
+    renderer = parts.live.generation.renderer
     hint = renderer.follow_up("No, my number is higher than 2. Pick one: 1, 2 or 3. Answer with a number.")
     first, second = renderer.answer("2"), renderer.answer("3")
     assert rollout.token_ids.tolist() == [*first, *hint, *second]
@@ -67,13 +85,13 @@ async def test_a_demonstration_is_played_and_scored_in_the_models_own_tokens(tin
         Turn(start=0, end=len(first), reward=0.0, state="start"),
         Turn(start=ends, end=ends + len(second), reward=1.0, state="2 higher"),
     )
-    assert (rollout.rollout_id, rollout.expert, rollout.finished) == ("3.4", True, True)  # after the policy's four
+    assert (rollout.sample_id, rollout.expert, rollout.finished) == ("3.4", True, True)  # after the policy's four
     assert rollout.reward is not None and rollout.reward.value == 1.0
     assert not rollout.logprobs.any() and (rollout.policy_versions == -1).all()
 
 
 async def test_an_expert_with_nothing_left_to_say_ends_its_episode_unfinished(tiny_model: Path) -> None:
-    (rollout,) = await demonstrations(parts_of(tiny_model), [game(3, ("1",))])
+    (rollout,) = await shown(parts_of(tiny_model), [game(3, ("1",))])
     assert rollout.reward is not None and rollout.reward.value == 0.0
     assert not rollout.finished
 
@@ -82,11 +100,11 @@ async def test_an_expert_with_nothing_left_to_say_ends_its_episode_unfinished(ti
 async def test_a_verifier_that_stays_dead_costs_the_demonstration_alone(
     tiny_model: Path, failures: int, found: int
 ) -> None:
-    assert len(await demonstrations(parts_of(tiny_model, failures=failures), [game(3, ("2", "3"))])) == found
+    assert len(await shown(parts_of(tiny_model, failures=failures), [game(3, ("2", "3"))])) == found
 
 
 async def test_nothing_is_shown_where_imitation_weighs_nothing(tiny_model: Path) -> None:
-    assert await demonstrations(parts_of(tiny_model, weight=0.0), [game(3, ("2", "3"))]) == []
+    assert await shown(parts_of(tiny_model, weight=0.0), [game(3, ("2", "3"))]) == []
 
 
 def rollout(draw_id: int, index: int, reward: float, *, turns: int = 1, expert: bool = False) -> Rollout:

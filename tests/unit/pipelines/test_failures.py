@@ -42,14 +42,15 @@ def group(draw_id: int, *results: RewardResult | str) -> Group:
 
 
 def test_shares_are_of_the_answers_that_a_verifier_was_asked_about() -> None:
-    groups = [group(0, "boom (prompt 'd/0')", RIGHT, CUT, CUT), group(1, "boom (prompt 'd/1')", LATE, CUT, "other")]
+    boom = [f"a worker (process {7 + i}) is gone (prompt 'd/{i}')" for i in range(2)]
+    groups = [group(0, boom[0], RIGHT, CUT, CUT), group(1, boom[1], LATE, CUT, "other")]
     found = failures_of(groups)
     assert (found.asked, found.failed, found.timed_out) == (5, 3, 1)  # three were cut off: nobody looked at them
     assert found.metrics() == {
         "rollout/infra_errors": 3, "rollout/infra_error_share": 0.6, "reward/timeouts": 1, "reward/timeout_share": 0.2
     }  # fmt: skip
     assert describe(found) == (
-        "3 of 5 answers got no reward, 2 times: boom (first: prompt 'd/0'); "
+        "3 of 5 answers got no reward, 2 of them: a worker is gone (first: prompt 'd/0'); "
         "1 of 5 answers took longer to verify than time_limit_s"
     )
     assert describe(failures_of([group(0, RIGHT, CUT)])) == ""

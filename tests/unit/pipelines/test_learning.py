@@ -12,7 +12,7 @@ from roll.algorithms.selection import select as select_groups
 from roll.algorithms.weighing import weigh
 from roll.config.algorithm import AlgorithmConfig
 from roll.data.samples import build_batch
-from roll.pipelines.learning.collecting import settle
+from roll.pipelines.rlvr.collecting import settle
 from roll.rollout import DataLedger
 from roll.types import Fate, Group, Prompt, PromptDraw, RewardResult, Rollout, RolloutStatus, Turn
 

@@ -7,11 +7,13 @@ from typing import Any
 
 import pytest
 
+from roll.config.operations import CheckpointConfig
 from roll.errors import HalfUpdatedError, WorkerDiedError
-from roll.pipelines import saving
-from roll.pipelines.evaluate import _note
-from roll.pipelines.learning.updates import _update
+from roll.pipelines.evaluation import _note
+from roll.pipelines.learner import update
+from roll.pipelines.run import Run
 from roll.pipelines.state import RunState
+from roll.pipelines.stop import StopRequest
 
 
 class Checkpointer:
@@ -26,22 +28,26 @@ class Checkpointer:
         return f"step-{state.step}"
 
 
-def parts(step: int, began_at: int, *, mid_update: bool = False, failure: Exception | None = None) -> Any:
+def parts(step: int, began_at: int, *, mid_update: bool = False, failure: Exception | None = None) -> Run:
     from roll.tracking import Spans
 
-    async def close() -> None:
-        pass
-
-    return SimpleNamespace(
+    return Run(
+        seed=0,
+        num_steps=9,
+        checkpoint=CheckpointConfig(),
         state=RunState(step=step, data={"cursor": step}, num_draws=3 * step),
+        stream=SimpleNamespace(restore=lambda state: None),  # type: ignore[arg-type]
+        ledger=SimpleNamespace(forget_from=lambda number: None),  # type: ignore[arg-type]
+        checkpointer=Checkpointer(failure),  # type: ignore[arg-type]
+        tracker=SimpleNamespace(spans=Spans()),  # type: ignore[arg-type]
+        stop=StopRequest(),
         began_at=began_at,
         mid_update=mid_update,
-        controller=SimpleNamespace(close=close),
-        spans=Spans(),
-        checkpointer=Checkpointer(failure),
-        data=SimpleNamespace(train=SimpleNamespace(restore=lambda state: None)),
-        ledger=SimpleNamespace(forget_from=lambda number: None),
     )
+
+
+async def nothing_runs() -> None:
+    pass
 
 
 async def test_an_error_saves_the_last_boundary_where_it_still_stands() -> None:
@@ -50,12 +56,13 @@ async def test_an_error_saves_the_last_boundary_where_it_still_stands() -> None:
         (parts(7, 7), []),  # nothing was learnt since the session began
         (parts(7, 0, mid_update=True), []),  # weights have moved on
     ):
-        await saving.save_before_the_end(made, ValueError("boom"))
+        await made.save_before_the_end(ValueError("boom"), nothing_runs)
         assert made.checkpointer.saved == saved
 
 
 async def test_a_save_that_fails_too_hides_nothing(caplog: pytest.LogCaptureFixture) -> None:
-    await saving.save_before_the_end(parts(7, 0, failure=OSError("disk full")), ValueError("boom"))
+    made = parts(7, 0, failure=OSError("disk full"))
+    await made.save_before_the_end(ValueError("boom"), nothing_runs)
     assert "could not be saved: disk full" in caplog.text
 
 
@@ -80,7 +87,7 @@ async def test_the_boundary_stands_until_a_weight_may_have_moved(
     made = parts(1, 0, mid_update=before)
     trainer: Any = SimpleNamespace(train_step=train_step, num_ranks=num_ranks)
     try:
-        await _update(made, trainer, None, None)  # type: ignore[arg-type]
+        await update(made, trainer, None, None)  # type: ignore[arg-type]
     except Exception as raised:
         assert raised is error
     assert made.mid_update is after
@@ -96,7 +103,7 @@ async def test_the_boundary_stands_until_a_weight_may_have_moved(
     ],
 )
 def test_the_best_step_is_one_that_training_made(scores: dict[int, float], best: int | None) -> None:
-    made = SimpleNamespace(state=RunState())
+    state = RunState()
     for step, score in scores.items():
-        _note(made, step, score)  # type: ignore[arg-type]
-    assert made.state.best_step == best
+        _note(state, step, score)
+    assert state.best_step == best

@@ -23,7 +23,7 @@ from roll.algorithms.weighing import kl_token_rewards, weigh
 from roll.config import RLVRConfig
 from roll.config.algorithm import AlgorithmConfig
 from roll.data.samples import build_batch
-from roll.pipelines.learning.collecting import chosen
+from roll.pipelines.rlvr.collecting import chosen
 from roll.types import Fate, Group, Prompt, PromptDraw, RewardResult, Rollout, Turn
 
 LONGEST = 8
@@ -183,9 +183,9 @@ def selected(sources: list[dict[str, Any]], groups: list[Group], **algorithm: An
             "training": {"num_steps": 1},
         }
     )
-    parts: Any = SimpleNamespace(config=config, state=SimpleNamespace(moments={}), spans=SimpleNamespace(phase=nothing))
+    run: Any = SimpleNamespace(state=SimpleNamespace(moments={}), spans=SimpleNamespace(phase=nothing))
     batch: Any = SimpleNamespace(groups=groups, companions={}, left_out={}, expired={})
-    return chosen(parts, batch, ()).selection
+    return chosen(config, run, batch, ()).selection
 
 
 def test_a_source_with_turns_moves_no_limit_of_the_source_beside_it() -> None:

@@ -92,7 +92,7 @@ class Numbers:
 
 
 async def reward(rollout: Rollout) -> RewardResult:
-    return RewardResult(value=reward_of(f"train-{rollout.rollout_id}"))
+    return RewardResult(value=reward_of(str(rollout.rollout_id)))
 
 
 def trained(policy: dict[str, Any], *, num_steps: int = NUM_STEPS) -> tuple[list[Batch], float]:
@@ -157,7 +157,7 @@ def test_a_run_counts_what_it_trained_beside_what_it_scored_and_stopped() -> Non
     assert census is not None
     assert len(census.counted) == NUM_PROMPTS * GROUP_SIZE
     assert len(census.counted) + len(census.unused) + census.num_stopped == NUM_PROMPTS * 10
-    kept = [f"train-{r.rollout_id}" for g in batch.groups for r in g.rollouts]
+    kept = [str(r.rollout_id) for g in batch.groups for r in g.rollouts]
     metrics = census.metrics()
     assert metrics["choice/length_counted"] == pytest.approx(fmean(map(length_of, kept)))
     assert metrics["choice/reward_counted"] == pytest.approx(fmean(map(reward_of, kept)))

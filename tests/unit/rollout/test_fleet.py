@@ -16,6 +16,7 @@ from worlds.engines import Fault, TickingEngine, TickingEngines
 from roll.errors import EngineDiedError, NoEngineError, WeightSyncError
 from roll.rollout import LLMProxy
 from roll.rollout.fleet import EngineFleet
+from roll.rollout.link import EngineLink
 from roll.rollout.routing import Router
 from roll.simulation.clock import run
 from roll.types import GenerationRequest, SamplingParams
@@ -357,6 +358,26 @@ def test_who_is_cancelled_while_orphans_end_loses_no_abort() -> None:
         assert asyncio.get_running_loop().time() < 8  # aborted, not finished
 
     within(main())
+
+
+@pytest.mark.parametrize("first", ["pause", "resume"])
+def test_of_a_pause_and_a_resume_the_later_counts_although_the_caller_of_the_first_gave_up(first: str) -> None:
+    """The engine is slow to heed the first one only."""
+
+    async def main() -> bool:
+        lags = iter([5.0])
+        own = engine("a", lag=lambda: next(lags, 0.0))
+        own.paused = first == "resume"
+        link = EngineLink(own, lambda lost: None)  # type: ignore[arg-type]
+        calls = {"pause": lambda: link.pause("keep"), "resume": link.resume}
+        given_up = asyncio.create_task(calls.pop(first)())
+        await asyncio.sleep(1.0)
+        given_up.cancel()
+        await calls.popitem()[1]()
+        await asyncio.sleep(60.0)
+        return own.paused
+
+    assert within(main()) == (first == "resume")
 
 
 def test_a_place_is_free_when_the_engine_has_let_go() -> None:

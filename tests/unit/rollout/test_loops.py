@@ -6,8 +6,17 @@ import numpy as np
 import pytest
 
 from roll.registry import load_function
-from roll.rollout.loops import play, single_answer
-from roll.types import Generation, GenerationRequest, IntArray, Prompt, PromptDraw, Rollout, SamplingParams
+from roll.rollout.loops import loop_for, play, single_answer
+from roll.types import (
+    EnvironmentSettings,
+    Generation,
+    GenerationRequest,
+    IntArray,
+    Prompt,
+    PromptDraw,
+    Rollout,
+    SamplingParams,
+)
 
 
 class Numbers:
@@ -42,7 +51,8 @@ class Script:
 
 def draw(secret: int, num_turns: int = 2) -> PromptDraw:
     options = {"max_number": 5, "num_turns": num_turns, "secret": secret}
-    prompt = Prompt(uid="g/1", domain="g", messages=(), metadata={"env": {"name": "guess_number", "options": options}})
+    environment = EnvironmentSettings(name="guess_number", options=options)
+    prompt = Prompt(uid="g/1", domain="g", messages=(), environment=environment, turns=num_turns)
     return PromptDraw(draw_id=4, prompt=prompt, token_ids=np.array([1, 2], dtype=np.int32))
 
 
@@ -112,3 +122,9 @@ async def test_the_example_of_a_loop_of_ones_own_asks_twice() -> None:
     assert rollout.token_ids.tolist() == [101, 9, 7, 102, 9]
     assert [(t.start, t.end) for t in rollout.turns] == [(0, 2), (3, 5)]
     assert script.requests[1].token_ids.tolist() == [1, 2, 101, 9, 7]
+
+
+def test_a_column_of_data_that_is_called_env_makes_no_game() -> None:
+    plain = Prompt(uid="d/1", domain="d", messages=(), metadata={"env": {"name": "guess_number", "options": {}}})
+    assert loop_for(plain) is single_answer
+    assert loop_for(draw(1).prompt) is play

@@ -250,7 +250,7 @@ def test_real_and_simulated_engines_see_the_same_events_in_the_same_order(name: 
         return scheduler, proxy, engines, judge, record, events, taken
 
     scheduler, proxy, engines, judge, record, events, taken = asyncio.run(main())
-    real_events = [(e.rollout_id, e.before, e.after, e.detail) for e in events]
+    real_events = [(str(e.rollout_id), e.before, e.after, e.detail) for e in events]
     events.clear()
 
     async def again() -> Any:
@@ -266,7 +266,7 @@ def test_real_and_simulated_engines_see_the_same_events_in_the_same_order(name: 
         return await run_steps(scheduler, proxy, POLICIES[name], SECOND)
 
     assert clock.run(again()) == taken
-    simulated = [(_without(e.rollout_id), e.before, e.after, e.detail) for e in events]
+    simulated = [(_without(str(e.rollout_id)), e.before, e.after, e.detail) for e in events]
     assert simulated == real_events
     used = {engine for _, _, after, engine in real_events if after == "generating"}
     assert used == {"e0", "e1"}

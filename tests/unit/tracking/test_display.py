@@ -14,9 +14,9 @@ from rich.cells import cell_len
 from rich.console import Console as RichConsole
 
 from roll.tracking.console import PlainConsole, QuietConsole, open_console
+from roll.tracking.console_views import AnswerView, EvaluationView, RunHeader, StepView
 from roll.tracking.logs import Terminal
 from roll.tracking.screen import Screen, one_line, render, sparkline, stacked_bar, time_left
-from roll.tracking.views import AnswerView, EvaluationView, RunHeader, StepView
 
 HEADER = RunHeader(name="demo", model="smollm2", algorithm="grpo", where="local", directory="runs/demo", num_steps=40)
 

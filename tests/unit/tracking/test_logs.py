@@ -102,11 +102,12 @@ def test_a_broken_run_points_to_its_log(tmp_path: Path) -> None:
     assert "  RuntimeError: fell over" in done.stdout
 
 
-def test_a_mistake_of_the_user_is_not_answered_with_logs(tmp_path: Path) -> None:
-    failing = "    from roll.errors import DataError\n    raise DataError('file missing')\n"
+@pytest.mark.parametrize("kind", ["DataError", "LossError", "CallbackError", "NoEngineError"])
+def test_an_error_that_names_its_cause_is_not_answered_with_logs(tmp_path: Path, kind: str) -> None:
+    failing = f"    from roll.errors import {kind}\n    raise {kind}('file missing')\n"
     done = run_script(RUN + failing, str(tmp_path), "plain")
     assert "Last lines" not in done.stdout
-    assert "DataError: file missing" in done.stderr
+    assert f"{kind}: file missing" in done.stderr
 
 
 def test_a_run_goes_on_when_nobody_reads_its_lines_any_more(tmp_path: Path) -> None:

@@ -25,16 +25,17 @@ from roll.tracking.recording import (
     truncate_recording,
 )
 from roll.tracking.recording.tables import schemas
-from roll.types import Group, Prompt, PromptDraw, RewardResult, Rollout, RolloutStatus, Turn
+from roll.types import Group, Prompt, PromptDraw, RewardResult, Rollout, RolloutId, RolloutStatus, Turn
 
 TEXT = st.text(max_size=8)
 FLOATS = st.floats(allow_nan=False, allow_infinity=False)
+IDS = st.builds(RolloutId, purpose=TEXT, draw_id=st.integers(0, 99), index=st.integers(0, 99))
 TIMES = st.floats(min_value=0, max_value=1e6)
 TOKENS = arrays(np.int32, st.integers(0, 6), elements=st.integers(0, 2**31 - 1))
 
 
 @st.composite
-def rollouts(draw: st.DrawFn, of: PromptDraw, index: int, *, expert: bool = False) -> Rollout:
+def rollouts(draw: st.DrawFn, of: PromptDraw, index: int, purpose: str) -> Rollout:
     token_ids = draw(TOKENS)
     length = len(token_ids)
     scored = draw(st.booleans())
@@ -62,21 +63,24 @@ def rollouts(draw: st.DrawFn, of: PromptDraw, index: int, *, expert: bool = Fals
         reward=reward if scored else None,
         engine_id=draw(TEXT),
         turns=tuple(draw(st.lists(turn, max_size=2))),
-        expert=expert,
+        purpose=purpose,
+        expert=purpose == "expert",
     )
 
 
 @st.composite
-def groups(draw: st.DrawFn, draw_id: int) -> Group:
+def groups(draw: st.DrawFn, draw_id: int, purpose: str = "train") -> Group:
     prompt = Prompt(uid=draw(TEXT), domain=draw(TEXT), messages=())
     of = PromptDraw(draw_id=draw_id, prompt=prompt, token_ids=draw(TOKENS), position=draw(st.integers(-1, 9)))
-    return Group(draw=of, rollouts=tuple(draw(rollouts(of, index)) for index in range(draw(st.integers(0, 2)))))
+    return Group(
+        draw=of, rollouts=tuple(draw(rollouts(of, index, purpose)) for index in range(draw(st.integers(0, 2))))
+    )
 
 
 @st.composite
 def recorded_steps(draw: st.DrawFn, number: int = 1) -> RecordedStep:
     found = tuple(draw(groups(draw_id)) for draw_id in range(draw(st.integers(0, 3))))
-    shown = tuple(draw(rollouts(group.draw, 7, expert=True)) for group in found[:1])
+    shown = tuple(draw(rollouts(group.draw, 7, "expert")) for group in found[:1])
     whys = st.dictionaries(st.integers(0, 9), TEXT, max_size=2)
     return RecordedStep(
         step=number,
@@ -84,7 +88,7 @@ def recorded_steps(draw: st.DrawFn, number: int = 1) -> RecordedStep:
         policy_version=draw(st.integers(0, 9)),
         next_policy_version=draw(st.integers(0, 9)),
         groups=found,
-        companions={"greedy": tuple(draw(groups(group.draw.draw_id)) for group in found)} if found else {},
+        companions={"greedy": tuple(draw(groups(group.draw.draw_id, "greedy")) for group in found)} if found else {},
         demonstrations=shown,
         left_out=draw(whys),
         expired=draw(whys),
@@ -98,7 +102,7 @@ def recorded_steps(draw: st.DrawFn, number: int = 1) -> RecordedStep:
         pending=tuple(draw(st.lists(st.tuples(st.integers(0, 9), TEXT, st.integers(0, 9)), max_size=2))),
         counters=draw(st.dictionaries(TEXT, st.integers(0, 9), max_size=2)),
         timings_s=draw(st.dictionaries(TEXT, TIMES, max_size=2)),
-        moves=tuple(draw(st.lists(st.builds(Move, TIMES, TEXT, TEXT, TEXT, TEXT), max_size=3))),
+        moves=tuple(draw(st.lists(st.builds(Move, TIMES, IDS, TEXT, TEXT, TEXT), max_size=3))),
         requests=tuple(
             draw(
                 st.lists(

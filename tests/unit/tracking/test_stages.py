@@ -10,6 +10,7 @@ import pytest
 
 from roll.tracking.spans import Spans
 from roll.tracking.stages import Stages
+from roll.types import RolloutId
 
 
 class World:
@@ -26,7 +27,8 @@ class World:
         for name in names:
             before = self._where.get(name)
             self._where[name] = to
-            self.stages.on_transition(SimpleNamespace(rollout_id=f"{purpose}-{name}", before=before, after=to))
+            rollout_id = RolloutId(purpose=purpose, draw_id=hash(name), index=0)
+            self.stages.on_transition(SimpleNamespace(rollout_id=rollout_id, before=before, after=to))
 
     def act(self, seconds: float) -> None:
         start, self.now = self.now, self.now + seconds

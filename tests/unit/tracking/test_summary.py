@@ -80,11 +80,12 @@ def test_an_evaluation_that_is_not_before_the_first_step_is_not_called_before(tm
 
 def test_a_run_that_did_nothing_says_so_and_an_evaluation_without_answers_is_not_0(tmp_path: Path) -> None:
     failed = {"data/groups_trained": 0.0, "rollout/infra_errors": 4.0, "rollout/infra_error_share": 1.0}
-    empty = {"step": 2, "kind": "evaluation", "eval/num_answers": 0.0}
+    empty = {"step": 2, "kind": "evaluation", "eval/num_answers": 0.0, "eval/infra_errors": 3.0}
     rows = [evaluation_row(0, 0.5), step_row(1, None, **failed), step_row(2, None, **failed), empty]
     summary = summarise("demo", tmp_path, write_lines(tmp_path / "m.jsonl", *rows))
     assert (summary.num_trained_steps, summary.accuracy_after, summary.score_after) == (0, None, None)
     assert (summary.infra_errors, summary.infra_error_share, summary.empty_evaluations) == (8, 1.0, 1)
+    assert summary.evaluation_infra_errors == 3
     text = table_text(summary)
     assert "steps that trained anything" in text and "8 (100.0%)" in text and "accuracy after" not in text
 

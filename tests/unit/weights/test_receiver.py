@@ -103,7 +103,8 @@ def test_a_released_offer_is_refused(sender: Sender):
 
 
 def test_an_offer_of_another_process_is_refused_with_advice(sender: Sender):
-    update = replace(offer(THREE, sender), handle="1-0")
+    update = offer(THREE, sender)
+    update = replace(update, handle=replace(update.handle, process_id=1))
     with (
         pytest.raises(WeightSyncError, match=r"staged in process 1, .* use shared_memory or broadcast"),
         open_update(update),

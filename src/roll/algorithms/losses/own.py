@@ -34,5 +34,5 @@ class OwnLoss:
                 f"loss '{self.path}' failed at {frame.filename}:{frame.lineno}: {type(error).__name__}: {error}"
             ) from error
         if not isinstance(outputs, LossOutputs):
-            raise LossError(f"loss '{self.path}' returned a {type(outputs).__name__}: return a LossOutputs.")
+            raise LossError(f"loss '{self.path}' returned {type(outputs).__name__}, not a LossOutputs.")
         return outputs

@@ -13,8 +13,7 @@ Invariants:
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,17 +23,15 @@ from roll.cluster.judge import judge_specs
 from roll.config import RLVRConfig
 from roll.errors import InfraError, RewardInfraError, UserError
 from roll.models import load_tokenizer, resolve_model, stop_token_ids
-from roll.protocols import EngineGroup, WorkerPool
-from roll.rewards.compose import WeightedReward
+from roll.protocols import EngineGroup
 from roll.rewards.judge.cache import content_key
 from roll.rewards.judge.own import JudgeModel
-from roll.rewards.opening import open_rewards
 from roll.rollout import LLMProxy, Router
 from roll.tracking import RunDirectory
 from roll.tracking.rollout_trace import RequestTrace
 from roll.types import Generation, GenerationRequest
 
-__all__ = ["JudgeRole", "open_scoring", "start_judge"]
+__all__ = ["JudgeRole", "start_judge"]
 
 
 @dataclass(slots=True)
@@ -170,20 +167,6 @@ async def start_judge(
     except BaseException:
         await engines.close()
         raise
-
-
-@asynccontextmanager
-async def open_scoring(
-    config: RLVRConfig, cluster: Cluster, pool: WorkerPool
-) -> AsyncIterator[Mapping[str, WeightedReward]]:
-    """The rewards of a configuration by domain, and the judge where they ask one; for work that is no run."""
-    async with AsyncExitStack() as stack:
-        judge = None
-        if config.judge is not None:
-            role = await start_judge(config, cluster)
-            stack.push_async_callback(role.close)
-            judge = role.model
-        yield await stack.enter_async_context(open_rewards(config, pool, judge))
 
 
 def _identity(path: Path, dtype: str) -> str:

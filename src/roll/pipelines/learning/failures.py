@@ -12,6 +12,7 @@ verifier: shares are of those that were, or should have been, looked at.
 from __future__ import annotations
 
 import logging
+import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -26,6 +27,8 @@ from roll.types import Group, Rollout, RolloutStatus
 __all__ = ["Failures", "Retries", "check_failures", "describe", "failures_of", "step_alarms"]
 
 logger = logging.getLogger(__name__)
+
+_PROCESS = re.compile(r" \(process \d+\)")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -96,8 +99,8 @@ class Retries:
 
 
 def _cause(rollout: Rollout) -> str:
-    """Without the prompt, so that equal causes are counted as one."""
-    return rollout.cause.removesuffix(f" (prompt '{rollout.prompt.uid}')")
+    """Without the prompt and the process, so that equal causes are counted as one."""
+    return _PROCESS.sub("", rollout.cause.removesuffix(f" (prompt '{rollout.prompt.uid}')"))
 
 
 def describe(failures: Failures) -> str:
@@ -105,7 +108,7 @@ def describe(failures: Failures) -> str:
     parts = []
     if failures.failed:
         cause, count = failures.causes.most_common(1)[0]
-        often = "" if count == failures.failed else f", {count} times"
+        often = "" if count == failures.failed else f", {count} of them"
         parts.append(
             f"{failures.failed} of {failures.asked} answers got no reward{often}: {cause} "
             f"(first: prompt '{failures.prompts[cause]}')"

@@ -11,8 +11,8 @@ docs/replay.md describes every column. Importing this imports no pyarrow.
 """
 
 from roll.tracking.recording.files import Recording, RecordingWriter, truncate_recording
+from roll.tracking.recording.recorded_work import RecordedWork
 from roll.tracking.recording.records import FORMAT, Move, RecordedDraw, RecordedStep, Request, Session
-from roll.tracking.recording.work import RecordedWork
 
 __all__ = [
     "FORMAT",

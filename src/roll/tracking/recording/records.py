@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from roll.types import Group, Rollout
+from roll.types import Group, Rollout, RolloutId
 
 __all__ = ["FORMAT", "Move", "RecordedDraw", "RecordedStep", "Request", "Session"]
 
@@ -19,8 +19,7 @@ class Move(NamedTuple):
 
     time_s: float
     """Since the session began."""
-    rollout_id: str
-    """`<purpose>-<draw>.<index>`"""
+    rollout_id: RolloutId
     before: str
     """Empty at its beginning."""
     after: str
@@ -32,7 +31,7 @@ class Request(NamedTuple):
     """One call of the model, as its caller saw it: resumptions and repetitions are inside."""
 
     request_id: str
-    """`<purpose>-<draw>.<index>`, and `.t<turn>` from the second turn on."""
+    """As engines saw it: `RolloutId.request_id`, unless a loop of the user's own gave another one."""
     engine_id: str
     """That had it last; empty where none had it."""
     queued_s: float
@@ -107,6 +106,8 @@ class RecordedStep:
     """Of the round."""
     staleness: tuple[int, ...] = ()
     """Of each trained group, in policy versions."""
+    census: Mapping[str, Any] = field(default_factory=dict)
+    """What counts beside what was launched, where the policy chose (the fields of `Census`)."""
     draws: tuple[RecordedDraw, ...] = ()
     """Opened since the last step's boundary."""
     stream: Mapping[str, Any] = field(default_factory=dict)

@@ -9,15 +9,25 @@ import numpy as np
 
 from roll.tracking.recording.records import FORMAT, Move, RecordedDraw, RecordedStep, Request
 from roll.tracking.rollout_table import utf8
-from roll.types import FinishReason, Group, Prompt, PromptDraw, RewardResult, Rollout, RolloutStatus, Turn
+from roll.types import (
+    EXPERT,
+    TRAIN,
+    FinishReason,
+    Group,
+    Prompt,
+    PromptDraw,
+    RewardResult,
+    Rollout,
+    RolloutId,
+    RolloutStatus,
+    Turn,
+)
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["EXPERT", "TRAIN", "facts_of", "schemas", "step_of", "tables_of"]
+__all__ = ["facts_of", "schemas", "step_of", "tables_of"]
 
-TRAIN, EXPERT = "train", "expert"
-"""Purposes of the batch's own groups and of demonstrations; companions have their plan's."""
 _PLAIN = ("step", "session", "policy_version", "next_policy_version", "num_refills", "kind", "num_draws")
 _MAPPINGS = ("stream", "counters", "timings_s")
 
@@ -90,6 +100,7 @@ def facts_of(step: RecordedStep) -> dict[str, Any]:
         "format": FORMAT,
         **{name: getattr(step, name) for name in _PLAIN},
         **{name: dict(getattr(step, name)) for name in _MAPPINGS},
+        "census": dict(step.census),
         "left_out": [[draw_id, why] for draw_id, why in step.left_out.items()],
         "expired": [[draw_id, why] for draw_id, why in step.expired.items()],
         "expired_lengths": list(step.expired_lengths),
@@ -111,7 +122,7 @@ def tables_of(step: RecordedStep) -> dict[str, pa.Table]:
             *(_rollout_row(purpose, rollout, group.draw) for purpose, group in groups for rollout in group.rollouts),
             *(_rollout_row(EXPERT, rollout, None) for rollout in step.demonstrations),
         ],
-        "moves": step.moves,
+        "moves": ((time_s, str(rollout_id), *rest) for time_s, rollout_id, *rest in step.moves),
         "requests": step.requests,
     }
     return {name: pa.table(_columns(rows[name], schema), schema=schema) for name, schema in schemas().items()}
@@ -181,6 +192,7 @@ def step_of(facts: dict[str, Any], tables: dict[str, pa.Table]) -> RecordedStep:
     }
     return RecordedStep(
         **{name: facts[name] for name in (*_PLAIN, *_MAPPINGS)},
+        census=facts.get("census", {}),  # older recordings have none
         groups=groups.pop(TRAIN, ()),
         companions=groups,
         demonstrations=tuple(shown),
@@ -190,9 +202,17 @@ def step_of(facts: dict[str, Any], tables: dict[str, pa.Table]) -> RecordedStep:
         staleness=tuple(facts["staleness"]),
         draws=tuple(RecordedDraw(*draw) for draw in facts["draws"]),
         pending=tuple((draw_id, domain, position) for draw_id, domain, position in facts["pending"]),
-        moves=tuple(Move(*row.values()) for row in _rows(tables["moves"])),
+        moves=tuple(_move(row) for row in _rows(tables["moves"])),
         requests=tuple(Request(*row.values()) for row in _rows(tables["requests"])),
     )
+
+
+def _move(row: dict[str, Any]) -> Move:
+    """The one place where the text of a rollout's id is read: a file has nothing else of it."""
+    purpose, _, place = row["rollout_id"].rpartition("-")
+    draw_id, _, index = place.partition(".")
+    rollout_id = RolloutId(purpose=purpose, draw_id=int(draw_id), index=int(index))
+    return Move(**(row | {"rollout_id": rollout_id}))
 
 
 def _rollout(row: dict[str, Any], draw: PromptDraw, *, expert: bool = False) -> Rollout:
@@ -211,6 +231,7 @@ def _rollout(row: dict[str, Any], draw: PromptDraw, *, expert: bool = False) -> 
     return Rollout(
         draw_id=row["draw_id"],
         index=row["index"],
+        purpose=row["purpose"],
         prompt=draw.prompt,
         prompt_token_ids=draw.token_ids if own is None else own,
         token_ids=row["token_ids"],

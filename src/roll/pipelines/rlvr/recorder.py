@@ -14,13 +14,13 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 from roll.config import RLVRConfig
 from roll.config.load import resolved
 from roll.models import load_tokenizer
 from roll.models.fingerprint import model_fingerprint, tokenizer_fingerprint
-from roll.pipelines.material import Material
+from roll.pipelines.preparation import Prepared
 from roll.pipelines.state import RunState
 from roll.rollout import Batch, DataLedger, LifeCycle, LLMProxy, Transition
 from roll.rollout.proxy import OnStart
@@ -119,15 +119,12 @@ class Recorder:
             num_refills=batch.num_refills,
             kind=batch.kind,
             staleness=tuple(batch.staleness),
+            census=asdict(batch.census) if batch.census else {},
             draws=tuple(RecordedDraw(entry.draw_id, entry.uid, entry.step) for entry in opened),
             stream=state.data,
             num_draws=state.num_draws,
             pending=_pending(state),
-            counters={
-                "replaced": proxy.num_replaced,
-                "reissued": proxy.num_reissued,
-                "continued": proxy.num_continued,
-            },
+            counters=proxy.counts(),
             timings_s=times,
             moves=tuple(self._moves),
             requests=tuple(self._requests),
@@ -176,7 +173,7 @@ class RecordingProxy(LLMProxy):
 
 
 def open_recorder(
-    config: RLVRConfig, material: Material, state: RunState, tracker: Tracker, ledger: DataLedger
+    config: RLVRConfig, prepared: Prepared, state: RunState, tracker: Tracker, ledger: DataLedger
 ) -> Recorder:
     """Begin to record; the run's directory was cut back to `state`.
 
@@ -186,11 +183,11 @@ def open_recorder(
     now = asyncio.get_running_loop().time()
     with writing(tracker.run.path):
         writer = RecordingWriter(tracker.run.recording_dir)
-        session = replace(session_of(config, material, state), number=writer.next_session)
+        session = replace(session_of(config, prepared, state), number=writer.next_session)
         return Recorder(writer, session, now, state.policy_version, tracker, ledger)
 
 
-def session_of(config: RLVRConfig, material: Material, state: RunState) -> Session:
+def session_of(config: RLVRConfig, prepared: Prepared, state: RunState) -> Session:
     """What a session's steps have in common; its number is the first."""
     return Session(
         number=1,
@@ -198,8 +195,8 @@ def session_of(config: RLVRConfig, material: Material, state: RunState) -> Sessi
         started=time.time(),
         version=__version__,
         config=resolved(config),
-        model=model_fingerprint(material.model_path),
-        tokenizer=tokenizer_fingerprint(load_tokenizer(material.model_path)),
+        model=model_fingerprint(prepared.model_path),
+        tokenizer=tokenizer_fingerprint(load_tokenizer(prepared.model_path)),
         stream=state.data,
         num_draws=state.num_draws,
         pending=_pending(state),

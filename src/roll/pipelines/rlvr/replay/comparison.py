@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from roll.tracking import atomic
 from roll.tracking.recording import RecordedWork
-from roll.tracking.recording.work import WAITS
+from roll.tracking.recording.recorded_work import WAITS
 
 if TYPE_CHECKING:
     from rich.table import Table

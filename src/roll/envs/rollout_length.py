@@ -1,4 +1,4 @@
-"""Room for a conversation: how long an episode can become, known before the first one is played."""
+"""How long an episode can become, in tokens: known before the first one is played, so that engines keep room."""
 
 from __future__ import annotations
 

@@ -21,7 +21,13 @@ from typing import Any
 
 from roll.config.operations import CheckpointConfig
 from roll.errors import CheckpointError, InfraError, RunDirectoryError
-from roll.pipelines.saved import UNFINISHED, checkpoints, critic_directory, find_checkpoint, remove_unfinished
+from roll.pipelines.checkpoint_files import (
+    UNFINISHED,
+    checkpoints,
+    critic_directory,
+    find_checkpoint,
+    remove_unfinished,
+)
 from roll.pipelines.state import RunState
 from roll.protocols import TrainerGroup
 from roll.rollout.ledger import DataLedger

@@ -15,43 +15,44 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from roll.config import RLVRConfig
 from roll.data import ChatRenderer
 from roll.errors import InfraError
-from roll.pipelines.parts import Parts
-from roll.rollout.loops import play, single_answer
-from roll.types import Generation, GenerationRequest, PromptDraw, Rollout
+from roll.pipelines.live_policy import LivePolicy
+from roll.rollout.loops import loop_for
+from roll.types import EXPERT, Generation, GenerationRequest, PromptDraw, Rollout, RolloutId
 
 __all__ = ["demonstrations"]
 
 logger = logging.getLogger(__name__)
 
 
-async def demonstrations(parts: Parts, draws: Sequence[PromptDraw]) -> list[Rollout]:
+async def demonstrations(config: RLVRConfig, live: LivePolicy, draws: Sequence[PromptDraw]) -> list[Rollout]:
     """A scored expert rollout for every draw whose prompt has a demonstration; none where imitation weighs nothing.
 
     One that infrastructure failed to score, after `rollout.max_attempts`, is left out: the policy's own rollouts do
     not depend on it.
     """
-    if parts.config.algorithm.imitation.weight == 0:
+    if config.algorithm.imitation.weight == 0:
         return []
     shown = [draw for draw in draws if draw.prompt.expert]
-    found = await asyncio.gather(*(_scored(parts, draw) for draw in shown))
+    found = await asyncio.gather(*(_scored(config, live, draw) for draw in shown))
     return [rollout for rollout in found if rollout is not None]
 
 
-async def _scored(parts: Parts, draw: PromptDraw) -> Rollout | None:
-    plan = parts.train_plan
-    script = _Script(renderer=parts.data.renderer, answers=iter(draw.prompt.expert))
+async def _scored(config: RLVRConfig, live: LivePolicy, draw: PromptDraw) -> Rollout | None:
+    plan, renderer, reward = live.plan, live.generation.renderer, live.generation.rewards[draw.prompt.domain]
+    script = _Script(renderer=renderer, answers=iter(draw.prompt.expert))
+    name = RolloutId(purpose=EXPERT, draw_id=draw.draw_id, index=plan.group_size)
     request = GenerationRequest(
-        request_id=f"expert-{draw.draw_id}", token_ids=draw.token_ids, sampling=replace(plan.sampling, seed=0)
+        request_id=name.request_id(), token_ids=draw.token_ids, sampling=replace(plan.sampling, seed=0)
     )
-    loop = play if "env" in draw.prompt.metadata else single_answer
-    rollout = await loop(draw, plan.group_size, request, script.generate, parts.data.renderer)
-    rollout = replace(rollout, expert=True)
-    attempts = parts.config.rollout.max_attempts
+    rollout = await loop_for(draw.prompt)(draw, name.index, request, script.generate, renderer)
+    rollout = replace(rollout, purpose=name.purpose, expert=True)
+    attempts = config.rollout.max_attempts
     for attempt in range(1, attempts + 1):
         try:
-            return replace(rollout, reward=await parts.rewards[draw.prompt.domain](rollout))
+            return replace(rollout, reward=await reward(rollout))
         except InfraError as error:
             logger.warning("demonstration of %s, attempt %d of %d: %s", draw.prompt.uid, attempt, attempts, error)
     return None

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from itertools import pairwise
+from itertools import count, pairwise, takewhile
 
 from roll.tracking.recording.records import RecordedStep
-from roll.tracking.recording.tables import TRAIN
-from roll.types import IntArray, RewardResult, Rollout
+from roll.types import IntArray, RewardResult, Rollout, RolloutId
 
-__all__ = ["WAITS", "RecordedWork", "previous_turn", "request_id"]
+__all__ = ["WAITS", "RecordedWork"]
 
 WAITS = ("generate", "wait", "environment", "reward")
 """Phases that wait for a batch."""
@@ -26,12 +25,13 @@ class RecordedWork:
     """By request id, whether the answer ended by itself."""
     environment_s: dict[str, float] = field(default_factory=dict)
     """By request id of a later turn, seconds between the end of the turn before and it."""
-    rewards: dict[str, RewardResult] = field(default_factory=dict)
-    """By rollout id."""
-    between: dict[str, tuple[IntArray, ...]] = field(default_factory=dict)
-    """By rollout id, what came between its turns; only of rollouts with several."""
-    turn_rewards: dict[str, tuple[tuple[float, str], ...]] = field(default_factory=dict)
-    """By rollout id, reward and state of each turn; only of rollouts with turns."""
+    answers: dict[RolloutId, int] = field(default_factory=dict)
+    """Tokens of the first answer of every rollout whose first answer ended, also of those that no batch got."""
+    rewards: dict[RolloutId, RewardResult] = field(default_factory=dict)
+    between: dict[RolloutId, tuple[IntArray, ...]] = field(default_factory=dict)
+    """What came between a rollout's turns; only of rollouts with several."""
+    turn_rewards: dict[RolloutId, tuple[tuple[float, str], ...]] = field(default_factory=dict)
+    """Reward and state of each turn; only of rollouts with turns."""
     prompt_tokens: dict[int, int] = field(default_factory=dict)
     """By draw id."""
     train_s: dict[int, float] = field(default_factory=dict)
@@ -45,25 +45,30 @@ class RecordedWork:
     def of(cls, steps: Iterable[RecordedStep]) -> RecordedWork:
         """Of these steps, read one after the other."""
         work = cls()
-        ended: dict[str, float] = {}
+        seen: dict[str, RolloutId] = {}
+        times_of: dict[str, tuple[float, float]] = {}
         for step in steps:
             for request in step.requests:
                 if request.finish_reason in ("stop", "length"):
                     work.tokens[request.request_id] = request.num_tokens
                     work.stopped[request.request_id] = request.finish_reason == "stop"
-                before = previous_turn(request.request_id)
-                if before in ended:
-                    work.environment_s[request.request_id] = max(0.0, request.queued_s - ended[before])
-                ended[request.request_id] = request.ended_s
+                times_of[request.request_id] = request.queued_s, request.ended_s
             for group in step.groups:
                 work.prompt_tokens[group.draw.draw_id] = len(group.draw.token_ids)
                 for rollout in group.rollouts:
                     work._add(rollout)
+            seen |= {move.rollout_id.request_id(): move.rollout_id for move in step.moves}
+            seen |= {r.rollout_id.request_id(): r.rollout_id for group in step.groups for r in group.rollouts}
             times = step.timings_s
             work.wait_s[step.step] = sum(times.get(name, 0.0) for name in WAITS)
             work.sync_s[step.step] = times.get("sync", 0.0)
             work.step_s[step.step] = times.get("step", 0.0)
             work.train_s[step.step] = _training(times)
+        work.answers = {seen[name]: tokens for name, tokens in work.tokens.items() if name in seen}
+        for rollout_id in seen.values():
+            turns = takewhile(times_of.__contains__, map(rollout_id.request_id, count()))
+            for before, after in pairwise(turns):
+                work.environment_s[after] = max(0.0, times_of[after][0] - times_of[before][1])
         return work
 
     def _add(self, rollout: Rollout) -> None:
@@ -75,24 +80,6 @@ class RecordedWork:
             return
         self.turn_rewards[name] = tuple((turn.reward, turn.state) for turn in turns)
         self.between[name] = tuple(rollout.token_ids[a.end : b.start].copy() for a, b in pairwise(turns))
-
-
-def previous_turn(request_id: str) -> str:
-    """The id of the request before a later turn's; empty for a first one.
-
-    >>> previous_turn("train-3.1"), previous_turn("train-3.1.t1"), previous_turn("train-3.1.t2")
-    ('', 'train-3.1', 'train-3.1.t1')
-    """
-    first, mark, turn = request_id.rpartition(".t")
-    if not mark:
-        return ""
-    return first if turn == "1" else f"{first}.t{int(turn) - 1}"
-
-
-def request_id(draw_id: int, index: int, turn: int = 0) -> str:
-    """Of a turn of a training rollout."""
-    first = f"{TRAIN}-{draw_id}.{index}"
-    return first if turn == 0 else f"{first}.t{turn}"
 
 
 def _training(times: Mapping[str, float]) -> float:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -23,46 +23,36 @@ from roll.config import RLVRConfig
 from roll.errors import ConfigError
 from roll.models import resolve_model
 from roll.pipelines import measures
-from roll.pipelines.judge import start_judge
-from roll.pipelines.learning.failures import Retries
-from roll.pipelines.material import engine_specs, prepare_material, sampling_plans
-from roll.pipelines.replay.checks import check_material, check_steps, open_recording
-from roll.pipelines.replay.comparison import Comparison
-from roll.pipelines.saved import find_model_directory
-from roll.pipelines.scheduling import build_controller, build_router, build_scheduler, own_loop
+from roll.pipelines.checkpoint_files import find_model_directory
+from roll.pipelines.generation import Generation as Answering
+from roll.pipelines.generation import open_generation, own_loop, start_roles
+from roll.pipelines.preparation import prepare, sampling_plans
+from roll.pipelines.rlvr.replay.checks import check_prepared, check_steps, open_recording
+from roll.pipelines.rlvr.replay.comparison import Comparison
+from roll.pipelines.rlvr.sampling import build_controller
+from roll.pipelines.run import Session
 from roll.pipelines.state import RunState
-from roll.pipelines.stop import StopRequest
-from roll.pipelines.watching import watch
 from roll.protocols import Reward
-from roll.rewards.opening import open_rewards
-from roll.rollout import AsyncController, DataLedger, LLMProxy, RolloutScheduler
-from roll.rollout.loops import Generate, Renderer, RolloutLoop, joined, next_turn, play, single_answer
-from roll.tracking import RunDirectory, Tracker
+from roll.rollout import AsyncController, DataLedger
+from roll.rollout.loops import Generate, Renderer, RolloutLoop, joined, loop_for, next_turn
 from roll.tracking.recording import RecordedWork
-from roll.tracking.stages import Stages
-from roll.types import Generation, GenerationRequest, PromptDraw, RewardResult, Rollout, Turn
+from roll.types import TRAIN, Generation, GenerationRequest, PromptDraw, RewardResult, Rollout, RolloutId, Turn
 
-__all__ = ["SameLengths", "SameRewards", "open_generation"]
+__all__ = ["SameLengths", "SameRewards", "open_answering"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _World:
     config: RLVRConfig
-    tracker: Tracker
-    stop: StopRequest
+    session: Session
     work: RecordedWork
     controller: AsyncController
-    scheduler: RolloutScheduler
-    proxy: LLMProxy
-    retries: Retries
-    stages: Stages
+    generation: Answering
     first: int
 
 
 @asynccontextmanager
-async def open_generation(
-    config: RLVRConfig, run: RunDirectory, tracker: Tracker, stop: StopRequest
-) -> AsyncIterator[Callable[[], Awaitable[None]]]:
+async def open_answering(config: RLVRConfig, session: Session) -> AsyncIterator[Callable[[], Awaitable[None]]]:
     """Compare with the recording, start engines and rewards, and end them afterwards; inside, the loop to run.
 
     Raises:
@@ -70,53 +60,41 @@ async def open_generation(
     """
     assert config.replay is not None, "this is a replay"
     recording = await asyncio.to_thread(open_recording, config)
-    start = recording.start
+    start, tracker = recording.start, session.tracker
     check_steps(recording, recording.first, config.training.num_steps)
-    material = await asyncio.to_thread(prepare_material, config)
-    check_material(start, material)
+    prepared = await asyncio.to_thread(prepare, config)
+    check_prepared(start, prepared)
     steps = range(recording.first, recording.last + 1)
     work = await asyncio.to_thread(RecordedWork.of, map(recording.read, steps))
     state = RunState(data=dict(start.stream), step=start.step, pending=[list(entry) for entry in start.pending])
     if config.replay.checkpoint is not None:
-        material = replace(material, model_path=_weights(config.replay.checkpoint))
+        prepared = replace(prepared, model_path=_weights(config.replay.checkpoint))
+    same = config.replay.lengths == "recorded"
     async with AsyncExitStack() as stack:
-        cluster = open_cluster(config, run)
+        cluster = open_cluster(config, session.directory)
         stack.push_async_callback(cluster.close)
-        engines = await cluster.start_engines(engine_specs(config, material, run))
-        stack.push_async_callback(engines.close)
-        pool = await cluster.start_pool(config.rollout.reward_workers)
-        stack.push_async_callback(pool.close)
-        judge = await start_judge(config, cluster, run, tracker.spans.event) if config.judge else None
-        if judge is not None:
-            stack.push_async_callback(judge.close)
-        rewards: Mapping[str, Reward] = await stack.enter_async_context(
-            open_rewards(config, pool, judge.model if judge is not None else None)
+        roles, _ = await start_roles(config, cluster, prepared, stack, run=session.directory, tracker=tracker)
+        generation = await open_generation(
+            config,
+            roles,
+            prepared.data.renderer,
+            stack,
+            tracker=tracker,
+            loop=SameLengths(work, own_loop(config)) if same else None,
+            scored_by=(lambda reward: SameRewards(reward, work)) if same else (lambda reward: reward),
         )
-        attempts, router = config.rollout.max_attempts, build_router(config)
-        proxy = LLMProxy(engines, max_attempts=attempts, router=router)
-        stack.push_async_callback(proxy.close)
-        loop: RolloutLoop | None = None
-        if config.replay.lengths == "recorded":
-            loop = SameLengths(work, own_loop(config))
-            rewards = {domain: SameRewards(reward, work) for domain, reward in rewards.items()}
-        scheduler = build_scheduler(config, proxy, rewards, material.data.renderer, tracker.on_rollout, loop=loop)
-        retries, stages = watch(config, scheduler, tracker, stack)
-        plan = sampling_plans(config, material.stop_token_ids)[0]
+        plan = sampling_plans(config, prepared.stop_token_ids)[0]
         ledger = _ledger_of(start.num_draws)
-        controller = build_controller(config, state, material.data, ledger, scheduler, proxy, plan)
+        controller = build_controller(config, state, prepared.data, ledger, generation, plan)
         world = _World(
             config=config,
-            tracker=tracker,
-            stop=stop,
+            session=session,
             work=work,
             controller=controller,
-            scheduler=scheduler,
-            proxy=proxy,
-            retries=retries,
-            stages=stages,
+            generation=generation,
             first=recording.first,
         )
-        yield functools.partial(_generate_again, world)
+        yield functools.partial(_answer_again, world)
 
 
 def _ledger_of(num_draws: int) -> DataLedger:
@@ -139,28 +117,29 @@ def _weights(source: str) -> Path:
     return found or resolve_model(source)
 
 
-async def _generate_again(world: _World) -> None:
+async def _answer_again(world: _World) -> None:
     """Run every recorded step.
 
     Raises:
         Interrupted: a signal asked for a stop.
     """
-    comparison = Comparison(work=world.work)
+    comparison, tracker = Comparison(work=world.work), world.session.tracker
     try:
         for step in range(world.first, world.config.training.num_steps + 1):
-            with world.tracker.spans.step(step):
-                await world.stop.unless(_step(world, step, comparison))
+            with tracker.spans.step(step):
+                await world.session.stop.unless(_step(world, step, comparison))
     finally:
         await world.controller.close()
-    comparison.write(world.tracker.run.path / "replay.json")
-    world.tracker.console.close()
-    world.tracker.console.show(comparison.table())
+    comparison.write(tracker.run.path / "replay.json")
+    tracker.console.close()
+    tracker.console.show(comparison.table())
 
 
 async def _step(world: _World, step: int, comparison: Comparison) -> None:
-    spans, controller, work = world.tracker.spans, world.controller, world.work
+    tracker, controller, work = world.session.tracker, world.controller, world.work
+    spans = tracker.spans
     beside = world.config.rollout.scheduling.async_ratio > 0
-    with world.stages.waiting("wait" if beside else "generate"):
+    with world.generation.stages.waiting("wait" if beside else "generate"):
         batch = await controller.next_batch()
     if beside:  # with nothing beside it, the time of training changes nothing
         with spans.phase("train"):
@@ -171,14 +150,14 @@ async def _step(world: _World, step: int, comparison: Comparison) -> None:
     kept = [group for group in batch.groups if group.draw.draw_id not in batch.left_out]
     await controller.settle(step - world.first + 1, {r.rollout_id for group in kept for r in group.scored})
     metrics = measures.rollout_metrics(batch.groups) | measures.batch_metrics(batch)
-    metrics |= world.retries.metrics() | measures.engine_metrics(world.proxy)
+    metrics |= world.generation.retries.metrics() | measures.engine_metrics(world.generation.proxy.counts())
     metrics |= {
         "replay/recorded_wait_s": work.wait_s[step],
         "replay/recorded_step_s": work.step_s[step],
     } | spans.metrics()
     comparison.add(step, metrics)
-    world.tracker.log_rollouts(step, batch.groups)
-    world.tracker.log_step(step, metrics)
+    tracker.log_rollouts(step, batch.groups)
+    tracker.log_step(step, metrics)
 
 
 class SameLengths:
@@ -201,11 +180,11 @@ class SameLengths:
         self, draw: PromptDraw, index: int, first: GenerationRequest, generate: Generate, renderer: Renderer
     ) -> Rollout:
         same = functools.partial(self._same, generate)
-        name = f"{draw.draw_id}.{index}"
-        recorded = first.request_id.startswith("train-")
-        if recorded and self._own is None and name in self._work.between:
-            return await self._turns(name, draw, index, first, same, renderer)
-        loop = self._own or (play if "env" in draw.prompt.metadata else single_answer)
+        recorded = RolloutId(purpose=TRAIN, draw_id=draw.draw_id, index=index)
+        trains = first.request_id == recorded.request_id()
+        if trains and self._own is None and recorded in self._work.between:
+            return await self._turns(recorded, draw, first, same, renderer)
+        loop = self._own or loop_for(draw.prompt)
         return await loop(draw, index, first, same, renderer)
 
     async def _same(self, generate: Generate, request: GenerationRequest) -> Generation:
@@ -218,11 +197,11 @@ class SameLengths:
         return replace(found, finish_reason="stop") if ended else found
 
     async def _turns(
-        self, name: str, draw: PromptDraw, index: int, first: GenerationRequest, same: Generate, renderer: Renderer
+        self, recorded: RolloutId, draw: PromptDraw, first: GenerationRequest, same: Generate, renderer: Renderer
     ) -> Rollout:
         import numpy as np
 
-        between, said = self._work.between[name], self._work.turn_rewards[name]
+        between, said = self._work.between[recorded], self._work.turn_rewards[recorded]
         generations: list[Generation] = []
         turns: list[Turn] = []
         context, position = draw.token_ids, 0
@@ -234,7 +213,7 @@ class SameLengths:
             if number < len(between):
                 context = np.concatenate([context, generation.token_ids, between[number]]).astype(np.int32)
                 position = end + len(between[number])
-        return joined(draw, index, generations, list(between), tuple(turns), renderer)
+        return joined(draw, recorded.index, generations, list(between), tuple(turns), renderer)
 
 
 class SameRewards:

@@ -11,12 +11,12 @@ from roll.config.load_replay import changed_keys, check_replayable
 from roll.errors import CheckpointError, ConfigError, DataError, ModelError
 from roll.models import load_tokenizer
 from roll.models.fingerprint import model_fingerprint, tokenizer_fingerprint
-from roll.pipelines.material import Material
-from roll.pipelines.saved import SavedRun, find_checkpoint, read_checkpoint
-from roll.pipelines.scheduling import GREEDY
+from roll.pipelines.checkpoint_files import SavedRun, find_checkpoint, read_checkpoint
+from roll.pipelines.preparation import Prepared
+from roll.pipelines.rlvr.sampling import GREEDY
 from roll.tracking.recording import Recording, Session
 
-__all__ = ["check_material", "check_steps", "check_training", "open_recording", "start_of"]
+__all__ = ["check_prepared", "check_steps", "check_training", "open_recording", "start_of"]
 
 logger = logging.getLogger(__name__)
 
@@ -66,14 +66,14 @@ def check_steps(recording: Recording, first: int, last: int) -> None:
     recording.check(range(first, last + 1))
 
 
-def check_material(recorded: Session, material: Material) -> None:
+def check_prepared(recorded: Session, prepared: Prepared) -> None:
     """Compare model, tokenizer and data with the recorded ones.
 
     Raises:
         ModelError: another model or tokenizer.
         DataError: other prompts.
     """
-    path = material.model_path
+    path = prepared.model_path
     if model_fingerprint(path) != recorded.model:
         raise ModelError(
             f"the model in '{path}' is not the one that the recorded run began with ('{_model_name(recorded)}'): its "
@@ -85,7 +85,7 @@ def check_material(recorded: Session, material: Material) -> None:
             "so that recorded tokens would mean something else. Replay with that tokenizer."
         )
     try:
-        material.data.train.restore(dict(recorded.stream))
+        prepared.data.train.restore(dict(recorded.stream))
     except CheckpointError as error:
         what = str(error).removeprefix("the data changed since the checkpoint: ").partition(". Resume")[0]
         raise DataError(

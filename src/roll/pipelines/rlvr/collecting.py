@@ -6,9 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from roll.algorithms.selection import Selection, select
-from roll.pipelines.learning.demonstrations import demonstrations
-from roll.pipelines.parts import Parts
-from roll.pipelines.scheduling import GREEDY
+from roll.config import RLVRConfig
+from roll.pipelines.live_policy import LivePolicy
+from roll.pipelines.rlvr.circle import Circle
+from roll.pipelines.rlvr.demonstrations import demonstrations
+from roll.pipelines.rlvr.sampling import GREEDY
+from roll.pipelines.run import Run
 from roll.rollout import Batch, DataLedger
 from roll.types import Fate, Rollout
 
@@ -25,27 +28,28 @@ class Collected:
     """Of prompts of the batch, whether the selection has them or not."""
 
 
-async def collect(parts: Parts) -> Collected:
+async def collect(circle: Circle, live: LivePolicy) -> Collected:
     """Wait for the next batch, and choose; may be cancelled at any moment.
 
     With `filters.refill` (dynamic sampling, DAPO, arXiv 2503.14476 eq. 11) the batch also holds the groups that were
     left out and replaced. Every draw in it gets a fate.
     """
-    ahead = parts.config.rollout.scheduling.async_ratio > 0
-    with parts.stages.waiting("wait" if ahead else "generate"):
-        batch = await parts.controller.next_batch()
-        shown = await demonstrations(parts, [group.draw for group in batch.groups])
-    return chosen(parts, batch, shown)
+    config = circle.config
+    ahead = config.rollout.scheduling.async_ratio > 0
+    with live.generation.stages.waiting("wait" if ahead else "generate"):
+        batch = await live.controller.next_batch()
+        shown = await demonstrations(config, live, [group.draw for group in batch.groups])
+    return chosen(config, circle.run, batch, shown)
 
 
-def chosen(parts: Parts, batch: Batch, demonstrations: Sequence[Rollout]) -> Collected:
+def chosen(config: RLVRConfig, run: Run, batch: Batch, demonstrations: Sequence[Rollout]) -> Collected:
     """What a step learns from, of a batch and of demonstrations of its prompts."""
-    with parts.spans.phase("advantages"):
+    with run.spans.phase("advantages"):
         selection = select(
             batch.groups,
-            parts.config.algorithm,
-            max_new_tokens=parts.config.rollout.max_new_tokens,
-            moments=parts.state.moments,
+            config.algorithm,
+            max_new_tokens=config.rollout.max_new_tokens,
+            moments=run.state.moments,
             greedy=batch.companions.get(GREEDY, ()),
             demonstrations=demonstrations,
             left_out=batch.left_out,

@@ -13,17 +13,18 @@ from roll.errors import ModelError
 from roll.inference import EngineSpec, resolve_engine_kind
 from roll.models import context_length, load_tokenizer, resolve_model, stop_token_ids
 from roll.pipelines.learning.losses import check_own_functions
+from roll.rewards.python import check_reward_functions
 from roll.rollout import SamplingPlan
 from roll.tracking import RunDirectory
 from roll.types import IntArray, SamplingParams
 
-__all__ = ["Material", "critic_path", "engine_specs", "prepare_material", "probe_sequences", "sampling_plans"]
+__all__ = ["Prepared", "critic_path", "engine_specs", "prepare", "probe_sequences", "sampling_plans"]
 
 NUM_PROBES = 4
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Material:
+class Prepared:
     """What can be prepared without any device: the model's files, its tokenizer, the prompts."""
 
     model_path: Path
@@ -35,13 +36,15 @@ class Material:
     """Longest prompt plus answer that engines must hold, in tokens."""
 
 
-def prepare_material(config: RLVRConfig) -> Material:
+def prepare(config: RLVRConfig) -> Prepared:
     """Resolve the model and read the data.
 
     Raises:
         UserError: the model or a source cannot be used; a prompt is longer than the context.
     """
     check_own_functions(config.algorithm)
+    if config.replay is None or config.replay.only == "rollout":
+        check_reward_functions(config.data)
     model_path = resolve_model(config.model.path)
     tokenizer = load_tokenizer(model_path)
     max_context = config.inference.max_context or context_length(model_path)
@@ -49,7 +52,7 @@ def prepare_material(config: RLVRConfig) -> Material:
     data = build_data(config.data, tokenizer, config.seed, max_context - answer)
     if config.inference.max_context is None and data.longest_prompt is not None:
         max_context = min(max_context, data.longest_prompt + answer)
-    return Material(
+    return Prepared(
         model_path=model_path,
         critic_path=critic_path(config, model_path, tokenizer),
         stop_token_ids=stop_token_ids(model_path),
@@ -96,7 +99,7 @@ def sampling_plans(config: RLVRConfig, stop_ids: tuple[int, ...]) -> tuple[Sampl
     )
 
 
-def engine_specs(config: RLVRConfig, material: Material, run: RunDirectory | None) -> list[EngineSpec]:
+def engine_specs(config: RLVRConfig, prepared: Prepared, run: RunDirectory | None) -> list[EngineSpec]:
     """One spec per engine of the device mapping."""
     mapping = config.cluster.device_mapping
     trainers = {device for role in ("actor_train", "critic", "reference") for device in mapping.devices(role)}
@@ -104,9 +107,9 @@ def engine_specs(config: RLVRConfig, material: Material, run: RunDirectory | Non
         EngineSpec(
             engine_id=f"engine-{index}",
             kind=resolve_engine_kind(config.inference.engine),
-            model_path=str(material.model_path),
+            model_path=str(prepared.model_path),
             dtype=config.model.dtype,
-            max_context=material.max_context,
+            max_context=prepared.max_context,
             max_num_seqs=config.inference.max_num_seqs,
             kv_cache_bytes=config.inference.kv_cache_bytes,
             tensor_parallel=config.inference.tensor_parallel,

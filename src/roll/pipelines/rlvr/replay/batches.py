@@ -11,8 +11,7 @@ Invariants:
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Collection, Iterable
-from contextlib import asynccontextmanager
+from collections.abc import Collection, Iterable
 from dataclasses import replace
 
 import numpy as np
@@ -20,9 +19,9 @@ import numpy as np
 from roll.data import Data
 from roll.errors import CheckpointError, DataError
 from roll.pipelines.state import RunState
-from roll.rollout import Batch, DataLedger, LLMProxy
+from roll.rollout import Batch, Census, DataLedger
 from roll.tracking.recording import RecordedStep, Recording
-from roll.types import Group, Prompt, PromptDraw, Rollout
+from roll.types import Group, Prompt, PromptDraw, Rollout, RolloutId
 
 __all__ = ["RecordedBatches", "with_prompts"]
 
@@ -35,15 +34,13 @@ class RecordedBatches:
         data: prompts, which the recording only names.
         state: of the run, at a step's boundary.
         ledger: in which draws are opened as they were.
-        proxy: whose counters are set to the recorded ones.
     """
 
-    def __init__(self, recording: Recording, data: Data, state: RunState, ledger: DataLedger, proxy: LLMProxy) -> None:
+    def __init__(self, recording: Recording, data: Data, state: RunState, ledger: DataLedger) -> None:
         self._recording = recording
         self._data = data
         self._state = state
         self._ledger = ledger
-        self._proxy = proxy
         self._current: RecordedStep | None = None
         self.demonstrations: tuple[Rollout, ...] = ()
         """Of the last batch's prompts."""
@@ -73,21 +70,13 @@ class RecordedBatches:
             num_refills=recorded.num_refills,
             kind=recorded.kind,
             staleness=list(recorded.staleness),
+            census=Census(**recorded.census) if recorded.census else None,
         )
 
-    @asynccontextmanager
-    async def updating(self) -> AsyncIterator[None]:
-        """Nothing stands still: no engine runs."""
-        yield
-
-    async def settle(self, version: int, trained: Collection[str]) -> None:
-        """Bring the prompt stream and the counters to the recorded boundary."""
+    async def settle(self, version: int, trained: Collection[RolloutId]) -> None:
+        """Bring the prompt stream to the recorded boundary."""
         assert self._current is not None, "a step has a batch"
         self._data.train.restore(dict(self._current.stream))
-        counters = self._current.counters
-        self._proxy.num_replaced = counters["replaced"]
-        self._proxy.num_reissued = counters["reissued"]
-        self._proxy.num_continued = counters["continued"]
 
     def in_flight(self) -> list[PromptDraw]:
         """As it was recorded at the last boundary."""
@@ -102,8 +91,10 @@ class RecordedBatches:
             for draw_id, domain, position in pending
         ]
 
-    async def close(self) -> None:
-        """Nothing runs."""
+    def counts(self) -> dict[str, int]:
+        """As they were recorded at the last boundary."""
+        assert self._current is not None, "a step has a batch"
+        return {"hung": 0, **self._current.counters}  # which older recordings do not tell from other replacements
 
 
 def with_prompts(data: Data, groups: Iterable[Group]) -> list[Group]:

@@ -1,90 +1,28 @@
-"""From a configuration to the scheduler and the controller that feed a run."""
+"""What rollouts an algorithm asks for: how they are sampled, which groups pass, and where draws come from."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
-from typing import cast
 
 from roll.algorithms.selection import doom_of, group_reason
 from roll.config import RLVRConfig
 from roll.data import Data
+from roll.pipelines.generation import Generation
 from roll.pipelines.state import RunState
-from roll.protocols import Reward
-from roll.registry import load_function
-from roll.rollout import AsyncController, DataLedger, Feed, LLMProxy, RolloutScheduler, Router, SamplingPlan
+from roll.rollout import AsyncController, DataLedger, Feed, SamplingPlan
 from roll.rollout.group_run import Doom
-from roll.rollout.loops import Renderer, RolloutLoop
-from roll.types import PromptDraw, Rollout
+from roll.types import PromptDraw
 
-__all__ = ["GREEDY", "build_controller", "build_router", "build_scheduler", "own_loop"]
+__all__ = ["GREEDY", "build_controller"]
 
 GREEDY = "greedy"
 """Purpose of the greedy answers that a baseline compares with."""
 
 
-def build_router(config: RLVRConfig) -> Router:
-    """By load; the baseline deals prompts out by turns."""
-    scheduling = config.rollout.scheduling
-    policy = "round_robin" if scheduling.type == "batch" else "least_loaded"
-    return Router(policy, scheduling.max_kv_used)
-
-
-def build_scheduler(
-    config: RLVRConfig,
-    proxy: LLMProxy,
-    rewards: Mapping[str, Reward],
-    renderer: Renderer,
-    on_rollout: Callable[[Rollout], None] = lambda rollout: None,
-    *,
-    loop: RolloutLoop | None = None,
-) -> RolloutScheduler:
-    """The scheduler of a run.
-
-    Args:
-        config: of the run.
-        proxy: where requests go.
-        rewards: by domain.
-        renderer: tokens to text.
-        on_rollout: told of every rollout as it ends.
-        loop: in place of the configuration's.
-
-    Raises:
-        ConfigError: `rollout.loop` cannot be imported.
-    """
-    scheduling = config.rollout.scheduling
-    return RolloutScheduler(
-        proxy,
-        rewards,
-        renderer,
-        seed=config.seed,
-        max_attempts=config.rollout.max_attempts,
-        retry_wait_s=config.rollout.retry_wait_s,
-        replicate=scheduling.replicate_prompts and scheduling.type != "batch",
-        loop=own_loop(config) if loop is None else loop,
-        on_rollout=on_rollout,
-    )
-
-
-def own_loop(config: RLVRConfig) -> RolloutLoop | None:
-    """The user's own way to make a rollout, where there is one.
-
-    Raises:
-        ConfigError: it cannot be imported.
-    """
-    loop = config.rollout.loop
-    return cast(RolloutLoop, load_function(loop, "rollout loop")) if loop else None
-
-
 def build_controller(
-    config: RLVRConfig,
-    state: RunState,
-    data: Data,
-    ledger: DataLedger,
-    scheduler: RolloutScheduler,
-    proxy: LLMProxy,
-    plan: SamplingPlan,
+    config: RLVRConfig, state: RunState, data: Data, ledger: DataLedger, generation: Generation, plan: SamplingPlan
 ) -> AsyncController:
     """The controller of a run, with what an earlier process left in flight."""
 
@@ -97,8 +35,8 @@ def build_controller(
     ahead = config.rollout.scheduling.async_ratio > 0
     pending = [data.train.again(*entry) for entry in state.pending]
     return AsyncController(
-        scheduler,
-        proxy,
+        generation.scheduler,
+        generation.proxy,
         config.rollout.scheduling,
         Feed(
             draw=draw,

@@ -1,4 +1,4 @@
-"""The trainers of a run: what policy, critics and reference are built from.
+"""The trainers of a run: what policy, critics and reference are built from, and one step of any of them.
 
 policy      trained, sent to engines
 critics     trained on returns, each from its own share of the rollouts; started where `algorithm.critic` is used,
@@ -14,19 +14,22 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from roll.config import RLVRConfig
-from roll.pipelines.saved import SavedRun
-from roll.protocols import Scorer, TrainerGroup
+from roll.errors import HalfUpdatedError, InfraError
+from roll.pipelines.checkpoint_files import SavedRun
+from roll.pipelines.run import Run
+from roll.protocols import LossFn, Scorer, TrainerGroup
 from roll.training import Schedule, TrainerSpec
-from roll.types import FloatArray, TrainingBatch
+from roll.types import FloatArray, StepResult, TrainingBatch
 
 __all__ = [
-    "Trainers",
+    "Learner",
     "WithoutAdapters",
     "critic_specs",
     "policy_spec",
     "reference_of",
     "reference_specs",
     "trainer_specs",
+    "update",
 ]
 
 
@@ -42,15 +45,17 @@ class WithoutAdapters:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Trainers:
+class Learner:
     """The roles that learn, and the one that they are compared with."""
 
     policy: TrainerGroup
     critics: tuple[TrainerGroup, ...]
+    """Value models, where the algorithm has any."""
     reference: Scorer | None
+    """The policy as it was at first, where something compares with it."""
 
     @classmethod
-    def of(cls, config: RLVRConfig, started: Sequence[TrainerGroup]) -> Trainers:
+    def of(cls, config: RLVRConfig, started: Sequence[TrainerGroup]) -> Learner:
         """What was started from `trainer_specs`, in its order."""
         policy, *others = started
         num_critics = config.algorithm.num_critic_models
@@ -65,6 +70,18 @@ class Trainers:
         await self.policy.load(saved.trainer_path)
         for index, critic in enumerate(self.critics):
             await critic.load(saved.critic_path(index))
+
+
+async def update(run: Run, trainer: TrainerGroup, batch: TrainingBatch, loss: LossFn) -> StepResult:
+    """One optimiser step; where the first of a step fails before it moved a weight, the last boundary still stands."""
+    is_first, run.mid_update = not run.mid_update, True
+    try:
+        return await trainer.train_step(batch, loss)
+    except (HalfUpdatedError, InfraError):
+        raise
+    except Exception:
+        run.mid_update = not (is_first and trainer.num_ranks == 1)  # other ranks would wait for the failed one
+        raise
 
 
 def trainer_specs(config: RLVRConfig, model_path: Path, critic_path: Path) -> list[TrainerSpec]:

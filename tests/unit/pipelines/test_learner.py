@@ -15,9 +15,9 @@ from roll.config import RLVRConfig
 from roll.errors import ModelError, UnsupportedError
 from roll.models import load_tokenizer
 from roll.models.tiny import write_tiny_model
+from roll.pipelines.learner import WithoutAdapters, critic_specs, policy_spec, reference_of, reference_specs
 from roll.pipelines.learning.losses import value_loss
-from roll.pipelines.material import critic_path
-from roll.pipelines.trainers import WithoutAdapters, critic_specs, policy_spec, reference_of, reference_specs
+from roll.pipelines.preparation import critic_path
 from roll.training import Schedule
 from roll.types import TrainingBatch, TrainingSample
 

@@ -9,10 +9,10 @@ import pytest
 
 from roll.config import RLVRConfig
 from roll.data import ChatRenderer
-from roll.errors import DataError
+from roll.errors import ConfigError, DataError
 from roll.models import load_tokenizer
 from roll.models.tiny import write_tiny_model
-from roll.pipelines.material import prepare_material
+from roll.pipelines.preparation import prepare
 
 LONGEST_HINT = "No, my number is higher than 999999999. Pick one: 1, 2 or 3. Answer with a number."
 
@@ -40,14 +40,22 @@ def game(model: Path, num_turns: int, **inference: Any) -> RLVRConfig:
 @pytest.mark.parametrize("num_turns", [1, 2, 5])
 def test_engines_hold_every_turn_and_the_longest_hints_between_them(model: Path, num_turns: int) -> None:
     """The tiny model's tokens are bytes, so not one is too much."""
-    material = prepare_material(game(model, num_turns))
+    material = prepare(game(model, num_turns))
     hint = len(ChatRenderer(load_tokenizer(str(model))).follow_up(LONGEST_HINT))
     assert material.data.longest_prompt is not None
     assert material.max_context == material.data.longest_prompt + 8 * num_turns + hint * (num_turns - 1)
 
 
 def test_a_context_that_cannot_hold_all_turns_is_refused_before_the_first(model: Path) -> None:
-    enough = prepare_material(game(model, 3)).max_context
-    assert prepare_material(game(model, 3, max_context=enough)).max_context == enough
+    enough = prepare(game(model, 3)).max_context
+    assert prepare(game(model, 3, max_context=enough)).max_context == enough
     with pytest.raises(DataError, match=r"inference\.max_context"):
-        prepare_material(game(model, 3, max_context=enough - 1))
+        prepare(game(model, 3, max_context=enough - 1))
+
+
+def test_a_reward_function_that_is_not_there_is_missed_before_any_engine_starts(model: Path) -> None:
+    settings = game(model, 1).model_dump(mode="json")
+    reward = {"type": "python", "function": "there/rewards.py:good"}
+    settings["data"] = [{"source": "arithmetic", "reward": reward}]
+    with pytest.raises(ConfigError, match=r"there is no file 'there/rewards\.py' \(looked for from '"):
+        prepare(RLVRConfig.model_validate(settings))

@@ -1,0 +1,109 @@
+"""Measuring the policy on held-out prompts; every evaluation of a run uses the same prompts and the same seeds."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Sequence
+
+from roll.config.alarms import AlarmsConfig
+from roll.config.rollout import EvaluationConfig
+from roll.errors import AlarmError
+from roll.pipelines import measures
+from roll.pipelines.learning.failures import check_failures, describe, failures_of
+from roll.pipelines.live_policy import LivePolicy
+from roll.pipelines.run import Run
+from roll.pipelines.state import RunState
+from roll.rollout import SamplingPlan
+from roll.types import PromptDraw
+
+__all__ = ["Evaluator"]
+
+logger = logging.getLogger(__name__)
+
+
+class Evaluator:
+    """Says when a run's policy is measured, and does it.
+
+    Args:
+        run: whose policy it is.
+        live: the engines that hold it.
+        held_out: what every evaluation answers.
+        plan: how answers are sampled.
+        config: when.
+        alarms: thresholds.
+    """
+
+    def __init__(
+        self,
+        run: Run,
+        live: LivePolicy,
+        held_out: Sequence[PromptDraw],
+        plan: SamplingPlan,
+        config: EvaluationConfig,
+        alarms: AlarmsConfig,
+    ) -> None:
+        self._run = run
+        self._live = live
+        self._held_out = held_out
+        self._plan = plan
+        self._config = config
+        self._alarms = alarms
+
+    @property
+    def due(self) -> bool:
+        """Whether the configuration asks for an evaluation after this step, it can be done, and was not done yet."""
+        state, every = self._run.state, self._config.every_num_steps
+        last = state.step == self._run.num_steps
+        due = self._config.before_training if state.step == 0 else last or bool(every and state.step % every == 0)
+        return due and state.evaluated_at != state.step and bool(self._held_out)
+
+    async def evaluate_if_due(self) -> bool:
+        """Evaluate now, while nothing else runs; whether it was due."""
+        if not self.due:
+            return False
+        with self._run.spans.phase("evaluate"):
+            await self._run.stop.unless(self.evaluate())
+        return True
+
+    def begin_if_due(self) -> None:
+        """Start an evaluation of the policy that engines hold now; the next sync waits for it."""
+        if self.due:
+            before = self._live.evaluation
+
+            async def work() -> None:
+                if before is not None:
+                    await before
+                with self._run.spans.phase("evaluate"):
+                    await self.evaluate()
+
+            self._live.evaluation = asyncio.create_task(work(), name="evaluate")
+
+    async def evaluate(self) -> dict[str, float]:
+        """Answer the held-out prompts, record the metrics, and note the score in the run's state.
+
+        Raises:
+            AlarmError: we failed every answer before the first step, so that training would fail in the same way.
+        """
+        run, step = self._run, self._run.state.step
+        groups = await self._live.generation.scheduler.collect(self._held_out, self._plan)
+        metrics = measures.evaluation_metrics(groups)
+        run.state.evaluated_at = step
+        if "eval/score" in metrics:
+            _note(run.state, step, metrics["eval/score"])
+        run.tracker.log_evaluation(step, metrics, groups)
+        failures = failures_of(groups)
+        if text := describe(failures):
+            logger.warning("evaluation after step %d: %s", step, text)
+        alarms = check_failures(self._alarms, [failures.counts], failures, first=True) if step == 0 else []
+        if stopping := [alarm.message for alarm in alarms if alarm.stops]:
+            raise AlarmError("; ".join(stopping))
+        return metrics
+
+
+def _note(state: RunState, step: int, score: float) -> None:
+    """The model before training is no candidate: where it is as good as any, the best that training made is kept."""
+    best = max((found for at, found in state.scores.items() if at != "0"), default=float("-inf"))
+    state.scores[str(step)] = score
+    if step > 0 and score > best:
+        state.best_step = step

@@ -1,0 +1,186 @@
+"""Generation: the roles that answer prompts and score the answers, put together in one place.
+
+engines ─► LLMProxy ─┐
+workers ─► rewards ──┼─► RolloutScheduler ─► rollouts with rewards
+judge ───┘           └─ life cycle ─► trace, stages of a wait, retries
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+from roll.cluster.base import Cluster, start_together
+from roll.config import RLVRConfig
+from roll.data import ChatRenderer
+from roll.envs.timing import watched
+from roll.inference import resolve_engine_kind
+from roll.pipelines.judge import JudgeRole, start_judge
+from roll.pipelines.learning.failures import Retries
+from roll.pipelines.preparation import Prepared, engine_specs
+from roll.pipelines.start_notes import StartNotes
+from roll.protocols import EngineGroup, InferenceEngine, Reward, WorkerPool
+from roll.registry import load_function
+from roll.rewards.compose import WeightedReward
+from roll.rewards.opening import open_rewards
+from roll.rollout import LLMProxy, RolloutScheduler, Router
+from roll.rollout.lifecycle import FINAL
+from roll.rollout.loops import RolloutLoop
+from roll.tracking import RunDirectory, Spans, Tracker
+from roll.tracking.rollout_trace import RolloutTrace
+from roll.tracking.stages import Stages
+
+__all__ = ["Generation", "Roles", "open_generation", "own_loop", "start_roles"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Roles:
+    """What was started to answer and to score."""
+
+    engines: EngineGroup
+    pool: WorkerPool
+    judge: JudgeRole | None
+
+
+async def start_roles(
+    config: RLVRConfig,
+    cluster: Cluster,
+    prepared: Prepared,
+    stack: AsyncExitStack,
+    *,
+    run: RunDirectory | None = None,
+    tracker: Tracker | None = None,
+    trainers: Sequence[tuple[str, Awaitable[Any]]] = (),
+) -> tuple[Roles, list[Any]]:
+    """Start engines, reward workers and the judge, and trainers beside them, at the same time.
+
+    Args:
+        config: of the run.
+        cluster: where they start.
+        prepared: the model's files and the prompts.
+        stack: closes whatever started.
+        run: whose logs engines write to.
+        tracker: is told what is still being waited for.
+        trainers: that start, with their roles.
+
+    Returns:
+        What answers and scores; the trainers, in order.
+    """
+    progress = StartNotes(tracker.note if tracker else _say_nothing)
+    emit = tracker.spans.event if tracker else _say_nothing
+    kind = resolve_engine_kind(config.inference.engine)
+    starting = [
+        progress.of(f"engines ({kind})", cluster.start_engines(engine_specs(config, prepared, run))),
+        cluster.start_pool(config.rollout.reward_workers),
+        *(progress.of(f"trainer ({role})", start) for role, start in trainers),
+    ]
+    if config.judge is not None:
+        starting.append(progress.of("judge", start_judge(config, cluster, run, emit)))
+    engines, pool, *others = await start_together(stack, *starting)
+    judge = others.pop() if config.judge is not None else None
+    return Roles(engines=engines, pool=pool, judge=judge), others
+
+
+def _say_nothing(*_: object, **__: object) -> None:
+    """For work that is no run."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Generation:
+    """What answers prompts, and scores the answers."""
+
+    proxy: LLMProxy
+    scheduler: RolloutScheduler
+    rewards: Mapping[str, WeightedReward]
+    """By domain, as the configuration says."""
+    judge: JudgeRole | None
+    """The run's own judge, where rewards ask one."""
+    renderer: ChatRenderer
+    stages: Stages
+    retries: Retries = field(default_factory=Retries)
+
+    def metrics(self) -> dict[str, float]:
+        """What became of requests since this was last asked: attempts made again, and the judge's figures."""
+        return self.retries.metrics() | (self.judge.metrics() if self.judge else {})
+
+
+async def open_generation(
+    config: RLVRConfig,
+    roles: Roles,
+    renderer: ChatRenderer,
+    stack: AsyncExitStack,
+    *,
+    tracker: Tracker | None = None,
+    proxy_type: type[LLMProxy] = LLMProxy,
+    bring_up: Callable[[InferenceEngine], Awaitable[object]] | None = None,
+    loop: RolloutLoop | None = None,
+    scored_by: Callable[[Reward], Reward] = lambda reward: reward,
+) -> Generation:
+    """Put started roles together.
+
+    Args:
+        config: of the run.
+        roles: that were started.
+        renderer: tokens to text.
+        stack: closes what is opened here.
+        tracker: of the run; listens to every rollout.
+        proxy_type: what hands requests to engines.
+        bring_up: gives a fresh engine the weights that the others hold; by default it keeps those that it loaded.
+        loop: how a rollout is made, in place of the configuration's.
+        scored_by: what stands before each domain's reward.
+
+    Raises:
+        ConfigError: `rollout.loop` cannot be imported.
+    """
+    rollout, scheduling = config.rollout, config.rollout.scheduling
+    policy = "round_robin" if scheduling.type == "batch" else "least_loaded"
+    proxy = proxy_type(
+        roles.engines, bring_up, max_attempts=rollout.max_attempts, router=Router(policy, scheduling.max_kv_used)
+    )
+    stack.push_async_callback(proxy.close)
+    judge = roles.judge.model if roles.judge else None
+    rewards = await stack.enter_async_context(open_rewards(config, roles.pool, judge))
+    scheduler = RolloutScheduler(
+        proxy,
+        {domain: scored_by(reward) for domain, reward in rewards.items()},
+        renderer,
+        seed=config.seed,
+        max_attempts=rollout.max_attempts,
+        retry_wait_s=rollout.retry_wait_s,
+        replicate=scheduling.replicate_prompts and scheduling.type != "batch",
+        loop=own_loop(config) if loop is None else loop,
+        on_rollout=tracker.on_rollout if tracker else _say_nothing,
+    )
+    generation = Generation(
+        proxy=proxy,
+        scheduler=scheduler,
+        rewards=rewards,
+        judge=roles.judge,
+        renderer=renderer,
+        stages=Stages(tracker.spans if tracker else Spans()),
+    )
+    if tracker is not None:
+        _listen(generation, tracker, stack, traced=config.tracking.trace_rollouts)
+    return generation
+
+
+def own_loop(config: RLVRConfig) -> RolloutLoop | None:
+    """The user's own way to make a rollout, where there is one.
+
+    Raises:
+        ConfigError: it cannot be imported.
+    """
+    loop = config.rollout.loop
+    return cast(RolloutLoop, load_function(loop, "rollout loop")) if loop else None
+
+
+def _listen(generation: Generation, tracker: Tracker, stack: AsyncExitStack, *, traced: bool) -> None:
+    """Let those who look on listen to the life cycle, and to environments until `stack` is closed."""
+    listeners = [generation.retries.on_transition, generation.stages.on_transition]
+    if traced:
+        listeners.append(RolloutTrace(tracker.spans.event, FINAL).on_transition)
+    for listener in listeners:
+        generation.scheduler.life.listen(listener)
+    stack.enter_context(watched(generation.stages.environment))

@@ -1,0 +1,117 @@
+"""From a configuration to the roles that the loop works with, and their end in reverse order."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from functools import partial
+
+from roll.cluster.base import Cluster, open_cluster
+from roll.config import RLVRConfig
+from roll.inference import resolve_engine_kind
+from roll.pipelines.evaluation import Evaluator
+from roll.pipelines.generation import Roles, open_generation, start_roles
+from roll.pipelines.learner import Learner, trainer_specs
+from roll.pipelines.live_policy import LivePolicy
+from roll.pipelines.preparation import Prepared, prepare, probe_sequences, sampling_plans
+from roll.pipelines.rlvr import loop
+from roll.pipelines.rlvr.circle import Circle
+from roll.pipelines.rlvr.recorder import RecordingProxy, open_recorder
+from roll.pipelines.rlvr.replay.generation import open_answering
+from roll.pipelines.rlvr.replay.training import open_training
+from roll.pipelines.rlvr.sampling import build_controller
+from roll.pipelines.run import Run, Session, beginning
+from roll.rollout import LLMProxy
+from roll.weights import WeightSync
+
+__all__ = ["open_pipeline"]
+
+logger = logging.getLogger(__name__)
+
+
+@asynccontextmanager
+async def open_pipeline(config: RLVRConfig, session: Session) -> AsyncIterator[Callable[[], Awaitable[None]]]:
+    """Start what a run, or the replay of one, needs, and end it afterwards; inside, what is to be done.
+
+    Raises:
+        UserError: it cannot be done; says why.
+    """
+    kinds = {"": _open_run, "train": open_training, "rollout": open_answering}
+    async with kinds[config.replay.only if config.replay else ""](config, session) as work:
+        yield work
+
+
+@asynccontextmanager
+async def _open_run(config: RLVRConfig, session: Session) -> AsyncIterator[Callable[[], Awaitable[None]]]:
+    """Start every role, restore what a checkpoint holds, and end every role afterwards, also after an error."""
+    tracker, saved = session.tracker, session.saved
+    tracker.note("reading the model's files and the prompts")
+    prepared = await asyncio.to_thread(prepare, config)
+    data = prepared.data
+    state = beginning(saved, data.train)
+    async with AsyncExitStack() as stack:
+        cluster = open_cluster(config, session.directory)
+        stack.push_async_callback(cluster.close)
+        specs = trainer_specs(config, prepared.model_path, prepared.critic_path)
+        roles, trainers = await start_roles(
+            config,
+            cluster,
+            prepared,
+            stack,
+            run=session.directory,
+            tracker=tracker,
+            trainers=[(spec.role, cluster.start_trainer(spec)) for spec in specs],
+        )
+        learner = Learner.of(config, trainers)
+        if saved is not None:
+            tracker.note(f"loading the checkpoint of step {state.step}")
+            await learner.load(saved)
+        run = Run.of(config, session, state, data.train, learner.policy, learner.critics)
+        weights = _weight_sync(cluster, config, prepared, learner, roles)
+        records = config.tracking.record_rollouts
+        recorder = open_recorder(config, prepared, state, tracker, run.ledger) if records else None
+        generation = await open_generation(
+            config,
+            roles,
+            data.renderer,
+            stack,
+            tracker=tracker,
+            proxy_type=RecordingProxy if recorder else LLMProxy,
+            bring_up=weights.push_to,
+        )
+        for domain, reward in generation.rewards.items():
+            reward.restore(state.verifiers.get(domain, {}))
+        if recorder is not None:
+            recorder.listen(generation.scheduler.life, generation.proxy)
+        plan, eval_plan = sampling_plans(config, prepared.stop_token_ids)
+        controller = build_controller(config, state, data, run.ledger, generation, plan)
+        live = LivePolicy(generation=generation, controller=controller, weights=weights, plan=plan)
+        held_out = data.evaluation(config.evaluation.num_prompts)
+        if not held_out:
+            best = ", and keep_best has nothing to go by" if config.checkpoint.keep_best else ""
+            logger.warning("no source holds prompts out, so the run is not evaluated%s: set held_out", best)
+        evaluator = Evaluator(run, live, held_out, eval_plan, config.evaluation, config.alarms)
+        circle = Circle(
+            config=config,
+            run=run,
+            learner=learner,
+            batches=controller,
+            engine_counts=generation.proxy.counts,
+            live=live,
+            recorder=recorder,
+        )
+        yield partial(loop.train, circle, live, evaluator)
+
+
+def _weight_sync(
+    cluster: Cluster, config: RLVRConfig, prepared: Prepared, learner: Learner, roles: Roles
+) -> WeightSync:
+    return WeightSync(
+        learner.policy,
+        roles.engines,
+        config.weight_sync,
+        probe=probe_sequences(prepared.data),
+        transport=cluster.transport(resolve_engine_kind(config.inference.engine)),
+    )

@@ -1,0 +1,186 @@
+"""One session of a run: where it stands, what is written of it, and the loop of its steps.
+
+What was begun since the last boundary (draws, rollouts) is forgotten when a run ends early, and made again by the
+resumed run. What trainers did since then cannot be undone: while `Run.mid_update` says so, nothing true can be saved
+before the next boundary.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from roll.config import RLVRConfig
+from roll.config.operations import CheckpointConfig
+from roll.data import PromptStream
+from roll.errors import AlarmError
+from roll.pipelines.checkpoint_files import SavedRun
+from roll.pipelines.checkpointer import Checkpointer
+from roll.pipelines.state import RunState
+from roll.pipelines.stop import Interrupted, StopRequest
+from roll.protocols import TrainerGroup
+from roll.rollout import DataLedger
+from roll.tracking import RunDirectory, Spans, Tracker
+
+__all__ = ["Run", "Session", "beginning", "take_steps", "whole_run"]
+
+logger = logging.getLogger(__name__)
+
+LONGEST_LAST_SAVE_S = 1800.0
+"""For the save of a run that failed: a rank that hangs must not keep the error from its user for ever."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Session:
+    """What a process is given to work on a run with."""
+
+    directory: RunDirectory
+    """Locked by this process."""
+    tracker: Tracker
+    stop: StopRequest
+    """Set by a signal."""
+    saved: SavedRun | None = None
+    """The checkpoint from which the run goes on; `None` for one that begins."""
+
+
+def beginning(saved: SavedRun | None, stream: PromptStream) -> RunState:
+    """Where a session begins, and its stream with it.
+
+    Raises:
+        CheckpointError: the data are not those that the checkpoint was saved with.
+    """
+    state = saved.state if saved else RunState(data=stream.state())
+    stream.restore(state.data)
+    return state
+
+
+@dataclass(kw_only=True, slots=True)
+class Run:
+    """What every pipeline has, whatever it trains, and however."""
+
+    seed: int
+    num_steps: int
+    checkpoint: CheckpointConfig
+    state: RunState
+    stream: PromptStream
+    """Where draws come from; at a boundary, `state.data` is its cursor."""
+    ledger: DataLedger
+    checkpointer: Checkpointer
+    tracker: Tracker
+    stop: StopRequest
+    began_at: int
+    """Step after which this session began."""
+    mid_update: bool = False
+    """Whether trainers may have moved on from the last boundary: until the next one, nothing true can be saved."""
+
+    @classmethod
+    def of(
+        cls,
+        config: RLVRConfig,
+        session: Session,
+        state: RunState,
+        stream: PromptStream,
+        policy: TrainerGroup,
+        critics: Sequence[TrainerGroup] = (),
+    ) -> Run:
+        """A session's, from where it begins: see `beginning`."""
+        tracker, checkpoint = session.tracker, config.checkpoint
+        return cls(
+            seed=config.seed,
+            num_steps=config.training.num_steps,
+            checkpoint=checkpoint,
+            state=state,
+            stream=stream,
+            ledger=session.saved.ledger if session.saved else DataLedger(),
+            checkpointer=Checkpointer(session.directory, checkpoint, policy, critics, on_saved=tracker.callbacks.saved),
+            tracker=tracker,
+            stop=session.stop,
+            began_at=state.step,
+        )
+
+    @property
+    def spans(self) -> Spans:
+        """Where time goes."""
+        return self.tracker.spans
+
+    async def save(self) -> Path:
+        """Write a checkpoint of the last boundary."""
+        with self.spans.phase("checkpoint"):
+            return await self.checkpointer.save(self.state, self.ledger)
+
+    async def save_boundary(self) -> Path:
+        """Forget draws that were made since the last boundary, which will be made again, and save that."""
+        self.stream.restore(self.state.data)
+        self.ledger.forget_from(self.state.num_draws)
+        return await self.save()
+
+    async def save_before_the_end(self, error: Exception, close: Callable[[], Awaitable[None]]) -> None:
+        """The run is about to end because of `error`: save the last boundary, if it is still there to be saved.
+
+        Args:
+            error: what ends the run.
+            close: ends what still draws.
+        """
+        if self.state.step == self.began_at or self.mid_update:
+            return
+        try:
+            async with asyncio.timeout(LONGEST_LAST_SAVE_S):
+                await close()
+                path = await self.save_boundary()
+        except Exception as failure:  # what broke the run may break this as well
+            if str(failure) != str(error):
+                logger.warning("what was learnt since the last checkpoint could not be saved: %s", failure)
+        else:
+            logger.warning("the run ends early (%s); up to step %d it is saved in %s", error, self.state.step, path)
+
+
+async def take_steps(run: Run, step: Callable[[], Awaitable[list[str]]]) -> None:
+    """Take the remaining steps: the one loop of every pipeline that trains.
+
+    Args:
+        run: at a step's boundary.
+        step: makes the next one, up to its boundary, where the run may be saved; returns alarms that stop the run.
+
+    Raises:
+        AlarmError: an alarm stops the run; everything up to this boundary is saved.
+    """
+    while run.state.step < run.num_steps:
+        with run.spans.step(run.state.step + 1):
+            alarms = await step()
+            if alarms or run.checkpointer.due(run.state):
+                await run.save()
+            if alarms:
+                raise AlarmError("; ".join(alarms))
+
+
+async def _nothing_to_close() -> None:
+    """Of a run whose steps have nothing beside them."""
+
+
+@asynccontextmanager
+async def whole_run(run: Run, close: Callable[[], Awaitable[None]] = _nothing_to_close) -> AsyncIterator[None]:
+    """Around all that a session does: however it ends, what can be saved is.
+
+    Args:
+        run: to be saved.
+        close: ends whatever runs beside the steps; may be called twice.
+    """
+    try:
+        yield
+    except Interrupted:
+        await close()
+        await run.save_boundary()
+        raise
+    except AlarmError:
+        raise
+    except Exception as error:
+        await run.save_before_the_end(error, close)
+        raise
+    finally:
+        await close()
+    if run.checkpoint.at_end:
+        await run.save()
