@@ -23,6 +23,7 @@ __all__ = [
     "Scope",
     "has_zero_variance",
     "normalised",
+    "places_by_key",
     "whitened",
 ]
 
@@ -120,7 +121,7 @@ def normalised(
         raise ValueError(f"rewards must be finite, got {rewards[~np.isfinite(rewards)][:3].tolist()}")
     domains = [episode.domain if per_domain else "" for episode in episodes]
     moments = dict(running or {})
-    by_domain, by_group = _indices(domains), _indices([episode.group for episode in episodes])
+    by_domain, by_group = places_by_key(domains), places_by_key([episode.group for episode in episodes])
     for domain, index in by_domain.items():
         moments[domain] = moments.get(domain, Moments()).including(rewards[index])
     result = rewards.astype(np.float64, copy=True)
@@ -139,7 +140,8 @@ def normalised(
     return result, moments
 
 
-def _indices(keys: Sequence[Any]) -> dict[Any, list[int]]:
+def places_by_key(keys: Sequence[Any]) -> dict[Any, list[int]]:
+    """Where each key stands, in the order in which they appear first."""
     found: dict[Any, list[int]] = defaultdict(list)
     for index, key in enumerate(keys):
         found[key].append(index)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from itertools import zip_longest
 from typing import Any
 
 import numpy as np
@@ -134,7 +135,7 @@ def _aligned(answer: Any, sample: TrainingSample) -> FloatArray:
     return np.concatenate([np.zeros(sample.prefix_length, np.float32), np.asarray(answer, np.float32)])
 
 
-def _episodes(selection: Selection, values: list[FloatArray], penalties: list[FloatArray]) -> list[Episode]:
+def _episodes(selection: Selection, values: Sequence[FloatArray], penalties: Sequence[FloatArray]) -> list[Episode]:
     """Of all scored rollouts, the trained ones first, with what a critic and a KL penalty say of their tokens.
 
     Of rollouts that are not trained no log-probs are known: each of their tokens counts with the trained ones' mean
@@ -144,10 +145,12 @@ def _episodes(selection: Selection, values: list[FloatArray], penalties: list[Fl
     if penalties:
         known = [array[episode.mask] for array, episode in zip(penalties, episodes, strict=False)]
         mean = float(np.concatenate(known).mean(dtype=np.float64))
-        penalties = penalties + [np.where(e.mask, mean, 0.0).astype(np.float32) for e in episodes[len(penalties) :]]
-        episodes = [replace(e, token_rewards=own) for e, own in zip(episodes, penalties, strict=True)]
-    trained = [replace(e, values=own) for e, own in zip(episodes, values, strict=False)]
-    return [*trained, *episodes[len(trained) :]]
+        others = episodes[len(penalties) :]
+        penalties = [*penalties, *(np.where(e.mask, mean, 0.0).astype(np.float32) for e in others)]
+    if not values and not penalties:
+        return episodes
+    said = zip_longest(episodes, values, penalties)
+    return [replace(episode, values=own, token_rewards=penalty) for episode, own, penalty in said]
 
 
 def _estimate(everyone: list[Episode], selection: Selection, algorithm: AlgorithmConfig) -> Estimate:
