@@ -57,7 +57,7 @@ def select(
     moments: Mapping[str, Moments] | None = None,
     greedy: Sequence[Group] = (),
     demonstrations: Sequence[Rollout] = (),
-    left_out: Mapping[int, str] | None = None,
+    decided: Mapping[int, tuple[Fate, str]] | None = None,
 ) -> Selection:
     """Shape and normalise rewards, and leave out groups and rollouts as the filters say.
 
@@ -72,7 +72,7 @@ def select(
         greedy: a greedy answer to each prompt, for the baseline `greedy`; a group without one has failed.
         demonstrations: experts' rollouts of some of the prompts; in no baseline, and filtered by nothing but
             `algorithm.imitation`. A draw whose demonstration is trained has been trained.
-        left_out: groups that were stopped before their end, with the reason.
+        decided: by draw id, fates of groups that were stopped before their end, and of draws that were given up.
     """
     shape = partial(shaped_rollout, algorithm=algorithm, max_new_tokens=max_new_tokens)
     answers = (shape(rollout) for group in greedy for rollout in group.scored)
@@ -82,7 +82,7 @@ def select(
         for group in groups
     }
     fates = {group.draw.draw_id: _fate(group, shaped[group.draw.draw_id], algorithm.filters) for group in groups}
-    fates |= {draw_id: (Fate.FILTERED, why) for draw_id, why in (left_out or {}).items()}
+    fates |= decided or {}
     lost = shaped.keys() - compared.keys() if algorithm.advantage.mean == "greedy" else set()
     fates |= dict.fromkeys(lost, (Fate.FAILED, "its greedy answer failed"))
     _keep_top_variance(shaped, fates, algorithm.filters.top_variance)
