@@ -360,9 +360,9 @@ class Real:
         return self._group.engines
 
     async def start(self) -> None:
-        from roll.cluster.local import LocalEngineGroup
+        from roll.cluster.local import LocalCluster
 
-        self._group = await LocalEngineGroup.start(
+        self._group = await LocalCluster().start_engines(
             [
                 EngineSpec(
                     engine_id=f"engine-{index}",
@@ -375,7 +375,8 @@ class Real:
                     log_path=Path("runs/bench") / f"engine-{index}.log",
                 )
                 for index in range(self.num_engines)
-            ]
+            ],
+            "actor_infer",
         )
 
     async def close(self) -> None:

@@ -127,7 +127,7 @@ def layer_seconds(preset: str, groups: list[Group]) -> dict[str, float]:
     inputs, loss = inputs_of(weighed()), policy_loss(algorithm)
 
     def learn() -> None:
-        loss(replace(inputs, logprobs=inputs.logprobs.detach().requires_grad_())).loss.backward()
+        loss(replace(inputs, logprobs=inputs.need("logprobs").detach().requires_grad_())).loss.backward()
 
     return {"select_s": median_of(choose), "weigh_s": median_of(weighed), "loss_s": median_of(learn)}
 

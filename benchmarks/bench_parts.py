@@ -142,9 +142,9 @@ async def measure_sync(kind: str) -> dict[str, Any]:
     batch = random_batch(1, 2, (4, 4), 1000)
     with tempfile.TemporaryDirectory() as directory:
         spec = replace(spec, kind=kind, log_path=Path(directory) / "engine.log")
-        trainer = await cluster.start_trainer(policy_spec(config, material.model_path))
+        trainer = await cluster.start_trainer(policy_spec(config, material.model_path), "actor_train")
         try:
-            engines = await cluster.start_engines([spec])
+            engines = await cluster.start_engines([spec], "actor_infer")
             try:
                 transport = cluster.transport(kind)
                 probe = probe_sequences(material.data)

@@ -6,10 +6,10 @@ import signal
 from pathlib import Path
 
 import pytest
+from worlds.tiny_model import write_tiny_model
 
 from roll.errors import ModelError
 from roll.models import resolve_model
-from roll.models.tiny import write_tiny_model
 
 
 def pytest_configure() -> None:

@@ -14,8 +14,8 @@ from roll.config.load import ConfigSource, Overrides, as_override_list, load_con
 from roll.process_environment import prepare_environment
 
 if TYPE_CHECKING:
-    from roll.pipelines import Summary
     from roll.preflight import Report
+    from roll.tracking import Summary
 
 __all__ = ["check", "evaluate", "export", "load_config", "replay", "resume", "train"]
 
@@ -58,9 +58,9 @@ def train(
     callbacks = Callbacks(on_step=on_step, on_evaluation=on_evaluation, on_save=on_save)
     loaded = load_given(config, overrides, data, held_out, reward)
     prepare_environment()
-    from roll import pipelines
+    from roll.pipelines import commands
 
-    return pipelines.train(loaded, callbacks)
+    return commands.train(loaded, callbacks)
 
 
 def resume(
@@ -100,9 +100,9 @@ def resume(
     # a wrong override is refused before anything heavy is imported
     config = with_given(load_run_config(directory.path, changes), data, held_out, reward)
     prepare_environment()
-    from roll import pipelines
+    from roll.pipelines import commands
 
-    return pipelines.resume(directory.path, config, changes, callbacks)
+    return commands.resume(directory.path, config, changes, callbacks)
 
 
 def replay(
@@ -163,9 +163,9 @@ def evaluate(
     """
     loaded = load_given(config, overrides, data, held_out, reward)
     prepare_environment()
-    from roll import pipelines
+    from roll.pipelines import commands
 
-    return pipelines.evaluate(loaded, None if model is None else str(model))
+    return commands.evaluate(loaded, None if model is None else str(model))
 
 
 def check(
@@ -193,7 +193,7 @@ def check(
     """
     loaded = load_given(config, overrides, data, held_out, reward)
     prepare_environment()
-    from roll.preflight import inspect
+    from roll.pipelines.check import inspect
 
     return inspect(loaded)
 
@@ -219,9 +219,9 @@ def export(
         HubError: the upload failed; says why. The directory is complete.
     """
     prepare_environment()
-    from roll import pipelines
+    from roll.pipelines import exporting, hub
 
     if to_hub is not None:
-        pipelines.check_hub(to_hub)
-    directory = pipelines.export(Path(source), Path(target), adapter=adapter)
-    return str(directory) if to_hub is None else pipelines.upload(directory, to_hub, public=public)
+        hub.check_hub(to_hub)
+    directory = exporting.export(Path(source), Path(target), adapter=adapter)
+    return str(directory) if to_hub is None else hub.upload(directory, to_hub, public=public)

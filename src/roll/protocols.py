@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias, runtime_che
 
 from roll.types import (
     AttentionRange,
-    AttentionStatistics,
     EngineLoad,
     FloatArray,
     Generation,
     GenerationRequest,
     IntArray,
+    Needs,
+    Output,
     Prompt,
     RewardResult,
     Rollout,
@@ -30,7 +31,19 @@ if TYPE_CHECKING:
 
 PauseMode: TypeAlias = Literal["keep", "abort", "drain"]
 StateKind: TypeAlias = Literal["parameters", "gradients", "optimizer"]
-LossFn: TypeAlias = "Callable[[LossInputs], LossOutputs]"
+
+
+class LossFn(Protocol):
+    """A loss; picklable, since it travels to the trainer's ranks."""
+
+    @property
+    def needs(self) -> Needs:
+        """What the trainer must bring beside the network's predictions."""
+        ...
+
+    def __call__(self, inputs: LossInputs) -> LossOutputs:
+        """A micro-batch's share of the loss of the global batch."""
+        ...
 
 
 @runtime_checkable
@@ -129,33 +142,32 @@ class WeightSource(Protocol):
 class TrainBackend(Protocol):
     """One rank of a trainer. With several ranks, every method is collective and every rank gets the whole batch.
 
-    A policy has `logprobs` and is trained; a critic has `values` and is trained; a reference has `logprobs` alone. What
-    a role does not have raises `UnsupportedError`.
+    A policy says log-probs and is trained; a critic says values and is trained; a reference says log-probs alone.
     """
 
     def train_step(self, batch: TrainingBatch, loss: LossFn) -> StepResult:
         """All micro-batches and one optimiser step."""
         ...
 
-    def logprobs(self, batch: TrainingBatch, *, adapter: bool = True) -> list[FloatArray]:
-        """Per sample [L], under the batch's temperature, of the current weights; entry 0 is 0.
-
-        `adapter=False` leaves LoRA adapters out: the policy as it was before training.
-        """
-        ...
-
-    def values(self, batch: TrainingBatch) -> list[FloatArray]:
-        """Per sample [L]: the critic's value of the state before each token that the loss counts; 0 elsewhere."""
-        ...
-
-    def logprobs_and_attention(
-        self, batch: TrainingBatch, of: AttentionRange
-    ) -> tuple[list[FloatArray], list[AttentionStatistics]]:
-        """What `logprobs` returns, and from the same pass what the policy's attention says: `roll.algorithms.credit`.
+    def forward(
+        self,
+        batch: TrainingBatch,
+        outputs: Collection[Output],
+        *,
+        attention: AttentionRange | None = None,
+        adapter: bool = True,
+    ) -> Mapping[Output, list[Any]]:
+        """What the current weights say of a batch, in one pass without a gradient: for each output a list by sample.
 
         Args:
             batch: its tokens, where answers begin (`prefix_length`), and which tokens the loss counts.
-            of: distances that count.
+            outputs: what is asked for. Log-probs are those under the batch's temperature, with 0 as the first entry;
+                values are 0 where the loss does not count.
+            attention: distances that count, where `attention` is asked for; see `roll.algorithms.credit`.
+            adapter: false leaves LoRA adapters out: the policy as it was before training.
+
+        Raises:
+            UnsupportedError: the role's network does not give an output.
         """
         ...
 
@@ -185,10 +197,10 @@ class TrainBackend(Protocol):
 
 
 class Scorer(Protocol):
-    """Whatever gives log-probs of a batch: a trainer, a reference, a policy without its adapters."""
+    """Whatever says something of a batch: a trainer, a reference, a policy without its adapters."""
 
-    async def logprobs(self, batch: TrainingBatch) -> list[FloatArray]:
-        """See `TrainBackend.logprobs`."""
+    async def forward(self, batch: TrainingBatch, outputs: Collection[Output]) -> Mapping[Output, list[Any]]:
+        """See `TrainBackend.forward`."""
         ...
 
 
@@ -201,13 +213,14 @@ class TrainerGroup(Protocol):
 
     async def train_step(self, batch: TrainingBatch, loss: LossFn) -> StepResult: ...
 
-    async def logprobs(self, batch: TrainingBatch, *, adapter: bool = True) -> list[FloatArray]: ...
-
-    async def values(self, batch: TrainingBatch) -> list[FloatArray]: ...
-
-    async def logprobs_and_attention(
-        self, batch: TrainingBatch, of: AttentionRange
-    ) -> tuple[list[FloatArray], list[AttentionStatistics]]: ...
+    async def forward(
+        self,
+        batch: TrainingBatch,
+        outputs: Collection[Output],
+        *,
+        attention: AttentionRange | None = None,
+        adapter: bool = True,
+    ) -> Mapping[Output, list[Any]]: ...
 
     async def send_weights(
         self, policy_version: int, transport: str, deliver: Callable[[WeightUpdate], Awaitable[None]]

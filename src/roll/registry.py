@@ -119,15 +119,31 @@ class Registry(Generic[T]):
     def __iter__(self) -> Iterator[str]:
         return iter(self._entries)
 
+    def register(self, name: str, path: str) -> None:
+        """Add an implementation by its import path, `package.module:name`; a process that uses it imports it there.
+
+        Raises:
+            ConfigError: the name is taken by another.
+        """
+        if self._entries.setdefault(name, path) != path:
+            raise ConfigError(f"{self.kind} '{name}' is '{self._entries[name]}': register '{path}' by another name.")
+
+    def path(self, name: str) -> str:
+        """The import path of the implementation called `name`, which another process can import.
+
+        Raises:
+            ConfigError: there is no such name.
+        """
+        try:
+            return self._entries[name]
+        except KeyError:
+            known = ", ".join(sorted(self._entries))
+            raise ConfigError(f"unknown {self.kind} '{name}'.{nearest(name, list(self))} Known: {known}.") from None
+
     def get(self, name: str) -> T:
         """Import and return the implementation called `name`.
 
         Raises:
             ConfigError: there is no such name.
         """
-        try:
-            path = self._entries[name]
-        except KeyError:
-            known = ", ".join(sorted(self._entries))
-            raise ConfigError(f"unknown {self.kind} '{name}'.{nearest(name, list(self))} Known: {known}.") from None
-        return import_object(path)  # type: ignore[return-value]
+        return import_object(self.path(name))  # type: ignore[return-value]

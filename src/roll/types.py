@@ -24,6 +24,9 @@ BoolArray: TypeAlias = NDArray[np.bool_]
 FinishReason: TypeAlias = Literal["stop", "length", "abort"]
 TRAIN, EXPERT = "train", "expert"
 """Purposes (`RolloutId.purpose`) of the rollouts that a step trains, and of demonstrations."""
+Output: TypeAlias = Literal["logprobs", "values", "attention"]
+"""What a trainer's forward pass says of every sample: `logprobs` [L] of its tokens, `values` [L] of the states before
+the tokens that the loss counts, `attention` as `AttentionStatistics`."""
 
 
 class Message(TypedDict):
@@ -267,6 +270,20 @@ class AttentionRange:
     """Of WAAD: greater distances count as this."""
     horizon: tuple[int, int]
     """Of FAI: tokens so much later count, first and last included."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Needs:
+    """What a loss needs of the trainer beside its predictions; known before the forward pass."""
+
+    entropy: bool = False
+    """Of the policy's distributions over the vocabulary."""
+    full_kl: bool = False
+    """Their divergence from the reference's."""
+    values: bool = False
+    """Of a value head on the policy's network, with their returns and, where samples have them, the old values."""
+    attention: AttentionRange | None = None
+    """What the policy's attention says of every sequence, over this range."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

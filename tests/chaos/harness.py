@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-
-from roll.tracking import is_timing
+from worlds.timing import is_timing
 
 __all__ = ["Run", "tiny_config"]
 

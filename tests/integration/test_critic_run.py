@@ -10,9 +10,9 @@ import pytest
 import torch
 from chaos.harness import tiny_config
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
+from worlds.timing import is_timing
 
 import roll
-from roll.tracking import is_timing
 
 CRITICS = {"type": "asy_ppo", "updates": {"num_minibatches": 2, "num_epochs": 2}, "kl": {"coefficient": 0.05}}
 

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 from chaos.harness import tiny_config
+from worlds.timing import is_timing
 
 import roll
-from roll.tracking import is_timing
 
 ALGORITHM = {
     "type": "attention_credit",

@@ -8,13 +8,15 @@ import threading
 import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import psutil
 import pytest
 
-from roll.cluster.local import LocalEngineGroup
+from roll.cluster.engines import StartedEngines
+from roll.cluster.local import LocalCluster
 from roll.inference import EngineSpec, build_engine, hf
 from roll.protocols import EngineGroup, InferenceEngine
 from roll.rollout import LLMProxy, link, pace
@@ -74,7 +76,7 @@ async def test_an_embedded_engine_whose_computation_never_ends_is_left_behind(
 ) -> None:
     monkeypatch.setattr(hf, "CLOSE_LIMIT_S", 0.5)
     held, free = threading.Event(), threading.Event()
-    async with serving(await LocalEngineGroup.start([spec(tiny_model, "hf", "a")])) as proxy:
+    async with serving(await LocalCluster().start_engines([spec(tiny_model, "hf", "a")])) as proxy:
         first = proxy.engines[0]
         assert isinstance(first, hf.HFEngine) and first._decoder is not None
         step = first._decoder.step
@@ -97,7 +99,7 @@ async def test_an_embedded_engine_whose_computation_never_ends_is_left_behind(
 @pytest.mark.vllm
 async def test_a_stopped_vllm_process_is_killed_and_its_requests_go_on(servable_model: Path, tmp_path: Path) -> None:
     pytest.importorskip("vllm")
-    engines = await LocalEngineGroup.start([spec(servable_model, "vllm", "a", tmp_path / "a.log")])
+    engines = await LocalCluster().start_engines([spec(servable_model, "vllm", "a", tmp_path / "a.log")])
     async with serving(engines) as proxy:
         processes: tuple[psutil.Process, ...] = proxy.engines[0].processes  # type: ignore[attr-defined]
         asked = asyncio.create_task(ask(proxy, "r", 4))
@@ -151,9 +153,9 @@ def ray_here() -> Iterator[None]:
 
 @pytest.mark.ray
 async def test_a_stopped_actor_is_killed_and_its_requests_go_on(tiny_model: Path, ray_here: None) -> None:
-    from roll.cluster.ray_engines import RayEngine, RayEngineGroup
+    from roll.cluster.ray_engines import RayEngine
 
-    engines = await RayEngineGroup.start([(spec(tiny_model, "hf", "a"), {"num_cpus": 0})])
+    engines = await StartedEngines.start({"a": partial(RayEngine, spec(tiny_model, "hf", "a"), {"num_cpus": 0})})
     async with serving(engines) as proxy:
         first = proxy.engines[0]
         assert isinstance(first, RayEngine) and first.pid is not None
@@ -174,10 +176,10 @@ async def test_a_stopped_actor_is_killed_and_its_requests_go_on(tiny_model: Path
 
 @pytest.mark.ray
 async def test_an_engine_on_ray_reports_what_its_own_scheduler_says(tiny_model: Path, ray_here: None) -> None:
-    from roll.cluster.ray_engines import RayEngineGroup
+    from roll.cluster.ray_engines import RayEngine
 
-    engines = await RayEngineGroup.start([(spec(tiny_model, "hf", "a"), {"num_cpus": 0})])
-    local = await LocalEngineGroup.start([spec(tiny_model, "hf", "b")])
+    engines = await StartedEngines.start({"a": partial(RayEngine, spec(tiny_model, "hf", "a"), {"num_cpus": 0})})
+    local = await LocalCluster().start_engines([spec(tiny_model, "hf", "b")])
     loads = []
     for group in (engines, local):
         async with serving(group) as proxy:

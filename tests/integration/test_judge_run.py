@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from chaos.harness import Run, tiny_config
 from integration.test_ray_run import actor_processes, end, marked, steps_recorded, wait_until
+from worlds.tiny_model import write_tiny_model
 
 import roll
 from roll.cluster.actor_log import ACTOR_LOG
@@ -20,7 +21,6 @@ from roll.cluster.local import LocalCluster
 from roll.config import RLVRConfig
 from roll.errors import AlarmError, EngineDiedError, RewardInfraError
 from roll.inference.hf import HFEngine
-from roll.models.tiny import write_tiny_model
 from roll.pipelines.judge import start_judge
 from roll.rewards.opening import open_rewards
 from roll.rollout import fleet
@@ -256,7 +256,7 @@ async def test_the_default_model_judges_in_form_and_alike_after_it_was_killed(
     )
     judge = await start_judge(settings, LocalCluster())
     try:
-        async with open_rewards(settings, NoPool(), judge.model) as rewards:
+        async with open_rewards(settings.data, settings.sandbox, NoPool(), judge.model) as rewards:
 
             async def preferences() -> list[float]:
                 found = []
@@ -274,7 +274,9 @@ async def test_the_default_model_judges_in_form_and_alike_after_it_was_killed(
             else:
                 for process in engine.processes:  # type: ignore[attr-defined]
                     process.kill()
-        async with open_rewards(settings, NoPool(), judge.model) as rewards:  # another memory of replies
+        async with open_rewards(
+            settings.data, settings.sandbox, NoPool(), judge.model
+        ) as rewards:  # another memory of replies
             assert await preferences() == pytest.approx(before, abs=1e-3)
         assert judge.metrics()["judge/replaced"] == 1
     finally:

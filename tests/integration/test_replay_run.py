@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 from chaos.harness import tiny_config
 from safetensors.torch import load_file
+from worlds.timing import is_timing
+from worlds.tiny_model import write_tiny_model
 
 import roll
 from roll.errors import ConfigError, DataError, ModelError
 from roll.inference.hf import HFEngine
-from roll.models.tiny import write_tiny_model
 from roll.pipelines.learning import updates
-from roll.tracking import is_timing
 from roll.tracking.recording import Recording
 
 FROM_ENGINES = ("sync/",)

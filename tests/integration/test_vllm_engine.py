@@ -18,12 +18,12 @@ import psutil
 import pytest
 import pytest_asyncio
 import torch
+from worlds.tiny_model import write_tiny_model
 
 from roll.errors import DataError, EngineDiedError, ModelError, UnsupportedError, WeightSyncError
 from roll.inference import EngineSpec, build_engine, resolve_engine_kind
 from roll.inference.vllm import VLLMEngine
 from roll.models import load_causal_lm
-from roll.models.tiny import write_tiny_model
 from roll.types import Generation, GenerationRequest, IntArray, SamplingParams, TensorSpec, WeightUpdate
 from roll.weights.shared_memory import SharedMemorySender
 

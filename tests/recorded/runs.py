@@ -81,7 +81,7 @@ def machine() -> str:
 
 def all_hashes() -> dict[str, dict[str, str]]:
     """Every run, each in a process of its own with one thread."""
-    from roll.models.tiny import write_tiny_model
+    from worlds.tiny_model import write_tiny_model
 
     with tempfile.TemporaryDirectory() as scratch:
         model = write_tiny_model(Path(scratch) / "tiny")

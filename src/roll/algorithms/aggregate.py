@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from typing import Literal, TypeAlias
 
-import torch
 from torch import Tensor
 
 from roll.algorithms.inputs import LossInputs
@@ -31,11 +30,11 @@ def token_weights(inputs: LossInputs, aggregation: Aggregation) -> Tensor:
     if aggregation == "sequence_mean":
         return (1.0 / (inputs.sequence_lengths * inputs.num_sequences))[inputs.sequence_ids]
     if aggregation == "token_mean":
-        return torch.full_like(inputs.advantages, 1.0 / inputs.num_tokens)
+        return inputs.sequence_lengths.new_full(inputs.sequence_ids.shape, 1.0 / inputs.num_tokens)
     if aggregation == "constant_length":
         return (1.0 / (inputs.max_lengths * inputs.num_sequences))[inputs.sequence_ids]
     if aggregation == "sequence_sum":
-        return torch.full_like(inputs.advantages, 1.0 / inputs.num_sequences)
+        return inputs.sequence_lengths.new_full(inputs.sequence_ids.shape, 1.0 / inputs.num_sequences)
     raise ValueError(
         f"unknown aggregation '{aggregation}': use sequence_mean, token_mean, constant_length or sequence_sum"
     )

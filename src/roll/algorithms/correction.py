@@ -18,9 +18,14 @@ from torch import Tensor
 from roll.algorithms.inputs import LossInputs
 from roll.algorithms.ratio import clamped, segment_means, segment_sums, segments
 
-__all__ = ["Correction", "CorrectionLevel"]
+__all__ = ["Correction", "CorrectionLevel", "mismatch"]
 
 CorrectionLevel: TypeAlias = Literal["token", "chunk", "sequence", "geometric"]
+
+
+def mismatch(inputs: LossInputs) -> Tensor:
+    """[N] log of old / rollout, clamped."""
+    return clamped(inputs.need("old_logprobs") - inputs.need("rollout_logprobs"))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -39,7 +44,7 @@ class Correction:
 
     def factor(self, inputs: LossInputs) -> Tensor:
         """w of every token [N], without gradient."""
-        difference = clamped(inputs.old_logprobs - inputs.rollout_logprobs).detach()
+        difference = mismatch(inputs).detach()
         if self.level == "token":
             return difference.exp()
         ids = segments(inputs, self.level)
@@ -49,7 +54,7 @@ class Correction:
     def truncates(self, inputs: LossInputs) -> Tensor:
         """[N] bool: whose factor exceeds `upper`."""
         if self.upper is None:
-            return torch.zeros_like(inputs.advantages, dtype=torch.bool)
+            return torch.zeros_like(inputs.sequence_ids, dtype=torch.bool)
         return self.factor(inputs) > self.upper
 
     def weights(self, inputs: LossInputs) -> Tensor:
@@ -61,7 +66,7 @@ class Correction:
         if self.mask_high is not None:
             weight = weight.masked_fill(factor > self.mask_high, 0.0)
         if self.veto is not None:
-            own = clamped(inputs.old_logprobs - inputs.rollout_logprobs).detach().exp()
+            own = mismatch(inputs).detach().exp()
             vetoed = segment_sums((own < self.veto).to(own.dtype), inputs.sequence_ids) > 0
             weight = weight.masked_fill(vetoed[inputs.sequence_ids], 0.0)
         return weight

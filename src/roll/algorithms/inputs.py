@@ -29,16 +29,12 @@ class SequenceAttention(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LossInputs:
-    """Tokens of one micro-batch that the loss counts; all [N] tensors are aligned."""
+    """Tokens of one micro-batch that the loss counts; all [N] tensors are aligned.
 
-    logprobs: Tensor
-    """[N] float32, of the current policy; carries the gradient."""
-    old_logprobs: Tensor
-    """[N] float32, of the policy before the update; no gradient."""
-    rollout_logprobs: Tensor
-    """[N] float32, of the inference engine."""
-    advantages: Tensor
-    """[N] float32."""
+    Every loss has sequences and counts; the other columns are there where the network predicts them, or all samples of
+    the batch bring them.
+    """
+
     sequence_ids: Tensor
     """[N] int64 in 0 … S-1: which sequence of this micro-batch a token belongs to, ascending."""
     sequence_lengths: Tensor
@@ -49,6 +45,14 @@ class LossInputs:
     """Sequences of the global batch that have a loss token."""
     max_lengths: Tensor
     """[S] float32: the longest possible answer to each sequence's prompt, for constant-length aggregation."""
+    logprobs: Tensor | None = None
+    """[N] float32, of the current policy; carries the gradient. `None` for a critic."""
+    old_logprobs: Tensor | None = None
+    """[N] float32, of the policy before the update; no gradient. `None` for a critic."""
+    rollout_logprobs: Tensor | None = None
+    """[N] float32, of the inference engine."""
+    advantages: Tensor | None = None
+    """[N] float32."""
     chunk_ids: Tensor | None = None
     """[N] int64 in 0 … C-1: which chunk (turn) a token belongs to, ascending; `None`: a sequence is one chunk."""
     ref_logprobs: Tensor | None = None
@@ -69,6 +73,17 @@ class LossInputs:
     """[N] float32, of the critic before the update."""
     returns: Tensor | None = None
     """[N] float32, what the critic should say."""
+
+    def need(self, name: str) -> Tensor:
+        """The column of this name, for a loss that cannot do without it.
+
+        Raises:
+            ValueError: the batch does not have it, or the network does not predict it.
+        """
+        column = getattr(self, name)
+        if column is None:
+            raise ValueError(f"this loss needs {name}, which the batch does not have")
+        return column
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

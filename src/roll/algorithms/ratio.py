@@ -38,11 +38,11 @@ def segment_means(values: Tensor, segment_ids: Tensor) -> Tensor:
 
 def over_limit(inputs: LossInputs, *, against: Literal["old", "rollout"], token_limit: float) -> Tensor:
     """[N] bool, for the metrics: tokens whose log-ratio `log_ratio` cuts at `token_limit`."""
-    return _difference(inputs, against).detach() * inputs.advantages.sign() > token_limit
+    return _difference(inputs, against).detach() * inputs.need("advantages").sign() > token_limit
 
 
 def _difference(inputs: LossInputs, against: Literal["old", "rollout"]) -> Tensor:
-    return inputs.logprobs - (inputs.old_logprobs if against == "old" else inputs.rollout_logprobs)
+    return inputs.need("logprobs") - inputs.need(f"{against}_logprobs")
 
 
 def _as_it_is(log_ratio: Tensor) -> Tensor:
@@ -82,8 +82,9 @@ def log_ratio(
     if level == "token":
         return limited(difference)
     if token_limit is not None:
-        cut = torch.where(inputs.advantages > 0, difference.clamp(max=token_limit), difference.clamp(min=-token_limit))
-        difference = torch.where(inputs.advantages == 0, difference, cut)
+        advantages = inputs.need("advantages")
+        cut = torch.where(advantages > 0, difference.clamp(max=token_limit), difference.clamp(min=-token_limit))
+        difference = torch.where(advantages == 0, difference, cut)
     ids = segments(inputs, level)
     pool = segment_means if reduce == "geometric" else segment_sums
     own = limited(difference)

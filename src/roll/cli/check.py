@@ -1,4 +1,4 @@
-"""`roll check`: the report of `roll.preflight`, printed."""
+"""`roll check`: the report on a configuration, printed."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import click
 
 from roll.config.load import load_config
 from roll.errors import UserError
-from roll.preflight import inspect
+from roll.pipelines.check import inspect
 from roll.process_environment import prepare_environment
 
 __all__ = ["check"]

@@ -25,6 +25,7 @@ class Session:
 
 _overrides = click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]...")
 _file = click.argument("file", metavar="FILE")
+_pipeline = click.option("--pipeline", metavar="NAME", default="rlvr", show_default=True, help="Of this pipeline.")
 
 
 def _ended(summary: Summary) -> int:
@@ -147,9 +148,9 @@ def evaluate(file: str, overrides: tuple[str, ...], model: str | None) -> int:
 
     config = load_config(file, overrides)
     prepare_environment()
-    from roll import pipelines
+    from roll.pipelines import commands
 
-    found = pipelines.evaluate(config, model)
+    found = commands.evaluate(config, model)
     click.echo(json.dumps(found, indent=2))
     if not found["eval/num_answers"]:
         click.echo("Error: no answers: nothing was measured.", err=True)
@@ -289,18 +290,20 @@ def show(file: str, overrides: tuple[str, ...]) -> None:
 
 @config.command(name="explain")
 @click.argument("key", required=False, default="")
-def explain_(key: str) -> None:
+@_pipeline
+def explain_(key: str, pipeline: str) -> None:
     """Explain KEY: its meaning, type, unit and default. Without KEY, list the sections."""
     from roll.config.explain import explain
 
-    click.echo(explain(key))
+    click.echo(explain(key, pipeline))
 
 
 @config.command()
-def schema() -> None:
+@_pipeline
+def schema(pipeline: str) -> None:
     """Print the JSON Schema of configuration files, for editors."""
     import json
 
     from roll.config.schema import json_schema
 
-    click.echo(json.dumps(json_schema(), indent=2, ensure_ascii=False))
+    click.echo(json.dumps(json_schema(pipeline), indent=2, ensure_ascii=False))

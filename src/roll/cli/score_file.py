@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
 from time import perf_counter
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
@@ -21,12 +21,10 @@ from roll.cli.score_report import as_json_lines, render
 from roll.cli.scored import Scored
 from roll.config.base import Section, option
 from roll.config.rewards import RewardConfig, RewardList, as_reward_list
-from roll.config.run import RLVRConfig
+from roll.config.run import RunConfig
 from roll.config.sandbox import SandboxConfig
 from roll.errors import ConfigError, InfraError, UserError
-
-if TYPE_CHECKING:
-    from roll.pipelines.judge import JudgeRole
+from roll.process_environment import prepare_environment
 
 __all__ = ["rewards_named", "score_file"]
 
@@ -114,14 +112,14 @@ def score_file(
 
 def _rewards(
     config: str | None, overrides: Sequence[str], named: Sequence[str]
-) -> tuple[dict[str, list[RewardConfig]], RLVRConfig | None]:
+) -> tuple[dict[str, list[RewardConfig]], RunConfig | None]:
     """By domain; and the configuration, where there is one."""
     if config is None:
         return {"": rewards_named(named)}, None
     from roll.config.load import load_config
 
     loaded = load_config(config, list(overrides))
-    lists = {entry.domain or entry.source: list(entry.reward) for entry in loaded.data}
+    lists = {entry.domain or entry.source: list(entry.reward) for entry in loaded.section("data", list)}
     return lists, loaded
 
 
@@ -129,8 +127,6 @@ def _tokens(model: str | None) -> Callable[[str], list[int]]:
     """The model's tokens, where there is a model: penalties count them."""
     if model is None:
         return words_as_tokens
-    from roll.process_environment import prepare_environment
-
     prepare_environment()
     from roll.models import load_tokenizer, resolve_model
 
@@ -150,7 +146,7 @@ def _check_answers(path: str, lines: Iterable[AnswerLine], lists: Mapping[str, S
 async def _score(
     lines: Sequence[AnswerLine],
     lists: Mapping[str, Sequence[RewardConfig]],
-    config: RLVRConfig | None,
+    config: RunConfig | None,
     jobs: int,
 ) -> list[Scored]:
     from roll.cluster.pool import LocalWorkerPool
@@ -160,13 +156,15 @@ async def _score(
     async with AsyncExitStack() as stack:
         pool = LocalWorkerPool(jobs)
         stack.push_async_callback(pool.close)
-        judge = None
-        if config is not None and config.judge is not None:
-            role = await _judge(config)
-            stack.push_async_callback(role.close)
-            judge = role.model
-        sandbox = config.sandbox if config else SandboxConfig()
-        rewards = await stack.enter_async_context(open_reward_lists(lists, sandbox, pool, judge))
+        if config is None:
+            opening = open_reward_lists(lists, SandboxConfig(), pool)
+        else:
+            from roll.cluster.local import LocalCluster
+            from roll.pipelines.judge import open_scoring
+
+            prepare_environment()
+            opening = open_scoring(config, LocalCluster(), pool)  # a judge runs in this process, whatever the cluster
+        rewards = await stack.enter_async_context(opening)
 
         async def score(line: AnswerLine) -> Scored:
             async with places:
@@ -182,13 +180,3 @@ async def _score(
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(score(line)) for line in lines]
         return [task.result() for task in tasks]
-
-
-async def _judge(config: RLVRConfig) -> JudgeRole:
-    """The configuration's own judge, in this process whatever its cluster."""
-    from roll.cluster.local import LocalCluster
-    from roll.pipelines.judge import start_judge
-    from roll.process_environment import prepare_environment
-
-    prepare_environment()
-    return await start_judge(config, LocalCluster())

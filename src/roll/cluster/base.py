@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING, Any, Protocol
 
-from roll.config.run import RLVRConfig
+from roll.config.cluster import ClusterConfig, RoleDevices
 from roll.inference import EngineSpec
 from roll.protocols import EngineGroup, TrainerGroup, WorkerPool
 from roll.registry import Registry
@@ -24,15 +24,15 @@ __all__ = ["CLUSTERS", "Cluster", "open_cluster", "start_together"]
 class Cluster(Protocol):
     """Starts the roles of a run on its devices."""
 
-    async def start_trainer(self, spec: TrainerSpec) -> TrainerGroup:
-        """Start all ranks of a trainer, in any role, on the role's devices.
+    async def start_trainer(self, spec: TrainerSpec, role: str) -> TrainerGroup:
+        """Start all ranks of a trainer on the role's devices.
 
         `spec` is that of rank 0 of one, and is adapted to the ranks there are.
         """
         ...
 
-    async def start_engines(self, specs: Sequence[EngineSpec], role: str = "actor_infer") -> EngineGroup:
-        """Start one engine per spec, on the devices of the role: the policy's engines, or the `judge`'s."""
+    async def start_engines(self, specs: Sequence[EngineSpec], role: str) -> EngineGroup:
+        """Start one engine per spec, on the role's devices."""
         ...
 
     async def start_pool(self, num_workers: int) -> WorkerPool:
@@ -48,18 +48,23 @@ class Cluster(Protocol):
         ...
 
 
-CLUSTERS: Registry[Callable[[RLVRConfig, RunDirectory | None], Cluster]] = Registry(
+CLUSTERS: Registry[Callable[[ClusterConfig, Mapping[str, RoleDevices], RunDirectory | None], Cluster]] = Registry(
     "cluster", {"local": "roll.cluster.local:open_local", "ray": "roll.cluster.ray_cluster:open_ray"}
 )
 
 
-def open_cluster(config: RLVRConfig, run: RunDirectory | None = None) -> Cluster:
-    """The cluster that the configuration asks for; its processes log into the run's directory.
+def open_cluster(config: ClusterConfig, roles: Mapping[str, RoleDevices], run: RunDirectory | None = None) -> Cluster:
+    """The cluster that the configuration asks for.
+
+    Args:
+        config: the machines.
+        roles: by name: what can be started, and where.
+        run: its processes log into its directory.
 
     Raises:
         PlacementError: the device mapping does not fit the devices there are.
     """
-    return CLUSTERS.get(config.cluster.type)(config, run)
+    return CLUSTERS.get(config.type)(config, roles, run)
 
 
 async def start_together(stack: AsyncExitStack, *starting: Awaitable[Any]) -> list[Any]:

@@ -6,23 +6,25 @@ A trainer's work runs in one thread of its own, so the controller's loop stays f
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from roll.config.run import RLVRConfig
+from roll.cluster.engines import StartedEngines
+from roll.config.cluster import ClusterConfig, RoleDevices
+from roll.config.training import TRAINERS
 from roll.inference import EngineSpec, build_engine
-from roll.protocols import InferenceEngine, LossFn, WorkerPool
-from roll.types import AttentionRange, AttentionStatistics, FloatArray, StepResult, TrainingBatch, WeightUpdate
+from roll.protocols import LossFn, TrainBackend, WorkerPool
+from roll.types import AttentionRange, Output, StepResult, TrainingBatch, WeightUpdate
 
 if TYPE_CHECKING:
     from roll.tracking import RunDirectory
     from roll.training import TrainerSpec
-    from roll.training.backend import TorchBackend
     from roll.weights import Sender
 
-__all__ = ["LocalCluster", "LocalEngineGroup", "LocalTrainerGroup"]
+__all__ = ["LocalCluster", "LocalTrainerGroup"]
 
 T = TypeVar("T")
 
@@ -32,7 +34,7 @@ class LocalTrainerGroup:
 
     num_ranks = 1
 
-    def __init__(self, backend: TorchBackend, thread: ThreadPoolExecutor) -> None:
+    def __init__(self, backend: TrainBackend, thread: ThreadPoolExecutor) -> None:
         self._backend = backend
         self._thread = thread
         self._sender: Sender | None = None
@@ -42,10 +44,8 @@ class LocalTrainerGroup:
         """Load the model in the trainer's thread."""
         thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix=spec.role)
 
-        def build() -> TorchBackend:
-            from roll.training.backend import TorchBackend
-
-            return TorchBackend(spec)
+        def build() -> TrainBackend:
+            return TRAINERS.get(spec.training.backend)(spec)
 
         try:
             return cls(await asyncio.get_running_loop().run_in_executor(thread, build), thread)
@@ -60,19 +60,16 @@ class LocalTrainerGroup:
         """See `TrainBackend.train_step`."""
         return await self._call(self._backend.train_step, batch, loss)
 
-    async def logprobs(self, batch: TrainingBatch, *, adapter: bool = True) -> list[FloatArray]:
-        """See `TrainBackend.logprobs`."""
-        return await self._call(lambda: self._backend.logprobs(batch, adapter=adapter))
-
-    async def values(self, batch: TrainingBatch) -> list[FloatArray]:
-        """See `TrainBackend.values`."""
-        return await self._call(self._backend.values, batch)
-
-    async def logprobs_and_attention(
-        self, batch: TrainingBatch, of: AttentionRange
-    ) -> tuple[list[FloatArray], list[AttentionStatistics]]:
-        """See `TrainBackend.logprobs_and_attention`."""
-        return await self._call(self._backend.logprobs_and_attention, batch, of)
+    async def forward(
+        self,
+        batch: TrainingBatch,
+        outputs: Collection[Output],
+        *,
+        attention: AttentionRange | None = None,
+        adapter: bool = True,
+    ) -> Mapping[Output, list[Any]]:
+        """See `TrainBackend.forward`."""
+        return await self._call(lambda: self._backend.forward(batch, outputs, attention=attention, adapter=adapter))
 
     async def send_weights(
         self, policy_version: int, transport: str, deliver: Callable[[WeightUpdate], Awaitable[None]]
@@ -109,62 +106,16 @@ class LocalTrainerGroup:
         await asyncio.to_thread(self._thread.shutdown, True, cancel_futures=True)
 
 
-class LocalEngineGroup:
-    """Engines of this process; implements `EngineGroup`."""
-
-    def __init__(self, specs: Sequence[EngineSpec], engines: list[InferenceEngine]) -> None:
-        self._specs = {spec.engine_id: spec for spec in specs}
-        self._engines = engines
-
-    @classmethod
-    async def start(cls, specs: Sequence[EngineSpec]) -> LocalEngineGroup:
-        """Start one engine per spec."""
-        engines = [build_engine(spec) for spec in specs]
-        group = cls(specs, engines)
-        try:
-            for engine in engines:
-                await engine.start()
-        except BaseException:
-            await group.close()
-            raise
-        return group
-
-    @property
-    def engines(self) -> Sequence[InferenceEngine]:
-        """In the order of their specs."""
-        return tuple(self._engines)
-
-    async def replace(self, engine_id: str) -> InferenceEngine:
-        """See `EngineGroup.replace`."""
-        index = next(i for i, engine in enumerate(self._engines) if engine.engine_id == engine_id)
-        await self._engines[index].close()
-        fresh = build_engine(self._specs[engine_id])
-        try:
-            await fresh.start()
-        except BaseException:
-            await fresh.close()
-            raise
-        self._engines[index] = fresh
-        return fresh
-
-    async def close(self) -> None:
-        """Close every engine, then raise the first error there was."""
-        results = await asyncio.gather(*(engine.close() for engine in self._engines), return_exceptions=True)
-        for result in results:
-            if isinstance(result, BaseException):
-                raise result
-
-
 class LocalCluster:
     """This process; implements `Cluster`."""
 
-    async def start_trainer(self, spec: TrainerSpec) -> LocalTrainerGroup:
+    async def start_trainer(self, spec: TrainerSpec, role: str) -> LocalTrainerGroup:
         """See `Cluster.start_trainer`."""
         return await LocalTrainerGroup.start(spec)
 
-    async def start_engines(self, specs: Sequence[EngineSpec], role: str = "actor_infer") -> LocalEngineGroup:
+    async def start_engines(self, specs: Sequence[EngineSpec], role: str) -> StartedEngines:
         """See `Cluster.start_engines`."""
-        return await LocalEngineGroup.start(specs)
+        return await StartedEngines.start({spec.engine_id: partial(build_engine, spec) for spec in specs})
 
     async def start_pool(self, num_workers: int) -> WorkerPool:
         """See `Cluster.start_pool`."""
@@ -180,6 +131,8 @@ class LocalCluster:
         """Nothing of its own to end."""
 
 
-def open_local(config: RLVRConfig, run: RunDirectory | None = None) -> LocalCluster:
-    """This process, whatever the configuration says: `CLUSTERS` hands both arguments to every kind of cluster."""
+def open_local(
+    config: ClusterConfig, roles: Mapping[str, RoleDevices], run: RunDirectory | None = None
+) -> LocalCluster:
+    """This process, whatever the configuration says: `CLUSTERS` hands its arguments to every kind of cluster."""
     return LocalCluster()

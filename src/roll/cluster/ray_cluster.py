@@ -15,8 +15,9 @@ import logging
 import os
 import signal
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import ray
@@ -25,11 +26,12 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from roll.cluster.actor_log import ACTOR_LOG
 from roll.cluster.devices import Placement, Seat, place
+from roll.cluster.engines import StartedEngines
 from roll.cluster.pool import LocalWorkerPool
-from roll.cluster.ray_engines import RayEngineGroup
+from roll.cluster.ray_engines import RayEngine
 from roll.cluster.ray_pool import RayWorkerPool
 from roll.cluster.ray_trainer import RayTrainerGroup
-from roll.config.run import RLVRConfig
+from roll.config.cluster import ClusterConfig, RoleDevices
 from roll.errors import PlacementError
 from roll.inference import EngineSpec
 from roll.protocols import WorkerPool
@@ -45,15 +47,15 @@ SLIVER = 0.001
 """Of a bundle, per actor: bundles reserve devices, actors only sit in them."""
 
 
-def open_ray(config: RLVRConfig, run: RunDirectory | None = None) -> RayCluster:
+def open_ray(config: ClusterConfig, roles: Mapping[str, RoleDevices], run: RunDirectory | None = None) -> RayCluster:
     """Join the cluster at `cluster.address`, or start a private one on this machine, and reserve its devices.
 
     Raises:
         PlacementError: the device mapping does not fit, or the cluster cannot reserve the devices.
     """
     accelerators = _num_accelerators()
-    per_node = config.cluster.devices_per_node or accelerators or os.cpu_count() or 1
-    placement = place(config, per_node)
+    per_node = config.devices_per_node or accelerators or os.cpu_count() or 1
+    placement = place(config, roles, per_node)
     owned = not ray.is_initialized()
     if owned:
         _connect(config, per_node)
@@ -70,7 +72,7 @@ def open_ray(config: RLVRConfig, run: RunDirectory | None = None) -> RayCluster:
             f"{PLACEMENT_TIMEOUT_S:g} s (it has {available:g} in all): lower cluster.num_nodes or "
             "cluster.devices_per_node, or wait until other jobs end."
         )
-    return RayCluster(placement, group, accelerated=bool(accelerators), owned=owned, run=run)
+    return RayCluster(roles, placement, group, accelerated=bool(accelerators), owned=owned, run=run)
 
 
 def _num_accelerators() -> int:
@@ -79,15 +81,15 @@ def _num_accelerators() -> int:
     return torch.accelerator.device_count() if torch.accelerator.is_available() else 0
 
 
-def _connect(config: RLVRConfig, per_node: int) -> None:
+def _connect(config: ClusterConfig, per_node: int) -> None:
     quiet: dict[str, Any] = {
         "log_to_driver": False,
         "logging_level": logging.ERROR,
         "configure_logging": False,
     }
     with _own_sigterm():
-        if config.cluster.address:
-            ray.init(address=config.cluster.address, **quiet)
+        if config.address:
+            ray.init(address=config.address, **quiet)
         else:
             os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
             ray.init(num_cpus=max(per_node, os.cpu_count() or 1), include_dashboard=False, **quiet)
@@ -109,6 +111,7 @@ class RayCluster:
 
     def __init__(
         self,
+        roles: Mapping[str, RoleDevices],
         placement: Placement,
         group: PlacementGroup,
         *,
@@ -116,6 +119,7 @@ class RayCluster:
         owned: bool,
         run: RunDirectory | None = None,
     ) -> None:
+        self._roles = roles
         self._placement = placement
         self._group = group
         self._accelerated = accelerated
@@ -127,8 +131,7 @@ class RayCluster:
         """CPU threads per actor: the machine's cores, shared between ranks and engines; devices need no limit."""
         if self._accelerated:
             return None
-        roles = ("actor_train", "critic", "reference", "actor_infer", "judge")
-        sharing = max(len(self._placement.seats(role)) for role in roles)
+        sharing = max(map(len, self._placement.seats.values()))
         return max(1, (os.cpu_count() or 1) // min(sharing, self._placement.workers_on_first_node or 1))
 
     def _options(self, seat: Seat, threads: int | None, role: str, index: int) -> dict[str, Any]:
@@ -150,23 +153,22 @@ class RayCluster:
             "runtime_env": {"env_vars": environment},
         }
 
-    async def start_trainer(self, spec: TrainerSpec) -> RayTrainerGroup:
+    async def start_trainer(self, spec: TrainerSpec, role: str) -> RayTrainerGroup:
         """See `Cluster.start_trainer`."""
         threads = spec.training.num_threads or self._threads
         training = spec.training.model_copy(update={"num_threads": threads})
-        seats = [
-            self._options(seat, threads, spec.role, rank) for rank, seat in enumerate(self._placement.seats(spec.role))
-        ]
+        seats = [self._options(seat, threads, spec.role, rank) for rank, seat in enumerate(self._placement.seats[role])]
         return await RayTrainerGroup.start(replace(spec, training=training), seats)
 
-    async def start_engines(self, specs: Sequence[EngineSpec], role: str = "actor_infer") -> RayEngineGroup:
+    async def start_engines(self, specs: Sequence[EngineSpec], role: str) -> StartedEngines:
         """See `Cluster.start_engines`."""
-        seated = []
-        name = "judge_actor" if role == "judge" else "engine_actor"
-        for index, (spec, seat) in enumerate(zip(specs, self._placement.seats(role), strict=True)):
+        makers = {}
+        name = f"{self._roles[role].log_name}_actor"
+        for index, (spec, seat) in enumerate(zip(specs, self._placement.seats[role], strict=True)):
             threads = spec.num_threads or self._threads
-            seated.append((replace(spec, num_threads=threads), self._options(seat, threads, name, index)))
-        return await RayEngineGroup.start(seated)
+            options = self._options(seat, threads, name, index)
+            makers[spec.engine_id] = partial(RayEngine, replace(spec, num_threads=threads), options)
+        return await StartedEngines.start(makers, at_once=True)
 
     async def start_pool(self, num_workers: int) -> WorkerPool:
         """See `Cluster.start_pool`: beside the controller, or where there are several machines, on all of them."""

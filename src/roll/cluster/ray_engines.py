@@ -19,7 +19,7 @@ from ray.exceptions import ActorDiedError, ActorUnavailableError, RayActorError,
 from roll.cluster.actor_log import log_into_the_run
 from roll.errors import EngineDiedError
 from roll.inference import EngineSpec, build_engine
-from roll.protocols import InferenceEngine, PauseMode, SupportsReadback
+from roll.protocols import PauseMode, SupportsReadback
 from roll.types import (
     EngineLoad,
     FloatArray,
@@ -30,7 +30,7 @@ from roll.types import (
     WeightUpdate,
 )
 
-__all__ = ["EngineActor", "RayEngine", "RayEngineGroup"]
+__all__ = ["EngineActor", "RayEngine"]
 
 logger = logging.getLogger(__name__)
 
@@ -58,35 +58,16 @@ class EngineActor:
         return await self._engine.generate(request), self._engine.load()
 
     async def load(self) -> EngineLoad:
-        """As the engine's; so for all that follow."""
+        """As the engine's."""
         return self._engine.load()
 
-    async def logprobs(self, sequences: Sequence[IntArray]) -> list[FloatArray]:
-        return await self._engine.logprobs(sequences)
-
-    async def abort(self, request_ids: Collection[str]) -> None:
-        await self._engine.abort(request_ids)
-
-    async def pause(self, mode: PauseMode) -> None:
-        await self._engine.pause(mode)
-
-    async def resume(self) -> None:
-        await self._engine.resume()
-
-    async def update_weights(self, update: WeightUpdate) -> WeightReceipt:
-        return await self._engine.update_weights(update)
-
     async def applied_checksums(self) -> Mapping[str, int] | None:
+        """As the engine's, where it can read its weights back."""
         return await self._engine.applied_checksums() if isinstance(self._engine, SupportsReadback) else None
 
-    async def sleep(self) -> None:
-        await self._engine.sleep()
-
-    async def wake(self) -> None:
-        await self._engine.wake()
-
-    async def close(self) -> None:
-        await self._engine.close()
+    async def call(self, name: str, *arguments: Any) -> Any:
+        """Any other method of the engine's."""
+        return await getattr(self._engine, name)(*arguments)
 
 
 class RayEngine:
@@ -115,6 +96,7 @@ class RayEngine:
     async def start(self) -> None:
         """See `InferenceEngine`; so for all that follow."""
         self.pid = await self._await(self._actor.start.remote())
+        logger.info("engine %s runs in process %s", self.engine_id, self.pid)
 
     async def generate(self, request: GenerationRequest) -> Generation:
         self._running += 1
@@ -134,28 +116,28 @@ class RayEngine:
                 await asyncio.sleep(REPORT_EVERY_S)
 
     async def logprobs(self, sequences: Sequence[IntArray]) -> list[FloatArray]:
-        return await self._await(self._actor.logprobs.remote(list(sequences)))
+        return await self._await(self._actor.call.remote("logprobs", list(sequences)))
 
     async def abort(self, request_ids: Collection[str]) -> None:
-        await self._await(self._actor.abort.remote(list(request_ids)))
+        await self._await(self._actor.call.remote("abort", list(request_ids)))
 
     async def pause(self, mode: PauseMode) -> None:
-        await self._await(self._actor.pause.remote(mode))
+        await self._await(self._actor.call.remote("pause", mode))
 
     async def resume(self) -> None:
-        await self._await(self._actor.resume.remote())
+        await self._await(self._actor.call.remote("resume"))
 
     async def update_weights(self, update: WeightUpdate) -> WeightReceipt:
-        return await self._await(self._actor.update_weights.remote(update))
+        return await self._await(self._actor.call.remote("update_weights", update))
 
     async def applied_checksums(self) -> Mapping[str, int] | None:
         return await self._await(self._actor.applied_checksums.remote())
 
     async def sleep(self) -> None:
-        await self._await(self._actor.sleep.remote())
+        await self._await(self._actor.call.remote("sleep"))
 
     async def wake(self) -> None:
-        await self._await(self._actor.wake.remote())
+        await self._await(self._actor.call.remote("wake"))
 
     def load(self) -> EngineLoad:
         """What this controller has given it, and what the engine's own scheduler said last of its cache and steps.
@@ -177,47 +159,5 @@ class RayEngine:
             self._reports.cancel()
         with contextlib.suppress(EngineDiedError, TimeoutError):
             async with asyncio.timeout(CLOSE_TIMEOUT_S):
-                await self._await(self._actor.close.remote())
+                await self._await(self._actor.call.remote("close"))
         ray.kill(self._actor, no_restart=True)
-
-
-class RayEngineGroup:
-    """All engines; implements `EngineGroup`."""
-
-    def __init__(self, seated: Sequence[tuple[EngineSpec, dict[str, Any]]]) -> None:
-        self._seated = {spec.engine_id: (spec, options) for spec, options in seated}
-        self._engines = [RayEngine(spec, options) for spec, options in seated]
-
-    @classmethod
-    async def start(cls, seated: Sequence[tuple[EngineSpec, dict[str, Any]]]) -> RayEngineGroup:
-        """Start all engines at once."""
-        group = cls(seated)
-        try:
-            await asyncio.gather(*(engine.start() for engine in group._engines))
-        except BaseException:
-            await group.close()
-            raise
-        return group
-
-    @property
-    def engines(self) -> Sequence[InferenceEngine]:
-        """In the order of their specs."""
-        return tuple(self._engines)
-
-    async def replace(self, engine_id: str) -> InferenceEngine:
-        """See `EngineGroup.replace`."""
-        index = next(i for i, engine in enumerate(self._engines) if engine.engine_id == engine_id)
-        await self._engines[index].close()
-        fresh = RayEngine(*self._seated[engine_id])
-        try:
-            await fresh.start()
-        except BaseException:
-            await fresh.close()
-            raise
-        self._engines[index] = fresh
-        logger.warning("engine %s was replaced by process %s", engine_id, fresh.pid)
-        return fresh
-
-    async def close(self) -> None:
-        """End every engine."""
-        await asyncio.gather(*(engine.close() for engine in self._engines))

@@ -1,6 +1,6 @@
 """A trainer's ranks as Ray actors.
 
-    controller ──► RayTrainerGroup ──► TrainerActor × ranks (one process each) ──► TorchBackend
+    controller ──► RayTrainerGroup ──► TrainerActor × ranks (one process each) ──► TrainBackend
 
 Every method is collective: all ranks get the same call, in the same order, and rank 0's answer counts. A batch is put
 into the object store once, however many ranks read it.
@@ -12,7 +12,7 @@ import asyncio
 import contextlib
 import os
 import socket
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,10 +21,12 @@ import ray
 from ray.exceptions import RayActorError, RayTaskError
 
 from roll.cluster.actor_log import log_into_the_run
+from roll.config.training import TRAINERS
 from roll.errors import WorkerDiedError
-from roll.protocols import LossFn
+from roll.protocols import LossFn, TrainBackend
+from roll.registry import import_object
 from roll.training import TrainerSpec
-from roll.types import AttentionRange, AttentionStatistics, FloatArray, StepResult, TrainingBatch, WeightUpdate
+from roll.types import AttentionRange, Output, StepResult, TrainingBatch, WeightUpdate
 from roll.weights import Sender, conduct
 
 __all__ = ["RayTrainerGroup", "TrainerActor"]
@@ -35,7 +37,7 @@ class TrainerActor:
 
     def __init__(self) -> None:
         log_into_the_run()
-        self._backend: Any = None
+        self._backend: TrainBackend
         self._sender = Sender(host=ray.util.get_node_ip_address())
 
     def meeting_place(self) -> str:
@@ -44,27 +46,20 @@ class TrainerActor:
             probe.bind(("", 0))
             return f"tcp://{ray.util.get_node_ip_address()}:{probe.getsockname()[1]}"
 
-    def build(self, spec: TrainerSpec) -> int:
-        """Load the model; returns the process id."""
-        from roll.training.backend import TorchBackend
-
-        self._backend = TorchBackend(spec)
+    def build(self, spec: TrainerSpec, backend: str) -> int:
+        """Import the back-end, whose path it is, and load the model; returns the process id."""
+        make: Any = import_object(backend)
+        self._backend = make(spec)
         return os.getpid()
 
     def train_step(self, batch: TrainingBatch, loss: LossFn) -> StepResult:
         """As the backend's; so for all that follow."""
         return self._backend.train_step(batch, loss)
 
-    def logprobs(self, batch: TrainingBatch, adapter: bool) -> list[FloatArray]:
-        return self._backend.logprobs(batch, adapter=adapter)
-
-    def values(self, batch: TrainingBatch) -> list[FloatArray]:
-        return self._backend.values(batch)
-
-    def logprobs_and_attention(
-        self, batch: TrainingBatch, of: AttentionRange
-    ) -> tuple[list[FloatArray], list[AttentionStatistics]]:
-        return self._backend.logprobs_and_attention(batch, of)
+    def forward(
+        self, batch: TrainingBatch, outputs: Collection[Output], attention: AttentionRange | None, adapter: bool
+    ) -> Mapping[Output, list[Any]]:
+        return self._backend.forward(batch, outputs, attention=attention, adapter=adapter)
 
     def save(self, path: Path) -> None:
         self._backend.save(path)
@@ -105,7 +100,8 @@ class RayTrainerGroup:
         try:
             place = await _await(group._actors[0].meeting_place.remote()) if len(seats) > 1 else None
             specs = [replace(spec, rank=r, world_size=len(seats), init_method=place) for r in range(len(seats))]
-            building = [actor.build.remote(s) for actor, s in zip(group._actors, specs, strict=True)]
+            backend = TRAINERS.path(spec.training.backend)
+            building = [actor.build.remote(s, backend) for actor, s in zip(group._actors, specs, strict=True)]
             group.pids = list(await asyncio.gather(*map(_await, building)))
         except BaseException:
             await group.close()
@@ -127,22 +123,17 @@ class RayTrainerGroup:
         shared = ray.put(batch)
         return await self._first([actor.train_step.remote(shared, loss) for actor in self._actors])
 
-    async def logprobs(self, batch: TrainingBatch, *, adapter: bool = True) -> list[FloatArray]:
-        """See `TrainBackend.logprobs`."""
+    async def forward(
+        self,
+        batch: TrainingBatch,
+        outputs: Collection[Output],
+        *,
+        attention: AttentionRange | None = None,
+        adapter: bool = True,
+    ) -> Mapping[Output, list[Any]]:
+        """See `TrainBackend.forward`."""
         shared = ray.put(batch)
-        return await self._first([actor.logprobs.remote(shared, adapter) for actor in self._actors])
-
-    async def values(self, batch: TrainingBatch) -> list[FloatArray]:
-        """See `TrainBackend.values`."""
-        shared = ray.put(batch)
-        return await self._first([actor.values.remote(shared) for actor in self._actors])
-
-    async def logprobs_and_attention(
-        self, batch: TrainingBatch, of: AttentionRange
-    ) -> tuple[list[FloatArray], list[AttentionStatistics]]:
-        """See `TrainBackend.logprobs_and_attention`."""
-        shared = ray.put(batch)
-        return await self._first([actor.logprobs_and_attention.remote(shared, of) for actor in self._actors])
+        return await self._first([a.forward.remote(shared, outputs, attention, adapter) for a in self._actors])
 
     async def send_weights(
         self, policy_version: int, transport: str, deliver: Callable[[WeightUpdate], Awaitable[None]]

@@ -1,5 +1,5 @@
 """Typed configuration: strict, frozen after loading, and the only place where a number is asked for."""
 
-from roll.config.run import RLVRConfig
+from roll.config.pipelines.rlvr import RLVRConfig
 
 __all__ = ["RLVRConfig"]

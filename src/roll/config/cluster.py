@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal, TypeAlias
 
-from pydantic import field_validator, model_validator
+from pydantic import BeforeValidator
 
 from roll.config.base import Section, option
 
-__all__ = ["ClusterConfig", "DeviceMapping", "parse_devices"]
+__all__ = ["ClusterConfig", "DeviceMapping", "Devices", "RoleDevices"]
 
 
-def parse_devices(value: Any) -> list[int]:
+def _parse_devices(value: Any) -> list[int]:
     """`"0-3,6"`, `2` or `[0, 1]` as a sorted list of device numbers."""
     if isinstance(value, int) and not isinstance(value, bool):
         value = [value]
@@ -30,41 +32,46 @@ def parse_devices(value: Any) -> list[int]:
     return sorted(value)
 
 
+Devices: TypeAlias = Annotated[list[int], BeforeValidator(_parse_devices, json_schema_input_type=list[int] | int | str)]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RoleDevices:
+    """The devices of one role over the whole cluster, and what sits on them."""
+
+    kind: Literal["trainer", "engine"]
+    """One trainer rank on each device, or one engine on every `tensor_parallel` of them."""
+    devices: Sequence[int]
+    tensor_parallel: int = 1
+    section: str = ""
+    """Of the configuration, that says `tensor_parallel`."""
+    log_name: str = ""
+    """Of an engine, where its logs begin with it."""
+
+    @property
+    def count(self) -> int:
+        """Ranks or engines."""
+        return len(self.devices) // self.tensor_parallel
+
+
 class DeviceMapping(Section):
     """Devices of each role over the whole cluster. Shared devices: colocated; separate ones: disaggregated.
 
     A device is one accelerator, or one CPU worker slot where there is none. The number of trainer ranks and
-    of engines follows from it.
+    of engines follows from it. A pipeline with further roles adds their keys in a class of its own.
     """
 
-    actor_train: list[int] = option([0], "Devices of the trainer: one rank each.")
-    actor_infer: list[int] = option([0], "Devices of the engines: `inference.tensor_parallel` each.")
-    critic: list[int] | None = option(
-        None, "Devices of every critic: one rank each; by default those of `actor_train`."
-    )
-    reference: list[int] | None = option(
+    actor_train: Devices = option([0], "Devices of the trainer: one rank each.")
+    actor_infer: Devices = option([0], "Devices of the engines: `inference.tensor_parallel` each.")
+    critic: Devices | None = option(None, "Devices of every critic: one rank each; by default those of `actor_train`.")
+    reference: Devices | None = option(
         None, "Devices of the reference: one rank each; by default those of `actor_train`."
     )
-    judge: list[int] | None = option(
+    judge: Devices | None = option(
         None,
         "Devices of the run's own judge: `judge.tensor_parallel` for each engine; by default the first of "
         "`actor_infer`.",
     )
-
-    @field_validator("actor_train", "actor_infer", mode="before", json_schema_input_type=list[int] | int | str)
-    @classmethod
-    def _devices(cls, value: Any) -> Any:
-        return parse_devices(value)
-
-    @field_validator("critic", "reference", "judge", mode="before", json_schema_input_type=list[int] | int | str | None)
-    @classmethod
-    def _optional_devices(cls, value: Any) -> Any:
-        return None if value is None else parse_devices(value)
-
-    def devices(self, role: str) -> list[int]:
-        """Of a role: `actor_train`, `actor_infer`, `critic`, `reference`; of a judge: `RLVRConfig.judge_devices`."""
-        named = getattr(self, role)
-        return self.actor_train if named is None else named
 
 
 class ClusterConfig(Section):
@@ -77,14 +84,3 @@ class ClusterConfig(Section):
         None, "Devices of each machine; by default what is found (CPU: one per core).", ge=1
     )
     device_mapping: DeviceMapping = option(DeviceMapping(), "Devices of each role.")
-
-    @model_validator(mode="after")
-    def _local_runs_one_rank(self) -> ClusterConfig:
-        for role in ("critic", "reference", "judge"):
-            devices = getattr(self.device_mapping, role)
-            if self.type == "local" and devices not in (None, [0]):
-                raise ValueError(
-                    f"device_mapping.{role} names devices {devices}, but type local runs it on device 0 alone: "
-                    "set type: ray, or leave it out"
-                )
-        return self

@@ -12,9 +12,9 @@ from typing import Any
 from roll.config.base import Section
 from roll.config.document import Document
 from roll.config.keys import Key, all_keys, tag_key, template
+from roll.config.pipelines import DEFAULT_PIPELINE, PIPELINES
 from roll.config.presets import PRESET_NAMES, preset, settings
 from roll.config.problems import show, unknown_key
-from roll.config.run import RLVRConfig
 from roll.errors import ConfigError
 
 __all__ = ["default_words", "explain", "find_keys", "merged", "summary_of"]
@@ -22,22 +22,24 @@ __all__ = ["default_words", "explain", "find_keys", "merged", "summary_of"]
 _WIDTH = 100
 
 
-def explain(key: str = "", model: type[Section] = RLVRConfig) -> str:
+def explain(key: str = "", pipeline: str = DEFAULT_PIPELINE) -> str:
     """A key's meaning, form, unit, default and place; a table for a section; the list of sections for no key.
 
     Args:
         key: dotted, such as `training.learning_rate` or `data.0.reward`; a last part alone finds every key
             that ends in it.
+        pipeline: whose configuration.
 
     Raises:
-        ConfigError: there is no such key; names the nearest.
+        ConfigError: there is no such key, or no such pipeline; names the nearest.
     """
+    model = PIPELINES.get(pipeline)
     if not key:
         return _overview(model)
     return "\n\n".join(_block(found, model) for found in find_keys(key, model))
 
 
-def find_keys(name: str, model: type[Section] = RLVRConfig) -> list[Key]:
+def find_keys(name: str, model: type[Section]) -> list[Key]:
     """The keys that `name` stands for: several where it is a last part that several sections have.
 
     Raises:

@@ -14,7 +14,7 @@ from typing import Any
 from roll.config.data import DataConfig, PythonData
 from roll.config.load import ConfigSource, Overrides, load_config, plain_tree
 from roll.config.rewards import PythonReward
-from roll.config.run import RLVRConfig
+from roll.config.run import RunConfig
 from roll.errors import ConfigError
 
 __all__ = ["Reward", "Rows", "load_given", "with_given"]
@@ -27,7 +27,7 @@ Reward = Any
 
 def load_given(
     config: ConfigSource, overrides: Overrides, rows: Rows | None, held_out: Rows | None, reward: Reward | None
-) -> RLVRConfig:
+) -> RunConfig:
     """Load a configuration whose data and rewards may be objects.
 
     Args:
@@ -54,7 +54,7 @@ def load_given(
     return with_given(load_config(tree, overrides), rows, held_out, reward)
 
 
-def with_given(config: RLVRConfig, rows: Rows | None, held_out: Rows | None, reward: Reward | None) -> RLVRConfig:
+def with_given(config: RunConfig, rows: Rows | None, held_out: Rows | None, reward: Reward | None) -> RunConfig:
     """A loaded configuration with these objects in the places that are kept for them.
 
     Raises:
@@ -64,7 +64,7 @@ def with_given(config: RLVRConfig, rows: Rows | None, held_out: Rows | None, rew
     functions = [function for part in _parts(reward) if (function := _function(part)) is not None]
     entries: list[DataConfig] = []
     used = False
-    for entry in config.data:
+    for entry in config.section("data", list):
         entry = entry.model_copy(update={"reward": _filled(entry, functions)})
         if rows is not None and isinstance(entry, PythonData) and entry.function is None:
             entry, used = entry.with_rows(rows, held_out), True

@@ -1,6 +1,6 @@
 """From a file or a dictionary, and overrides, to a validated configuration.
 
-file ──► Document (plain data + line numbers) ──► overrides ──► pydantic ──► RLVRConfig
+file ──► Document (plain data + line numbers) ──► overrides ──► pydantic ──► the pipeline's class
                                  every problem of every stage ──► one ConfigError
 """
 
@@ -18,10 +18,11 @@ from roll.config.base import Section
 from roll.config.document import Document, KeyPath, dotted, dump, read
 from roll.config.history import CONFIG
 from roll.config.overrides import apply_overrides
+from roll.config.pipelines import DEFAULT_PIPELINE, PIPELINES
 from roll.config.problems import at, describe, message, show
-from roll.config.run import RLVRConfig
+from roll.config.run import RunConfig
 from roll.errors import ConfigError, RunDirectoryError
-from roll.registry import Registry, nearest
+from roll.registry import nearest
 
 __all__ = [
     "ConfigSource",
@@ -34,13 +35,11 @@ __all__ = [
     "resolved",
 ]
 
-ConfigSource: TypeAlias = "str | Path | Mapping[str, Any] | RLVRConfig"
+ConfigSource: TypeAlias = "str | Path | Mapping[str, Any] | RunConfig"
 Overrides: TypeAlias = "Sequence[str] | Mapping[str, Any]"
 
-PIPELINES: Registry[type[RLVRConfig]] = Registry("pipeline", {"rlvr": "roll.config.run:RLVRConfig"})
 
-
-def load_config(source: ConfigSource, overrides: Overrides = ()) -> RLVRConfig:
+def load_config(source: ConfigSource, overrides: Overrides = ()) -> RunConfig:
     """Load and validate a configuration.
 
     Args:
@@ -51,7 +50,7 @@ def load_config(source: ConfigSource, overrides: Overrides = ()) -> RLVRConfig:
     Raises:
         ConfigError: the file cannot be read, or is not a valid configuration; one line for each problem.
     """
-    if isinstance(source, Section) and not overrides:
+    if isinstance(source, RunConfig) and not overrides:
         return source
     try:
         return _load(source, overrides)
@@ -60,7 +59,7 @@ def load_config(source: ConfigSource, overrides: Overrides = ()) -> RLVRConfig:
         raise ConfigError(f"{name} is nested too deeply.") from None
 
 
-def _load(source: ConfigSource, overrides: Overrides) -> RLVRConfig:
+def _load(source: ConfigSource, overrides: Overrides) -> RunConfig:
     document = _document(source)
     if isinstance(overrides, str):
         raise ConfigError(f"overrides are a list of 'key=value', got the text {show(overrides)}: put it in a list.")
@@ -123,9 +122,9 @@ def _key(key: Any, path: KeyPath) -> str:
     raise ConfigError(f"'{dotted(path) or 'the configuration'}' has the key {key!r}: keys are text.")
 
 
-def _pipeline(document: Document, overrides: Overrides) -> type[RLVRConfig]:
+def _pipeline(document: Document, overrides: Overrides) -> type[RunConfig]:
     """The class that the key `pipeline` chooses."""
-    name, origin = document.tree.get("pipeline", "rlvr"), at(document, ("pipeline",))
+    name, origin = document.tree.get("pipeline", DEFAULT_PIPELINE), at(document, ("pipeline",))
     for text in as_override_list(overrides):
         key, _, value = text.partition("=")
         if key.strip() == "pipeline":
@@ -156,7 +155,7 @@ def as_override_list(overrides: Overrides) -> list[str]:
 _KEPT_ON_RESUME = ("pipeline", "name", "output_dir", "model.path", "seed")
 
 
-def load_run_config(run: str | Path, overrides: Overrides = ()) -> RLVRConfig:
+def load_run_config(run: str | Path, overrides: Overrides = ()) -> RunConfig:
     """The configuration that a run directory holds, changed for its continuation.
 
     Raises:

@@ -9,8 +9,10 @@ from typing import Any, Literal
 from roll.config.algorithm import AlgorithmConfig
 from roll.config.history import CONFIG, differences, first_recorded, value_at
 from roll.config.load import Overrides, as_override_list, load_config
+from roll.config.pipelines import DEFAULT_PIPELINE, PIPELINES
 from roll.config.problems import show
-from roll.config.run import RLVRConfig
+from roll.config.replay import ReplayConfig
+from roll.config.run import RunConfig
 from roll.errors import ConfigError, RunDirectoryError
 
 __all__ = ["changed_keys", "check_replayable", "load_replay_config"]
@@ -28,7 +30,7 @@ def load_replay_config(
     *,
     only: Literal["train", "rollout"] = "train",
     checkpoint: str | None = None,
-) -> RLVRConfig:
+) -> RunConfig:
     """The configuration with which a run began to record, with a name of its own, and changes.
 
     Where the changes choose another algorithm, what the recorded run's preset had set is left behind; what its user had
@@ -36,13 +38,16 @@ def load_replay_config(
 
     Raises:
         RunDirectoryError: there is no run.
-        ConfigError: an override is wrong.
+        ConfigError: an override is wrong, or the run's pipeline has no replay.
     """
     path = Path(run) if Path(run).name not in ("", "..") else Path(run).resolve()
     if not (path / CONFIG).is_file():
         raise RunDirectoryError(f"'{run}' is not a run: it has no config.yaml.")
     changes = as_override_list(overrides)
     tree = first_recorded(path)
+    pipeline = str(tree.get("pipeline", DEFAULT_PIPELINE))
+    if "replay" not in PIPELINES.get(pipeline).model_fields:
+        raise ConfigError(f"'{run}' ran the pipeline {pipeline}, which has no replay.")
     given = {change.partition("=")[0].strip() for change in changes}
     if "algorithm.type" in given:
         tree["algorithm"] = _own_keys(tree.get("algorithm", {}))
@@ -69,7 +74,7 @@ def _own_keys(algorithm: Mapping[str, Any]) -> dict[str, Any]:
     return kept
 
 
-def check_replayable(config: RLVRConfig, recorded: Mapping[str, Any]) -> None:
+def check_replayable(config: RunConfig, recorded: Mapping[str, Any]) -> None:
     """Refuse changes that the recording has decided already.
 
     Args:
@@ -79,8 +84,8 @@ def check_replayable(config: RLVRConfig, recorded: Mapping[str, Any]) -> None:
     Raises:
         ConfigError: names each, with both values.
     """
-    assert config.replay is not None, "this is a replay"
-    only = config.replay.only
+    replay = config.section("replay", ReplayConfig)
+    only = replay.only
     now = config.model_dump(mode="json")
     problems = [
         f"  {key}: recorded {show(before)}, now {show(after)}"
@@ -90,12 +95,12 @@ def check_replayable(config: RLVRConfig, recorded: Mapping[str, Any]) -> None:
     if problems:
         without = "the engines" if only == "train" else "the trainer"
         raise ConfigError(
-            f"a replay without {without} takes these from the recording of '{config.replay.run}', so that they cannot "
+            f"a replay without {without} takes these from the recording of '{replay.run}', so that they cannot "
             "change:\n" + "\n".join(problems)
         )
 
 
-def changed_keys(recorded: Mapping[str, Any], config: RLVRConfig, sections: Sequence[str]) -> list[str]:
+def changed_keys(recorded: Mapping[str, Any], config: RunConfig, sections: Sequence[str]) -> list[str]:
     """Dotted keys below these sections whose values are not the recorded ones."""
     now = config.model_dump(mode="json")
     return [key for s in sections for key, _, _ in differences(value_at(recorded, s), value_at(now, s), s)]

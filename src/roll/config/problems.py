@@ -217,8 +217,9 @@ def _meant(name: str, siblings: list[str], model: type[Section]) -> str:
         parents = {place.rpartition(".")[0] for place in places[name] if _depth(place) == depth}
         shown = sorted(f"'{parent}'" if parent else "the top level" for parent in parents)
         return f" '{name}' belongs under {' or '.join(shown)}." if len(shown) <= 3 else ""
-    if name in NAMES_ELSEWHERE:
-        return f" Did you mean '{NAMES_ELSEWHERE[name]}'?"
+    other = NAMES_ELSEWHERE.get(name, "")
+    if other in places.get(other.rpartition(".")[2], ()):
+        return f" Did you mean '{other}'?"
     other, other_likeness = _closest(name, list(places))
     if other_likeness >= 0.8 and other_likeness > likeness and len(set(places[other])) <= 3:
         shown = [f"'{place}'" for place in dict.fromkeys(places[other])]

@@ -1,4 +1,4 @@
-"""The reference of all keys as Markdown; `python -m roll.config.reference docs/configuration.md` renews it there."""
+"""The reference of all keys as Markdown; `python -m roll.config.reference PAGE [PIPELINE]` renews it there."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 from roll.config.base import Section
 from roll.config.explain import default_words, merged, summary_of
 from roll.config.keys import Key, all_keys, tag_key
-from roll.config.run import RLVRConfig
+from roll.config.pipelines import DEFAULT_PIPELINE, PIPELINES
 
 __all__ = ["BEGIN", "END", "reference", "renew"]
 
@@ -17,8 +17,9 @@ BEGIN = "<!-- reference: written by `python -m roll.config.reference docs/config
 END = "<!-- end of the reference -->"
 
 
-def reference(model: type[Section] = RLVRConfig) -> str:
+def reference(pipeline: str = DEFAULT_PIPELINE) -> str:
     """A table for each section, in the order of declaration; one for what members of a union share."""
+    model = PIPELINES.get(pipeline)
     groups: dict[tuple[str, ...], list[Key]] = {}
     for key in all_keys(model):
         groups.setdefault(key.path[:-1], []).append(key)
@@ -58,13 +59,13 @@ def _row(cells: list[str] | tuple[str, ...]) -> str:
     return f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |"
 
 
-def renew(page: Path) -> None:
-    """Write the reference between its marks in `page`."""
+def renew(page: Path, pipeline: str = DEFAULT_PIPELINE) -> None:
+    """Write a pipeline's reference between its marks in `page`."""
     text = page.read_text(encoding="utf-8")
     before, _, rest = text.partition(BEGIN)
     _, _, after = rest.partition(END)
-    page.write_text(f"{before}{BEGIN}\n\n{reference()}\n{END}{after}", encoding="utf-8")
+    page.write_text(f"{before}{BEGIN}\n\n{reference(pipeline)}\n{END}{after}", encoding="utf-8")
 
 
 if __name__ == "__main__":
-    renew(Path(sys.argv[1]))
+    renew(Path(sys.argv[1]), *sys.argv[2:])

@@ -1,34 +1,29 @@
-"""The configuration of a run, and everything that is derived from it."""
+"""What every run has in its configuration, whichever pipeline it runs."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal
+from typing import Any, Self, TypeVar
 
-from pydantic import field_validator, model_validator
+from pydantic import model_validator
 
 from roll.config.alarms import AlarmsConfig
-from roll.config.algorithm import AlgorithmConfig
 from roll.config.base import NAME, Section, option
-from roll.config.cluster import ClusterConfig
-from roll.config.data import DataConfig
-from roll.config.inference import InferenceConfig
-from roll.config.judge import JudgeConfig, check_judge
+from roll.config.cluster import ClusterConfig, RoleDevices
 from roll.config.model import ModelConfig
-from roll.config.operations import CheckpointConfig, TrackingConfig, WeightSyncConfig
-from roll.config.replay import ReplayConfig
-from roll.config.rollout import EvaluationConfig, RolloutConfig
-from roll.config.sandbox import SandboxConfig
-from roll.config.training import TrainingConfig
-from roll.config.truncation import truncation_problem
+from roll.config.operations import CheckpointConfig, TrackingConfig
+from roll.errors import ConfigError
 
-__all__ = ["RLVRConfig"]
+__all__ = ["RunConfig"]
+
+S = TypeVar("S")
+C = TypeVar("C", bound="RunConfig")
 
 
-class RLVRConfig(Section):
-    """Reinforcement learning with verifiable rewards."""
+class RunConfig(Section):
+    """The base of every pipeline's configuration, which adds sections of its own."""
 
-    pipeline: Literal["rlvr"] = option("rlvr", "Which pipeline runs.")
+    pipeline: str = option(..., "Which pipeline runs.")
     name: str = option(
         ...,
         "Name of the run and of its directory.",
@@ -38,202 +33,73 @@ class RLVRConfig(Section):
     output_dir: str = option("runs", "Directory that holds the run directories.", min_length=1)
     seed: int = option(0, "Seed of everything that is random.", ge=0)
     model: ModelConfig = option(..., "The model to train.", examples=["smollm2-135m-instruct"])
-    algorithm: AlgorithmConfig = option(AlgorithmConfig(), "How rewards become updates.")
-    data: list[DataConfig] = option(
-        ...,
-        "Prompt sources; several are mixed by weight within every step.",
-        min_length=1,
-        examples=[[{"source": "arithmetic", "reward": "math"}]],
-    )
-    rollout: RolloutConfig = option(RolloutConfig(), "What each step generates.")
-    inference: InferenceConfig = option(InferenceConfig(), "The engines that generate.")
-    judge: JudgeConfig | None = option(
-        None, "The run's own judge, for rewards of type `judge` without a `url`.", examples=["smollm2-135m-instruct"]
-    )
-    training: TrainingConfig = option(..., "How the model is updated.", examples=[{"num_steps": 40}])
-    evaluation: EvaluationConfig = option(EvaluationConfig(), "How the policy is measured on held-out prompts.")
-    weight_sync: WeightSyncConfig = option(WeightSyncConfig(), "How new weights are brought to the engines.")
     checkpoint: CheckpointConfig = option(CheckpointConfig(), "When checkpoints are saved, and which are kept.")
     cluster: ClusterConfig = option(ClusterConfig(), "Where roles run.")
-    sandbox: SandboxConfig = option(SandboxConfig(), "Where programs that the model writes run.")
     tracking: TrackingConfig = option(TrackingConfig(), "What is recorded.")
     alarms: AlarmsConfig = option(AlarmsConfig(), "When a run warns or stops.")
-    replay: ReplayConfig | None = option(None, "A recorded run that is run again; `roll replay` sets it.")
-
-    @field_validator("data")
-    @classmethod
-    def _domains(cls, value: list[DataConfig]) -> list[DataConfig]:
-        names = [entry.domain or entry.source for entry in value]
-        twice = sorted({name for name in names if names.count(name) > 1})
-        if twice:
-            raise ValueError(f"several sources are called {twice}: give each its own `domain`")
-        return value
 
     @model_validator(mode="after")
-    def _consistent(self) -> RLVRConfig:
-        self._check_groups()
-        self._check_lengths()
-        self._check_roles()
-        check_judge(self.judge, self.data, self.cluster, self.num_judges)
-        self._check_demonstrations()
-        problem = truncation_problem(self.algorithm, self.rollout)
-        if problem:
-            raise ValueError(problem)
-        if self.replay is not None and self.tracking.record_rollouts:
-            raise ValueError(
-                "tracking.record_rollouts would record what replay.run has recorded already: set it to false"
-            )
-        if self.training.warmup_steps > self.training.num_steps:
-            raise ValueError(
-                f"training.warmup_steps {self.training.warmup_steps} exceeds training.num_steps "
-                f"{self.training.num_steps}"
-            )
-        context, answer = self.inference.max_context, self.rollout.max_new_tokens
-        if context is not None and context <= answer:
-            raise ValueError(
-                f"inference.max_context {context} leaves no room for prompts beside rollout.max_new_tokens {answer}: "
-                "raise the one or lower the other"
-            )
-        mapping = self.cluster.device_mapping
-        if len(mapping.actor_infer) % self.inference.tensor_parallel:
-            raise ValueError(
-                f"cluster.device_mapping.actor_infer has {len(mapping.actor_infer)} devices, which "
-                f"inference.tensor_parallel {self.inference.tensor_parallel} does not divide"
-            )
-        if self.cluster.type == "local" and (self.num_ranks, self.num_engines) != (1, 1):
-            raise ValueError(
-                f"cluster.device_mapping asks for {self.num_ranks} trainer ranks and {self.num_engines} "
-                f"engines, but "
-                "cluster.type local runs one of each: set cluster.type=ray"
-            )
+    def _mapped_roles_fit(self) -> Self:
+        mapping, roles, local = self.cluster.device_mapping, self.roles, self.cluster.type == "local"
+        for name, field in type(mapping).model_fields.items():
+            devices, role, usual = getattr(mapping, name), roles.get(name), field.get_default(call_default_factory=True)
+            if role is None:
+                if devices != usual:
+                    raise ValueError(f"cluster.device_mapping.{name} is set but {self.why_without(name)}")
+            elif devices and len(devices) % role.tensor_parallel:
+                raise ValueError(
+                    f"cluster.device_mapping.{name} has {len(devices)} devices, which {role.section}.tensor_parallel "
+                    f"{role.tensor_parallel} does not divide"
+                )
+            elif local and devices and (role.count > 1 or (usual is None and devices != [0])):
+                what = "trainer ranks" if role.kind == "trainer" else "engines"
+                raise ValueError(
+                    f"cluster.device_mapping.{name} names devices {devices} for {role.count} {what}, but cluster.type "
+                    "local runs it on device 0 alone: set cluster.type=ray, or leave it out"
+                )
         return self
 
-    def _check_groups(self) -> None:
-        size, advantage, critic = self.rollout.group_size, self.algorithm.advantage, self.algorithm.critic
-        compared = {"group", "leave_one_out", "length_weighted"} & {advantage.mean, advantage.std}
-        if size == 1 and compared and advantage.function is None:
-            raise ValueError(
-                f"algorithm.advantage: {' and '.join(sorted(compared))} normalisation needs rollout.group_size >= 2, "
-                "got 1 (a group of one equals its own mean); raise it, or set advantage.mean and advantage.std to "
-                "batch or none"
-            )
-        if size == 1 and self.algorithm.filters.skip_zero_variance:
-            raise ValueError(
-                "algorithm.filters.skip_zero_variance leaves out every group of one, since its rewards are all equal: "
-                "set it to false, or rollout.group_size to 2 or more, got 1"
-            )
-        if (
-            advantage.estimator == "anchor_state"
-            and advantage.function is None
-            and all(e.turns == 1 for e in self.data)
-        ):
-            raise ValueError(
-                "algorithm.advantage.estimator anchor_state compares turns that began in the same state, but no source "
-                "under data has several turns: use one that has, such as guess_number, or set algorithm.type to grpo"
-            )
-        if self.rollout.scheduling.domain_quotas:
-            weights = {entry.domain or entry.source: entry.weight for entry in self.data}
-            rarest = min(weights, key=weights.__getitem__)
-            places = weights[rarest] / sum(weights.values()) * self.rollout.prompts_per_step
-            if places < 1:
-                raise ValueError(
-                    f"rollout.scheduling.domain_quotas cannot be met: '{rarest}' is due {places:.2g} of "
-                    f"rollout.prompts_per_step {self.rollout.prompts_per_step} in a step; raise prompts_per_step, its "
-                    "weight, or remove domain_quotas"
-                )
-        parts, prompts = self.algorithm.updates.num_minibatches, self.rollout.prompts_per_step
-        if parts > prompts:
-            raise ValueError(
-                f"algorithm.updates.num_minibatches {parts} exceeds rollout.prompts_per_step {prompts}, but a "
-                "mini-batch is made of whole groups: lower the one or raise the other"
-            )
-        if self.algorithm.uses_critic and size < critic.num_critics:
-            raise ValueError(
-                f"algorithm.critic.num_critics {critic.num_critics} critics share each group's rollouts, but "
-                f"rollout.group_size is {size}: raise the one or lower the other"
-            )
-
-    def _check_lengths(self) -> None:
-        buffer = self.algorithm.reward.overlong_buffer
-        answer = self.rollout.max_new_tokens * min(entry.turns for entry in self.data)
-        if buffer > answer:
-            raise ValueError(
-                f"algorithm.reward.overlong_buffer {buffer} exceeds rollout.max_new_tokens {answer}, so that the "
-                "shortest answer is punished: lower the one or raise the other"
-            )
-
-    def _check_demonstrations(self) -> None:
-        imitation = self.algorithm.imitation
-        if imitation != type(imitation)() and not any(entry.has_demonstrations for entry in self.data):
-            raise ValueError(
-                "algorithm.imitation would change nothing, since no source under data has demonstrations: name their "
-                "column as expert_key, or remove it"
-            )
-
-    def _check_roles(self) -> None:
-        mapping, algorithm = self.cluster.device_mapping, self.algorithm
-        if mapping.critic is not None and not algorithm.num_critic_models:
-            why, fix = "no critic is used", "advantage.estimator to gae"
-            if algorithm.shares_critic:
-                why, fix = "the critic is a head on the policy's network", "critic.shared to false"
-            raise ValueError(f"cluster.device_mapping.critic is set but {why}: remove it, or set algorithm.{fix}")
-        if mapping.reference is not None and not algorithm.uses_reference:
-            raise ValueError(
-                "cluster.device_mapping.reference is set but no reference is used: remove it, or set "
-                "algorithm.kl.coefficient"
-            )
-        if mapping.reference is not None and not self.starts_reference:
-            why = "with model.lora the reference is the policy without its adapters"
-            if self.algorithm.kl.estimator == "full":
-                why = "with algorithm.kl.estimator full the trainer itself keeps the reference"
-            raise ValueError(f"cluster.device_mapping.reference is set, but {why}: remove it")
+    @classmethod
+    def __pydantic_init_subclass__(cls, **kwargs: Any) -> None:
+        """Show what a pipeline adds after `model`: files and pages tell first what is trained, then how it is kept."""
+        names = list(RunConfig.model_fields)
+        before, after = names[: names.index("model") + 1], names[names.index("model") + 1 :]
+        own = [name for name in cls.model_fields if name not in names]
+        cls.__pydantic_fields__ = {name: cls.model_fields[name] for name in (*before, *own, *after)}
+        cls.model_rebuild(force=True)
 
     @property
-    def trainer_holds_reference(self) -> bool:
-        """Whether the policy's own loss needs the reference's whole distribution."""
-        return self.algorithm.uses_reference and self.algorithm.kl.estimator == "full"
+    def roles(self) -> dict[str, RoleDevices]:
+        """The roles that this run has, by name, with their devices; a pipeline adds its own."""
+        return {"actor_train": RoleDevices(kind="trainer", devices=self.cluster.device_mapping.actor_train)}
 
-    @property
-    def starts_reference(self) -> bool:
-        """Whether the reference is a role of its own: neither the policy without adapters, nor kept by the trainer."""
-        return self.algorithm.uses_reference and self.model.lora is None and not self.trainer_holds_reference
+    def why_without(self, role: str) -> str:
+        """Why a role that the device mapping names is none of this run's, and what to do."""
+        return f"the pipeline {self.pipeline} has no such role: remove it (here are {', '.join(self.roles)})"
 
-    @property
-    def num_ranks(self) -> int:
-        """Trainer ranks."""
-        return len(self.cluster.device_mapping.actor_train)
+    def section(self, name: str, kind: type[S]) -> S:
+        """A section that only some pipelines have.
 
-    @property
-    def num_engines(self) -> int:
-        """Inference engines."""
-        return len(self.cluster.device_mapping.actor_infer) // self.inference.tensor_parallel
+        Raises:
+            ConfigError: this pipeline has none, or this configuration leaves it out.
+        """
+        found = getattr(self, name, None)
+        if isinstance(found, kind):
+            return found
+        raise ConfigError(
+            f"'{self.name}' runs the pipeline {self.pipeline} and has no section `{name}`, which this needs."
+        )
 
-    @property
-    def num_judges(self) -> int:
-        """Engines of the run's own judge."""
-        if self.judge is None:
-            return 0
-        mapped = self.cluster.device_mapping.judge if self.cluster.type == "ray" else None
-        return self.judge.num_engines or len(mapped or ()) // self.judge.tensor_parallel or 1
+    def of(self, kind: type[C]) -> C:
+        """This configuration, known to be that of one pipeline.
 
-    @property
-    def judge_devices(self) -> list[int]:
-        """Of the run's own judge: those that are mapped to it, or the first of `actor_infer`."""
-        if self.judge is None:
-            return []
-        mapping = self.cluster.device_mapping
-        needed = self.num_judges * self.judge.tensor_parallel if self.cluster.type == "ray" else 1
-        return mapping.actor_infer[:needed] if mapping.judge is None else mapping.judge
-
-    @property
-    def max_answer_tokens(self) -> int:
-        """Most tokens that the policy can write in one rollout, over all its turns."""
-        return self.rollout.max_new_tokens * max(entry.turns for entry in self.data)
-
-    @property
-    def rollouts_per_step(self) -> int:
-        """Rollouts generated for each step."""
-        return self.rollout.prompts_per_step * self.rollout.group_size
+        Raises:
+            ConfigError: it is another pipeline's.
+        """
+        if isinstance(self, kind):
+            return self
+        known = kind.model_fields["pipeline"].default
+        raise ConfigError(f"'{self.name}' runs the pipeline {self.pipeline}, and this is only there for {known}.")
 
     @property
     def run_dir(self) -> Path:

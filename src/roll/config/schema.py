@@ -7,15 +7,18 @@ from __future__ import annotations
 
 from typing import Any
 
-from roll.config.base import Section
-from roll.config.run import RLVRConfig
+from roll.config.pipelines import DEFAULT_PIPELINE, PIPELINES
 
 __all__ = ["json_schema"]
 
 
-def json_schema(model: type[Section] = RLVRConfig) -> dict[str, Any]:
-    """The schema (draft 2020-12) of a configuration file, short forms such as `model: NAME` included."""
-    schema = model.model_json_schema(mode="validation")
+def json_schema(pipeline: str = DEFAULT_PIPELINE) -> dict[str, Any]:
+    """The schema (draft 2020-12) of a pipeline's configuration file, short forms such as `model: NAME` included.
+
+    Raises:
+        ConfigError: there is no such pipeline.
+    """
+    schema = PIPELINES.get(pipeline).model_json_schema(mode="validation")
     properties = schema["properties"]
     if "model" in properties:
         written_out = {"$ref": properties["model"].pop("$ref")}

@@ -2,11 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Literal
 
-from roll.config.base import Section, option
+from pydantic import field_validator
 
-__all__ = ["TrainingConfig"]
+from roll.config.base import Section, option
+from roll.errors import ConfigError
+from roll.protocols import TrainBackend
+from roll.registry import Registry
+
+__all__ = ["TRAINERS", "TrainingConfig"]
+
+TRAINERS: Registry[Callable[..., TrainBackend]] = Registry(
+    "train back-end", {"torch": "roll.training.backend:TorchBackend"}
+)
+"""By the name in `training.backend`, what makes one rank of a trainer from its `roll.training.TrainerSpec`. It is here
+so that a name that nobody knows is refused when a configuration is loaded."""
 
 
 class TrainingConfig(Section):
@@ -28,7 +40,7 @@ class TrainingConfig(Section):
     beta2: float = option(0.999, "AdamW: decay of the second moment.", ge=0, lt=1)
     epsilon: float = option(1e-8, "AdamW: added to the denominator.", gt=0)
     max_grad_norm: float = option(1.0, "Gradients are scaled down to this norm.", gt=0)
-    backend: Literal["torch"] = option("torch", "Train back-end.")
+    backend: str = option("torch", "Train back-end: `torch`, or a name that was added to `TRAINERS`.")
     max_tokens_per_micro_batch: int = option(
         4096,
         "Packed tokens that go through the network at once; bounds memory, never changes the result.",
@@ -41,3 +53,12 @@ class TrainingConfig(Section):
         None, "CPU threads per rank; by default, all cores shared between the ranks.", ge=1
     )
     max_nonfinite_steps: int = option(3, "Stop after this many steps in a row with non-finite gradients.", ge=1)
+
+    @field_validator("backend")
+    @classmethod
+    def _known(cls, name: str) -> str:
+        try:
+            TRAINERS.path(name)
+        except ConfigError as error:
+            raise ValueError(str(error).rstrip(".")) from None
+        return name

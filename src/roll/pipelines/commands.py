@@ -12,6 +12,7 @@ from roll.callbacks import Callbacks
 from roll.cluster.base import open_cluster
 from roll.config import RLVRConfig
 from roll.config.load import resolved
+from roll.config.run import RunConfig
 from roll.errors import CallbackError, ConfigError, DataError, InfraError, UserError
 from roll.pipelines.checkpoint_files import (
     SavedRun,
@@ -26,6 +27,7 @@ from roll.pipelines.measures import evaluation_metrics
 from roll.pipelines.preparation import prepare, sampling_plans
 from roll.pipelines.rlvr.pipeline import open_pipeline
 from roll.pipelines.run import Session
+from roll.pipelines.start_notes import where_it_runs
 from roll.pipelines.stop import Interrupted, StopRequest, stop_on_signals
 from roll.running import run_to_end
 from roll.tracking import RunDirectory, Summary, Tracker, read_metrics
@@ -37,12 +39,12 @@ __all__ = ["evaluate", "resume", "train"]
 logger = logging.getLogger(__name__)
 
 
-def train(config: RLVRConfig, callbacks: Callbacks | None = None) -> Summary:
+def train(config: RunConfig, callbacks: Callbacks | None = None) -> Summary:
     """Run a configuration from its first step to its last, in a new run directory."""
     check_packages(config.tracking)
     with RunDirectory.create(config.run_dir, resolved(config)) as run:
         try:
-            return run_to_end(_train(config, run, None, callbacks=callbacks))
+            return run_to_end(_train(config.of(RLVRConfig), run, None, callbacks=callbacks))
         except UserError:
             if not read_metrics(run.metrics_path):  # nothing to keep: the mended configuration may use the name
                 shutil.rmtree(run.path)
@@ -50,7 +52,7 @@ def train(config: RLVRConfig, callbacks: Callbacks | None = None) -> Summary:
 
 
 def resume(
-    run_path: Path, config: RLVRConfig, overrides: Sequence[str] = (), callbacks: Callbacks | None = None
+    run_path: Path, config: RunConfig, overrides: Sequence[str] = (), callbacks: Callbacks | None = None
 ) -> Summary:
     """Continue a run from its newest checkpoint, or from the beginning where it has none.
 
@@ -64,12 +66,13 @@ def resume(
         remove_unfinished(run.checkpoints_dir)
         path = find_checkpoint(run.checkpoints_dir)
         saved = read_checkpoint(path) if path else None
-        if saved is not None and config.training.num_steps < saved.state.step:
+        known = config.of(RLVRConfig)
+        if saved is not None and known.training.num_steps < saved.state.step:
             raise ConfigError(
-                f"training.num_steps is {config.training.num_steps}, but '{run_path}' is at step {saved.state.step}: "
+                f"training.num_steps is {known.training.num_steps}, but '{run_path}' is at step {saved.state.step}: "
                 "raise it, or export the model as it is."
             )
-        return run_to_end(_train(config, run, saved, overrides, callbacks))
+        return run_to_end(_train(known, run, saved, overrides, callbacks))
 
 
 async def _train(
@@ -81,8 +84,17 @@ async def _train(
 ) -> Summary:
     step = saved.state.step if saved else 0
     stop = StopRequest()
-    resumed_at = step if saved else None
-    with Tracker(run, config, resumed_at=resumed_at, callbacks=callbacks) as tracker, stop_on_signals(stop):
+    tracker = Tracker(
+        run,
+        config,
+        method=config.algorithm.type,
+        where=where_it_runs(config),
+        num_steps=config.training.num_steps,
+        rollouts_per_step=config.rollouts_per_step,
+        resumed_at=step if saved else None,
+        callbacks=callbacks,
+    )
+    with tracker, stop_on_signals(stop):
         try:
             async with open_pipeline(config, Session(directory=run, tracker=tracker, stop=stop, saved=saved)) as work:
                 run.adopt(resolved(config), step, overrides)
@@ -95,7 +107,7 @@ async def _train(
         return tracker.finish()
 
 
-def evaluate(config: RLVRConfig, model: str | None = None) -> dict[str, float]:
+def evaluate(config: RunConfig, model: str | None = None) -> dict[str, float]:
     """Measure a model on the held-out prompts, without training: see `evaluation_metrics`. Prints nothing.
 
     Args:
@@ -106,7 +118,7 @@ def evaluate(config: RLVRConfig, model: str | None = None) -> dict[str, float]:
         path = str(saved) if saved else model
         config = config.model_copy(update={"model": config.model.model_copy(update={"path": path})})
     with logs_aside("eval"):
-        return run_to_end(_evaluate(config))
+        return run_to_end(_evaluate(config.of(RLVRConfig)))
 
 
 async def _evaluate(config: RLVRConfig) -> dict[str, float]:
@@ -115,7 +127,7 @@ async def _evaluate(config: RLVRConfig) -> dict[str, float]:
     if not draws:
         raise DataError("no source holds prompts out: set `held_out`, a held-out file, or a held-out split.")
     async with AsyncExitStack() as stack:
-        cluster = open_cluster(config)
+        cluster = open_cluster(config.cluster, config.roles)
         stack.push_async_callback(cluster.close)
         roles, _ = await start_roles(config, cluster, prepared, stack)
         generation = await open_generation(config, roles, prepared.data.renderer, stack)

@@ -72,7 +72,7 @@ async def start_roles(
     emit = tracker.spans.event if tracker else _say_nothing
     kind = resolve_engine_kind(config.inference.engine)
     starting = [
-        progress.of(f"engines ({kind})", cluster.start_engines(engine_specs(config, prepared, run))),
+        progress.of(f"engines ({kind})", cluster.start_engines(engine_specs(config, prepared, run), "actor_infer")),
         cluster.start_pool(config.rollout.reward_workers),
         *(progress.of(f"trainer ({role})", start) for role, start in trainers),
     ]
@@ -141,7 +141,7 @@ async def open_generation(
     )
     stack.push_async_callback(proxy.close)
     judge = roles.judge.model if roles.judge else None
-    rewards = await stack.enter_async_context(open_rewards(config, roles.pool, judge))
+    rewards = await stack.enter_async_context(open_rewards(config.data, config.sandbox, roles.pool, judge))
     scheduler = RolloutScheduler(
         proxy,
         {domain: scored_by(reward) for domain, reward in rewards.items()},

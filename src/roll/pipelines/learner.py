@@ -9,9 +9,10 @@ reference   the policy as it was at first: a frozen model, or the policy without
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from roll.config import RLVRConfig
 from roll.errors import HalfUpdatedError, InfraError
@@ -19,12 +20,13 @@ from roll.pipelines.checkpoint_files import SavedRun
 from roll.pipelines.run import Run
 from roll.protocols import LossFn, Scorer, TrainerGroup
 from roll.training import Schedule, TrainerSpec
-from roll.types import FloatArray, StepResult, TrainingBatch
+from roll.types import Output, StepResult, TrainingBatch
 
 __all__ = [
     "Learner",
     "WithoutAdapters",
     "critic_specs",
+    "device_role",
     "policy_spec",
     "reference_of",
     "reference_specs",
@@ -39,9 +41,9 @@ class WithoutAdapters:
     def __init__(self, policy: TrainerGroup) -> None:
         self._policy = policy
 
-    async def logprobs(self, batch: TrainingBatch) -> list[FloatArray]:
-        """See `Scorer.logprobs`."""
-        return await self._policy.logprobs(batch, adapter=False)
+    async def forward(self, batch: TrainingBatch, outputs: Collection[Output]) -> Mapping[Output, list[Any]]:
+        """See `Scorer.forward`."""
+        return await self._policy.forward(batch, outputs, adapter=False)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -91,6 +93,11 @@ def trainer_specs(config: RLVRConfig, model_path: Path, critic_path: Path) -> li
         *critic_specs(config, critic_path),
         *reference_specs(config, model_path),
     ]
+
+
+def device_role(spec: TrainerSpec) -> str:
+    """What the device mapping calls the role of a trainer."""
+    return "actor_train" if spec.role == "policy" else spec.role
 
 
 def policy_spec(config: RLVRConfig, model_path: Path) -> TrainerSpec:

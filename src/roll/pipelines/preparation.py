@@ -101,8 +101,7 @@ def sampling_plans(config: RLVRConfig, stop_ids: tuple[int, ...]) -> tuple[Sampl
 
 def engine_specs(config: RLVRConfig, prepared: Prepared, run: RunDirectory | None) -> list[EngineSpec]:
     """One spec per engine of the device mapping."""
-    mapping = config.cluster.device_mapping
-    trainers = {device for role in ("actor_train", "critic", "reference") for device in mapping.devices(role)}
+    trainers = {device for role in config.roles.values() if role.kind == "trainer" for device in role.devices}
     return [
         EngineSpec(
             engine_id=f"engine-{index}",
@@ -115,7 +114,7 @@ def engine_specs(config: RLVRConfig, prepared: Prepared, run: RunDirectory | Non
             tensor_parallel=config.inference.tensor_parallel,
             seed=config.seed,
             num_threads=config.training.num_threads,
-            colocated=bool(set(mapping.actor_infer) & trainers),
+            colocated=bool(trainers.intersection(config.roles["actor_infer"].devices)),
             trust_remote_code=config.model.trust_remote_code,
             options=config.inference.options,
             log_path=run.log_path("engine", index) if run else None,

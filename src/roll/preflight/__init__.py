@@ -1,6 +1,5 @@
-"""Everything that can be known of a run before it starts: what `roll check` prints, and `roll.check` returns."""
+"""What can be known of a run before it starts: the report, and the looks that pipelines share."""
 
-from roll.preflight.inspection import inspect
 from roll.preflight.report import Report, RewardTrial
 
-__all__ = ["Report", "RewardTrial", "inspect"]
+__all__ = ["Report", "RewardTrial"]

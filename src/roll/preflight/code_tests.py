@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from roll.config.data import DataConfig
 from roll.config.rewards.code import CodeReward
-from roll.config.run import RLVRConfig
+from roll.config.sandbox import SandboxConfig
 from roll.data.build import load_source
 from roll.data.source import Source
 from roll.rewards.code.boxes import CodeBoxes
@@ -21,24 +21,24 @@ MAX_PROMPTS = 20_000
 """Of one source; reading a task takes well under a millisecond."""
 
 
-def notes_on_tests(config: RLVRConfig) -> Iterator[str]:
+def notes_on_tests(data: Sequence[DataConfig], sandbox: SandboxConfig, seed: int) -> Iterator[str]:
     """For each source with a code reward, how many of its prompts have tests that fail every answer, and the first.
 
     Raises:
         ConfigError: a package of `sandbox.packages` is not installed.
         DataError: a source cannot be read.
     """
-    for entry in config.data:
+    for entry in data:
         for reward in entry.reward:
             if isinstance(reward, CodeReward):
-                yield from _of_source(entry, reward, config)
+                yield from _of_source(entry, reward, sandbox, seed)
 
 
-def _of_source(entry: DataConfig, reward: CodeReward, config: RLVRConfig) -> Iterator[str]:
+def _of_source(entry: DataConfig, reward: CodeReward, sandbox: SandboxConfig, seed: int) -> Iterator[str]:
     domain = entry.domain or entry.source
-    prompts = [prompt for source in load_source(entry, domain, config.seed) for prompt in _some(source)]
-    verifier = CodeVerifier(reward, CodeBoxes(config.sandbox))
-    packages = importable(config.sandbox)
+    prompts = [prompt for source in load_source(entry, domain, seed) for prompt in _some(source)]
+    verifier = CodeVerifier(reward, CodeBoxes(sandbox))
+    packages = importable(sandbox)
     found: list[tuple[str, str]] = []
     for prompt in prompts:
         try:

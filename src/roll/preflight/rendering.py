@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
+from roll.config.judge import JudgeConfig
+
 if TYPE_CHECKING:
     from roll.cluster.devices import Seat
     from roll.preflight.report import Report
@@ -15,14 +17,14 @@ __all__ = ["render"]
 def render(report: Report) -> str:
     """Sections of aligned lines, for a terminal."""
     config = report.config
-    lines = [f"{config.name}: {config.pipeline}, {config.algorithm.type}, {config.training.num_steps} steps"]
+    lines = [f"{config.name}: {config.pipeline}, {report.method}"]
     for title, section in (
         ("Roles", _roles(report)),
-        ("Batch", _batch(report)),
+        ("Batch", report.batch),
         ("Files", _files(report)),
         ("Prompt", _prompt(report)),
         ("Reward", _rewards(report)),
-        ("Notes", iter(report.notes)),
+        ("Notes", report.notes),
     ):
         body = list(section)
         if body:
@@ -40,8 +42,8 @@ def _roles(report: Report) -> Iterator[str]:
             f"model {report.config.model.path}: {model.num_parameters / 1e6:,.0f} M parameters, "
             f"{report.config.model.dtype}, context {model.context_length:,}"
         )
-    if report.config.judge is not None and report.judge is not None:
-        judge = report.config.judge
+    if report.judge is not None:
+        judge = report.config.section("judge", JudgeConfig)
         yield (
             f"judge {judge.model}: {report.judge.sizes.num_parameters / 1e6:,.0f} M parameters, {judge.dtype}, "
             f"{report.judge.kind}, context {report.judge.max_context:,}; its weights stay as they are"
@@ -67,36 +69,12 @@ def _where(report: Report, role: str) -> str:
         return "this process"
     if role == "processes":
         return "one for each"
-    return "; ".join(dict.fromkeys(_seat(seat) for seat in report.placement.seats(role)))
+    return "; ".join(dict.fromkeys(_seat(seat) for seat in report.placement.seats[role]))
 
 
 def _seat(seat: Seat) -> str:
     numbers = ", ".join(str(device) for device in seat.local_devices)
     return f"node {seat.node} device {numbers}"
-
-
-def _batch(report: Report) -> Iterator[str]:
-    batch, config = report.batch, report.config
-    if batch is None:
-        return
-    rollout, training = config.rollout, config.training
-    yield (
-        f"{rollout.prompts_per_step} prompts x {rollout.group_size} = {batch.rollouts_per_step} rollouts per step, "
-        f"up to {batch.generated_tokens:,} generated tokens"
-    )
-    shared = "prompts shared within groups" if training.share_prefix else "prompts repeated"
-    yield (
-        f"up to {batch.trained_tokens:,} trained tokens per step ({shared}): about {batch.micro_batches} "
-        f"micro-batch{'es' if batch.micro_batches > 1 else ''} of {batch.tokens_per_micro_batch:,} per rank"
-    )
-    if batch.evaluation_samples:
-        samples = config.evaluation.samples_per_prompt
-        yield (
-            f"evaluation {batch.num_evaluations} times: {batch.evaluation_samples // samples} prompts x {samples} = "
-            f"{batch.evaluation_samples} samples"
-        )
-    for domain, epochs in batch.epochs.items():
-        yield f"{domain}: {report.train_prompts[domain]:,} prompts to train on, {epochs:.2g} epochs in the run"
 
 
 def _files(report: Report) -> Iterator[str]:

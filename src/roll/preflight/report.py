@@ -1,4 +1,4 @@
-"""What `roll check` finds out about a run: collected by `inspection`, shown by `rendering`."""
+"""What `roll check` finds out about a run: collected by a pipeline's check, shown by `rendering`."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from roll.cluster.devices import Placement
-    from roll.config.estimate import BatchArithmetic, DiskUse, JudgeEngines, RoleMemory
-    from roll.config.run import RLVRConfig
+    from roll.config.estimate import DiskUse, JudgeEngines, RoleMemory
+    from roll.config.run import RunConfig
     from roll.models import ModelDescription
     from roll.preflight.machine import Machine
     from roll.types import Prompt
@@ -39,7 +39,9 @@ class RewardTrial:
 class Report:
     """What was found; `None` where a problem stands in the way."""
 
-    config: RLVRConfig
+    config: RunConfig
+    method: str
+    """How it learns and for how long, in a few words."""
     machine: Machine
     engine_kind: str | None = None
     placement: Placement | None = None
@@ -58,7 +60,8 @@ class Report:
     """By domain, a training prompt."""
     num_held_out: int = 0
     train_prompts: dict[str, int] = field(default_factory=dict)
-    batch: BatchArithmetic | None = None
+    batch: list[str] = field(default_factory=list)
+    """How a step and the run divide, in words."""
     memory: list[RoleMemory] = field(default_factory=list)
     disk: DiskUse | None = None
     free_disk_bytes: int | None = None

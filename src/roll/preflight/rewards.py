@@ -9,7 +9,7 @@ import numpy as np
 
 from roll.cluster.pool import LocalWorkerPool
 from roll.config.data import DataConfig
-from roll.config.run import RLVRConfig
+from roll.config.sandbox import SandboxConfig
 from roll.errors import ConfigError, InfraError
 from roll.preflight.report import RewardTrial
 from roll.rewards.opening import open_reward_lists
@@ -18,11 +18,11 @@ from roll.types import Prompt, Rollout
 __all__ = ["try_rewards"]
 
 
-async def try_rewards(config: RLVRConfig, prompts: Sequence[tuple[DataConfig, Prompt]]) -> list[RewardTrial]:
+async def try_rewards(sandbox: SandboxConfig, prompts: Sequence[tuple[DataConfig, Prompt]]) -> list[RewardTrial]:
     """Score a right and a wrong answer to each prompt, in a worker process as a run does.
 
     Args:
-        config: of the run.
+        sandbox: where programs run.
         prompts: one of each domain, with the source that it comes from.
 
     Raises:
@@ -34,7 +34,7 @@ async def try_rewards(config: RLVRConfig, prompts: Sequence[tuple[DataConfig, Pr
         pool = LocalWorkerPool(1)
         stack.push_async_callback(pool.close)
         lists = {prompt.domain: entry.reward for entry, prompt in prompts}
-        rewards = await stack.enter_async_context(open_reward_lists(lists, config.sandbox, pool))
+        rewards = await stack.enter_async_context(open_reward_lists(lists, sandbox, pool))
         for entry, prompt in prompts:
             reward = rewards[prompt.domain]
             right, wrong = _answers(entry, prompt)

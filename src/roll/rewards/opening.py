@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from typing import TYPE_CHECKING
 
-from roll.config import RLVRConfig
+from roll.config.data import DataConfig
 from roll.config.rewards import RewardConfig
 from roll.config.sandbox import SandboxConfig
 from roll.protocols import WorkerPool
@@ -20,11 +20,11 @@ __all__ = ["open_reward_lists", "open_rewards"]
 
 
 def open_rewards(
-    config: RLVRConfig, pool: WorkerPool, judge: JudgeModel | None = None
+    data: Sequence[DataConfig], sandbox: SandboxConfig, pool: WorkerPool, judge: JudgeModel | None = None
 ) -> AbstractAsyncContextManager[dict[str, WeightedReward]]:
-    """A run's, by domain: see `open_reward_lists`."""
-    lists = {entry.domain or entry.source: entry.reward for entry in config.data}
-    return open_reward_lists(lists, config.sandbox, pool, judge)
+    """Those of a run's sources, by domain: see `open_reward_lists`."""
+    lists = {entry.domain or entry.source: entry.reward for entry in data}
+    return open_reward_lists(lists, sandbox, pool, judge)
 
 
 @asynccontextmanager

@@ -21,8 +21,11 @@ from typing import Any
 
 import yaml
 
-from roll.config import RLVRConfig
+from roll.config.algorithm import AlgorithmConfig
+from roll.config.inference import InferenceConfig
 from roll.config.load import load_run_config
+from roll.config.rollout import RolloutConfig
+from roll.config.run import RunConfig
 from roll.errors import DataError
 from roll.inference.step_log import EngineStretch
 from roll.inference.vllm.arguments import CPU_BLOCK_SIZE
@@ -104,7 +107,7 @@ def calibrate(run_path: str | Path, *, base: str = "cpu") -> Calibration:
         target = run.path / "calibration"
     made_of = _model(config)
     fit = fit_engine(stretches)
-    found = measured_device(device(base), made_of, config.inference.tensor_parallel, fit)
+    found = measured_device(device(base), made_of, config.section("inference", InferenceConfig).tensor_parallel, fit)
     found, error = _with_trainer(found, made_of, steps)
     target.mkdir(exist_ok=True)
     paths = _write(target, config, made_of, found, rollouts, steps)
@@ -188,7 +191,7 @@ def _steps(metrics: Sequence[dict[str, Any]], rollouts: Sequence[dict[str, Any]]
 # ---- models
 
 
-def _model(config: RLVRConfig) -> Model:
+def _model(config: RunConfig) -> Model:
     """The sizes of the run's model, by the name under which its directory lies."""
     found = describe_model(config.model.path)
     return Model(
@@ -224,7 +227,7 @@ def _with_trainer(found: Device, made_of: Model, steps: Sequence[_Step]) -> tupl
 
 def _write(
     target: Path,
-    config: RLVRConfig,
+    config: RunConfig,
     made_of: Model,
     found: Device,
     rollouts: Sequence[dict[str, Any]],
@@ -255,7 +258,7 @@ def _without_name(values: dict[str, Any]) -> dict[str, Any]:
 
 
 def _workload(
-    config: RLVRConfig, paths: dict[str, Path], rollouts: Sequence[dict[str, Any]], num_steps: int
+    config: RunConfig, paths: dict[str, Path], rollouts: Sequence[dict[str, Any]], num_steps: int
 ) -> dict[str, Any]:
     """The run as `roll simulate` takes it."""
 
@@ -265,12 +268,13 @@ def _workload(
     solved: dict[int, list[float]] = defaultdict(list)
     for row in rollouts:
         solved[row["draw_id"]].append(float((row["reward"] or 0.0) > 0))
-    overlaps = config.rollout.scheduling.async_ratio > 0
-    width = config.inference.tensor_parallel
-    capacity = config.inference.kv_cache_bytes
-    engine: dict[str, Any] = {"tensor_parallel": width, "max_num_seqs": config.inference.max_num_seqs}
-    engine["prefix_block"] = config.inference.options.get("block_size", CPU_BLOCK_SIZE)
-    engine["max_batched_tokens"] = max(4096, config.inference.max_num_seqs + 1)
+    rollout, inference = config.section("rollout", RolloutConfig), config.section("inference", InferenceConfig)
+    overlaps = rollout.scheduling.async_ratio > 0
+    width = inference.tensor_parallel
+    capacity = inference.kv_cache_bytes
+    engine: dict[str, Any] = {"tensor_parallel": width, "max_num_seqs": inference.max_num_seqs}
+    engine["prefix_block"] = inference.options.get("block_size", CPU_BLOCK_SIZE)
+    engine["max_batched_tokens"] = max(4096, inference.max_num_seqs + 1)
     if capacity is not None:
         engine["kv_capacity"] = max(1, capacity // _kv_bytes(config))
     return {
@@ -278,22 +282,22 @@ def _workload(
         "model": str(paths["model.yaml"]),
         "device": str(paths["device.yaml"]),
         "num_steps": max(1, num_steps),
-        "placement": {"generation": config.num_engines * width, "training": 1 if overlaps else 0},
+        "placement": {"generation": config.roles["actor_infer"].count * width, "training": 1 if overlaps else 0},
         "engine": engine,
-        "rollout": config.rollout.model_dump(mode="json", exclude={"loop"}, exclude_none=True),
+        "rollout": rollout.model_dump(mode="json", exclude={"loop"}, exclude_none=True),
         "prompt_tokens": recorded("prompt-tokens.txt"),
         "answer_tokens": recorded("answer-tokens.txt"),
         "reward": {
             "latency": recorded("reward-seconds.txt"),
-            "num_workers": config.rollout.reward_workers,
+            "num_workers": rollout.reward_workers,
             "solve_rate": {"type": "empirical", "values": [statistics.fmean(values) for values in solved.values()]},
-            "filter_groups": config.algorithm.filters.refill,
+            "filter_groups": config.section("algorithm", AlgorithmConfig).filters.refill,
         },
         "training": {"passes": PASSES, "overhead_s": 0.0},
     }
 
 
-def _kv_bytes(config: RLVRConfig) -> int:
+def _kv_bytes(config: RunConfig) -> int:
     return describe_model(config.model.path).kv_bytes_per_token(2 if config.model.dtype == "bfloat16" else 4)
 
 

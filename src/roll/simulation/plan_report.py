@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from roll.simulation.planner import Candidate, Plan
+from roll.simulation.report import aligned
 
 __all__ = ["render_plan"]
 
@@ -90,7 +91,4 @@ def _table(candidates: tuple[Candidate, ...]) -> list[str]:
                 candidate.limit,
             )
         )
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    return [
-        "  " + "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
-    ]
+    return [f"  {line}" for line in aligned(rows)]

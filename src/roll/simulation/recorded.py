@@ -11,7 +11,6 @@ where there is none, of any answer: a function of the seed and of the request, a
 from __future__ import annotations
 
 import asyncio
-import hashlib
 from collections import defaultdict
 from dataclasses import replace
 from pathlib import Path
@@ -22,10 +21,10 @@ import numpy as np
 
 from roll.config.simulation import SimulationConfig
 from roll.errors import ConfigError
-from roll.rollout.loops import Generate, Renderer, RolloutLoop
-from roll.simulation.workload import DOMAIN, Workload
+from roll.rollout.loops import Generate, Renderer, RolloutLoop, joined
+from roll.simulation.workload import DOMAIN, Workload, key_of, still_to_come
 from roll.tracking.recording import RecordedWork, Recording
-from roll.types import TRAIN, Generation, GenerationRequest, IntArray, Prompt, PromptDraw, Rollout, RolloutId, Turn
+from roll.types import TRAIN, Generation, GenerationRequest, Prompt, PromptDraw, Rollout, RolloutId, Turn
 
 __all__ = ["RecordedTurns", "RecordedWorkload", "open_workload", "recorded_loop"]
 
@@ -98,12 +97,9 @@ class RecordedWorkload(Workload):
         """Tokens that are still to come; an answer that the recorded limit cut off stays as long as that."""
         total = self.work.tokens.get(request.request_id)
         if total is None:
-            place = int(request.token_ids[0]) - 1, _hash(request.request_id)
+            place = int(request.token_ids[0]) - 1, key_of(request.request_id)
             total = self._any(self._by_draw.get(place[0]) or self._lengths, _LENGTH, *place)
-        tokens = request.token_ids
-        if tokens[-1] == 0:
-            total -= len(tokens) - 1 - int(np.flatnonzero(tokens)[-1])
-        return max(1, total)
+        return still_to_come(total, request)
 
     def like(self, draw_id: int, index: int) -> int:
         """The index of a recorded rollout of the prompt: the same, or one that stands for it where it was stopped."""
@@ -160,45 +156,22 @@ class RecordedTurns:
         own = RolloutId(purpose=TRAIN, draw_id=draw.draw_id, index=index)
         source = replace(own, index=self._workload.like(draw.draw_id, index))
         between = work.between.get(source, ())
-        tokens: list[IntArray] = []
-        versions: list[IntArray] = []
+        said = [np.ones(len(tokens), np.int32) for tokens in between]
+        context, position = draw.token_ids, 0
+        generations: list[Generation] = []
         turns: list[Turn] = []
-        position = 0
-        generation: Generation | None = None
         for turn in range(len(between) + 1):
+            request = first
             if turn:
                 await asyncio.sleep(work.environment_s.get(source.request_id(turn), 0.0))
-                said = np.ones(len(between[turn - 1]), np.int32)
-                tokens.append(said)
-                versions.append(np.full(len(said), -1, np.int32))
-                position += len(said)
-            context = np.concatenate([draw.token_ids, *tokens]) if turn else draw.token_ids
-            request = replace(first, request_id=own.request_id(turn), token_ids=context)
-            generation = await generate(request if turn else first)
-            tokens.append(generation.token_ids)
-            versions.append(generation.policy_versions)
-            turns.append(Turn(start=position, end=position + len(generation.token_ids)))
-            position = turns[-1].end
-        assert generation is not None, "there is at least one turn"
-        return Rollout(
-            draw_id=draw.draw_id,
-            index=index,
-            prompt=draw.prompt,
-            prompt_token_ids=draw.token_ids,
-            token_ids=np.concatenate(tokens),
-            logprobs=np.zeros(position, np.float32),
-            policy_versions=np.concatenate(versions),
-            finish_reason=generation.finish_reason,
-            text="",
-            engine_id=generation.engine_id,
-            turns=tuple(turns),
-        )
+                context = np.concatenate([context, generations[-1].token_ids, said[turn - 1]])
+                position = turns[-1].end + len(said[turn - 1])
+                request = replace(first, request_id=own.request_id(turn), token_ids=context)
+            generations.append(await generate(request))
+            turns.append(Turn(start=position, end=position + len(generations[-1].token_ids)))
+        return joined(draw, index, generations, said, tuple(turns), renderer)
 
 
 def recorded_loop(workload: Workload) -> RolloutLoop | None:
     """The loop that a workload needs, where it needs one of its own."""
     return RecordedTurns(workload) if isinstance(workload, RecordedWorkload) and workload.has_turns else None
-
-
-def _hash(text: str) -> int:
-    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big")

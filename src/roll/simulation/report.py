@@ -15,7 +15,7 @@ from roll.config.simulation import PaperConfig, SimulationConfig
 from roll.simulation.run import SimulatedRun
 from roll.tracking import atomic
 
-__all__ = ["Interval", "Results", "interval", "render", "write"]
+__all__ = ["Interval", "Results", "aligned", "interval", "render", "write"]
 
 TOLERANCE = 0.15
 """Of a published ratio, within which a simulation reproduces it."""
@@ -109,9 +109,13 @@ def render(results: Results) -> str:
                 str(max(step.max_staleness for run in results.runs[variant] for step in run.steps)),
             )
         )
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    table = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
-    return "\n".join([head, "", *table, *_paper_lines(results)])
+    return "\n".join([head, "", *aligned(rows), *_paper_lines(results)])
+
+
+def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
+    """A line for each row, its cells below those of the first one."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
 
 
 def _paper_lines(results: Results) -> list[str]:

@@ -26,7 +26,7 @@ from roll.errors import ConfigError
 from roll.simulation import distributions as laws
 from roll.types import GenerationRequest, IntArray, Prompt, PromptDraw, Rollout
 
-__all__ = ["DOMAIN", "Workload", "quantile_of"]
+__all__ = ["DOMAIN", "Workload", "key_of", "quantile_of", "still_to_come"]
 
 DOMAIN = "simulated"
 Key: TypeAlias = int
@@ -104,11 +104,9 @@ class Workload:
         """Tokens that are still to come of an answer, at least 1; the request's id tells which answer it is."""
         tokens = request.token_ids
         shared = self._uniform(_PROMPT, int(tokens[0]), _ANSWER)
-        own = self._uniform(_ANSWER, _hash(request.request_id))
+        own = self._uniform(_ANSWER, key_of(request.request_id))
         total = round(self._answer(laws.correlated(shared, own, self._correlation)))
-        if tokens[-1] == 0:
-            total -= len(tokens) - 1 - int(np.flatnonzero(tokens)[-1])
-        return max(1, total)
+        return still_to_come(total, request)
 
     def reward_s(self, rollout: Rollout) -> float:
         """Scoring it."""
@@ -131,7 +129,16 @@ class Workload:
         return laws.uniform_of(self.seed, *key)
 
 
-def _hash(text: str) -> int:
+def still_to_come(total: int, request: GenerationRequest) -> int:
+    """Of an answer's tokens, those that a request does not have already; at least 1."""
+    tokens = request.token_ids
+    if tokens[-1] == 0:
+        total -= len(tokens) - 1 - int(np.flatnonzero(tokens)[-1])
+    return max(1, total)
+
+
+def key_of(text: str) -> Key:
+    """A number that stands for a text among the keys of random quantities."""
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big")
 
 

@@ -4,18 +4,6 @@ Importing this imports none of torch, rich, pyarrow, matplotlib, tensorboard: ea
 first needed.
 """
 
-from roll.tracking.metrics import (
-    Last,
-    Max,
-    Mean,
-    MetricValue,
-    Min,
-    Quantiles,
-    Sum,
-    flatten,
-    is_timing,
-    reduce,
-)
 from roll.tracking.metrics_file import read_metrics
 from roll.tracking.run_directory import RunDirectory
 from roll.tracking.spans import Spans
@@ -23,19 +11,9 @@ from roll.tracking.summary import Summary
 from roll.tracking.tracker import Tracker
 
 __all__ = [
-    "Last",
-    "Max",
-    "Mean",
-    "MetricValue",
-    "Min",
-    "Quantiles",
     "RunDirectory",
     "Spans",
-    "Sum",
     "Summary",
     "Tracker",
-    "flatten",
-    "is_timing",
     "read_metrics",
-    "reduce",
 ]

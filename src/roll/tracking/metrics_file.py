@@ -8,8 +8,8 @@ Invariants:
       `truncate` drops;
     - one line per step and kind: a step that is recorded again replaces its line;
     - keys are sorted, and a key that was seen once is in every later line of that kind (`null` where it has
-      no value), so readers find a stable schema, and equal runs write equal lines (durations aside:
-      `is_timing`);
+      no value), so readers find a stable schema, and equal runs write equal lines (durations, rates
+      and memory aside);
     - NaN and infinities are written as `null`, for JSON has none.
 """
 

@@ -9,17 +9,22 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import logging
 import os
+import socket
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from filelock import FileLock, Timeout
+
 from roll.errors import RunDirectoryError
 from roll.registry import looked_from, nearest
 from roll.tracking import atomic
-from roll.tracking.run_lock import RunLock
 
 __all__ = ["RunDirectory", "writing"]
+
+logger = logging.getLogger(__name__)
 
 _LOCK_NAME = ".lock"
 _DIRECTORIES = ("rollouts", "tensorboard", "checkpoints", "logs")
@@ -30,7 +35,7 @@ class RunDirectory:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._lock: RunLock | None = None
+        self._lock: FileLock | None = None
 
     @classmethod
     def create(cls, path: Path | str, resolved_config: Mapping[str, Any]) -> RunDirectory:
@@ -96,9 +101,34 @@ class RunDirectory:
                 atomic.write_text(self.path / HISTORY, dump_entries(history))
 
     def lock(self) -> None:
-        """Be the only process that writes this run, until `close` or the end of this process."""
-        if self._lock is None:
-            self._lock = RunLock(self.path / _LOCK_NAME)
+        """Be the only process that writes this run, until `close` or the end of this process.
+
+        The lock is the kernel's, so it ends with this process however that dies; children that are forked do not
+        hold it, and a worker that outlives a killed controller does not keep the run locked.
+
+        Raises:
+            RunDirectoryError: another process holds it; names the process.
+        """
+        if self._lock is not None:
+            return
+        path = self.path / _LOCK_NAME
+        lock = FileLock(path, timeout=0, thread_local=False, fallback_to_soft=False)
+        try:
+            lock.acquire()
+        except Timeout:
+            holder = path.read_text(errors="replace").strip() or "unknown"
+            raise RunDirectoryError(
+                f"run directory '{self.path}' is being written by process {holder}: "
+                "wait until it has ended, stop it, or choose another name for this run."
+            ) from None
+        except OSError as error:
+            if error.filename is not None:  # it was not opened
+                raise
+            logger.warning(
+                "run directory '%s' cannot be locked here (%s): start no second process on it", self.path, error
+            )
+        path.write_text(f"{os.getpid()} on {socket.gethostname()}\n")
+        self._lock = lock
 
     def close(self) -> None:
         """Release the lock; may be called twice."""

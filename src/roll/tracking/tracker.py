@@ -28,7 +28,6 @@ from roll.tracking import logs
 from roll.tracking.console import Console, QuietConsole, open_console
 from roll.tracking.console_views import AnswerView, EvaluationView, RunHeader, StepView, trouble
 from roll.tracking.memory import PeakMemory
-from roll.tracking.metrics import flatten
 from roll.tracking.metrics_file import Kind, MetricsFile, read_metrics
 from roll.tracking.recording import truncate_recording
 from roll.tracking.run_directory import RunDirectory, writing
@@ -39,7 +38,7 @@ from roll.tracking.summary import Summary, generation_time, summarise
 if TYPE_CHECKING:
     from types import TracebackType
 
-    from roll.config import RLVRConfig
+    from roll.config.run import RunConfig
     from roll.types import Group, Rollout
 
 __all__ = ["Tracker"]
@@ -57,12 +56,14 @@ class Tracker:
     Args:
         run: locked by this process.
         config: of the run.
+        num_steps: of the whole run.
+        method: what the header says of how it learns; by default its pipeline.
+        where: what the header says about engines, trainer and machine.
+        rollouts_per_step: that a step waits for, where it waits for a number of them.
         resumed_at: step of the checkpoint that this session continues from: records after it are dropped.
-        `None` starts
-            at the beginning: all records are dropped (a run that was killed before its first checkpoint has
-            some).
+            `None` starts at the beginning: all records are dropped (a run that was killed before its first checkpoint
+            has some).
         started_at: when the command was given (`time.time()`); by default, when this process started.
-        where: what the header says about engines, trainer and machine; by default from `config`.
         callbacks: of the user, called when a step or an evaluation is recorded.
 
     Raises:
@@ -73,11 +74,14 @@ class Tracker:
     def __init__(
         self,
         run: RunDirectory,
-        config: RLVRConfig,
+        config: RunConfig,
         *,
+        num_steps: int,
+        method: str = "",
+        where: str = "",
+        rollouts_per_step: int | None = None,
         resumed_at: int | None = None,
         started_at: float | None = None,
-        where: str | None = None,
         callbacks: Callbacks | None = None,
     ) -> None:
         self.run = run
@@ -87,7 +91,16 @@ class Tracker:
         self._config = config
         self._resumed_at = resumed_at
         self._started_at = _process_start() if started_at is None else started_at
-        self._where = where or _describe_placement(config)
+        self._rollouts_per_step = rollouts_per_step
+        self._header = RunHeader(
+            name=run.name,
+            model=config.model.path,
+            algorithm=method or config.pipeline,
+            where=where,
+            directory=str(run.path),
+            num_steps=num_steps,
+            resumed_at=resumed_at,
+        )
         self._stack = ExitStack()
         self._sinks: list[GuardedSink] = []
         self._memory = PeakMemory()
@@ -114,7 +127,7 @@ class Tracker:
             self.spans = Spans(run.trace_path, on_phase=self._on_phase)
             stack.callback(self.spans.close)
             stack.callback(self._memory.start().stop)
-            self.console.start(self._header())
+            self.console.start(self._header)
             self._stack = stack.pop_all()
         return self
 
@@ -152,13 +165,13 @@ class Tracker:
     def _show_progress(self) -> None:
         self.console.progress(self._num_ready, self._total, trouble(self._num_failed, self._num_timed_out))
 
-    def log_step(self, step: int, metrics: Mapping[str, Any]) -> None:
-        """Record a training step: numbers, metric values, or nested mappings of these, by name.
+    def log_step(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Record a training step: numbers by name.
 
         Tokens per second are added: `rollout/num_tokens` by `time/generate_s` (by `time/step_s` where generation runs
         beside the step), `training/num_tokens` by `time/train_s`.
         """
-        flat = flatten(metrics)
+        flat = {name: float(value) for name, value in metrics.items()}
         generating = generation_time(flat)
         rates = {
             "throughput/generated_tokens_per_s": _ratio(flat, "rollout/num_tokens", generating),
@@ -184,10 +197,9 @@ class Tracker:
         )
         self.callbacks.step(step, flat)
 
-    def log_evaluation(self, step: int, metrics: Mapping[str, Any], groups: Sequence[Group] = ()) -> None:
+    def log_evaluation(self, step: int, metrics: Mapping[str, float], groups: Sequence[Group] = ()) -> None:
         """Record the evaluation after `step` (0: before training) under `eval/…`, and its rollouts."""
-        flat = flatten(metrics)
-        flat = {name if name.startswith("eval/") else f"eval/{name}": value for name, value in flat.items()}
+        flat = {name if name.startswith("eval/") else f"eval/{name}": float(value) for name, value in metrics.items()}
         flat["time/evaluate_s"] = self.spans.elapsed("evaluate")
         self._record(step, "evaluation", flat)
         if groups:
@@ -260,7 +272,7 @@ class Tracker:
             self._setup_s = time.time() - self._started_at
         if not (name and self._phase):  # from one stage of a wait to the next, counts go on
             self._num_ready = self._num_failed = self._num_timed_out = 0
-            self._total = self._config.rollouts_per_step if name == "generate" else None
+            self._total = self._rollouts_per_step if name == "generate" else None
         self._phase = name
         self.console.phase(name)
         if name in ("generate", "reward"):
@@ -271,17 +283,6 @@ class Tracker:
         for path in written[-2:]:
             if lines := logs.tail(path, 8):
                 self.console.show("\n".join([f"Last lines of {path}:", *(f"  {line}" for line in lines)]))
-
-    def _header(self) -> RunHeader:
-        return RunHeader(
-            name=self.run.name,
-            model=self._config.model.path,
-            algorithm=self._config.algorithm.type,
-            where=self._where,
-            directory=str(self.run.path),
-            num_steps=self._config.training.num_steps,
-            resumed_at=self._resumed_at,
-        )
 
 
 class _Warnings(logging.Handler):
@@ -333,17 +334,6 @@ def _logs_say_more(error: Exception) -> bool:
     if isinstance(error, EngineDiedError | NoEngineError | LossError | CallbackError):  # names its cause
         return False
     return not isinstance(error, RollError) or isinstance(error, RuntimeError | ArithmeticError)
-
-
-def _describe_placement(config: RLVRConfig) -> str:
-    def count(number: int, noun: str) -> str:
-        return f"{number} {noun}" + ("s" if number != 1 else "")
-
-    kind = "" if config.inference.engine == "auto" else f"{config.inference.engine} "
-    engines, ranks = count(config.num_engines, f"{kind}engine"), count(config.num_ranks, "trainer rank")
-    if config.replay is not None:
-        engines, ranks = (engines, "no trainer") if config.replay.only == "rollout" else ("no engine", ranks)
-    return f"{config.cluster.type}: {engines}, {ranks}, {count(os.cpu_count() or 1, 'core')}"
 
 
 def _process_start() -> float:

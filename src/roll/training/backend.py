@@ -12,26 +12,27 @@ nor an optimiser.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import time
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from roll.algorithms.inputs import LossInputs
 from roll.errors import HalfUpdatedError, TrainingDivergedError, UnsupportedError
 from roll.protocols import LossFn, StateKind, WeightSource
 from roll.training.attention_maps import MapObserver, observed_layers
 from roll.training.distributed import Ranks, default_num_threads, pick_device, reshard, shard
-from roll.training.distributions import TokenStatistics
+from roll.training.distributions import Predictions
 from roll.training.export import export_adapter, export_model
 from roll.training.layout import PackedLayout, build_layout, idle_layout
 from roll.training.loading import build_network
 from roll.training.lora import adapters_off, find_adapters
-from roll.training.loss_inputs import loss_inputs, value_inputs
+from roll.training.loss_inputs import loss_inputs
 from roll.training.offload import StatePlacement
 from roll.training.optimizer import Optimizer
 from roll.training.packing import Block, pack
@@ -46,6 +47,8 @@ from roll.types import (
     AttentionRange,
     AttentionStatistics,
     FloatArray,
+    Needs,
+    Output,
     StepResult,
     TrainingBatch,
     TrainingSample,
@@ -54,6 +57,14 @@ from roll.types import (
 __all__ = ["TorchBackend"]
 
 logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+_GIVEN_BY: dict[Output, str] = {
+    "logprobs": "policy or reference",
+    "values": "critic or a policy with a value head",
+    "attention": "policy",
+}
 
 
 class TorchBackend:
@@ -66,8 +77,8 @@ class TorchBackend:
     Raises:
         ModelError: the model cannot be loaded, or its architecture cannot be packed.
 
-    `train_step` is for policies and critics, `logprobs` for policies and references, `values` for critics and
-    for policies with a value head; asked for anything else, a back-end raises `UnsupportedError`.
+    `train_step` is for policies and critics; what `forward` can say is what the role's network gives. Asked for
+    anything else, a back-end raises `UnsupportedError`.
     """
 
     def __init__(self, spec: TrainerSpec, *, precision: Precision | None = None) -> None:
@@ -81,7 +92,7 @@ class TorchBackend:
         self.ranks = Ranks(spec, self.device)
         self.network = build_network(spec, self.precision.compute).to(self.device)
         self.model = self.network.root
-        if self.ranks.size > 1:
+        if self.ranks.mesh is not None:
             shard(self.network, self.ranks, self.precision)
         trainable = {name: p for name, p in self.model.named_parameters() if p.requires_grad}
         heads = self.network.heads if isinstance(self.network, PolicyNetwork) else {}
@@ -91,7 +102,7 @@ class TorchBackend:
             self.masters, spec.training, self.ranks, dict.fromkeys(heads, rate / self.schedule.peak)
         )
         self.placement = StatePlacement(self.network, self.masters, self.optimizer, self.device)
-        self._randomness = Randomness(spec.seed + spec.rank, self.device)
+        self._randomness = Randomness(spec.seed + self.ranks.data_rank, self.device)
         self.num_steps = 0
         """Optimiser steps that moved the weights."""
         self.num_nonfinite = 0
@@ -104,7 +115,8 @@ class TorchBackend:
             ValueError: no token of the batch is in the loss, or a sample lacks what the loss needs.
             TrainingDivergedError: gradients were not finite `training.max_nonfinite_steps` times in a row.
         """
-        self._check_role("train_step", "policy", "critic")
+        if self.spec.role == "reference":
+            raise UnsupportedError("a trainer with role 'reference' has no train_step: ask a policy or critic")
         if batch.num_loss_tokens == 0:
             raise ValueError("a training batch needs at least one token that the loss counts")
         started = time.perf_counter()
@@ -113,24 +125,24 @@ class TorchBackend:
         sums: dict[str, Tensor] = {}
         logprobs: dict[int, FloatArray] = {}
         num_tokens = 0
-        wanted = [name for name in ("entropy", "full_kl", "values") if getattr(loss, f"needs_{name}", False)]
-        observed = getattr(loss, "needs_attention", None) if any(s.attention is None for s in batch.samples) else None
+        needs = loss.needs
+        observed = needs.attention if any(s.attention is None for s in batch.samples) else None
         for blocks in self._share(batch.samples, every_token=False):
             layout, observer = _layout(blocks, every_token=False), self._observer(blocks, observed)
-            predicted, beside = self._predict(layout, batch, wanted, observer)
+            predicted = self._predict(layout, batch, needs, observer)
             if not layout.spans:
-                _nothing_of(predicted, *beside.values()).backward()
+                _nothing_of(predicted).backward()
                 continue
             attention = observer.results() if observer is not None else None
-            outputs = loss(self._loss_inputs(layout, batch, predicted, beside, attention))
-            (outputs.loss * self.ranks.size).backward()
+            outputs = loss(loss_inputs(layout, batch, predicted, attention))
+            (outputs.loss * self.ranks.data_size).backward()
             _add_metrics(sums, {"loss": outputs.loss.detach(), **outputs.metrics})
-            if self.spec.role == "policy":
-                _collect(logprobs, layout, batch, predicted)
+            if predicted.logprobs is not None:
+                _collect(logprobs, layout, batch, predicted.logprobs)
             num_tokens += layout.num_tokens
         metrics = self.ranks.reduce_metrics(sums)
         tokens = self.ranks.gather(num_tokens)
-        everything = self._merge(logprobs)
+        everything = _merged(self.ranks.gather(logprobs))
         backward_done = time.perf_counter()
         grad_norm = self.optimizer.grad_norm()
         rate = self.schedule.rate(self.num_steps)
@@ -153,50 +165,51 @@ class TorchBackend:
             num_loss_tokens=batch.num_loss_tokens,
             stepped=stepped,
             metrics=metrics,
-            logprobs=_in_order(everything, batch) if self.spec.role == "policy" else (),
+            logprobs=tuple(_in_order(everything, batch)) if "logprobs" in self.network.outputs else (),
             timings_s={"forward_backward": backward_done - started, "optimizer": finished - backward_done},
         )
 
-    def logprobs(self, batch: TrainingBatch, *, adapter: bool = True) -> list[FloatArray]:
-        """Per sample [L]: of every token given those before it, at the batch's temperature; entry 0 is 0.
-
-        Args:
-            batch: only its tokens matter.
-            adapter: false gives those of the model below the adapters, which is the policy as it was at first.
+    @torch.no_grad()
+    def forward(
+        self,
+        batch: TrainingBatch,
+        outputs: Collection[Output],
+        *,
+        attention: AttentionRange | None = None,
+        adapter: bool = True,
+    ) -> dict[Output, list[Any]]:
+        """What the current weights say of a batch, on every rank; see `TrainBackend.forward`.
 
         Raises:
-            ValueError: `adapter` is false and the policy has none.
+            UnsupportedError: this role's network does not give an output.
+            ValueError: `adapter` is false and the policy has none, or attention is asked for without its distances.
         """
-        self._check_role("logprobs", "policy", "reference")
-        if adapter:
-            return self._score(batch, every_token=True)
-        with adapters_off(self.model):
-            return self._score(batch, every_token=True)
-
-    def values(self, batch: TrainingBatch) -> list[FloatArray]:
-        """Per sample [L]: the value of the state before each token that the loss counts; 0 elsewhere."""
-        if self.spec.value_head_learning_rate is not None:
-            return self._score(batch, every_token=False, values=True)
-        self._check_role("values", "critic")
-        return self._score(batch, every_token=False)
-
-    def logprobs_and_attention(
-        self, batch: TrainingBatch, of: AttentionRange
-    ) -> tuple[list[FloatArray], list[AttentionStatistics]]:
-        """What `logprobs` returns, and from the same pass what the attention says of every sample's answer.
-
-        Args:
-            batch: its tokens, where answers begin, and which tokens the loss counts.
-            of: distances that count.
-        """
-        self._check_role("logprobs_and_attention", "policy")
-        statistics: dict[int, AttentionStatistics] = {}
-        logprobs = self._score(batch, every_token=True, of=of, statistics=statistics)
-        everything = {index: own for part in self.ranks.gather(statistics) for index, own in part.items()}
-        nothing = [np.zeros(len(sample), np.float32) for sample in batch.samples]
-        return logprobs, [
-            everything.get(i, AttentionStatistics(waad=zeros, fai=zeros)) for i, zeros in enumerate(nothing)
-        ]
+        self._check_outputs(outputs, attention)
+        needs = Needs(values="values" in outputs)
+        every_token = "logprobs" in outputs
+        found: dict[Output, dict[int, Any]] = {name: {} for name in outputs}
+        self.network.eval()
+        with contextlib.nullcontext() if adapter else adapters_off(self.model):
+            for blocks in self._share(batch.samples, every_token=every_token):
+                layout = _layout(blocks, every_token=every_token)
+                observer = self._observer(blocks, attention if "attention" in found else None)
+                predicted = self._predict(layout, batch, needs, observer)
+                for name, tensor in (("logprobs", predicted.logprobs), ("values", predicted.values)):
+                    if name in found and tensor is not None:
+                        _collect(found[name], layout, batch, tensor)
+                if observer is not None:
+                    found["attention"] |= observer.results()
+            reshard(self.network)
+        parts = self.ranks.gather(found)
+        said: dict[Output, list[Any]] = {n: _in_order(_merged([part[n] for part in parts]), batch) for n in found}
+        if every_token and "values" in said:
+            said["values"] = [np.where(s.loss_mask, v, 0) for s, v in zip(batch.samples, said["values"], strict=True)]
+        if "attention" in said:  # a sample that nothing was computed for has arrays of 0
+            said["attention"] = [
+                a if isinstance(a, AttentionStatistics) else AttentionStatistics(waad=a, fai=a)
+                for a in said["attention"]
+            ]
+        return said
 
     def weights(self) -> WeightSource:
         """All weights: adapters merged, the model's dtype, HF names. For a policy, what the engines must hold."""
@@ -252,73 +265,19 @@ class TorchBackend:
         """What the engines compute in."""
         return getattr(torch, self.spec.model.dtype)
 
-    def _check_role(self, method: str, *roles: str) -> None:
-        if self.spec.role not in roles:
-            raise UnsupportedError(
-                f"a trainer with role '{self.spec.role}' has no {method}: ask a {' or '.join(roles)}"
-            )
+    def _check_outputs(self, outputs: Collection[Output], attention: AttentionRange | None) -> None:
+        for name in outputs:
+            if name not in self.network.outputs:
+                raise UnsupportedError(f"a trainer with role '{self.spec.role}' has no {name}: ask a {_GIVEN_BY[name]}")
+        if "attention" in outputs and attention is None:
+            raise ValueError("what attention says depends on distances: give `attention`, the range that counts")
 
     def _predict(
-        self,
-        layout: PackedLayout,
-        batch: TrainingBatch,
-        wanted: Sequence[str] = (),
-        observer: MapObserver | None = None,
-    ) -> tuple[Tensor, dict[str, Tensor]]:
-        """[M] log-probs, or values, of the layout's predictions, and what a loss wants beside log-probs."""
+        self, layout: PackedLayout, batch: TrainingBatch, needs: Needs, observer: MapObserver | None = None
+    ) -> Predictions:
+        """What the network says of a micro-batch."""
         with self._randomness.own():
-            return self._forward(layout, batch, wanted, observer)
-
-    def _forward(
-        self, layout: PackedLayout, batch: TrainingBatch, wanted: Sequence[str], observer: MapObserver | None
-    ) -> tuple[Tensor, dict[str, Tensor]]:
-        if self.spec.role == "critic":
-            return self.network(layout), {}
-        beside = dict.fromkeys(wanted, True)
-        found: TokenStatistics = self.network(layout, batch.temperature, observer=observer, **beside)
-        return found.logprobs, {name: getattr(found, name) for name in wanted}
-
-    def _loss_inputs(
-        self,
-        layout: PackedLayout,
-        batch: TrainingBatch,
-        predicted: Tensor,
-        beside: Mapping[str, Tensor],
-        attention: Mapping[int, AttentionStatistics] | None,
-    ) -> LossInputs:
-        if self.spec.role == "critic":
-            return value_inputs(layout, batch, predicted)
-        return loss_inputs(layout, batch, predicted, attention=attention, **beside)
-
-    @torch.no_grad()
-    def _score(
-        self,
-        batch: TrainingBatch,
-        *,
-        every_token: bool,
-        of: AttentionRange | None = None,
-        statistics: dict[int, AttentionStatistics] | None = None,
-        values: bool = False,
-    ) -> list[FloatArray]:
-        """Predictions of the current weights per sample [L], on every rank.
-
-        Args:
-            batch: see there.
-            every_token: also of those that the loss does not count.
-            of: look at the attention, over this range.
-            statistics: takes in what is seen, of this rank's share.
-            values: those of a policy's value head, in place of log-probs.
-        """
-        self.network.eval()
-        found: dict[int, FloatArray] = {}
-        for blocks in self._share(batch.samples, every_token=every_token):
-            layout, observer = _layout(blocks, every_token=every_token), self._observer(blocks, of)
-            predicted, beside = self._predict(layout, batch, ("values",) if values else (), observer)
-            _collect(found, layout, batch, beside["values"] if values else predicted)
-            if observer is not None and statistics is not None:
-                statistics |= observer.results()
-        reshard(self.network)
-        return list(_in_order(self._merge(found), batch))
+            return self.network(layout, batch.temperature, needs, observer)
 
     def _counters(self) -> dict[str, int]:
         return {"num_steps": self.num_steps, "num_nonfinite": self.num_nonfinite}
@@ -336,12 +295,9 @@ class TorchBackend:
             samples,
             max_tokens=config.max_tokens_per_micro_batch,
             share_prefix=config.share_prefix,
-            num_ranks=self.ranks.size,
+            num_ranks=self.ranks.data_size,
             every_token=every_token,
-        )[self.ranks.rank]
-
-    def _merge(self, found: dict[int, FloatArray]) -> dict[int, FloatArray]:
-        return {index: values for part in self.ranks.gather(found) for index, values in part.items()}
+        )[self.ranks.data_rank]
 
     def _count_nonfinite(self, loss: float, grad_norm: float) -> None:
         self.num_nonfinite += 1
@@ -359,10 +315,10 @@ def _layout(blocks: Sequence[Block], *, every_token: bool) -> PackedLayout:
     return build_layout(blocks, every_token=every_token) if blocks else idle_layout()
 
 
-def _nothing_of(*outputs: Tensor) -> Tensor:
+def _nothing_of(predicted: Predictions) -> Tensor:
     """A loss of 0 through every output of the network: ranks with work have a gradient for each, and FSDP reduces
     gradients of those parameters alone that have one."""
-    return torch.stack([0.0 * output.sum() for output in outputs]).sum()
+    return torch.stack([0.0 * tensor.sum() for tensor in predicted.tensors]).sum()
 
 
 def _add_metrics(sums: dict[str, Tensor], new: dict[str, Tensor]) -> None:
@@ -381,8 +337,11 @@ def _collect(found: dict[int, FloatArray], layout: PackedLayout, batch: Training
         found[span.index] = array
 
 
-def _in_order(found: dict[int, FloatArray], batch: TrainingBatch) -> tuple[FloatArray, ...]:
+def _merged(parts: Sequence[dict[int, T]]) -> dict[int, T]:
+    """All ranks' findings, by the samples' index in their batch."""
+    return {index: value for part in parts for index, value in part.items()}
+
+
+def _in_order(found: Mapping[int, Any], batch: TrainingBatch) -> list[Any]:
     """Samples in batch order; one that nothing was computed for is all 0."""
-    return tuple(
-        found[i] if i in found else np.zeros(len(sample), dtype=np.float32) for i, sample in enumerate(batch.samples)
-    )
+    return [found[i] if i in found else np.zeros(len(s), dtype=np.float32) for i, s in enumerate(batch.samples)]

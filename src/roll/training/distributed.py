@@ -1,7 +1,8 @@
 """The ranks of a trainer: meeting, sharding the network over them, and adding up what they found.
 
-All ranks form one `DeviceMesh` with named dimensions, of size 1 where unused. Today's work is spread over
-`dp_shard` alone. Code that asks `Ranks` works the same with one rank, which needs no process group.
+All ranks form one `DeviceMesh` with named dimensions, of size 1 where unused. Work is divided by data rank and data
+size, those of the dimensions along which ranks see different samples (`DATA_DIMS`), never by the world's. Today all
+ranks lie along `dp_shard`. Code that asks `Ranks` works the same with one rank, which needs no process group.
 """
 
 from __future__ import annotations
@@ -22,11 +23,13 @@ from roll.errors import ModelError, PlacementError
 from roll.training.precision import Precision
 from roll.training.spec import TrainerSpec
 
-__all__ = ["MESH_DIMS", "Ranks", "default_num_threads", "pick_device", "reshard", "shard"]
+__all__ = ["DATA_DIMS", "MESH_DIMS", "Ranks", "default_num_threads", "mesh_sizes", "pick_device", "reshard", "shard"]
 
 logger = logging.getLogger(__name__)
 
 MESH_DIMS = ("pp", "dp_replicate", "dp_shard", "cp", "tp", "ep")
+
+DATA_DIMS = ("dp_replicate", "dp_shard")
 
 _TIMEOUT = timedelta(minutes=30)
 
@@ -60,6 +63,11 @@ def pick_device(spec: TrainerSpec) -> torch.device:
     return device
 
 
+def mesh_sizes(world_size: int) -> tuple[int, ...]:
+    """The size of every mesh dimension; their product is the number of ranks."""
+    return tuple(world_size if name == "dp_shard" else 1 for name in MESH_DIMS)
+
+
 class Ranks:
     """This rank among all ranks of its trainer. Every method is collective."""
 
@@ -67,6 +75,8 @@ class Ranks:
         self.rank = spec.rank
         self.size = spec.world_size
         self.device = device
+        self.data_rank, self.data_size = 0, 1
+        """Which share of a batch is this rank's, and how many shares there are."""
         self.mesh: DeviceMesh | None = None
         if self.size == 1:
             return
@@ -80,8 +90,9 @@ class Ranks:
                 world_size=spec.world_size,
                 timeout=_TIMEOUT,
             )
-        sizes = tuple(self.size if name == "dp_shard" else 1 for name in MESH_DIMS)
-        self.mesh = init_device_mesh(device.type, sizes, mesh_dim_names=MESH_DIMS)
+        self.mesh = init_device_mesh(device.type, mesh_sizes(self.size), mesh_dim_names=MESH_DIMS)
+        self._data = self.mesh[DATA_DIMS]._flatten("data")
+        self.data_rank, self.data_size = self._data.get_local_rank(), self._data.size()
 
     @property
     def is_first(self) -> bool:
@@ -89,17 +100,15 @@ class Ranks:
         return self.rank == 0
 
     def sum(self, value: Tensor) -> float:
-        """Sum of a scalar over all ranks."""
-        if self.size > 1:
+        """Sum of a scalar over the ranks that hold different shards of the weights."""
+        if self.mesh is not None:
             value = value.detach().clone()
-            dist.all_reduce(value)
+            dist.all_reduce(value, group=self.mesh.get_group("dp_shard"))
         return float(value)
 
     def reduce_metrics(self, metrics: Mapping[str, Tensor]) -> dict[str, float]:
-        """Sum over all ranks; the maximum of `max/…`. A rank without work may lack names."""
+        """Sum over all shares of the batch; the maximum of `max/…`. A rank without work may lack names."""
         local = {name: float(value) for name, value in metrics.items()}
-        if self.size == 1:
-            return local
         result: dict[str, float] = {}
         for part in self.gather(local):
             for name, value in part.items():
@@ -110,11 +119,11 @@ class Ranks:
         return result
 
     def gather(self, value: Any) -> list[Any]:
-        """Every rank's plain value, by rank, on every rank."""
-        if self.size == 1:
+        """The plain value of every share of the batch, by data rank, on every rank."""
+        if self.mesh is None:
             return [value]
-        values: list[Any] = [None] * self.size
-        dist.all_gather_object(values, value)
+        values: list[Any] = [None] * self.data_size
+        dist.all_gather_object(values, value, group=self._data.get_group())
         return values
 
     def close(self) -> None:
@@ -132,7 +141,7 @@ def shard(network: Any, ranks: Ranks, precision: Precision) -> None:
 
     Every rank holds the whole model on its way here. The shards are in the master dtype; weights are gathered
     in the compute dtype, gradients are reduced in the master dtype. FSDP averages gradients over ranks; its
-    divide factor fails on gloo, so the trainer multiplies the loss by the number of ranks instead.
+    divide factor fails on gloo, so the trainer multiplies the loss by the data size instead.
 
     Raises:
         ModelError: the model does not keep its decoder layers where they are expected.

@@ -19,7 +19,7 @@ from torch import Tensor
 from roll.training import logprobs as plain
 from roll.training.logprobs import ProjectionGradient, blocks_of, scaled_logits, token_logprobs
 
-__all__ = ["Projection", "TokenStatistics", "token_statistics"]
+__all__ = ["Predictions", "Projection", "token_statistics"]
 
 BLOCK_ELEMENTS = 2**23
 """On an accelerator, several copies of so many logits exist at once, in float32: 32 MiB each."""
@@ -34,17 +34,22 @@ class Projection(NamedTuple):
     """[V, H]"""
 
 
-class TokenStatistics(NamedTuple):
-    """Of every prediction of a micro-batch; float32, or float64 for a float64 model."""
+class Predictions(NamedTuple):
+    """What a network says at every prediction of a micro-batch; float32, or float64 for a float64 model."""
 
-    logprobs: Tensor
-    """[M] of the targets."""
+    logprobs: Tensor | None = None
+    """[M] of the targets; a critic has none."""
     entropy: Tensor | None = None
     """[M] in nats, where it was asked for."""
     full_kl: Tensor | None = None
     """[M] KL(policy || reference) in nats, where a reference was given."""
     values: Tensor | None = None
-    """[M] of the states before the targets, where they were asked for: see `policy.PolicyNetwork`."""
+    """[M] of the states before the targets: a critic's, or those of a policy's value head where it was asked."""
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        """Those that there are."""
+        return [tensor for tensor in self if tensor is not None]
 
 
 class _Distributions(torch.autograd.Function):
@@ -147,7 +152,7 @@ def token_statistics(
     temperature: float = 1.0,
     entropy: bool = False,
     reference: Projection | None = None,
-) -> TokenStatistics:
+) -> Predictions:
     """Log-probs, and what else is asked for.
 
     Args:
@@ -158,7 +163,7 @@ def token_statistics(
         reference: the reference's, at the same positions; `None`: no divergence is wanted.
     """
     if not entropy and reference is None:
-        return TokenStatistics(token_logprobs(policy.hidden, policy.weight, targets, temperature=temperature))
+        return Predictions(token_logprobs(policy.hidden, policy.weight, targets, temperature=temperature))
     found = _Distributions.apply(policy.hidden, policy.weight, targets, temperature, *(reference or ()))
     assert isinstance(found, tuple)
-    return TokenStatistics(found[0], found[1] if entropy else None, found[2] if reference is not None else None)
+    return Predictions(found[0], found[1] if entropy else None, found[2] if reference is not None else None)

@@ -1,29 +1,25 @@
-"""From a micro-batch's log-probs and its samples' arrays to what a loss sees."""
+"""From a network's predictions and its samples' arrays to what a loss sees."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import replace
+from collections.abc import Mapping
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from roll.algorithms.inputs import LossInputs, SequenceAttention
+from roll.training.distributions import Predictions
 from roll.training.layout import PackedLayout
-from roll.types import AttentionStatistics, FloatArray, TrainingBatch, TrainingSample
+from roll.types import AttentionStatistics, TrainingBatch, TrainingSample
 
-__all__ = ["loss_inputs", "value_inputs"]
+__all__ = ["loss_inputs"]
 
 
 def loss_inputs(
     layout: PackedLayout,
     batch: TrainingBatch,
-    predicted: Tensor,
-    *,
-    entropy: Tensor | None = None,
-    full_kl: Tensor | None = None,
-    values: Tensor | None = None,
+    predicted: Predictions,
     attention: Mapping[int, AttentionStatistics] | None = None,
 ) -> LossInputs:
     """The loss tokens of a micro-batch, sequence after sequence.
@@ -31,102 +27,70 @@ def loss_inputs(
     Args:
         layout: of the micro-batch, built for the tokens in the loss.
         batch: the global batch.
-        predicted: [M] log-probs of the layout's predictions, with gradient.
-        entropy: [M] of their distributions, with gradient, where the loss asks for it.
-        full_kl: [M] their distributions' divergence from the reference's, likewise.
-        values: [M] of the states before them, with gradient, where the loss asks for it; samples then have `returns`.
+        predicted: what the network says of the layout's predictions, with gradient. Where values are among it, samples
+            have `returns`.
         attention: by the samples' index in their batch, where the loss asks for it and samples do not bring it.
 
     Raises:
         ValueError: some samples have `ref_logprobs`, `attention`, `old_values`, or of a loss with values `returns`, and
             others do not.
     """
-    device, dtype = predicted.device, predicted.dtype
+    like = predicted.tensors[0]
     spans = layout.spans
     samples = [batch.samples[span.index] for span in spans]
-
-    def tokens(array_of: Callable[[TrainingSample], FloatArray | None]) -> Tensor:
-        return _tokens(array_of, samples, layout, predicted)
-
-    order = torch.from_numpy(np.concatenate([span.prediction_index for span in spans])).to(device)
-    lengths = torch.tensor([len(span.token_index) for span in spans], device=device)
-    logprobs = predicted.index_select(0, order)
-    with_reference = [s.ref_logprobs is not None for s in samples]
-    if any(with_reference) and not all(with_reference):
-        raise ValueError("some samples of the batch have ref_logprobs and others do not")
+    order = torch.from_numpy(np.concatenate([span.prediction_index for span in spans])).to(like.device)
+    lengths = torch.tensor([len(span.token_index) for span in spans], device=like.device)
+    chosen = Predictions(*(None if tensor is None else tensor.index_select(0, order) for tensor in predicted))
+    if chosen.values is not None and any(s.returns is None and not s.expert for s in samples):
+        raise ValueError("a critic learns from returns, which some samples of the batch do not have")
     return LossInputs(
-        logprobs=logprobs,
-        old_logprobs=_old_logprobs(logprobs.detach(), samples, layout),
-        rollout_logprobs=tokens(lambda s: s.rollout_logprobs),
-        advantages=tokens(lambda s: s.advantages),
-        sequence_ids=torch.repeat_interleave(torch.arange(len(spans), device=device), lengths),
-        sequence_lengths=lengths.to(dtype),
+        logprobs=chosen.logprobs,
+        old_logprobs=None if chosen.logprobs is None else _old_logprobs(chosen.logprobs.detach(), samples, layout),
+        rollout_logprobs=_column("rollout_logprobs", samples, layout, like),
+        advantages=_column("advantages", samples, layout, like),
+        sequence_ids=torch.repeat_interleave(torch.arange(len(spans), device=like.device), lengths),
+        sequence_lengths=lengths.to(like.dtype),
         num_tokens=float(batch.num_loss_tokens),
         num_sequences=float(batch.num_sequences),
-        max_lengths=torch.tensor([s.max_length for s in samples], device=device, dtype=dtype),
-        chunk_ids=_chunk_ids(samples, layout, device),
-        ref_logprobs=tokens(lambda s: s.ref_logprobs) if all(with_reference) else None,
-        expert=_repeated([s.expert for s in samples], lengths, device) if any(s.expert for s in samples) else None,
-        entropy=None if entropy is None else entropy.index_select(0, order),
-        entropy_mask=_entropy_mask(samples, layout, device),
-        full_kl=None if full_kl is None else full_kl.index_select(0, order),
+        max_lengths=torch.tensor([s.max_length for s in samples], device=like.device, dtype=like.dtype),
+        chunk_ids=_chunk_ids(samples, layout, like.device),
+        ref_logprobs=_column("ref_logprobs", samples, layout, like),
+        expert=_repeated([s.expert for s in samples], lengths, like.device) if any(s.expert for s in samples) else None,
+        entropy=chosen.entropy,
+        entropy_mask=_entropy_mask(samples, layout, like.device),
+        full_kl=chosen.full_kl,
         attention=_attention(samples, layout, attention),
-        values=None if values is None else values.index_select(0, order),
-        old_values=None if values is None else _old_values(samples, layout, predicted),
-        returns=None if values is None else _returns(samples, layout, predicted),
+        values=chosen.values,
+        old_values=None if chosen.values is None else _column("old_values", samples, layout, like, of_experts=False),
+        returns=None if chosen.values is None else _column("returns", samples, layout, like, of_experts=False),
     )
 
 
-def value_inputs(layout: PackedLayout, batch: TrainingBatch, predicted: Tensor) -> LossInputs:
-    """As `loss_inputs`, for a critic: values and their targets in place of log-probs.
+def _column(
+    name: str, samples: list[TrainingSample], layout: PackedLayout, like: Tensor, *, of_experts: bool = True
+) -> Tensor | None:
+    """[N] one of the samples' arrays at the loss tokens; `None` where they do not have it.
 
     Args:
-        layout: of the micro-batch, built for the tokens in the loss.
-        batch: the global batch; every sample has `returns`.
-        predicted: [M] values of the states before the layout's predictions, with gradient.
+        name: of the sample's field.
+        samples: of the layout's spans.
+        layout: of the micro-batch.
+        like: whose device and dtype it gets.
+        of_experts: experts have it as all others do; otherwise one that lacks it has 0.
 
     Raises:
-        ValueError: a sample has no `returns`, or some have `old_values` and others do not.
+        ValueError: some samples have it and others do not.
     """
-    samples = [batch.samples[span.index] for span in layout.spans]
-    common = loss_inputs(layout, batch, predicted)
-    return replace(
-        common,
-        logprobs=common.rollout_logprobs,
-        old_logprobs=common.rollout_logprobs,
-        values=common.logprobs,
-        old_values=_old_values(samples, layout, predicted),
-        returns=_returns(samples, layout, predicted),
-    )
-
-
-def _returns(samples: list[TrainingSample], layout: PackedLayout, like: Tensor) -> Tensor:
-    """[N] What values should be; 0 for an expert that has no returns."""
-    if any(s.returns is None and not s.expert for s in samples):
-        raise ValueError("a critic learns from returns, which some samples of the batch do not have")
-    return _tokens(lambda s: np.zeros(len(s), np.float32) if s.returns is None else s.returns, samples, layout, like)
-
-
-def _old_values(samples: list[TrainingSample], layout: PackedLayout, like: Tensor) -> Tensor | None:
-    """[N] What values were; 0 for an expert that has none."""
-    with_old = [s.old_values is not None for s in samples if not s.expert]
-    if any(with_old) and not all(with_old):
-        raise ValueError("some samples of the batch have old_values and others do not")
-    if with_old and not with_old[0]:
+    arrays = [getattr(sample, name) for sample in samples]
+    lacking = {array is None for array, s in zip(arrays, samples, strict=True) if of_experts or not s.expert}
+    if len(lacking) == 2:
+        raise ValueError(f"some samples of the batch have {name} and others do not")
+    if True in lacking:
         return None
-    return _tokens(
-        lambda s: np.zeros(len(s), np.float32) if s.old_values is None else s.old_values, samples, layout, like
-    )
-
-
-def _tokens(
-    array_of: Callable[[TrainingSample], FloatArray | None],
-    samples: list[TrainingSample],
-    layout: PackedLayout,
-    like: Tensor,
-) -> Tensor:
-    """[N] one of the samples' arrays at the loss tokens."""
-    parts = [np.asarray(array_of(s))[span.token_index] for s, span in zip(samples, layout.spans, strict=True)]
+    parts = [
+        np.zeros(len(span.token_index), np.float32) if array is None else array[span.token_index]
+        for array, span in zip(arrays, layout.spans, strict=True)
+    ]
     return torch.from_numpy(np.concatenate(parts)).to(like.device, like.dtype)
 
 

@@ -12,11 +12,12 @@ from torch import Tensor, nn
 
 from roll.errors import ModelError
 from roll.training.attention import Observer
-from roll.training.distributions import Projection, TokenStatistics, token_statistics
+from roll.training.distributions import Predictions, Projection, token_statistics
 from roll.training.hidden import final_hidden
 from roll.training.layout import PackedLayout
 from roll.training.lora import adapters_off
 from roll.training.value import new_value_head, values_of
+from roll.types import Needs, Output
 
 __all__ = ["PolicyNetwork"]
 
@@ -53,20 +54,15 @@ class PolicyNetwork(nn.Module):
         self,
         layout: PackedLayout,
         temperature: float,
-        *,
-        entropy: bool = False,
-        full_kl: bool = False,
-        values: bool = False,
+        needs: Needs,
         observer: Observer | None = None,
-    ) -> TokenStatistics:
-        """Log-probs [M] of the layout's predictions, float32 or better, and what else is asked for.
+    ) -> Predictions:
+        """Log-probs [M] of the layout's predictions, float32 or better, and what else is needed.
 
         Args:
             layout: the micro-batch.
             temperature: of the distributions.
-            entropy: whether theirs is wanted.
-            full_kl: whether their divergence from the reference's is wanted.
-            values: whether those of the states before the targets are wanted.
+            needs: of a loss.
             observer: is shown every layer's queries and keys.
 
         Raises:
@@ -78,10 +74,10 @@ class PolicyNetwork(nn.Module):
             policy,
             targets,
             temperature=temperature,
-            entropy=entropy,
-            reference=self._project_reference(layout) if full_kl else None,
+            entropy=needs.entropy,
+            reference=self._project_reference(layout) if needs.full_kl else None,
         )
-        if not values:
+        if not needs.values:
             return found
         assert self.value_head is not None, "a policy without a value head was asked for values"
         return found._replace(values=values_of(self.value_head, policy.hidden))
@@ -106,6 +102,11 @@ class PolicyNetwork(nn.Module):
     def heads(self) -> dict[str, nn.Parameter]:
         """What is trained beside the model, by name: engines and exports do not have it."""
         return {} if self.value_head is None else dict(self.value_head.named_parameters("value_head"))
+
+    @property
+    def outputs(self) -> frozenset[Output]:
+        """What it can say."""
+        return frozenset(("logprobs", "attention") if self.value_head is None else ("logprobs", "attention", "values"))
 
     @property
     def num_layers(self) -> int:

@@ -9,8 +9,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from roll.errors import ModelError
+from roll.training.distributions import Predictions
 from roll.training.hidden import final_hidden
 from roll.training.layout import PackedLayout
+from roll.types import Output
 
 __all__ = ["ValueNetwork", "new_value_head", "values_of"]
 
@@ -52,10 +54,19 @@ class ValueNetwork(nn.Module):
         self.add_module(self._backbone, model.get_decoder())
         self.score = new_value_head(projection.weight)
 
-    def forward(self, layout: PackedLayout) -> Tensor:
-        """Values [M] of the states before the layout's predicted tokens, float32 or better."""
+    outputs: frozenset[Output] = frozenset({"values"})
+    """What it can say."""
+
+    def forward(self, layout: PackedLayout, *policys: object) -> Predictions:
+        """Values [M] of the states before the layout's predicted tokens, float32 or better.
+
+        Args:
+            layout: the micro-batch.
+            policys: what `PolicyNetwork.forward` takes besides; not used.
+        """
         weight = self.score.weight
-        return values_of(self.score, final_hidden(self.decoder, layout, weight.device, weight.dtype))
+        hidden = final_hidden(self.decoder, layout, weight.device, weight.dtype)
+        return Predictions(values=values_of(self.score, hidden))
 
     @property
     def decoder(self) -> Any:

@@ -298,7 +298,7 @@ class WeightSync:
             for engine in engines
         }
         trainer, answers = await asyncio.gather(
-            self._trainer.logprobs(probe_batch(self._sequences)), _from_all(asked, dead)
+            self._trainer.forward(probe_batch(self._sequences), ["logprobs"]), _from_all(asked, dead)
         )
         if self._gauge is None:
             self._gauge = ProbeGauge(NOISE.get(dtype, NOISE["bfloat16"]), self._config.probe_tolerance)
@@ -306,7 +306,9 @@ class WeightSync:
         for engine_id, logprobs in answers.items():
             before = self._probed.get(engine_id, {})
             changed = sum(before.get(name) != checksum for name, checksum in sent.items())
-            result = self._gauge.judge(engine_id, logprobs, trainer, weights_changed=2 * changed > len(sent))
+            result = self._gauge.judge(
+                engine_id, logprobs, trainer["logprobs"], weights_changed=2 * changed > len(sent)
+            )
             self._require(_advice(result, engine_id), engine_id, version)
             results[engine_id] = result
             self._probed[engine_id] = sent

@@ -12,7 +12,7 @@ import torch
 from cases import PROMPT, random_attempts
 from critic_helpers import valued
 from pipeline_helpers import algorithm_of, take_step
-from training_helpers import grads_of, make_batch, make_spec
+from training_helpers import grads_of, make_batch, make_spec, values_of
 
 from roll.algorithms.inputs import LossInputs, SequenceAttention
 from roll.config.algorithm import AlgorithmConfig
@@ -210,7 +210,7 @@ def run_rank(rank: int, directory: Path, model: Path, cases: dict[str, Case]) ->
     for name, case in cases.items():
         result = backends[case.backend].train_step(case.batch, case.loss)
         found[name] = result.loss, result.metrics, grads_of(backends[case.backend])
-    values = {kind: backends[kind].values(make_batch(5)) for kind in WITH_VALUES}
+    values = {kind: values_of(backends[kind], make_batch(5)) for kind in WITH_VALUES}
     if rank == 0:
         torch.save((found, values), directory / "found.pt")
     backends["packed"].close()

@@ -8,7 +8,7 @@ value.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -20,13 +20,13 @@ import pytest
 import torch
 from cases import random_attempts, to_groups
 from model_helpers import loss_inputs_of_batch
+from worlds.tiny_model import write_tiny_model
 
 from roll.config import RLVRConfig
 from roll.config.algorithm import AlgorithmConfig
 from roll.config.keys import Key, all_keys
 from roll.data import ChatRenderer
 from roll.models import load_tokenizer
-from roll.models.tiny import write_tiny_model
 from roll.pipelines.learner import Learner, critic_specs, policy_spec
 from roll.pipelines.learning.updates import learn
 from roll.pipelines.preparation import critic_path
@@ -41,6 +41,7 @@ from roll.types import (
     FloatArray,
     GenerationRequest,
     Group,
+    Output,
     PromptDraw,
     RewardResult,
     Rollout,
@@ -351,19 +352,27 @@ class Recorder:
             result.append((scale * rng.normal(size=len(sample))).astype(np.float32))
         return result
 
-    async def logprobs(self, batch: TrainingBatch, *, adapter: bool = True) -> list[FloatArray]:
+    async def forward(
+        self,
+        batch: TrainingBatch,
+        outputs: Sequence[Output],
+        *,
+        attention: AttentionRange | None = None,
+        adapter: bool = True,
+    ) -> dict[Output, list[Any]]:
+        said: dict[Output, list[Any]] = {"logprobs": self._logprobs(batch), "values": self._values(batch)}
+        if attention is not None:
+            said["attention"] = self._attention(batch, attention)
+        return {name: said[name] for name in outputs}
+
+    def _logprobs(self, batch: TrainingBatch) -> list[FloatArray]:
         shift = 0.3 if self.role == "reference" else 0.15 * self.updates
         base = [s.rollout_logprobs for s in batch.samples]
         near, away = self._numbers(batch, 0.3, 1), self._numbers(batch, shift, 2 + self.updates)
         return [b + x + y for b, x, y in zip(base, near, away, strict=True)]
 
-    async def values(self, batch: TrainingBatch) -> list[FloatArray]:
+    def _values(self, batch: TrainingBatch) -> list[FloatArray]:
         return self._numbers(batch, 0.5 + 0.1 * self.updates, 3)
-
-    async def logprobs_and_attention(
-        self, batch: TrainingBatch, of: AttentionRange
-    ) -> tuple[list[FloatArray], list[AttentionStatistics]]:
-        return await self.logprobs(batch), self._attention(batch, of)
 
     def _attention(self, batch: TrainingBatch, of: AttentionRange) -> list[AttentionStatistics]:
         far = [np.abs(x) for x in self._numbers(batch, 6.0, 4)]
@@ -372,9 +381,9 @@ class Recorder:
         return [AttentionStatistics(waad=np.minimum(w, np.float32(of.window)), fai=f) for w, f in pairs]
 
     async def train_step(self, batch: TrainingBatch, loss: LossFn) -> StepResult:
-        current = await self.logprobs(batch)
-        values = await self.values(batch)
-        observed = getattr(loss, "needs_attention", None)
+        current = self._logprobs(batch)
+        values = self._values(batch)
+        observed = loss.needs.attention
         if observed is not None and batch.samples[0].attention is None:
             seen = zip(batch.samples, self._attention(batch, observed), strict=True)
             batch = replace(batch, samples=tuple(replace(s, attention=own) for s, own in seen))

@@ -28,7 +28,7 @@ from model_helpers import (
     padded_gradient,
     run_rank,
 )
-from training_helpers import grads_of, make_batch, make_spec, relative_error
+from training_helpers import grads_of, make_batch, make_spec, relative_error, values_of
 
 from roll.config.presets import PRESET_NAMES
 from roll.models import load_causal_lm
@@ -133,6 +133,6 @@ def test_a_rank_without_work_takes_part_in_every_output_and_heads_learn_as_on_on
         assert relative_error(grads, grads_of(alone[case.backend])) <= LIMIT, name
         assert all(grad.any() for weight, grad in grads.items() if "value_head" in weight), name
     for kind in WITH_VALUES:
-        for own, other in zip(found[1][kind], alone[kind].values(make_batch(5)), strict=True):
+        for own, other in zip(found[1][kind], values_of(alone[kind], make_batch(5)), strict=True):
             np.testing.assert_allclose(own, other, rtol=1e-4, atol=1e-5)
         assert np.concatenate(found[1][kind]).any(), kind

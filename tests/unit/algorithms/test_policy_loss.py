@@ -214,10 +214,10 @@ def test_terms_say_what_they_need(loss: PolicyLoss, missing: str) -> None:
 
 
 def test_what_the_trainer_must_bring() -> None:
-    assert PolicyLoss(entropy_coefficient=0.1).needs_entropy
-    assert PolicyLoss(kl_coefficient=0.1, kl_estimator="full").needs_full_kl
-    assert not PolicyLoss(kl_estimator="full").needs_full_kl
-    assert not PolicyLoss(kl_coefficient=0.1).needs_entropy
+    assert PolicyLoss(entropy_coefficient=0.1).needs.entropy
+    assert PolicyLoss(kl_coefficient=0.1, kl_estimator="full").needs.full_kl
+    assert not PolicyLoss(kl_estimator="full").needs.full_kl
+    assert not PolicyLoss(kl_coefficient=0.1).needs.entropy
 
 
 def test_the_critics_loss_by_hand() -> None:

@@ -12,7 +12,7 @@ import yaml
 
 from roll.cli.main import run
 from roll.config.load import load_config
-from roll.preflight import inspect
+from roll.pipelines.check import inspect
 
 
 @pytest.fixture
@@ -56,7 +56,7 @@ def test_a_run_that_can_start_is_described_and_0(place, capsys):
 
 
 def test_a_judge_is_shown_with_its_place_and_its_memory_and_is_not_asked(place, capsys, tmp_path):
-    from roll.models.tiny import write_tiny_model
+    from worlds.tiny_model import write_tiny_model
 
     write_tiny_model(tmp_path / "judge", context_length=4096)
     asking = ["data.0.reward={type: judge, rubric: quality}", "judge.model=judge", "judge.engine=hf"]
@@ -71,7 +71,7 @@ def test_a_judge_is_shown_with_its_place_and_its_memory_and_is_not_asked(place, 
 
 
 def test_critics_and_a_reference_are_shown_with_what_they_need(place):
-    from roll.models.tiny import write_tiny_model
+    from worlds.tiny_model import write_tiny_model
 
     smaller = write_tiny_model(place / "smaller", layers=1)
     own = ["algorithm.type=asy_ppo", f"algorithm.critic.model={smaller}", "algorithm.kl.coefficient=0.1"]

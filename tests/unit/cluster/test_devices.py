@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from roll.cluster.devices import place
+from roll.cluster.devices import Placement
+from roll.cluster.devices import place as place_roles
 from roll.config import RLVRConfig
 from roll.errors import PlacementError
 
@@ -27,21 +28,26 @@ def config(
     )
 
 
+def place(config: RLVRConfig, devices_per_node: int) -> Placement:
+    return place_roles(config.cluster, config.roles, devices_per_node)
+
+
 def test_disaggregated_roles_get_their_own_devices() -> None:
     placement = place(config({"actor_train": "0-1", "actor_infer": "2-3"}), devices_per_node=4)
-    assert [seat.local_devices for seat in placement.trainer] == [(0,), (1,)]
-    assert [seat.local_devices for seat in placement.engines] == [(2,), (3,)]
+    assert [seat.local_devices for seat in placement.seats["actor_train"]] == [(0,), (1,)]
+    assert [seat.local_devices for seat in placement.seats["actor_infer"]] == [(2,), (3,)]
     assert placement.workers_on_first_node == 4
 
 
 def test_critics_and_the_reference_share_the_trainers_devices_unless_they_are_named() -> None:
-    shared = place(config({"actor_train": "0-1", "actor_infer": 2}), devices_per_node=8)
-    assert shared.critic == shared.reference == shared.trainer == shared.seats("policy")
+    both = {"type": "ppo", "kl": {"coefficient": 0.1}}
+    shared = place(config({"actor_train": "0-1", "actor_infer": 2}, algorithm=both), devices_per_node=8).seats
+    assert shared["critic"] == shared["reference"] == shared["actor_train"]
     mapping = {"actor_train": "0-1", "actor_infer": 2, "critic": "3-5", "reference": 6}
-    apart = place(config(mapping, algorithm={"type": "ppo", "kl": {"coefficient": 0.1}}), devices_per_node=8)
-    assert [seat.local_devices for seat in apart.seats("critic")] == [(3,), (4,), (5,)]
-    assert [seat.local_devices for seat in apart.seats("reference")] == [(6,)]
-    assert apart.seats("actor_train") == apart.trainer
+    apart = place(config(mapping, algorithm=both), devices_per_node=8)
+    assert [seat.local_devices for seat in apart.seats["critic"]] == [(3,), (4,), (5,)]
+    assert [seat.local_devices for seat in apart.seats["reference"]] == [(6,)]
+    assert apart.seats["actor_train"] == shared["actor_train"]
 
 
 @pytest.mark.parametrize("role", ["critic", "reference"])
@@ -71,7 +77,7 @@ def test_a_local_run_has_one_rank_of_every_role() -> None:
 
 def test_global_numbers_become_machine_and_local_device() -> None:
     placement = place(config({"actor_train": "0-3", "actor_infer": "4-7"}, nodes=2, tensor_parallel=2), 4)
-    assert [(s.node, s.local_devices) for s in placement.engines] == [(1, (0, 1)), (1, (2, 3))]
+    assert [(s.node, s.local_devices) for s in placement.seats["actor_infer"]] == [(1, (0, 1)), (1, (2, 3))]
 
 
 def test_a_device_beyond_the_cluster_is_refused_with_its_number() -> None:

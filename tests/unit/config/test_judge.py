@@ -43,7 +43,7 @@ def test_engines_follow_from_devices(
 ) -> None:
     loaded = config(mapping, judge={"engine": "vllm", **judge})
     assert (loaded.num_judges, loaded.judge_devices) == (number, devices)
-    seats = place(loaded, devices_per_node=8).seats("judge")
+    seats = place(loaded.cluster, loaded.roles, devices_per_node=8).seats["judge"]
     assert [device for seat in seats for device in seat.local_devices] == devices
     assert len(seats) == number
 
@@ -73,4 +73,5 @@ def test_a_judge_that_does_not_fit_is_refused(changes: dict[str, Any], words: st
 
 def test_devices_that_are_not_there_are_refused() -> None:
     with pytest.raises(PlacementError, match=r"device_mapping\.judge names device 4, but 1 x 4 devices"):
-        place(config({"judge": 4}, judge="m"), devices_per_node=4)
+        loaded = config({"judge": 4}, judge="m")
+        place(loaded.cluster, loaded.roles, devices_per_node=4)

@@ -10,10 +10,10 @@ import pytest
 import torch
 from hf_helpers import generate_all, has_generated, prompt, reference_logprobs, request, running, same, sync
 from safetensors.torch import load_file
+from worlds.tiny_model import write_tiny_model
 
 from roll.errors import WeightSyncError
 from roll.inference import hf_weights
-from roll.models.tiny import write_tiny_model
 from roll.weights import tensor_checksum
 
 NAME = "model.layers.1.mlp.down_proj.weight"

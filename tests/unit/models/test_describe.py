@@ -9,10 +9,10 @@ import sys
 from pathlib import Path
 
 import pytest
+from worlds.tiny_model import write_tiny_model
 
 from roll.errors import ModelError
 from roll.models import CATALOGUE, context_length, describe_model, load_causal_lm, num_parameters
-from roll.models.tiny import write_tiny_model
 
 
 def test_parameters_of_the_tiny_model_counted_by_hand(tiny_model: Path) -> None:

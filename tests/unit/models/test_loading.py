@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from worlds.tiny_model import CHAT_TEMPLATE
 
 from roll.errors import ModelError
 from roll.models import load_causal_lm, load_tokenizer, stop_token_ids
-from roll.models.tiny import CHAT_TEMPLATE
 
 
 @pytest.fixture

@@ -8,13 +8,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from worlds.tiny_model import write_tiny_model
 
 from roll.algorithms.losses import PolicyLoss
 from roll.cluster.local import LocalCluster
 from roll.config import RLVRConfig
 from roll.errors import ModelError, UnsupportedError
 from roll.models import load_tokenizer
-from roll.models.tiny import write_tiny_model
 from roll.pipelines.learner import WithoutAdapters, critic_specs, policy_spec, reference_of, reference_specs
 from roll.pipelines.learning.losses import value_loss
 from roll.pipelines.preparation import critic_path
@@ -57,6 +57,10 @@ def batch() -> TrainingBatch:
         )
         samples.append(sample)
     return TrainingBatch(samples=tuple(samples))
+
+
+async def values_of(critic: Any, batch: TrainingBatch) -> list[Any]:
+    return (await critic.forward(batch, ["values"]))["values"]
 
 
 def test_every_trainers_schedule_counts_its_own_updates(tiny_model: Path) -> None:
@@ -114,21 +118,21 @@ async def test_a_critic_smaller_than_the_policy_learns_in_its_own_thread(tmp_pat
     smaller = write_tiny_model(tmp_path / "smaller", layers=1)
     run = config(tiny_model, type="ppo", critic={"model": str(smaller), "learning_rate": 1e-2, "value_clip": None})
     (spec,) = critic_specs(run, smaller)
-    critic = await LocalCluster().start_trainer(spec)
+    critic = await LocalCluster().start_trainer(spec, "critic")
     try:
         data = batch()
-        assert not any(values.any() for values in await critic.values(data))
+        assert not any(values.any() for values in await values_of(critic, data))
         results = [await critic.train_step(data, value_loss(run.algorithm)) for _ in range(10)]
         assert results[0].learning_rate == pytest.approx(1e-2)
         assert results[-1].metrics["value/error"] < 0.1 * results[0].metrics["value/error"]
-        said = await critic.values(data)
+        said = await values_of(critic, data)
         await critic.save(tmp_path / "critic-0")
         await critic.train_step(data, value_loss(run.algorithm))
-        assert not np.array_equal((await critic.values(data))[0], said[0])
+        assert not np.array_equal((await values_of(critic, data))[0], said[0])
         await critic.load(tmp_path / "critic-0")
-        assert all(np.array_equal(a, b) for a, b in zip(await critic.values(data), said, strict=True))
+        assert all(np.array_equal(a, b) for a, b in zip(await values_of(critic, data), said, strict=True))
         with pytest.raises(UnsupportedError, match="role 'critic' has no logprobs"):
-            await critic.logprobs(data)
+            await critic.forward(data, ["logprobs"])
     finally:
         await critic.close()
 
@@ -137,18 +141,18 @@ async def test_a_critic_smaller_than_the_policy_learns_in_its_own_thread(tmp_pat
 async def test_the_reference_stays_where_the_policy_began(tiny_model: Path, lora: dict[str, Any] | None) -> None:
     run = config(tiny_model, kl=PENALTY, lora=lora, training={"learning_rate": 0.02})
     cluster = LocalCluster()
-    policy = await cluster.start_trainer(policy_spec(run, tiny_model))
-    own = [await cluster.start_trainer(spec) for spec in reference_specs(run, tiny_model)]
+    policy = await cluster.start_trainer(policy_spec(run, tiny_model), "actor_train")
+    own = [await cluster.start_trainer(spec, "reference") for spec in reference_specs(run, tiny_model)]
     try:
         reference = reference_of(run, policy, own)
         assert isinstance(reference, WithoutAdapters) is (lora is not None)
         assert reference is not None
-        first = await policy.logprobs(batch())
+        first = (await policy.forward(batch(), ["logprobs"]))["logprobs"]
         for _ in range(3):
             await policy.train_step(batch(), PolicyLoss())
-        for found, expected in zip(await reference.logprobs(batch()), first, strict=True):
+        for found, expected in zip((await reference.forward(batch(), ["logprobs"]))["logprobs"], first, strict=True):
             np.testing.assert_allclose(found, expected, atol=1e-5)
-        moved = zip(await policy.logprobs(batch()), first, strict=True)
+        moved = zip((await policy.forward(batch(), ["logprobs"]))["logprobs"], first, strict=True)
         assert max(np.abs(a - b).max() for a, b in moved) > 0.05
     finally:
         for trainer in (policy, *own):

@@ -6,12 +6,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from worlds.tiny_model import write_tiny_model
 
 from roll.config import RLVRConfig
 from roll.data import ChatRenderer
 from roll.errors import ConfigError, DataError
 from roll.models import load_tokenizer
-from roll.models.tiny import write_tiny_model
 from roll.pipelines.preparation import prepare
 
 LONGEST_HINT = "No, my number is higher than 999999999. Pick one: 1, 2 or 3. Answer with a number."

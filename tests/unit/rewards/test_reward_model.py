@@ -11,11 +11,11 @@ import pytest
 import torch
 from pydantic import TypeAdapter
 from transformers import AutoTokenizer, LlamaConfig, LlamaForSequenceClassification
+from worlds.tiny_model import write_tiny_model
 
 from roll.cluster.pool import LocalWorkerPool
 from roll.config.rewards import RewardList, as_reward_list
 from roll.errors import RewardInfraError, UnscorableError
-from roll.models.tiny import write_tiny_model
 from roll.rewards import build_reward
 from roll.rewards.batching import Batcher
 from roll.rewards.compose import WeightedReward

@@ -221,7 +221,10 @@ def write_run(tmp_path: Path, tiny_model: Path) -> Path:
     class Engine:
         take_steps = staticmethod(log.take)
 
-    with RunDirectory.create(config.run_dir, resolved(config)) as directory, Tracker(directory, config) as tracker:
+    with (
+        RunDirectory.create(config.run_dir, resolved(config)) as directory,
+        Tracker(directory, config, num_steps=config.training.num_steps) as tracker,
+    ):
         for step in (1, 2, 3):
             log.begin()
             for requests in (4, 3, 2, 1):

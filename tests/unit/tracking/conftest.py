@@ -79,7 +79,8 @@ def do_step(tracker: Tracker, step: int) -> None:
         metrics = {
             "reward/mean": step / 8,
             "rollout/num_tokens": 9,
-            "training": {"num_tokens": 16, "loss": 0.5},
+            "training/num_tokens": 16,
+            "training/loss": 0.5,
         }
         tracker.log_step(step, metrics | tracker.spans.metrics())
         if step % 2 == 0:

@@ -87,7 +87,7 @@ config = RLVRConfig.model_validate({
     "data": [{"source": "arithmetic", "reward": "math"}],
     "training": {"num_steps": 3, "learning_rate": 1e-5}, "tracking": {"console": sys.argv[2]},
 })
-with RunDirectory.create(config.run_dir, {}) as run, Tracker(run, config) as tracker:
+with RunDirectory.create(config.run_dir, {}) as run, Tracker(run, config, num_steps=3) as tracker:
     make_noise()
     for step in (1, 2, 3):
         with tracker.spans.step(step), tracker.spans.phase("train"):
@@ -163,7 +163,7 @@ def test_ctrl_c_gives_the_terminal_back(tmp_path: Path) -> None:
 def test_our_own_streams_are_as_before_after_a_tracker(
     run: RunDirectory, config: RLVRConfig, demo: SimpleNamespace, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    with Tracker(run, config) as tracker:
+    with Tracker(run, config, num_steps=config.training.num_steps) as tracker:
         print("inside")
         demo.step(tracker, 1)
     print("outside")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import os
 import subprocess
 import sys
@@ -135,6 +137,17 @@ signal.pause()
         os.kill(child, 9)
         process.stdout.close()
         process.wait()
+
+
+def test_where_nothing_can_be_locked_the_run_goes_on_with_a_warning(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def refuse(descriptor: int, operation: int) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    RunDirectory.create(tmp_path / "a", {}).close()
+    assert "cannot be locked here" in caplog.text and "start no second process on it" in caplog.text
 
 
 def test_opening_for_writing_removes_what_a_crash_left(tmp_path: Path) -> None:

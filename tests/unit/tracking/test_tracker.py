@@ -13,10 +13,11 @@ import pytest
 import yaml
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from unit.tracking.conftest import make_group
+from worlds.timing import is_timing
 
 from roll.config import RLVRConfig
 from roll.errors import ConfigError, RunDirectoryError
-from roll.tracking import RunDirectory, Tracker, is_timing, read_metrics
+from roll.tracking import RunDirectory, Tracker, read_metrics
 from roll.tracking.rollout_table import write_rollouts
 from roll.types import RewardResult
 
@@ -33,7 +34,7 @@ def untimed(run: RunDirectory) -> list[dict]:
 
 
 def test_every_file_of_a_run_can_be_read_back(run: RunDirectory, config: RLVRConfig, demo: SimpleNamespace) -> None:
-    with Tracker(run, config) as tracker:
+    with Tracker(run, config, num_steps=config.training.num_steps) as tracker:
         demo.evaluation(tracker, 0)
         for step in range(1, 5):
             demo.step(tracker, step)
@@ -78,18 +79,24 @@ def test_a_run_resumed_from_a_checkpoint_records_what_an_uninterrupted_one_does(
     tmp_path: Path, demo: SimpleNamespace
 ) -> None:
     whole, torn = (demo.config(tmp_path / name) for name in ("whole", "torn"))
-    with RunDirectory.create(whole.run_dir, {}) as run, Tracker(run, whole) as tracker:
+    with (
+        RunDirectory.create(whole.run_dir, {}) as run,
+        Tracker(run, whole, num_steps=whole.training.num_steps) as tracker,
+    ):
         demo.evaluation(tracker, 0)
         for step in range(1, 5):
             demo.step(tracker, step)
 
-    with RunDirectory.create(torn.run_dir, {}) as run, Tracker(run, torn) as tracker:
+    with RunDirectory.create(torn.run_dir, {}) as run, Tracker(run, torn, num_steps=torn.training.num_steps) as tracker:
         demo.evaluation(tracker, 0)
         for step in range(1, 4):
             demo.step(tracker, step)
     with run.metrics_path.open("ab") as file:
         file.write(b'{"step": 4, "kind": "tr')  # killed in the middle of a line
-    with RunDirectory.open(torn.run_dir, lock=True) as run, Tracker(run, torn, resumed_at=1) as tracker:
+    with (
+        RunDirectory.open(torn.run_dir, lock=True) as run,
+        Tracker(run, torn, num_steps=torn.training.num_steps, resumed_at=1) as tracker,
+    ):
         assert not run.rollouts_path(2).exists() and not run.evaluation_path(2).exists()
         for step in range(2, 5):
             demo.step(tracker, step)
@@ -105,10 +112,10 @@ def test_a_run_resumed_from_a_checkpoint_records_what_an_uninterrupted_one_does(
 def test_a_run_killed_before_its_first_checkpoint_starts_with_an_empty_record(
     run: RunDirectory, config: RLVRConfig, demo: SimpleNamespace
 ) -> None:
-    with Tracker(run, config) as tracker:
+    with Tracker(run, config, num_steps=config.training.num_steps) as tracker:
         demo.evaluation(tracker, 0)
         demo.step(tracker, 1)
-    with Tracker(run, config) as tracker:
+    with Tracker(run, config, num_steps=config.training.num_steps) as tracker:
         assert read_metrics(run.metrics_path) == []
         assert list(run.rollouts_dir.iterdir()) == []
         demo.step(tracker, 1)
@@ -117,7 +124,10 @@ def test_a_run_killed_before_its_first_checkpoint_starts_with_an_empty_record(
 
 def test_trackers_that_are_switched_off_write_nothing(tmp_path: Path, demo: SimpleNamespace) -> None:
     config = demo.config(tmp_path, tensorboard=False, rollouts=False)
-    with RunDirectory.create(config.run_dir, {}) as run, Tracker(run, config) as tracker:
+    with (
+        RunDirectory.create(config.run_dir, {}) as run,
+        Tracker(run, config, num_steps=config.training.num_steps) as tracker,
+    ):
         demo.step(tracker, 2)
     assert list(run.tensorboard_dir.iterdir()) == []
     assert list(run.rollouts_dir.iterdir()) == []
@@ -129,7 +139,7 @@ def test_a_tracker_that_fails_during_the_run_is_counted_and_does_not_stop_it(
 ) -> None:
     run.rollouts_dir.rmdir()
     run.rollouts_dir.write_text("a file where the directory was")
-    with Tracker(run, config) as tracker:
+    with Tracker(run, config, num_steps=config.training.num_steps) as tracker:
         demo.step(tracker, 1)
         summary = tracker.finish()
     assert summary.tracker_failures == 1
@@ -137,7 +147,7 @@ def test_a_tracker_that_fails_during_the_run_is_counted_and_does_not_stop_it(
 
 
 def test_a_record_that_cannot_be_written_stops_the_run_with_the_reason(run: RunDirectory, config: RLVRConfig) -> None:
-    with Tracker(run, config) as tracker:
+    with Tracker(run, config, num_steps=config.training.num_steps) as tracker:
         run.metrics_path.mkdir()
         with pytest.raises(RunDirectoryError, match=r"metrics\.jsonl.*directory"):
             tracker.log_step(1, {"reward/mean": 0.0})
@@ -152,7 +162,7 @@ def test_a_missing_package_of_a_tracker_is_said_before_anything_runs(
     with (
         RunDirectory.create(config.run_dir, {}) as run,
         pytest.raises(ConfigError, match=rf"pip install 'roll-rl\[{package}\]'"),
-        Tracker(run, config),
+        Tracker(run, config, num_steps=config.training.num_steps),
     ):
         pass
 
@@ -180,7 +190,7 @@ def test_the_first_time_out_of_a_phase_is_said_at_once(
 ) -> None:
     first = demo.group(1).rollouts[0]
     late = replace(first, reward=replace(first.reward, timed_out=("slow",)))
-    with Tracker(run, config) as tracker, tracker.spans.phase("generate"):
+    with Tracker(run, config, num_steps=config.training.num_steps) as tracker, tracker.spans.phase("generate"):
         tracker.on_rollout(first)
         assert not caplog.messages
         for _ in range(3):

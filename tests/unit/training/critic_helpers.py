@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from training_helpers import grads_of, make_batch, make_spec
+from training_helpers import grads_of, make_batch, make_spec, values_of
 
 from roll.algorithms.losses import ValueLoss
 from roll.models import load_causal_lm
@@ -77,10 +77,10 @@ def run_critic_rank(rank: int, directory: Path, model: Path) -> None:
         for seed in (3, 4):
             result = backend.train_step(valued(make_batch(seed)), VALUE_LOSS)
         found[name] = {"result": result, "grads": grads_of(backend)}
-    found["values"] = backend.values(make_batch(5))
+    found["values"] = values_of(backend, make_batch(5))
     backend.save(directory / "saved by two")
     backend.export(directory / "export")
     backend.load(directory / "saved by one")
-    found["values after loading one"] = backend.values(make_batch(5))
+    found["values after loading one"] = values_of(backend, make_batch(5))
     torch.save(found, directory / f"found-{rank}.pt")
     backend.close()

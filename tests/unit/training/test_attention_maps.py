@@ -13,18 +13,18 @@ import numpy as np
 import pytest
 import torch
 from test_architectures import MODELS, write_model
-from training_helpers import grads_of, make_batch, make_spec, relative_error
+from training_helpers import grads_of, logprobs_of, make_batch, make_spec, relative_error
+from worlds.tiny_model import write_tiny_model
 
 from roll.algorithms.inputs import LossInputs, LossOutputs
 from roll.algorithms.losses import CreditedLoss, PolicyLoss
 from roll.config.model import LoRAConfig
 from roll.errors import UnsupportedError
 from roll.models import load_causal_lm
-from roll.models.tiny import write_tiny_model
 from roll.training import TorchBackend, attention_maps
 from roll.training.attention_maps import observed_layers
 from roll.training.precision import Precision
-from roll.types import AttentionRange, AttentionStatistics, TrainingBatch
+from roll.types import AttentionRange, AttentionStatistics, Needs, TrainingBatch
 
 DOUBLE = Precision(compute=torch.float64, master=torch.float64)
 WINDOW, HORIZON = 4, (2, 7)
@@ -75,7 +75,7 @@ def statistics_in_an_update(backend: TorchBackend, batch: TrainingBatch) -> list
 
     @dataclasses.dataclass
     class Looking:
-        needs_attention = RANGE
+        needs = Needs(attention=RANGE)
 
         def __call__(self, inputs: LossInputs) -> LossOutputs:
             assert inputs.attention is not None
@@ -90,7 +90,7 @@ def statistics_in_an_update(backend: TorchBackend, batch: TrainingBatch) -> list
 
 
 def statistics_before_updates(backend: TorchBackend, batch: TrainingBatch) -> list[AttentionStatistics]:
-    return backend.logprobs_and_attention(batch, RANGE)[1]
+    return backend.forward(batch, ["logprobs", "attention"], attention=RANGE)["attention"]
 
 
 BOTH_PLACES = pytest.mark.parametrize("look", [statistics_in_an_update, statistics_before_updates])
@@ -170,15 +170,15 @@ def test_looking_changes_nothing_of_what_is_learnt(model_path: Path, checkpointi
 def test_log_probs_are_those_without_looking(model_path: Path) -> None:
     batch = make_batch(**SHAPE)
     backend = TorchBackend(make_spec(model_path))
-    logprobs, _ = backend.logprobs_and_attention(batch, RANGE)
-    assert all(np.array_equal(a, b) for a, b in zip(logprobs, backend.logprobs(batch), strict=True))
+    logprobs = backend.forward(batch, ["logprobs", "attention"], attention=RANGE)["logprobs"]
+    assert all(np.array_equal(a, b) for a, b in zip(logprobs, logprobs_of(backend, batch), strict=True))
 
 
 def test_an_update_is_the_same_wherever_the_maps_were_taken(model_path: Path) -> None:
     batch = make_batch(**SHAPE)
     loss = CreditedLoss(loss=PolicyLoss(), range=RANGE)
     first, second = (TorchBackend(make_spec(model_path), precision=DOUBLE) for _ in range(2))
-    _, seen = second.logprobs_and_attention(batch, RANGE)
+    seen = statistics_before_updates(second, batch)
     brought = dataclasses.replace(
         batch,
         samples=tuple(dataclasses.replace(s, attention=own) for s, own in zip(batch.samples, seen, strict=True)),
@@ -228,5 +228,5 @@ def test_layers_are_spaced_evenly_over_the_middle_third(num_layers: int, expecte
 
 def test_a_critic_has_no_policy_to_look_at(model_path: Path) -> None:
     backend = TorchBackend(dataclasses.replace(make_spec(model_path), role="critic"))
-    with pytest.raises(UnsupportedError, match="logprobs_and_attention"):
-        backend.logprobs_and_attention(make_batch(**SHAPE), RANGE)
+    with pytest.raises(UnsupportedError, match="attention"):
+        backend.forward(make_batch(**SHAPE), ["attention"], attention=RANGE)

@@ -12,17 +12,18 @@ import torch
 import torch.multiprocessing as mp
 from critic_helpers import VALUE_LOSS, critic_spec, reference_gradient, run_critic_rank, valued
 from safetensors.torch import load_file
-from training_helpers import grads_of, make_batch, make_spec, relative_error
+from training_helpers import grads_of, logprobs_of, make_batch, make_spec, relative_error, values_of
 from transformers import AutoModelForTokenClassification
+from worlds.tiny_model import write_tiny_model
 
 from roll.algorithms.losses import PolicyLoss, ValueLoss
 from roll.config.model import LoRAConfig
 from roll.errors import CheckpointError, UnsupportedError
 from roll.models import load_causal_lm
-from roll.models.tiny import write_tiny_model
 from roll.training import Schedule, TorchBackend
+from roll.training.distributions import Predictions
 from roll.training.layout import build_layout
-from roll.training.loss_inputs import loss_inputs, value_inputs
+from roll.training.loss_inputs import loss_inputs
 from roll.training.packing import pack
 from roll.training.precision import Precision
 from roll.types import TrainingBatch
@@ -59,8 +60,8 @@ def test_values_are_the_head_on_the_models_own_hidden_states(
     backend = TorchBackend(critic_spec(path, **settings), precision=DOUBLE)
     weight, bias = set_head(backend)
     model = load_causal_lm(path, torch.float64, attention="sdpa")  # the eager softmax is one of float32
-    assert max(float(np.abs(v).max()) for v in backend.values(batch)) > 1
-    for found, sample in zip(backend.values(batch), batch.samples, strict=True):
+    assert max(float(np.abs(v).max()) for v in values_of(backend, batch)) > 1
+    for found, sample in zip(values_of(backend, batch), batch.samples, strict=True):
         ids = torch.from_numpy(sample.token_ids.astype(np.int64))[None]
         with torch.no_grad():
             hidden = model(input_ids=ids, output_hidden_states=True).hidden_states[-1][0]
@@ -80,17 +81,17 @@ def test_a_value_does_not_see_the_token_that_it_comes_before(tiny_model: Path) -
     last = sample.token_ids.copy()
     last[-1] = last[-1] + 1 if last[-1] < 259 else 4
     changed = TrainingBatch(samples=(dataclasses.replace(sample, token_ids=last),))
-    assert np.array_equal(backend.values(batch)[0], backend.values(changed)[0])
+    assert np.array_equal(values_of(backend, batch)[0], values_of(backend, changed)[0])
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_a_fresh_head_says_zero(tiny_model: Path, dtype: str) -> None:
     backend = TorchBackend(critic_spec(tiny_model, dtype=dtype))
-    assert not any(values.any() for values in backend.values(make_batch()))
+    assert not any(values.any() for values in values_of(backend, make_batch()))
     result = backend.train_step(valued(make_batch()), ValueLoss())
     assert result.metrics["value/mean"] == 0.0
     assert result.metrics["value/error"] == pytest.approx(result.metrics["value/return_squared"])
-    assert any(values.any() for values in backend.values(make_batch()))
+    assert any(values.any() for values in values_of(backend, make_batch()))
 
 
 @pytest.mark.parametrize(("precision", "limit"), [(DOUBLE, 1e-9), (None, 1e-5)])
@@ -137,7 +138,7 @@ def test_values_of_two_ranks_are_those_of_one(found: tuple[dict[str, Any], Path]
     one = TorchBackend(critic_spec(tiny_model))
     for seed in (3, 4):
         one.train_step(valued(make_batch(seed)), VALUE_LOSS)
-    for mine, expected in zip(found[0]["values"], one.values(make_batch(5)), strict=True):
+    for mine, expected in zip(found[0]["values"], values_of(one, make_batch(5)), strict=True):
         np.testing.assert_allclose(mine, expected, atol=1e-5)
 
 
@@ -147,13 +148,13 @@ def test_a_critics_checkpoint_loads_under_another_number_of_ranks(
     results, directory = found
     one = TorchBackend(critic_spec(tiny_model))
     one.load(directory / "saved by two")
-    for mine, expected in zip(one.values(make_batch(5)), results["values"], strict=True):
+    for mine, expected in zip(values_of(one, make_batch(5)), results["values"], strict=True):
         np.testing.assert_allclose(mine, expected, atol=1e-6)
     exported = load_file(directory / "export" / "model.safetensors")
     assert exported.keys() == dict(one.weights()).keys()
     assert all(torch.equal(exported[name], tensor) for name, tensor in one.weights())
     one.load(directory / "saved by one")
-    for mine, expected in zip(one.values(make_batch(5)), results["values after loading one"], strict=True):
+    for mine, expected in zip(values_of(one, make_batch(5)), results["values after loading one"], strict=True):
         np.testing.assert_allclose(mine, expected, atol=1e-6)
 
 
@@ -202,7 +203,7 @@ def test_an_export_is_a_token_classifier_with_the_critics_values(tmp_path: Path,
     assert "lm_head.weight" not in load_file(tmp_path / "export" / "model.safetensors")
     model = AutoModelForTokenClassification.from_pretrained(tmp_path / "export", dtype=torch.float32).eval()
     assert type(model).__name__ == "LlamaForTokenClassification"
-    for found, sample in zip(backend.values(batch), batch.samples, strict=True):
+    for found, sample in zip(values_of(backend, batch), batch.samples, strict=True):
         with torch.no_grad():
             said = model(input_ids=torch.from_numpy(sample.token_ids.astype(np.int64))[None]).logits[0, :, 0].numpy()
         before = np.flatnonzero(sample.loss_mask) - 1
@@ -244,9 +245,9 @@ def test_each_role_refuses_what_it_does_not_have(tiny_model: Path) -> None:
     batch = valued(make_batch())
     critic, policy = TorchBackend(critic_spec(tiny_model)), TorchBackend(make_spec(tiny_model))
     with pytest.raises(UnsupportedError, match="role 'critic' has no logprobs"):
-        critic.logprobs(batch)
+        logprobs_of(critic, batch)
     with pytest.raises(UnsupportedError, match="role 'policy' has no values: ask a critic"):
-        policy.values(batch)
+        values_of(policy, batch)
     with pytest.raises(ValueError, match="learns from returns"):
         critic.train_step(make_batch(), VALUE_LOSS)
     with pytest.raises(ValueError, match="values, returns"):
@@ -286,7 +287,7 @@ def test_every_array_of_a_sample_reaches_its_tokens_in_the_loss() -> None:
     ((blocks,),) = pack(batch.samples, max_tokens=4096)
     layout = build_layout(blocks)
     predicted = torch.from_numpy(layout.token_ids[layout.rows]).double()  # as if a state's value were its last token
-    inputs = value_inputs(layout, batch, predicted)
+    inputs = loss_inputs(layout, batch, Predictions(values=predicted))
     order = [(span.index, int(token)) for span in layout.spans for token in span.token_index]
     assert sorted(order) == [
         (i, int(t)) for i, s in enumerate(batch.samples) for t in np.flatnonzero(s.loss_mask) if t > 0
@@ -298,14 +299,14 @@ def test_every_array_of_a_sample_reaches_its_tokens_in_the_loss() -> None:
     torch.testing.assert_close(inputs.old_values, place + 10, atol=1e-5, rtol=0)
     torch.testing.assert_close(inputs.advantages, place + 20, atol=1e-5, rtol=0)
     torch.testing.assert_close(inputs.rollout_logprobs, place - 30, atol=1e-5, rtol=0)
-    assert inputs.logprobs is inputs.rollout_logprobs
+    assert inputs.logprobs is None and inputs.old_logprobs is None
     assert inputs.entropy_mask.tolist() == [t % 2 == 0 for _, t in order]
     assert inputs.expert.tolist() == [i == 2 for i, _ in order]
     chunks = [(i, t // 4) for i, t in order]
     numbered = {chunk: number for number, chunk in enumerate(dict.fromkeys(chunks))}
     assert inputs.chunk_ids.tolist() == [numbered[chunk] for chunk in chunks]
     assert inputs.values.tolist() == [float(batch.samples[i].token_ids[t - 1]) for i, t in order]
-    plain = loss_inputs(layout, batch, predicted)
+    plain = loss_inputs(layout, batch, Predictions(logprobs=predicted))
     assert plain.values is None and plain.returns is None and plain.old_values is None
 
 
@@ -315,10 +316,9 @@ def test_a_step_of_a_critic_whose_loss_is_not_finite_changes_nothing(tiny_model:
     endless = tuple(dataclasses.replace(s, returns=s.returns + np.inf) for s in batch.samples if s.returns is not None)
     result = backend.train_step(dataclasses.replace(batch, samples=endless), ValueLoss())
     assert not result.stepped
-    assert not any(values.any() for values in backend.values(batch))
+    assert not any(values.any() for values in values_of(backend, batch))
 
 
 def test_a_policys_loss_is_no_critics(tiny_model: Path) -> None:
-    """Its gradient would be that of nothing: log-probs are the engine's, constants."""
-    with pytest.raises(RuntimeError, match="does not require grad"):
+    with pytest.raises(ValueError, match="needs logprobs"):
         TorchBackend(critic_spec(tiny_model)).train_step(valued(make_batch()), PolicyLoss())

@@ -10,9 +10,9 @@ import pytest
 import torch
 from test_same_gradient import LOSS, reference
 from training_helpers import grads_of, make_batch, make_spec, needs_cuda, relative_error
+from worlds.tiny_model import write_tiny_model
 
 from roll.algorithms.losses import PolicyLoss
-from roll.models.tiny import write_tiny_model
 from roll.training import TorchBackend
 
 pytestmark = [pytest.mark.gpu, needs_cuda]

@@ -7,7 +7,7 @@ import torch
 from test_logprobs import inputs, peak_bytes_of
 
 from roll.training import distributions, logprobs
-from roll.training.distributions import Projection, TokenStatistics, token_statistics
+from roll.training.distributions import Predictions, Projection, token_statistics
 from roll.training.logprobs import token_logprobs
 
 WEIGHTS = torch.linspace(-1.5, 1.0, 27, dtype=torch.float64).reshape(3, 9)
@@ -115,7 +115,7 @@ def test_logprobs_and_their_gradient_do_not_change(dtype: torch.dtype) -> None:
 def test_asking_for_nothing_is_the_plain_function() -> None:
     h, w, targets, _ = inputs(5, 13, 6, torch.float32)
     found = token_statistics(Projection(h, w), targets)
-    assert found == TokenStatistics(found.logprobs, None, None)
+    assert found == Predictions(found.logprobs, None, None)
     assert found.logprobs.grad_fn.name() == token_logprobs(h, w, targets).grad_fn.name()
 
 

@@ -19,7 +19,7 @@ from roll.models import load_causal_lm
 from roll.training import TorchBackend
 from roll.training.lora import find_adapters
 from roll.training.precision import Precision
-from roll.types import TrainingBatch
+from roll.types import Needs, TrainingBatch
 
 DOUBLE = Precision(compute=torch.float64, master=torch.float64)
 BARE = Correction(upper=None)
@@ -151,6 +151,7 @@ def test_a_loss_that_asks_for_nothing_gets_nothing(tiny_model: Path) -> None:
         seen.append(inputs)
         return PolicyLoss()(inputs)
 
+    loss.needs = Needs()
     TorchBackend(make_spec(tiny_model)).train_step(make_batch(**SHAPE), loss)
     assert {(inputs.entropy, inputs.full_kl) for inputs in seen} == {(None, None)}
 

@@ -6,13 +6,14 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import torch
-from training_helpers import make_batch, make_spec
+from training_helpers import logprobs_of, make_batch, make_spec
 
 from roll.algorithms.losses import PolicyLoss
 from roll.config.model import LoRAConfig
 from roll.training import TorchBackend
 from roll.training.layout import build_layout
 from roll.training.randomness import Randomness
+from roll.types import Needs
 
 DROPOUT = LoRAConfig(rank=2, dropout=0.3)
 
@@ -51,12 +52,12 @@ def test_dropout_differs_from_step_to_step(tiny_model: Path) -> None:
     for _ in range(2):  # B begins at 0
         backend.train_step(make_batch(), PolicyLoss())
     backend.network.train()
-    once, again = (backend._score(make_batch(1), every_token=True) for _ in range(2))
+    once, again = (logprobs_of(backend, make_batch(1)) for _ in range(2))
     assert all((a == b).all() for a, b in zip(once, again, strict=True))  # scoring has none
     (blocks,) = backend._share(make_batch(1).samples, every_token=True)
     layout = build_layout(blocks, every_token=True)
     backend.network.train()
-    first, second = (backend._predict(layout, make_batch(1))[0] for _ in range(2))
+    first, second = (backend._predict(layout, make_batch(1), Needs()).logprobs for _ in range(2))
     assert not torch.equal(first, second)
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 import torch.multiprocessing as mp
-from training_helpers import make_batch, make_spec
+from training_helpers import logprobs_of, make_batch, make_spec
 
 from roll.algorithms.losses import PolicyLoss
 from roll.config.model import LoRAConfig
@@ -33,17 +33,17 @@ def test_it_says_what_the_policy_said_at_first_bit_for_bit(
     settings = {"dtype": dtype, "max_tokens_per_micro_batch": 60}
     reference = TorchBackend(reference_spec(tiny_model, lora=lora, **settings))
     policy = TorchBackend(make_spec(tiny_model, learning_rate=0.01, **settings))
-    first = policy.logprobs(batch)
-    for found, expected in zip(reference.logprobs(batch), first, strict=True):
+    first = logprobs_of(policy, batch)
+    for found, expected in zip(logprobs_of(reference, batch), first, strict=True):
         assert np.array_equal(found, expected)
     policy.train_step(batch, PolicyLoss())
-    assert any(not np.array_equal(a, b) for a, b in zip(policy.logprobs(batch), first, strict=True))
+    assert any(not np.array_equal(a, b) for a, b in zip(logprobs_of(policy, batch), first, strict=True))
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_it_holds_the_models_weights_in_the_compute_dtype_and_nothing_else(tiny_model: Path, dtype: str) -> None:
     backend = TorchBackend(reference_spec(tiny_model, dtype=dtype))
-    backend.logprobs(make_batch())
+    logprobs_of(backend, make_batch())
     assert backend.masters.parameters == {}
     assert backend.optimizer.moments() == {}
     weights = list(backend.network.parameters())
@@ -59,22 +59,22 @@ def test_it_cannot_be_trained(tiny_model: Path) -> None:
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_a_trained_policy_without_its_adapters_is_the_base_model_bit_for_bit(tiny_model: Path, dtype: str) -> None:
     batch = make_batch(2)
-    expected = TorchBackend(reference_spec(tiny_model, dtype=dtype)).logprobs(batch)
+    expected = logprobs_of(TorchBackend(reference_spec(tiny_model, dtype=dtype)), batch)
     policy = TorchBackend(make_spec(tiny_model, dtype=dtype, lora=LORA, learning_rate=0.02))
     for _ in range(3):
         policy.train_step(batch, PolicyLoss())
-    trained = policy.logprobs(batch)
-    for found, base in zip(policy.logprobs(batch, adapter=False), expected, strict=True):
+    trained = logprobs_of(policy, batch)
+    for found, base in zip(logprobs_of(policy, batch, adapter=False), expected, strict=True):
         assert np.array_equal(found, base)
     assert max(np.abs(a - b).max() for a, b in zip(trained, expected, strict=True)) > 0.1
-    for again, before in zip(policy.logprobs(batch), trained, strict=True):  # and the adapters are back
+    for again, before in zip(logprobs_of(policy, batch), trained, strict=True):  # and the adapters are back
         assert np.array_equal(again, before)
 
 
 def test_scoring_without_adapters_changes_no_later_step(tiny_model: Path) -> None:
     scored, left = (TorchBackend(make_spec(tiny_model, lora=LORA)) for _ in range(2))
     for seed in range(3):
-        scored.logprobs(make_batch(9), adapter=False)
+        logprobs_of(scored, make_batch(9), adapter=False)
         results = [backend.train_step(make_batch(seed), PolicyLoss()) for backend in (scored, left)]
         assert (results[0].loss, results[0].grad_norm) == (results[1].loss, results[1].grad_norm)
     assert all(torch.equal(a, b) for (_, a), (_, b) in zip(scored.weights(), left.weights(), strict=True))
@@ -82,7 +82,7 @@ def test_scoring_without_adapters_changes_no_later_step(tiny_model: Path) -> Non
 
 def test_without_adapters_there_is_nothing_to_leave_out(tiny_model: Path) -> None:
     with pytest.raises(ValueError, match="no adapters to switch off"):
-        TorchBackend(make_spec(tiny_model)).logprobs(make_batch(), adapter=False)
+        logprobs_of(TorchBackend(make_spec(tiny_model)), make_batch(), adapter=False)
 
 
 def score_on_two_ranks(rank: int, directory: Path, model: Path) -> None:
@@ -95,13 +95,13 @@ def score_on_two_ranks(rank: int, directory: Path, model: Path) -> None:
     batch, small = make_batch(4), {"max_tokens_per_micro_batch": 30}
     reference = build(reference_spec(model, dtype="bfloat16", **small))
     shards = {p.dtype for p in reference.network.parameters()}
-    found: dict[str, Any] = {"reference": reference.logprobs(batch), "dtypes": shards}
+    found: dict[str, Any] = {"reference": logprobs_of(reference, batch), "dtypes": shards}
     policy = build(make_spec(model, lora=LORA, learning_rate=0.02, **small))
-    found["before"] = policy.logprobs(batch, adapter=False)  # also before FSDP has seen a step
+    found["before"] = logprobs_of(policy, batch, adapter=False)  # also before FSDP has seen a step
     found["result"] = policy.train_step(batch, PolicyLoss())
     found["second"] = policy.train_step(batch, PolicyLoss())
-    found["after"] = policy.logprobs(batch, adapter=False)
-    found["adapted"] = policy.logprobs(batch)
+    found["after"] = logprobs_of(policy, batch, adapter=False)
+    found["adapted"] = logprobs_of(policy, batch)
     torch.save(found, directory / f"found-{rank}.pt")
     policy.close()
 
@@ -110,8 +110,8 @@ def test_two_ranks_score_as_one_and_go_on_training(tiny_model: Path, tmp_path: P
     mp.spawn(score_on_two_ranks, (tmp_path, tiny_model), nprocs=2)  # type: ignore[no-untyped-call]
     found = torch.load(tmp_path / "found-0.pt", weights_only=False)
     batch = make_batch(4)
-    exact = TorchBackend(reference_spec(tiny_model)).logprobs(batch)
-    half = TorchBackend(reference_spec(tiny_model, dtype="bfloat16")).logprobs(batch)
+    exact = logprobs_of(TorchBackend(reference_spec(tiny_model)), batch)
+    half = logprobs_of(TorchBackend(reference_spec(tiny_model, dtype="bfloat16")), batch)
     assert found["dtypes"] == {torch.bfloat16}
     policy = TorchBackend(make_spec(tiny_model, lora=LORA, learning_rate=0.02))
     results = [policy.train_step(batch, PolicyLoss()) for _ in range(2)]
@@ -121,7 +121,7 @@ def test_two_ranks_score_as_one_and_go_on_training(tiny_model: Path, tmp_path: P
         ("reference", half, 0.1),
         ("before", exact, 1e-4),
         ("after", exact, 1e-4),
-        ("adapted", policy.logprobs(batch), 0.02),
+        ("adapted", logprobs_of(policy, batch), 0.02),
     ):
         for mine, base in zip(found[name], expected, strict=True):
             np.testing.assert_allclose(mine, base, atol=limit, err_msg=name)

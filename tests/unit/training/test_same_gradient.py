@@ -18,10 +18,10 @@ from training_helpers import (
     reference_loss,
     relative_error,
 )
+from worlds.tiny_model import write_tiny_model
 
 from roll.algorithms.losses import PolicyLoss
 from roll.models import load_causal_lm
-from roll.models.tiny import write_tiny_model
 from roll.training import TorchBackend
 from roll.training.precision import Precision
 from roll.types import TrainingBatch

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from critic_helpers import VALUE_LOSS, reference_gradient, valued
-from training_helpers import grads_of, make_batch, make_spec, relative_error
+from training_helpers import grads_of, make_batch, make_spec, relative_error, values_of
 
 from roll.algorithms.inputs import LossInputs, LossOutputs
 from roll.algorithms.losses import PolicyLoss, SharedLoss, ValueLoss
@@ -19,6 +19,7 @@ from roll.errors import CheckpointError, UnsupportedError
 from roll.models import load_causal_lm
 from roll.training import TorchBackend, TrainerSpec
 from roll.training.precision import Precision
+from roll.types import Needs
 
 DOUBLE = Precision.of("float64")
 LOSS = SharedLoss(policy=PolicyLoss(), value=VALUE_LOSS, coefficient=0.3)
@@ -45,10 +46,10 @@ def set_head(backend: TorchBackend) -> tuple[torch.Tensor, float]:
 def test_values_are_the_head_on_the_policys_hidden_states(tiny_model: Path) -> None:
     batch = make_batch(1)
     backend = TorchBackend(spec_of(tiny_model), precision=DOUBLE)
-    assert not np.concatenate(backend.values(batch)).any()  # the head begins at 0
+    assert not np.concatenate(values_of(backend, batch)).any()  # the head begins at 0
     weight, bias = set_head(backend)
     model = load_causal_lm(tiny_model, torch.float64, attention="sdpa")
-    for found, sample in zip(backend.values(batch), batch.samples, strict=True):
+    for found, sample in zip(values_of(backend, batch), batch.samples, strict=True):
         ids = torch.from_numpy(sample.token_ids.astype(np.int64))[None]
         with torch.no_grad():
             hidden = model(input_ids=ids, output_hidden_states=True).hidden_states[-1][0]
@@ -107,8 +108,12 @@ def test_an_experts_tokens_have_no_value_to_learn(tiny_model: Path) -> None:
         dataclasses.replace(s, expert=True, returns=None, old_values=None) if i % 3 == 0 else s
         for i, s in enumerate(batch.samples)
     ]
-    only_value = SharedLoss(policy=lambda inputs: LossOutputs(loss=0.0 * inputs.logprobs.sum()), value=ValueLoss(),
-                            coefficient=1.0)  # fmt: skip
+
+    def nothing(inputs: LossInputs) -> LossOutputs:
+        return LossOutputs(loss=0.0 * inputs.logprobs.sum())
+
+    nothing.needs = Needs()
+    only_value = SharedLoss(policy=nothing, value=ValueLoss(), coefficient=1.0)
     backend = TorchBackend(spec_of(tiny_model), precision=DOUBLE)
     set_head(backend)
     backend.train_step(dataclasses.replace(batch, samples=tuple(samples)), only_value)
@@ -142,8 +147,8 @@ def test_a_loaded_trainer_goes_on_as_if_it_had_never_stopped(tiny_model: Path, t
     first.save(tmp_path / "state")
     second = TorchBackend(spec_of(tiny_model, lora=lora))
     second.load(tmp_path / "state")
-    assert np.concatenate(second.values(make_batch(4))).any()
-    for pair in zip(first.values(make_batch(4)), second.values(make_batch(4)), strict=True):
+    assert np.concatenate(values_of(second, make_batch(4))).any()
+    for pair in zip(values_of(first, make_batch(4)), values_of(second, make_batch(4)), strict=True):
         assert np.array_equal(*pair)
     results = [b.train_step(valued(make_batch(2)), LOSS) for b in (first, second)]
     assert results[0].loss == results[1].loss and results[0].grad_norm == results[1].grad_norm
@@ -154,4 +159,4 @@ def test_a_loaded_trainer_goes_on_as_if_it_had_never_stopped(tiny_model: Path, t
 
 def test_a_policy_without_a_head_has_no_values(tiny_model: Path) -> None:
     with pytest.raises(UnsupportedError, match="values"):
-        TorchBackend(make_spec(tiny_model)).values(make_batch())
+        values_of(TorchBackend(make_spec(tiny_model)), make_batch())

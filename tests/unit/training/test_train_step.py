@@ -8,14 +8,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from training_helpers import make_batch, make_spec, reference_logprobs
+from training_helpers import logprobs_of, make_batch, make_spec, reference_logprobs
 
 from roll.algorithms.inputs import LossInputs, LossOutputs
 from roll.algorithms.losses import PolicyLoss
 from roll.errors import TrainingDivergedError
 from roll.models import load_causal_lm
 from roll.training import TorchBackend
-from roll.types import TrainingBatch
+from roll.types import Needs, TrainingBatch
 
 
 def weights_of(backend: TorchBackend) -> dict[str, torch.Tensor]:
@@ -24,6 +24,9 @@ def weights_of(backend: TorchBackend) -> dict[str, torch.Tensor]:
 
 def nan_loss(inputs: LossInputs) -> LossOutputs:
     return LossOutputs(loss=inputs.logprobs.sum() * float("nan"))
+
+
+nan_loss.needs = Needs()
 
 
 def test_weights_follow_adamw_with_clipping_written_out(tiny_model: Path) -> None:
@@ -65,7 +68,7 @@ def test_logprobs_equal_those_of_the_model_alone_for_every_token(tiny_model: Pat
     batch = make_batch(8)
     model = load_causal_lm(tiny_model, torch.float32, attention="eager")
     expected = reference_logprobs(model, batch)
-    found = TorchBackend(make_spec(tiny_model, max_tokens_per_micro_batch=50)).logprobs(batch)
+    found = logprobs_of(TorchBackend(make_spec(tiny_model, max_tokens_per_micro_batch=50)), batch)
     for values, reference, sample in zip(found, expected, batch.samples, strict=True):
         assert values.dtype == np.float32
         assert values.shape == sample.token_ids.shape
@@ -76,17 +79,17 @@ def test_logprobs_equal_those_of_the_model_alone_for_every_token(tiny_model: Pat
 def test_a_step_returns_the_logprobs_of_its_forward_pass_in_the_order_of_the_batch(tiny_model: Path) -> None:
     batch = make_batch(9)
     backend = TorchBackend(make_spec(tiny_model, max_tokens_per_micro_batch=50))
-    before = backend.logprobs(batch)
+    before = logprobs_of(backend, batch)
     result = backend.train_step(batch, PolicyLoss())
     for stepped, values, sample in zip(result.logprobs, before, batch.samples, strict=True):
         np.testing.assert_allclose(stepped, np.where(sample.loss_mask, values, 0), atol=1e-5)
-    assert any(np.abs(a - b).max() > 1e-3 for a, b in zip(before, backend.logprobs(batch), strict=True))
+    assert any(np.abs(a - b).max() > 1e-3 for a, b in zip(before, logprobs_of(backend, batch), strict=True))
 
 
 def test_without_old_logprobs_the_ratio_is_one_and_with_them_it_is_theirs(tiny_model: Path) -> None:
     batch = make_batch(9)
     backend = TorchBackend(make_spec(tiny_model))
-    old = backend.logprobs(batch)
+    old = logprobs_of(backend, batch)
     assert backend.train_step(batch, PolicyLoss()).metrics["policy/ratio"] == pytest.approx(1.0)
     given = [dataclasses.replace(s, old_logprobs=o) for s, o in zip(batch.samples, old, strict=True)]
     result = backend.train_step(dataclasses.replace(batch, samples=tuple(given)), PolicyLoss())

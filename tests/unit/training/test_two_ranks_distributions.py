@@ -11,8 +11,7 @@ import torch
 import torch.multiprocessing as mp
 from training_helpers import relative_error
 from two_ranks_distributions import CASES, run_rank, work
-
-from roll.models.tiny import write_tiny_model
+from worlds.tiny_model import write_tiny_model
 
 
 @pytest.fixture(scope="module", name="model_path")

@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
-from training_helpers import make_batch, make_spec, reference_logprobs
+from training_helpers import logprobs_of, make_batch, make_spec, reference_logprobs
+from worlds.tiny_model import write_tiny_model
 
 from roll.algorithms.losses import PolicyLoss
 from roll.config.model import LoRAConfig
 from roll.errors import ModelError
 from roll.models import load_causal_lm, load_tokenizer
-from roll.models.tiny import write_tiny_model
 from roll.protocols import TrainBackend, WeightSource
 from roll.training import TorchBackend
 
@@ -58,10 +58,10 @@ def test_an_export_loads_in_transformers_and_gives_the_trainers_logprobs(
     assert model.config.dtype == getattr(torch, dtype)
     assert {p.dtype for p in model.parameters()} == {getattr(torch, dtype)}
     limit = 1e-4 if dtype == "float32" else 0.2
-    for found, expected in zip(backend.logprobs(batch), reference_logprobs(model, batch), strict=True):
+    for found, expected in zip(logprobs_of(backend, batch), reference_logprobs(model, batch), strict=True):
         np.testing.assert_allclose(found, expected.detach().float().numpy(), atol=limit)
-    untrained = TorchBackend(make_spec(tiny_model, dtype=dtype)).logprobs(batch)
-    assert max(np.abs(a - b).max() for a, b in zip(backend.logprobs(batch), untrained, strict=True)) > 0.5
+    untrained = logprobs_of(TorchBackend(make_spec(tiny_model, dtype=dtype)), batch)
+    assert max(np.abs(a - b).max() for a, b in zip(logprobs_of(backend, batch), untrained, strict=True)) > 0.5
     text = "2 + 3 = 5"
     assert load_tokenizer(tmp_path / "export")(text) == load_tokenizer(tiny_model)(text)
     assert model.generation_config.eos_token_id == [2, 3]
@@ -76,9 +76,9 @@ def test_lora_moves_only_adapters_and_merging_leaves_the_live_network_alone(tiny
     assert all("lora_" in name for name in backend.masters.parameters)
     backend.train_step(make_batch(), PolicyLoss())
     backend.train_step(make_batch(), PolicyLoss())
-    logprobs = backend.logprobs(make_batch(2))
+    logprobs = logprobs_of(backend, make_batch(2))
     merged = dict(backend.weights())
-    assert all((a == b).all() for a, b in zip(backend.logprobs(make_batch(2)), logprobs, strict=True))
+    assert all((a == b).all() for a, b in zip(logprobs_of(backend, make_batch(2)), logprobs, strict=True))
     parameters = dict(backend.model.named_parameters())
     assert all(torch.equal(parameters[n], p) for n, p in frozen.items())
     layer = "model.layers.1.mlp.down_proj"

@@ -140,3 +140,13 @@ def relative_error(found: dict[str, torch.Tensor], expected: dict[str, torch.Ten
     assert found.keys() == expected.keys()
     difference = sum((found[n].double() - expected[n].double()).square().sum() for n in expected)
     return float((difference / sum(g.double().square().sum() for g in expected.values())).sqrt())
+
+
+def logprobs_of(backend: Any, batch: TrainingBatch, *, adapter: bool = True) -> list[np.ndarray]:
+    """Log-probs alone."""
+    return backend.forward(batch, ["logprobs"], adapter=adapter)["logprobs"]
+
+
+def values_of(backend: Any, batch: TrainingBatch) -> list[np.ndarray]:
+    """Values alone."""
+    return backend.forward(batch, ["values"])["values"]

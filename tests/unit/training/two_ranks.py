@@ -5,13 +5,15 @@ from __future__ import annotations
 import dataclasses
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
-from training_helpers import grads_of, make_batch, make_spec
+from training_helpers import grads_of, logprobs_of, make_batch, make_spec
 
 from roll.algorithms.losses import PolicyLoss
 from roll.config.model import LoRAConfig
-from roll.training import TorchBackend
+from roll.training import TorchBackend, distributed
+from roll.training.distributed import MESH_DIMS
 from roll.training.precision import Precision
 from roll.types import TrainingBatch
 
@@ -50,7 +52,7 @@ def run_rank(rank: int, directory: Path, model: Path, batch: TrainingBatch) -> N
     backend = build(**SMALL)
     one = dataclasses.replace(batch, samples=batch.samples[:1])
     found["idle rank"] = {"result": backend.train_step(one, LOSS), "grads": grads_of(backend)}
-    found["logprobs"] = backend.logprobs(batch)
+    found["logprobs"] = logprobs_of(backend, batch)
     found["weights"] = list(backend.weights())
     backend.save(directory / "saved by two")
     backend.export(directory / "export")
@@ -63,6 +65,11 @@ def run_rank(rank: int, directory: Path, model: Path, batch: TrainingBatch) -> N
     found["steps"] = backend.num_steps
     found["after loading one"] = {"result": backend.train_step(make_batch(5), PolicyLoss())}
     found["after loading one"]["weights"] = list(backend.weights())
+
+    # Ranks that share the weights of a layer see the same samples; nothing divides the weights yet.
+    with mock.patch.object(distributed, "mesh_sizes", lambda n: tuple(n if d == "tp" else 1 for d in MESH_DIMS)):
+        backend = build(double, **SMALL)
+    found["one share"] = {"result": backend.train_step(batch, LOSS), "grads": grads_of(backend)}
     torch.save(found, directory / f"found-{rank}.pt")
     backend.close()
 

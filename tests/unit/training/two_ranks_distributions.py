@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from training_helpers import grads_of, make_batch, make_spec
+from training_helpers import grads_of, logprobs_of, make_batch, make_spec
 
 from roll.algorithms.correction import Correction
 from roll.algorithms.losses import CreditedLoss, PolicyLoss
@@ -37,16 +37,17 @@ def work(case: str, model: Path, **ranks: Any) -> dict[str, Any]:
     backend = TorchBackend(spec, precision=precision)
     batch, found = make_batch(2), {}
     if case == "lora":  # FSDP sees the adapters for the first time while they are off
-        found["below"] = backend.logprobs(batch, adapter=False)
+        found["below"] = logprobs_of(backend, batch, adapter=False)
     backend.train_step(make_batch(1), PLAIN)
     found["result"] = backend.train_step(batch, BOTH)
     found["grads"] = grads_of(backend)
-    found["statistics"] = backend.logprobs_and_attention(batch, RANGE)[1]
+    found["statistics"] = backend.forward(batch, ["logprobs", "attention"], attention=RANGE)["attention"]
     one = dataclasses.replace(batch, samples=batch.samples[:1])
-    found["one"] = backend.logprobs_and_attention(one, RANGE)[1]  # the other rank has nothing to do
+    alone = backend.forward(one, ["logprobs", "attention"], attention=RANGE)  # the other rank has nothing to do
+    found["one"] = alone["attention"]
     found["then"] = backend.train_step(make_batch(3), CreditedLoss(loss=BOTH, range=RANGE))
     if case == "lora":
-        found["still below"] = backend.logprobs(batch, adapter=False)
+        found["still below"] = logprobs_of(backend, batch, adapter=False)
     return found
 
 

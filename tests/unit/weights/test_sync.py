@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from worlds.tiny_model import write_tiny_model
 
 from roll.algorithms.losses import PolicyLoss
 from roll.cluster.local import LocalTrainerGroup
@@ -22,7 +23,6 @@ from roll.config.training import TrainingConfig
 from roll.errors import EngineDiedError, WeightSyncError
 from roll.inference import EngineSpec
 from roll.inference.hf import HFEngine
-from roll.models.tiny import write_tiny_model
 from roll.protocols import SupportsReadback
 from roll.training import TrainerSpec
 from roll.types import FloatArray, IntArray, TrainingBatch, TrainingSample, WeightReceipt, WeightUpdate

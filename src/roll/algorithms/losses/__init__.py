@@ -1,4 +1,4 @@
-"""Losses: picklable callables from `LossInputs` to `LossOutputs`."""
+"""Losses: `roll.protocols.LossFn`s, from `LossInputs` to `LossOutputs`."""
 
 from roll.algorithms.losses.credited import CreditedLoss
 from roll.algorithms.losses.own import OwnLoss

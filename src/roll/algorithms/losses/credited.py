@@ -7,7 +7,6 @@ they are weighted here and not before.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -15,7 +14,8 @@ import torch
 
 from roll.algorithms.credit import CreditForm, credit_factors
 from roll.algorithms.inputs import LossInputs, LossOutputs
-from roll.types import AttentionRange, AttentionStatistics, BoolArray, FloatArray
+from roll.protocols import LossFn
+from roll.types import AttentionRange, AttentionStatistics, BoolArray, FloatArray, Needs
 
 __all__ = ["CreditedLoss"]
 
@@ -24,8 +24,8 @@ __all__ = ["CreditedLoss"]
 class CreditedLoss:
     """See `credit_factors` for all fields but the first two."""
 
-    loss: Callable[[LossInputs], LossOutputs]
-    """Gets the weighted advantages; what it needs, this needs."""
+    loss: LossFn
+    """Gets the weighted advantages."""
     range: AttentionRange
     form: CreditForm = "coupled"
     amplification: float = 1.5
@@ -36,24 +36,9 @@ class CreditedLoss:
     jump_quantile: float = 0.6
 
     @property
-    def needs_entropy(self) -> bool:
-        """As the inner loss."""
-        return getattr(self.loss, "needs_entropy", False)
-
-    @property
-    def needs_full_kl(self) -> bool:
-        """As the inner loss."""
-        return getattr(self.loss, "needs_full_kl", False)
-
-    @property
-    def needs_values(self) -> bool:
-        """As the inner loss."""
-        return getattr(self.loss, "needs_values", False)
-
-    @property
-    def needs_attention(self) -> AttentionRange:
-        """The trainer must bring `LossInputs.attention` over this range."""
-        return self.range
+    def needs(self) -> Needs:
+        """What the inner loss needs, and attention."""
+        return replace(self.loss.needs, attention=self.range)
 
     def __call__(self, inputs: LossInputs) -> LossOutputs:
         """The micro-batch's share. An expert's tokens are not weighted: the policy's attention did not choose them.
@@ -64,10 +49,11 @@ class CreditedLoss:
         if inputs.attention is None:
             raise ValueError("attention credit needs LossInputs.attention, which the trainer did not bring")
         factors = torch.from_numpy(np.concatenate([self._factors(*own) for own in inputs.attention]))
-        factors = factors.to(inputs.advantages)
+        advantages = inputs.need("advantages")
+        factors = factors.to(advantages)
         if inputs.expert is not None:
             factors = factors.masked_fill(inputs.expert, 1.0)
-        outputs = self.loss(replace(inputs, advantages=inputs.advantages * factors))
+        outputs = self.loss(replace(inputs, advantages=advantages * factors))
         mean = factors.sum() / inputs.num_tokens
         return replace(outputs, metrics={**outputs.metrics, "policy/credit_factor": mean})
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from roll.algorithms.inputs import LossInputs, LossOutputs
 from roll.errors import LossError
 from roll.registry import load_function
+from roll.types import Needs
 
 __all__ = ["OwnLoss"]
 
@@ -17,6 +18,11 @@ class OwnLoss:
     """Calls the function; it is imported where it runs, so it need not be picklable."""
 
     path: str
+
+    @property
+    def needs(self) -> Needs:
+        """Nothing but the policy's log-probs."""
+        return Needs()
 
     def __call__(self, inputs: LossInputs) -> LossOutputs:
         """The micro-batch's share; see `LossInputs` for what it must divide by.

@@ -22,11 +22,12 @@ import torch
 from torch import Tensor
 
 from roll.algorithms.aggregate import Aggregation, token_weights
-from roll.algorithms.correction import Correction
+from roll.algorithms.correction import Correction, mismatch
 from roll.algorithms.gates import Gate, MinClip
 from roll.algorithms.inputs import LossInputs, LossOutputs
 from roll.algorithms.kl import KLEstimator, kl_per_token
 from roll.algorithms.ratio import RatioLevel, Reduction, clamped, log_ratio, over_limit
+from roll.types import Needs
 
 __all__ = ["PolicyLoss"]
 
@@ -54,20 +55,17 @@ class PolicyLoss:
     entropy_coefficient: float = 0.0
 
     @property
-    def needs_entropy(self) -> bool:
-        """The trainer must bring `LossInputs.entropy`."""
-        return self.entropy_coefficient > 0
-
-    @property
-    def needs_full_kl(self) -> bool:
-        """The trainer must bring `LossInputs.full_kl`."""
-        return self.kl_coefficient > 0 and self.kl_estimator == "full"
+    def needs(self) -> Needs:
+        """What its penalty and its bonus are computed from."""
+        return Needs(
+            entropy=self.entropy_coefficient > 0, full_kl=self.kl_coefficient > 0 and self.kl_estimator == "full"
+        )
 
     def __call__(self, inputs: LossInputs) -> LossOutputs:
         """The micro-batch's share of the loss of the global batch.
 
         Raises:
-            ValueError: a penalty or bonus has a coefficient, and what it is computed from did not come.
+            ValueError: something that the loss is computed from did not come.
         """
         ratio = log_ratio(
             inputs,
@@ -77,11 +75,12 @@ class PolicyLoss:
             token_limit=self.ratio_token_limit,
             bounded=self.gate.exponentiates,
         )
+        logprobs, advantages = inputs.need("logprobs"), inputs.need("advantages")
         weights = token_weights(inputs, self.aggregation)
         corrections = self.correction.weights(inputs)
-        objective = corrections * self.gate(ratio, inputs.logprobs, inputs.advantages)
+        objective = corrections * self.gate(ratio, logprobs, advantages)
         if inputs.expert is not None:
-            objective = torch.where(inputs.expert, inputs.advantages * inputs.logprobs, objective)
+            objective = torch.where(inputs.expert, advantages * logprobs, objective)
         loss = -(weights * objective).sum()
         metrics = self._metrics(inputs, ratio.detach(), weights, corrections)
         if self.kl_coefficient > 0:
@@ -89,7 +88,7 @@ class PolicyLoss:
             loss = loss + self.kl_coefficient * (weights * kl).sum()
             metrics["policy/kl_reference"] = kl.detach().sum() / inputs.num_tokens
         if self.entropy_coefficient > 0:
-            entropy = _required(inputs.entropy, "entropy", self.entropy_coefficient)
+            entropy = inputs.need("entropy")
             bonus = entropy if inputs.entropy_mask is None else entropy.masked_fill(~inputs.entropy_mask, 0.0)
             loss = loss - self.entropy_coefficient * (weights * bonus).sum()
             metrics["policy/entropy"] = entropy.detach().sum() / inputs.num_tokens
@@ -97,17 +96,17 @@ class PolicyLoss:
 
     def _kl(self, inputs: LossInputs) -> Tensor:
         if self.kl_estimator == "full":
-            return _required(inputs.full_kl, "full_kl", self.kl_coefficient)
-        reference = _required(inputs.ref_logprobs, "ref_logprobs", self.kl_coefficient)
-        kl = kl_per_token(inputs.logprobs, reference, self.kl_estimator)
+            return inputs.need("full_kl")
+        kl = kl_per_token(inputs.need("logprobs"), inputs.need("ref_logprobs"), self.kl_estimator)
         return kl if inputs.expert is None else kl.masked_fill(inputs.expert, 0.0)
 
     def _metrics(
         self, inputs: LossInputs, ratio_log: Tensor, weights: Tensor, corrections: Tensor
     ) -> dict[str, Tensor]:
-        advantages, ratio = inputs.advantages, clamped(ratio_log).exp()
-        token_log_ratio = clamped(inputs.logprobs.detach() - inputs.old_logprobs)
-        difference = clamped(inputs.old_logprobs - inputs.rollout_logprobs)
+        advantages, ratio = inputs.need("advantages"), clamped(ratio_log).exp()
+        logprobs = inputs.need("logprobs").detach()
+        token_log_ratio = clamped(logprobs - inputs.need("old_logprobs"))
+        difference = mismatch(inputs)
         clipped = self.gate.clipped(ratio, advantages)
         if self.ratio_token_limit is not None and self.ratio_level != "token":
             clipped |= over_limit(inputs, against=self.ratio_against, token_limit=self.ratio_token_limit)
@@ -120,7 +119,7 @@ class PolicyLoss:
         sums = {
             "policy/clip_fraction": clipped.to(ratio.dtype).sum(),
             "policy/approximate_kl": (torch.expm1(token_log_ratio) - token_log_ratio).sum(),
-            "policy/entropy_estimate": -inputs.logprobs.detach().sum(),
+            "policy/entropy_estimate": -logprobs.sum(),
             "policy/ratio": ratio.sum(),
             "mismatch/kl": (torch.expm1(difference) - difference).sum(),
             "mismatch/factor": factor.sum(),
@@ -133,9 +132,3 @@ class PolicyLoss:
         metrics["max/policy/ratio"] = ratio.max() if len(ratio) else ratio.new_zeros(())
         metrics["max/mismatch/factor"] = factor.max() if len(factor) else ratio.new_zeros(())
         return metrics
-
-
-def _required(values: Tensor | None, name: str, coefficient: float) -> Tensor:
-    if values is None:
-        raise ValueError(f"a term with coefficient {coefficient} needs {name}, which the batch does not have")
-    return values

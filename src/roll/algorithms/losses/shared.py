@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from roll.algorithms.inputs import LossInputs, LossOutputs
 from roll.algorithms.losses.value import ValueLoss
-from roll.types import AttentionRange
+from roll.protocols import LossFn
+from roll.types import Needs
 
 __all__ = ["SharedLoss"]
 
@@ -16,29 +16,14 @@ __all__ = ["SharedLoss"]
 class SharedLoss:
     """Both losses divide by counts of the global batch, and so does their sum."""
 
-    policy: Callable[[LossInputs], LossOutputs]
+    policy: LossFn
     value: ValueLoss
     coefficient: float
 
     @property
-    def needs_values(self) -> bool:
-        """The trainer must bring values, with gradient, their returns and, to clip, what they were."""
-        return True
-
-    @property
-    def needs_entropy(self) -> bool:
-        """As the policy's loss."""
-        return getattr(self.policy, "needs_entropy", False)
-
-    @property
-    def needs_full_kl(self) -> bool:
-        """As the policy's loss."""
-        return getattr(self.policy, "needs_full_kl", False)
-
-    @property
-    def needs_attention(self) -> AttentionRange | None:
-        """As the policy's loss."""
-        return getattr(self.policy, "needs_attention", None)
+    def needs(self) -> Needs:
+        """What the policy's loss needs, and values."""
+        return replace(self.policy.needs, values=True)
 
     def __call__(self, inputs: LossInputs) -> LossOutputs:
         """The micro-batch's share.

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import torch
 
 from roll.algorithms.inputs import LossInputs, LossOutputs
+from roll.types import Needs
 
 __all__ = ["ValueLoss"]
 
@@ -22,6 +23,11 @@ class ValueLoss:
 
     clip: float | None = None
     """e; `None`: no clip."""
+
+    @property
+    def needs(self) -> Needs:
+        """Nothing but a critic's values; within `SharedLoss`, that asks for them."""
+        return Needs()
 
     def __call__(self, inputs: LossInputs) -> LossOutputs:
         """The micro-batch's share.

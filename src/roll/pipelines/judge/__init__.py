@@ -1,5 +1,5 @@
 """The run's own judge: a role beside the policy's."""
 
-from roll.pipelines.judge.role import JudgeRole, start_judge
+from roll.pipelines.judge.role import JudgeRole, open_scoring, start_judge
 
-__all__ = ["JudgeRole", "start_judge"]
+__all__ = ["JudgeRole", "open_scoring", "start_judge"]

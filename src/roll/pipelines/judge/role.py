@@ -13,25 +13,29 @@ Invariants:
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from roll.cluster.base import Cluster
-from roll.cluster.judge import judge_specs
 from roll.config import RLVRConfig
+from roll.config.run import RunConfig
 from roll.errors import InfraError, RewardInfraError, UserError
 from roll.models import load_tokenizer, resolve_model, stop_token_ids
-from roll.protocols import EngineGroup
+from roll.pipelines.judge.specs import judge_specs
+from roll.protocols import EngineGroup, WorkerPool
+from roll.rewards.compose import WeightedReward
 from roll.rewards.judge.cache import content_key
 from roll.rewards.judge.own import JudgeModel
+from roll.rewards.opening import open_rewards
 from roll.rollout import LLMProxy, Router
 from roll.tracking import RunDirectory
 from roll.tracking.rollout_trace import RequestTrace
 from roll.types import Generation, GenerationRequest
 
-__all__ = ["JudgeRole", "start_judge"]
+__all__ = ["JudgeRole", "open_scoring", "start_judge"]
 
 
 @dataclass(slots=True)
@@ -167,6 +171,20 @@ async def start_judge(
     except BaseException:
         await engines.close()
         raise
+
+
+@asynccontextmanager
+async def open_scoring(
+    config: RunConfig, cluster: Cluster, pool: WorkerPool
+) -> AsyncIterator[Mapping[str, WeightedReward]]:
+    """The rewards of a configuration by domain, and the judge where they ask one; for work that is no run."""
+    async with AsyncExitStack() as stack:
+        judge, known = None, config.of(RLVRConfig)
+        if known.judge is not None:
+            role = await start_judge(known, cluster)
+            stack.push_async_callback(role.close)
+            judge = role.model
+        yield await stack.enter_async_context(open_rewards(known.data, known.sandbox, pool, judge))
 
 
 def _identity(path: Path, dtype: str) -> str:

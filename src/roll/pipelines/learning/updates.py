@@ -24,7 +24,7 @@ from roll.data.samples import build_batch
 from roll.pipelines.learner import Learner, update
 from roll.pipelines.learning.losses import attention_range, policy_loss, value_loss
 from roll.pipelines.run import Run
-from roll.types import FloatArray, StepResult, TrainingBatch
+from roll.types import FloatArray, Output, StepResult, TrainingBatch
 
 __all__ = ["Learned", "learn"]
 
@@ -66,7 +66,7 @@ async def learn(
         penalties = kl_token_rewards(batch, columns["old_logprobs"], columns["ref_logprobs"], algorithm, coefficient)
     critics = (learner.policy,) if algorithm.shares_critic else learner.critics
     with run.spans.phase("values" if critics else "advantages"):
-        values = [await critic.values(batch) for critic in critics]
+        values = [(await critic.forward(batch, ["values"]))["values"] for critic in critics]
     batch = weigh(batch, selection, algorithm, values=values, token_rewards=penalties, **columns)
     learned = Learned(batch=batch)
     await _train_critics(run, learner, algorithm, learned, values)
@@ -90,14 +90,12 @@ async def _logprobs(
     if needs_old_logprobs(algorithm):
         observed = attention_range(algorithm)
         with run.spans.phase("old_logprobs"):
-            if observed is None:
-                columns["old_logprobs"] = await learner.policy.logprobs(batch)
-            else:
-                old, seen = await learner.policy.logprobs_and_attention(batch, observed)
-                columns |= {"old_logprobs": old, "attention": seen}
+            wanted: list[Output] = ["logprobs"] if observed is None else ["logprobs", "attention"]
+            old = await learner.policy.forward(batch, wanted, attention=observed)
+        columns |= {"old_logprobs" if name == "logprobs" else name: column for name, column in old.items()}
     if learner.reference is not None:
         with run.spans.phase("reference"):
-            columns["ref_logprobs"] = await learner.reference.logprobs(batch)
+            columns["ref_logprobs"] = (await learner.reference.forward(batch, ["logprobs"]))["logprobs"]
     return columns
 
 

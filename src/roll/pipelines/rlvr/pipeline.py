@@ -13,7 +13,7 @@ from roll.config import RLVRConfig
 from roll.inference import resolve_engine_kind
 from roll.pipelines.evaluation import Evaluator
 from roll.pipelines.generation import Roles, open_generation, start_roles
-from roll.pipelines.learner import Learner, trainer_specs
+from roll.pipelines.learner import Learner, device_role, trainer_specs
 from roll.pipelines.live_policy import LivePolicy
 from roll.pipelines.preparation import Prepared, prepare, probe_sequences, sampling_plans
 from roll.pipelines.rlvr import loop
@@ -52,7 +52,7 @@ async def _open_run(config: RLVRConfig, session: Session) -> AsyncIterator[Calla
     data = prepared.data
     state = beginning(saved, data.train)
     async with AsyncExitStack() as stack:
-        cluster = open_cluster(config, session.directory)
+        cluster = open_cluster(config.cluster, config.roles, session.directory)
         stack.push_async_callback(cluster.close)
         specs = trainer_specs(config, prepared.model_path, prepared.critic_path)
         roles, trainers = await start_roles(
@@ -62,7 +62,7 @@ async def _open_run(config: RLVRConfig, session: Session) -> AsyncIterator[Calla
             stack,
             run=session.directory,
             tracker=tracker,
-            trainers=[(spec.role, cluster.start_trainer(spec)) for spec in specs],
+            trainers=[(spec.role, cluster.start_trainer(spec, device_role(spec))) for spec in specs],
         )
         learner = Learner.of(config, trainers)
         if saved is not None:

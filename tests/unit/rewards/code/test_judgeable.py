@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from unit.rewards.code.test_right_answers import CASES
 
-from roll.config.run import RLVRConfig
+from roll.config.pipelines.rlvr import RLVRConfig
 from roll.config.sandbox import SandboxConfig
 from roll.preflight.code_tests import notes_on_tests
 from roll.rewards.code.judgeable import importable, why_not
@@ -68,5 +68,6 @@ def test_roll_check_counts_the_prompts_and_names_the_first(tmp_path: Path) -> No
     source = {"source": "file", "path": str(path), "prompt_key": "prompt", "answer_key": None}
     source |= {"reward": [{"type": "code"}], "held_out": 0}
     settings = {"name": "x", "model": {"path": "tiny"}, "training": {"num_steps": 1}, "data": [source]}
-    (note,) = notes_on_tests(RLVRConfig.model_validate(settings))
+    config = RLVRConfig.model_validate(settings)
+    (note,) = notes_on_tests(config.data, config.sandbox, config.seed)
     assert "the tests of 2 of 3 prompts" in note and "case 0 imports 'pandas'" in note

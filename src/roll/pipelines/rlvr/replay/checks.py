@@ -6,6 +6,7 @@ import logging
 from pathlib import Path
 
 from roll.config import RLVRConfig
+from roll.config.algorithm import AlgorithmConfig
 from roll.config.load import load_config
 from roll.config.load_replay import changed_keys, check_replayable
 from roll.errors import CheckpointError, ConfigError, DataError, ModelError
@@ -111,7 +112,7 @@ def check_training(config: RLVRConfig, recording: Recording, recorded: Session) 
             "algorithm.advantage.mean greedy compares with greedy answers, which the recorded run did not make: choose "
             "another mean."
         )
-    before = load_config(recorded.config).algorithm
+    before = load_config(recorded.config).section("algorithm", AlgorithmConfig)
     shown = any(entry.has_demonstrations for entry in config.data)
     if shown and algorithm.imitation.weight > 0 and before.imitation.weight == 0:
         raise ConfigError(

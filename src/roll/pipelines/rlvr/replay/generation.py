@@ -71,7 +71,7 @@ async def open_answering(config: RLVRConfig, session: Session) -> AsyncIterator[
         prepared = replace(prepared, model_path=_weights(config.replay.checkpoint))
     same = config.replay.lengths == "recorded"
     async with AsyncExitStack() as stack:
-        cluster = open_cluster(config, session.directory)
+        cluster = open_cluster(config.cluster, config.roles, session.directory)
         stack.push_async_callback(cluster.close)
         roles, _ = await start_roles(config, cluster, prepared, stack, run=session.directory, tracker=tracker)
         generation = await open_generation(

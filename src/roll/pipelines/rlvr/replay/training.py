@@ -18,7 +18,7 @@ from functools import partial
 
 from roll.cluster.base import open_cluster, start_together
 from roll.config import RLVRConfig
-from roll.pipelines.learner import Learner, trainer_specs
+from roll.pipelines.learner import Learner, device_role, trainer_specs
 from roll.pipelines.preparation import prepare
 from roll.pipelines.rlvr.circle import Circle
 from roll.pipelines.rlvr.collecting import Collected, chosen
@@ -47,10 +47,11 @@ async def open_training(config: RLVRConfig, session: Session) -> AsyncIterator[C
     data = prepared.data
     state = beginning(saved, data.train)
     async with AsyncExitStack() as stack:
-        cluster = open_cluster(config, session.directory)
+        cluster = open_cluster(config.cluster, config.roles, session.directory)
         stack.push_async_callback(cluster.close)
         specs = trainer_specs(config, prepared.model_path, prepared.critic_path)
-        learner = Learner.of(config, await start_together(stack, *map(cluster.start_trainer, specs)))
+        starting = (cluster.start_trainer(spec, device_role(spec)) for spec in specs)
+        learner = Learner.of(config, await start_together(stack, *starting))
         if saved:
             await learner.load(saved)
         run = Run.of(config, session, state, data.train, learner.policy, learner.critics)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from roll.config.run import RLVRConfig
+from roll.config.pipelines.rlvr import RLVRConfig
 from roll.errors import ConfigError
 from roll.inference import EngineSpec, resolve_engine_kind
 from roll.models import context_length, describe_model

@@ -1,4 +1,4 @@
-"""Metric values and the file that records them."""
+"""The file that records metrics."""
 
 from __future__ import annotations
 
@@ -6,68 +6,12 @@ import json
 import math
 from pathlib import Path
 
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from roll.tracking import Last, Max, Mean, Min, Quantiles, Sum, flatten, is_timing, read_metrics, reduce
+from roll.tracking import read_metrics
 from roll.tracking.metrics_file import MetricsFile
-
-numbers = st.integers(-1000, 1000).map(float)  # integers add up exactly in any order
-parts = st.lists(numbers, min_size=1, max_size=12)
-
-
-def test_each_type_reduces_in_its_own_way() -> None:
-    first = {"m": Mean(3.0, 4.0), "s": Sum(1), "x": Max(1), "n": Min(1), "l": Last(1), "q": Quantiles((1.0,))}
-    second = {"m": Mean(3.0, 1.0), "s": Sum(2), "x": Max(2), "n": Min(2), "l": Last(2), "q": Quantiles((3.0,))}
-    assert flatten(reduce([first, second])) == pytest.approx(
-        {"m": 1.2, "s": 3, "x": 2, "n": 1, "l": 2, "q/p10": 1.2, "q/p50": 2, "q/p90": 2.8}
-    )
-
-
-@settings(deadline=None)
-@given(parts, parts, parts)
-def test_reducing_in_stages_gives_what_reducing_at_once_does(a: list, b: list, c: list) -> None:
-    def part(values: list[float]) -> dict:
-        return {
-            "mean": Mean.of(values), "sum": Sum(sum(values)), "max": Max(max(values)),
-            "min": Min(min(values)), "last": Last(values[-1]), "q": Quantiles(tuple(values)),
-        }  # fmt: skip
-
-    whole = flatten(reduce([part(a), part(b), part(c)]))
-    assert whole == flatten(reduce([part(a), reduce([part(b), part(c)])]))
-    assert whole == flatten(part(a + b + c))
-    assert whole["q/p90"] == pytest.approx(float(np.quantile(a + b + c, 0.9)))
-    assert whole["mean"] == pytest.approx(float(np.mean(a + b + c)))
-
-
-def test_what_has_no_value_is_left_out() -> None:
-    assert flatten({"a": Mean.of([]), "b": Quantiles(()), "c": 1}) == {"c": 1.0}
-
-
-def test_nested_mappings_become_paths() -> None:
-    assert flatten({"reward": {"math": {"form": Mean(1.0, 2.0)}, "mean": 3}}) == {
-        "reward/math/form": 0.5,
-        "reward/mean": 3.0,
-    }
-
-
-def test_nan_survives_max_and_min() -> None:
-    for kind in (Max, Min):
-        for pair in ((math.nan, 1.0), (1.0, math.nan)):
-            assert math.isnan(flatten(reduce([{"a": kind(v)} for v in pair]))["a"])
-
-
-def test_one_name_with_two_types_is_an_error_that_names_it() -> None:
-    with pytest.raises(TypeError, match="metric 'a' is a Sum in one part, a Max in another"):
-        reduce([{"a": Sum(1)}, {"a": Max(1)}])
-
-
-def test_durations_rates_and_memory_are_timing_and_nothing_else_is() -> None:
-    timing = ["time/step_s", "throughput/generated_tokens_per_s", "memory/peak_rss_bytes", "weights/push_s"]
-    assert all(map(is_timing, timing))
-    assert not any(map(is_timing, ["reward/mean", "training/loss", "rollout/num_tokens", "policy_version"]))
 
 
 def test_a_line_holds_every_key_seen_before(tmp_path: Path) -> None:

@@ -7,9 +7,9 @@ from pathlib import Path
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from worlds.tiny_model import write_tiny_model
 
 from roll.models import load_causal_lm, load_tokenizer
-from roll.models.tiny import write_tiny_model
 
 
 def test_same_arguments_give_the_same_bytes(tmp_path: Path) -> None:

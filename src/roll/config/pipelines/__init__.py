@@ -1,0 +1,13 @@
+"""One module for each pipeline: the sections that its configuration is composed of, and what they must agree on.
+
+Each module exports its class as `CONFIG`; a new pipeline is a new module and a line here.
+"""
+
+from roll.config.run import RunConfig
+from roll.registry import Registry
+
+__all__ = ["DEFAULT_PIPELINE", "PIPELINES"]
+
+PIPELINES: Registry[type[RunConfig]] = Registry("pipeline", {"rlvr": "roll.config.pipelines.rlvr:CONFIG"})
+DEFAULT_PIPELINE = "rlvr"
+"""Of files that do not say."""

@@ -1,0 +1,5 @@
+"""What can be known of a run before it starts: what `roll check` prints, and `roll.check` returns."""
+
+from roll.pipelines.check.inspection import inspect
+
+__all__ = ["inspect"]

@@ -1,0 +1,70 @@
+"""`training.backend` chooses what a trainer's ranks are made of."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+from roll.cluster.local import LocalCluster
+from roll.config.load import load_config
+from roll.config.model import ModelConfig
+from roll.config.training import TRAINERS, TrainingConfig
+from roll.errors import ConfigError
+from roll.training import TrainerSpec
+
+RUN = {
+    "name": "test",
+    "model": {"path": "tiny"},
+    "data": [{"source": "arithmetic", "reward": "math"}],
+    "rollout": {"prompts_per_step": 2, "group_size": 2, "max_new_tokens": 4},
+    "training": {"num_steps": 1},
+}
+
+
+class Echo:
+    """A back-end that says what it was built from."""
+
+    def __init__(self, spec: TrainerSpec) -> None:
+        self.spec = spec
+
+    def forward(self, batch: Any, outputs: Any, **how: Any) -> dict[str, Any]:
+        return {name: [self.spec.model_path, how] for name in outputs}
+
+
+@pytest.fixture(autouse=True)
+def _own_entries(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(TRAINERS, "_entries", dict(TRAINERS._entries))
+
+
+def with_backend(name: str) -> dict[str, Any]:
+    return RUN | {"training": {"num_steps": 1, "backend": name}}
+
+
+def test_an_unknown_name_is_refused_when_the_configuration_is_loaded() -> None:
+    with pytest.raises(ConfigError, match=r"backend': .*'troch'\. Did you mean 'torch'\? Known: torch\.$"):
+        load_config(with_backend("troch"))
+    assert load_config(RUN).training.backend == "torch"
+
+
+async def test_a_registered_back_end_runs_the_trainer() -> None:
+    TRAINERS.register("echo", f"{__name__}:Echo")
+    training = TrainingConfig(num_steps=1, backend="echo")
+    group = await LocalCluster().start_trainer(
+        TrainerSpec(model_path="here", model=ModelConfig(path="here"), training=training)
+    )
+    try:
+        said: Any = await group.forward("a batch", ["values"], adapter=False)  # type: ignore[arg-type]
+    finally:
+        await group.close()
+    assert said == {"values": ["here", {"attention": None, "adapter": False}]}
+    with pytest.raises(ConfigError, match=r"'echo' is '.*test_back_ends:Echo': register 'a:B' by another name"):
+        TRAINERS.register("echo", "a:B")
+
+
+def test_choosing_by_name_imports_no_torch() -> None:
+    code = "import sys; from roll.config.load import load_config; from roll.config.training import TRAINERS; "
+    code += "assert 'torch' in TRAINERS and 'torch' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True)
