@@ -53,6 +53,7 @@ def estimate(
     step_weight: float = 1.0,
     whiten: Literal["none", "token", "turn"] = "none",
     clip: float | None = None,
+    penalised: bool = False,
 ) -> Estimate:
     """Advantages of all episodes of a batch; see `roll.config.algorithm_parts.AdvantageConfig`.
 
@@ -67,6 +68,7 @@ def estimate(
         step_weight: of `anchor_state`.
         whiten: over all tokens, or all turns.
         clip: bound of the result.
+        penalised: whether outcomes of the whole have the rewards per token in them.
 
     Raises:
         ValueError: `gae` has no values.
@@ -84,7 +86,7 @@ def estimate(
         if whiten == "turn":
             turns = whitened(turns)
         tokens = [per_token(e, t) for e, t in zip(episodes, turns, strict=True)]
-        if estimator != "turn":  # whose returns have them
+        if estimator != "turn" and not penalised:  # whose returns have them
             tokens = _with_token_rewards(episodes, tokens)
     if whiten == "token":
         tokens = whitened(tokens)

@@ -61,6 +61,11 @@ class Episode:
         return mask
 
     @property
+    def num_written(self) -> int:
+        """How many tokens the policy wrote."""
+        return int(self.mask.sum())
+
+    @property
     def total(self) -> float:
         """Reward of the whole and of all turns."""
         return self.reward + float(sum(self.turn_rewards))

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from roll.algorithms.normalise import places_by_key
 from roll.types import TrainingBatch
 
 __all__ = ["critic_share", "minibatches"]
@@ -22,10 +23,8 @@ def minibatches(batch: TrainingBatch, num: int, seed: tuple[int, ...]) -> Iterat
         if batch.num_loss_tokens:
             yield batch
         return
-    groups: dict[int, list[int]] = {}
-    for index, sample in enumerate(batch.samples):
-        groups.setdefault(sample.group_id, []).append(index)
-    order = [list(groups.values())[i] for i in np.random.default_rng(seed).permutation(len(groups))]
+    groups = list(places_by_key([sample.group_id for sample in batch.samples]).values())
+    order = [groups[i] for i in np.random.default_rng(seed).permutation(len(groups))]
     total, taken = len(batch.samples), 0
     parts: list[list[int]] = [[] for _ in range(num)]
     for members in order:
@@ -49,9 +48,7 @@ def critic_share(batch: TrainingBatch, critic: int, num_critics: int, first: int
         num_critics: see there.
         first: which critic gets the batch's first rollout; the step's number, so that it is not always the same.
     """
-    groups: dict[int, list[int]] = {}
-    for index, sample in enumerate(batch.samples):
-        groups.setdefault(sample.group_id, []).append(index)
+    groups = places_by_key([sample.group_id for sample in batch.samples])
     dealt = [index for members in groups.values() for index in members]
     own = {index for place, index in enumerate(dealt, start=first) if place % num_critics == critic}
     return replace(batch, samples=tuple(sample for index, sample in enumerate(batch.samples) if index in own))

@@ -23,6 +23,7 @@ __all__ = [
     "Scope",
     "has_zero_variance",
     "normalised",
+    "places_by_key",
     "whitened",
 ]
 
@@ -120,7 +121,7 @@ def normalised(
         raise ValueError(f"rewards must be finite, got {rewards[~np.isfinite(rewards)][:3].tolist()}")
     domains = [episode.domain if per_domain else "" for episode in episodes]
     moments = dict(running or {})
-    by_domain, by_group = _indices(domains), _indices([episode.group for episode in episodes])
+    by_domain, by_group = places_by_key(domains), places_by_key([episode.group for episode in episodes])
     for domain, index in by_domain.items():
         moments[domain] = moments.get(domain, Moments()).including(rewards[index])
     result = rewards.astype(np.float64, copy=True)
@@ -139,7 +140,8 @@ def normalised(
     return result, moments
 
 
-def _indices(keys: Sequence[Any]) -> dict[Any, list[int]]:
+def places_by_key(keys: Sequence[Any]) -> dict[Any, list[int]]:
+    """Where each key stands, in the order in which they appear first."""
     found: dict[Any, list[int]] = defaultdict(list)
     for index, key in enumerate(keys):
         found[key].append(index)
@@ -152,7 +154,7 @@ def _own_baseline(mean: str, episodes: Sequence[Episode], rewards: Float64Array,
     if mean == "leave_one_out":
         return (rewards.sum() - rewards) / (len(rewards) - 1)
     if mean == "length_weighted":
-        lengths = np.array([episode.mask.sum() for episode in episodes], dtype=np.float64)
+        lengths = np.array([episode.num_written for episode in episodes], dtype=np.float64)
         return float((lengths * rewards).sum() / max(lengths.sum(), 1.0))
     greedy = [episode.greedy_reward for episode in episodes]
     if any(value is None for value in greedy):

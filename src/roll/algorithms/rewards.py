@@ -1,4 +1,4 @@
-"""What a rollout's reward counts for: shaped as it is trained, judged as filters see it, normalised. Pure functions.
+"""What a rollout's reward counts for: shaped as it is trained, judged as filters see it, normalised.
 
 reward ─ algorithm.reward ─► shaped ─┬─ filters.metric ─► judged: which groups are trained
                                      └─ (R - mean) / std ─► outcomes
@@ -7,6 +7,8 @@ reward ─ algorithm.reward ─► shaped ─┬─ filters.metric ─► judged
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
@@ -16,86 +18,62 @@ from roll.algorithms.shaping import shaped_reward
 from roll.config.algorithm import AlgorithmConfig
 from roll.types import Rollout
 
-__all__ = ["episode_of", "is_whole", "judged_range", "judged_rewards", "num_written", "outcomes_of", "trained_rewards"]
+__all__ = ["ShapedRollout", "compared_reward", "is_whole", "judged_range", "outcomes_of", "shaped_rollout"]
 
 
-def num_written(rollout: Rollout) -> int:
-    """Tokens of the policy's own."""
-    return sum(turn.end - turn.start for turn in rollout.spans)
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ShapedRollout:
+    """A scored rollout and what its reward counts for: computed once in a step, and carried to the weights."""
+
+    rollout: Rollout
+    episode: Episode
+    """As advantages see it."""
+    trained: float
+    """`Episode.total`, but for rounding: rewards that were given as equal, and shaped alike, stay equal."""
+    judged: float
+    """By which its group is filtered: see `filters.metric`."""
 
 
-def is_whole(algorithm: AlgorithmConfig) -> bool:
-    """Whether one value counts for the whole rollout, its turns' rewards included."""
-    return algorithm.advantage.estimator in ("outcome", "chunk", "anchor_state")
-
-
-def episode_of(
+def shaped_rollout(
     rollout: Rollout, algorithm: AlgorithmConfig, max_new_tokens: int, greedy_reward: float | None = None
-) -> Episode:
-    """A scored rollout as numbers, its reward shaped.
+) -> ShapedRollout:
+    """Shape the reward of a scored rollout.
 
     Args:
         rollout: see there.
-        algorithm: how rewards are shaped.
+        algorithm: how rewards are shaped, and groups judged.
         max_new_tokens: longest answer of one turn; a rollout's limit is that of all turns that its prompt has.
         greedy_reward: of the greedy answer to the same prompt.
     """
-    assert rollout.reward is not None, "the rollout was scored"
-    spans = rollout.spans
-    of_whole = rollout.reward.value - sum(turn.reward for turn in rollout.turns)
-    return Episode(
+    reward, spans = rollout.reward, rollout.spans
+    assert reward is not None, "the rollout was scored"
+    shaped = partial(
+        shaped_reward,
+        length=sum(turn.end - turn.start for turn in spans),
+        max_length=max_new_tokens * rollout.prompt.turns,
+        well_formed=rollout.finished and reward.verdict != "no answer",
+        **algorithm.reward.model_dump(),
+    )
+    episode = Episode(
         group=rollout.draw_id,
         domain=rollout.prompt.domain,
-        reward=_shaped(of_whole, rollout, algorithm, max_new_tokens),
+        reward=shaped(reward.value - sum(turn.reward for turn in rollout.turns)),
         num_tokens=len(rollout.token_ids),
         turns=tuple((turn.start, turn.end) for turn in spans),
         turn_rewards=tuple(bounded(algorithm.reward.scale * turn.reward) for turn in spans),
         states=tuple(turn.state for turn in spans),
         greedy_reward=greedy_reward,
     )
-
-
-def _shaped(reward: float, rollout: Rollout, algorithm: AlgorithmConfig, max_new_tokens: int) -> float:
-    assert rollout.reward is not None, "the rollout was scored"
-    return shaped_reward(
-        reward,
-        length=num_written(rollout),
-        max_length=max_new_tokens * rollout.prompt.turns,
-        well_formed=rollout.finished and rollout.reward.verdict != "no answer",
-        **algorithm.reward.model_dump(),
-    )
-
-
-def trained_rewards(rollouts: Sequence[Rollout], algorithm: AlgorithmConfig, max_new_tokens: int) -> Float64Array:
-    """[n] of scored rollouts, as they are trained: shaped, with those of all turns."""
-    return np.array([_trained(r, algorithm, max_new_tokens) for r in rollouts], dtype=np.float64)
-
-
-def _trained(rollout: Rollout, algorithm: AlgorithmConfig, max_new_tokens: int) -> float:
-    """`Episode.total`, but for rounding: rewards that were given as equal, and shaped alike, stay equal."""
-    assert rollout.reward is not None, "the rollout was scored"
-    if algorithm.reward.clip is None:
-        return _shaped(rollout.reward.value, rollout, algorithm, max_new_tokens)
-    return episode_of(rollout, algorithm, max_new_tokens).total
-
-
-def judged_rewards(rollouts: Sequence[Rollout], algorithm: AlgorithmConfig, max_new_tokens: int) -> Float64Array:
-    """[n] of scored rollouts, by which their group is filtered: see `filters.metric`."""
-    if algorithm.filters.metric == "reward":
-        return trained_rewards(rollouts, algorithm, max_new_tokens)
-    return np.array([_accuracy(rollout) for rollout in rollouts], dtype=np.float64)
-
-
-def _accuracy(rollout: Rollout) -> float:
-    assert rollout.reward is not None, "the rollout was scored"
-    correct = rollout.reward.correct
-    return bounded(rollout.reward.value) if correct is None else float(correct)
+    trained = shaped(reward.value) if algorithm.reward.clip is None else episode.total
+    accuracy = bounded(reward.value) if reward.correct is None else float(reward.correct)
+    judged = trained if algorithm.filters.metric == "reward" else accuracy
+    return ShapedRollout(rollout=rollout, episode=episode, trained=trained, judged=judged)
 
 
 def judged_range(
     reward_range: tuple[float, float], algorithm: AlgorithmConfig, *, single_turn: bool
 ) -> tuple[float, float] | None:
-    """Between what `judged_rewards` must lie where rewards are in `reward_range`; `None` where nothing bounds them.
+    """Between what `ShapedRollout.judged` must lie where rewards are in `reward_range`; `None` where nothing bounds it.
 
     Args:
         reward_range: lowest and highest reward as it is given.
@@ -115,16 +93,25 @@ def judged_range(
     )
 
 
+def is_whole(algorithm: AlgorithmConfig) -> bool:
+    """Whether one value counts for the whole rollout, its turns' rewards included."""
+    return algorithm.advantage.estimator in ("outcome", "chunk", "anchor_state")
+
+
+def compared_reward(episode: Episode, algorithm: AlgorithmConfig) -> float:
+    """What baselines and deviations are taken of.
+
+    Where one value counts for the whole, rewards of turns and rewards per token (a KL penalty) are part of it.
+    """
+    return episode.penalised_total if is_whole(algorithm) else episode.reward
+
+
 def outcomes_of(
     episodes: Sequence[Episode], algorithm: AlgorithmConfig, moments: Mapping[str, Moments] | None = None
 ) -> tuple[Float64Array, dict[str, Moments]]:
-    """Normalised rewards [n] of all scored rollouts of a step, and the moments of the run with them.
-
-    Where one value counts for the whole, rewards per token (a KL penalty) are part of it, so that baseline and
-    deviation are taken of the penalised reward.
-    """
+    """Normalised rewards [n] of all scored rollouts of a step, and the moments of the run with them."""
     settings = algorithm.advantage
-    rewards = np.array([e.penalised_total if is_whole(algorithm) else e.reward for e in episodes], dtype=np.float64)
+    rewards = np.array([compared_reward(episode, algorithm) for episode in episodes], dtype=np.float64)
     if settings.function is not None:
         return rewards, dict(moments or {})
     return normalised(

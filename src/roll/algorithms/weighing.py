@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from itertools import zip_longest
 from typing import Any
 
 import numpy as np
@@ -21,7 +22,7 @@ from roll.algorithms.selection import Selection
 from roll.config.algorithm import AlgorithmConfig
 from roll.errors import ConfigError
 from roll.registry import load_function
-from roll.types import BoolArray, FloatArray, Rollout, TrainingBatch, TrainingSample
+from roll.types import BoolArray, FloatArray, TrainingBatch, TrainingSample
 
 __all__ = ["kl_token_rewards", "weigh"]
 
@@ -33,100 +34,100 @@ def weigh(
     *,
     values: Sequence[Sequence[FloatArray]] = (),
     token_rewards: Sequence[FloatArray] = (),
+    **columns: Sequence[Any],
 ) -> TrainingBatch:
-    """Give every token its advantage, and whatever else the algorithm wants of it.
+    """Complete the samples of a batch: every token gets its advantage, and whatever else the algorithm wants of it.
 
     Args:
         batch: of the selection's rollouts, in order.
-        selection: their episodes and outcomes; demonstrations come last.
+        selection: what was chosen; demonstrations come last.
         algorithm: its settings.
         values: [M][n][L] by critic and sample.
         token_rewards: [n][L] rewards per token, such as a KL penalty. Where one value counts for a whole rollout, their
             sum is part of it before baseline and deviation are taken.
+        columns: [n] what else was computed of the samples (log-probs, attention), by the names of their fields.
 
     Raises:
         ConfigError: the user's own estimator returned something else than asked for.
     """
-    starts = [sample.prefix_length for sample in batch.samples if not sample.expert]
-    num_own = len(starts)
-    after = [_after_prompt(arrays[:num_own], starts) for arrays in values]
-    penalties = _after_prompt(token_rewards[:num_own], starts) if len(token_rewards) else []
-    episodes = [
-        replace(
-            episode,
-            values=_mean([critic[i] for critic in after]),
-            token_rewards=penalties[i] if penalties else None,
-        )
-        for i, episode in enumerate(selection.episodes[:num_own])
-    ]
+    num_own = len(selection.trained)
+    own = batch.samples[:num_own]
+    said = [_mean([critic[i] for critic in values]) for i in range(num_own)] if values else []
+    episodes = _episodes(selection, _after_prompt(said, own), _after_prompt(token_rewards, own))
     found = _estimate(episodes, selection, algorithm)
-    spreads = [_deviation([critic[i] for critic in after]) for i in range(len(episodes))] if after else []
-    agreed = _share(spreads, episodes, algorithm.critic.drop_agreed)
-    divergent = _share([-s for s in spreads], episodes, algorithm.entropy.drop_divergent)
-    factors = _factors(selection.rollouts[:num_own], episodes, selection.accuracies, algorithm)
-    samples = []
-    for i, sample in enumerate(batch.samples[:num_own]):
+    spreads = [_deviation([critic[i] for critic in values]) for i in range(num_own)] if values else []
+    spreads, masks = _after_prompt(spreads, own), [episode.mask for episode in episodes[:num_own]]
+    agreed = _smallest(spreads, masks, algorithm.critic.drop_agreed)
+    divergent = _smallest([-s for s in spreads], masks, algorithm.entropy.drop_divergent)
+    factors = _factors(episodes[:num_own], selection.accuracies, algorithm)
+    weights: list[dict[str, Any]] = []
+    for i, sample in enumerate(own):
         advantages = np.where(agreed[i], 0.0, found.advantages[i]) if agreed else found.advantages[i]
-        advantages = advantages * factors[i]
-        samples.append(
-            replace(
-                sample,
-                advantages=_aligned(advantages, sample),
-                returns=_aligned(found.returns[i], sample) if found.returns else None,
-                old_values=_mean([critic[i] for critic in values]),
-                entropy_mask=_aligned(~divergent[i], sample).astype(np.bool_) if divergent else None,
-            )
+        weights.append(
+            {
+                "advantages": _aligned(advantages * factors[i], sample),
+                "returns": _aligned(found.returns[i], sample) if found.returns else None,
+                "old_values": said[i] if said else None,
+                "entropy_mask": _aligned(~divergent[i], sample).astype(np.bool_) if divergent else None,
+            }
         )
-    shown = zip(batch.samples[num_own:], selection.episodes[num_own:], selection.outcomes[num_own:], strict=True)
-    imitated = [replace(s, advantages=_aligned(_imitation(e, o, algorithm), s)) for s, e, o in shown]
-    return replace(batch, samples=(*samples, *imitated))
+    for sample, shown in zip(batch.samples[num_own:], selection.demonstrations, strict=True):
+        weights.append({"advantages": _aligned(_imitation(shown.episode, algorithm), sample)})
+    for i, weight in enumerate(weights):
+        weight |= {name: column[i] for name, column in columns.items()}
+    return replace(batch, samples=tuple(replace(s, **w) for s, w in zip(batch.samples, weights, strict=True)))
 
 
-def _imitation(episode: Episode, outcome: float, algorithm: AlgorithmConfig) -> NDArray[np.floating[Any]]:
+def _imitation(episode: Episode, algorithm: AlgorithmConfig) -> NDArray[np.floating[Any]]:
     """[T] weight x G of a demonstration: its own return, which no baseline touches (arXiv 2512.24873 eq. 7 and 10)."""
     settings, result = algorithm.advantage, np.zeros(episode.num_tokens)
     if settings.estimator == "chunk":
         turns = chunk_returns(episode, episode.total, settings.gamma)
     else:
-        turns = turn_returns(
-            episode, outcome, settings.gamma if settings.estimator in ("turn", "anchor_state") else 1.0
-        )
+        gamma = settings.gamma if settings.estimator in ("turn", "anchor_state") else 1.0
+        turns = turn_returns(episode, episode.reward, gamma)
     result[episode.mask] = per_token(episode, turns)
     return algorithm.imitation.weight * result
 
 
-def kl_token_rewards(batch: TrainingBatch, logprobs: Sequence[FloatArray], algorithm: AlgorithmConfig,
-                     coefficient: float) -> list[FloatArray]:  # fmt: skip
+def kl_token_rewards(
+    batch: TrainingBatch,
+    logprobs: Sequence[FloatArray],
+    ref_logprobs: Sequence[FloatArray],
+    algorithm: AlgorithmConfig,
+    coefficient: float,
+) -> list[FloatArray]:
     """-coefficient x KL of every token [n][L], 0 outside the loss mask; for a penalty in the reward.
 
     Args:
-        batch: with `ref_logprobs`.
+        batch: its samples' masks.
         logprobs: [n][L] of the policy before the update.
+        ref_logprobs: [n][L] of the reference.
         algorithm: names the estimator.
         coefficient: as it is at this step.
     """
     result = []
-    for sample, own in zip(batch.samples, logprobs, strict=True):
-        assert sample.ref_logprobs is not None, "the reference was asked"
-        difference = (own - sample.ref_logprobs).astype(np.float64)
+    for sample, own, ref in zip(batch.samples, logprobs, ref_logprobs, strict=True):
+        difference = (own - ref).astype(np.float64)
         penalty = kl_per_token(difference, np.zeros_like(difference), algorithm.kl.estimator)
         penalty = np.clip(coefficient * penalty, -LARGEST, LARGEST)
         result.append(np.where(sample.loss_mask, -penalty, 0.0).astype(np.float32))
     return result
 
 
-def _after_prompt(arrays: Sequence[FloatArray], starts: Sequence[int]) -> list[FloatArray]:
-    return [array[start:] for array, start in zip(arrays, starts, strict=True)]
+def _after_prompt(arrays: Sequence[FloatArray], samples: Sequence[TrainingSample]) -> list[FloatArray]:
+    """[n][T] of the first samples' arrays [n][L]; empty where there is none."""
+    return [array[sample.prefix_length :] for array, sample in zip(arrays, samples, strict=False)]
 
 
 def _deviation(of_critics: list[FloatArray]) -> FloatArray:
-    """[T] population deviation of the critics' values."""
+    """[L] population deviation of the critics' values."""
     return np.asarray(np.std(of_critics, axis=0, dtype=np.float64), np.float32)
 
 
-def _mean(of_critics: list[FloatArray]) -> FloatArray | None:
-    """[T] mean of the critics' values; `None` without a critic."""
-    return np.asarray(np.mean(of_critics, axis=0, dtype=np.float64), np.float32) if of_critics else None
+def _mean(of_critics: list[FloatArray]) -> FloatArray:
+    """[L] mean of the critics' values."""
+    return np.asarray(np.mean(of_critics, axis=0, dtype=np.float64), np.float32)
 
 
 def _aligned(answer: Any, sample: TrainingSample) -> FloatArray:
@@ -134,41 +135,38 @@ def _aligned(answer: Any, sample: TrainingSample) -> FloatArray:
     return np.concatenate([np.zeros(sample.prefix_length, np.float32), np.asarray(answer, np.float32)])
 
 
-def _estimate(episodes: list[Episode], selection: Selection, algorithm: AlgorithmConfig) -> Estimate:
+def _episodes(selection: Selection, values: Sequence[FloatArray], penalties: Sequence[FloatArray]) -> list[Episode]:
+    """Of all scored rollouts, the trained ones first, with what a critic and a KL penalty say of their tokens.
+
+    Of rollouts that are not trained no log-probs are known: each of their tokens counts with the trained ones' mean
+    reward per token, so that a penalty which all pay alike moves no baseline.
+    """
+    episodes = [shaped.episode for shaped in (*selection.trained, *selection.others)]
+    if penalties:
+        known = [array[episode.mask] for array, episode in zip(penalties, episodes, strict=False)]
+        mean = float(np.concatenate(known).mean(dtype=np.float64))
+        others = episodes[len(penalties) :]
+        penalties = [*penalties, *(np.where(e.mask, mean, 0.0).astype(np.float32) for e in others)]
+    if not values and not penalties:
+        return episodes
+    said = zip_longest(episodes, values, penalties)
+    return [replace(episode, values=own, token_rewards=penalty) for episode, own, penalty in said]
+
+
+def _estimate(everyone: list[Episode], selection: Selection, algorithm: AlgorithmConfig) -> Estimate:
     """Advantages of the trained episodes; the others have their part in baselines, deviations and whitening."""
-    settings = algorithm.advantage
+    settings, num, outcomes = algorithm.advantage, len(selection.trained), selection.outcomes
     if settings.function is not None:
-        return _own_estimate(load_function(settings.function, "advantage function"), settings.function, episodes)
-    num = len(episodes)
-    everyone = [*episodes, *_penalised_alike(selection.others, episodes)]
-    outcomes = np.concatenate([selection.outcomes[:num], selection.other_outcomes])
-    if is_whole(algorithm) and settings.mean != "greedy" and num and episodes[0].token_rewards is not None:
+        function = load_function(settings.function, "advantage function")
+        return _own_estimate(function, settings.function, everyone[:num])
+    penalised = is_whole(algorithm) and settings.mean != "greedy" and any(e.token_rewards is not None for e in everyone)
+    if penalised:
         outcomes, _ = outcomes_of(everyone, algorithm)
-        everyone = [replace(episode, token_rewards=None) for episode in everyone]
     if settings.estimator == "gae":  # critics were not asked for more
         everyone, outcomes = everyone[:num], outcomes[:num]
-    found = estimate(
-        everyone,
-        outcomes,
-        estimator=settings.estimator,
-        std=settings.std,
-        gamma=settings.gamma,
-        gae_lambda=settings.gae_lambda,
-        step_weight=settings.step_weight,
-        whiten=settings.whiten,
-        clip=settings.clip,
-    )
+    own = settings.model_dump(exclude={"mean", "per_domain", "function"})
+    found = estimate(everyone, outcomes, penalised=penalised, **own)
     return Estimate(advantages=found.advantages[:num], returns=found.returns)
-
-
-def _penalised_alike(others: Sequence[Episode], trained: Sequence[Episode]) -> list[Episode]:
-    """Of rollouts that are not trained no log-probs are known: each of their tokens counts with the trained ones' mean
-    reward per token, so that a penalty which all pay alike moves no baseline."""
-    known = [e.token_rewards[e.mask] for e in trained if e.token_rewards is not None]
-    if not known:
-        return list(others)
-    mean = float(np.concatenate(known).mean(dtype=np.float64))
-    return [replace(e, token_rewards=np.where(e.mask, mean, 0.0).astype(np.float32)) for e in others]
 
 
 def _own_estimate(function: Callable[..., Any], path: str, episodes: list[Episode]) -> Estimate:
@@ -188,23 +186,18 @@ def _own_estimate(function: Callable[..., Any], path: str, episodes: list[Episod
     return Estimate(advantages=advantages)
 
 
-def _share(values: list[FloatArray], episodes: list[Episode], share: float) -> list[BoolArray]:
+def _smallest(values: list[FloatArray], masks: list[BoolArray], share: float) -> list[BoolArray]:
     """The tokens that hold the smallest share of values; nothing where the share is 0."""
-    return drop_smallest(values, [episode.mask for episode in episodes], share) if share > 0 and values else []
+    return drop_smallest(values, masks, share) if share > 0 and values else []
 
 
-def _factors(
-    rollouts: Sequence[Rollout],
-    episodes: Sequence[Episode],
-    accuracies: Mapping[int, float],
-    algorithm: AlgorithmConfig,
-) -> Float64Array:
+def _factors(episodes: Sequence[Episode], accuracies: Mapping[int, float], algorithm: AlgorithmConfig) -> Float64Array:
     """[n] factors on whole rollouts, by difficulty and length."""
-    factors = np.ones(len(rollouts))
+    factors = np.ones(len(episodes))
     if algorithm.weights.difficulty:
-        solved = np.array([accuracies[r.draw_id] for r in rollouts])
+        solved = np.array([accuracies[episode.group] for episode in episodes])
         factors *= rescaled_weights(0.5 + 1.5 * (1.0 - np.clip(solved, 0.0, 1.0)))
     if algorithm.weights.length and len(factors):
-        lengths = np.array([episode.mask.sum() for episode in episodes], dtype=np.float64)
+        lengths = np.array([episode.num_written for episode in episodes], dtype=np.float64)
         factors *= rescaled_weights(1.5 - lengths / max(lengths.max(), 1.0))
     return factors

@@ -6,19 +6,18 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from roll.types import FloatArray, Rollout, TrainingBatch, TrainingSample
+from roll.types import Rollout, TrainingBatch, TrainingSample
 
 __all__ = ["build_batch", "build_sample"]
 
 
-def build_sample(rollout: Rollout, advantage: float | FloatArray = 0.0, *, max_new_tokens: int = 1) -> TrainingSample:
+def build_sample(rollout: Rollout, *, max_new_tokens: int = 1) -> TrainingSample:
     """One rollout as a training sample: prompt, then answer; the loss counts what the policy wrote.
 
-    >>> # prompt of 3 tokens, answer of 2:  loss_mask [F F F T T],  advantages [0 0 0 a a]
+    >>> # prompt of 3 tokens, answer of 2:  loss_mask [F F F T T]
 
     Args:
         rollout: the attempt.
-        advantage: of every token, or [T] of each.
         max_new_tokens: longest answer of one turn.
     """
     num_prompt, num_answer = len(rollout.prompt_token_ids), len(rollout.token_ids)
@@ -28,17 +27,16 @@ def build_sample(rollout: Rollout, advantage: float | FloatArray = 0.0, *, max_n
         written[turn.start : turn.end] = True
         chunks[turn.start : turn.end] = index
 
-    def aligned(values: FloatArray) -> FloatArray:
-        return np.concatenate([np.zeros(num_prompt, np.float32), values.astype(np.float32, copy=False)])
-
     return TrainingSample(
         sample_id=rollout.sample_id,
         group_id=rollout.draw_id,
         prefix_length=num_prompt,
         token_ids=np.concatenate([rollout.prompt_token_ids, rollout.token_ids]).astype(np.int32, copy=False),
         loss_mask=np.concatenate([np.zeros(num_prompt, np.bool_), written]),
-        advantages=aligned(np.where(written, advantage, 0.0).astype(np.float32)),
-        rollout_logprobs=aligned(np.where(written, rollout.logprobs, 0.0)),
+        advantages=np.zeros(num_prompt + num_answer, np.float32),
+        rollout_logprobs=np.concatenate([np.zeros(num_prompt), np.where(written, rollout.logprobs, 0.0)]).astype(
+            np.float32
+        ),
         policy_versions=np.concatenate([np.full(num_prompt, -1, np.int32), rollout.policy_versions]).astype(np.int32),
         chunk_ids=np.concatenate([np.full(num_prompt, -1, np.int32), chunks]) if rollout.turns else None,
         max_length=max_new_tokens * rollout.prompt.turns,

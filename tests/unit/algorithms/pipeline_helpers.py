@@ -71,15 +71,10 @@ def take_step(algorithm: AlgorithmConfig, attempts: Sequence[Attempt]) -> Step:
     selection = select(to_groups(own_attempts), algorithm, max_new_tokens=LONGEST, greedy=greedy, demonstrations=shown)
     batch = build_batch(selection.rollouts, temperature=1.0, max_new_tokens=LONGEST)
     own = [by_name[s.sample_id] for s in batch.samples]
-    samples = [
-        replace(s, old_logprobs=after_prompt(a.old), ref_logprobs=after_prompt(a.ref), attention=attention_of(a))
-        for s, a in zip(batch.samples, own, strict=True)
-    ]
-    batch = replace(batch, samples=tuple(samples))
+    old, ref = [after_prompt(a.old) for a in own], [after_prompt(a.ref) for a in own]
     rewards = []
     if algorithm.uses_reference and algorithm.kl.place == "reward":
-        old = [after_prompt(a.old) for a in own]
-        rewards = kl_token_rewards(batch, old, algorithm, algorithm.kl.coefficient)
+        rewards = kl_token_rewards(batch, old, ref, algorithm, algorithm.kl.coefficient)
     critics = algorithm.critic.num_critics if algorithm.uses_critic else 0
     batch = weigh(
         batch,
@@ -87,5 +82,8 @@ def take_step(algorithm: AlgorithmConfig, attempts: Sequence[Attempt]) -> Step:
         algorithm,
         values=[[after_prompt(a.values[m]) for a in own] for m in range(critics)],
         token_rewards=rewards,
+        old_logprobs=old,
+        ref_logprobs=ref,
+        attention=[attention_of(a) for a in own],
     )
     return Step(algorithm=algorithm, selection=selection, batch=batch, attempts=by_name)

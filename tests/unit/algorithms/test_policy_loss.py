@@ -178,6 +178,13 @@ def test_kl_estimators_by_hand() -> None:
     assert absolute == pytest.approx([math.log(2)] * 2)
 
 
+@pytest.mark.parametrize("estimator", ["k1", "k2", "k3", "absolute"])
+def test_a_divergence_of_arrays_is_that_of_tensors(estimator: Any) -> None:
+    logprobs, ref = torch.tensor([[-0.1, -3.0, -90.0, -0.2], [-0.4, -0.1, -1.0, -0.2]], dtype=torch.float64)
+    found = kl_per_token(logprobs.numpy(), ref.numpy(), estimator)
+    assert found == pytest.approx(kl_per_token(logprobs, ref, estimator).numpy(), rel=1e-14)
+
+
 def test_k1_and_k3_are_unbiased_and_the_gradient_of_k2_is_that_of_the_true_divergence() -> None:
     logits = torch.tensor([0.3, -1.0, 0.8], dtype=torch.float64, requires_grad=True)
     ref = torch.log_softmax(torch.tensor([0.0, 0.5, 0.1], dtype=torch.float64), 0)

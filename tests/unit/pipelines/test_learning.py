@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
 
+from roll.algorithms import selection
+from roll.algorithms.rewards import ShapedRollout, shaped_rollout
 from roll.algorithms.selection import Selection
 from roll.algorithms.selection import select as select_groups
 from roll.algorithms.weighing import weigh
@@ -100,6 +103,21 @@ def test_a_group_in_which_all_failed_has_failed_with_its_cause() -> None:
     chosen = select([group(0, [None, None])], GRPO)
     assert chosen.rollouts == ()
     assert chosen.fates == {0: (Fate.FAILED, "engine lost")}
+
+
+def test_a_rollouts_reward_is_shaped_once_whatever_asks_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+
+    def shape(rollout: Rollout, **settings: Any) -> ShapedRollout:
+        asked.append(rollout.sample_id)
+        return shaped_rollout(rollout, **settings)
+
+    monkeypatch.setattr(selection, "shaped_rollout", shape)
+    filters = {"keep": "extremes", "keep_num": 1, "top_variance": 0.5, "min_std": 0.1}
+    algorithm = AlgorithmConfig.model_validate({"filters": filters, "reward": {"clip": 2.0}})
+    chosen = select([group(0, [1.0, 0.0, 0.5]), group(1, [0.4, 0.0])], algorithm)
+    assert [r.sample_id for r in chosen.rollouts] == ["0.0", "0.1"]
+    assert asked == ["0.0", "0.1", "0.2", "1.0", "1.1"]
 
 
 def test_every_draw_gets_a_fate_in_the_ledger() -> None:

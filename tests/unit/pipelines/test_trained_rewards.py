@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from roll.algorithms.aggregate import token_weights
 from roll.algorithms.inputs import LossInputs
 from roll.algorithms.minibatches import critic_share
-from roll.algorithms.rewards import judged_range, judged_rewards
+from roll.algorithms.rewards import judged_range, shaped_rollout
 from roll.algorithms.selection import Selection, doom_of, select
 from roll.algorithms.weighing import kl_token_rewards, weigh
 from roll.config import RLVRConfig
@@ -71,10 +71,9 @@ def advantages(groups: list[Group], algorithm: AlgorithmConfig, kl: dict[str, fl
     batch = build_batch(selection.rollouts, temperature=1.0, max_new_tokens=LONGEST)
     penalties = []
     if kl is not None:
-        samples = [replace(s, ref_logprobs=np.zeros(len(s), np.float32)) for s in batch.samples]
-        batch = replace(batch, samples=tuple(samples))
-        old = [np.full(len(s), kl[s.sample_id], np.float32) for s in samples]
-        penalties = kl_token_rewards(batch, old, algorithm, algorithm.kl.coefficient)
+        old = [np.full(len(s), kl[s.sample_id], np.float32) for s in batch.samples]
+        ref = [np.zeros(len(s), np.float32) for s in batch.samples]
+        penalties = kl_token_rewards(batch, old, ref, algorithm, algorithm.kl.coefficient)
     found = {}
     for sample in weigh(batch, selection, algorithm, token_rewards=penalties).samples:
         values = sample.advantages[sample.loss_mask]
@@ -154,7 +153,7 @@ def test_what_a_group_is_judged_by_lies_in_its_range(
     keys = {**shaping, "overlong_buffer": buffer, "overlong_penalty": 0.7, "format_penalty": 0.3}
     algorithm = algorithm_of("grpo", reward=keys, filters={"metric": metric})
     result = RewardResult(value=reward, correct=correct, verdict="no answer" if malformed else "")
-    (found,) = judged_rewards(group(0, result, length=length).rollouts, algorithm, LONGEST)
+    found = shaped_rollout(group(0, result, length=length).rollouts[0], algorithm, LONGEST).judged
     between = judged_range((-2.0, 3.0), algorithm, single_turn=True)
     assert between is not None
     assert between[0] - 1e-12 <= found <= between[1] + 1e-12
@@ -197,7 +196,7 @@ def test_a_source_with_turns_moves_no_limit_of_the_source_beside_it() -> None:
     for sources in ([single], [single, game]):
         found = selected(sources, [cut, played], reward=shaping)
         # at its limit of 8 tokens the cut answer is punished in full; the game may have 16
-        assert [e.reward for e in found.episodes] == pytest.approx([0.0, -0.1, 1.0, 0.9])
+        assert [s.episode.reward for s in found.trained] == pytest.approx([0.0, -0.1, 1.0, 0.9])
 
 
 def test_the_constant_length_of_dr_grpo_is_a_prompts_own() -> None:

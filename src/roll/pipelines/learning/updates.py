@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 
@@ -57,17 +58,16 @@ async def learn(
         sampling: how its rollouts were made.
     """
     batch = build_batch(selection.rollouts, temperature=sampling.temperature, max_new_tokens=sampling.max_new_tokens)
-    batch = await _with_logprobs(run, learner, algorithm, batch)
+    columns = await _logprobs(run, learner, algorithm, batch)
     coefficient = run.state.kl_coefficient
     coefficient = algorithm.kl.coefficient if coefficient is None else coefficient
     penalties: list[FloatArray] = []
     if algorithm.uses_reference and algorithm.kl.place == "reward":
-        old = [s.old_logprobs for s in batch.samples if s.old_logprobs is not None]
-        penalties = kl_token_rewards(batch, old, algorithm, coefficient)
+        penalties = kl_token_rewards(batch, columns["old_logprobs"], columns["ref_logprobs"], algorithm, coefficient)
     critics = (learner.policy,) if algorithm.shares_critic else learner.critics
     with run.spans.phase("values" if critics else "advantages"):
         values = [(await critic.forward(batch, ["values"]))["values"] for critic in critics]
-    batch = weigh(batch, selection, algorithm, values=values, token_rewards=penalties)
+    batch = weigh(batch, selection, algorithm, values=values, token_rewards=penalties, **columns)
     learned = Learned(batch=batch)
     await _train_critics(run, learner, algorithm, learned, values)
     if run.state.step >= (algorithm.critic.warmup_steps if algorithm.uses_critic else 0):
@@ -82,22 +82,21 @@ def needs_old_logprobs(algorithm: AlgorithmConfig) -> bool:
     return algorithm.updates_per_step > 1 or in_reward
 
 
-async def _with_logprobs(run: Run, learner: Learner, algorithm: AlgorithmConfig, batch: TrainingBatch) -> TrainingBatch:
-    """Add `old_logprobs` and `ref_logprobs` where something uses them, and what the same pass says of attention."""
-    samples = batch.samples
+async def _logprobs(
+    run: Run, learner: Learner, algorithm: AlgorithmConfig, batch: TrainingBatch
+) -> dict[str, Sequence[Any]]:
+    """`old_logprobs` and `ref_logprobs` where something uses them, and what the same pass says of `attention`."""
+    columns: dict[str, Sequence[Any]] = {}
     if needs_old_logprobs(algorithm):
         observed = attention_range(algorithm)
         with run.spans.phase("old_logprobs"):
             wanted: list[Output] = ["logprobs"] if observed is None else ["logprobs", "attention"]
             old = await learner.policy.forward(batch, wanted, attention=observed)
-        seen = old.get("attention", [None] * len(samples))
-        said = zip(samples, old["logprobs"], seen, strict=True)
-        samples = tuple(replace(s, old_logprobs=logprobs, attention=own) for s, logprobs, own in said)
+        columns |= {"old_logprobs" if name == "logprobs" else name: column for name, column in old.items()}
     if learner.reference is not None:
         with run.spans.phase("reference"):
-            ref = (await learner.reference.forward(batch, ["logprobs"]))["logprobs"]
-        samples = tuple(replace(s, ref_logprobs=own) for s, own in zip(samples, ref, strict=True))
-    return replace(batch, samples=samples)
+            columns["ref_logprobs"] = (await learner.reference.forward(batch, ["logprobs"]))["logprobs"]
+    return columns
 
 
 async def _train_critics(

@@ -44,6 +44,8 @@ async def collect(circle: Circle, live: LivePolicy) -> Collected:
 
 def chosen(config: RLVRConfig, run: Run, batch: Batch, demonstrations: Sequence[Rollout]) -> Collected:
     """What a step learns from, of a batch and of demonstrations of its prompts."""
+    left_out = {draw_id: (Fate.FILTERED, why) for draw_id, why in batch.left_out.items()}
+    expired = {draw_id: (Fate.EXPIRED, why) for draw_id, why in batch.expired.items()}
     with run.spans.phase("advantages"):
         selection = select(
             batch.groups,
@@ -52,9 +54,8 @@ def chosen(config: RLVRConfig, run: Run, batch: Batch, demonstrations: Sequence[
             moments=run.state.moments,
             greedy=batch.companions.get(GREEDY, ()),
             demonstrations=demonstrations,
-            left_out=batch.left_out,
+            decided=left_out | expired,
         )
-    selection.fates.update({draw_id: (Fate.EXPIRED, why) for draw_id, why in batch.expired.items()})
     return Collected(batch=batch, selection=selection, demonstrations=tuple(demonstrations))
 
 
