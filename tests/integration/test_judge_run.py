@@ -17,7 +17,7 @@ from integration.test_ray_run import actor_processes, end, marked, steps_recorde
 import roll
 from roll.cluster.actor_log import ACTOR_LOG
 from roll.cluster.local import LocalCluster
-from roll.config import RLVRConfig
+from roll.config.pipelines.rlvr import RLVRConfig
 from roll.errors import AlarmError, EngineDiedError, RewardInfraError
 from roll.inference.hf import HFEngine
 from roll.models.tiny import write_tiny_model

@@ -7,7 +7,7 @@ from dataclasses import replace
 from functools import partial
 from typing import cast
 
-from roll.config import RLVRConfig
+from roll.config.pipelines.rlvr import RLVRConfig
 from roll.data import Data
 from roll.pipelines.learning.selection import doom_of, group_reason
 from roll.pipelines.state import RunState

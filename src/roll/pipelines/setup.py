@@ -8,7 +8,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 
 from roll.cluster.base import Cluster, open_cluster, start_together
-from roll.config import RLVRConfig
+from roll.config.pipelines.rlvr import RLVRConfig
 from roll.inference import resolve_engine_kind
 from roll.pipelines.checkpoint import Checkpointer
 from roll.pipelines.judge import JudgeRole, start_judge

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from roll.config import RLVRConfig
+from roll.config.pipelines.rlvr import RLVRConfig
 from roll.pipelines.saved import SavedRun
 from roll.protocols import Scorer, TrainerGroup
 from roll.training import Schedule, TrainerSpec

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from contextlib import AsyncExitStack
 
-from roll.config import RLVRConfig
+from roll.config.pipelines.rlvr import RLVRConfig
 from roll.envs.watch import watched
 from roll.pipelines.learning.failures import Retries
 from roll.rollout import RolloutScheduler

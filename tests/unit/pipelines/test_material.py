@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from roll.config import RLVRConfig
+from roll.config.pipelines.rlvr import RLVRConfig
 from roll.data import ChatRenderer
 from roll.errors import DataError
 from roll.models import load_tokenizer

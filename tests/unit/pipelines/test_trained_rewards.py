@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 
 from roll.algorithms.aggregate import token_weights
 from roll.algorithms.inputs import LossInputs
-from roll.config import RLVRConfig
 from roll.config.algorithm import AlgorithmConfig
+from roll.config.pipelines.rlvr import RLVRConfig
 from roll.data.samples import build_batch
 from roll.pipelines.learning.collecting import chosen
 from roll.pipelines.learning.minibatches import critic_share

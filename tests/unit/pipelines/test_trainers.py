@@ -11,7 +11,7 @@ import pytest
 
 from roll.algorithms.losses import PolicyLoss
 from roll.cluster.local import LocalCluster
-from roll.config import RLVRConfig
+from roll.config.pipelines.rlvr import RLVRConfig
 from roll.errors import ModelError, UnsupportedError
 from roll.models import load_tokenizer
 from roll.models.tiny import write_tiny_model

@@ -14,7 +14,7 @@ import yaml
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from unit.tracking.conftest import make_group
 
-from roll.config import RLVRConfig
+from roll.config.pipelines.rlvr import RLVRConfig
 from roll.errors import ConfigError, RunDirectoryError
 from roll.tracking import RunDirectory, Tracker, is_timing, read_metrics
 from roll.tracking.rollout_table import write_rollouts

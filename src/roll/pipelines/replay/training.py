@@ -15,7 +15,7 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 
 from roll.cluster.base import open_cluster, start_together
-from roll.config import RLVRConfig
+from roll.config.pipelines.rlvr import RLVRConfig
 from roll.pipelines import saving, steps
 from roll.pipelines.checkpoint import Checkpointer
 from roll.pipelines.learning.collecting import Collected, chosen
