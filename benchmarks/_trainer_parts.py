@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import torch
 
-    from roll.config import RLVRConfig
+    from roll.config.pipelines.rlvr import RLVRConfig
     from roll.training.backend import TorchBackend
     from roll.training.layout import PackedLayout
     from roll.types import TrainingBatch
@@ -37,7 +37,7 @@ def quickstart_config() -> RLVRConfig:
     """The quickstart's settings: model, data, trainer, engine."""
     import yaml
 
-    from roll.config import RLVRConfig
+    from roll.config.pipelines.rlvr import RLVRConfig
 
     return RLVRConfig.model_validate(yaml.safe_load((ROOT / QUICKSTART).read_text()))
 

@@ -71,7 +71,7 @@ def run_trl(num_steps: int, dtype: str) -> dict[str, Any]:
     from transformers import TrainerCallback
     from trl import GRPOConfig, GRPOTrainer
 
-    from roll.config import RLVRConfig
+    from roll.config.pipelines.rlvr import RLVRConfig
     from roll.data import build_data
     from roll.models import load_causal_lm, load_tokenizer, resolve_model
 

@@ -18,7 +18,7 @@ from worlds.tiny_model import write_tiny_model
 import roll
 from roll.cluster.actor_log import ACTOR_LOG
 from roll.cluster.local import LocalCluster
-from roll.config import RLVRConfig
+from roll.config.pipelines.rlvr import RLVRConfig
 from roll.errors import AlarmError, EngineDiedError, RewardInfraError
 from roll.inference.hf import HFEngine
 from roll.pipelines.judge import start_judge

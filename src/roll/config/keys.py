@@ -18,7 +18,7 @@ from pydantic_core import PydanticUndefined
 
 from roll.config.base import PATTERN_WORDS, Section
 
-__all__ = ["Key", "Shape", "all_keys", "child", "shape_of", "tag_key", "template", "type_words"]
+__all__ = ["Key", "Shape", "all_keys", "child", "sections_of", "shape_of", "tag_key", "template", "type_words"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -144,14 +144,17 @@ def child(shape: Shape, part: str | int, value: Any = None) -> list[tuple[FieldI
     if shape.is_list:
         is_index = isinstance(part, int) or part == "N" or part.isdigit()
         return [(None, shape.item)] if is_index else []
+    fields = [section.model_fields.get(str(part)) for section in sections_of(shape, value)]
+    return [(field, field.annotation) for field in fields if field is not None]
+
+
+def sections_of(shape: Shape, value: Any) -> list[type[Section]]:
+    """The sections that `value` may be: of a union the member that its tag chooses, or all of them."""
     sections = [shape.section] if shape.section else [section for _, section in shape.variants]
     if shape.variants and isinstance(value, dict):
         tag = str(value.get(tag_key(shape.variants[0][1]))).partition(":")[0]
         sections = [section for name, section in shape.variants if name == tag] or sections
-    fields = [
-        section.model_fields[part] for section in sections if isinstance(part, str) and part in section.model_fields
-    ]
-    return [(field, field.annotation) for field in fields]
+    return sections
 
 
 def all_keys(model: type[Section]) -> Iterator[Key]:

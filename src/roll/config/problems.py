@@ -14,7 +14,7 @@ from pydantic_core import ErrorDetails
 
 from roll.config.base import Section
 from roll.config.document import Document, KeyPath, dotted, dump
-from roll.config.keys import Shape, all_keys, child, shape_of, tag_key, type_words
+from roll.config.keys import Shape, all_keys, child, sections_of, shape_of, tag_key, type_words
 from roll.registry import nearest
 
 __all__ = ["describe", "message", "show", "unknown_key"]
@@ -245,11 +245,7 @@ def _siblings(path: KeyPath, document: Document, model: type[Section]) -> list[s
         if not found:
             return []
         shape = shape_of(found[0][1])
-    sections = [shape.section] if shape.section else [section for _, section in shape.variants]
-    if shape.variants and isinstance(value, dict):
-        tag = str(value.get(tag_key(shape.variants[0][1]))).partition(":")[0]
-        sections = [section for name, section in shape.variants if name == tag] or sections
-    return list(dict.fromkeys(name for section in sections for name in section.model_fields))
+    return list(dict.fromkeys(name for section in sections_of(shape, value) for name in section.model_fields))
 
 
 def _at_path(value: Any, part: str | int) -> Any:

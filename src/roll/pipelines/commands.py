@@ -10,8 +10,8 @@ from pathlib import Path
 
 from roll.callbacks import Callbacks
 from roll.cluster.base import open_cluster
-from roll.config import RLVRConfig
 from roll.config.load import resolved
+from roll.config.pipelines.rlvr import RLVRConfig
 from roll.config.run import RunConfig
 from roll.errors import CallbackError, ConfigError, DataError, InfraError, UserError
 from roll.pipelines.checkpoint_files import (

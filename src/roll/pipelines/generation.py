@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any, cast
 
 from roll.cluster.base import Cluster, start_together
-from roll.config import RLVRConfig
+from roll.config.pipelines.rlvr import RLVRConfig
 from roll.data import ChatRenderer
 from roll.envs.timing import watched
 from roll.inference import resolve_engine_kind

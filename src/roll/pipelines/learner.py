@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from roll.config import RLVRConfig
+from roll.config.pipelines.rlvr import RLVRConfig
 from roll.errors import HalfUpdatedError, InfraError
 from roll.pipelines.checkpoint_files import SavedRun
 from roll.pipelines.run import Run

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from roll.config import RLVRConfig
+from roll.config.pipelines.rlvr import RLVRConfig
 from roll.data import ChatRenderer, Data, build_data, held_out_draws
 from roll.envs import longest_rollout
 from roll.errors import ModelError

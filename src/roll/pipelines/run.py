@@ -14,8 +14,8 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from roll.config import RLVRConfig
 from roll.config.operations import CheckpointConfig
+from roll.config.pipelines.rlvr import RLVRConfig
 from roll.data import PromptStream
 from roll.errors import AlarmError
 from roll.pipelines.checkpoint_files import SavedRun

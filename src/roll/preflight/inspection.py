@@ -7,14 +7,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from roll.config.run import RunConfig
 from roll.errors import RunDirectoryError, UserError
 from roll.preflight.machine import free_disk
 from roll.preflight.report import Report
 
-__all__ = ["compare_memory", "look", "look_at_disk", "look_at_model", "look_at_places"]
+if TYPE_CHECKING:
+    from roll.models import ModelDescription
+
+__all__ = ["compare_memory", "described", "look", "look_at_disk", "look_at_places"]
 
 C = TypeVar("C", bound=RunConfig)
 
@@ -39,17 +42,15 @@ def look_at_places(report: Report, config: RunConfig) -> None:
         report.placement = place(config.cluster, config.roles, per_node)
 
 
-def look_at_model(report: Report, config: RunConfig) -> None:
-    """The sizes of the model, and whether it is here."""
+def described(report: Report, path: str, whose: str) -> ModelDescription | None:
+    """A model's sizes, where they are known without a download; a note where the run has to fetch it first."""
     from roll.models import CATALOGUE, describe_model, find_model
 
-    path = config.model.path
-    report.model_is_here = find_model(path) is not None
-    if report.model_is_here or path in CATALOGUE:
-        report.model = describe_model(path)
-    if not report.model_is_here:
+    here = find_model(path) is not None
+    if not here:
         what = "prepare it (about 20 s)" if path in CATALOGUE else "download it"
-        report.notes.append(f"the model '{path}' is not here yet: the run will {what} first.")
+        report.notes.append(f"{whose} '{path}' is not here yet: the run will {what} first.")
+    return describe_model(path) if here or path in CATALOGUE else None
 
 
 def compare_memory(report: Report) -> None:

@@ -50,7 +50,6 @@ class Report:
     """The critics' backbone, where it is not the policy's."""
     judge: JudgeEngines | None = None
     """The run's own judge, where there is one on this machine."""
-    model_is_here: bool = False
     longest_prompt: int | None = None
     longest_rollout: int | None = None
     """Tokens after a prompt, at most: all answers, and what an environment says between them."""

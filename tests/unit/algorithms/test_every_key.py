@@ -22,9 +22,9 @@ from cases import random_attempts, to_groups
 from model_helpers import loss_inputs_of_batch
 from worlds.tiny_model import write_tiny_model
 
-from roll.config import RLVRConfig
 from roll.config.algorithm import AlgorithmConfig
 from roll.config.keys import Key, all_keys
+from roll.config.pipelines.rlvr import RLVRConfig
 from roll.data import ChatRenderer
 from roll.models import load_tokenizer
 from roll.pipelines.learner import Learner, critic_specs, policy_spec

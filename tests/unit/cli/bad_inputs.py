@@ -12,8 +12,8 @@ from typing import Any, get_args, get_origin
 
 import yaml
 
-from roll.config import RLVRConfig
 from roll.config.keys import Key, Shape, all_keys
+from roll.config.pipelines.rlvr import RLVRConfig
 
 BadInput = tuple[bytes, list[str], str]
 """A configuration file's content, the overrides given with it, and what the message must name."""

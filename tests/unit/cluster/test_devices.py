@@ -8,7 +8,7 @@ import pytest
 
 from roll.cluster.devices import Placement
 from roll.cluster.devices import place as place_roles
-from roll.config import RLVRConfig
+from roll.config.pipelines.rlvr import RLVRConfig
 from roll.errors import PlacementError
 
 

@@ -11,10 +11,10 @@ import pytest
 import yaml
 from pydantic_core import PydanticUndefined
 
-from roll.config import RLVRConfig
 from roll.config.explain import explain, find_keys, summary_of
 from roll.config.keys import all_keys, template
 from roll.config.load import load_config, resolved
+from roll.config.pipelines.rlvr import RLVRConfig
 from roll.config.reference import reference
 from roll.config.schema import json_schema
 from roll.errors import ConfigError

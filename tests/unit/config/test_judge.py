@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from roll.cluster.devices import place
-from roll.config import RLVRConfig
 from roll.config.load import load_config, resolved
+from roll.config.pipelines.rlvr import RLVRConfig
 from roll.errors import ConfigError, PlacementError
 
 ASKING = [{"source": "arithmetic", "reward": "judge"}]

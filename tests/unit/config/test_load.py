@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 import yaml
 
-from roll.config import RLVRConfig
 from roll.config.document import parse
 from roll.config.keys import all_keys
 from roll.config.load import as_override_list, dump_yaml, load_config, load_run_config, resolved
+from roll.config.pipelines.rlvr import RLVRConfig
 from roll.config.problems import MAX_LINES, NAMES_ELSEWHERE
 from roll.errors import ConfigError, RunDirectoryError
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -10,6 +11,7 @@ from typing import Any, Literal
 import jsonschema
 import pytest
 
+from roll.cli.main import run
 from roll.cluster.devices import place
 from roll.config.base import Section, option
 from roll.config.cluster import ClusterConfig, DeviceMapping, Devices, RoleDevices
@@ -123,6 +125,20 @@ def test_it_is_explained_and_has_a_schema_and_a_page(tmp_path: Path) -> None:
     for function in (explain, json_schema, reference):
         with pytest.raises(ConfigError, match=r"unknown pipeline 'tyo'\. Did you mean 'toy'\?"):
             function(*(["", "tyo"] if function is explain else ["tyo"]))  # type: ignore[operator]
+
+
+def test_commands_explain_and_show_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["config", "explain", "--pipeline", "toy", "num_epochs"]) == 0
+    assert "How often it is read." in capsys.readouterr().out
+    assert run(["config", "schema", "--pipeline", "toy"]) == 0
+    assert json.loads(capsys.readouterr().out) == json_schema("toy")
+    (tmp_path / "x.yaml").write_text(dump(BASE))
+    assert run(["config", "show", str(tmp_path / "x.yaml")]) == 0
+    assert "num_epochs: 1" in capsys.readouterr().out
+    for command in (["train"], ["check"], ["eval"]):
+        assert run([*command, str(tmp_path / "x.yaml"), f"output_dir={tmp_path}"]) == 2
+        assert "runs the pipeline toy, and this is only there for rlvr" in capsys.readouterr().err
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["x.yaml"]
 
 
 def test_a_run_of_it_is_resumed_and_what_it_has_not_is_refused(tmp_path: Path) -> None:

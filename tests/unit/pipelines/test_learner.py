@@ -12,7 +12,7 @@ from worlds.tiny_model import write_tiny_model
 
 from roll.algorithms.losses import PolicyLoss
 from roll.cluster.local import LocalCluster
-from roll.config import RLVRConfig
+from roll.config.pipelines.rlvr import RLVRConfig
 from roll.errors import ModelError, UnsupportedError
 from roll.models import load_tokenizer
 from roll.pipelines.learner import WithoutAdapters, critic_specs, policy_spec, reference_of, reference_specs

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from worlds.tiny_model import write_tiny_model
 
-from roll.config import RLVRConfig
+from roll.config.pipelines.rlvr import RLVRConfig
 from roll.data import ChatRenderer
 from roll.errors import ConfigError, DataError
 from roll.models import load_tokenizer

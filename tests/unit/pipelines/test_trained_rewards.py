@@ -20,8 +20,8 @@ from roll.algorithms.minibatches import critic_share
 from roll.algorithms.rewards import judged_range, shaped_rollout
 from roll.algorithms.selection import Selection, doom_of, select
 from roll.algorithms.weighing import kl_token_rewards, weigh
-from roll.config import RLVRConfig
 from roll.config.algorithm import AlgorithmConfig
+from roll.config.pipelines.rlvr import RLVRConfig
 from roll.data.samples import build_batch
 from roll.pipelines.rlvr.collecting import chosen
 from roll.types import Fate, Group, Prompt, PromptDraw, RewardResult, Rollout, Turn

@@ -15,8 +15,8 @@ from unit.simulation.engine_helpers import drive, request, timed
 from unit.simulation.test_costs import CHIP, TOY
 
 from roll.cli.main import run
-from roll.config import RLVRConfig
 from roll.config.load import resolved
+from roll.config.pipelines.rlvr import RLVRConfig
 from roll.config.simulation import load_simulation
 from roll.errors import ConfigError, DataError
 from roll.inference.step_log import EngineStretch, StepLog

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from roll.config import RLVRConfig
+from roll.config.pipelines.rlvr import RLVRConfig
 from roll.tracking import RunDirectory, Tracker
 from roll.types import Group, Prompt, PromptDraw, RewardResult, Rollout, RolloutStatus
 

@@ -15,7 +15,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from roll.config import RLVRConfig
+from roll.config.pipelines.rlvr import RLVRConfig
 from roll.tracking import RunDirectory, Tracker
 from roll.tracking.logs import tail
 
@@ -94,7 +94,7 @@ def test_the_tail_of_a_log_is_its_last_lines_with_text(tmp_path: Path) -> None:
 
 RUN = """
 import time
-from roll.config import RLVRConfig
+from roll.config.pipelines.rlvr import RLVRConfig
 from roll.tracking import RunDirectory, Tracker
 config = RLVRConfig.model_validate({
     "name": "demo", "output_dir": sys.argv[1], "model": "smollm2-135m-instruct",

@@ -15,7 +15,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from unit.tracking.conftest import make_group
 from worlds.timing import is_timing
 
-from roll.config import RLVRConfig
+from roll.config.pipelines.rlvr import RLVRConfig
 from roll.errors import ConfigError, RunDirectoryError
 from roll.tracking import RunDirectory, Tracker, read_metrics
 from roll.tracking.rollout_table import write_rollouts

@@ -13,7 +13,7 @@ from roll.config.run import RunConfig
 from roll.config.truncation import truncation_note
 from roll.errors import ConfigError, DataError
 from roll.pipelines.check.estimate import BatchArithmetic, batch_arithmetic, disk_use, memory_by_role
-from roll.preflight.inspection import compare_memory, look, look_at_disk, look_at_model, look_at_places
+from roll.preflight.inspection import compare_memory, described, look, look_at_disk, look_at_places
 from roll.preflight.machine import inspect_machine
 from roll.preflight.report import Report
 from roll.running import run_to_end
@@ -32,7 +32,7 @@ def inspect(config: RunConfig) -> Report:
         Report(config=known, method=method, machine=inspect_machine()),
         known,
         _look_at_places,
-        _look_at_models,
+        _look_at_model,
         _look_at_judge,
         _look_at_prompts,
         _look_at_tests,
@@ -49,35 +49,23 @@ def _look_at_places(report: Report, config: RLVRConfig) -> None:
     report.engine_kind = resolve_engine_kind(config.inference.engine)
 
 
-def _look_at_models(report: Report, config: RLVRConfig) -> None:
-    from roll.models import CATALOGUE, describe_model, find_model
-
-    look_at_model(report, config)
+def _look_at_model(report: Report, config: RLVRConfig) -> None:
+    report.model = described(report, config.model.path, "the model")
     if report.model is not None:
         _check_context(config, report.model.context_length)
-    backbone = config.algorithm.critic.model
-    if config.algorithm.uses_critic and backbone is not None:
-        if find_model(backbone) is not None or backbone in CATALOGUE:
-            report.critic = describe_model(backbone)
-        else:
-            report.notes.append(f"the critics' model '{backbone}' is not here yet: the run will download it first.")
+    if config.algorithm.uses_critic and config.algorithm.critic.model is not None:
+        report.critic = described(report, config.algorithm.critic.model, "the critics' model")
 
 
 def _look_at_judge(report: Report, config: RLVRConfig) -> None:
-    from roll.models import CATALOGUE, describe_model, find_model
-
-    judge = config.judge
-    if judge is None:
+    if config.judge is None:
         return
     from roll.pipelines.judge.specs import judge_context, judge_kind
 
-    kind = judge_kind(config)
-    path = find_model(judge.model)
-    if path is None:
-        how = "prepare it" if judge.model in CATALOGUE else "download it"
-        report.notes.append(f"the judge's model '{judge.model}' is not here yet: the run will {how} first.")
-        return
-    report.judge = JudgeEngines(sizes=describe_model(judge.model), kind=kind, max_context=judge_context(config, path))
+    kind, path = judge_kind(config), config.judge.model
+    sizes = described(report, path, "the judge's model")
+    if sizes is not None:
+        report.judge = JudgeEngines(sizes=sizes, kind=kind, max_context=judge_context(config, path))
 
 
 def _check_context(config: RLVRConfig, context_length: int) -> None:
@@ -94,13 +82,13 @@ def _check_context(config: RLVRConfig, context_length: int) -> None:
 
 
 def _look_at_prompts(report: Report, config: RLVRConfig) -> None:
-    if not report.model_is_here or report.model is None:
-        _count_prompts(report, config)
-        return
     from roll.data import ChatRenderer, build_data
     from roll.envs import longest_rollout
-    from roll.models import load_tokenizer
+    from roll.models import find_model, load_tokenizer
 
+    if report.model is None or find_model(config.model.path) is None:
+        _count_prompts(report, config)
+        return
     tokenizer = load_tokenizer(config.model.path, trust_remote_code=config.model.trust_remote_code)
     context = config.inference.max_context or report.model.context_length
     if context <= config.rollout.max_new_tokens:

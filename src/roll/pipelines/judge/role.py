@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from roll.cluster.base import Cluster
-from roll.config import RLVRConfig
+from roll.config.pipelines.rlvr import RLVRConfig
 from roll.config.run import RunConfig
 from roll.errors import InfraError, RewardInfraError, UserError
 from roll.models import load_tokenizer, resolve_model, stop_token_ids

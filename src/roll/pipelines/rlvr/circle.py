@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
-from roll.config import RLVRConfig
+from roll.config.pipelines.rlvr import RLVRConfig
 from roll.pipelines.learner import Learner
 from roll.pipelines.live_policy import LivePolicy
 from roll.pipelines.rlvr.recorder import Recorder

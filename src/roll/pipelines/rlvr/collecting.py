@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from roll.algorithms.selection import Selection, select
-from roll.config import RLVRConfig
+from roll.config.pipelines.rlvr import RLVRConfig
 from roll.pipelines.live_policy import LivePolicy
 from roll.pipelines.rlvr.circle import Circle
 from roll.pipelines.rlvr.demonstrations import demonstrations

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from roll.config import RLVRConfig
+from roll.config.pipelines.rlvr import RLVRConfig
 from roll.data import ChatRenderer
 from roll.errors import InfraError
 from roll.pipelines.live_policy import LivePolicy

@@ -9,7 +9,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 
 from roll.cluster.base import Cluster, open_cluster
-from roll.config import RLVRConfig
+from roll.config.pipelines.rlvr import RLVRConfig
 from roll.inference import resolve_engine_kind
 from roll.pipelines.evaluation import Evaluator
 from roll.pipelines.generation import Roles, open_generation, start_roles

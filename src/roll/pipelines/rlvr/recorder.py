@@ -16,8 +16,8 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 
-from roll.config import RLVRConfig
 from roll.config.load import resolved
+from roll.config.pipelines.rlvr import RLVRConfig
 from roll.models import load_tokenizer
 from roll.models.fingerprint import model_fingerprint, tokenizer_fingerprint
 from roll.pipelines.preparation import Prepared

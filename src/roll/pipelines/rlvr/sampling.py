@@ -7,7 +7,7 @@ from dataclasses import replace
 from functools import partial
 
 from roll.algorithms.selection import doom_of, group_reason
-from roll.config import RLVRConfig
+from roll.config.pipelines.rlvr import RLVRConfig
 from roll.data import Data
 from roll.pipelines.generation import Generation
 from roll.pipelines.state import RunState

@@ -5,10 +5,10 @@ from __future__ import annotations
 import logging
 from pathlib import Path
 
-from roll.config import RLVRConfig
 from roll.config.algorithm import AlgorithmConfig
 from roll.config.load import load_config
 from roll.config.load_replay import changed_keys, check_replayable
+from roll.config.pipelines.rlvr import RLVRConfig
 from roll.errors import CheckpointError, ConfigError, DataError, ModelError
 from roll.models import load_tokenizer
 from roll.models.fingerprint import model_fingerprint, tokenizer_fingerprint

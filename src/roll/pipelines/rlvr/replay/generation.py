@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from roll.cluster.base import open_cluster
-from roll.config import RLVRConfig
+from roll.config.pipelines.rlvr import RLVRConfig
 from roll.errors import ConfigError
 from roll.models import resolve_model
 from roll.pipelines import measures

@@ -17,7 +17,7 @@ from dataclasses import replace
 from functools import partial
 
 from roll.cluster.base import open_cluster, start_together
-from roll.config import RLVRConfig
+from roll.config.pipelines.rlvr import RLVRConfig
 from roll.pipelines.learner import Learner, device_role, trainer_specs
 from roll.pipelines.preparation import prepare
 from roll.pipelines.rlvr.circle import Circle
