@@ -33,10 +33,11 @@ def build_sample(rollout: Rollout, advantage: float | FloatArray = 0.0, *, max_n
 
     return TrainingSample(
         sample_id=rollout.rollout_id,
-        group_id=rollout.draw_id,
+        unit=rollout.draw_id,
         prefix_length=num_prompt,
         token_ids=np.concatenate([rollout.prompt_token_ids, rollout.token_ids]).astype(np.int32, copy=False),
         loss_mask=np.concatenate([np.zeros(num_prompt, np.bool_), written]),
+        attachments=rollout.prompt.attachments,
         advantages=aligned(np.where(written, advantage, 0.0).astype(np.float32)),
         rollout_logprobs=aligned(np.where(written, rollout.logprobs, 0.0)),
         policy_versions=np.concatenate([np.full(num_prompt, -1, np.int32), rollout.policy_versions]).astype(np.int32),

@@ -24,7 +24,7 @@ def minibatches(batch: TrainingBatch, num: int, seed: tuple[int, ...]) -> Iterat
         return
     groups: dict[int, list[int]] = {}
     for index, sample in enumerate(batch.samples):
-        groups.setdefault(sample.group_id, []).append(index)
+        groups.setdefault(sample.unit, []).append(index)
     order = [list(groups.values())[i] for i in np.random.default_rng(seed).permutation(len(groups))]
     total, taken = len(batch.samples), 0
     parts: list[list[int]] = [[] for _ in range(num)]
@@ -51,7 +51,7 @@ def critic_share(batch: TrainingBatch, critic: int, num_critics: int, first: int
     """
     groups: dict[int, list[int]] = {}
     for index, sample in enumerate(batch.samples):
-        groups.setdefault(sample.group_id, []).append(index)
+        groups.setdefault(sample.unit, []).append(index)
     dealt = [index for members in groups.values() for index in members]
     own = {index for place, index in enumerate(dealt, start=first) if place % num_critics == critic}
     return replace(batch, samples=tuple(sample for index, sample in enumerate(batch.samples) if index in own))
