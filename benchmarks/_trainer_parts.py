@@ -59,7 +59,7 @@ def random_batch(num_groups: int, group_size: int, answer: tuple[int, int], voca
             samples.append(
                 TrainingSample(
                     sample_id=f"{group}.{index}",
-                    group_id=group,
+                    unit=group,
                     prefix_length=PROMPT_TOKENS,
                     token_ids=token_ids,
                     loss_mask=in_answer,

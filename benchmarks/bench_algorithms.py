@@ -48,12 +48,12 @@ def groups_of(batch: TrainingBatch) -> list[Group]:
     groups: dict[int, list[Rollout]] = {}
     for sample in batch.samples:
         length, start = len(sample) - sample.prefix_length, sample.prefix_length
-        prompt = Prompt(uid=f"p/{sample.group_id}", domain="d", messages=())
-        own = groups.setdefault(sample.group_id, [])
+        prompt = Prompt(uid=f"p/{sample.unit}", domain="d", messages=())
+        own = groups.setdefault(sample.unit, [])
         half = length // 2
         own.append(
             Rollout(
-                draw_id=sample.group_id,
+                draw_id=sample.unit,
                 index=len(own),
                 prompt=prompt,
                 prompt_token_ids=sample.token_ids[:start],
@@ -96,7 +96,7 @@ def inputs_of(batch: TrainingBatch) -> LossInputs:
         old_logprobs=noise[1] - 10,
         rollout_logprobs=noise[2] - 10,
         ref_logprobs=noise[3] - 10,
-        advantages=torch.from_numpy(np.concatenate([s.advantages[s.loss_mask] for s in batch.samples])),
+        advantages=torch.from_numpy(np.concatenate([np.asarray(s.advantages)[s.loss_mask] for s in batch.samples])),
         sequence_ids=ids,
         chunk_ids=ids,
         sequence_lengths=lengths.float(),

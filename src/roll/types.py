@@ -284,6 +284,8 @@ class Needs:
     """Of a value head on the policy's network, with their returns and, where samples have them, the old values."""
     attention: AttentionRange | None = None
     """What the policy's attention says of every sequence, over this range."""
+    whole_units: bool = False
+    """All samples of a unit in one micro-batch, however long they are: the loss compares them."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -300,18 +302,22 @@ class AttentionStatistics:
 class TrainingSample:
     """One flat token sequence for the trainer. All arrays are [L], aligned with `token_ids`.
 
-    Entry i of a log-prob array belongs to token i, given tokens 0 … i-1. Entry 0 is never trained on.
+    Every sample has the fields up to `attachments`; the others are columns that some losses need. Entry i of a log-prob
+    array belongs to token i, given tokens 0 … i-1. Entry 0 is never trained on.
     """
 
     sample_id: str
-    group_id: int
-    """Samples of one group share their first `prefix_length` tokens, computed once by the trainer."""
-    prefix_length: int
+    unit: int
+    """Samples of one unit belong together: the rollouts of a group, the two answers of a pair. Those that begin with
+    the same `prefix_length` tokens share them, computed once by the trainer. See `Needs.whole_units`."""
+    prefix_length: int = 0
     token_ids: IntArray
     loss_mask: BoolArray
-    """True where the policy sampled the token and the loss counts it."""
-    advantages: FloatArray
-    rollout_logprobs: FloatArray
+    """True where the loss counts the token: the policy sampled it, or is to imitate it."""
+    attachments: tuple[Any, ...] = ()
+    """As `Prompt.attachments`."""
+    advantages: FloatArray | None = None
+    rollout_logprobs: FloatArray | None = None
     """The engine's; 0 outside `loss_mask`."""
     old_logprobs: FloatArray | None = None
     """The trainer's before the update; `None` means: equal to the current ones at the first update."""

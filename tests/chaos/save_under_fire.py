@@ -40,7 +40,7 @@ def trained_backend(model: Path, role: Role, loss: LossFn) -> TorchBackend:
     tokens = np.array([5, 6, 7, 8], np.int32)
     sample = TrainingSample(
         sample_id="0.0",
-        group_id=0,
+        unit=0,
         prefix_length=2,
         token_ids=tokens,
         loss_mask=np.array([False, False, True, True]),

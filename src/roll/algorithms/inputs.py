@@ -45,6 +45,8 @@ class LossInputs:
     """Sequences of the global batch that have a loss token."""
     max_lengths: Tensor
     """[S] float32: the longest possible answer to each sequence's prompt, for constant-length aggregation."""
+    unit_ids: Tensor | None = None
+    """[S] int64 in 0 … U-1: which unit of samples a sequence belongs to; whole ones, where the loss needs them."""
     logprobs: Tensor | None = None
     """[N] float32, of the current policy; carries the gradient. `None` for a critic."""
     old_logprobs: Tensor | None = None

@@ -23,7 +23,7 @@ def minibatches(batch: TrainingBatch, num: int, seed: tuple[int, ...]) -> Iterat
         if batch.num_loss_tokens:
             yield batch
         return
-    groups = list(places_by_key([sample.group_id for sample in batch.samples]).values())
+    groups = list(places_by_key([sample.unit for sample in batch.samples]).values())
     order = [groups[i] for i in np.random.default_rng(seed).permutation(len(groups))]
     total, taken = len(batch.samples), 0
     parts: list[list[int]] = [[] for _ in range(num)]
@@ -48,7 +48,7 @@ def critic_share(batch: TrainingBatch, critic: int, num_critics: int, first: int
         num_critics: see there.
         first: which critic gets the batch's first rollout; the step's number, so that it is not always the same.
     """
-    groups = places_by_key([sample.group_id for sample in batch.samples])
+    groups = places_by_key([sample.unit for sample in batch.samples])
     dealt = [index for members in groups.values() for index in members]
     own = {index for place, index in enumerate(dealt, start=first) if place % num_critics == critic}
     return replace(batch, samples=tuple(sample for index, sample in enumerate(batch.samples) if index in own))

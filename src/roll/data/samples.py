@@ -29,10 +29,11 @@ def build_sample(rollout: Rollout, *, max_new_tokens: int = 1) -> TrainingSample
 
     return TrainingSample(
         sample_id=rollout.sample_id,
-        group_id=rollout.draw_id,
+        unit=rollout.draw_id,
         prefix_length=num_prompt,
         token_ids=np.concatenate([rollout.prompt_token_ids, rollout.token_ids]).astype(np.int32, copy=False),
         loss_mask=np.concatenate([np.zeros(num_prompt, np.bool_), written]),
+        attachments=rollout.prompt.attachments,
         advantages=np.zeros(num_prompt + num_answer, np.float32),
         rollout_logprobs=np.concatenate([np.zeros(num_prompt), np.where(written, rollout.logprobs, 0.0)]).astype(
             np.float32

@@ -127,7 +127,7 @@ class TorchBackend:
         num_tokens = 0
         needs = loss.needs
         observed = needs.attention if any(s.attention is None for s in batch.samples) else None
-        for blocks in self._share(batch.samples, every_token=False):
+        for blocks in self._share(batch.samples, every_token=False, whole_units=needs.whole_units):
             layout, observer = _layout(blocks, every_token=False), self._observer(blocks, observed)
             predicted = self._predict(layout, batch, needs, observer)
             if not layout.spans:
@@ -288,7 +288,9 @@ class TorchBackend:
             return None
         return MapObserver(blocks, observed_layers(self.network.num_layers), of, self.device)
 
-    def _share(self, samples: Sequence[TrainingSample], *, every_token: bool) -> list[tuple[Block, ...]]:
+    def _share(
+        self, samples: Sequence[TrainingSample], *, every_token: bool, whole_units: bool = False
+    ) -> list[tuple[Block, ...]]:
         """This rank's micro-batches; as many as every other rank's."""
         config = self.spec.training
         return pack(
@@ -297,6 +299,7 @@ class TorchBackend:
             share_prefix=config.share_prefix,
             num_ranks=self.ranks.data_size,
             every_token=every_token,
+            whole_units=whole_units,
         )[self.ranks.data_rank]
 
     def _count_nonfinite(self, loss: float, grad_norm: float) -> None:

@@ -43,7 +43,9 @@ def loss_inputs(
     chosen = Predictions(*(None if tensor is None else tensor.index_select(0, order) for tensor in predicted))
     if chosen.values is not None and any(s.returns is None and not s.expert for s in samples):
         raise ValueError("a critic learns from returns, which some samples of the batch do not have")
+    units = np.unique([s.unit for s in samples], return_inverse=True)[1]
     return LossInputs(
+        unit_ids=torch.from_numpy(units).to(like.device),
         logprobs=chosen.logprobs,
         old_logprobs=None if chosen.logprobs is None else _old_logprobs(chosen.logprobs.detach(), samples, layout),
         rollout_logprobs=_column("rollout_logprobs", samples, layout, like),

@@ -1,19 +1,21 @@
 """Which samples go through the network together. NumPy only; their order of arrival does not matter.
 
-    samples -> blocks -> micro-batches -> one list per rank
+    samples -> blocks -> parcels -> micro-batches -> one list per rank
 
-A *block* is what shares computation: one sample, or the samples of a group that begin with the same prefix,
-which is then computed once. Blocks are spread over the smallest number of micro-batches that keeps each
-within the token budget, the largest block first, each into the emptiest micro-batch: so micro-batches, and
-thus ranks, carry about the same load.
+A *block* is what shares computation: one sample, or the samples of a unit that begin with the same prefix,
+which is then computed once. A *parcel* is what goes together: one block, or all blocks of a unit that may not be
+split. Parcels are spread over the smallest number of micro-batches that keeps each within the token budget, the
+largest parcel first, each into the emptiest micro-batch: so micro-batches, and thus ranks, carry about the same load.
 """
 
 from __future__ import annotations
 
 import heapq
 import logging
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import numpy as np
 
@@ -51,7 +53,10 @@ class Block:
     def key(self) -> tuple[int, str]:
         """Orders blocks independently of how their samples arrived."""
         first = self.members[0].sample
-        return first.group_id, first.sample_id
+        return first.unit, first.sample_id
+
+
+Parcel: TypeAlias = tuple[Block, ...]
 
 
 def pack(
@@ -61,38 +66,58 @@ def pack(
     share_prefix: bool = True,
     num_ranks: int = 1,
     every_token: bool = False,
+    whole_units: bool = False,
 ) -> list[list[tuple[Block, ...]]]:
     """Cut a batch into micro-batches for `num_ranks` ranks, the same number for each.
 
     Args:
         samples: the whole batch.
-        max_tokens: budget of a micro-batch. A sample that alone exceeds it gets a micro-batch of its own.
-        share_prefix: compute a group's common prefix once; a group over budget is split into parts that
+        max_tokens: budget of a micro-batch. A parcel that alone exceeds it gets a micro-batch of its own.
+        share_prefix: compute a unit's common prefix once; a unit over budget is split into parts that
             repeat it.
         num_ranks: ranks that share the work.
         every_token: log-probs are wanted of all tokens, not only of those in the loss.
+        whole_units: never split a unit, neither over micro-batches nor over ranks.
 
     Returns:
         By rank, its micro-batches; an empty tuple is a micro-batch without work (all ranks must take part
         equally often).
     """
-    blocks = _blocks(samples, max_tokens, share_prefix, every_token)
-    while 0 < len(blocks) < num_ranks and any(len(b.members) > 1 for b in blocks):
-        largest = max((b for b in blocks if len(b.members) > 1), key=lambda b: (b.num_tokens, b.key))
-        blocks.remove(largest)
-        blocks += _halves(largest)
-    blocks.sort(key=lambda b: (-b.num_tokens, b.key))
-    longest = blocks[0].num_tokens if blocks else 0
+    blocks = _blocks(samples, sys.maxsize if whole_units else max_tokens, share_prefix, every_token)
+    parcels: list[Parcel] = _units(blocks) if whole_units else [(b,) for b in _at_least(num_ranks, blocks)]
+    parcels.sort(key=lambda parcel: (-_num_tokens(parcel), parcel[0].key))
+    longest = _num_tokens(parcels[0]) if parcels else 0
     if longest > max_tokens:
-        logger.debug("a sample of %d tokens exceeds the micro-batch budget of %d", longest, max_tokens)
-    count = max(min(-(-sum(b.num_tokens for b in blocks) // max_tokens), len(blocks)), 1)
+        logger.debug("a sample or unit of %d tokens exceeds the micro-batch budget of %d", longest, max_tokens)
+    count = max(min(-(-sum(map(_num_tokens, parcels)) // max_tokens), len(parcels)), 1)
     count = -(-count // num_ranks) * num_ranks
     while True:
-        bins, fullest = _spread(blocks, count)
-        if fullest <= max(max_tokens, longest) or count >= max(len(blocks), num_ranks):
+        bins, fullest = _spread(parcels, count)
+        if fullest <= max(max_tokens, longest) or count >= max(len(parcels), num_ranks):
             break
         count += num_ranks
     return [[tuple(bins[i]) for i in range(rank, count, num_ranks)] for rank in range(num_ranks)]
+
+
+def _num_tokens(parcel: Parcel) -> int:
+    return sum(block.num_tokens for block in parcel)
+
+
+def _units(blocks: Sequence[Block]) -> list[Parcel]:
+    """All blocks of a unit as one parcel."""
+    units: dict[int, list[Block]] = {}
+    for block in sorted(blocks, key=lambda block: block.key):
+        units.setdefault(block.members[0].sample.unit, []).append(block)
+    return [tuple(own) for own in units.values()]
+
+
+def _at_least(count: int, blocks: list[Block]) -> list[Block]:
+    """Halve the largest block until there is one for every rank, as far as that goes."""
+    while 0 < len(blocks) < count and any(len(b.members) > 1 for b in blocks):
+        largest = max((b for b in blocks if len(b.members) > 1), key=lambda b: (b.num_tokens, b.key))
+        blocks.remove(largest)
+        blocks += _halves(largest)
+    return blocks
 
 
 def _blocks(samples: Sequence[TrainingSample], max_tokens: int, share_prefix: bool, every_token: bool) -> list[Block]:
@@ -105,7 +130,7 @@ def _blocks(samples: Sequence[TrainingSample], max_tokens: int, share_prefix: bo
         prefix = sample.prefix_length if share_prefix else 0
         member = Member(index=index, sample=sample, num_inputs=num_inputs)
         if 0 < prefix <= num_inputs:
-            families.setdefault((sample.group_id, sample.token_ids[:prefix].tobytes()), []).append(member)
+            families.setdefault((sample.unit, sample.token_ids[:prefix].tobytes()), []).append(member)
         else:
             alone.append(Block(prefix_length=0, members=(member,)))
     shared = [part for family in families.values() for part in _within_budget(family, max_tokens)]
@@ -120,7 +145,7 @@ def _num_inputs(sample: TrainingSample, every_token: bool) -> int:
 
 
 def _within_budget(family: list[Member], max_tokens: int) -> list[Block]:
-    """Cut a group into consecutive parts that fit; each repeats the prefix."""
+    """Cut a unit into consecutive parts that fit; each repeats the prefix."""
     family.sort(key=lambda m: (m.sample.sample_id, m.index))
     prefix = family[0].sample.prefix_length
     parts: list[list[Member]] = [[]]
@@ -146,12 +171,12 @@ def _halves(block: Block) -> list[Block]:
     return [_block(list(block.members[:middle])), _block(list(block.members[middle:]))]
 
 
-def _spread(blocks: list[Block], count: int) -> tuple[list[list[Block]], int]:
-    """Each block, largest first, into the emptiest of `count` bins; also returns the fullest bin's tokens."""
+def _spread(parcels: list[Parcel], count: int) -> tuple[list[list[Block]], int]:
+    """Each parcel, largest first, into the emptiest of `count` bins; also returns the fullest bin's tokens."""
     bins: list[list[Block]] = [[] for _ in range(count)]
     heap = [(0, i) for i in range(count)]
-    for block in blocks:
+    for parcel in parcels:
         load, i = heapq.heappop(heap)
-        bins[i].append(block)
-        heapq.heappush(heap, (load + block.num_tokens, i))
+        bins[i] += parcel
+        heapq.heappush(heap, (load + _num_tokens(parcel), i))
     return bins, max(load for load, _ in heap)

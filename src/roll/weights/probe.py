@@ -192,15 +192,11 @@ def probe_batch(sequences: Sequence[IntArray]) -> TrainingBatch:
     """The probe's sequences as the trainer takes them: every token but the first one counts."""
 
     def sample(index: int, token_ids: IntArray) -> TrainingSample:
-        zeros = np.zeros(len(token_ids), dtype=np.float32)
         return TrainingSample(
             sample_id=f"probe-{index}",
-            group_id=index,
-            prefix_length=0,
+            unit=index,
             token_ids=np.asarray(token_ids, dtype=np.int32),
             loss_mask=np.arange(len(token_ids)) > 0,
-            advantages=zeros,
-            rollout_logprobs=zeros,
         )
 
     return TrainingBatch(samples=tuple(sample(i, s) for i, s in enumerate(sequences)))

@@ -45,11 +45,11 @@ def batch_of(name: str, model: Any, seed: int = 3) -> TrainingBatch:
         attempts = [replace(a, expert=True, reward=1.0) if a.index == 0 else a for a in attempts]
     batch = take_step(algorithm(name), attempts).batch
     rng = np.random.default_rng(seed)
-    prompts = {s.group_id: rng.integers(4, VOCAB, PROMPT).astype(np.int32) for s in batch.samples}
+    prompts = {s.unit: rng.integers(4, VOCAB, PROMPT).astype(np.int32) for s in batch.samples}
     samples = []
     for sample in batch.samples:
         own = rng.integers(4, VOCAB, len(sample) - PROMPT).astype(np.int32)
-        samples.append(replace(sample, token_ids=np.concatenate([prompts[sample.group_id], own])))
+        samples.append(replace(sample, token_ids=np.concatenate([prompts[sample.unit], own])))
     batch = replace(batch, samples=tuple(samples), temperature=0.9)
     with torch.no_grad():
         current = [logprobs.numpy() for logprobs, _ in padded_pass(model, batch)]

@@ -46,7 +46,7 @@ def batch() -> TrainingBatch:
         mask = np.arange(12) >= 5
         sample = TrainingSample(
             sample_id=str(index),
-            group_id=index,
+            unit=index,
             prefix_length=5,
             token_ids=tokens,
             loss_mask=mask,

@@ -81,7 +81,7 @@ def sample(group: int, index: int, prefix: list[int], response: list[int]) -> Tr
     zeros = np.zeros(len(tokens), dtype=np.float32)
     return TrainingSample(
         sample_id=f"{group}.{index}",
-        group_id=group,
+        unit=group,
         prefix_length=len(prefix),
         token_ids=tokens,
         loss_mask=mask,

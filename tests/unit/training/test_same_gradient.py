@@ -108,7 +108,7 @@ def test_prefix_sharing_puts_each_prompt_through_the_network_once(tiny_model: Pa
         TorchBackend(make_spec(tiny_model, share_prefix=share)).train_step(batch, LOSS).num_tokens
         for share in (True, False)
     )
-    prompts = {sample.group_id: sample.prefix_length for sample in batch.samples}
+    prompts = {sample.unit: sample.prefix_length for sample in batch.samples}
     assert alone == sum(len(sample) - 1 for sample in batch.samples)
     assert shared == alone - 3 * sum(prompts.values())  # groups of four
 

@@ -42,7 +42,7 @@ def make_batch(
             samples.append(
                 TrainingSample(
                     sample_id=f"{group}.{index}",
-                    group_id=group,
+                    unit=group,
                     prefix_length=len(prefix),
                     token_ids=tokens,
                     loss_mask=mask,

@@ -137,5 +137,5 @@ def test_the_probe_batch_counts_every_token_but_the_first_in_groups_of_one():
     batch = probe_batch([np.array([5, 6, 7], dtype=np.int32), np.array([8, 9], dtype=np.int32)])
     assert batch.temperature == 1.0
     assert [s.loss_mask.tolist() for s in batch.samples] == [[False, True, True], [False, True]]
-    assert len({s.group_id for s in batch.samples}) == 2
+    assert len({s.unit for s in batch.samples}) == 2
     assert batch.num_loss_tokens == 3

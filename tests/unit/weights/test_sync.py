@@ -123,7 +123,7 @@ class Bench:
             samples.append(
                 TrainingSample(
                     sample_id=str(index),
-                    group_id=index,
+                    unit=index,
                     prefix_length=8,
                     token_ids=tokens,
                     loss_mask=mask,

@@ -17,7 +17,7 @@ def _mean(values: Sequence[float]) -> float:
 
 def mean_advantages(batch: TrainingBatch) -> dict[str, float]:
     """Of every sample, over the tokens that the loss counts."""
-    return {s.sample_id: _mean(s.advantages[s.loss_mask].tolist()) for s in batch.samples}
+    return {s.sample_id: _mean(s.advantages[s.loss_mask].tolist()) for s in batch.samples if s.advantages is not None}
 
 
 def agreement(batch: TrainingBatch, results: Sequence[StepResult]) -> dict[str, float]:
@@ -31,7 +31,7 @@ def agreement(batch: TrainingBatch, results: Sequence[StepResult]) -> dict[str, 
     differences = [
         (logprobs - sample.rollout_logprobs)[sample.loss_mask]
         for sample, logprobs in zip(batch.samples, trainer, strict=bool(trainer))
-        if logprobs is not None and not sample.expert
+        if logprobs is not None and sample.rollout_logprobs is not None and not sample.expert
     ]
     if not differences:
         return {}
