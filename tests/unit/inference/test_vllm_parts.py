@@ -17,14 +17,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import save_file
 
-from roll.errors import ConfigError, DataError, WeightSyncError
+from roll.errors import ConfigError, DataError, ModelError, WeightSyncError
 from roll.inference import EngineSpec, build_engine, resolve_engine_kind
 from roll.inference.vllm.arguments import engine_arguments
 from roll.inference.vllm.child import LogStream
 from roll.inference.vllm.conversion import check_fits, check_tokens
 from roll.inference.vllm.direct import DirectLoad, Place
 from roll.inference.vllm.environment import prepare_environment, temporary_environment
-from roll.inference.vllm.launch import Launch, Stats
+from roll.inference.vllm.launch import Launch, Stats, _start_error
 from roll.inference.vllm.worker import check_applied, check_manifest, checkpoint_shapes
 from roll.types import GenerationRequest, SamplingParams, TensorSpec
 
@@ -47,6 +47,17 @@ INFO 11-22 EngineCore pid=1 waits
 (EngineCore pid=2) ERROR 11-22 vllm.v1.engine.exceptions.EngineDeadError: EngineCore encountered an issue.
 INFO 11-22 shutting down
 """
+
+
+@pytest.mark.parametrize(("options", "said"), [({}, "'no_such'"), ({"a": 1, "b": 2}, "(inference.options sets a, b)")])
+def test_what_vllm_refuses_names_the_options_that_the_user_set(
+    tmp_path: Path, options: dict[str, int], said: str
+) -> None:
+    log = tmp_path / "engine.log"
+    log.write_text("ValueError: no place for 'no_such'\n")
+    spec = replace(SPEC, options=options, log_path=log)
+    error = _start_error(spec, 0, RuntimeError("the child ended"))
+    assert isinstance(error, ModelError) and str(error).endswith(f"{said} (see {log})")
 
 
 def test_a_dead_engine_is_explained_by_its_root_cause_and_not_by_the_logs_end(tmp_path: Path) -> None:

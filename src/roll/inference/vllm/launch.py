@@ -155,7 +155,9 @@ def launch(spec: EngineSpec, name: str) -> Launch:
                 arguments = AsyncEngineArgs(**engine_arguments(spec, cpu=cpu))
                 llm = AsyncLLM.from_engine_args(arguments, stat_loggers=[stats.logger_class()])
             except (ValueError, TypeError) as error:
-                raise ModelError(f"vLLM refuses {spec.model_path} with these settings: {error}") from error
+                raise ModelError(
+                    f"vLLM refuses {spec.model_path} with these settings: {error}{_asked(spec)}"
+                ) from error
             except Exception as error:
                 raise _start_error(spec, log_size, error) from error
     return Launch(spec, llm, cpu=cpu, stats=stats, log_size=log_size)
@@ -216,7 +218,8 @@ def _start_error(spec: EngineSpec, log_size: int, error: Exception) -> Exception
         cache = spec.kv_cache_bytes or (CPU_KV_CACHE_BYTES if is_cpu_build() else "the device's share")
         advice = f" In ROLL: raise inference.kv_cache_bytes ({cache})." if "cache" in cause else ""
         return ModelError(
-            f"vLLM cannot serve {spec.model_path} with these settings: {cause}{advice}{_log_hint(spec.log_path)}"
+            f"vLLM cannot serve {spec.model_path} with these settings: {cause}{_asked(spec)}{advice}"
+            f"{_log_hint(spec.log_path)}"
         )
     return EngineDiedError(spec.engine_id, f"it did not start: {cause}{_log_hint(spec.log_path)}")
 
@@ -230,6 +233,11 @@ def _last_error(log_path: Path | None, start: int) -> str:
         lines = file.read().decode(errors="replace").splitlines()
     found = [match for line in lines if (match := _ERROR_LINE.search(line)) and not _SUMMARY.search(line)]
     return f"{found[-1][1]}: {found[-1][2]}" if found else ""
+
+
+def _asked(spec: EngineSpec) -> str:
+    """Where the user's own options for vLLM were set."""
+    return f" (inference.options sets {', '.join(spec.options)})" if spec.options else ""
 
 
 def _log_hint(log_path: Path | None) -> str:
