@@ -18,7 +18,7 @@ from roll.errors import ConfigError, RewardInfraError
 from roll.protocols import WorkerPool
 from roll.registry import load_function
 from roll.rewards.base import Judgement, Verifier, in_pool
-from roll.rewards.given import GivenFunction, function_of
+from roll.rewards.given_function import GivenFunction, function_of
 from roll.types import Rollout
 
 __all__ = ["await_reward", "call_reward", "load_reward", "python_verifier"]

@@ -95,7 +95,7 @@ def schemas() -> dict[str, pa.Schema]:
 
 
 def facts_of(step: RecordedStep) -> dict[str, Any]:
-    """What is in no table, as JSON takes it."""
+    """What no table holds of a step, as JSON takes it."""
     return {
         "format": FORMAT,
         **{name: getattr(step, name) for name in _PLAIN},
@@ -110,7 +110,7 @@ def facts_of(step: RecordedStep) -> dict[str, Any]:
 
 
 def tables_of(step: RecordedStep) -> dict[str, pa.Table]:
-    """Everything else."""
+    """Everything that `facts_of` leaves out, by name of the table."""
     import pyarrow as pa
 
     groups = [(TRAIN, group) for group in step.groups]
