@@ -142,12 +142,12 @@ class AsyncController:
         life = self._scheduler.life
         for live in self.buffer.settle_taken():
             for rollout in live.run.all_scored:
-                if life.state(rollout.rollout_id) is not RolloutState.ACCEPTED:
+                name = rollout.rollout_id
+                if life.state(name) is not RolloutState.ACCEPTED:
                     continue
-                own = rollout.purpose == self._feed.plans[0].purpose
-                used = rollout.rollout_id in trained
+                own, used = name.purpose == self._feed.plans[0].purpose, name in trained
                 after = RolloutState.TRAINED if used else RolloutState.FILTERED if own else RolloutState.MEASURED
-                life.move(rollout.rollout_id, after)
+                life.move(name, after)
         self.buffer.version = version
         if self._batches_left is not None:
             self._batches_left -= 1

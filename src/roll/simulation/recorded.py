@@ -22,10 +22,10 @@ import numpy as np
 
 from roll.config.simulation import SimulationConfig
 from roll.errors import ConfigError
-from roll.rollout.loops import Generate, Renderer, RolloutLoop
+from roll.rollout.loops import Generate, Renderer, RolloutLoop, joined, next_turn
 from roll.simulation.workload import DOMAIN, Workload
 from roll.tracking.recording import RecordedWork, Recording
-from roll.types import TRAIN, Generation, GenerationRequest, IntArray, Prompt, PromptDraw, Rollout, RolloutId, Turn
+from roll.types import TRAIN, Generation, GenerationRequest, Prompt, PromptDraw, Rollout, RolloutId, Turn
 
 __all__ = ["RecordedTurns", "RecordedWorkload", "open_workload", "recorded_loop"]
 
@@ -157,42 +157,21 @@ class RecordedTurns:
         self, draw: PromptDraw, index: int, first: GenerationRequest, generate: Generate, renderer: Renderer
     ) -> Rollout:
         work = self._workload.work
-        own = RolloutId(purpose=TRAIN, draw_id=draw.draw_id, index=index)
-        source = replace(own, index=self._workload.like(draw.draw_id, index))
-        between = work.between.get(source, ())
-        tokens: list[IntArray] = []
-        versions: list[IntArray] = []
+        like = self._workload.like(draw.draw_id, index)
+        source = RolloutId(purpose=TRAIN, draw_id=draw.draw_id, index=like)
+        between = [np.ones(len(said), np.int32) for said in work.between.get(source, ())]
+        generations: list[Generation] = []
         turns: list[Turn] = []
-        position = 0
-        generation: Generation | None = None
+        context, position = draw.token_ids, 0
         for turn in range(len(between) + 1):
             if turn:
                 await asyncio.sleep(work.environment_s.get(source.request_id(turn), 0.0))
-                said = np.ones(len(between[turn - 1]), np.int32)
-                tokens.append(said)
-                versions.append(np.full(len(said), -1, np.int32))
-                position += len(said)
-            context = np.concatenate([draw.token_ids, *tokens]) if turn else draw.token_ids
-            request = replace(first, request_id=own.request_id(turn), token_ids=context)
-            generation = await generate(request if turn else first)
-            tokens.append(generation.token_ids)
-            versions.append(generation.policy_versions)
-            turns.append(Turn(start=position, end=position + len(generation.token_ids)))
+                context = np.concatenate([context, generations[-1].token_ids, between[turn - 1]])
+                position += len(between[turn - 1])
+            generations.append(await generate(next_turn(first, context, turn)))
+            turns.append(Turn(start=position, end=position + len(generations[-1].token_ids)))
             position = turns[-1].end
-        assert generation is not None, "there is at least one turn"
-        return Rollout(
-            draw_id=draw.draw_id,
-            index=index,
-            prompt=draw.prompt,
-            prompt_token_ids=draw.token_ids,
-            token_ids=np.concatenate(tokens),
-            logprobs=np.zeros(position, np.float32),
-            policy_versions=np.concatenate(versions),
-            finish_reason=generation.finish_reason,
-            text="",
-            engine_id=generation.engine_id,
-            turns=tuple(turns),
-        )
+        return joined(draw, index, generations, between, tuple(turns), renderer)
 
 
 def recorded_loop(workload: Workload) -> RolloutLoop | None:

@@ -12,7 +12,7 @@ import numpy as np
 from roll.config.simulation import EnvironmentLatencyConfig, FailureConfig, SimulationConfig
 from roll.errors import EngineDiedError
 from roll.protocols import InferenceEngine
-from roll.rollout.loops import Generate, Renderer
+from roll.rollout.loops import Generate, Renderer, joined, next_turn
 from roll.simulation.batch import BatchTotals
 from roll.simulation.costs import train_s
 from roll.simulation.engine import AnswerTokens, EngineSettings, SimulatedEngine
@@ -218,35 +218,16 @@ class EnvironmentTurns:
         self, draw: PromptDraw, index: int, first: GenerationRequest, generate: Generate, renderer: Renderer
     ) -> Rollout:
         context = draw.token_ids
-        tokens: list[IntArray] = []
-        versions: list[IntArray] = []
-        generation: Generation | None = None
+        generations: list[Generation] = []
         for turn in range(self._config.num_turns):
             if turn:
-                tokens.append(self._observation)
-                versions.append(np.full(len(self._observation), -1, np.int32))
-                context = np.concatenate([draw.token_ids, *tokens])
-            request = replace(first, request_id=f"{first.request_id}.t{turn}", token_ids=context)
-            generation = await generate(request if turn else first)
-            tokens.append(generation.token_ids)
-            versions.append(generation.policy_versions)
+                context = np.concatenate([context, generations[-1].token_ids, self._observation])
+            generations.append(await generate(next_turn(first, context, turn)))
             await self._meet()
             await asyncio.sleep(self._workload.turn_s(draw.draw_id, index, turn))
             await self._meet()
-        assert generation is not None, "there is at least one turn"
-        token_ids = np.concatenate(tokens)
-        return Rollout(
-            draw_id=draw.draw_id,
-            index=index,
-            prompt=draw.prompt,
-            prompt_token_ids=draw.token_ids,
-            token_ids=token_ids,
-            logprobs=np.zeros(len(token_ids), np.float32),
-            policy_versions=np.concatenate(versions),
-            finish_reason=generation.finish_reason,
-            text="",
-            engine_id=generation.engine_id,
-        )
+        between = [self._observation] * (len(generations) - 1)
+        return joined(draw, index, generations, between, (), renderer)
 
     async def _meet(self) -> None:
         if self._together is not None:

@@ -182,7 +182,7 @@ def step_of(facts: dict[str, Any], tables: dict[str, pa.Table]) -> RecordedStep:
     for row in _rows(tables["rollouts"]):
         purpose, draw_id = row["purpose"], row["draw_id"]
         if purpose == EXPERT:
-            shown.append(_rollout(row, draws[TRAIN][draw_id], expert=True))
+            shown.append(_rollout(row, draws[TRAIN][draw_id]))
         else:
             attempts.setdefault((purpose, draw_id), []).append(_rollout(row, draws[purpose][draw_id]))
     groups = {
@@ -213,7 +213,7 @@ def _move(row: dict[str, Any]) -> Move:
     return Move(**(row | {"rollout_id": rollout_id}))
 
 
-def _rollout(row: dict[str, Any], draw: PromptDraw, *, expert: bool = False) -> Rollout:
+def _rollout(row: dict[str, Any], draw: PromptDraw) -> Rollout:
     reward = None
     if row["reward"] is not None:
         reward = RewardResult(
@@ -242,7 +242,7 @@ def _rollout(row: dict[str, Any], draw: PromptDraw, *, expert: bool = False) -> 
         reward=reward,
         engine_id=row["engine_id"],
         turns=tuple(Turn(**turn) for turn in row["turns"]),
-        expert=expert,
+        expert=row["purpose"] == EXPERT,
     )
 
 
