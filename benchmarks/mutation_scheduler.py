@@ -78,7 +78,7 @@ BUGS = (
     ),
     Bug(
         "a place is never given back when an engine dies",
-        "link.py",
+        "engine_link.py",
         "in this very instant\n            self._ended(call)\n",
         "in this very instant\n",
     ),
@@ -252,19 +252,19 @@ BUGS = (
     ),
     Bug(
         "whoever ends orphans comes back while aborts are under way",
-        "link.py",
+        "engine_link.py",
         "        await self._gone(list(self._orphans))",
         "        pass",
     ),
     Bug(
         "who is cancelled while orphans end takes the others' wait along",
-        "link.py",
+        "engine_link.py",
         "            await asyncio.wait(waiting)",
         "            await asyncio.gather(*waiting)",
     ),
     Bug(
         "calls end with their callers, whatever the engine does",
-        "link.py",
+        "engine_link.py",
         "                self._orphan(call)\n",
         "                call.task.cancel()\n",
     ),
@@ -298,13 +298,13 @@ BUGS = (
     ),
     Bug(
         "a hung engine is ignored",
-        "pace.py",
+        "engine_pace.py",
         "        return now - self.since > self.patience_s",
         "        return False",
     ),
     Bug(
         "a paused engine counts as hung",
-        "link.py",
+        "engine_link.py",
         "bool(self._num_requests and not self._paused)",
         "bool(self._num_requests)",
     ),
@@ -322,7 +322,7 @@ BUGS = (
     ),
     Bug(
         "whoever waits for a lost engine hears nothing",
-        "link.py",
+        "engine_link.py",
         "                call.answer.set_exception(self._died())\n                call.answer.exception()  # its",
         "                pass  # its",
     ),

@@ -113,7 +113,7 @@ def score_file(
 def _rewards(
     config: str | None, overrides: Sequence[str], named: Sequence[str]
 ) -> tuple[dict[str, list[RewardConfig]], RunConfig | None]:
-    """By domain; and the configuration, where there is one."""
+    """Rewards by domain, and the configuration where there is one."""
     if config is None:
         return {"": rewards_named(named)}, None
     from roll.config.load import load_config

@@ -98,7 +98,7 @@ class JsonlTable:
             raise DataError(f"'{self._path}' cannot be read any more: {error.strerror}.") from error
 
     def key(self, index: int) -> str:
-        """The line's number."""
+        """The number of the row's line, from 1, as text."""
         return str(self._lines[index])
 
     def where(self, index: int) -> str:

@@ -42,11 +42,11 @@ class Table(Protocol):
     """For messages: the file, or the dataset and its split."""
 
     def scan(self, limit: int | None) -> Iterator[Row]:
-        """All rows from the first on, at most `limit`. Comes before any `row`."""
+        """Read all rows from the first on, at most `limit`; called before any `row`."""
         ...
 
     def row(self, index: int) -> Row:
-        """One row again."""
+        """Read one row again, by its number."""
         ...
 
     def key(self, index: int) -> str:
@@ -108,7 +108,7 @@ def _side(
 
 
 def _shuffled(rows: list[int], seed: int) -> list[int]:
-    """In a seeded order, so that the first few held-out prompts are a fair sample of a sorted table."""
+    """Shuffle by the seed, so that the first few held-out prompts are a fair sample of a sorted table."""
     return [rows[i] for i in np.random.default_rng([seed, 0x0E1D]).permutation(len(rows))]
 
 

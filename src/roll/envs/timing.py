@@ -29,7 +29,7 @@ def watched(watcher: Callable[[float, float], None]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def acting() -> Iterator[None]:
-    """An environment acts inside."""
+    """Tell the watcher from when to when the environment acted inside."""
     start = time.perf_counter()
     try:
         yield

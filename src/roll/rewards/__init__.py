@@ -13,7 +13,7 @@ from roll.rewards.compose import Component, WeightedReward
 
 if TYPE_CHECKING:
     from roll.rewards.code.boxes import CodeBoxes
-    from roll.rewards.judge.own import JudgeModel
+    from roll.rewards.judge.engine_judge import JudgeModel
 
 __all__ = ["VERIFIERS", "Judgement", "Verifier", "build_reward"]
 

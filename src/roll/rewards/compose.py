@@ -167,7 +167,7 @@ class WeightedReward:
         )
 
     def state(self) -> dict[str, Any]:
-        """By name, what components remember that later judgements depend on: see `Verifier.state`."""
+        """What components remember that later judgements depend on, by name: see `Verifier.state`."""
         states = {component.name: component.verifier.state() for component in self._components}
         return {name: state for name, state in states.items() if state is not None}
 

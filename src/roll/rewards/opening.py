@@ -14,7 +14,7 @@ from roll.rewards import build_reward
 from roll.rewards.compose import WeightedReward
 
 if TYPE_CHECKING:
-    from roll.rewards.judge.own import JudgeModel
+    from roll.rewards.judge.engine_judge import JudgeModel
 
 __all__ = ["open_reward_lists", "open_rewards"]
 
@@ -22,7 +22,7 @@ __all__ = ["open_reward_lists", "open_rewards"]
 def open_rewards(
     data: Sequence[DataConfig], sandbox: SandboxConfig, pool: WorkerPool, judge: JudgeModel | None = None
 ) -> AbstractAsyncContextManager[dict[str, WeightedReward]]:
-    """Those of a run's sources, by domain: see `open_reward_lists`."""
+    """Open the rewards of a run, by domain: see `open_reward_lists`."""
     lists = {entry.domain or entry.source: entry.reward for entry in data}
     return open_reward_lists(lists, sandbox, pool, judge)
 
@@ -34,7 +34,7 @@ async def open_reward_lists(
     pool: WorkerPool,
     judge: JudgeModel | None = None,
 ) -> AsyncIterator[dict[str, WeightedReward]]:
-    """By domain. Sandboxes are started where a reward runs programs, once for all of them.
+    """Open rewards by domain; sandboxes are started where one runs programs, once for all of them.
 
     Raises:
         UserError: a reward cannot work here: a function, a tool chain, or a way to isolate is missing.

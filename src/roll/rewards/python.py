@@ -19,7 +19,7 @@ from roll.errors import ConfigError, RewardInfraError
 from roll.protocols import WorkerPool
 from roll.registry import load_function
 from roll.rewards.base import Judgement, Verifier, in_pool
-from roll.rewards.given import GivenFunction, function_of
+from roll.rewards.given_function import GivenFunction, function_of
 from roll.types import Rollout
 
 __all__ = ["await_reward", "call_reward", "check_reward_functions", "load_reward", "python_verifier"]

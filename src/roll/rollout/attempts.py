@@ -46,7 +46,7 @@ class SamplingPlan:
     """Its seed is replaced by each request's own."""
 
     def rollout_id(self, draw: PromptDraw, index: int) -> RolloutId:
-        """Of a rollout that is sampled so."""
+        """The id of a rollout that this plan samples."""
         return RolloutId(purpose=self.purpose, draw_id=draw.draw_id, index=index)
 
 

@@ -30,11 +30,11 @@ from dataclasses import dataclass
 
 from roll.rollout.group_run import GroupRun
 
-__all__ = ["Live", "SampleBuffer"]
+__all__ = ["LiveGroup", "SampleBuffer"]
 
 
 @dataclass(slots=True, eq=False)
-class Live:
+class LiveGroup:
     """A group that is not yet trained."""
 
     run: GroupRun
@@ -48,7 +48,7 @@ class Live:
 
     @property
     def draw_id(self) -> int:
-        """Of its prompt."""
+        """The id of the draw that it answers."""
         return self.run.draw.draw_id
 
 
@@ -69,21 +69,21 @@ class SampleBuffer:
         self._batch_size = batch_size
         self._max_staleness = max_staleness
         self._waits = waits
-        self._live: dict[int, Live] = {}
+        self._live: dict[int, LiveGroup] = {}
         self._num_admitted = 0
         self._num_finished = 0
-        self._ready: dict[int, Live] = {}
+        self._ready: dict[int, LiveGroup] = {}
         self._untaken: dict[int | None, int] = {}
         self._untaken_ready: dict[int | None, int] = {}
 
     def __len__(self) -> int:
         return len(self._live)
 
-    def __iter__(self) -> Iterator[Live]:
+    def __iter__(self) -> Iterator[LiveGroup]:
         """Live groups, in launch order."""
         return iter(self._live.values())
 
-    def __getitem__(self, draw_id: int) -> Live:
+    def __getitem__(self, draw_id: int) -> LiveGroup:
         return self._live[draw_id]
 
     def __contains__(self, draw_id: int) -> bool:
@@ -95,12 +95,12 @@ class SampleBuffer:
         return len(self._ready)
 
     @property
-    def ready(self) -> list[Live]:
+    def ready(self) -> list[LiveGroup]:
         """Finished groups that nobody has taken, in the order in which they finished."""
         return list(self._ready.values())
 
     @property
-    def running(self) -> list[Live]:
+    def running(self) -> list[LiveGroup]:
         """Groups that have not finished, in launch order."""
         return [live for live in self._live.values() if live.finished is None]
 
@@ -110,7 +110,7 @@ class SampleBuffer:
         assert draw_id not in self._live, f"draw {draw_id} is admitted twice"
         waiting = len(self._live) - self.num_taken
         assert waiting < limit, f"{waiting} groups are live and not taken, the limit is {limit}"
-        self._live[draw_id] = Live(run, self._num_admitted)
+        self._live[draw_id] = LiveGroup(run, self._num_admitted)
         self._num_admitted += 1
         self._count(self._untaken, None, 1)
 
@@ -154,12 +154,12 @@ class SampleBuffer:
                 return False
         return True
 
-    def oldest_ready(self) -> list[Live]:
+    def oldest_ready(self) -> list[LiveGroup]:
         """What an update takes: the N oldest finished groups, of equals those launched first; in launch order."""
         found = sorted(self._ready.values(), key=lambda live: (self._age_key(live), live.order))[: self._batch_size]
         return sorted(found, key=lambda live: live.order)
 
-    def take(self, draw_id: int) -> Live:
+    def take(self, draw_id: int) -> LiveGroup:
         """A finished group goes into training; it stays live until it is settled."""
         live = self._live[draw_id]
         assert live.finished is not None and not live.taken, f"group {draw_id} cannot be taken"
@@ -170,7 +170,7 @@ class SampleBuffer:
         self._forget(live)
         return live
 
-    def settle_taken(self) -> list[Live]:
+    def settle_taken(self) -> list[LiveGroup]:
         """The update is done: what was taken leaves the buffer."""
         done = [live for live in self._live.values() if live.taken]
         for live in done:
@@ -178,7 +178,7 @@ class SampleBuffer:
         self.num_taken = 0
         return done
 
-    def overdue(self) -> list[Live]:
+    def overdue(self) -> list[LiveGroup]:
         """Groups that the update at the current version may not train any more."""
         oldest = self.version - self._max_staleness
         return [
@@ -186,10 +186,10 @@ class SampleBuffer:
             if not live.taken and live.version is not None and live.version < oldest
         ]  # fmt: skip
 
-    def _age_key(self, live: Live) -> int:
+    def _age_key(self, live: LiveGroup) -> int:
         return self.version if live.version is None else live.version
 
-    def _forget(self, live: Live) -> None:
+    def _forget(self, live: LiveGroup) -> None:
         self._count(self._untaken, live.version, -1)
         if live.finished is not None:
             del self._ready[live.draw_id]

@@ -25,7 +25,7 @@ from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from roll.config.scheduling import SchedulingConfig
-from roll.rollout.buffer import Live, SampleBuffer
+from roll.rollout.buffer import LiveGroup, SampleBuffer
 from roll.types import PromptDraw
 
 __all__ = ["ByDomain", "Round", "choose", "next_round", "take_first"]
@@ -60,7 +60,7 @@ class Round:
 
     @property
     def num_prompts(self) -> int:
-        """To launch."""
+        """Prompts that the step launches, spare ones included."""
         return sum(map(sum, (self.places.values(), self.spare.values(), self.spare_deferred.values())))
 
 
@@ -123,7 +123,7 @@ def take_first(
     return [draw for draws in found.values() for draw in draws]
 
 
-def choose(buffer: SampleBuffer, current: Round, wanted: int, quota: Counter[str]) -> list[Live] | None:
+def choose(buffer: SampleBuffer, current: Round, wanted: int, quota: Counter[str]) -> list[LiveGroup] | None:
     """The groups that the step takes, or `None` while it has to wait.
 
     Args:
@@ -145,9 +145,9 @@ def choose(buffer: SampleBuffer, current: Round, wanted: int, quota: Counter[str
     return _in_launch_order(taken) if len(taken) == wanted or not buffer.running else None
 
 
-def _launched_first(buffer: SampleBuffer, wanted: int, quota: Counter[str]) -> list[Live] | None:
+def _launched_first(buffer: SampleBuffer, wanted: int, quota: Counter[str]) -> list[LiveGroup] | None:
     """The first that were launched, once nothing launched before the last of them still runs."""
-    taken: list[Live] = []
+    taken: list[LiveGroup] = []
     for live in _within((live for live in buffer if not live.taken), wanted, quota):
         if live.finished is None:
             return None
@@ -155,7 +155,7 @@ def _launched_first(buffer: SampleBuffer, wanted: int, quota: Counter[str]) -> l
     return taken
 
 
-def _within(entries: Iterable[Live], wanted: int, quota: Counter[str]) -> Iterable[Live]:
+def _within(entries: Iterable[LiveGroup], wanted: int, quota: Counter[str]) -> Iterable[LiveGroup]:
     """The first `wanted` entries, of each domain no more than its quota."""
     left = Counter(quota)
     count = 0
@@ -170,5 +170,5 @@ def _within(entries: Iterable[Live], wanted: int, quota: Counter[str]) -> Iterab
         yield live
 
 
-def _in_launch_order(entries: list[Live]) -> list[Live]:
+def _in_launch_order(entries: list[LiveGroup]) -> list[LiveGroup]:
     return sorted(entries, key=lambda live: live.order)

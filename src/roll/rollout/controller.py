@@ -33,7 +33,7 @@ from collections.abc import AsyncIterator, Collection, Sequence
 from contextlib import asynccontextmanager
 
 from roll.config.scheduling import SchedulingConfig
-from roll.rollout.buffer import Live, SampleBuffer
+from roll.rollout.buffer import LiveGroup, SampleBuffer
 from roll.rollout.census import Census
 from roll.rollout.choosing import Round, choose, next_round, take_first
 from roll.rollout.feed import Batch, Feed
@@ -142,12 +142,12 @@ class AsyncController:
         life = self._scheduler.life
         for live in self.buffer.settle_taken():
             for rollout in live.run.all_scored:
-                if life.state(rollout.rollout_id) is not RolloutState.ACCEPTED:
+                name = rollout.rollout_id
+                if life.state(name) is not RolloutState.ACCEPTED:
                     continue
-                own = rollout.purpose == self._feed.plans[0].purpose
-                used = rollout.rollout_id in trained
+                own, used = name.purpose == self._feed.plans[0].purpose, name in trained
                 after = RolloutState.TRAINED if used else RolloutState.FILTERED if own else RolloutState.MEASURED
-                life.move(rollout.rollout_id, after)
+                life.move(name, after)
         self.buffer.version = version
         if self._batches_left is not None:
             self._batches_left -= 1
@@ -285,7 +285,7 @@ class AsyncController:
 
     # ---- closing
 
-    async def _close(self, chosen: Sequence[Live]) -> Batch:
+    async def _close(self, chosen: Sequence[LiveGroup]) -> Batch:
         if self._stopping:
             await asyncio.wait(self._stopping)
         if self._config.async_ratio == 0:
@@ -314,7 +314,7 @@ class AsyncController:
         self._left_out, self._expired, self._expired_lengths, self._census = {}, {}, [], Census()
         return batch
 
-    async def _leave(self, rest: Sequence[Live]) -> None:
+    async def _leave(self, rest: Sequence[LiveGroup]) -> None:
         """The step has what it needs: leftovers are deferred, or expire."""
         if self._config.leftovers == "drop":
             await self._expire(rest, "redundant: the step had enough groups")
@@ -322,7 +322,7 @@ class AsyncController:
         self._deferred.extend(live.run.draw for live in rest)
         await self._stop(rest, RolloutState.ABORTED, "deferred")
 
-    async def _expire(self, rest: Sequence[Live], why: str) -> None:
+    async def _expire(self, rest: Sequence[LiveGroup], why: str) -> None:
         for live in rest:
             self._expired[live.draw_id] = (live.run, why)
             self._expired_lengths += [len(rollout.token_ids) for rollout in live.run.all_scored]
@@ -331,7 +331,7 @@ class AsyncController:
                 self._quotas.give_back(live.run.draw.prompt.domain)
         await self._stop(rest, RolloutState.EXPIRED, why)
 
-    async def _stop(self, rest: Sequence[Live], fate: RolloutState, why: str) -> None:
+    async def _stop(self, rest: Sequence[LiveGroup], fate: RolloutState, why: str) -> None:
         for live in rest:
             self.buffer.discard(live.draw_id)
         try:

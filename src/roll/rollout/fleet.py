@@ -22,7 +22,7 @@ from typing import Literal, TypeAlias
 
 from roll.errors import EngineDiedError, InfraError, NoEngineError
 from roll.protocols import EngineGroup, InferenceEngine
-from roll.rollout.link import EngineLink
+from roll.rollout.engine_link import EngineLink
 from roll.rollout.routing import Router
 
 __all__ = ["Change", "EngineFleet"]
@@ -73,7 +73,7 @@ class EngineFleet:
 
     @property
     def engines(self) -> Sequence[InferenceEngine]:
-        """All of them, in their order."""
+        """All engines of the run, in their order."""
         return self._engines.engines
 
     @property
@@ -82,7 +82,7 @@ class EngineFleet:
         return [self._links[engine.engine_id] for engine in self._router.serving]
 
     def link(self, engine_id: str) -> EngineLink:
-        """To an engine; to the lost one while it is being replaced."""
+        """The link to an engine; while that is being replaced, the link to the lost one."""
         return self._links[engine_id]
 
     def replace(self, engine: InferenceEngine, cause: str) -> None:
@@ -146,7 +146,7 @@ class EngineFleet:
             del self._coming[engine_id]
 
     async def _bring_up(self, engine_id: str) -> None:
-        """Until it serves, or has failed too often."""
+        """Replace an engine again and again until one serves, or too many have failed."""
         while True:
             repeated = self._failures[engine_id] - 2
             if repeated >= 0:

@@ -79,7 +79,7 @@ class GroupRun:
 
     @property
     def companions(self) -> Mapping[str, Group]:
-        """By purpose, the groups of the other plans."""
+        """The groups of the other plans, by purpose."""
         return {
             purpose: Group(draw=self.draw, rollouts=tuple(done[i] for i in sorted(done)))
             for purpose, done in self._companions.items()
@@ -161,7 +161,7 @@ class GroupRun:
         return not any(running.purpose in self._companions for running in self._running.values())
 
     def _running_indices(self) -> list[int]:
-        """Of the group itself."""
+        """Indices of the group's own attempts that have not ended."""
         return [running.index for running in self._running.values() if running.purpose == self._plan.purpose]
 
     def _complete(self) -> bool:

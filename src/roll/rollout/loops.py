@@ -32,7 +32,7 @@ class Renderer(Protocol):
         ...
 
     def decode(self, token_ids: IntArray) -> str:
-        """Text without special tokens."""
+        """The text of tokens, without special ones."""
         ...
 
 

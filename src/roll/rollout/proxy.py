@@ -30,8 +30,8 @@ import numpy as np
 
 from roll.errors import EngineDiedError
 from roll.protocols import EngineGroup, InferenceEngine, PauseMode
+from roll.rollout.engine_link import EngineLink
 from roll.rollout.fleet import Change, EngineFleet
-from roll.rollout.link import EngineLink
 from roll.rollout.routing import Router
 from roll.types import Generation, GenerationRequest
 
@@ -87,7 +87,7 @@ class LLMProxy:
 
     @property
     def engines(self) -> Sequence[InferenceEngine]:
-        """All of them, in their order."""
+        """All engines of the run, in their order."""
         return self._fleet.engines
 
     @property

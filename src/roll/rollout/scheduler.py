@@ -134,6 +134,6 @@ class RolloutScheduler:
 
     def release(self, run: GroupRun, to: RolloutState, detail: str = "") -> None:
         """End the life of every scored rollout of a group that has no fate yet."""
-        for rollout in run.all_scored:
-            if self.life.state(rollout.rollout_id) is RolloutState.ACCEPTED:
-                self.life.move(rollout.rollout_id, to, detail)
+        for name in (rollout.rollout_id for rollout in run.all_scored):
+            if self.life.state(name) is RolloutState.ACCEPTED:
+                self.life.move(name, to, detail)

@@ -29,7 +29,7 @@ class Stall:
 
     stage: RolloutState
     rollouts: tuple[tuple[RolloutId, float], ...]
-    """And seconds in this stage, the longest first."""
+    """Each with its seconds in this stage, the longest first."""
     workers: tuple[str, ...]
     """Engines that have them; empty where it is none."""
 
@@ -84,7 +84,7 @@ class Watchdog:
         self._phases = phases
 
     async def watch(self) -> None:
-        """Until it is cancelled."""
+        """Look every now and then until cancelled, and report what stands still."""
         loop = asyncio.get_running_loop()
         patience, began, reported_move = self._stall_s, loop.time(), -1.0
         while True:

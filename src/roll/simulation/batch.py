@@ -129,12 +129,12 @@ class ContinuousBatch:
 
     @property
     def num_running(self) -> int:
-        """Requests with a slot."""
+        """Requests that have a slot of the batch."""
         return len(self._resident)
 
     @property
     def num_waiting(self) -> int:
-        """Requests without one."""
+        """Requests that wait for a slot of the batch."""
         return self._num_waiting
 
     def requests(self) -> Iterator[SimulatedRequest]:
@@ -282,7 +282,7 @@ class ContinuousBatch:
         return request.place is Place.DECODING and request.since + request.num_wanted - request.generated == step
 
     def _num_decode_steps(self) -> int:
-        """Until somebody finishes or the cache is full."""
+        """Decoding steps until a request finishes or the cache is full."""
         while not self._is_due(self._finish[0][2], self._finish[0][0]):
             heapq.heappop(self._finish)
         to_finish = self._finish[0][0] - self.totals.num_steps

@@ -56,7 +56,7 @@ class EngineFit:
 
 
 def fit_engine(stretches: Sequence[EngineStretch]) -> EngineFit:
-    """Fit.
+    """Fit an engine's costs to measured stretches.
 
     Raises:
         DataError: there are too few steps.

@@ -82,7 +82,7 @@ class Model:
 
     @property
     def num_parameters(self) -> int:
-        """As `roll.config.estimate.ModelSizes` calls them."""
+        """All parameters, by the name that `roll.config.estimate.ModelSizes` gives them."""
         return round(self.parameters)
 
     @property

@@ -209,7 +209,7 @@ class _Search:
         return found
 
     def _climb(self, width: int, ratio: float, start: int, synchronous: Candidate | None) -> list[Candidate]:
-        """From a number of training devices, give devices to the role that limits, as long as that helps."""
+        """Begin with a number of training devices, and give devices to the role that limits as long as that helps."""
         unit = max(width, self.total // 16 // width * width)
         training = min(max(round(start / unit) * unit, unit), self.total - unit)
         found: list[Candidate] = []
@@ -329,7 +329,7 @@ class _Search:
         return training / (generation + tail / (ratio + 1) + training) if training else 0.0
 
     def gain_bound(self, reference: Candidate) -> float:
-        """Of asynchrony with any ratio."""
+        """The most that asynchrony can gain, with any ratio."""
         generation, tail, training = self._terms(reference)
         return 1 + tail / (generation + training)
 

@@ -80,7 +80,7 @@ class RecordedWorkload(Workload):
 
     @property
     def has_turns(self) -> bool:
-        """Whether some rollout had several."""
+        """Whether some rollout had several turns."""
         return bool(self.work.between)
 
     def draw(self, draw_id: int) -> PromptDraw:
@@ -107,14 +107,14 @@ class RecordedWorkload(Workload):
         return index if index in known or not known else self._any(known, _TURNS, draw_id, index)
 
     def reward_s(self, rollout: Rollout) -> float:
-        """Its recorded duration."""
+        """How long scoring the rollout took when it was recorded."""
         recorded = self.work.rewards.get(rollout.rollout_id)
         if recorded is not None:
             return recorded.duration_s
         return self._any(self._latencies, _REWARD, rollout.draw_id, rollout.index) if self._latencies else 0.0
 
     def is_right(self, rollout: Rollout) -> bool:
-        """Its recorded verdict; without one, that of another rollout of its prompt."""
+        """The verdict that was recorded; without one, that of another rollout of the prompt."""
         recorded = self.work.rewards.get(rollout.rollout_id)
         if recorded is None:
             indices = self._indices.get(rollout.draw_id, [])

@@ -81,11 +81,11 @@ class Recorder:
 
     @property
     def digest(self) -> str:
-        """Of everything so far."""
+        """A hash of everything that happened so far."""
         return self._hash.hexdigest()
 
     def on_transition(self, event: Transition) -> None:
-        """For `LifeCycle`."""
+        """Hear of a transition; a listener of `LifeCycle`."""
         self.num_transitions += 1
         self._hash.update(f"{event.rollout_id} {event.before} {event.after} {event.time!r} {event.detail}\n".encode())
         if self.trace:
@@ -109,7 +109,7 @@ class Recorder:
                 self._emit(name, "X", began, _CONTROLLER, 0, dur=_micros(ended) - _micros(began))
 
     def add_step(self, record: StepRecord, began: float) -> None:
-        """A step is over."""
+        """Keep the record of a step that is over."""
         self.steps.append(record)
         if self.trace:
             name = f"step {record.step}{' ' + record.kind if record.kind else ''}"

@@ -64,7 +64,7 @@ class Results:
         return interval([slow.step_s / fast.step_s for slow, fast in pairs])
 
     def mean(self, variant: str, name: str) -> float:
-        """Of a quantity of steps, over all steps of all seeds."""
+        """The mean of a quantity over all steps of all seeds."""
         return statistics.fmean(getattr(step, name) for run in self.runs[variant] for step in run.steps)
 
     def reproduces(self, figure: PaperConfig) -> bool:

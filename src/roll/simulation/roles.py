@@ -44,7 +44,7 @@ class SimulatedEngines:
         return self._engines
 
     async def start(self) -> None:
-        """Start all of them."""
+        """Start all engines."""
         await asyncio.gather(*(engine.start() for engine in self._engines))
 
     async def replace(self, engine_id: str) -> InferenceEngine:
@@ -59,7 +59,7 @@ class SimulatedEngines:
         return fresh
 
     async def close(self) -> None:
-        """End all of them."""
+        """End all engines."""
         for task in self.failures:
             task.cancel()
         for engine in self._engines:
@@ -105,7 +105,7 @@ class SimulatedEngines:
         )
 
     def totals(self) -> BatchTotals:
-        """Of all engines so far, those that died included."""
+        """Sums over all engines so far, those that died included."""
         result = BatchTotals()
         for engine in (*self._engines, *self._gone):
             for name in BatchTotals.__slots__:

@@ -21,7 +21,7 @@ def study(
     progress: Callable[[str], None] = lambda line: None,
     processes: Executor | None = None,
 ) -> Results:
-    """Simulate.
+    """Simulate every variant with every seed.
 
     Args:
         config: the file.

@@ -93,7 +93,7 @@ class Workload:
         self._training = quantile_of(config.training.duration) if config.training.duration else None
 
     def draw(self, draw_id: int) -> PromptDraw:
-        """A prompt."""
+        """The prompt with this place in the order of draws."""
         length = max(1, round(self._prompt(self._uniform(_PROMPT, draw_id))))
         tokens = np.full(length, draw_id + 1, np.int32)
         return PromptDraw(
@@ -109,7 +109,7 @@ class Workload:
         return still_to_come(total, request)
 
     def reward_s(self, rollout: Rollout) -> float:
-        """Scoring it."""
+        """How long scoring a rollout takes, in seconds."""
         return self._reward(self._uniform(_REWARD, rollout.draw_id, rollout.index))
 
     def is_right(self, rollout: Rollout) -> bool:
@@ -143,5 +143,5 @@ def key_of(text: str) -> Key:
 
 
 def observation(num_tokens: int) -> IntArray:
-    """What an environment says."""
+    """What an environment says between two turns, as so many tokens."""
     return np.ones(num_tokens, np.int32)

@@ -63,7 +63,7 @@ class EvaluationView:
 
     @classmethod
     def of(cls, step: int, metrics: Mapping[str, Any]) -> EvaluationView:
-        """From the metrics of an evaluation, by name."""
+        """What to show of an evaluation, from its metrics by name."""
         accuracy, score = metrics.get("eval/accuracy"), metrics.get("eval/score")
         judged = metrics.get("eval/judged_share", 1.0)
         if judged == 1.0 or score is None:
@@ -72,7 +72,7 @@ class EvaluationView:
 
     @property
     def text(self) -> str:
-        """In words."""
+        """The measure and its value in words."""
         return "no answers" if self.value is None else f"{self.measure} {self.value:.3f}"
 
 
@@ -121,14 +121,14 @@ class Console:
 
 
 def trouble(num_failed: float, num_timed_out: float) -> str:
-    """In a few words, answers without a reward, and those that took too long to verify; empty where none did."""
+    """Say in a few words how many answers have no reward or took too long to verify; empty where none did."""
     parts = [f"{num_failed:.0f} failed"] if num_failed else []
     parts += [f"{num_timed_out:.0f} timed out"] if num_timed_out else []
     return ", ".join(parts)
 
 
 def clock_text(seconds: float) -> str:
-    """`0:07`, `12:34`, `1:02:03`."""
+    """A duration as people write it: `0:07`, `12:34`, `1:02:03`."""
     minutes, second = divmod(round(max(0.0, seconds)), 60)
     hour, minute = divmod(minutes, 60)
     return f"{hour}:{minute:02}:{second:02}" if hour else f"{minute}:{second:02}"

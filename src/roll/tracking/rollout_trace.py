@@ -44,7 +44,7 @@ class RolloutTrace:
             emit(name="process_name", ph="M", pid=number, tid=0, args={"name": name})
 
     def on_transition(self, event: Move) -> None:
-        """For a life cycle; returns at once."""
+        """Hear of a transition, as a listener of a life cycle; returns at once."""
         common: dict[str, Any] = {"pid": ROLLOUTS, "tid": 0, "cat": "rollout", "id": str(event.rollout_id)}
         if event.before is not None:
             self._emit(name=str(event.before), ph="e", **common)

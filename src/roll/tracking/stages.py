@@ -40,7 +40,7 @@ class Stages:
         """What the phase of the model is called; `None` while nobody waits."""
 
     def on_transition(self, event: Move) -> None:
-        """For a life cycle; returns at once."""
+        """Hear of a transition, as a listener of a life cycle; returns at once."""
         name = event.rollout_id
         if name.purpose == self._ignored:
             return

@@ -37,7 +37,7 @@ class SyncReport:
     probe_s: float = 0.0
 
     def metrics(self) -> dict[str, float]:
-        """For the tracker; of the probes the worst engine's."""
+        """What the tracker gets of a sync; of the probes, the worst engine's."""
         values = {
             "sync/transfer_s": self.seconds,
             "sync/bytes": float(self.num_bytes),

@@ -48,7 +48,7 @@ class LogStream(io.TextIOBase):
         return len(text)
 
     def fileno(self) -> int:
-        """Of the file."""
+        """The descriptor of the file."""
         return self._descriptor
 
     def redirect(self, path: str | Path) -> None:

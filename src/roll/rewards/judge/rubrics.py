@@ -48,12 +48,12 @@ _WHY = '"reasoning": "…", '
 
 
 def pointwise_schema(lowest: int, highest: int, *, explain: bool = True) -> dict[str, Any]:
-    """Of a reply that scores."""
+    """The JSON schema of a reply that scores an answer."""
     return _object(_reasoning(explain) | {"score": _integer(lowest, highest)})
 
 
 def pairwise_schema(*, explain: bool = True) -> dict[str, Any]:
-    """Of a reply that compares."""
+    """The JSON schema of a reply that compares two answers."""
     return _object(_reasoning(explain) | {"winner": {"type": "string", "enum": ["A", "B", "tie"]}})
 
 

@@ -43,7 +43,7 @@ class RecordedWork:
 
     @classmethod
     def of(cls, steps: Iterable[RecordedStep]) -> RecordedWork:
-        """Of these steps, read one after the other."""
+        """Collect the work of these steps, read one after the other."""
         work = cls()
         seen: dict[str, RolloutId] = {}
         times_of: dict[str, tuple[float, float]] = {}

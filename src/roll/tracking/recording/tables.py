@@ -95,7 +95,7 @@ def schemas() -> dict[str, pa.Schema]:
 
 
 def facts_of(step: RecordedStep) -> dict[str, Any]:
-    """What is in no table, as JSON takes it."""
+    """What no table holds of a step, as JSON takes it."""
     return {
         "format": FORMAT,
         **{name: getattr(step, name) for name in _PLAIN},
@@ -111,7 +111,7 @@ def facts_of(step: RecordedStep) -> dict[str, Any]:
 
 
 def tables_of(step: RecordedStep) -> dict[str, pa.Table]:
-    """Everything else."""
+    """Everything that `facts_of` leaves out, by name of the table."""
     import pyarrow as pa
 
     groups = [(TRAIN, group) for group in step.groups]
@@ -183,7 +183,7 @@ def step_of(facts: dict[str, Any], tables: dict[str, pa.Table]) -> RecordedStep:
     for row in _rows(tables["rollouts"]):
         purpose, draw_id = row["purpose"], row["draw_id"]
         if purpose == EXPERT:
-            shown.append(_rollout(row, draws[TRAIN][draw_id], expert=True))
+            shown.append(_rollout(row, draws[TRAIN][draw_id]))
         else:
             attempts.setdefault((purpose, draw_id), []).append(_rollout(row, draws[purpose][draw_id]))
     groups = {
@@ -215,7 +215,7 @@ def _move(row: dict[str, Any]) -> Move:
     return Move(**(row | {"rollout_id": rollout_id}))
 
 
-def _rollout(row: dict[str, Any], draw: PromptDraw, *, expert: bool = False) -> Rollout:
+def _rollout(row: dict[str, Any], draw: PromptDraw) -> Rollout:
     reward = None
     if row["reward"] is not None:
         reward = RewardResult(
@@ -244,7 +244,7 @@ def _rollout(row: dict[str, Any], draw: PromptDraw, *, expert: bool = False) -> 
         reward=reward,
         engine_id=row["engine_id"],
         turns=tuple(Turn(**turn) for turn in row["turns"]),
-        expert=expert,
+        expert=row["purpose"] == EXPERT,
     )
 
 

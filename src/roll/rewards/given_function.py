@@ -61,7 +61,7 @@ class GivenFunction:
         return self.function or _unpack(self.packed, self.paths)
 
     def runs_in(self, pool: WorkerPool) -> WorkerPool:
-        """Where it is called: in the pool, or beside the controller."""
+        """Where the function is called: in the pool, or beside the controller."""
         return pool if self.travels else cast("WorkerPool", _Beside())
 
 

@@ -24,7 +24,7 @@ from typing import Any, TypeVar
 
 from roll.errors import EngineDiedError
 from roll.protocols import InferenceEngine, PauseMode
-from roll.rollout.pace import LOOK_S, Pace
+from roll.rollout.engine_pace import LOOK_S, Pace
 from roll.types import Generation, GenerationRequest
 
 __all__ = ["EngineLink"]
