@@ -9,7 +9,7 @@ reference   the policy as it was at first: a frozen model, or the policy without
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from roll.config import RLVRConfig
 from roll.pipelines.saved import SavedRun
 from roll.protocols import Scorer, TrainerGroup
 from roll.training import Schedule, TrainerSpec
-from roll.types import Output, TrainingBatch
+from roll.types import Output, Outputs, TrainingBatch
 
 __all__ = [
     "Trainers",
@@ -37,7 +37,7 @@ class WithoutAdapters:
     def __init__(self, policy: TrainerGroup) -> None:
         self._policy = policy
 
-    async def forward(self, batch: TrainingBatch, outputs: Collection[Output]) -> Mapping[Output, list[Any]]:
+    async def forward(self, batch: TrainingBatch, outputs: Outputs) -> Mapping[Output, list[Any]]:
         """See `Scorer.forward`."""
         return await self._policy.forward(batch, outputs, adapter=False)
 
