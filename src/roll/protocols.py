@@ -15,6 +15,7 @@ from roll.types import (
     IntArray,
     Needs,
     Output,
+    Outputs,
     Prompt,
     RewardResult,
     Rollout,
@@ -150,12 +151,7 @@ class TrainBackend(Protocol):
         ...
 
     def forward(
-        self,
-        batch: TrainingBatch,
-        outputs: Collection[Output],
-        *,
-        attention: AttentionRange | None = None,
-        adapter: bool = True,
+        self, batch: TrainingBatch, outputs: Outputs, *, attention: AttentionRange | None = None, adapter: bool = True
     ) -> Mapping[Output, list[Any]]:
         """What the current weights say of a batch, in one pass without a gradient: for each output a list by sample.
 
@@ -199,7 +195,7 @@ class TrainBackend(Protocol):
 class Scorer(Protocol):
     """Whatever says something of a batch: a trainer, a reference, a policy without its adapters."""
 
-    async def forward(self, batch: TrainingBatch, outputs: Collection[Output]) -> Mapping[Output, list[Any]]:
+    async def forward(self, batch: TrainingBatch, outputs: Outputs) -> Mapping[Output, list[Any]]:
         """See `TrainBackend.forward`."""
         ...
 
@@ -214,12 +210,7 @@ class TrainerGroup(Protocol):
     async def train_step(self, batch: TrainingBatch, loss: LossFn) -> StepResult: ...
 
     async def forward(
-        self,
-        batch: TrainingBatch,
-        outputs: Collection[Output],
-        *,
-        attention: AttentionRange | None = None,
-        adapter: bool = True,
+        self, batch: TrainingBatch, outputs: Outputs, *, attention: AttentionRange | None = None, adapter: bool = True
     ) -> Mapping[Output, list[Any]]: ...
 
     async def send_weights(

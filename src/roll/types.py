@@ -10,7 +10,7 @@ one `Group`), and each scored rollout becomes a `TrainingSample`. Control never 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Literal, TypeAlias, TypedDict
@@ -25,6 +25,7 @@ FinishReason: TypeAlias = Literal["stop", "length", "abort"]
 TRAIN, EXPERT = "train", "expert"
 """Purposes (`RolloutId.purpose`) of the rollouts that a step trains, and of demonstrations."""
 Output: TypeAlias = Literal["logprobs", "values", "attention"]
+Outputs: TypeAlias = Collection[Output]
 """What a trainer's forward pass says of every sample: `logprobs` [L] of its tokens, `values` [L] of the states before
 the tokens that the loss counts, `attention` as `AttentionStatistics`."""
 
@@ -375,6 +376,8 @@ class StepResult:
     stepped: bool
     """False where gradients were not finite: weights, optimiser and schedule stayed as they were."""
     metrics: Mapping[str, float] = field(default_factory=dict)
+    maxima: Mapping[str, float] = field(default_factory=dict)
+    """Of what the loss reports: sums and maxima over the batch. See `LossOutputs`."""
     logprobs: tuple[FloatArray, ...] = ()
     """Per sample [L], taken in the forward pass before the update; empty for a back-end that does not return them."""
     timings_s: Mapping[str, float] = field(default_factory=dict)

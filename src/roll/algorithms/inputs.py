@@ -95,6 +95,6 @@ class LossOutputs:
     loss: Tensor
     """Scalar; shares of all micro-batches add up to the loss of the global batch."""
     metrics: Mapping[str, Tensor] = field(default_factory=dict)
-    """Scalars without gradient that add up over micro-batches and ranks; `max/…` ones are maximised
-    instead.
-    """
+    """Scalars without gradient that add up over micro-batches and ranks."""
+    maxima: Mapping[str, Tensor] = field(default_factory=dict)
+    """Scalars without gradient of which the largest counts. They are reported below `max/`."""

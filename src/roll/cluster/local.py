@@ -6,7 +6,7 @@ A trainer's work runs in one thread of its own, so the controller's loop stays f
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -17,7 +17,7 @@ from roll.config.cluster import ClusterConfig, RoleDevices
 from roll.config.training import TRAINERS
 from roll.inference import EngineSpec, build_engine
 from roll.protocols import LossFn, TrainBackend, WorkerPool
-from roll.types import AttentionRange, Output, StepResult, TrainingBatch, WeightUpdate
+from roll.types import AttentionRange, Output, Outputs, StepResult, TrainingBatch, WeightUpdate
 
 if TYPE_CHECKING:
     from roll.tracking import RunDirectory
@@ -61,12 +61,7 @@ class LocalTrainerGroup:
         return await self._call(self._backend.train_step, batch, loss)
 
     async def forward(
-        self,
-        batch: TrainingBatch,
-        outputs: Collection[Output],
-        *,
-        attention: AttentionRange | None = None,
-        adapter: bool = True,
+        self, batch: TrainingBatch, outputs: Outputs, *, attention: AttentionRange | None = None, adapter: bool = True
     ) -> Mapping[Output, list[Any]]:
         """See `TrainBackend.forward`."""
         return await self._call(lambda: self._backend.forward(batch, outputs, attention=attention, adapter=adapter))

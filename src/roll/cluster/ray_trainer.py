@@ -12,7 +12,7 @@ import asyncio
 import contextlib
 import os
 import socket
-from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,7 @@ from roll.errors import WorkerDiedError
 from roll.protocols import LossFn, TrainBackend
 from roll.registry import import_object
 from roll.training import TrainerSpec
-from roll.types import AttentionRange, Output, StepResult, TrainingBatch, WeightUpdate
+from roll.types import AttentionRange, Output, Outputs, StepResult, TrainingBatch, WeightUpdate
 from roll.weights import Sender, conduct
 
 __all__ = ["RayTrainerGroup", "TrainerActor"]
@@ -57,7 +57,7 @@ class TrainerActor:
         return self._backend.train_step(batch, loss)
 
     def forward(
-        self, batch: TrainingBatch, outputs: Collection[Output], attention: AttentionRange | None, adapter: bool
+        self, batch: TrainingBatch, outputs: Outputs, attention: AttentionRange | None, adapter: bool
     ) -> Mapping[Output, list[Any]]:
         return self._backend.forward(batch, outputs, attention=attention, adapter=adapter)
 
@@ -124,12 +124,7 @@ class RayTrainerGroup:
         return await self._first([actor.train_step.remote(shared, loss) for actor in self._actors])
 
     async def forward(
-        self,
-        batch: TrainingBatch,
-        outputs: Collection[Output],
-        *,
-        attention: AttentionRange | None = None,
-        adapter: bool = True,
+        self, batch: TrainingBatch, outputs: Outputs, *, attention: AttentionRange | None = None, adapter: bool = True
     ) -> Mapping[Output, list[Any]]:
         """See `TrainBackend.forward`."""
         shared = ray.put(batch)

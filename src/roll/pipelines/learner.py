@@ -9,7 +9,7 @@ reference   the policy as it was at first: a frozen model, or the policy without
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ from roll.pipelines.checkpoint_files import SavedRun
 from roll.pipelines.run import Run
 from roll.protocols import LossFn, Scorer, TrainerGroup
 from roll.training import Schedule, TrainerSpec
-from roll.types import Output, StepResult, TrainingBatch
+from roll.types import Output, Outputs, StepResult, TrainingBatch
 
 __all__ = [
     "Learner",
@@ -41,7 +41,7 @@ class WithoutAdapters:
     def __init__(self, policy: TrainerGroup) -> None:
         self._policy = policy
 
-    async def forward(self, batch: TrainingBatch, outputs: Collection[Output]) -> Mapping[Output, list[Any]]:
+    async def forward(self, batch: TrainingBatch, outputs: Outputs) -> Mapping[Output, list[Any]]:
         """See `Scorer.forward`."""
         return await self._policy.forward(batch, outputs, adapter=False)
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import operator
 import time
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
@@ -26,7 +27,7 @@ from torch import Tensor
 from roll.errors import HalfUpdatedError, TrainingDivergedError, UnsupportedError
 from roll.protocols import LossFn, StateKind, WeightSource
 from roll.training.attention_maps import MapObserver, observed_layers
-from roll.training.distributed import Ranks, default_num_threads, pick_device, reshard, shard
+from roll.training.distributed import Ranks, combine, default_num_threads, pick_device, reshard, shard
 from roll.training.distributions import Predictions
 from roll.training.export import export_adapter, export_model
 from roll.training.layout import PackedLayout, build_layout, idle_layout
@@ -49,6 +50,7 @@ from roll.types import (
     FloatArray,
     Needs,
     Output,
+    Outputs,
     StepResult,
     TrainingBatch,
     TrainingSample,
@@ -123,6 +125,7 @@ class TorchBackend:
         self.masters.clear_grads()
         self.network.train()
         sums: dict[str, Tensor] = {}
+        maxima: dict[str, Tensor] = {}
         logprobs: dict[int, FloatArray] = {}
         num_tokens = 0
         needs = loss.needs
@@ -136,26 +139,18 @@ class TorchBackend:
             attention = observer.results() if observer is not None else None
             outputs = loss(loss_inputs(layout, batch, predicted, attention))
             (outputs.loss * self.ranks.data_size).backward()
-            _add_metrics(sums, {"loss": outputs.loss.detach(), **outputs.metrics})
+            combine(sums, {"loss": outputs.loss.detach(), **outputs.metrics}, torch.add)
+            combine(maxima, outputs.maxima, torch.maximum)
             if predicted.logprobs is not None:
                 _collect(logprobs, layout, batch, predicted.logprobs)
             num_tokens += layout.num_tokens
-        metrics = self.ranks.reduce_metrics(sums)
+        metrics = self.ranks.reduce(sums, operator.add)
         tokens = self.ranks.gather(num_tokens)
         everything = _merged(self.ranks.gather(logprobs))
         backward_done = time.perf_counter()
         grad_norm = self.optimizer.grad_norm()
         rate = self.schedule.rate(self.num_steps)
-        stepped = bool(np.isfinite(grad_norm)) and bool(np.isfinite(metrics["loss"]))
-        if stepped:
-            try:
-                self.optimizer.step(rate, grad_norm)
-            except Exception as error:
-                raise HalfUpdatedError(f"the optimiser failed: {type(error).__name__}: {error}") from error
-            self.num_steps += 1
-            self.num_nonfinite = 0
-        else:
-            self._count_nonfinite(metrics["loss"], grad_norm)
+        stepped = self._move_weights(metrics["loss"], grad_norm, rate)
         finished = time.perf_counter()
         return StepResult(
             loss=metrics.pop("loss"),
@@ -165,18 +160,14 @@ class TorchBackend:
             num_loss_tokens=batch.num_loss_tokens,
             stepped=stepped,
             metrics=metrics,
+            maxima=self.ranks.reduce(maxima, max),
             logprobs=tuple(_in_order(everything, batch)) if "logprobs" in self.network.outputs else (),
             timings_s={"forward_backward": backward_done - started, "optimizer": finished - backward_done},
         )
 
     @torch.no_grad()
     def forward(
-        self,
-        batch: TrainingBatch,
-        outputs: Collection[Output],
-        *,
-        attention: AttentionRange | None = None,
-        adapter: bool = True,
+        self, batch: TrainingBatch, outputs: Outputs, *, attention: AttentionRange | None = None, adapter: bool = True
     ) -> dict[Output, list[Any]]:
         """What the current weights say of a batch, on every rank; see `TrainBackend.forward`.
 
@@ -265,7 +256,7 @@ class TorchBackend:
         """What the engines compute in."""
         return getattr(torch, self.spec.model.dtype)
 
-    def _check_outputs(self, outputs: Collection[Output], attention: AttentionRange | None) -> None:
+    def _check_outputs(self, outputs: Outputs, attention: AttentionRange | None) -> None:
         for name in outputs:
             if name not in self.network.outputs:
                 raise UnsupportedError(f"a trainer with role '{self.spec.role}' has no {name}: ask a {_GIVEN_BY[name]}")
@@ -302,7 +293,16 @@ class TorchBackend:
             whole_units=whole_units,
         )[self.ranks.data_rank]
 
-    def _count_nonfinite(self, loss: float, grad_norm: float) -> None:
+    def _move_weights(self, loss: float, grad_norm: float, rate: float) -> bool:
+        """Whether the optimiser made its step: not where loss or gradients are not finite."""
+        if bool(np.isfinite(grad_norm)) and bool(np.isfinite(loss)):
+            try:
+                self.optimizer.step(rate, grad_norm)
+            except Exception as error:
+                raise HalfUpdatedError(f"the optimiser failed: {type(error).__name__}: {error}") from error
+            self.num_steps += 1
+            self.num_nonfinite = 0
+            return True
         self.num_nonfinite += 1
         limit = self.spec.training.max_nonfinite_steps
         logger.warning("step skipped: loss %s, gradient norm %s (%d in a row)", loss, grad_norm, self.num_nonfinite)
@@ -311,6 +311,7 @@ class TorchBackend:
                 f"loss {loss} or gradient norm {grad_norm} was not finite, {self.num_nonfinite} steps in a row. "
                 "Lower training.learning_rate, or raise training.max_nonfinite_steps."
             )
+        return False
 
 
 def _layout(blocks: Sequence[Block], *, every_token: bool) -> PackedLayout:
@@ -322,14 +323,6 @@ def _nothing_of(predicted: Predictions) -> Tensor:
     """A loss of 0 through every output of the network: ranks with work have a gradient for each, and FSDP reduces
     gradients of those parameters alone that have one."""
     return torch.stack([0.0 * tensor.sum() for tensor in predicted.tensors]).sum()
-
-
-def _add_metrics(sums: dict[str, Tensor], new: dict[str, Tensor]) -> None:
-    for name, value in new.items():
-        if name not in sums:
-            sums[name] = value
-        else:
-            sums[name] = torch.maximum(sums[name], value) if name.startswith("max/") else sums[name] + value
 
 
 def _collect(found: dict[int, FloatArray], layout: PackedLayout, batch: TrainingBatch, predicted: Tensor) -> None:

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import timedelta
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -23,13 +23,15 @@ from roll.errors import ModelError, PlacementError
 from roll.training.precision import Precision
 from roll.training.spec import TrainerSpec
 
-__all__ = ["DATA_DIMS", "MESH_DIMS", "Ranks", "default_num_threads", "mesh_sizes", "pick_device", "reshard", "shard"]
+__all__ = ["MESH_DIMS", "Ranks", "combine", "default_num_threads", "mesh_sizes", "pick_device", "reshard", "shard"]
 
 logger = logging.getLogger(__name__)
 
 MESH_DIMS = ("pp", "dp_replicate", "dp_shard", "cp", "tp", "ep")
 
 DATA_DIMS = ("dp_replicate", "dp_shard")
+
+T = TypeVar("T")
 
 _TIMEOUT = timedelta(minutes=30)
 
@@ -61,6 +63,12 @@ def pick_device(spec: TrainerSpec) -> torch.device:
     device = torch.device(kind, index)
     torch.accelerator.set_device_index(index)
     return device
+
+
+def combine(found: dict[str, T], new: Mapping[str, T], both: Callable[[T, T], T]) -> None:
+    """Take `new` into `found`, in place; `both` makes one of two values of a name."""
+    for name, value in new.items():
+        found[name] = both(found[name], value) if name in found else value
 
 
 def mesh_sizes(world_size: int) -> tuple[int, ...]:
@@ -106,16 +114,11 @@ class Ranks:
             dist.all_reduce(value, group=self.mesh.get_group("dp_shard"))
         return float(value)
 
-    def reduce_metrics(self, metrics: Mapping[str, Tensor]) -> dict[str, float]:
-        """Sum over all shares of the batch; the maximum of `max/…`. A rank without work may lack names."""
-        local = {name: float(value) for name, value in metrics.items()}
+    def reduce(self, values: Mapping[str, Tensor], both: Callable[[float, float], float]) -> dict[str, float]:
+        """Scalars by name over all shares of the batch, combined by `both`. A rank without work may lack names."""
         result: dict[str, float] = {}
-        for part in self.gather(local):
-            for name, value in part.items():
-                if name not in result:
-                    result[name] = value
-                else:
-                    result[name] = max(result[name], value) if name.startswith("max/") else result[name] + value
+        for part in self.gather({name: float(value) for name, value in values.items()}):
+            combine(result, part, both)
         return result
 
     def gather(self, value: Any) -> list[Any]:

@@ -32,8 +32,8 @@ def loss_inputs(
         attention: by the samples' index in their batch, where the loss asks for it and samples do not bring it.
 
     Raises:
-        ValueError: some samples have `ref_logprobs`, `attention`, `old_values`, or of a loss with values `returns`, and
-            others do not.
+        ValueError: some samples of the batch have a column and others do not; or values are predicted, and some lack
+            `returns`.
     """
     like = predicted.tensors[0]
     spans = layout.spans
@@ -41,41 +41,42 @@ def loss_inputs(
     order = torch.from_numpy(np.concatenate([span.prediction_index for span in spans])).to(like.device)
     lengths = torch.tensor([len(span.token_index) for span in spans], device=like.device)
     chosen = Predictions(*(None if tensor is None else tensor.index_select(0, order) for tensor in predicted))
-    if chosen.values is not None and any(s.returns is None and not s.expert for s in samples):
+    if chosen.values is not None and any(s.returns is None and not s.expert for s in batch.samples):
         raise ValueError("a critic learns from returns, which some samples of the batch do not have")
+    expert = torch.tensor([s.expert for s in samples], device=like.device)
     units = np.unique([s.unit for s in samples], return_inverse=True)[1]
     return LossInputs(
         unit_ids=torch.from_numpy(units).to(like.device),
         logprobs=chosen.logprobs,
         old_logprobs=None if chosen.logprobs is None else _old_logprobs(chosen.logprobs.detach(), samples, layout),
-        rollout_logprobs=_column("rollout_logprobs", samples, layout, like),
-        advantages=_column("advantages", samples, layout, like),
+        rollout_logprobs=_column("rollout_logprobs", batch, layout, like),
+        advantages=_column("advantages", batch, layout, like),
         sequence_ids=torch.repeat_interleave(torch.arange(len(spans), device=like.device), lengths),
         sequence_lengths=lengths.to(like.dtype),
         num_tokens=float(batch.num_loss_tokens),
         num_sequences=float(batch.num_sequences),
         max_lengths=torch.tensor([s.max_length for s in samples], device=like.device, dtype=like.dtype),
         chunk_ids=_chunk_ids(samples, layout, like.device),
-        ref_logprobs=_column("ref_logprobs", samples, layout, like),
-        expert=_repeated([s.expert for s in samples], lengths, like.device) if any(s.expert for s in samples) else None,
+        ref_logprobs=_column("ref_logprobs", batch, layout, like),
+        expert=torch.repeat_interleave(expert, lengths) if expert.any() else None,
         entropy=chosen.entropy,
         entropy_mask=_entropy_mask(samples, layout, like.device),
         full_kl=chosen.full_kl,
         attention=_attention(samples, layout, attention),
         values=chosen.values,
-        old_values=None if chosen.values is None else _column("old_values", samples, layout, like, of_experts=False),
-        returns=None if chosen.values is None else _column("returns", samples, layout, like, of_experts=False),
+        old_values=None if chosen.values is None else _column("old_values", batch, layout, like, of_experts=False),
+        returns=None if chosen.values is None else _column("returns", batch, layout, like, of_experts=False),
     )
 
 
 def _column(
-    name: str, samples: list[TrainingSample], layout: PackedLayout, like: Tensor, *, of_experts: bool = True
+    name: str, batch: TrainingBatch, layout: PackedLayout, like: Tensor, *, of_experts: bool = True
 ) -> Tensor | None:
-    """[N] one of the samples' arrays at the loss tokens; `None` where they do not have it.
+    """[N] one of the samples' arrays at the loss tokens; `None` where the batch does not have it.
 
     Args:
         name: of the sample's field.
-        samples: of the layout's spans.
+        batch: the global batch, so that a column is there in all of its micro-batches or in none.
         layout: of the micro-batch.
         like: whose device and dtype it gets.
         of_experts: experts have it as all others do; otherwise one that lacks it has 0.
@@ -83,22 +84,14 @@ def _column(
     Raises:
         ValueError: some samples have it and others do not.
     """
-    arrays = [getattr(sample, name) for sample in samples]
-    lacking = {array is None for array, s in zip(arrays, samples, strict=True) if of_experts or not s.expert}
+    lacking = {getattr(s, name) is None for s in batch.samples if of_experts or not s.expert}
     if len(lacking) == 2:
         raise ValueError(f"some samples of the batch have {name} and others do not")
     if True in lacking:
         return None
-    parts = [
-        np.zeros(len(span.token_index), np.float32) if array is None else array[span.token_index]
-        for array, span in zip(arrays, layout.spans, strict=True)
-    ]
+    arrays = [(getattr(batch.samples[span.index], name), span.token_index) for span in layout.spans]
+    parts = [np.zeros(len(places), np.float32) if array is None else array[places] for array, places in arrays]
     return torch.from_numpy(np.concatenate(parts)).to(like.device, like.dtype)
-
-
-def _repeated(values: list[bool], lengths: Tensor, device: torch.device) -> Tensor:
-    """A value per sequence as one per token."""
-    return torch.repeat_interleave(torch.tensor(values, device=device), lengths)
 
 
 def _chunk_ids(samples: list[TrainingSample], layout: PackedLayout, device: torch.device) -> Tensor | None:

@@ -57,13 +57,8 @@ class ValueNetwork(nn.Module):
     outputs: frozenset[Output] = frozenset({"values"})
     """What it can say."""
 
-    def forward(self, layout: PackedLayout, *policys: object) -> Predictions:
-        """Values [M] of the states before the layout's predicted tokens, float32 or better.
-
-        Args:
-            layout: the micro-batch.
-            policys: what `PolicyNetwork.forward` takes besides; not used.
-        """
+    def forward(self, layout: PackedLayout, *unused: object) -> Predictions:
+        """Values [M] of the states before the predicted tokens; what a policy's network takes besides is unused."""
         weight = self.score.weight
         hidden = final_hidden(self.decoder, layout, weight.device, weight.dtype)
         return Predictions(values=values_of(self.score, hidden))

@@ -63,7 +63,7 @@ def test_every_preset_is_finite_for_any_finite_input(name: str, seed: int, limit
         outputs, gradient = step.loss()
         assert np.isfinite(outputs.loss.item())
         assert np.isfinite(gradient).all()
-        assert all(np.isfinite(value.item()) for value in outputs.metrics.values())
+        assert all(np.isfinite(value.item()) for value in (*outputs.metrics.values(), *outputs.maxima.values()))
 
 
 @pytest.mark.parametrize("reduce", ["geometric", "product"])
@@ -88,7 +88,7 @@ def test_log_ratios_of_a_hundred_are_finite_in_float32(name: str, level: Any, re
             (gradient,) = torch.autograd.grad(outputs.loss, inputs.logprobs)
             assert torch.isfinite(outputs.loss)
             assert torch.isfinite(gradient).all()
-            assert all(torch.isfinite(value) for value in outputs.metrics.values())
+            assert all(torch.isfinite(value) for value in (*outputs.metrics.values(), *outputs.maxima.values()))
 
 
 def as_float32(inputs: LossInputs) -> LossInputs:
@@ -104,7 +104,7 @@ def test_a_micro_batch_without_tokens_has_loss_zero() -> None:
             loss = PolicyLoss(ratio_level=level, correction=Correction(level=correction, veto=0.5))  # type: ignore[arg-type]
             outputs = loss(inputs)
             assert outputs.loss.item() == 0.0
-            assert all(torch.isfinite(value) for value in outputs.metrics.values())
+            assert all(torch.isfinite(value) for value in (*outputs.metrics.values(), *outputs.maxima.values()))
     values = torch.zeros(0, dtype=torch.float64)
     assert ValueLoss(clip=0.1)(replace(inputs, values=values, old_values=values, returns=values)).loss.item() == 0.0
 

@@ -76,6 +76,7 @@ def test_masked_tokens_never_move_loss_or_gradient(name: str, kind: str, seed: i
     assert first.loss.item() == second.loss.item()
     assert (gradient == other_gradient).all()
     assert all(first.metrics[name] == second.metrics[name] for name in first.metrics)
+    assert all(first.maxima[name] == second.maxima[name] for name in first.maxima)
 
 
 @every_preset
@@ -143,7 +144,7 @@ def test_any_split_into_micro_batches_adds_up_to_the_whole(name: str, kind: str,
     expected = gradients_by_sample(step, gradient)
     number = st.integers(0, 3)
     part_of = [data.draw(number) for _ in step.batch.samples]
-    loss, metrics = 0.0, dict.fromkeys(whole.metrics, 0.0)
+    loss, metrics, maxima = 0.0, dict.fromkeys(whole.metrics, 0.0), dict.fromkeys(whole.maxima, 0.0)
     for part in set(part_of):
         own = [i for i, p in enumerate(part_of) if p == part]
         micro = replace(step, batch=replace(step.batch, samples=tuple(step.batch.samples[i] for i in own)))
@@ -152,11 +153,16 @@ def test_any_split_into_micro_batches_adds_up_to_the_whole(name: str, kind: str,
         for sample, values in gradients_by_sample(micro, share).items():
             np.testing.assert_allclose(values, expected[sample], **TOLERANCE)
         for key, value in outputs.metrics.items():
-            metrics[key] = max(metrics[key], value.item()) if key.startswith("max/") else metrics[key] + value.item()
+            metrics[key] += value.item()
+            assert not value.requires_grad
+        for key, value in outputs.maxima.items():
+            maxima[key] = max(maxima[key], value.item())
             assert not value.requires_grad
     assert loss == pytest.approx(whole.loss.item(), rel=1e-9, abs=1e-9)
     for key, value in whole.metrics.items():
         assert metrics[key] == pytest.approx(value.item(), rel=1e-9, abs=1e-9), key
+    for key, value in whole.maxima.items():
+        assert maxima[key] == pytest.approx(value.item(), rel=1e-9, abs=1e-9), key
 
 
 @few

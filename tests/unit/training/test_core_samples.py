@@ -6,7 +6,7 @@ Gradients are compared with those of the model's own eager forward pass over a p
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -123,6 +123,13 @@ def test_texts_are_learned(tiny_model: Path) -> None:
 def test_a_column_that_a_loss_needs_is_named(tiny_model: Path) -> None:
     with pytest.raises(ValueError, match="this loss needs advantages, which the batch does not have"):
         TorchBackend(make_spec(tiny_model)).train_step(core_batch(), PolicyLoss())
+
+
+def test_a_column_that_some_samples_lack_is_named_whatever_they_are_packed_with(tiny_model: Path) -> None:
+    first, *others = core_batch().samples
+    mixed = TrainingBatch(samples=(replace(first, advantages=np.ones(len(first), np.float32)), *others))
+    with pytest.raises(ValueError, match="some samples of the batch have advantages and others do not"):
+        TorchBackend(make_spec(tiny_model, max_tokens_per_micro_batch=1)).train_step(mixed, CrossEntropy())
 
 
 @pytest.mark.parametrize("num_ranks", [1, 2, 3])

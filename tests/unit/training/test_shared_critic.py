@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from critic_helpers import VALUE_LOSS, reference_gradient, valued
-from training_helpers import grads_of, make_batch, make_spec, relative_error, values_of
+from training_helpers import grads_of, logprobs_of, make_batch, make_spec, relative_error, values_of
 
 from roll.algorithms.inputs import LossInputs, LossOutputs
 from roll.algorithms.losses import PolicyLoss, SharedLoss, ValueLoss
@@ -155,6 +155,17 @@ def test_a_loaded_trainer_goes_on_as_if_it_had_never_stopped(tiny_model: Path, t
     without = TorchBackend(make_spec(tiny_model, lora=lora))
     with pytest.raises(CheckpointError, match="value_head"):
         without.load(tmp_path / "state")
+
+
+def test_log_probs_and_values_of_one_pass_are_those_of_two(tiny_model: Path) -> None:
+    backend, batch = TorchBackend(spec_of(tiny_model), precision=DOUBLE), make_batch(2)
+    set_head(backend)
+    found = backend.forward(batch, ["logprobs", "values"])
+    for name, alone in (("logprobs", logprobs_of(backend, batch)), ("values", values_of(backend, batch))):
+        for own, other, sample in zip(found[name], alone, batch.samples, strict=True):
+            np.testing.assert_allclose(own, other, atol=1e-6)
+            assert name == "logprobs" or not own[~sample.loss_mask].any()
+        assert np.concatenate(found[name]).any()
 
 
 def test_a_policy_without_a_head_has_no_values(tiny_model: Path) -> None:

@@ -18,11 +18,8 @@ class OwnLoss:
     """Calls the function; it is imported where it runs, so it need not be picklable."""
 
     path: str
-
-    @property
-    def needs(self) -> Needs:
-        """Nothing but the policy's log-probs."""
-        return Needs()
+    needs = Needs()
+    """Nothing but the policy's log-probs."""
 
     def __call__(self, inputs: LossInputs) -> LossOutputs:
         """The micro-batch's share; see `LossInputs` for what it must divide by.

@@ -39,7 +39,7 @@ _CORRECTION = Correction()
 class PolicyLoss:
     """Every policy-gradient method, by its parts; the defaults are PPO's clip as GRPO uses it.
 
-    Metrics are means over the loss tokens of the global batch, and maxima where the name begins with `max/`.
+    Metrics are means over the loss tokens of the global batch.
     """
 
     ratio_level: RatioLevel = "token"
@@ -82,7 +82,7 @@ class PolicyLoss:
         if inputs.expert is not None:
             objective = torch.where(inputs.expert, advantages * logprobs, objective)
         loss = -(weights * objective).sum()
-        metrics = self._metrics(inputs, ratio.detach(), weights, corrections)
+        metrics, maxima = self._metrics(inputs, ratio.detach(), weights, corrections)
         if self.kl_coefficient > 0:
             kl = self._kl(inputs)
             loss = loss + self.kl_coefficient * (weights * kl).sum()
@@ -92,7 +92,7 @@ class PolicyLoss:
             bonus = entropy if inputs.entropy_mask is None else entropy.masked_fill(~inputs.entropy_mask, 0.0)
             loss = loss - self.entropy_coefficient * (weights * bonus).sum()
             metrics["policy/entropy"] = entropy.detach().sum() / inputs.num_tokens
-        return LossOutputs(loss=loss, metrics=metrics)
+        return LossOutputs(loss=loss, metrics=metrics, maxima=maxima)
 
     def _kl(self, inputs: LossInputs) -> Tensor:
         if self.kl_estimator == "full":
@@ -102,7 +102,8 @@ class PolicyLoss:
 
     def _metrics(
         self, inputs: LossInputs, ratio_log: Tensor, weights: Tensor, corrections: Tensor
-    ) -> dict[str, Tensor]:
+    ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """Sums and maxima."""
         advantages, ratio = inputs.need("advantages"), clamped(ratio_log).exp()
         logprobs = inputs.need("logprobs").detach()
         token_log_ratio = clamped(logprobs - inputs.need("old_logprobs"))
@@ -129,6 +130,5 @@ class PolicyLoss:
         }
         metrics = {name: value / inputs.num_tokens for name, value in sums.items()}
         metrics["policy/loss_scale"] = (weights * (advantages * ratio).abs()).sum()
-        metrics["max/policy/ratio"] = ratio.max() if len(ratio) else ratio.new_zeros(())
-        metrics["max/mismatch/factor"] = factor.max() if len(factor) else ratio.new_zeros(())
-        return metrics
+        found = {"policy/ratio": ratio, "mismatch/factor": factor}
+        return metrics, {name: x.max() if len(x) else x.new_zeros(()) for name, x in found.items()}

@@ -23,11 +23,8 @@ class ValueLoss:
 
     clip: float | None = None
     """e; `None`: no clip."""
-
-    @property
-    def needs(self) -> Needs:
-        """Nothing but a critic's values; within `SharedLoss`, that asks for them."""
-        return Needs()
+    needs = Needs()
+    """Nothing but a critic's values; within `SharedLoss`, that asks for them."""
 
     def __call__(self, inputs: LossInputs) -> LossOutputs:
         """The micro-batch's share.

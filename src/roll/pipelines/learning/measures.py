@@ -49,7 +49,7 @@ def agreement(batch: TrainingBatch, results: Sequence[StepResult]) -> dict[str, 
 
 
 def training_metrics(results: Sequence[StepResult], prefix: str = "training") -> dict[str, float]:
-    """What the optimiser steps report: means over several, maxima where a name says so, sums of counts and times."""
+    """What the optimiser steps report: means over several, maxima below `max/`, sums of counts and times."""
     if not results:
         return {}
     metrics = {
@@ -63,8 +63,9 @@ def training_metrics(results: Sequence[StepResult], prefix: str = "training") ->
     if len(results) > 1:
         metrics["num_updates"] = float(len(results))
     for name in dict.fromkeys(name for r in results for name in r.metrics):
-        values = [float(r.metrics[name]) for r in results if name in r.metrics]
-        metrics[name] = max(values) if name.startswith("max/") else _mean(values)
+        metrics[name] = _mean([float(r.metrics[name]) for r in results if name in r.metrics])
+    for name in dict.fromkeys(name for r in results for name in r.maxima):
+        metrics[f"max/{name}"] = max(float(r.maxima[name]) for r in results if name in r.maxima)
     found = {f"{prefix}/{name}": value for name, value in metrics.items()}
     if prefix == "training":
         for name in dict.fromkeys(name for r in results for name in r.timings_s):
