@@ -9,8 +9,8 @@ from roll.config.rewards.code import CodeReward
 from roll.config.run import RLVRConfig
 from roll.data.build import load_source
 from roll.data.source import Source
-from roll.rewards.code.boxes import CodeBoxes
 from roll.rewards.code.judgeable import importable, why_not
+from roll.rewards.code.sandboxes import CodeSandboxes
 from roll.rewards.code.tasks import MalformedTestsError
 from roll.rewards.code.verifier import CodeVerifier
 from roll.types import Prompt
@@ -37,7 +37,7 @@ def notes_on_tests(config: RLVRConfig) -> Iterator[str]:
 def _of_source(entry: DataConfig, reward: CodeReward, config: RLVRConfig) -> Iterator[str]:
     domain = entry.domain or entry.source
     prompts = [prompt for source in load_source(entry, domain, config.seed) for prompt in _some(source)]
-    verifier = CodeVerifier(reward, CodeBoxes(config.sandbox))
+    verifier = CodeVerifier(reward, CodeSandboxes(config.sandbox))
     packages = importable(config.sandbox)
     found: list[tuple[str, str]] = []
     for prompt in prompts:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from roll.models import load_tokenizer, stop_token_ids
 from roll.rewards.control_tokens import defused, defuser
-from roll.rewards.judge.own import JudgeModel
+from roll.rewards.judge.engine_judge import JudgeModel
 from roll.rewards.judge.rubrics import pointwise_messages
 from roll.rewards.reward_model import _token_ids
 from roll.types import Message

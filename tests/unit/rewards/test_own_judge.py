@@ -19,7 +19,7 @@ from roll.config.rewards import JudgeReward, RewardList, as_reward_list
 from roll.errors import ConfigError, RewardInfraError, UnscorableError
 from roll.models import load_tokenizer, stop_token_ids
 from roll.rewards import build_reward
-from roll.rewards.judge.own import EngineChat, JudgeModel, Verdicts, verdict_tree
+from roll.rewards.judge.engine_judge import EngineChat, JudgeModel, Verdicts, verdict_tree
 from roll.rewards.judge.replies import read_preference
 from roll.rewards.judge.rubrics import pairwise_schema, pointwise_schema
 from roll.types import Generation, GenerationRequest, Message, Rollout

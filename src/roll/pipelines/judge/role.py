@@ -27,7 +27,7 @@ from roll.models import load_tokenizer, resolve_model, stop_token_ids
 from roll.protocols import EngineGroup, WorkerPool
 from roll.rewards.compose import WeightedReward
 from roll.rewards.judge.cache import content_key
-from roll.rewards.judge.own import JudgeModel
+from roll.rewards.judge.engine_judge import JudgeModel
 from roll.rewards.opening import open_rewards
 from roll.rollout import LLMProxy, Router
 from roll.tracking import RunDirectory

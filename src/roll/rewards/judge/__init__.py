@@ -20,7 +20,7 @@ from roll.protocols import WorkerPool
 from roll.rewards.base import Judgement, Verifier
 from roll.rewards.judge.cache import ReplyCache, content_key
 from roll.rewards.judge.chat import Chat, EndpointChat
-from roll.rewards.judge.own import EngineChat, JudgeModel, JudgeUsage
+from roll.rewards.judge.engine_judge import EngineChat, JudgeModel, JudgeUsage
 from roll.rewards.judge.replies import ReplyError, read_preference, read_score
 from roll.rewards.judge.rubrics import (
     pairwise_messages,
