@@ -22,7 +22,7 @@ from _report import report
 
 from roll.config.rewards.code import CodeReward
 from roll.config.sandbox import SandboxConfig
-from roll.rewards.code.boxes import CodeBoxes
+from roll.rewards.code.sandboxes import CodeSandboxes
 from roll.rewards.code.verifier import CodeVerifier
 from roll.sandbox import Command, Job, Limits, PythonCode, Sandbox, SandboxManager, SandboxSpec
 from roll.sandbox.bubblewrap import BubblewrapRuntime
@@ -169,7 +169,7 @@ async def code_reward(rounds: int) -> dict[str, float]:
     figures: dict[str, float] = {}
     one = {"stdin": "1000\n", "stdout": str(sum(i * i for i in range(1000))) + " 999"}
     check = "def check(candidate):\n    assert [candidate(n) for n in range(5)] == [0, 1, 4, 9, 16]"
-    async with CodeBoxes(SandboxConfig()) as boxes:
+    async with CodeSandboxes(SandboxConfig()) as boxes:
         verifier = CodeVerifier(CodeReward(type="code"), boxes)
         for name, code, tests, entry, num_cases in (
             ("one_case", TYPICAL.source, [one], None, 1),

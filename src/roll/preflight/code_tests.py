@@ -9,8 +9,8 @@ from roll.config.rewards.code import CodeReward
 from roll.config.sandbox import SandboxConfig
 from roll.data.build import load_source
 from roll.data.source import Source
-from roll.rewards.code.boxes import CodeBoxes
 from roll.rewards.code.judgeable import importable, why_not
+from roll.rewards.code.sandboxes import CodeSandboxes
 from roll.rewards.code.tasks import MalformedTestsError
 from roll.rewards.code.verifier import CodeVerifier
 from roll.types import Prompt
@@ -37,7 +37,7 @@ def notes_on_tests(data: Sequence[DataConfig], sandbox: SandboxConfig, seed: int
 def _of_source(entry: DataConfig, reward: CodeReward, sandbox: SandboxConfig, seed: int) -> Iterator[str]:
     domain = entry.domain or entry.source
     prompts = [prompt for source in load_source(entry, domain, seed) for prompt in _some(source)]
-    verifier = CodeVerifier(reward, CodeBoxes(sandbox))
+    verifier = CodeVerifier(reward, CodeSandboxes(sandbox))
     packages = importable(sandbox)
     found: list[tuple[str, str]] = []
     for prompt in prompts:

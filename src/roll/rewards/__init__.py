@@ -12,7 +12,7 @@ from roll.rewards.base import Judgement, Verifier
 from roll.rewards.compose import Component, WeightedReward
 
 if TYPE_CHECKING:
-    from roll.rewards.code.boxes import CodeBoxes
+    from roll.rewards.code.sandboxes import CodeSandboxes
     from roll.rewards.judge.engine_judge import JudgeModel
 
 __all__ = ["VERIFIERS", "Judgement", "Verifier", "build_reward"]
@@ -42,14 +42,14 @@ VERIFIERS: Registry[Callable[[Any, Any], Verifier]] = Registry(
 def build_reward(
     configs: Sequence[RewardConfig],
     pool: WorkerPool,
-    boxes: CodeBoxes | None = None,
+    sandboxes: CodeSandboxes | None = None,
     judge: JudgeModel | None = None,
 ) -> WeightedReward:
     """One reward from weighted components, called by their `name`, or their type; numbered where several share one.
 
     Args:
         pool: runs verifiers' functions.
-        boxes: run programs, where a component needs that.
+        sandboxes: run programs, where a component needs that.
         judge: the run's own, where a component asks it.
 
     Raises:
@@ -62,6 +62,6 @@ def build_reward(
         while name in {component.name for component in components}:
             count += 1
             name = f"{base}#{count}"
-        runs_in = boxes if config.needs_sandbox else judge if config.asks_own_judge else pool
+        runs_in = sandboxes if config.needs_sandbox else judge if config.asks_own_judge else pool
         components.append(Component(name=name, config=config, verifier=VERIFIERS.get(config.type)(config, runs_in)))
     return WeightedReward(components)

@@ -143,24 +143,18 @@ class WeightedReward:
         timed_out = tuple(c.name for c, j in found if c.ran_out_of_time(j))
         components = {c.name: j.value for c, j in found}
         components |= {f"{c.name}/{part}": value for c, j in found for part, value in j.parts.items()}
+        value = sum(c.config.weight * j.value for c, j in found)
+        verdict = next((j.verdict for c, j in found if c is self._speaker), "")
+        correct = all(heard) if heard else None
         if closed is not None:
             gate, judgement = closed
-            decided = any(c.verifier.decides and not c.watched_alone for c in self._components)
-            return RewardResult(
-                value=0.0,
-                components=components,
-                verdict=f"{gate.name}: {judgement.verdict}",
-                correct=False if decided else None,
-                decisions=decisions,
-                timed_out=timed_out,
-                duration_s=duration_s,
-            )
-        verdict = next((j.verdict for c, j in found if c is self._speaker), "")
+            value, verdict = 0.0, f"{gate.name}: {judgement.verdict}"
+            correct = False if any(c.verifier.decides and not c.watched_alone for c in self._components) else None
         return RewardResult(
-            value=sum(c.config.weight * j.value for c, j in found),
+            value=value,
             components=components,
             verdict=verdict,
-            correct=all(heard) if heard else None,
+            correct=correct,
             decisions=decisions,
             timed_out=timed_out,
             duration_s=duration_s,

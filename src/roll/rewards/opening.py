@@ -40,13 +40,13 @@ async def open_reward_lists(
         UserError: a reward cannot work here: a function, a tool chain, or a way to isolate is missing.
     """
     async with AsyncExitStack() as stack:
-        boxes = None
+        sandboxes = None
         if any(reward.needs_sandbox for rewards in lists.values() for reward in rewards):
-            from roll.rewards.code.boxes import CodeBoxes
+            from roll.rewards.code.sandboxes import CodeSandboxes
 
-            boxes = await stack.enter_async_context(CodeBoxes(sandbox))
+            sandboxes = await stack.enter_async_context(CodeSandboxes(sandbox))
         opened: dict[str, WeightedReward] = {}
         for domain, rewards in lists.items():
-            opened[domain] = reward = build_reward(rewards, pool, boxes, judge)
+            opened[domain] = reward = build_reward(rewards, pool, sandboxes, judge)
             stack.push_async_callback(reward.close)
         yield opened

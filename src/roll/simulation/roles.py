@@ -134,14 +134,11 @@ class SimulatedReward:
 class SimulatedRenderer:
     """Tokens that mean nothing; see `roll.rollout.loops.Renderer`."""
 
-    def __init__(self, observation_tokens: int = 1) -> None:
-        self._observation = observation(observation_tokens)
-
     def decode(self, token_ids: IntArray) -> str:
         return ""
 
     def follow_up(self, observation: str) -> IntArray:
-        return self._observation
+        return np.ones(1, np.int32)
 
 
 class SimulatedTrainer:

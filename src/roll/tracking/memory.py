@@ -17,6 +17,10 @@ __all__ = ["PeakMemory", "process_tree", "proportional_bytes"]
 
 _PROC = Path("/proc")
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+_INTERVAL_S = 1.0
+"""Between looks at RSS."""
+_REFRESH_S = 15.0
+"""PSS is read at least this often, for it may grow while RSS does not (pages that stop being shared)."""
 
 
 def process_tree(root: int | None = None) -> list[int]:
@@ -54,20 +58,12 @@ def _resident(pid: int) -> int:
 
 
 class PeakMemory:
-    """Samples the summed PSS of this process's tree in a thread until `stop`.
+    """Samples the summed PSS of this process's tree in a thread until `stop`."""
 
-    Args:
-        interval_s: between looks at RSS.
-        refresh_s: PSS is read at least this often, for it may grow while RSS does not (pages that stop being
-        shared).
-    """
-
-    def __init__(self, *, interval_s: float = 1.0, refresh_s: float = 15.0) -> None:
+    def __init__(self) -> None:
         self.peak_bytes = 0
-        self._interval_s = interval_s
-        self._refresh_s = refresh_s
         self._resident_at_peak = 0
-        self._read_at = -refresh_s
+        self._read_at = -_REFRESH_S
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="roll-memory", daemon=True)
 
@@ -89,7 +85,7 @@ class PeakMemory:
         process_ids = process_tree()
         resident = sum(_resident(pid) for pid in process_ids)
         now = time.monotonic()
-        if force or resident > self._resident_at_peak * 1.002 or now - self._read_at >= self._refresh_s:
+        if force or resident > self._resident_at_peak * 1.002 or now - self._read_at >= _REFRESH_S:
             self._read_at = now
             self._resident_at_peak = max(self._resident_at_peak, resident)
             self.peak_bytes = max(self.peak_bytes, proportional_bytes(process_ids))
@@ -99,4 +95,4 @@ class PeakMemory:
             began = time.thread_time()
             self.sample()
             # At most 1 % of a core, however many processes there are.
-            self._stopping.wait(max(self._interval_s, 100 * (time.thread_time() - began)))
+            self._stopping.wait(max(_INTERVAL_S, 100 * (time.thread_time() - began)))

@@ -205,7 +205,7 @@ async def send_weights(
     transport: str,
     deliver: Deliver,
     *,
-    sender: Sender | None = None,
+    sender: Sender,
     executor: Executor | None = None,
 ) -> Mapping[str, int]:
     """`TrainerGroup.send_weights` for a trainer of one rank in this process.
@@ -213,18 +213,11 @@ async def send_weights(
     Args:
         source, policy_version, transport: see `Sender.stage`.
         deliver: brings the offer to every engine and returns when all have confirmed.
-        sender: kept by the caller between syncs; without it one is made for this sync alone.
+        sender: kept by the caller between syncs.
         executor: where `stage` and `send` run, one after the other (the trainer's own thread); by default
         any thread.
 
     Returns:
         By tensor name, the checksum of the bytes that were sent.
     """
-    kept = sender is not None
-    sender = sender or Sender()
-    try:
-        steps = _OneRank(sender, source, executor)
-        return await conduct(steps, policy_version, transport, deliver)
-    finally:
-        if not kept:
-            sender.close()
+    return await conduct(_OneRank(sender, source, executor), policy_version, transport, deliver)

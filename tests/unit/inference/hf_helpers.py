@@ -15,7 +15,7 @@ from roll.inference import EngineSpec
 from roll.inference.hf import HFEngine
 from roll.models import load_causal_lm
 from roll.types import Generation, GenerationRequest, IntArray, SamplingParams, WeightReceipt, WeightUpdate
-from roll.weights import send_weights
+from roll.weights import Sender, send_weights
 
 
 def engine_spec(model: Path, **changes: Any) -> EngineSpec:
@@ -101,6 +101,8 @@ async def sync(
     async def deliver(update: WeightUpdate) -> None:
         receipts.append(await engine.update_weights(update))
 
-    sent = await send_weights(Weights(tensors), version, transport, deliver)
+    sender = Sender()
+    sent = await send_weights(Weights(tensors), version, transport, deliver, sender=sender)
+    sender.close()
     assert dict(sent) == dict(receipts[0].checksums)
     return receipts[0]

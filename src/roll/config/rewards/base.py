@@ -44,7 +44,7 @@ class RewardSection(Section):
 
     @property
     def needs_sandbox(self) -> bool:
-        """Whether it runs programs; its verifier is then made with `CodeBoxes` instead of a worker pool."""
+        """Whether it runs programs; its verifier is then made with `CodeSandboxes` instead of a worker pool."""
         return False
 
     @property

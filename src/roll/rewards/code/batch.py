@@ -74,7 +74,7 @@ class Batch(CandidateRun):
         limits_s = [cpu_s for _, cpu_s in cases]
         most_bytes = [self._most_bytes(case) for case, _ in cases]
         messages = [self._message(*case, most) for case, most in zip(cases, most_bytes, strict=True)]
-        async with self.boxes.candidate(self.candidate(limits_s, sum(most_bytes))) as job:
+        async with self.sandboxes.candidate(self.candidate(limits_s, sum(most_bytes))) as job:
             return await serve(
                 job,
                 pack(self.setup()),
@@ -120,7 +120,7 @@ class Batch(CandidateRun):
             wall_s=min(self.limits(cpu_s)["wall_s"], self.config.time_limit_s),
             output_bytes=most_bytes + self.config.max_output_bytes,
         )
-        result = await self.boxes.run(program)
+        result = await self.sandboxes.run(program)
         detail = result.stderr[-500:].decode(errors="replace")
         if result.outcome in OUTCOMES or len(result.stdout) > most_bytes:
             verdict = OUTCOMES.get(result.outcome, "output")
@@ -185,7 +185,7 @@ class Batch(CandidateRun):
             cpu_s=_REFEREE_CPU_S,
             wall_s=_REFEREE_WALL_S,
         )
-        result = await self.boxes.compare(program)
+        result = await self.sandboxes.compare(program)
         same = claim(result.result[4:]).get("same")
         if not isinstance(same, bool):
             blame(result, "a comparison's")

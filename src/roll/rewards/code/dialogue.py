@@ -66,8 +66,8 @@ class Dialogue(CandidateRun):
         )
         pytest = any(case.kind == "pytest" for case, _ in cases)
         async with (
-            self.boxes.checker(checker_program, pytest=pytest) as checker,
-            self.boxes.candidate(candidate_program) as candidate,
+            self.sandboxes.checker(checker_program, pytest=pytest) as checker,
+            self.sandboxes.candidate(candidate_program) as candidate,
         ):
             meter = Meter(candidate, self.bounds(limits_s), self.config.time_limit_s)
             await meter.begin(*self.setup_bounds())

@@ -13,8 +13,8 @@ from collections.abc import Sequence
 
 from roll.config.rewards.code import CodeReward
 from roll.rewards.code.batch import Batch
-from roll.rewards.code.boxes import CodeBoxes
 from roll.rewards.code.dialogue import Dialogue
+from roll.rewards.code.sandboxes import CodeSandboxes
 from roll.rewards.code.tasks import Task, TestCase
 from roll.rewards.code.verdicts import SKIPPED, CaseVerdict
 
@@ -22,7 +22,7 @@ __all__ = ["run_cases"]
 
 
 async def run_cases(
-    boxes: CodeBoxes, task: Task, code: str, limits_s: Sequence[float], config: CodeReward
+    sandboxes: CodeSandboxes, task: Task, code: str, limits_s: Sequence[float], config: CodeReward
 ) -> list[CaseVerdict]:
     """A verdict per case, in order.
 
@@ -39,11 +39,11 @@ async def run_cases(
     plain = [(i, case) for i, case in numbered if not isinstance(case, TestCase)]
     tests = [(i, case) for i, case in numbered if isinstance(case, TestCase)]
     if plain:
-        found = await Batch(boxes, task, code, config).run([(case, limits_s[i]) for i, case in plain])
+        found = await Batch(sandboxes, task, code, config).run([(case, limits_s[i]) for i, case in plain])
         for (i, _), verdict in zip(plain, found, strict=True):
             verdicts[i] = verdict
     if tests and not (config.credit == "all" and any(verdicts[i].passed < 1 for i, _ in plain)):
-        found = await Dialogue(boxes, task, code, config).run([(case, limits_s[i]) for i, case in tests])
+        found = await Dialogue(sandboxes, task, code, config).run([(case, limits_s[i]) for i, case in tests])
         for (i, _), verdict in zip(tests, found, strict=True):
             verdicts[i] = verdict
     return verdicts

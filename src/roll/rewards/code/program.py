@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from roll.config.rewards.code import CodeReward
-from roll.rewards.code.boxes import CodeBoxes
 from roll.rewards.code.languages import TOOL_CHAINS
+from roll.rewards.code.sandboxes import CodeSandboxes
 from roll.rewards.code.tasks import Task
 from roll.rewards.code.verdicts import MESSAGE_BYTES
 from roll.sandbox import PythonCode
@@ -24,8 +24,8 @@ MOST_OUTPUT_BYTES = 2**26
 class CandidateRun:
     """One answer to one task."""
 
-    def __init__(self, boxes: CodeBoxes, task: Task, code: str, config: CodeReward) -> None:
-        self.boxes, self.task, self.code, self.config = boxes, task, code, config
+    def __init__(self, sandboxes: CodeSandboxes, task: Task, code: str, config: CodeReward) -> None:
+        self.sandboxes, self.task, self.code, self.config = sandboxes, task, code, config
         self.max_timeouts = 1 if config.credit == "all" else 2
 
     def limits(self, cpu_s: float) -> dict[str, float]:

@@ -11,11 +11,11 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from roll.rewards.code.inside.frames import MAX_FRAME_BYTES, frame
+from roll.rewards.code.inside.frames import Router, frame
 from roll.rewards.code.verdicts import GRACE_CPU_S, claim
 from roll.sandbox import ExecutionResult, Job
 
@@ -115,28 +115,6 @@ async def serve(
     result = await job.wait()
     used_s = meter.used_s(result)
     return Served(result=result, first=first, frames=found, cpu_s=used_s[: len(messages)])
-
-
-class Router:
-    """Takes frames out of a stream of bytes, without reading them."""
-
-    def __init__(self) -> None:
-        self._buffer = bytearray()
-        self.broken = False
-        """Whether a frame is longer than any of ours: nothing more can be made of what comes."""
-
-    def feed(self, data: bytes) -> Iterator[bytes]:
-        """The body of each frame that is complete now."""
-        self._buffer += data
-        start = 0
-        while len(self._buffer) - start >= 4 and not self.broken:
-            end = start + 4 + int.from_bytes(self._buffer[start : start + 4], "little")
-            self.broken = end - start > MAX_FRAME_BYTES + 5
-            if len(self._buffer) < end:
-                break
-            yield bytes(self._buffer[start + 4 : end])
-            start = end
-        del self._buffer[:start]
 
 
 async def _bodies(job: Job) -> AsyncIterator[bytes]:

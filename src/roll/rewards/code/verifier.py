@@ -7,10 +7,10 @@ from collections import Counter, OrderedDict
 from roll.config.rewards.code import CodeReward
 from roll.errors import ConfigError, MalformedPromptError, UnscorableError
 from roll.rewards.base import Judgement, Verifier
-from roll.rewards.code.boxes import CodeBoxes
 from roll.rewards.code.execution import run_cases
 from roll.rewards.code.extract import extract_code
 from roll.rewards.code.languages import missing_tool
+from roll.rewards.code.sandboxes import CodeSandboxes
 from roll.rewards.code.tasks import MalformedTestsError, Task, parse_task
 from roll.rewards.code.timeouts import AdaptiveLimits
 from roll.rewards.code.verdicts import BrokenTestsError, CaseVerdict
@@ -25,8 +25,8 @@ _TASKS_KEPT = 1024
 class CodeVerifier:
     """Scores answers of one source."""
 
-    def __init__(self, config: CodeReward, boxes: CodeBoxes) -> None:
-        self._config, self._boxes = config, boxes
+    def __init__(self, config: CodeReward, sandboxes: CodeSandboxes) -> None:
+        self._config, self._sandboxes = config, sandboxes
         self.limits = AdaptiveLimits(config)
         self._tasks: OrderedDict[str, Task] = OrderedDict()
 
@@ -50,8 +50,8 @@ class CodeVerifier:
             return self._judgement([], task, "too long")
         limits_s = [self.limits.cpu_s(uid, case) for case in range(len(task.cases))]
         try:
-            async with self._boxes.place():
-                verdicts = await run_cases(self._boxes, task, code, limits_s, self._config)
+            async with self._sandboxes.place():
+                verdicts = await run_cases(self._sandboxes, task, code, limits_s, self._config)
         except (BrokenTestsError, OversizedUploadError, ConfigError) as error:
             # Tests may be in order and only this answer ask of them what they cannot do: others go on being tried.
             raise UnscorableError(f"prompt '{uid}': its tests cannot be run: {error}") from error
@@ -79,7 +79,7 @@ class CodeVerifier:
                 setup=row.get(config.setup_key) or "",
                 modules=config.modules,
             )
-            if self._boxes.config.runtime != "docker" and (missing := missing_tool(task.language)):
+            if self._sandboxes.config.runtime != "docker" and (missing := missing_tool(task.language)):
                 raise MalformedTestsError(missing)
             self._tasks[prompt.uid] = task
             if len(self._tasks) > _TASKS_KEPT:
@@ -102,15 +102,15 @@ class CodeVerifier:
         return Judgement(value=value, verdict=reason, correct=solved, parts=parts)
 
 
-def code_verifier(config: CodeReward, boxes: CodeBoxes | None) -> Verifier:
+def code_verifier(config: CodeReward, sandboxes: CodeSandboxes | None) -> Verifier:
     """Checks at once that the language's tool chain is here.
 
     Raises:
         ConfigError: it is not; or there are no sandboxes to run in.
     """
-    if boxes is None:
+    if sandboxes is None:
         raise ConfigError("the reward 'code' runs programs, and was given no sandboxes to run them in.")
-    if boxes.config.runtime != "docker" and (missing := missing_tool(config.language)):
+    if sandboxes.config.runtime != "docker" and (missing := missing_tool(config.language)):
         raise ConfigError(f"reward 'code': {missing}.")
-    verifier = CodeVerifier(config, boxes)
+    verifier = CodeVerifier(config, sandboxes)
     return Verifier(judge=verifier.judge, decides=True, state=verifier.limits.state, restore=verifier.limits.restore)

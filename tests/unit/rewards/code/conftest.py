@@ -13,7 +13,7 @@ import pytest_asyncio
 from roll.config.rewards.code import CodeReward
 from roll.config.sandbox import SandboxConfig
 from roll.rewards.base import Judgement
-from roll.rewards.code.boxes import CodeBoxes
+from roll.rewards.code.sandboxes import CodeSandboxes
 from roll.rewards.code.verifier import CodeVerifier
 from roll.sandbox import SandboxUnavailableError
 from roll.types import Prompt, Rollout
@@ -35,10 +35,10 @@ def rollout(text: str, metadata: dict[str, Any], uid: str = "d/0") -> Rollout:
 
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
-async def boxes() -> AsyncIterator[CodeBoxes]:
+async def boxes() -> AsyncIterator[CodeSandboxes]:
     if not shutil.which("bwrap"):
         pytest.skip("bubblewrap is not installed (scripts/setup.sh says how)")
-    boxes = CodeBoxes(SandboxConfig())
+    boxes = CodeSandboxes(SandboxConfig())
     try:
         await boxes.start()
     except SandboxUnavailableError as error:
@@ -48,7 +48,7 @@ async def boxes() -> AsyncIterator[CodeBoxes]:
 
 
 @pytest.fixture(scope="session")
-def judge(boxes: CodeBoxes) -> Callable[..., Any]:
+def judge(boxes: CodeSandboxes) -> Callable[..., Any]:
     """Score the code of an answer on tests."""
 
     async def score(

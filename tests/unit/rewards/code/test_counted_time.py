@@ -10,8 +10,8 @@ from unit.rewards.code.conftest import rollout
 
 from roll.config.rewards.code import CodeReward
 from roll.rewards.code import program
-from roll.rewards.code.boxes import CodeBoxes
 from roll.rewards.code.inside.frames import frame, pack
+from roll.rewards.code.sandboxes import CodeSandboxes
 from roll.rewards.code.verifier import CodeVerifier
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
@@ -55,13 +55,13 @@ def _answer(work: str) -> str:
     return f"```python\n{ANSWER.format(work=lines)}\n```"
 
 
-def _verifier(boxes: CodeBoxes) -> CodeVerifier:
+def _verifier(boxes: CodeSandboxes) -> CodeVerifier:
     return CodeVerifier(CodeReward(type="code", min_cpu_s=0.2, max_cpu_s=0.5, wall_factor=2.0), boxes)
 
 
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("dodge", DODGES)
-async def test_the_limit_on_cpu_time_is_not_dodged(boxes: CodeBoxes, form: str, dodge: str) -> None:
+async def test_the_limit_on_cpu_time_is_not_dodged(boxes: CodeSandboxes, form: str, dodge: str) -> None:
     verifier = _verifier(boxes)
     began = time.monotonic()
     judgement = await verifier.judge(rollout(_answer(DODGES[dodge]), FORMS[form]))
@@ -72,7 +72,7 @@ async def test_the_limit_on_cpu_time_is_not_dodged(boxes: CodeBoxes, form: str, 
 
 @pytest.mark.parametrize("form", FORMS)
 async def test_stopping_the_program_beside_it_holds_a_place_no_longer_than_sleeping(
-    boxes: CodeBoxes, form: str, monkeypatch: pytest.MonkeyPatch
+    boxes: CodeSandboxes, form: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(program, "SHORTEST_WALL_S", 1.0)
     began = time.monotonic()
@@ -81,7 +81,7 @@ async def test_stopping_the_program_beside_it_holds_a_place_no_longer_than_sleep
     assert time.monotonic() - began < 8.0
 
 
-async def test_a_forged_report_of_time_teaches_the_limit_nothing(boxes: CodeBoxes) -> None:
+async def test_a_forged_report_of_time_teaches_the_limit_nothing(boxes: CodeSandboxes) -> None:
     end = {"status": 0, "signal": 0, "limit": None, "cpu_s": 1e6, "stderr": ""}
     answer = pack({"case": end}) + frame(b"1\n")
     forge = f"""
@@ -99,7 +99,7 @@ for name in os.listdir(f"/proc/{{os.getppid()}}/fd"):
     assert all(0 <= seconds < 0.2 for seconds in anchors.values()), anchors
 
 
-async def test_each_case_is_charged_with_what_it_used(boxes: CodeBoxes) -> None:
+async def test_each_case_is_charged_with_what_it_used(boxes: CodeSandboxes) -> None:
     verifier = CodeVerifier(CodeReward(type="code", min_cpu_s=0.1, max_cpu_s=5.0), boxes)
     code = "import time\nlimit = float(input())\nwhile time.process_time() < limit: pass\nprint(1)"
     tests = [{"stdin": "0", "stdout": "1"}, {"stdin": "0.4", "stdout": "1"}, {"stdin": "0", "stdout": "1"}]
@@ -109,7 +109,7 @@ async def test_each_case_is_charged_with_what_it_used(boxes: CodeBoxes) -> None:
 
 
 async def test_a_case_ended_from_outside_leaves_the_others_their_verdict(
-    boxes: CodeBoxes, monkeypatch: pytest.MonkeyPatch
+    boxes: CodeSandboxes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(program, "SHORTEST_WALL_S", 1.0)
     code = f"if input() == 'stop':\n    {STOP.strip().replace(chr(10), '; ')}\n    while True: pass\nprint(1)"
@@ -122,7 +122,7 @@ async def test_a_case_ended_from_outside_leaves_the_others_their_verdict(
 
 
 async def test_a_message_that_is_none_is_its_cases_failure_and_not_run_again(
-    boxes: CodeBoxes, monkeypatch: pytest.MonkeyPatch
+    boxes: CodeSandboxes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(program, "SHORTEST_WALL_S", 1.0)
     code = f"""

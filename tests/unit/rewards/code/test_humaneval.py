@@ -12,7 +12,7 @@ import pytest
 from unit.rewards.code.conftest import rollout
 
 from roll.config.rewards.code import CodeReward
-from roll.rewards.code.boxes import CodeBoxes
+from roll.rewards.code.sandboxes import CodeSandboxes
 from roll.rewards.code.verifier import CodeVerifier
 
 DATA = Path(__file__).parents[5] / "shared" / "data" / "humaneval" / "HumanEval.jsonl.gz"
@@ -51,7 +51,7 @@ def problems() -> list[dict[str, Any]]:
     return rows
 
 
-async def solved(boxes: CodeBoxes, problems: list[dict[str, Any]], before: str, body: str | None) -> list[str]:
+async def solved(boxes: CodeSandboxes, problems: list[dict[str, Any]], before: str, body: str | None) -> list[str]:
     """The problems that are solved by `body` as that of the function, or by the canonical solution."""
     verifier = CodeVerifier(CodeReward(type="code", tests_key="test", setup_key="prompt"), boxes)
 
@@ -63,7 +63,7 @@ async def solved(boxes: CodeBoxes, problems: list[dict[str, Any]], before: str, 
     return [row["task_id"] for row, right in zip(problems, correct, strict=True) if right]
 
 
-async def test_all_canonical_solutions_pass(boxes: CodeBoxes, problems: list[dict[str, Any]]) -> None:
+async def test_all_canonical_solutions_pass(boxes: CodeSandboxes, problems: list[dict[str, Any]]) -> None:
     passed = await solved(boxes, problems, "", None)
     assert [row["task_id"] for row in problems if row["task_id"] not in passed] == []
 
@@ -80,6 +80,6 @@ async def test_all_canonical_solutions_pass(boxes: CodeBoxes, problems: list[dic
     ],
 )
 async def test_nothing_passes_that_solves_nothing(
-    boxes: CodeBoxes, problems: list[dict[str, Any]], before: str, body: str
+    boxes: CodeSandboxes, problems: list[dict[str, Any]], before: str, body: str
 ) -> None:
     assert await solved(boxes, problems, before, body) == []

@@ -343,12 +343,12 @@ def test_running_unisolated_must_be_asked_for_in_so_many_words() -> None:
 
 
 def test_a_missing_tool_chain_is_refused_before_training(monkeypatch: pytest.MonkeyPatch) -> None:
-    from roll.rewards.code.boxes import CodeBoxes
+    from roll.rewards.code.sandboxes import CodeSandboxes
 
     monkeypatch.setattr("shutil.which", lambda *_, **__: None)
     assert missing_tool("python") == ""
     with pytest.raises(ConfigError, match=r"programs in cpp need 'g\+\+'.*apt-get install g\+\+"):
-        code_verifier(CodeReward(type="code", language="cpp"), CodeBoxes(SandboxConfig()))
+        code_verifier(CodeReward(type="code", language="cpp"), CodeSandboxes(SandboxConfig()))
     with pytest.raises(ConfigError, match="was given no sandboxes"):
         code_verifier(CodeReward(type="code"), None)
 

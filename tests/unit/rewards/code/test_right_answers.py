@@ -10,7 +10,7 @@ from unit.rewards.code.conftest import rollout
 
 from roll.config.rewards.code import CodeReward
 from roll.config.sandbox import SandboxConfig
-from roll.rewards.code.boxes import CodeBoxes
+from roll.rewards.code.sandboxes import CodeSandboxes
 from roll.rewards.code.verifier import CodeVerifier
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
@@ -325,7 +325,7 @@ async def test_forged_claims_of_objects_are_not_believed(judge: Judge, what: str
     assert (judgement.value, judgement.correct) == (0.0, False)
 
 
-async def test_tests_that_import_numpy_run_where_programs_may_import_it(boxes: CodeBoxes) -> None:
+async def test_tests_that_import_numpy_run_where_programs_may_import_it(boxes: CodeSandboxes) -> None:
     """Arrays cross as numbers of their type and shape."""
     tests = (
         "import numpy as np\nfrom solution import f, g\n"
@@ -337,7 +337,7 @@ async def test_tests_that_import_numpy_run_where_programs_may_import_it(boxes: C
     )
     code = "import numpy as np\ndef f(a): return a.T * 2\ndef g(a): return a.sum()"
     config = SandboxConfig(packages=["numpy"], warm=0, memory_bytes=2**30)
-    async with CodeBoxes(config) as with_numpy:
+    async with CodeSandboxes(config) as with_numpy:
         verifier = CodeVerifier(CodeReward(type="code"), with_numpy)
         for answer, right in ((code, True), (code.replace("* 2", "* 3"), False)):
             judgement = await verifier.judge(rollout(f"```python\n{answer}\n```", {"tests": tests}))

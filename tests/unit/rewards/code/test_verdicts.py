@@ -17,8 +17,8 @@ from unit.rewards.code.conftest import rollout
 from roll.config.rewards.code import CodeReward
 from roll.errors import MalformedPromptError, UnscorableError
 from roll.rewards.code import program
-from roll.rewards.code.boxes import CodeBoxes
 from roll.rewards.code.languages import missing_tool
+from roll.rewards.code.sandboxes import CodeSandboxes
 from roll.rewards.code.verifier import CodeVerifier, code_verifier
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
@@ -229,7 +229,7 @@ async def test_mistakes_in_the_tests_are_infrastructure_errors_that_name_the_pro
         await judge("def f(x): return 1", tests, **settings)
 
 
-async def test_a_missing_column_and_missing_code_are_told_apart(boxes: CodeBoxes) -> None:
+async def test_a_missing_column_and_missing_code_are_told_apart(boxes: CodeSandboxes) -> None:
     verifier = CodeVerifier(CodeReward(type="code", max_code_bytes=100), boxes)
     with pytest.raises(MalformedPromptError, match=r"there is no column 'tests' \(columns: test\)"):
         await verifier.judge(rollout("```python\n1\n```", {"test": []}))
@@ -243,7 +243,7 @@ async def test_a_missing_column_and_missing_code_are_told_apart(boxes: CodeBoxes
         assert (judgement.value, judgement.correct, judgement.verdict) == (0.0, False, verdict)
 
 
-async def test_the_limit_follows_right_answers(boxes: CodeBoxes) -> None:
+async def test_the_limit_follows_right_answers(boxes: CodeSandboxes) -> None:
     verifier = CodeVerifier(CodeReward(type="code", min_cpu_s=0.1, max_cpu_s=1.0), boxes)
     metadata = {"tests": [{"stdout": "1"}]}
     busy = "import time\nwhile time.process_time() < {}: pass\nprint(1)"
@@ -254,7 +254,7 @@ async def test_the_limit_follows_right_answers(boxes: CodeBoxes) -> None:
     assert (await verifier.judge(rollout(busy.format(100), metadata))).verdict == "timeout 0/1"
 
 
-async def test_a_resumed_verifier_is_as_strict_as_the_one_before_it(boxes: CodeBoxes) -> None:
+async def test_a_resumed_verifier_is_as_strict_as_the_one_before_it(boxes: CodeSandboxes) -> None:
     config = CodeReward(type="code", min_cpu_s=0.1, max_cpu_s=3.0, cpu_factor=1.5)
     metadata = {"tests": [{"stdout": "1"}]}
     slow = rollout("import time\nwhile time.process_time() < 0.6: pass\nprint(1)", metadata)

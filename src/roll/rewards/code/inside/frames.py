@@ -56,16 +56,31 @@ def nesting(body):
     return max(itertools.accumulate(_STEP[byte] for byte in b"".join(outside).translate(None, _OTHERS)), default=0)
 
 
+class Router:
+    """Takes frames out of a stream of bytes, without reading them."""
+
+    def __init__(self):
+        self._buffer = bytearray()
+        self.broken = False
+        """Whether a frame is longer than any of ours: nothing more can be made of what comes."""
+
+    def feed(self, data):
+        """The body of each frame that is complete now."""
+        self._buffer += data
+        start = 0
+        while len(self._buffer) - start >= 4 and not self.broken:
+            end = start + 4 + int.from_bytes(self._buffer[start : start + 4], "little")
+            self.broken = end - start > MAX_FRAME_BYTES + 5
+            if len(self._buffer) < end:
+                break
+            yield bytes(self._buffer[start + 4 : end])
+            start = end
+        del self._buffer[:start]
+
+
 def split(data):
     """The bodies of all complete frames."""
-    found, start = [], 0
-    while len(data) - start >= 4:
-        end = start + 4 + int.from_bytes(data[start : start + 4], "little")
-        if len(data) < end:
-            break
-        found.append(bytes(data[start + 4 : end]))
-        start = end
-    return found
+    return list(Router().feed(data))
 
 
 class Frames:

@@ -196,13 +196,6 @@ class Line:
         return self.over
 
 
-def _of_library(module, name):
-    """A class of exceptions of the standard library, where the tests have imported its module."""
-    known = module.partition(".")[0] in sys.stdlib_module_names
-    found = getattr(sys.modules.get(module), name, None) if known else None
-    return found if isinstance(found, type) and issubclass(found, Exception) else None
-
-
 def _of_remote(error, name):
     if name.startswith("_") or "_roll_remote" not in error.__dict__:
         raise AttributeError(name)

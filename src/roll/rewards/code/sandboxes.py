@@ -19,13 +19,13 @@ from roll.config.sandbox import SandboxConfig
 from roll.rewards.code.packages import package_mounts
 from roll.sandbox import ExecutionResult, Job, Limits, Mount, Program, SandboxManager, SandboxSpec
 
-__all__ = ["CodeBoxes"]
+__all__ = ["CodeSandboxes"]
 
 _INSIDE = Path(__file__).parent / "inside"
 _LIBRARY = "/opt/roll"
 
 
-class CodeBoxes:
+class CodeSandboxes:
     """Starts and ends them; `async with` or `start` and `close`."""
 
     def __init__(self, config: SandboxConfig) -> None:
@@ -60,7 +60,7 @@ class CodeBoxes:
             image=config.image,
         )
 
-    async def __aenter__(self) -> CodeBoxes:
+    async def __aenter__(self) -> CodeSandboxes:
         await self.start()
         return self
 
