@@ -15,8 +15,8 @@ from worlds.engines import Fault, TickingEngine, TickingEngines
 
 from roll.errors import EngineDiedError, NoEngineError, WeightSyncError
 from roll.rollout import LLMProxy
+from roll.rollout.engine_link import EngineLink
 from roll.rollout.fleet import EngineFleet
-from roll.rollout.link import EngineLink
 from roll.rollout.routing import Router
 from roll.simulation.clock import run
 from roll.types import GenerationRequest, SamplingParams

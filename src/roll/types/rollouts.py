@@ -1,33 +1,37 @@
-"""The nouns of ROLL: every record that crosses a room or a process.
-
-Records are frozen and keyword-only. Arrays are NumPy, one entry per token, aligned with `token_ids`; shapes use
-
-    P  prompt tokens          T  generated tokens of one rollout        L = P + T  tokens of a training sample
-
-A prompt is *drawn* (`PromptDraw`, with an id that the data ledger follows), attempted `group_size` times (`Rollout`s of
-one `Group`), and each scored rollout becomes a `TrainingSample`. Control never rides in data.
-"""
+"""From prompts to groups: what is drawn, what engines are asked and answer, and what comes of it."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Literal, TypeAlias, TypedDict
 
-import numpy as np
-from numpy.typing import NDArray
+from roll.types.arrays import FloatArray, IntArray
 
-IntArray: TypeAlias = NDArray[np.int32]
-FloatArray: TypeAlias = NDArray[np.float32]
-BoolArray: TypeAlias = NDArray[np.bool_]
+__all__ = [
+    "EXPERT",
+    "TRAIN",
+    "EnvironmentSettings",
+    "Fate",
+    "FinishReason",
+    "Generation",
+    "GenerationRequest",
+    "Group",
+    "Message",
+    "Prompt",
+    "PromptDraw",
+    "RewardResult",
+    "Rollout",
+    "RolloutId",
+    "RolloutStatus",
+    "SamplingParams",
+    "Turn",
+]
+
 FinishReason: TypeAlias = Literal["stop", "length", "abort"]
 TRAIN, EXPERT = "train", "expert"
 """Purposes (`RolloutId.purpose`) of the rollouts that a step trains, and of demonstrations."""
-Output: TypeAlias = Literal["logprobs", "values", "attention"]
-Outputs: TypeAlias = Collection[Output]
-"""What a trainer's forward pass says of every sample: `logprobs` [L] of its tokens, `values` [L] of the states before
-the tokens that the loss counts, `attention` as `AttentionStatistics`."""
 
 
 class Message(TypedDict):
@@ -261,177 +265,3 @@ class Group:
     def scored(self) -> tuple[Rollout, ...]:
         """The rollouts that have a reward; what infrastructure failed is left out."""
         return tuple(r for r in self.rollouts if r.status is RolloutStatus.COMPLETED and r.reward is not None)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class AttentionRange:
-    """How far apart tokens are whose attention counts, in tokens: see `roll.algorithms.credit`."""
-
-    window: int
-    """Of WAAD: greater distances count as this."""
-    horizon: tuple[int, int]
-    """Of FAI: tokens so much later count, first and last included."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Needs:
-    """What a loss needs of the trainer beside its predictions; known before the forward pass."""
-
-    entropy: bool = False
-    """Of the policy's distributions over the vocabulary."""
-    full_kl: bool = False
-    """Their divergence from the reference's."""
-    values: bool = False
-    """Of a value head on the policy's network, with their returns and, where samples have them, the old values."""
-    attention: AttentionRange | None = None
-    """What the policy's attention says of every sequence, over this range."""
-    whole_units: bool = False
-    """All samples of a unit in one micro-batch, however long they are: the loss compares them."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class AttentionStatistics:
-    """What a policy's attention says of a sample's tokens: see `roll.algorithms.credit`. 0 before the answer."""
-
-    waad: FloatArray
-    """[L] windowed average attention distance of the local heads, in tokens."""
-    fai: FloatArray
-    """[L] future attention influence in the global heads, 0 … 1."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class TrainingSample:
-    """One flat token sequence for the trainer. All arrays are [L], aligned with `token_ids`.
-
-    Every sample has the fields up to `attachments`; the others are columns that some losses need. Entry i of a log-prob
-    array belongs to token i, given tokens 0 … i-1. Entry 0 is never trained on.
-    """
-
-    sample_id: str
-    unit: int
-    """Samples of one unit belong together: the rollouts of a group, the two answers of a pair. Those that begin with
-    the same `prefix_length` tokens share them, computed once by the trainer. See `Needs.whole_units`."""
-    prefix_length: int = 0
-    token_ids: IntArray
-    loss_mask: BoolArray
-    """True where the loss counts the token: the policy sampled it, or is to imitate it."""
-    attachments: tuple[Any, ...] = ()
-    """As `Prompt.attachments`."""
-    advantages: FloatArray | None = None
-    rollout_logprobs: FloatArray | None = None
-    """The engine's; 0 outside `loss_mask`."""
-    old_logprobs: FloatArray | None = None
-    """The trainer's before the update; `None` means: equal to the current ones at the first update."""
-    ref_logprobs: FloatArray | None = None
-    policy_versions: IntArray | None = None
-    chunk_ids: IntArray | None = None
-    """Which turn of the rollout a token belongs to, ascending; -1 outside `loss_mask`. `None`: all are one."""
-    entropy_mask: BoolArray | None = None
-    """Where an entropy bonus is paid; `None`: everywhere."""
-    max_length: int = 1
-    """Most tokens that the policy can write after this prompt, over all turns; for constant-length aggregation."""
-    expert: bool = False
-    """To be imitated, whatever the ratio."""
-    returns: FloatArray | None = None
-    """What a critic should say of the state before each token."""
-    old_values: FloatArray | None = None
-    """What it said before the update."""
-    attention: AttentionStatistics | None = None
-    """Of the policy before the update; `None` means: taken in the update's own forward pass where a loss asks."""
-
-    def __len__(self) -> int:
-        return len(self.token_ids)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class TrainingBatch:
-    """All samples of one optimiser step, over all ranks, with the counts that normalise the loss."""
-
-    samples: tuple[TrainingSample, ...]
-    temperature: float = 1.0
-    """Log-probs are taken of `logits / temperature`, so that they are those of the sampling distribution."""
-
-    @property
-    def num_loss_tokens(self) -> int:
-        """Tokens that the loss counts, in the whole batch."""
-        return int(sum(int(s.loss_mask.sum()) for s in self.samples))
-
-    @property
-    def num_sequences(self) -> int:
-        """Samples with at least one token that the loss counts, in the whole batch."""
-        return sum(bool(s.loss_mask.any()) for s in self.samples)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class StepResult:
-    """What an optimiser step did."""
-
-    loss: float
-    grad_norm: float
-    """Before clipping."""
-    learning_rate: float
-    num_tokens: int
-    """Tokens that went through the network (shared prefixes once)."""
-    num_loss_tokens: int
-    stepped: bool
-    """False where gradients were not finite: weights, optimiser and schedule stayed as they were."""
-    metrics: Mapping[str, float] = field(default_factory=dict)
-    maxima: Mapping[str, float] = field(default_factory=dict)
-    """Of what the loss reports: sums and maxima over the batch. See `LossOutputs`."""
-    logprobs: tuple[FloatArray, ...] = ()
-    """Per sample [L], taken in the forward pass before the update; empty for a back-end that does not return them."""
-    timings_s: Mapping[str, float] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class TensorSpec:
-    """One tensor of a weight sync, in the names of the HF checkpoint."""
-
-    name: str
-    shape: tuple[int, ...]
-    dtype: str
-    """`bfloat16`, `float32`, … as torch spells it."""
-
-    @property
-    def num_elements(self) -> int:
-        """Product of the shape."""
-        return int(np.prod(self.shape, dtype=np.int64))
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class WeightUpdate:
-    """An offer of weights to an engine: what will come, and how to fetch it."""
-
-    policy_version: int
-    manifest: tuple[TensorSpec, ...]
-    transport: str
-    """Name of the transport that the engine opens with `handle`."""
-    handle: Any
-    """Transport's own plain data (a shared-memory name, a process group's address, …)."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class WeightReceipt:
-    """An engine's confirmation of an update."""
-
-    engine_id: str
-    policy_version: int
-    checksums: Mapping[str, int]
-    """By tensor name, 64 bits, of the bytes that the engine received and applied; the controller compares them with
-    the sender's."""
-    duration_s: float = 0.0
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class EngineLoad:
-    """How busy an engine is."""
-
-    num_running: int
-    num_waiting: int
-    kv_used: float
-    """Share of the KV cache in use, 0 … 1."""
-    capacity: int
-    """Requests it can run at once."""
-    num_steps: int | None = None
-    """Decoding steps that it has made since it started: what shows that it works. `None`: it does not count them, so
-    that nobody can tell whether it hangs."""

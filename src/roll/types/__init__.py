@@ -1,0 +1,14 @@
+"""The nouns of ROLL: every record that crosses a room or a process.
+
+Records are frozen and keyword-only. Arrays are NumPy, one entry per token, aligned with `token_ids`; shapes use
+
+    P  prompt tokens          T  generated tokens of one rollout        L = P + T  tokens of a training sample
+
+A prompt is *drawn* (`PromptDraw`, with an id that the data ledger follows), attempted `group_size` times (`Rollout`s of
+one `Group`), and each scored rollout becomes a `TrainingSample`. Control never rides in data.
+"""
+
+from roll.types.arrays import *  # noqa: F403
+from roll.types.engines import *  # noqa: F403
+from roll.types.rollouts import *  # noqa: F403
+from roll.types.training import *  # noqa: F403

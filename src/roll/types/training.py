@@ -1,0 +1,145 @@
+"""What trainers get and give: samples, batches, what a loss needs, what a step did."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, TypeAlias
+
+from roll.types.arrays import BoolArray, FloatArray, IntArray
+
+__all__ = [
+    "AttentionRange",
+    "AttentionStatistics",
+    "Needs",
+    "Output",
+    "Outputs",
+    "StepResult",
+    "TrainingBatch",
+    "TrainingSample",
+]
+
+Output: TypeAlias = Literal["logprobs", "values", "attention"]
+Outputs: TypeAlias = Collection[Output]
+"""What a trainer's forward pass says of every sample: `logprobs` [L] of its tokens, `values` [L] of the states before
+the tokens that the loss counts, `attention` as `AttentionStatistics`."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AttentionRange:
+    """How far apart tokens are whose attention counts, in tokens: see `roll.algorithms.credit`."""
+
+    window: int
+    """Of WAAD: greater distances count as this."""
+    horizon: tuple[int, int]
+    """Of FAI: tokens so much later count, first and last included."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Needs:
+    """What a loss needs of the trainer beside its predictions; known before the forward pass."""
+
+    entropy: bool = False
+    """Of the policy's distributions over the vocabulary."""
+    full_kl: bool = False
+    """Their divergence from the reference's."""
+    values: bool = False
+    """Of a value head on the policy's network, with their returns and, where samples have them, the old values."""
+    attention: AttentionRange | None = None
+    """What the policy's attention says of every sequence, over this range."""
+    whole_units: bool = False
+    """All samples of a unit in one micro-batch, however long they are: the loss compares them."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AttentionStatistics:
+    """What a policy's attention says of a sample's tokens: see `roll.algorithms.credit`. 0 before the answer."""
+
+    waad: FloatArray
+    """[L] windowed average attention distance of the local heads, in tokens."""
+    fai: FloatArray
+    """[L] future attention influence in the global heads, 0 … 1."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TrainingSample:
+    """One flat token sequence for the trainer. All arrays are [L], aligned with `token_ids`.
+
+    Every sample has the fields up to `attachments`; the others are columns that some losses need. Entry i of a log-prob
+    array belongs to token i, given tokens 0 … i-1. Entry 0 is never trained on.
+    """
+
+    sample_id: str
+    unit: int
+    """Samples of one unit belong together: the rollouts of a group, the two answers of a pair. Those that begin with
+    the same `prefix_length` tokens share them, computed once by the trainer. See `Needs.whole_units`."""
+    prefix_length: int = 0
+    token_ids: IntArray
+    loss_mask: BoolArray
+    """True where the loss counts the token: the policy sampled it, or is to imitate it."""
+    attachments: tuple[Any, ...] = ()
+    """As `Prompt.attachments`."""
+    advantages: FloatArray | None = None
+    rollout_logprobs: FloatArray | None = None
+    """The engine's; 0 outside `loss_mask`."""
+    old_logprobs: FloatArray | None = None
+    """The trainer's before the update; `None` means: equal to the current ones at the first update."""
+    ref_logprobs: FloatArray | None = None
+    policy_versions: IntArray | None = None
+    chunk_ids: IntArray | None = None
+    """Which turn of the rollout a token belongs to, ascending; -1 outside `loss_mask`. `None`: all are one."""
+    entropy_mask: BoolArray | None = None
+    """Where an entropy bonus is paid; `None`: everywhere."""
+    max_length: int = 1
+    """Most tokens that the policy can write after this prompt, over all turns; for constant-length aggregation."""
+    expert: bool = False
+    """To be imitated, whatever the ratio."""
+    returns: FloatArray | None = None
+    """What a critic should say of the state before each token."""
+    old_values: FloatArray | None = None
+    """What it said before the update."""
+    attention: AttentionStatistics | None = None
+    """Of the policy before the update; `None` means: taken in the update's own forward pass where a loss asks."""
+
+    def __len__(self) -> int:
+        return len(self.token_ids)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TrainingBatch:
+    """All samples of one optimiser step, over all ranks, with the counts that normalise the loss."""
+
+    samples: tuple[TrainingSample, ...]
+    temperature: float = 1.0
+    """Log-probs are taken of `logits / temperature`, so that they are those of the sampling distribution."""
+
+    @property
+    def num_loss_tokens(self) -> int:
+        """Tokens that the loss counts, in the whole batch."""
+        return int(sum(int(s.loss_mask.sum()) for s in self.samples))
+
+    @property
+    def num_sequences(self) -> int:
+        """Samples with at least one token that the loss counts, in the whole batch."""
+        return sum(bool(s.loss_mask.any()) for s in self.samples)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StepResult:
+    """What an optimiser step did."""
+
+    loss: float
+    grad_norm: float
+    """Before clipping."""
+    learning_rate: float
+    num_tokens: int
+    """Tokens that went through the network (shared prefixes once)."""
+    num_loss_tokens: int
+    stepped: bool
+    """False where gradients were not finite: weights, optimiser and schedule stayed as they were."""
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    maxima: Mapping[str, float] = field(default_factory=dict)
+    """Of what the loss reports: sums and maxima over the batch. See `LossOutputs`."""
+    logprobs: tuple[FloatArray, ...] = ()
+    """Per sample [L], taken in the forward pass before the update; empty for a back-end that does not return them."""
+    timings_s: Mapping[str, float] = field(default_factory=dict)
