@@ -131,8 +131,8 @@ async def measure_sync(kind: str) -> dict[str, Any]:
     from roll.algorithms.losses import PolicyLoss
     from roll.cluster.local import LocalCluster
     from roll.config.operations import WeightSyncConfig
-    from roll.pipelines.learner import policy_spec
     from roll.pipelines.preparation import engine_specs, prepare, probe_sequences
+    from roll.pipelines.rlvr.trainers import policy_spec
     from roll.weights import WeightSync
 
     config = quickstart_config()

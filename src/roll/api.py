@@ -193,9 +193,9 @@ def check(
     """
     loaded = load_given(config, overrides, data, held_out, reward)
     prepare_environment()
-    from roll.pipelines.check import inspect
+    from roll.pipelines.registry import CHECKS
 
-    return inspect(loaded)
+    return CHECKS.get(loaded.pipeline)(loaded)
 
 
 def export(

@@ -8,7 +8,7 @@ import click
 
 from roll.config.load import load_config
 from roll.errors import UserError
-from roll.pipelines.check import inspect
+from roll.pipelines.registry import CHECKS
 from roll.process_environment import prepare_environment
 
 __all__ = ["check"]
@@ -29,7 +29,7 @@ def check(file: str, overrides: tuple[str, ...], *, own_process: bool) -> None:
     prepare_environment()
     if own_process and not config.model.trust_remote_code:
         sys.modules.setdefault("torch", None)  # type: ignore[arg-type]  # Python's way to say: not to be imported
-    report = inspect(config)
+    report = CHECKS.get(config.pipeline)(config)
     click.echo(str(report))
     if report.problems:
         raise UserError("\n".join(["this run cannot start:", *(f"  {problem}" for problem in report.problems)]))

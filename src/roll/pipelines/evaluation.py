@@ -5,19 +5,25 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Sequence
+from contextlib import AsyncExitStack
 
+from roll.cluster.base import open_cluster
 from roll.config.alarms import AlarmsConfig
+from roll.config.generating import GeneratingConfig
 from roll.config.rollout import EvaluationConfig
-from roll.errors import AlarmError
+from roll.errors import AlarmError, DataError
 from roll.pipelines import measures
+from roll.pipelines.generation import open_generation, start_roles
 from roll.pipelines.learning.failures import check_failures, describe, failures_of
 from roll.pipelines.live_policy import LivePolicy
+from roll.pipelines.preparation import prepare, sampling_plans
 from roll.pipelines.run import Run
 from roll.pipelines.state import RunState
+from roll.rewards.python import check_reward_functions
 from roll.rollout import SamplingPlan
 from roll.types import PromptDraw
 
-__all__ = ["Evaluator"]
+__all__ = ["Evaluator", "measure"]
 
 logger = logging.getLogger(__name__)
 
@@ -107,3 +113,26 @@ def _note(state: RunState, step: int, score: float) -> None:
     state.scores[str(step)] = score
     if step > 0 and score > best:
         state.best_step = step
+
+
+async def measure(config: GeneratingConfig) -> dict[str, float]:
+    """Answer the held-out prompts with the configuration's model: see `evaluation_metrics`.
+
+    Raises:
+        DataError: no source holds prompts out.
+    """
+    check_reward_functions(config.data)
+    prepared = prepare(config)
+    draws = prepared.data.evaluation(config.evaluation.num_prompts)
+    if not draws:
+        raise DataError("no source holds prompts out: set `held_out`, a held-out file, or a held-out split.")
+    async with AsyncExitStack() as stack:
+        cluster = open_cluster(config.cluster, config.roles)
+        stack.push_async_callback(cluster.close)
+        roles, _ = await start_roles(config, cluster, prepared, stack)
+        generation = await open_generation(config, roles, prepared.data.renderer, stack)
+        plan = sampling_plans(config, prepared.stop_token_ids)[1]
+        groups = await generation.scheduler.collect(draws, plan)
+        if text := describe(failures_of(groups)):
+            logger.warning("%s", text)
+        return measures.evaluation_metrics(groups)

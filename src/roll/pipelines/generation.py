@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any, cast
 
 from roll.cluster.base import Cluster, start_together
-from roll.config.pipelines.rlvr import RLVRConfig
+from roll.config.generating import GeneratingConfig
 from roll.data import ChatRenderer
 from roll.envs.timing import watched
 from roll.inference import resolve_engine_kind
@@ -45,7 +45,7 @@ class Roles:
 
 
 async def start_roles(
-    config: RLVRConfig,
+    config: GeneratingConfig,
     cluster: Cluster,
     prepared: Prepared,
     stack: AsyncExitStack,
@@ -107,7 +107,7 @@ class Generation:
 
 
 async def open_generation(
-    config: RLVRConfig,
+    config: GeneratingConfig,
     roles: Roles,
     renderer: ChatRenderer,
     stack: AsyncExitStack,
@@ -166,7 +166,7 @@ async def open_generation(
     return generation
 
 
-def own_loop(config: RLVRConfig) -> RolloutLoop | None:
+def own_loop(config: GeneratingConfig) -> RolloutLoop | None:
     """The user's own way to make a rollout, where there is one.
 
     Raises:

@@ -4,21 +4,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
-from roll.config.pipelines.rlvr import RLVRConfig
+from roll.config.generating import GeneratingConfig
 from roll.data import ChatRenderer, Data, build_data, held_out_draws
 from roll.envs import longest_rollout
-from roll.errors import ModelError
 from roll.inference import EngineSpec, resolve_engine_kind
 from roll.models import context_length, load_tokenizer, resolve_model, stop_token_ids
-from roll.pipelines.learning.losses import check_own_functions
-from roll.rewards.python import check_reward_functions
 from roll.rollout import SamplingPlan
 from roll.tracking import RunDirectory
 from roll.types import IntArray, SamplingParams
 
-__all__ = ["Prepared", "critic_path", "engine_specs", "prepare", "probe_sequences", "sampling_plans"]
+__all__ = ["Prepared", "engine_specs", "prepare", "probe_sequences", "sampling_plans"]
 
 NUM_PROBES = 4
 
@@ -28,23 +24,18 @@ class Prepared:
     """What can be prepared without any device: the model's files, its tokenizer, the prompts."""
 
     model_path: Path
-    critic_path: Path
-    """Backbone of the critics, where there are any."""
     stop_token_ids: tuple[int, ...]
     data: Data
     max_context: int
     """Longest prompt plus answer that engines must hold, in tokens."""
 
 
-def prepare(config: RLVRConfig) -> Prepared:
+def prepare(config: GeneratingConfig) -> Prepared:
     """Resolve the model and read the data.
 
     Raises:
         UserError: the model or a source cannot be used; a prompt is longer than the context.
     """
-    check_own_functions(config.algorithm)
-    if config.replay is None or config.replay.only == "rollout":
-        check_reward_functions(config.data)
     model_path = resolve_model(config.model.path)
     tokenizer = load_tokenizer(model_path)
     max_context = config.inference.max_context or context_length(model_path)
@@ -54,32 +45,13 @@ def prepare(config: RLVRConfig) -> Prepared:
         max_context = min(max_context, data.longest_prompt + answer)
     return Prepared(
         model_path=model_path,
-        critic_path=critic_path(config, model_path, tokenizer),
         stop_token_ids=stop_token_ids(model_path),
         data=data,
         max_context=max_context,
     )
 
 
-def critic_path(config: RLVRConfig, model_path: Path, tokenizer: Any) -> Path:
-    """The critics' backbone.
-
-    Raises:
-        ModelError: it cannot be found, or it reads other tokens than the policy writes.
-    """
-    name = config.algorithm.critic.model
-    if name is None or not config.algorithm.uses_critic:
-        return model_path
-    path = resolve_model(name)
-    if load_tokenizer(path).get_vocab() != tokenizer.get_vocab():
-        raise ModelError(
-            f"algorithm.critic.model '{name}' has another tokenizer than model.path '{config.model.path}': a critic "
-            "reads the policy's tokens, so take a model of the same family."
-        )
-    return path
-
-
-def sampling_plans(config: RLVRConfig, stop_ids: tuple[int, ...]) -> tuple[SamplingPlan, SamplingPlan]:
+def sampling_plans(config: GeneratingConfig, stop_ids: tuple[int, ...]) -> tuple[SamplingPlan, SamplingPlan]:
     """How training and evaluation sample."""
     rollout, evaluation = config.rollout, config.evaluation
     sampling = SamplingParams(
@@ -99,7 +71,7 @@ def sampling_plans(config: RLVRConfig, stop_ids: tuple[int, ...]) -> tuple[Sampl
     )
 
 
-def engine_specs(config: RLVRConfig, prepared: Prepared, run: RunDirectory | None) -> list[EngineSpec]:
+def engine_specs(config: GeneratingConfig, prepared: Prepared, run: RunDirectory | None) -> list[EngineSpec]:
     """One spec per engine of the device mapping."""
     trainers = {device for role in config.roles.values() if role.kind == "trainer" for device in role.devices}
     return [

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from roll.config.operations import CheckpointConfig
-from roll.config.pipelines.rlvr import RLVRConfig
+from roll.config.run import RunConfig
 from roll.data import PromptStream
 from roll.errors import AlarmError
 from roll.pipelines.checkpoint_files import SavedRun
@@ -80,7 +80,8 @@ class Run:
     @classmethod
     def of(
         cls,
-        config: RLVRConfig,
+        config: RunConfig,
+        num_steps: int,
         session: Session,
         state: RunState,
         stream: PromptStream,
@@ -91,7 +92,7 @@ class Run:
         tracker, checkpoint = session.tracker, config.checkpoint
         return cls(
             seed=config.seed,
-            num_steps=config.training.num_steps,
+            num_steps=num_steps,
             checkpoint=checkpoint,
             state=state,
             stream=stream,

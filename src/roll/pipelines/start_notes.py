@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
-from roll.config.pipelines.rlvr import RLVRConfig
-
-__all__ = ["StartNotes", "where_it_runs"]
+__all__ = ["StartNotes"]
 
 T = TypeVar("T")
 
@@ -39,16 +36,3 @@ class StartNotes:
             if self._waiting:
                 seconds = self._clock() - self._began
                 self._say(f"starting {', '.join(self._waiting)} ({what}: {seconds:.0f} s)")
-
-
-def where_it_runs(config: RLVRConfig) -> str:
-    """Engines, trainer and machine in a few words, for the header."""
-
-    def count(number: int, noun: str) -> str:
-        return f"{number} {noun}" + ("s" if number != 1 else "")
-
-    kind = "" if config.inference.engine == "auto" else f"{config.inference.engine} "
-    engines, ranks = count(config.num_engines, f"{kind}engine"), count(config.num_ranks, "trainer rank")
-    if config.replay is not None:
-        engines, ranks = (engines, "no trainer") if config.replay.only == "rollout" else ("no engine", ranks)
-    return f"{config.cluster.type}: {engines}, {ranks}, {count(os.cpu_count() or 1, 'core')}"

@@ -1,6 +1,7 @@
 """What can be known of any run before it starts: where its roles sit, its model, its files. Touches no weights.
 
-A pipeline adds what it knows (`roll.pipelines.check`). What stops a run is collected, so that one look shows all of it.
+A pipeline adds what it knows (such as `roll.pipelines.rlvr.check`). What stops a run is collected, so that one look
+shows all of it.
 """
 
 from __future__ import annotations

@@ -27,11 +27,11 @@ from roll.config.keys import Key, all_keys
 from roll.config.pipelines.rlvr import RLVRConfig
 from roll.data import ChatRenderer
 from roll.models import load_tokenizer
-from roll.pipelines.learner import Learner, critic_specs, policy_spec
+from roll.pipelines.learner import Learner
 from roll.pipelines.learning.updates import learn
-from roll.pipelines.preparation import critic_path
 from roll.pipelines.rlvr.collecting import collect
 from roll.pipelines.rlvr.sampling import build_controller
+from roll.pipelines.rlvr.trainers import critic_path, critic_specs, policy_spec
 from roll.pipelines.state import RunState
 from roll.protocols import LossFn
 from roll.rollout import RolloutScheduler, SamplingPlan

@@ -12,7 +12,7 @@ import yaml
 
 from roll.cli.main import run
 from roll.config.load import load_config
-from roll.pipelines.check import inspect
+from roll.pipelines.rlvr.check import inspect
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from roll.config.estimate import (
     num_lora_parameters,
 )
 from roll.config.load import load_config
-from roll.pipelines.check.estimate import batch_arithmetic, disk_use, memory_by_role
+from roll.pipelines.rlvr.check.estimate import batch_arithmetic, disk_use, memory_by_role
 
 QUICKSTART = Path(__file__).parents[3] / "examples" / "quickstart.yaml"
 RAY = ["cluster.type=ray", "cluster.device_mapping.actor_train=0-1", "cluster.device_mapping.actor_infer=0-1"]

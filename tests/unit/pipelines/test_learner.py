@@ -15,9 +15,9 @@ from roll.cluster.local import LocalCluster
 from roll.config.pipelines.rlvr import RLVRConfig
 from roll.errors import ModelError, UnsupportedError
 from roll.models import load_tokenizer
-from roll.pipelines.learner import WithoutAdapters, critic_specs, policy_spec, reference_of, reference_specs
+from roll.pipelines.learner import WithoutAdapters
 from roll.pipelines.learning.losses import value_loss
-from roll.pipelines.preparation import critic_path
+from roll.pipelines.rlvr.trainers import critic_path, critic_specs, policy_spec, reference_of, reference_specs
 from roll.training import Schedule
 from roll.types import TrainingBatch, TrainingSample
 

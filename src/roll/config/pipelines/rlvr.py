@@ -4,61 +4,29 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import field_validator, model_validator
+from pydantic import model_validator
 
 from roll.config.algorithm import AlgorithmConfig
 from roll.config.base import option
 from roll.config.cluster import RoleDevices
-from roll.config.data import DataConfig
-from roll.config.inference import InferenceConfig
-from roll.config.judge import JudgeConfig, check_judge
-from roll.config.operations import WeightSyncConfig
+from roll.config.generating import GeneratingConfig
 from roll.config.replay import ReplayConfig
-from roll.config.rollout import EvaluationConfig, RolloutConfig
-from roll.config.run import RunConfig
-from roll.config.sandbox import SandboxConfig
-from roll.config.training import TrainingConfig
 from roll.config.truncation import truncation_problem
 
 __all__ = ["CONFIG", "RLVRConfig"]
 
 
-class RLVRConfig(RunConfig):
+class RLVRConfig(GeneratingConfig):
     """Reinforcement learning with verifiable rewards."""
 
     pipeline: Literal["rlvr"] = option("rlvr", "Which pipeline runs.")
     algorithm: AlgorithmConfig = option(AlgorithmConfig(), "How rewards become updates.")
-    data: list[DataConfig] = option(
-        ...,
-        "Prompt sources; several are mixed by weight within every step.",
-        min_length=1,
-        examples=[[{"source": "arithmetic", "reward": "math"}]],
-    )
-    rollout: RolloutConfig = option(RolloutConfig(), "What each step generates.")
-    inference: InferenceConfig = option(InferenceConfig(), "The engines that generate.")
-    judge: JudgeConfig | None = option(
-        None, "The run's own judge, for rewards of type `judge` without a `url`.", examples=["smollm2-135m-instruct"]
-    )
-    training: TrainingConfig = option(..., "How the model is updated.", examples=[{"num_steps": 40}])
-    evaluation: EvaluationConfig = option(EvaluationConfig(), "How the policy is measured on held-out prompts.")
-    weight_sync: WeightSyncConfig = option(WeightSyncConfig(), "How new weights are brought to the engines.")
-    sandbox: SandboxConfig = option(SandboxConfig(), "Where programs that the model writes run.")
     replay: ReplayConfig | None = option(None, "A recorded run that is run again; `roll replay` sets it.")
 
-    @field_validator("data")
-    @classmethod
-    def _domains(cls, value: list[DataConfig]) -> list[DataConfig]:
-        names = [entry.domain or entry.source for entry in value]
-        twice = sorted({name for name in names if names.count(name) > 1})
-        if twice:
-            raise ValueError(f"several sources are called {twice}: give each its own `domain`")
-        return value
-
     @model_validator(mode="after")
-    def _consistent(self) -> RLVRConfig:
+    def _algorithm_fits(self) -> RLVRConfig:
         self._check_groups()
         self._check_lengths()
-        check_judge(self.judge, self.data, self.cluster, self.num_judges)
         self._check_demonstrations()
         problem = truncation_problem(self.algorithm, self.rollout)
         if problem:
@@ -66,17 +34,6 @@ class RLVRConfig(RunConfig):
         if self.replay is not None and self.tracking.record_rollouts:
             raise ValueError(
                 "tracking.record_rollouts would record what replay.run has recorded already: set it to false"
-            )
-        if self.training.warmup_steps > self.training.num_steps:
-            raise ValueError(
-                f"training.warmup_steps {self.training.warmup_steps} exceeds training.num_steps "
-                f"{self.training.num_steps}"
-            )
-        context, answer = self.inference.max_context, self.rollout.max_new_tokens
-        if context is not None and context <= answer:
-            raise ValueError(
-                f"inference.max_context {context} leaves no room for prompts beside rollout.max_new_tokens {answer}: "
-                "raise the one or lower the other"
             )
         return self
 
@@ -103,16 +60,6 @@ class RLVRConfig(RunConfig):
                 "algorithm.advantage.estimator anchor_state compares turns that began in the same state, but no source "
                 "under data has several turns: use one that has, such as guess_number, or set algorithm.type to grpo"
             )
-        if self.rollout.scheduling.domain_quotas:
-            weights = {entry.domain or entry.source: entry.weight for entry in self.data}
-            rarest = min(weights, key=weights.__getitem__)
-            places = weights[rarest] / sum(weights.values()) * self.rollout.prompts_per_step
-            if places < 1:
-                raise ValueError(
-                    f"rollout.scheduling.domain_quotas cannot be met: '{rarest}' is due {places:.2g} of "
-                    f"rollout.prompts_per_step {self.rollout.prompts_per_step} in a step; raise prompts_per_step, its "
-                    "weight, or remove domain_quotas"
-                )
         parts, prompts = self.algorithm.updates.num_minibatches, self.rollout.prompts_per_step
         if parts > prompts:
             raise ValueError(
@@ -157,24 +104,16 @@ class RLVRConfig(RunConfig):
             if self.trainer_holds_reference:
                 return "with algorithm.kl.estimator full the trainer itself keeps the reference: remove it"
             return "with model.lora the reference is the policy without its adapters: remove it"
-        return "the run has no judge of its own: remove it, or add a section `judge`"
+        return super().why_without(role)
 
     @property
     def roles(self) -> dict[str, RoleDevices]:
         """See `RunConfig.roles`."""
-        mapping, roles, width = self.cluster.device_mapping, super().roles, self.inference.tensor_parallel
-        roles["actor_infer"] = RoleDevices(
-            kind="engine", devices=mapping.actor_infer, tensor_parallel=width, section="inference", log_name="engine"
-        )
+        mapping, roles = self.cluster.device_mapping, super().roles
         if self.algorithm.num_critic_models:
             roles["critic"] = RoleDevices(kind="trainer", devices=mapping.critic or mapping.actor_train)
         if self.starts_reference:
             roles["reference"] = RoleDevices(kind="trainer", devices=mapping.reference or mapping.actor_train)
-        if self.judge is not None:
-            devices, width = self.judge_devices, self.judge.tensor_parallel
-            roles["judge"] = RoleDevices(
-                kind="engine", devices=devices, tensor_parallel=width, section="judge", log_name="judge"
-            )
         return roles
 
     @property
@@ -186,43 +125,6 @@ class RLVRConfig(RunConfig):
     def starts_reference(self) -> bool:
         """Whether the reference is a role of its own: neither the policy without adapters, nor kept by the trainer."""
         return self.algorithm.uses_reference and self.model.lora is None and not self.trainer_holds_reference
-
-    @property
-    def num_ranks(self) -> int:
-        """Trainer ranks."""
-        return self.roles["actor_train"].count
-
-    @property
-    def num_engines(self) -> int:
-        """Inference engines."""
-        return self.roles["actor_infer"].count
-
-    @property
-    def num_judges(self) -> int:
-        """Engines of the run's own judge."""
-        if self.judge is None:
-            return 0
-        mapped = self.cluster.device_mapping.judge if self.cluster.type == "ray" else None
-        return self.judge.num_engines or len(mapped or ()) // self.judge.tensor_parallel or 1
-
-    @property
-    def judge_devices(self) -> list[int]:
-        """Of the run's own judge: those that are mapped to it, or the first of `actor_infer`."""
-        if self.judge is None:
-            return []
-        mapping = self.cluster.device_mapping
-        needed = self.num_judges * self.judge.tensor_parallel if self.cluster.type == "ray" else 1
-        return mapping.actor_infer[:needed] if mapping.judge is None else mapping.judge
-
-    @property
-    def max_answer_tokens(self) -> int:
-        """Most tokens that the policy can write in one rollout, over all its turns."""
-        return self.rollout.max_new_tokens * max(entry.turns for entry in self.data)
-
-    @property
-    def rollouts_per_step(self) -> int:
-        """Rollouts generated for each step."""
-        return self.rollout.prompts_per_step * self.rollout.group_size
 
 
 CONFIG = RLVRConfig

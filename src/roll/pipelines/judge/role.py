@@ -20,9 +20,9 @@ from pathlib import Path
 from typing import Any
 
 from roll.cluster.base import Cluster
-from roll.config.pipelines.rlvr import RLVRConfig
+from roll.config.generating import GeneratingConfig
 from roll.config.run import RunConfig
-from roll.errors import InfraError, RewardInfraError, UserError
+from roll.errors import ConfigError, InfraError, RewardInfraError, UserError
 from roll.models import load_tokenizer, resolve_model, stop_token_ids
 from roll.pipelines.judge.specs import judge_specs
 from roll.protocols import EngineGroup, WorkerPool
@@ -136,7 +136,7 @@ class JudgeRole:
 
 
 async def start_judge(
-    config: RLVRConfig,
+    config: GeneratingConfig,
     cluster: Cluster,
     run: RunDirectory | None = None,
     emit: Callable[..., None] = lambda **fields: None,
@@ -179,12 +179,14 @@ async def open_scoring(
 ) -> AsyncIterator[Mapping[str, WeightedReward]]:
     """The rewards of a configuration by domain, and the judge where they ask one; for work that is no run."""
     async with AsyncExitStack() as stack:
-        judge, known = None, config.of(RLVRConfig)
-        if known.judge is not None:
-            role = await start_judge(known, cluster)
+        judge = None
+        if not isinstance(config, GeneratingConfig):
+            raise ConfigError(f"'{config.name}' runs the pipeline {config.pipeline}, which scores no answers.")
+        if config.judge is not None:
+            role = await start_judge(config, cluster)
             stack.push_async_callback(role.close)
             judge = role.model
-        yield await stack.enter_async_context(open_rewards(known.data, known.sandbox, pool, judge))
+        yield await stack.enter_async_context(open_rewards(config.data, config.sandbox, pool, judge))
 
 
 def _identity(path: Path, dtype: str) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from roll.config.pipelines.rlvr import RLVRConfig
+from roll.config.generating import GeneratingConfig
 from roll.errors import ConfigError
 from roll.inference import EngineSpec, resolve_engine_kind
 from roll.models import context_length, describe_model
@@ -20,7 +20,7 @@ REQUESTS_AT_LEAST = 4
 """Of full length that fit the embedded engine's cache, where its default does not hold a single one."""
 
 
-def judge_kind(config: RLVRConfig) -> str:
+def judge_kind(config: GeneratingConfig) -> str:
     """Which engines the judge runs on.
 
     Raises:
@@ -33,7 +33,7 @@ def judge_kind(config: RLVRConfig) -> str:
         raise ConfigError(str(error).replace("inference.engine", "judge.engine")) from None
 
 
-def judge_context(config: RLVRConfig, path: Path | str) -> int:
+def judge_context(config: GeneratingConfig, path: Path | str) -> int:
     """Longest request plus reply, in tokens.
 
     Raises:
@@ -53,7 +53,7 @@ def judge_context(config: RLVRConfig, path: Path | str) -> int:
     return found
 
 
-def judge_specs(config: RLVRConfig, path: Path, run: RunDirectory | None) -> list[EngineSpec]:
+def judge_specs(config: GeneratingConfig, path: Path, run: RunDirectory | None) -> list[EngineSpec]:
     """One spec per engine of the judge."""
     judge = config.judge
     assert judge is not None

@@ -4,35 +4,42 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 
 from roll.cluster.base import Cluster, open_cluster
 from roll.config.pipelines.rlvr import RLVRConfig
+from roll.data import Data
 from roll.inference import resolve_engine_kind
-from roll.pipelines.evaluation import Evaluator
+from roll.pipelines.evaluation import Evaluator, measure
 from roll.pipelines.generation import Roles, open_generation, start_roles
-from roll.pipelines.learner import Learner, device_role, trainer_specs
+from roll.pipelines.learner import Learner
+from roll.pipelines.learning.losses import check_own_functions
 from roll.pipelines.live_policy import LivePolicy
 from roll.pipelines.preparation import Prepared, prepare, probe_sequences, sampling_plans
+from roll.pipelines.registry import Pipeline, RunFacts
 from roll.pipelines.rlvr import loop
 from roll.pipelines.rlvr.circle import Circle
 from roll.pipelines.rlvr.recorder import RecordingProxy, open_recorder
 from roll.pipelines.rlvr.replay.generation import open_answering
 from roll.pipelines.rlvr.replay.training import open_training
 from roll.pipelines.rlvr.sampling import build_controller
+from roll.pipelines.rlvr.trainers import device_role, learner_of, trainer_specs
 from roll.pipelines.run import Run, Session, beginning
+from roll.rewards.python import check_reward_functions
 from roll.rollout import LLMProxy
+from roll.types import PromptDraw
 from roll.weights import WeightSync
 
-__all__ = ["open_pipeline"]
+__all__ = ["PIPELINE"]
 
 logger = logging.getLogger(__name__)
 
 
 @asynccontextmanager
-async def open_pipeline(config: RLVRConfig, session: Session) -> AsyncIterator[Callable[[], Awaitable[None]]]:
+async def _open(config: RLVRConfig, session: Session) -> AsyncIterator[Callable[[], Awaitable[None]]]:
     """Start what a run, or the replay of one, needs, and end it afterwards; inside, what is to be done.
 
     Raises:
@@ -48,13 +55,15 @@ async def _open_run(config: RLVRConfig, session: Session) -> AsyncIterator[Calla
     """Start every role, restore what a checkpoint holds, and end every role afterwards, also after an error."""
     tracker, saved = session.tracker, session.saved
     tracker.note("reading the model's files and the prompts")
+    check_own_functions(config.algorithm)
+    check_reward_functions(config.data)
     prepared = await asyncio.to_thread(prepare, config)
     data = prepared.data
+    specs = await asyncio.to_thread(trainer_specs, config, prepared.model_path)
     state = beginning(saved, data.train)
     async with AsyncExitStack() as stack:
         cluster = open_cluster(config.cluster, config.roles, session.directory)
         stack.push_async_callback(cluster.close)
-        specs = trainer_specs(config, prepared.model_path, prepared.critic_path)
         roles, trainers = await start_roles(
             config,
             cluster,
@@ -64,11 +73,11 @@ async def _open_run(config: RLVRConfig, session: Session) -> AsyncIterator[Calla
             tracker=tracker,
             trainers=[(spec.role, cluster.start_trainer(spec, device_role(spec))) for spec in specs],
         )
-        learner = Learner.of(config, trainers)
+        learner = learner_of(config, trainers)
         if saved is not None:
             tracker.note(f"loading the checkpoint of step {state.step}")
             await learner.load(saved)
-        run = Run.of(config, session, state, data.train, learner.policy, learner.critics)
+        run = Run.of(config, config.training.num_steps, session, state, data.train, learner.policy, learner.critics)
         weights = _weight_sync(cluster, config, prepared, learner, roles)
         records = config.tracking.record_rollouts
         recorder = open_recorder(config, prepared, state, tracker, run.ledger) if records else None
@@ -88,11 +97,7 @@ async def _open_run(config: RLVRConfig, session: Session) -> AsyncIterator[Calla
         plan, eval_plan = sampling_plans(config, prepared.stop_token_ids)
         controller = build_controller(config, state, data, run.ledger, generation, plan)
         live = LivePolicy(generation=generation, controller=controller, weights=weights, plan=plan)
-        held_out = data.evaluation(config.evaluation.num_prompts)
-        if not held_out:
-            best = ", and keep_best has nothing to go by" if config.checkpoint.keep_best else ""
-            logger.warning("no source holds prompts out, so the run is not evaluated%s: set held_out", best)
-        evaluator = Evaluator(run, live, held_out, eval_plan, config.evaluation, config.alarms)
+        evaluator = Evaluator(run, live, _held_out(config, data), eval_plan, config.evaluation, config.alarms)
         circle = Circle(
             config=config,
             run=run,
@@ -105,6 +110,15 @@ async def _open_run(config: RLVRConfig, session: Session) -> AsyncIterator[Calla
         yield partial(loop.train, circle, live, evaluator)
 
 
+def _held_out(config: RLVRConfig, data: Data) -> list[PromptDraw]:
+    """What every evaluation answers."""
+    found = data.evaluation(config.evaluation.num_prompts)
+    if not found:
+        best = ", and keep_best has nothing to go by" if config.checkpoint.keep_best else ""
+        logger.warning("no source holds prompts out, so the run is not evaluated%s: set held_out", best)
+    return found
+
+
 def _weight_sync(
     cluster: Cluster, config: RLVRConfig, prepared: Prepared, learner: Learner, roles: Roles
 ) -> WeightSync:
@@ -115,3 +129,26 @@ def _weight_sync(
         probe=probe_sequences(prepared.data),
         transport=cluster.transport(resolve_engine_kind(config.inference.engine)),
     )
+
+
+def _facts(config: RLVRConfig) -> RunFacts:
+    return RunFacts(
+        method=config.algorithm.type,
+        where=_where_it_runs(config),
+        num_steps=config.training.num_steps,
+        rollouts_per_step=config.rollouts_per_step,
+    )
+
+
+def _where_it_runs(config: RLVRConfig) -> str:
+    def count(number: int, noun: str) -> str:
+        return f"{number} {noun}" + ("s" if number != 1 else "")
+
+    kind = "" if config.inference.engine == "auto" else f"{config.inference.engine} "
+    engines, ranks = count(config.num_engines, f"{kind}engine"), count(config.num_ranks, "trainer rank")
+    if config.replay is not None:
+        engines, ranks = (engines, "no trainer") if config.replay.only == "rollout" else ("no engine", ranks)
+    return f"{config.cluster.type}: {engines}, {ranks}, {count(os.cpu_count() or 1, 'core')}"
+
+
+PIPELINE = Pipeline(open=_open, facts=_facts, evaluate=measure)

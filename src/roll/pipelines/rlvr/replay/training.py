@@ -18,13 +18,14 @@ from functools import partial
 
 from roll.cluster.base import open_cluster, start_together
 from roll.config.pipelines.rlvr import RLVRConfig
-from roll.pipelines.learner import Learner, device_role, trainer_specs
+from roll.pipelines.learning.losses import check_own_functions
 from roll.pipelines.preparation import prepare
 from roll.pipelines.rlvr.circle import Circle
 from roll.pipelines.rlvr.collecting import Collected, chosen
 from roll.pipelines.rlvr.replay.batches import RecordedBatches
 from roll.pipelines.rlvr.replay.checks import check_prepared, check_steps, check_training, open_recording, start_of
 from roll.pipelines.rlvr.step import learn_from
+from roll.pipelines.rlvr.trainers import device_role, learner_of, trainer_specs
 from roll.pipelines.run import Run, Session, beginning, take_steps, whole_run
 
 __all__ = ["open_training"]
@@ -41,6 +42,7 @@ async def open_training(config: RLVRConfig, session: Session) -> AsyncIterator[C
     session = replace(session, saved=session.saved or start_of(config))
     saved = session.saved
     check_steps(recording, (saved.state.step if saved else 0) + 1, config.training.num_steps)
+    check_own_functions(config.algorithm)
     prepared = await asyncio.to_thread(prepare, config)
     check_prepared(recording.start, prepared)
     check_training(config, recording, recording.start)
@@ -49,12 +51,12 @@ async def open_training(config: RLVRConfig, session: Session) -> AsyncIterator[C
     async with AsyncExitStack() as stack:
         cluster = open_cluster(config.cluster, config.roles, session.directory)
         stack.push_async_callback(cluster.close)
-        specs = trainer_specs(config, prepared.model_path, prepared.critic_path)
+        specs = await asyncio.to_thread(trainer_specs, config, prepared.model_path)
         starting = (cluster.start_trainer(spec, device_role(spec)) for spec in specs)
-        learner = Learner.of(config, await start_together(stack, *starting))
+        learner = learner_of(config, await start_together(stack, *starting))
         if saved:
             await learner.load(saved)
-        run = Run.of(config, session, state, data.train, learner.policy, learner.critics)
+        run = Run.of(config, config.training.num_steps, session, state, data.train, learner.policy, learner.critics)
         batches = RecordedBatches(recording, data, state, run.ledger)
         circle = Circle(config=config, run=run, learner=learner, batches=batches, engine_counts=batches.counts)
         yield partial(_train_again, circle, batches)

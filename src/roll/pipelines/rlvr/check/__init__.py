@@ -1,5 +1,5 @@
 """What can be known of a run before it starts: what `roll check` prints, and `roll.check` returns."""
 
-from roll.pipelines.check.inspection import inspect
+from roll.pipelines.rlvr.check.inspection import inspect
 
 __all__ = ["inspect"]

@@ -9,10 +9,9 @@ from collections.abc import Iterator, Mapping
 
 from roll.config.estimate import JudgeEngines
 from roll.config.pipelines.rlvr import RLVRConfig
-from roll.config.run import RunConfig
 from roll.config.truncation import truncation_note
 from roll.errors import ConfigError, DataError
-from roll.pipelines.check.estimate import BatchArithmetic, batch_arithmetic, disk_use, memory_by_role
+from roll.pipelines.rlvr.check.estimate import BatchArithmetic, batch_arithmetic, disk_use, memory_by_role
 from roll.preflight.inspection import compare_memory, described, look, look_at_disk, look_at_places
 from roll.preflight.machine import inspect_machine
 from roll.preflight.report import Report
@@ -24,13 +23,12 @@ MAX_DRAWS = 256
 """Draws after which a domain with a tiny weight is left without an example."""
 
 
-def inspect(config: RunConfig) -> Report:
+def inspect(config: RLVRConfig) -> Report:
     """Find out all that can be known before a run."""
-    known = config.of(RLVRConfig)
-    method = f"{known.algorithm.type}, {known.training.num_steps} steps"
+    method = f"{config.algorithm.type}, {config.training.num_steps} steps"
     return look(
-        Report(config=known, method=method, machine=inspect_machine()),
-        known,
+        Report(config=config, method=method, machine=inspect_machine()),
+        config,
         _look_at_places,
         _look_at_model,
         _look_at_judge,

@@ -1,0 +1,44 @@
+"""The pipelines by name: how each runs, measures a model, and is looked at before it starts."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Coroutine
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from roll.preflight import Report
+from roll.registry import Registry
+
+if TYPE_CHECKING:
+    from roll.pipelines.run import Session
+
+__all__ = ["CHECKS", "PIPELINES", "Pipeline", "RunFacts"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RunFacts:
+    """What is said of a run before its first step."""
+
+    method: str
+    """What it learns by."""
+    where: str
+    """Engines, trainer and machine, in a few words."""
+    num_steps: int
+    rollouts_per_step: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Pipeline:
+    """One pipeline; each function takes a configuration of its own kind."""
+
+    open: Callable[[Any, Session], AbstractAsyncContextManager[Callable[[], Awaitable[None]]]]
+    """Starts what a run needs, and ends it afterwards; inside, what is to be done."""
+    facts: Callable[[Any], RunFacts]
+    evaluate: Callable[[Any], Coroutine[Any, Any, dict[str, float]]]
+    """Measures the configuration's model, without training."""
+
+
+PIPELINES: Registry[Pipeline] = Registry("pipeline", {"rlvr": "roll.pipelines.rlvr.pipeline:PIPELINE"})
+CHECKS: Registry[Callable[[Any], Report]] = Registry("pipeline", {"rlvr": "roll.pipelines.rlvr.check:inspect"})
+"""What `roll check` finds out; apart from the others, since it needs no torch."""

@@ -1,0 +1,135 @@
+"""The trainers of an RLVR run: what policy, critics and reference are built from.
+
+policy      trained, sent to engines
+critics     trained on returns, each from its own share of the rollouts; started where `algorithm.critic` is used,
+            unless the policy has a value head of its own
+reference   the policy as it was at first: a frozen model, or the policy without its adapters, which costs nothing;
+            for the divergence over the whole vocabulary the policy's own trainer keeps it
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from roll.config.pipelines.rlvr import RLVRConfig
+from roll.errors import ModelError
+from roll.models import load_tokenizer, resolve_model
+from roll.pipelines.learner import Learner, WithoutAdapters
+from roll.protocols import Scorer, TrainerGroup
+from roll.training import Schedule, TrainerSpec
+
+__all__ = [
+    "critic_path",
+    "critic_specs",
+    "device_role",
+    "learner_of",
+    "policy_spec",
+    "reference_of",
+    "reference_specs",
+    "trainer_specs",
+]
+
+
+def learner_of(config: RLVRConfig, started: Sequence[TrainerGroup]) -> Learner:
+    """What was started from `trainer_specs`, in its order."""
+    policy, *others = started
+    num_critics = config.algorithm.num_critic_models
+    return Learner(
+        policy=policy,
+        critics=tuple(others[:num_critics]),
+        reference=reference_of(config, policy, others[num_critics:]),
+    )
+
+
+def critic_path(config: RLVRConfig, model_path: Path, tokenizer: Any) -> Path:
+    """The critics' backbone.
+
+    Raises:
+        ModelError: it cannot be found, or it reads other tokens than the policy writes.
+    """
+    name = config.algorithm.critic.model
+    if name is None or not config.algorithm.uses_critic:
+        return model_path
+    path = resolve_model(name)
+    if load_tokenizer(path).get_vocab() != tokenizer.get_vocab():
+        raise ModelError(
+            f"algorithm.critic.model '{name}' has another tokenizer than model.path '{config.model.path}': a critic "
+            "reads the policy's tokens, so take a model of the same family."
+        )
+    return path
+
+
+def trainer_specs(config: RLVRConfig, model_path: Path) -> list[TrainerSpec]:
+    """All of a run: the policy, its critics, and the reference where it is a role of its own.
+
+    Raises:
+        ModelError: the critics' model cannot be used.
+    """
+    return [
+        policy_spec(config, model_path),
+        *critic_specs(config, critic_path(config, model_path, load_tokenizer(model_path))),
+        *reference_specs(config, model_path),
+    ]
+
+
+def device_role(spec: TrainerSpec) -> str:
+    """What the device mapping calls the role of a trainer."""
+    return "actor_train" if spec.role == "policy" else spec.role
+
+
+def policy_spec(config: RLVRConfig, model_path: Path) -> TrainerSpec:
+    """The policy, seen from its only rank; a cluster adapts it, and every other, to several."""
+    algorithm = config.algorithm
+    return TrainerSpec(
+        model_path=str(model_path),
+        model=config.model,
+        training=config.training,
+        holds_reference=config.trainer_holds_reference,
+        value_head_learning_rate=algorithm.critic.head_learning_rate if algorithm.shares_critic else None,
+        schedule=Schedule.of(
+            config.training,
+            updates_per_step=algorithm.updates_per_step,
+            idle_steps=algorithm.critic.warmup_steps if algorithm.uses_critic else 0,
+        ),
+        seed=config.seed,
+    )
+
+
+def critic_specs(config: RLVRConfig, backbone: Path) -> list[TrainerSpec]:
+    """One for each critic; none where the algorithm uses none."""
+    algorithm, critic = config.algorithm, config.algorithm.critic
+    if not algorithm.num_critic_models:
+        return []
+    schedule = Schedule.of(
+        config.training,
+        updates_per_step=critic.num_epochs * algorithm.updates.num_minibatches,
+        peak=critic.learning_rate,
+    )
+    return [
+        TrainerSpec(
+            model_path=str(backbone),
+            model=config.model,
+            training=config.training,
+            role="critic",
+            schedule=schedule,
+            seed=config.seed + 1 + index,
+        )
+        for index in range(algorithm.num_critic_models)
+    ]
+
+
+def reference_specs(config: RLVRConfig, model_path: Path) -> list[TrainerSpec]:
+    """The reference, where it is a role of its own."""
+    if not config.starts_reference:
+        return []
+    model, training = config.model, config.training
+    return [TrainerSpec(model_path=str(model_path), model=model, training=training, role="reference", seed=config.seed)]
+
+
+def reference_of(config: RLVRConfig, policy: TrainerGroup, own: list[TrainerGroup]) -> Scorer | None:
+    """What says `ref_logprobs`: a model of its own where one was started, else the policy without its adapters."""
+    if not config.algorithm.uses_reference or config.trainer_holds_reference:
+        return None
+    return own[0] if own else WithoutAdapters(policy)
