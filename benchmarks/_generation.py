@@ -25,7 +25,6 @@ from roll.algorithms.doom import is_doomed
 from roll.algorithms.filters import reason_to_leave_out
 from roll.config.scheduling import SchedulingConfig
 from roll.inference import EngineSpec
-from roll.inference.step_log import EngineStretch
 from roll.protocols import EngineGroup, InferenceEngine, Reward
 from roll.rollout import AsyncController, Feed, LLMProxy, RolloutScheduler, Router, SamplingPlan
 from roll.rollout.loops import Generate, Renderer, single_answer
@@ -40,6 +39,7 @@ from roll.simulation.hardware import device, model
 from roll.simulation.roles import SimulatedEngines, SimulatedRenderer
 from roll.types import (
     EngineLoad,
+    EngineStretch,
     GenerationRequest,
     Group,
     Message,

@@ -10,30 +10,14 @@ import time
 from collections import deque
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
-__all__ = ["EngineStretch", "StepLog"]
+from roll.types import EngineStretch
+
+__all__ = ["StepLog"]
 
 KEPT = 100_000
 """Stretches that are kept while nobody takes them; then the oldest are forgotten."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class EngineStretch:
-    """Some steps of an engine, one right after the other."""
-
-    began_s: float
-    """Seconds since 1970."""
-    duration_s: float
-    num_steps: int
-    num_decoding: int
-    """Requests that got a further token in each step."""
-    num_started: int
-    """Requests that got their first one."""
-    num_prefilled: int
-    """Prompt tokens that were computed; those found in a cache of prefixes do not count."""
-    context_tokens: float
-    """Keys and values of all running requests, in tokens, mean over the steps."""
 
 
 class StepLog:

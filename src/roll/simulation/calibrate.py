@@ -27,7 +27,6 @@ from roll.config.load import load_run_config
 from roll.config.rollout import RolloutConfig
 from roll.config.run import RunConfig
 from roll.errors import DataError
-from roll.inference.step_log import EngineStretch
 from roll.inference.vllm.arguments import CPU_BLOCK_SIZE
 from roll.models import describe_model
 from roll.simulation.costs import train_s
@@ -35,6 +34,7 @@ from roll.simulation.fit import EngineFit, fit_engine
 from roll.simulation.hardware import Device, Measured, Model, device
 from roll.tracking import RunDirectory, read_metrics
 from roll.tracking.engine_trace import ENGINE_STEPS
+from roll.types import EngineStretch
 
 __all__ = ["Calibration", "calibrate", "measured_device", "render_calibration", "stretches_of_trace"]
 

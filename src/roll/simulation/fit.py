@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from roll.errors import DataError
-from roll.inference.step_log import EngineStretch
+from roll.types import EngineStretch
 
 __all__ = ["EngineFit", "fit_engine"]
 

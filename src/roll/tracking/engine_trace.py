@@ -3,26 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Any, Protocol
+from typing import Any
 
 from roll.tracking.rollout_trace import ENGINES
+from roll.types import EngineStretch
 
 __all__ = ["ENGINE_STEPS", "trace_engine_steps"]
 
 ENGINE_STEPS = "engine steps"
 """Category of the events."""
-
-
-class _Stretch(Protocol):
-    """What is needed of `roll.inference.step_log.EngineStretch`."""
-
-    began_s: float
-    duration_s: float
-    num_steps: int
-    num_decoding: int
-    num_started: int
-    num_prefilled: int
-    context_tokens: float
 
 
 def trace_engine_steps(engines: Iterable[Any], emit: Callable[..., None]) -> None:
@@ -38,7 +27,7 @@ def trace_engine_steps(engines: Iterable[Any], emit: Callable[..., None]) -> Non
             _emit(stretch, lane, emit)
 
 
-def _emit(stretch: _Stretch, lane: int, emit: Callable[..., None]) -> None:
+def _emit(stretch: EngineStretch, lane: int, emit: Callable[..., None]) -> None:
     emit(
         name="prefill" if stretch.num_started else f"decode {stretch.num_decoding}",
         cat=ENGINE_STEPS,

@@ -12,6 +12,7 @@ import torch
 from roll.config.model import LoRAConfig
 from roll.models import load_tokenizer
 from roll.protocols import WeightSource
+from roll.tracking import atomic
 from roll.training.lora import Adapter
 from roll.training.value import ValueNetwork
 from roll.training.weights import whole
@@ -51,9 +52,7 @@ def export_model(
         model.generation_config.save_pretrained(path)
     type(own).from_dict(config).save_pretrained(path)
     load_tokenizer(source).save_pretrained(path)
-    for file in path.iterdir():
-        _sync(file)
-    _sync(path)
+    _finish(path)
 
 
 def export_adapter(
@@ -101,9 +100,7 @@ def export_adapter(
         target_modules=named if isinstance(named, list) else sorted({name.split(".")[-2] for name in adapters}),
     ).save_pretrained(str(path))
     save_file(tensors, path / "adapter_model.safetensors", metadata={"format": "pt"})
-    for file in path.iterdir():
-        _sync(file)
-    _sync(path)
+    _finish(path)
 
 
 def _alone(tensor: torch.Tensor) -> torch.Tensor:
@@ -112,14 +109,11 @@ def _alone(tensor: torch.Tensor) -> torch.Tensor:
     return tensor if whole else tensor.clone(memory_format=torch.contiguous_format)
 
 
-def _sync(path: Path) -> None:
-    """Make it survive power loss, and readable as any other file of the user: a library writes weights as 0600."""
-    if path.is_file():
-        mask = os.umask(0)
-        os.umask(mask)
-        path.chmod(0o666 & ~mask)
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+def _finish(directory: Path) -> None:
+    """Make it survive power loss, and readable as any other of the user's: a library writes weights as 0600."""
+    mask = os.umask(0)
+    os.umask(mask)
+    for file in directory.iterdir():
+        if file.is_file():
+            file.chmod(0o666 & ~mask)
+    atomic.sync_tree(directory)

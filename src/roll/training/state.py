@@ -13,7 +13,6 @@ fresh random state, derived from the seed, the rank and the step.
 from __future__ import annotations
 
 import contextlib
-import os
 import warnings
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -26,6 +25,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.tensor import DTensor
 
 from roll.errors import CheckpointError
+from roll.tracking import atomic
 from roll.training.checkpoint_reader import SafeReader
 from roll.training.distributed import Ranks
 from roll.training.optimizer import Optimizer
@@ -55,11 +55,7 @@ def save_state(
             dcp.save(state, storage_writer=dcp.FileSystemWriter(path, sync_files=True), no_dist=ranks.size == 1)
     except CheckpointException as error:  # not an `Exception`: it would pass every handler
         raise CheckpointError(f"the trainer's state cannot be written to '{path}': {_cause(error)}") from error
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)  # the names of the files, which are synced themselves
-    finally:
-        os.close(descriptor)
+    atomic.sync_directory(path)  # the names of the files, which are synced themselves
 
 
 def load_state(

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["EngineLoad", "TensorSpec", "WeightReceipt", "WeightUpdate"]
+__all__ = ["EngineLoad", "EngineStretch", "TensorSpec", "WeightReceipt", "WeightUpdate"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -63,3 +63,21 @@ class EngineLoad:
     num_steps: int | None = None
     """Decoding steps that it has made since it started: what shows that it works. `None`: it does not count them, so
     that nobody can tell whether it hangs."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EngineStretch:
+    """Some steps of an engine, one right after the other."""
+
+    began_s: float
+    """Seconds since 1970."""
+    duration_s: float
+    num_steps: int
+    num_decoding: int
+    """Requests that got a further token in each step."""
+    num_started: int
+    """Requests that got their first one."""
+    num_prefilled: int
+    """Prompt tokens that were computed; those found in a cache of prefixes do not count."""
+    context_tokens: float
+    """Keys and values of all running requests, in tokens, mean over the steps."""

@@ -19,7 +19,7 @@ from roll.config.load import resolved
 from roll.config.pipelines.rlvr import RLVRConfig
 from roll.config.simulation import load_simulation
 from roll.errors import ConfigError, DataError
-from roll.inference.step_log import EngineStretch, StepLog
+from roll.inference.step_log import StepLog
 from roll.simulation.batch import BatchLimits
 from roll.simulation.calibrate import measured_device
 from roll.simulation.costs import EngineCosts, engine_costs, interpolate
@@ -29,7 +29,7 @@ from roll.simulation.hardware import device
 from roll.simulation.prefixes import PrefixCache
 from roll.tracking import RunDirectory, Tracker
 from roll.tracking.engine_trace import trace_engine_steps
-from roll.types import Group, Prompt, PromptDraw, RewardResult, Rollout
+from roll.types import EngineStretch, Group, Prompt, PromptDraw, RewardResult, Rollout
 
 CURVE = ((0.0, 0.010), (4.0, 0.012), (16.0, 0.036))
 MEASURED = EngineCosts(

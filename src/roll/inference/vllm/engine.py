@@ -26,7 +26,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from roll.errors import EngineDiedError, InfraError, UnsupportedError, WeightSyncError
 from roll.inference.spec import EngineSpec
-from roll.inference.step_log import EngineStretch
 from roll.inference.vllm.conversion import (
     INITIAL_VERSION,
     check_fits,
@@ -38,7 +37,16 @@ from roll.inference.vllm.conversion import (
 )
 from roll.inference.vllm.launch import Launch, end_launch, launch
 from roll.protocols import PauseMode
-from roll.types import EngineLoad, FloatArray, Generation, GenerationRequest, IntArray, WeightReceipt, WeightUpdate
+from roll.types import (
+    EngineLoad,
+    EngineStretch,
+    FloatArray,
+    Generation,
+    GenerationRequest,
+    IntArray,
+    WeightReceipt,
+    WeightUpdate,
+)
 
 if TYPE_CHECKING:
     import psutil
