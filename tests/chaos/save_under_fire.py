@@ -18,8 +18,8 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from roll.pipelines.rlvr.checkpoint_files import find_checkpoint, read_checkpoint, remove_unfinished
-from roll.pipelines.rlvr.checkpointer import Checkpointer
+from roll.pipelines.checkpoint_files import find_checkpoint, read_checkpoint, remove_unfinished
+from roll.pipelines.checkpointer import Checkpointer
 
 from roll.algorithms.losses import PolicyLoss, ValueLoss
 from roll.cluster.local import LocalTrainerGroup

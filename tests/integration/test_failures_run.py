@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import yaml
 from chaos.harness import tiny_config
-from roll.pipelines.rlvr.checkpoint_files import checkpoints, read_checkpoint
+from roll.pipelines.checkpoint_files import checkpoints, read_checkpoint
 
 import roll
 from roll.cli.main import run as command

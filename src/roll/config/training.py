@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from pydantic import field_validator
 
 from roll.config.base import Section, option
 from roll.errors import ConfigError
-from roll.protocols import TrainBackend
 from roll.registry import Registry
+
+if TYPE_CHECKING:
+    from roll.protocols import TrainBackend
 
 __all__ = ["TRAINERS", "TrainingConfig"]
 

@@ -19,7 +19,6 @@ from roll.pipelines.live_policy import LivePolicy
 from roll.pipelines.preparation import prepare, sampling_plans
 from roll.pipelines.run import Run
 from roll.pipelines.state import RunState
-from roll.rewards.python import check_reward_functions
 from roll.rollout import SamplingPlan
 from roll.types import PromptDraw
 
@@ -121,7 +120,6 @@ async def measure(config: GeneratingConfig) -> dict[str, float]:
     Raises:
         DataError: no source holds prompts out.
     """
-    check_reward_functions(config.data)
     prepared = prepare(config)
     draws = prepared.data.evaluation(config.evaluation.num_prompts)
     if not draws:

@@ -10,6 +10,7 @@ from roll.data import ChatRenderer, Data, build_data, held_out_draws
 from roll.envs import longest_rollout
 from roll.inference import EngineSpec, resolve_engine_kind
 from roll.models import context_length, load_tokenizer, resolve_model, stop_token_ids
+from roll.rewards.python import check_reward_functions
 from roll.rollout import SamplingPlan
 from roll.tracking import RunDirectory
 from roll.types import IntArray, SamplingParams
@@ -30,12 +31,18 @@ class Prepared:
     """Longest prompt plus answer that engines must hold, in tokens."""
 
 
-def prepare(config: GeneratingConfig) -> Prepared:
+def prepare(config: GeneratingConfig, *, scores: bool = True) -> Prepared:
     """Resolve the model and read the data.
+
+    Args:
+        config: of the run.
+        scores: whether answers will be scored, so that rewards must be there.
 
     Raises:
         UserError: the model or a source cannot be used; a prompt is longer than the context.
     """
+    if scores:
+        check_reward_functions(config.data)
     model_path = resolve_model(config.model.path)
     tokenizer = load_tokenizer(model_path)
     max_context = config.inference.max_context or context_length(model_path)

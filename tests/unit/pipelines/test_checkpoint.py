@@ -8,8 +8,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from roll.pipelines.rlvr.checkpoint_files import checkpoints, find_checkpoint, read_checkpoint
-from roll.pipelines.rlvr.checkpointer import Checkpointer
+from roll.pipelines.checkpoint_files import checkpoints, find_checkpoint, read_checkpoint
+from roll.pipelines.checkpointer import Checkpointer
 
 from roll.config.operations import CheckpointConfig
 from roll.errors import CheckpointError, RunDirectoryError

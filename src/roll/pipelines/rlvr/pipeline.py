@@ -28,7 +28,6 @@ from roll.pipelines.rlvr.replay.training import open_training
 from roll.pipelines.rlvr.sampling import build_controller
 from roll.pipelines.rlvr.trainers import device_role, learner_of, trainer_specs
 from roll.pipelines.run import Run, Session, beginning
-from roll.rewards.python import check_reward_functions
 from roll.rollout import LLMProxy
 from roll.types import PromptDraw
 from roll.weights import WeightSync
@@ -56,7 +55,6 @@ async def _open_run(config: RLVRConfig, session: Session) -> AsyncIterator[Calla
     tracker, saved = session.tracker, session.saved
     tracker.note("reading the model's files and the prompts")
     check_own_functions(config.algorithm)
-    check_reward_functions(config.data)
     prepared = await asyncio.to_thread(prepare, config)
     data = prepared.data
     specs = await asyncio.to_thread(trainer_specs, config, prepared.model_path)

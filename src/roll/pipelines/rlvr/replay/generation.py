@@ -33,7 +33,6 @@ from roll.pipelines.rlvr.sampling import build_controller
 from roll.pipelines.run import Session
 from roll.pipelines.state import RunState
 from roll.protocols import Reward
-from roll.rewards.python import check_reward_functions
 from roll.rollout import AsyncController, DataLedger
 from roll.rollout.loops import Generate, Renderer, RolloutLoop, joined, loop_for, next_turn
 from roll.tracking.recording import RecordedWork
@@ -63,7 +62,6 @@ async def open_answering(config: RLVRConfig, session: Session) -> AsyncIterator[
     recording = await asyncio.to_thread(open_recording, config)
     start, tracker = recording.start, session.tracker
     check_steps(recording, recording.first, config.training.num_steps)
-    check_reward_functions(config.data)
     prepared = await asyncio.to_thread(prepare, config)
     check_prepared(start, prepared)
     steps = range(recording.first, recording.last + 1)

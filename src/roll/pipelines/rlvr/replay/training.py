@@ -43,7 +43,7 @@ async def open_training(config: RLVRConfig, session: Session) -> AsyncIterator[C
     saved = session.saved
     check_steps(recording, (saved.state.step if saved else 0) + 1, config.training.num_steps)
     check_own_functions(config.algorithm)
-    prepared = await asyncio.to_thread(prepare, config)
+    prepared = await asyncio.to_thread(prepare, config, scores=False)
     check_prepared(recording.start, prepared)
     check_training(config, recording, recording.start)
     data = prepared.data
