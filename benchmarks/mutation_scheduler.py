@@ -97,8 +97,8 @@ BUGS = (
     Bug(
         "the age of a group counts from its end",
         "controller.py",
-        "        self.buffer.start(run.draw.draw_id)",
-        "        pass",
+        "                on_start=lambda run: self.buffer.start(run.draw.draw_id),",
+        "                on_start=lambda run: None,",
     ),
     Bug(
         "the update does not wait for groups about to be too old",
@@ -138,9 +138,9 @@ BUGS = (
     ),
     Bug(
         "deferred prompts are launched and stay deferred",
-        "controller.py",
-        "        self._deferred = deque(draw for draw in self._deferred if draw.draw_id not in taken)",
-        "        pass",
+        "choosing.py",
+        "            found[domain].append(draw)",
+        "            found[domain].append(draw)\n            deferred.append(draw)",
     ),
     Bug(
         "a filtered group is not replaced",
