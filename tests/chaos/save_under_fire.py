@@ -18,14 +18,14 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from roll.pipelines.checkpoint_files import find_checkpoint, read_checkpoint, remove_unfinished
-from roll.pipelines.checkpointer import Checkpointer
 
 from roll.algorithms.losses import PolicyLoss, ValueLoss
 from roll.cluster.local import LocalTrainerGroup
 from roll.config.model import ModelConfig
 from roll.config.operations import CheckpointConfig
 from roll.config.training import TrainingConfig
+from roll.pipelines.checkpoint_files import find_checkpoint, read_checkpoint, remove_unfinished
+from roll.pipelines.checkpointer import Checkpointer
 from roll.pipelines.state import RunState
 from roll.protocols import LossFn
 from roll.rollout import DataLedger

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from chaos.harness import Run, tiny_config
+
 from roll.pipelines.checkpoint_files import read_checkpoint
 
 NUM_STEPS = 6

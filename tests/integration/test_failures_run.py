@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 import yaml
 from chaos.harness import tiny_config
-from roll.pipelines.checkpoint_files import checkpoints, read_checkpoint
 
 import roll
 from roll.cli.main import run as command
 from roll.errors import AlarmError, LossError
+from roll.pipelines.checkpoint_files import checkpoints, read_checkpoint
 
 OWN = """
 from pathlib import Path

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from roll.pipelines.checkpoint_files import checkpoints, find_checkpoint, read_checkpoint
-from roll.pipelines.checkpointer import Checkpointer
 
 from roll.config.operations import CheckpointConfig
 from roll.errors import CheckpointError, RunDirectoryError
+from roll.pipelines.checkpoint_files import checkpoints, find_checkpoint, read_checkpoint
+from roll.pipelines.checkpointer import Checkpointer
 from roll.pipelines.state import RunState
 from roll.rollout import DataLedger
 from roll.tracking import RunDirectory

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ def planted() -> list[Any]:
     spec = importlib.util.spec_from_file_location("mutation_scheduler", ROOT / "benchmarks" / "mutation_scheduler.py")
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # where dataclasses look for their module
     spec.loader.exec_module(module)
     return list(module.BUGS)
 
