@@ -19,7 +19,7 @@ from roll.cluster.engines import StartedEngines
 from roll.cluster.local import LocalCluster
 from roll.inference import EngineSpec, build_engine, hf
 from roll.protocols import EngineGroup, InferenceEngine
-from roll.rollout import LLMProxy, link, pace
+from roll.rollout import LLMProxy, engine_link, engine_pace
 from roll.types import Generation, GenerationRequest, SamplingParams
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
@@ -28,9 +28,9 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Seconds instead of minutes."""
-    monkeypatch.setattr(link, "LOOK_S", 0.2)
-    monkeypatch.setattr(pace, "LEAST_S", 4.0)
-    monkeypatch.setattr(pace, "FACTOR", 4.0)
+    monkeypatch.setattr(engine_link, "LOOK_S", 0.2)
+    monkeypatch.setattr(engine_pace, "LEAST_S", 4.0)
+    monkeypatch.setattr(engine_pace, "FACTOR", 4.0)
 
 
 def request(name: str, num_tokens: int = 60) -> GenerationRequest:
