@@ -135,15 +135,18 @@ class WeightSync:
     @asynccontextmanager
     async def changing(self) -> AsyncIterator[None]:
         """Inside, the trainer's weights change. It begins when no fresh engine is brought to them any more; one that
-        comes meanwhile waits for the next `push`, or for the end of this.
+        comes meanwhile waits for the next `push`, or for the end of this. After an update that failed or was
+        cancelled it waits for the next `push` alone: nobody knows what the trainer holds, or whether it still changes.
         """
         self._unchanged.clear()
         try:
             async with self._lock:
                 pass
-            yield
-        finally:
-            self._unchanged.set()
+        except BaseException:
+            self._unchanged.set()  # nothing has changed yet
+            raise
+        yield
+        self._unchanged.set()
 
     async def push(
         self, policy_version: int, *, still: AbstractAsyncContextManager[object] | None = None
