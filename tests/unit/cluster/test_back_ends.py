@@ -53,7 +53,7 @@ async def test_a_registered_back_end_runs_the_trainer() -> None:
     TRAINERS.register("echo", f"{__name__}:Echo")
     training = TrainingConfig(num_steps=1, backend="echo")
     group = await LocalCluster().start_trainer(
-        TrainerSpec(model_path="here", model=ModelConfig(path="here"), training=training)
+        TrainerSpec(model_path="here", model=ModelConfig(path="here"), training=training), "actor_train"
     )
     try:
         said: Any = await group.forward("a batch", ["values"], adapter=False)  # type: ignore[arg-type]
