@@ -76,7 +76,7 @@ async def test_an_embedded_engine_whose_computation_never_ends_is_left_behind(
 ) -> None:
     monkeypatch.setattr(hf, "CLOSE_LIMIT_S", 0.5)
     held, free = threading.Event(), threading.Event()
-    async with serving(await LocalCluster().start_engines([spec(tiny_model, "hf", "a")])) as proxy:
+    async with serving(await LocalCluster().start_engines([spec(tiny_model, "hf", "a")], "actor_infer")) as proxy:
         first = proxy.engines[0]
         assert isinstance(first, hf.HFEngine) and first._decoder is not None
         step = first._decoder.step
@@ -99,7 +99,7 @@ async def test_an_embedded_engine_whose_computation_never_ends_is_left_behind(
 @pytest.mark.vllm
 async def test_a_stopped_vllm_process_is_killed_and_its_requests_go_on(servable_model: Path, tmp_path: Path) -> None:
     pytest.importorskip("vllm")
-    engines = await LocalCluster().start_engines([spec(servable_model, "vllm", "a", tmp_path / "a.log")])
+    engines = await LocalCluster().start_engines([spec(servable_model, "vllm", "a", tmp_path / "a.log")], "actor_infer")
     async with serving(engines) as proxy:
         processes: tuple[psutil.Process, ...] = proxy.engines[0].processes  # type: ignore[attr-defined]
         asked = asyncio.create_task(ask(proxy, "r", 4))
@@ -179,7 +179,7 @@ async def test_an_engine_on_ray_reports_what_its_own_scheduler_says(tiny_model: 
     from roll.cluster.ray_engines import RayEngine
 
     engines = await StartedEngines.start({"a": partial(RayEngine, spec(tiny_model, "hf", "a"), {"num_cpus": 0})})
-    local = await LocalCluster().start_engines([spec(tiny_model, "hf", "b")])
+    local = await LocalCluster().start_engines([spec(tiny_model, "hf", "b")], "actor_infer")
     loads = []
     for group in (engines, local):
         async with serving(group) as proxy:
