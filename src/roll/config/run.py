@@ -17,7 +17,6 @@ from roll.errors import ConfigError
 __all__ = ["RunConfig"]
 
 S = TypeVar("S")
-C = TypeVar("C", bound="RunConfig")
 
 
 class RunConfig(Section):
@@ -89,17 +88,6 @@ class RunConfig(Section):
         raise ConfigError(
             f"'{self.name}' runs the pipeline {self.pipeline} and has no section `{name}`, which this needs."
         )
-
-    def of(self, kind: type[C]) -> C:
-        """This configuration, known to be that of one pipeline.
-
-        Raises:
-            ConfigError: it is another pipeline's.
-        """
-        if isinstance(self, kind):
-            return self
-        known = kind.model_fields["pipeline"].default
-        raise ConfigError(f"'{self.name}' runs the pipeline {self.pipeline}, and this is only there for {known}.")
 
     @property
     def run_dir(self) -> Path:

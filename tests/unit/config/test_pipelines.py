@@ -21,7 +21,6 @@ from roll.config.given import load_given
 from roll.config.load import dump_yaml, load_config, load_run_config, resolved
 from roll.config.load_replay import load_replay_config
 from roll.config.pipelines import PIPELINES
-from roll.config.pipelines.rlvr import RLVRConfig
 from roll.config.reference import BEGIN, END, reference, renew
 from roll.config.run import RunConfig
 from roll.config.schema import json_schema
@@ -150,8 +149,6 @@ def test_a_run_of_it_is_resumed_and_what_it_has_not_is_refused(tmp_path: Path) -
         load_replay_config(tmp_path)
     with pytest.raises(ConfigError, match="runs the pipeline toy and has no section `rollout`"):
         load_config(BASE).section("rollout", Section)
-    with pytest.raises(ConfigError, match="runs the pipeline toy, and this is only there for rlvr"):
-        load_config(BASE).of(RLVRConfig)
     with pytest.raises(ConfigError, match="unknown key 'data'"):
         load_given(BASE, (), [{"prompt": "p"}], None, "math")
 
