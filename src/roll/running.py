@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import contextvars
+import signal
 import threading
 from collections.abc import Callable, Coroutine, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -21,31 +22,58 @@ _requests: dict[int, Callable[[], object]] = {}
 def run_to_end(work: Coroutine[Any, Any, T]) -> T:
     """Run a coroutine; where a loop is running already, in a thread of its own, while the caller waits.
 
-    A `KeyboardInterrupt` that reaches the waiting caller (Ctrl-C in a shell, "interrupt" in a notebook) asks the work
-    to stop, as far as it is `interruptible`, and is waited for; a second one cancels it.
+    SIGINT while the caller waits (Ctrl-C in a shell, "interrupt" in a notebook) asks the work to stop, as far as it is
+    `interruptible`, and is waited for; a second one cancels it. Nothing is raised in the caller itself, which could be
+    anywhere between starting the thread and waiting for it.
     """
     try:
         asyncio.get_running_loop()
     except RuntimeError:
         return asyncio.run(work)
     context = contextvars.copy_context()
-    started: dict[str, Any] = {}
+    waiting = _Waiting()
 
     async def main() -> T:
-        started.update(loop=asyncio.get_running_loop(), task=asyncio.current_task(), thread=threading.get_ident())
+        waiting.begin()
         return await work
 
-    with ThreadPoolExecutor(max_workers=1, thread_name_prefix="roll") as thread:
-        future = thread.submit(context.run, asyncio.run, main())
-        while True:
-            try:
-                return future.result()
-            except KeyboardInterrupt:
-                if future.done() or "loop" not in started:
-                    raise
-                ask = _requests.pop(started["thread"], None) or started["task"].cancel
-                with contextlib.suppress(RuntimeError):  # the loop has ended meanwhile
-                    started["loop"].call_soon_threadsafe(ask)
+    with ThreadPoolExecutor(max_workers=1, thread_name_prefix="roll") as thread, waiting.takes_interrupts():
+        return thread.submit(context.run, asyncio.run, main()).result()
+
+
+class _Waiting:
+    """What an interrupt of who waits does to the work that runs in another thread."""
+
+    def __init__(self) -> None:
+        self._work: tuple[asyncio.AbstractEventLoop, asyncio.Task[Any], int] | None = None
+        self._interrupted = False
+
+    def begin(self) -> None:
+        """The work begins, in this task; an interrupt that was there before cancels it at its first wait."""
+        task = asyncio.current_task()
+        assert task is not None
+        self._work = asyncio.get_running_loop(), task, threading.get_ident()
+        if self._interrupted:
+            task.cancel()
+
+    @contextlib.contextmanager
+    def takes_interrupts(self) -> Iterator[None]:
+        if threading.current_thread() is not threading.main_thread():  # no signal is handled in any other
+            yield
+            return
+        previous = signal.signal(signal.SIGINT, self._interrupt)
+        try:
+            yield
+        finally:
+            signal.signal(signal.SIGINT, signal.SIG_DFL if previous is None else previous)
+
+    def _interrupt(self, *_: object) -> None:
+        self._interrupted = True
+        if self._work is None:
+            return
+        loop, task, thread = self._work
+        with contextlib.suppress(RuntimeError):  # the loop has ended meanwhile
+            loop.call_soon_threadsafe(_requests.pop(thread, None) or task.cancel)
 
 
 @contextlib.contextmanager

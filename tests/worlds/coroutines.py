@@ -40,17 +40,18 @@ async def reward(text: str, answer: str, metadata: dict, count: int) -> float:
 
 
 _running: list[str] = []
+_met = asyncio.Event()
 
 
-async def most_at_once(text: str, answer: str, metadata: dict) -> float:
-    """How many calls ran beside this one, itself included."""
+async def most_at_once(text: str, answer: str, metadata: dict, count: int) -> int:
+    """How many calls ran when this one began, itself included; none ends before so many have run at the same time."""
     _running.append(text)
-    try:
-        for _ in range(10):
-            await asyncio.sleep(0)
-        return len(_running)
-    finally:
-        _running.pop()
+    running = len(_running)
+    if running >= count:
+        _met.set()
+    await _met.wait()
+    _running.pop()
+    return running
 
 
 async def process() -> int:

@@ -273,10 +273,10 @@ async def test_an_async_reward_waits_for_many_answers_at_once_and_for_no_more_th
     together = python("worlds.coroutines:reward", options={"count": 4}, max_concurrent=4, time_limit_s=20.0)
     results = await asyncio.gather(*(build(pool, together)(rollout("a")) for _ in range(4)))
     assert [result.value for result in results] == [4.0] * 4
-    three = python("worlds.coroutines:most_at_once", max_concurrent=3, time_limit_s=20.0)
+    three = python("worlds.coroutines:most_at_once", options={"count": 3}, max_concurrent=3, time_limit_s=20.0)
     reward = build(pool, three)
     results = await asyncio.gather(*(reward(rollout("a")) for _ in range(9)))
-    assert 2 <= max(result.value for result in results) <= 3  # on a busy machine three need not meet
+    assert max(result.value for result in results) == 3.0
 
 
 @pytest.mark.parametrize("path", ["no_function", "module:", ":name", "a b:c", "x.py", "dir/module:name"])
