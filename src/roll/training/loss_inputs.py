@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import torch
@@ -55,6 +55,7 @@ def loss_inputs(
         sequence_lengths=lengths.to(like.dtype),
         num_tokens=float(batch.num_loss_tokens),
         num_sequences=float(batch.num_sequences),
+        num_units=float(batch.num_units),
         max_lengths=torch.tensor([s.max_length for s in samples], device=like.device, dtype=like.dtype),
         chunk_ids=_chunk_ids(samples, layout, like.device),
         ref_logprobs=_column("ref_logprobs", batch, layout, like),
@@ -66,7 +67,29 @@ def loss_inputs(
         values=chosen.values,
         old_values=None if chosen.values is None else _column("old_values", batch, layout, like, of_experts=False),
         returns=None if chosen.values is None else _column("returns", batch, layout, like, of_experts=False),
+        preferred=_by_sequence([s.preferred for s in batch.samples], "preferred", samples, like.device, torch.bool),
+        targets=_by_sequence([s.target for s in batch.samples], "target", samples, like.device, like.dtype),
+        teacher_logprobs=_column("teacher_logprobs", batch, layout, like),
     )
+
+
+def _by_sequence(
+    given: Sequence[float | None],
+    name: str,
+    samples: Sequence[TrainingSample],
+    device: torch.device,
+    dtype: torch.dtype,
+) -> Tensor | None:
+    """[S] one number of every sample; `None` where the batch does not have it.
+
+    Raises:
+        ValueError: some samples of the batch have it and others do not.
+    """
+    if all(value is None for value in given):
+        return None
+    if any(value is None for value in given):
+        raise ValueError(f"some samples of the batch have {name} and others do not")
+    return torch.tensor([getattr(s, name) for s in samples], device=device, dtype=dtype)
 
 
 def _column(

@@ -15,6 +15,7 @@ __all__ = [
     "Output",
     "Outputs",
     "StepResult",
+    "TopLogprobs",
     "TrainingBatch",
     "TrainingSample",
 ]
@@ -62,6 +63,16 @@ class AttentionStatistics:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class TopLogprobs:
+    """The k likeliest tokens at every place of a sample, as another model sees them. Row 0 means nothing."""
+
+    token_ids: IntArray
+    """[L, k]"""
+    logprobs: FloatArray
+    """[L, k] of the whole distribution over the vocabulary, descending."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class TrainingSample:
     """One flat token sequence for the trainer. All arrays are [L], aligned with `token_ids`.
 
@@ -98,6 +109,14 @@ class TrainingSample:
     """What a critic should say of the state before each token."""
     old_values: FloatArray | None = None
     """What it said before the update."""
+    preferred: bool | None = None
+    """Whether the answer is the better one of its pair; alone, whether it is wanted."""
+    target: float | None = None
+    """The margin of its pair, or the score that a reward model should give."""
+    teacher_logprobs: FloatArray | None = None
+    """Of the model that is imitated."""
+    teacher_top: TopLogprobs | None = None
+    """The likeliest tokens of the model that is imitated."""
     attention: AttentionStatistics | None = None
     """Of the policy before the update; `None` means: taken in the update's own forward pass where a loss asks."""
 
@@ -122,6 +141,11 @@ class TrainingBatch:
     def num_sequences(self) -> int:
         """Samples with at least one token that the loss counts, in the whole batch."""
         return sum(bool(s.loss_mask.any()) for s in self.samples)
+
+    @property
+    def num_units(self) -> int:
+        """Units with at least one token that the loss counts, in the whole batch."""
+        return len({s.unit for s in self.samples if s.loss_mask.any()})
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
