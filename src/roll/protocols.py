@@ -167,6 +167,10 @@ class TrainBackend(Protocol):
         """
         ...
 
+    def measure(self, batch: TrainingBatch, loss: LossFn) -> StepResult:
+        """What a loss and its metrics are under the current weights; changes nothing."""
+        ...
+
     def weights(self) -> WeightSource:
         """What the engines must hold: LoRA merged, engine's dtype, HF names."""
         ...
@@ -212,6 +216,8 @@ class TrainerGroup(Protocol):
     async def forward(
         self, batch: TrainingBatch, outputs: Outputs, *, attention: AttentionRange | None = None, adapter: bool = True
     ) -> Mapping[Output, list[Any]]: ...
+
+    async def measure(self, batch: TrainingBatch, loss: LossFn) -> StepResult: ...
 
     async def send_weights(
         self, policy_version: int, transport: str, deliver: Callable[[WeightUpdate], Awaitable[None]]

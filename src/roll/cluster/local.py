@@ -66,6 +66,10 @@ class LocalTrainerGroup:
         """See `TrainBackend.forward`."""
         return await self._call(lambda: self._backend.forward(batch, outputs, attention=attention, adapter=adapter))
 
+    async def measure(self, batch: TrainingBatch, loss: LossFn) -> StepResult:
+        """See `TrainBackend.measure`."""
+        return await self._call(self._backend.measure, batch, loss)
+
     async def send_weights(
         self, policy_version: int, transport: str, deliver: Callable[[WeightUpdate], Awaitable[None]]
     ) -> Mapping[str, int]:

@@ -61,6 +61,9 @@ class TrainerActor:
     ) -> Mapping[Output, list[Any]]:
         return self._backend.forward(batch, outputs, attention=attention, adapter=adapter)
 
+    def measure(self, batch: TrainingBatch, loss: LossFn) -> StepResult:
+        return self._backend.measure(batch, loss)
+
     def save(self, path: Path) -> None:
         self._backend.save(path)
 
@@ -129,6 +132,11 @@ class RayTrainerGroup:
         """See `TrainBackend.forward`."""
         shared = ray.put(batch)
         return await self._first([a.forward.remote(shared, outputs, attention, adapter) for a in self._actors])
+
+    async def measure(self, batch: TrainingBatch, loss: LossFn) -> StepResult:
+        """See `TrainBackend.measure`."""
+        shared = ray.put(batch)
+        return await self._first([actor.measure.remote(shared, loss) for actor in self._actors])
 
     async def send_weights(
         self, policy_version: int, transport: str, deliver: Callable[[WeightUpdate], Awaitable[None]]

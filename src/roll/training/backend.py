@@ -17,6 +17,7 @@ import logging
 import operator
 import time
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -124,6 +125,36 @@ class TorchBackend:
         started = time.perf_counter()
         self.masters.clear_grads()
         self.network.train()
+        found = self._losses(batch, loss, learn=True)
+        backward_done = time.perf_counter()
+        grad_norm = self.optimizer.grad_norm()
+        rate = self.schedule.rate(self.num_steps)
+        stepped = self._move_weights(found.loss, grad_norm, rate)
+        finished = time.perf_counter()
+        return replace(
+            found,
+            grad_norm=grad_norm,
+            learning_rate=rate,
+            stepped=stepped,
+            timings_s={"forward_backward": backward_done - started, "optimizer": finished - backward_done},
+        )
+
+    @torch.no_grad()
+    def measure(self, batch: TrainingBatch, loss: LossFn) -> StepResult:
+        """What a loss and its metrics are under the current weights; changes nothing.
+
+        Raises:
+            ValueError: no token of the batch is in the loss, or a sample lacks what the loss needs.
+        """
+        if batch.num_loss_tokens == 0:
+            raise ValueError("a batch needs at least one token that the loss counts")
+        self.network.eval()
+        found = self._losses(batch, loss, learn=False)
+        reshard(self.network)
+        return found
+
+    def _losses(self, batch: TrainingBatch, loss: LossFn, *, learn: bool) -> StepResult:
+        """A batch's loss and metrics over all micro-batches and ranks; with `learn` also its gradient."""
         sums: dict[str, Tensor] = {}
         maxima: dict[str, Tensor] = {}
         logprobs: dict[int, FloatArray] = {}
@@ -134,11 +165,13 @@ class TorchBackend:
             layout, observer = _layout(blocks, every_token=False), self._observer(blocks, observed)
             predicted = self._predict(layout, batch, needs, observer)
             if not layout.spans:
-                _nothing_of(predicted).backward()
+                if learn:
+                    _nothing_of(predicted).backward()
                 continue
             attention = observer.results() if observer is not None else None
             outputs = loss(loss_inputs(layout, batch, predicted, attention))
-            (outputs.loss * self.ranks.data_size).backward()
+            if learn:
+                (outputs.loss * self.ranks.data_size).backward()
             combine(sums, {"loss": outputs.loss.detach(), **outputs.metrics}, torch.add)
             combine(maxima, outputs.maxima, torch.maximum)
             if predicted.logprobs is not None:
@@ -147,22 +180,13 @@ class TorchBackend:
         metrics = self.ranks.reduce(sums, operator.add)
         tokens = self.ranks.gather(num_tokens)
         everything = _merged(self.ranks.gather(logprobs))
-        backward_done = time.perf_counter()
-        grad_norm = self.optimizer.grad_norm()
-        rate = self.schedule.rate(self.num_steps)
-        stepped = self._move_weights(metrics["loss"], grad_norm, rate)
-        finished = time.perf_counter()
         return StepResult(
             loss=metrics.pop("loss"),
-            grad_norm=grad_norm,
-            learning_rate=rate,
             num_tokens=sum(tokens),
             num_loss_tokens=batch.num_loss_tokens,
-            stepped=stepped,
             metrics=metrics,
             maxima=self.ranks.reduce(maxima, max),
             logprobs=tuple(_in_order(everything, batch)) if "logprobs" in self.network.outputs else (),
-            timings_s={"forward_backward": backward_done - started, "optimizer": finished - backward_done},
         )
 
     @torch.no_grad()

@@ -150,17 +150,18 @@ class TrainingBatch:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StepResult:
-    """What an optimiser step did."""
+    """What an optimiser step did, or what was only measured."""
 
     loss: float
-    grad_norm: float
-    """Before clipping."""
-    learning_rate: float
     num_tokens: int
     """Tokens that went through the network (shared prefixes once)."""
     num_loss_tokens: int
-    stepped: bool
-    """False where gradients were not finite: weights, optimiser and schedule stayed as they were."""
+    grad_norm: float = 0.0
+    """Before clipping."""
+    learning_rate: float = 0.0
+    stepped: bool = False
+    """False where nothing was to be learnt, or gradients were not finite: weights, optimiser and schedule stayed as
+    they were."""
     metrics: Mapping[str, float] = field(default_factory=dict)
     maxima: Mapping[str, float] = field(default_factory=dict)
     """Of what the loss reports: sums and maxima over the batch. See `LossOutputs`."""
