@@ -260,6 +260,18 @@ class Reward(Protocol):
     async def __call__(self, rollout: Rollout) -> RewardResult: ...
 
 
+class Draw(Protocol):
+    """One use of something in the data, as the ledger knows it."""
+
+    @property
+    def draw_id(self) -> int: ...
+
+    @property
+    def uid(self) -> str:
+        """Of what was drawn, the same whenever it is drawn again."""
+        ...
+
+
 @runtime_checkable
 class WorkerPool(Protocol):
     """Processes that run plain functions away from the controller; `cluster/` has the Ray one."""
