@@ -29,7 +29,7 @@ class Share(Section):
         return value
 
 
-class SumsTask(Section):
+class SumsTask(Share):
     """Seeded sums such as `3 + 4`; training and held-out operand pairs are disjoint."""
 
     held_out: float = option(0.3, "Share of the operand pairs kept for evaluation.", ge=0, lt=1)

@@ -8,24 +8,38 @@ from typing import Any
 from roll.errors import DataError
 from roll.registry import nearest
 
-__all__ = ["ROLES", "Row", "column", "is_message", "short", "unicode_text"]
+__all__ = ["ROLES", "BadRow", "Row", "column", "is_message", "short", "unicode_text"]
 
 Row = Mapping[str, Any]
 
 ROLES = ("system", "user", "assistant", "tool")
 
 
+class BadRow(DataError):
+    """A row that cannot be used.
+
+    Args:
+        reason: in a few words, the same for all rows that lack the same.
+        message: what, where, and what to do.
+    """
+
+    def __init__(self, reason: str, message: str) -> None:
+        super().__init__(message)
+        self.reason = reason
+
+
 def column(row: Row, name: str, where: str, option: str) -> Any:
     """The row's value in the column that `option` names.
 
     Raises:
-        DataError: it has no such column.
+        BadRow: it has no such column.
     """
     if name not in row:
         columns = ", ".join(short(column) for column in list(row)[:20]) or "none"
-        raise DataError(
+        raise BadRow(
+            "missing column",
             f"{where}: there is no column '{name}'.{nearest(name, list(row))} It has: {columns}. "
-            f"Set `{option}` to the right one."
+            f"Set `{option}` to the right one.",
         )
     return row[name]
 
@@ -39,13 +53,14 @@ def unicode_text(value: str, column: str, where: str) -> str:
     """The text, if it is one: half a surrogate pair, which JSON can spell, has no tokens.
 
     Raises:
-        DataError: it is none.
+        BadRow: it is none.
     """
     try:
         value.encode()
     except UnicodeEncodeError as error:
-        raise DataError(
-            f"{where}: column '{column}' is not valid Unicode text at character {error.start}: {short(value)}."
+        raise BadRow(
+            "invalid Unicode",
+            f"{where}: column '{column}' is not valid Unicode text at character {error.start}: {short(value)}.",
         ) from None
     return value
 
