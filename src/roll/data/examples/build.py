@@ -36,7 +36,7 @@ from roll.types import Example, ExampleDraw, TrainingSample
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-__all__ = ["EAGER_CHECK", "Examples", "build_examples"]
+__all__ = ["EAGER_CHECK", "Examples", "build_examples", "num_examples"]
 
 logger = logging.getLogger(__name__)
 
@@ -136,6 +136,18 @@ def build_examples(
         num_tokens=check.num_learnt / max(check.num_rendered, 1),
         num_cut=check.num_cut,
     )
+
+
+def num_examples(
+    configs: Sequence[ExampleDataConfig], kind: Kind, tokenizer: PreTrainedTokenizerBase, seed: int
+) -> int:
+    """How many examples there are to train on, whose rows are well formed; nothing is rendered.
+
+    Raises:
+        DataError: a source cannot be read or is empty.
+    """
+    renderer = ChatRenderer(tokenizer)
+    return sum(len(_load(c, c.domain or c.source, kind, seed, renderer, BadRows())[0]) for c in configs)
 
 
 def _load(
