@@ -42,6 +42,7 @@ class ExampleReader:
         self._special_in = special_in
         self.held_out, self.limit = config.held_out, config.limit
         self._bad = bad
+        self._read = {getattr(config, name) for name in type(config).model_fields if name.endswith("_key")}
 
     def read(self, row: Row, key: str, where: str) -> Example:
         """See `RowReader.read`."""
@@ -57,6 +58,7 @@ class ExampleReader:
             conversations=conversations,
             preferred=_label(row, config, where) if self._kind == "labelled" else None,
             target=self._target(row, where),
+            metadata={name: value for name, value in row.items() if name not in self._read},
         )
 
     def refuse(self, error: DataError, where: str) -> None:
@@ -107,7 +109,8 @@ def _single(row: Row, config: ExampleColumns, where: str, kind: ExampleKind) -> 
 
 
 def _pair(row: Row, config: ExampleColumns, where: str) -> tuple[Conversation, Conversation]:
-    chosen, rejected = (answered(row, key, config, where) for key in (config.chosen_key, config.rejected_key))
+    chosen = answered(row, config.chosen_key, "chosen_key", config, where)
+    rejected = answered(row, config.rejected_key, "rejected_key", config, where)
     if (chosen.text is None) != (rejected.text is None):
         raise BadRow("wrong type", f"{where}: one answer is text and the other a list of chat messages: use one form.")
     if chosen == rejected:
