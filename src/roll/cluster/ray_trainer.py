@@ -56,10 +56,8 @@ class TrainerActor:
         """As the backend's; so for all that follow."""
         return self._backend.train_step(batch, loss)
 
-    def forward(
-        self, batch: TrainingBatch, outputs: Outputs, attention: AttentionRange | None, adapter: bool
-    ) -> Mapping[Output, list[Any]]:
-        return self._backend.forward(batch, outputs, attention=attention, adapter=adapter)
+    def forward(self, batch: TrainingBatch, outputs: Outputs, how: Mapping[str, Any]) -> Mapping[Output, list[Any]]:
+        return self._backend.forward(batch, outputs, **how)
 
     def save(self, path: Path) -> None:
         self._backend.save(path)
@@ -124,11 +122,17 @@ class RayTrainerGroup:
         return await self._first([actor.train_step.remote(shared, loss) for actor in self._actors])
 
     async def forward(
-        self, batch: TrainingBatch, outputs: Outputs, *, attention: AttentionRange | None = None, adapter: bool = True
+        self,
+        batch: TrainingBatch,
+        outputs: Outputs,
+        *,
+        attention: AttentionRange | None = None,
+        num_top: int | None = None,
+        adapter: bool = True,
     ) -> Mapping[Output, list[Any]]:
         """See `TrainBackend.forward`."""
-        shared = ray.put(batch)
-        return await self._first([a.forward.remote(shared, outputs, attention, adapter) for a in self._actors])
+        shared, how = ray.put(batch), {"attention": attention, "num_top": num_top, "adapter": adapter}
+        return await self._first([a.forward.remote(shared, outputs, how) for a in self._actors])
 
     async def send_weights(
         self, policy_version: int, transport: str, deliver: Callable[[WeightUpdate], Awaitable[None]]
