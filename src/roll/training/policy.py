@@ -136,8 +136,8 @@ class PolicyNetwork(nn.Module):
     @property
     def outputs(self) -> frozenset[Output]:
         """What it can say."""
-        always: frozenset[Output] = frozenset(("logprobs", "attention", "top_logprobs"))
-        return always if self.value_head is None else always | {"values"}
+        head: tuple[Output, ...] = () if self.value_head is None else ("values",)
+        return frozenset(("logprobs", "attention", "top_logprobs", *head))
 
     @property
     def frozen(self) -> list[Any]:
