@@ -55,7 +55,7 @@ class LocalTrainerGroup:
         return await asyncio.get_running_loop().run_in_executor(self._thread, lambda: function(*args))
 
     async def train_step(self, batch: TrainingBatch, loss: LossFn) -> StepResult:
-        """See `TrainBackend.train_step`."""
+        """See `TrainBackend`; so for all that follow."""
         return await self._call(self._backend.train_step, batch, loss)
 
     async def forward(
@@ -78,7 +78,6 @@ class LocalTrainerGroup:
     async def send_weights(
         self, policy_version: int, transport: str, deliver: Callable[[WeightUpdate], Awaitable[None]]
     ) -> Mapping[str, int]:
-        """See `TrainerGroup.send_weights`."""
         from roll.weights import Sender, send_weights
 
         self._sender = self._sender or Sender()
@@ -92,15 +91,12 @@ class LocalTrainerGroup:
         )
 
     async def save(self, path: Path) -> None:
-        """See `TrainBackend.save`."""
         await self._call(self._backend.save, path)
 
     async def load(self, path: Path) -> None:
-        """See `TrainBackend.load`."""
         await self._call(self._backend.load, path)
 
     async def export(self, path: Path) -> None:
-        """See `TrainBackend.export`."""
         await self._call(self._backend.export, path)
 
     async def close(self) -> None:
@@ -117,21 +113,19 @@ class LocalCluster:
         """`CLUSTERS` hands the same arguments to every kind of cluster."""
 
     async def start_trainer(self, spec: TrainerSpec, role: str) -> LocalTrainerGroup:
-        """See `Cluster.start_trainer`."""
+        """See `Cluster`; so for all that follow."""
         return await LocalTrainerGroup.start(spec)
 
     async def start_engines(self, specs: Sequence[EngineSpec], role: str) -> StartedEngines:
-        """See `Cluster.start_engines`."""
         return await StartedEngines.start({spec.engine_id: partial(build_engine, spec) for spec in specs})
 
     async def start_pool(self, num_workers: int) -> WorkerPool:
-        """See `Cluster.start_pool`."""
         from roll.cluster.pool import LocalWorkerPool
 
         return LocalWorkerPool(num_workers)
 
     def transport(self, engine_kind: str) -> str:
-        """See `Cluster.transport`: vLLM computes in a process of its own, the embedded engine in this one."""
+        """vLLM computes in a process of its own, the embedded engine in this one."""
         return "in_process" if engine_kind == "hf" else "shared_memory"
 
     async def close(self) -> None:

@@ -109,7 +109,7 @@ class RayTrainerGroup:
         return await self._first([actor.call.remote(name, *arguments, **options) for actor in self._actors])
 
     async def train_step(self, batch: TrainingBatch, loss: LossFn) -> StepResult:
-        """See `TrainBackend.train_step`."""
+        """See `TrainerGroup` and `SendSteps`; so for all that follow."""
         return await self._call("train_step", ray.put(batch), loss)
 
     async def forward(
@@ -126,15 +126,12 @@ class RayTrainerGroup:
         return await self._call("forward", ray.put(batch), outputs, **how)
 
     async def save(self, path: Path) -> None:
-        """See `TrainBackend.save`."""
         await self._call("save", path.absolute())
 
     async def load(self, path: Path) -> None:
-        """See `TrainBackend.load`."""
         await self._call("load", path.absolute())
 
     async def export(self, path: Path) -> None:
-        """See `TrainBackend.export`."""
         await self._call("export", path.absolute())
 
     async def measure(self, batch: TrainingBatch, loss: LossFn) -> StepResult:
@@ -144,11 +141,9 @@ class RayTrainerGroup:
     async def send_weights(
         self, policy_version: int, transport: str, deliver: Callable[[WeightUpdate], Awaitable[None]]
     ) -> Mapping[str, int]:
-        """See `TrainerGroup.send_weights`."""
         return await conduct(self, policy_version, transport, deliver)
 
     async def stage(self, policy_version: int, transport: str) -> WeightUpdate:
-        """See `SendSteps`; so for the next two."""
         return await self._first([actor.stage.remote(policy_version, transport) for actor in self._actors])
 
     async def send(self) -> Mapping[str, int]:
