@@ -31,7 +31,8 @@ if TYPE_CHECKING:
     from roll.algorithms.inputs import LossInputs, LossOutputs
 
 PauseMode: TypeAlias = Literal["keep", "abort", "drain"]
-StateKind: TypeAlias = Literal["parameters", "gradients", "optimizer"]
+StateKind: TypeAlias = Literal["parameters", "optimizer"]
+"""Of a trainer: the network, and what updates alone need beside it."""
 
 
 class LossFn(Protocol):
@@ -90,7 +91,7 @@ class InferenceEngine(Protocol):
         ...
 
     async def sleep(self) -> None:
-        """Give the device's memory back.
+        """Give the device's memory back, that of the weights too.
 
         Raises:
             UnsupportedError: the engine cannot do it here.
@@ -184,11 +185,11 @@ class TrainBackend(Protocol):
         ...
 
     def offload(self, states: Collection[StateKind]) -> None:
-        """Move states to host memory."""
+        """Hand the device's memory to other roles, between steps: move states to main memory."""
         ...
 
     def reload(self, states: Collection[StateKind]) -> None:
-        """Move states back to the device."""
+        """Take it back: move states to the device, where whatever computes with them must find them."""
         ...
 
 
@@ -228,6 +229,10 @@ class TrainerGroup(Protocol):
     async def load(self, path: Path) -> None: ...
 
     async def export(self, path: Path) -> None: ...
+
+    async def offload(self, states: Collection[StateKind]) -> None: ...
+
+    async def reload(self, states: Collection[StateKind]) -> None: ...
 
     async def close(self) -> None: ...
 

@@ -12,7 +12,7 @@ import asyncio
 import contextlib
 import os
 import socket
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ from ray.exceptions import RayActorError, RayTaskError
 from roll.cluster.actor_log import log_into_the_run
 from roll.config.training import TRAINERS
 from roll.errors import WorkerDiedError
-from roll.protocols import LossFn, TrainBackend
+from roll.protocols import LossFn, StateKind, TrainBackend
 from roll.registry import import_object
 from roll.training import TrainerSpec
 from roll.types import AttentionRange, Output, Outputs, StepResult, TrainingBatch, WeightUpdate
@@ -69,6 +69,12 @@ class TrainerActor:
 
     def export(self, path: Path) -> None:
         self._backend.export(path)
+
+    def offload(self, states: Collection[StateKind]) -> None:
+        self._backend.offload(states)
+
+    def reload(self, states: Collection[StateKind]) -> None:
+        self._backend.reload(states)
 
     def stage(self, policy_version: int, transport: str) -> WeightUpdate | None:
         return self._sender.stage(self._backend.weights(), policy_version, transport)
@@ -157,6 +163,14 @@ class RayTrainerGroup:
     async def export(self, path: Path) -> None:
         """See `TrainBackend.export`."""
         await self._first([actor.export.remote(path.absolute()) for actor in self._actors])
+
+    async def offload(self, states: Collection[StateKind]) -> None:
+        """See `TrainBackend.offload`."""
+        await self._first([actor.offload.remote(states) for actor in self._actors])
+
+    async def reload(self, states: Collection[StateKind]) -> None:
+        """See `TrainBackend.reload`."""
+        await self._first([actor.reload.remote(states) for actor in self._actors])
 
     async def close(self) -> None:
         """Free shared memory, then end every rank."""

@@ -15,7 +15,7 @@ import asyncio
 import contextlib
 import shutil
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -69,6 +69,8 @@ class Checkpointer:
         self._saved_at = clock()
         self._on_saved = on_saved
         self._saved_step = -1
+        self.before_writing: Callable[[], Awaitable[None]] | None = None
+        """Brings trainers' states to where they can be written from."""
 
     def due(self, state: RunState) -> bool:
         """Whether the configuration asks for a checkpoint of this step: by its number, by the time since the last one,
@@ -97,6 +99,8 @@ class Checkpointer:
         return final
 
     async def _write(self, temporary: Path, final: Path, state_json: dict[str, Any], ledger_text: str) -> None:
+        if self.before_writing is not None:
+            await self.before_writing()
         temporary.mkdir(parents=True)
         await self._trainer.save(temporary / "trainer")
         for index, critic in enumerate(self._critics):

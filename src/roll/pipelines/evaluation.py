@@ -67,6 +67,7 @@ class Evaluator:
         """Evaluate now, while nothing else runs; whether it was due."""
         if not self.due:
             return False
+        await self._live.wake(self._run)
         with self._run.spans.phase("evaluate"):
             await self._run.stop.unless(self.evaluate())
         return True

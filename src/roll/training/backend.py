@@ -240,7 +240,7 @@ class TorchBackend:
             export_adapter(beside, read, adapters, spec.model.lora, base, dtype, is_first=is_first)
 
     def offload(self, states: Collection[StateKind]) -> None:
-        """Move states to host memory, between steps. On a CPU they are there already."""
+        """Move states to main memory, between steps. On a CPU they are there already."""
         self.placement.offload(states)
 
     def reload(self, states: Collection[StateKind]) -> None:
