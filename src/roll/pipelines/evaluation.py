@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
+from typing import Any
 
 from roll.cluster.base import open_cluster
 from roll.config.alarms import AlarmsConfig
@@ -41,7 +42,7 @@ class Evaluator:
 
     def __init__(
         self,
-        run: Run,
+        run: Run[Any],
         live: LivePolicy,
         held_out: Sequence[PromptDraw],
         plan: SamplingPlan,

@@ -10,6 +10,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from typing import Any
 
 from roll.pipelines.generation import Generation
 from roll.pipelines.hand_over import SharingTrainers
@@ -38,13 +39,13 @@ class LivePolicy:
     """Runs beside training in an asynchronous run."""
 
     @asynccontextmanager
-    async def learning(self, run: Run) -> AsyncIterator[None]:
+    async def learning(self, run: Run[Any]) -> AsyncIterator[None]:
         """Inside, trainers compute and change weights."""
         await self.hand_to_trainers(run)
         async with self.weights.changing():
             yield
 
-    async def hand_to_trainers(self, run: Run) -> None:
+    async def hand_to_trainers(self, run: Run[Any]) -> None:
         """Give trainers the memory of the devices that they share with engines, which sleep until the next `sync`."""
         if self.sharing is not None and self.engines_turn:
             with run.spans.phase("hand_over"):
@@ -52,12 +53,12 @@ class LivePolicy:
                 await self.sharing.come_back()
                 self.engines_turn = False
 
-    async def wake(self, run: Run) -> None:
+    async def wake(self, run: Run[Any]) -> None:
         """See to it that engines can answer: those that slept since the last sync get the weights again."""
         if not self.engines_turn:
             await self.sync(run)
 
-    async def sync(self, run: Run) -> SyncReport:
+    async def sync(self, run: Run[Any]) -> SyncReport:
         """Bring the weights to every engine, which stand still meanwhile; one that died is replaced and gets them too.
 
         An evaluation is of one policy, so this waits for one that is under way; if that failed, the run ends at the

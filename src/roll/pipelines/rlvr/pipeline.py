@@ -8,6 +8,7 @@ import os
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager, nullcontext
 from functools import partial
+from typing import Any
 
 from roll.cluster.base import Cluster, num_accelerators, open_cluster
 from roll.config.pipelines.rlvr import RLVRConfig
@@ -19,6 +20,7 @@ from roll.pipelines.generation import open_generation, start_roles
 from roll.pipelines.hand_over import EVERYTHING, SharingTrainers, hands_over
 from roll.pipelines.learner import Learner
 from roll.pipelines.learning.losses import check_own_functions
+from roll.pipelines.learning.state import LearningState
 from roll.pipelines.live_policy import LivePolicy
 from roll.pipelines.preparation import Prepared, prepare, probe_sequences, sampling_plans
 from roll.pipelines.registry import Pipeline, RunFacts
@@ -62,7 +64,7 @@ async def _open_run(config: RLVRConfig, session: Session) -> AsyncIterator[Calla
     prepared = await asyncio.to_thread(prepare, config)
     data = prepared.data
     specs = await asyncio.to_thread(trainer_specs, config, prepared.model_path)
-    state = beginning(saved, data.train)
+    state = beginning(saved, data.train, LearningState)
     hand_over = hands_over(config, accelerated=num_accelerators() > 0)
     beside = config.trainers_beside("actor_infer") if hand_over else []
     async with AsyncExitStack() as stack:
@@ -115,7 +117,7 @@ async def _open_run(config: RLVRConfig, session: Session) -> AsyncIterator[Calla
         yield partial(loop.train, circle, live, evaluator)
 
 
-async def _restore(run: Run, learner: Learner, live: LivePolicy, saved: SavedRun | None) -> None:
+async def _restore(run: Run[Any], learner: Learner, live: LivePolicy, saved: SavedRun[Any] | None) -> None:
     """Load what a checkpoint holds of the trainers, which must have their memory for that, as for writing one."""
     run.checkpointer.before_writing = partial(live.hand_to_trainers, run)
     if saved is not None:
@@ -178,4 +180,4 @@ def _where_it_runs(config: RLVRConfig) -> str:
     return f"{config.cluster.type}: {engines}, {ranks}, {count(os.cpu_count() or 1, 'core')}"
 
 
-PIPELINE = Pipeline(open=_open, facts=_facts, evaluate=measure)
+PIPELINE = Pipeline(open=_open, facts=_facts, evaluate=measure, state=LearningState)

@@ -58,7 +58,6 @@ async def _cross_boundary(circle: Circle, collected: Collected, metrics: dict[st
     settle(run.ledger, selection, state.step)
     state.moments = selection.moments
     if "reward/mean" in metrics:  # something was answered
-        state.rewards.append(metrics["reward/mean"])
         state.first_lengths = [*state.first_lengths, metrics["rollout/length_mean"]][:BASELINE_STEPS]
     await circle.batches.settle(state.policy_version, {rollout.rollout_id for rollout in selection.rollouts})
     _mark_boundary(circle)
