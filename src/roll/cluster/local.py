@@ -6,7 +6,7 @@ A trainer's work runs in one thread of its own, so the controller's loop stays f
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from roll.cluster.engines import StartedEngines
 from roll.config.training import TRAINERS
 from roll.inference import EngineSpec, build_engine
-from roll.protocols import LossFn, TrainBackend, WorkerPool
+from roll.protocols import LossFn, StateKind, TrainBackend, WorkerPool
 from roll.types import AttentionRange, Output, Outputs, StepResult, TrainingBatch, WeightUpdate
 
 if TYPE_CHECKING:
@@ -98,6 +98,14 @@ class LocalTrainerGroup:
 
     async def export(self, path: Path) -> None:
         await self._call(self._backend.export, path)
+
+    async def offload(self, states: Collection[StateKind]) -> None:
+        """See `TrainBackend.offload`."""
+        await self._call(self._backend.offload, states)
+
+    async def reload(self, states: Collection[StateKind]) -> None:
+        """See `TrainBackend.reload`."""
+        await self._call(self._backend.reload, states)
 
     async def close(self) -> None:
         """Let the running call end, then free the thread."""

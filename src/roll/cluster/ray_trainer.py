@@ -12,7 +12,7 @@ import asyncio
 import contextlib
 import os
 import socket
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ from ray.exceptions import RayActorError, RayTaskError
 from roll.cluster.actor_log import log_into_the_run
 from roll.config.training import TRAINERS
 from roll.errors import WorkerDiedError
-from roll.protocols import LossFn, TrainBackend
+from roll.protocols import LossFn, StateKind, TrainBackend
 from roll.registry import import_object
 from roll.training import TrainerSpec
 from roll.types import AttentionRange, Output, Outputs, StepResult, TrainingBatch, WeightUpdate
@@ -151,6 +151,12 @@ class RayTrainerGroup:
 
     async def release(self, failed: bool) -> None:
         await self._first([actor.release.remote(failed) for actor in self._actors])
+
+    async def offload(self, states: Collection[StateKind]) -> None:
+        await self._call("offload", states)
+
+    async def reload(self, states: Collection[StateKind]) -> None:
+        await self._call("reload", states)
 
     async def close(self) -> None:
         """Free shared memory, then end every rank."""

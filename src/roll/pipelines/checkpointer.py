@@ -15,7 +15,7 @@ import asyncio
 import contextlib
 import shutil
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -57,6 +57,8 @@ class Checkpointer:
     """Seconds that only grow."""
     on_saved: Callable[[int, Path], object] | None = None
     """Is told the step and the directory of every new checkpoint."""
+    before_writing: Callable[[], Awaitable[None]] | None = None
+    """Brings trainers' states to where they can be written from."""
     _saved_at: float = field(init=False)
     _saved_step: int = field(init=False, default=-1)
 
@@ -90,6 +92,8 @@ class Checkpointer:
         return final
 
     async def _write(self, temporary: Path, final: Path, state_json: dict[str, Any], ledger_text: str) -> None:
+        if self.before_writing is not None:
+            await self.before_writing()
         temporary.mkdir(parents=True)
         await self.trainer.save(temporary / "trainer")
         for index, critic in enumerate(self.critics):

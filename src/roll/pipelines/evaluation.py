@@ -7,6 +7,7 @@ import logging
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
+from typing import Any
 
 from roll.cluster.base import open_cluster
 from roll.config.alarms import AlarmsConfig
@@ -31,7 +32,7 @@ logger = logging.getLogger(__name__)
 class Evaluator:
     """Says when a run's policy is measured, and does it."""
 
-    run: Run
+    run: Run[Any]
     """Whose policy it is."""
     live: LivePolicy
     """The engines that hold it."""
@@ -56,6 +57,7 @@ class Evaluator:
         """Evaluate now, while nothing else runs; whether it was due."""
         if not self.due:
             return False
+        await self.live.wake(self.run)
         with self.run.spans.phase("evaluate"):
             await self.run.stop.unless(self.evaluate())
         return True

@@ -20,8 +20,8 @@ from roll.config.load import resolved
 from roll.config.pipelines.rlvr import RLVRConfig
 from roll.models import load_tokenizer
 from roll.models.fingerprint import model_fingerprint, tokenizer_fingerprint
+from roll.pipelines.learning.state import LearningState
 from roll.pipelines.preparation import Prepared
-from roll.pipelines.state import RunState
 from roll.rollout import Batch, DataLedger, LifeCycle, LLMProxy, Transition
 from roll.rollout.proxy import OnStart
 from roll.tracking import Tracker
@@ -75,7 +75,7 @@ class Recorder:
         queued, ended = request.queued_s - self.origin, request.ended_s - self.origin
         self._requests.append(request._replace(queued_s=queued, started_s=started, ended_s=ended))
 
-    async def record(self, state: RunState, batch: Batch, demonstrations: Sequence[Rollout]) -> None:
+    async def record(self, state: LearningState, batch: Batch, demonstrations: Sequence[Rollout]) -> None:
         """A step is done, its boundary marked, its metrics not yet written.
 
         Raises:
@@ -91,7 +91,7 @@ class Recorder:
         with writing(self.tracker.run.path):
             self.writer.write(step)
 
-    def _step(self, state: RunState, batch: Batch, demonstrations: Sequence[Rollout]) -> RecordedStep:
+    def _step(self, state: LearningState, batch: Batch, demonstrations: Sequence[Rollout]) -> RecordedStep:
         proxy = self._proxy
         assert proxy is not None, "`listen` comes before the first step"
         opened = [self.ledger[draw_id] for draw_id in range(self._num_draws, state.num_draws)]
@@ -122,7 +122,7 @@ class Recorder:
         )
 
 
-def _pending(state: RunState) -> tuple[tuple[int, str, int], ...]:
+def _pending(state: LearningState) -> tuple[tuple[int, str, int], ...]:
     return tuple((draw_id, domain, position) for draw_id, domain, position in state.pending)
 
 
@@ -164,7 +164,7 @@ class RecordingProxy(LLMProxy):
 
 
 def open_recorder(
-    config: RLVRConfig, prepared: Prepared, state: RunState, tracker: Tracker, ledger: DataLedger
+    config: RLVRConfig, prepared: Prepared, state: LearningState, tracker: Tracker, ledger: DataLedger
 ) -> Recorder:
     """Begin to record; the run's directory was cut back to `state`.
 
@@ -178,7 +178,7 @@ def open_recorder(
         return Recorder(writer, session, now, state.policy_version, tracker, ledger)
 
 
-def session_of(config: RLVRConfig, prepared: Prepared, state: RunState) -> Session:
+def session_of(config: RLVRConfig, prepared: Prepared, state: LearningState) -> Session:
     """What a session's steps have in common; its number is the first."""
     return Session(
         number=1,

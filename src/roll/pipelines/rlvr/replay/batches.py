@@ -18,7 +18,7 @@ import numpy as np
 
 from roll.data import Data
 from roll.errors import CheckpointError, DataError
-from roll.pipelines.state import RunState
+from roll.pipelines.learning.state import LearningState
 from roll.rollout import Batch, Census, DataLedger
 from roll.tracking.recording import RecordedStep, Recording
 from roll.types import Group, Prompt, PromptDraw, Rollout, RolloutId
@@ -36,7 +36,7 @@ class RecordedBatches:
         ledger: in which draws are opened as they were.
     """
 
-    def __init__(self, recording: Recording, data: Data, state: RunState, ledger: DataLedger) -> None:
+    def __init__(self, recording: Recording, data: Data, state: LearningState, ledger: DataLedger) -> None:
         self._recording = recording
         self._data = data
         self._state = state
