@@ -1,6 +1,6 @@
 """Data and rewards that a script or a notebook gives as Python objects, and where they go.
 
-    config, data=rows, reward=function ──► a configuration whose `data` carry them (`PythonData`, `PythonReward`)
+    config, data=rows, reward=function ──► a configuration whose `data` carry them (`PythonTable`, `PythonReward`)
 
 No file keeps an object: the run directory holds the configuration without them, and a resumed run is given them again.
 Rows are then compared with the checkpoint by their fingerprint, like those of any source.
@@ -11,10 +11,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from roll.config.data import DataConfig, PythonData
+from roll.config.base import Section
 from roll.config.load import ConfigSource, Overrides, load_config, plain_tree
+from roll.config.pipelines import DEFAULT_PIPELINE, PIPELINES
 from roll.config.rewards import PythonReward
 from roll.config.run import RunConfig
+from roll.config.sources import PythonTable
+from roll.config.supervised import SupervisedConfig
 from roll.errors import ConfigError
 
 __all__ = ["Reward", "Rows", "load_given", "with_given"]
@@ -47,8 +50,8 @@ def load_given(
     tree = plain_tree(config)
     rows, held_out = _records(rows), _records(held_out)
     if rows is not None:
-        tree["data"] = _entries(tree.get("data"), rows, reward)
-    if reward is not None:
+        tree["data"] = _entries(tree.get("data"), rows, reward, scored=_is_scored(tree))
+    if reward is not None and _is_scored(tree):
         for entry in _data_of(tree):
             entry["reward"] = [_settings(part) for part in _parts(reward)]
     return with_given(load_config(tree, overrides), rows, held_out, reward)
@@ -62,11 +65,14 @@ def with_given(config: RunConfig, rows: Rows | None, held_out: Rows | None, rewa
     """
     rows, held_out = _records(rows), _records(held_out)
     functions = [function for part in _parts(reward) if (function := _function(part)) is not None]
-    entries: list[DataConfig] = []
+    entries: list[Section] = []
     used = False
     for entry in config.section("data", list):
-        entry = entry.model_copy(update={"reward": _filled(entry, functions)})
-        if rows is not None and isinstance(entry, PythonData) and entry.function is None:
+        if hasattr(entry, "reward"):
+            entry = entry.model_copy(update={"reward": _filled(entry, functions)})
+        elif reward is not None:
+            raise ConfigError(f"reward= was given, but the pipeline {config.pipeline} scores no answers: leave it out.")
+        if rows is not None and isinstance(entry, PythonTable) and entry.function is None:
             entry, used = entry.with_rows(rows, held_out), True
         entries.append(entry)
     if rows is not None and not used:
@@ -74,7 +80,7 @@ def with_given(config: RunConfig, rows: Rows | None, held_out: Rows | None, rewa
     return config.model_copy(update={"data": entries})
 
 
-def _filled(entry: DataConfig, functions: list[Callable[..., Any]]) -> list[Any]:
+def _filled(entry: Any, functions: list[Callable[..., Any]]) -> list[Any]:
     places = [part for part in entry.reward if isinstance(part, PythonReward) and part.function is None]
     if functions and len(places) != len(functions):
         raise ConfigError(
@@ -88,7 +94,7 @@ def _filled(entry: DataConfig, functions: list[Callable[..., Any]]) -> list[Any]
     ]
 
 
-def _entries(written: Any, rows: Rows, reward: Reward | None) -> list[Any]:
+def _entries(written: Any, rows: Rows, reward: Reward | None, *, scored: bool) -> list[Any]:
     """The sources, one of them for the rows."""
     places = [e for e in written if isinstance(e, dict) and e.get("source") == "python"] if _is_list(written) else []
     places = [entry for entry in places if entry.get("function") is None]
@@ -96,12 +102,20 @@ def _entries(written: Any, rows: Rows, reward: Reward | None) -> list[Any]:
         raise ConfigError("data= are the rows of one source, but several have `source: python`: leave one of them.")
     if places:
         return written
+    if not scored:
+        return [{"source": "python"}]
     if reward is None:
         raise ConfigError(
             "data= takes the place of the configuration's sources, so reward= has to say how their answers are scored: "
             "a function of (text, answer, metadata), or a reward's type such as 'math'."
         )
     return [{"source": "python", "answer_key": "answer" if _have_answers(rows) else None}]
+
+
+def _is_scored(tree: Mapping[str, Any]) -> bool:
+    """Whether the pipeline scores answers, or learns from its rows as they are."""
+    name = tree.get("pipeline", DEFAULT_PIPELINE)
+    return name not in PIPELINES or not issubclass(PIPELINES.get(name), SupervisedConfig)
 
 
 def _records(rows: Any) -> Any:
