@@ -14,7 +14,7 @@ from roll.pipelines.learning.measures import learning_metrics, mean_advantages
 from roll.pipelines.learning.updates import learn
 from roll.pipelines.rlvr.circle import Circle
 from roll.pipelines.rlvr.collecting import Collected, settle
-from roll.tracking.engine_trace import trace_engine_steps
+from roll.tracking.rollout_trace import trace_engine_steps
 
 __all__ = ["learn_from", "remember_verifiers"]
 

@@ -123,7 +123,7 @@ def _count_prompts(report: Report, config: RLVRConfig) -> None:
 
 def _look_at_tests(report: Report, config: RLVRConfig) -> None:
     if any(reward.needs_sandbox for entry in config.data for reward in entry.reward):
-        from roll.preflight.code_tests import notes_on_tests
+        from roll.preflight.rewards import notes_on_tests
 
         report.notes += notes_on_tests(config.data, config.sandbox, config.seed)
 
