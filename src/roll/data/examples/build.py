@@ -7,6 +7,7 @@ table ── structure of every row ──► examples ── with few of them: 
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeAlias, assert_never
@@ -20,9 +21,9 @@ from roll.config.examples import (
     PythonExamples,
 )
 from roll.data.chat import ChatRenderer
-from roll.data.examples.reading import ExampleKind, ExampleReader
+from roll.data.examples.reading import ExampleReader, Kind
 from roll.data.examples.report import BadRows, Report
-from roll.data.examples.samples import TOO_LONG, Rendering, UnusableExample
+from roll.data.examples.samples import TOO_LONG, Rendering, SkippedExample, UnusableExample
 from roll.data.examples.stream import ExampleStream
 from roll.data.examples.sums import ArithmeticExamplesSource, arithmetic_examples
 from roll.data.rows import RowItems, Table, split_rows
@@ -30,12 +31,14 @@ from roll.data.source import Interleaved
 from roll.data.stream import WeightedSource
 from roll.errors import DataError
 from roll.protocols import Items
-from roll.types import Example, ExampleDraw, TrainingBatch, TrainingSample
+from roll.types import Example, ExampleDraw, TrainingSample
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-__all__ = ["EAGER_CHECK", "Examples", "build_examples", "count_examples"]
+__all__ = ["EAGER_CHECK", "Examples", "build_examples", "num_examples"]
+
+logger = logging.getLogger(__name__)
 
 EAGER_CHECK = 20_000
 """With at most this many examples, all are rendered at once, so one that cannot be is known before training."""
@@ -57,31 +60,24 @@ class Examples:
     """By domain."""
     report: Report
 
-    def samples(self, draw: ExampleDraw) -> tuple[TrainingSample, ...] | str:
-        """The draw's samples; or why it is left out, where its source says that such examples are.
+    def samples(self, draw: ExampleDraw) -> tuple[TrainingSample, ...]:
+        """The draw's samples.
 
         Raises:
+            SkippedExample: it cannot be learnt from, and its source says that such examples are left out.
             UnusableExample: it cannot be learnt from, and is not to be left out.
         """
         config = self.settings[draw.example.domain]
         try:
             return self.rendering.samples(draw, config.too_long)[0]
         except UnusableExample as error:
-            if _left_out(config, error.reason):
-                return error.reason
-            raise UnusableExample(error.reason, f"example '{draw.uid}': {error}") from error
+            kind = SkippedExample if _left_out(config, error.reason) else UnusableExample
+            raise kind(error.reason, f"example '{draw.uid}': {error}") from error
 
     def evaluation(self, num_examples: int) -> list[ExampleDraw]:
         """The first so many held-out examples (all, where there are fewer), always the same ones."""
         chosen = [self.held_out[i] for i in range(min(num_examples, len(self.held_out)))]
         return [ExampleDraw(draw_id=i, example=example, position=-1) for i, example in enumerate(chosen)]
-
-    def held_out_batch(self, num_examples: int) -> TrainingBatch:
-        """The samples of these; without what is left out."""
-        found = [self.samples(draw) for draw in self.evaluation(num_examples)]
-        return TrainingBatch(
-            samples=tuple(sample for samples in found if not isinstance(samples, str) for sample in samples)
-        )
 
 
 @dataclass(kw_only=True, slots=True)
@@ -97,7 +93,7 @@ class _Loaded:
 
 def build_examples(
     configs: Sequence[ExampleDataConfig],
-    kind: ExampleKind,
+    kind: Kind,
     tokenizer: PreTrainedTokenizerBase,
     seed: int,
     max_tokens: int | None = None,
@@ -121,8 +117,8 @@ def build_examples(
     if len({config.weight is None for config in configs}) == 2:
         raise DataError("some data sources have a weight and others none: give every one a weight, or none of them.")
     loaded = list(_load(configs, kind, seed, rendering.renderer.special_in))
-    num_examples = sum(len(entry.training) + len(entry.held_out) for entry in loaded)
-    check = _Check(rendering=rendering, every=num_examples <= EAGER_CHECK)
+    total = sum(len(entry.training) + len(entry.held_out) for entry in loaded)
+    check = _Check(rendering=rendering, every=total <= EAGER_CHECK)
     for entry in loaded:
         entry.training, entry.held_out = check.usable(entry, entry.training), check.usable(entry, entry.held_out)
     _refuse_bad_rows(loaded)
@@ -135,33 +131,36 @@ def build_examples(
         )
         for entry in loaded
     ]
+    report = Report(
+        bad={entry.domain: entry.bad for entry in loaded},
+        longest=check.longest if check.every else None,
+        num_tokens=check.num_learnt / max(check.num_rendered, 1),
+        num_cut=check.num_cut,
+    )
+    if lines := list(report.lines()):
+        logger.warning("%s", "\n".join(lines))
     return Examples(
         train=ExampleStream(sources, seed),
         held_out=Interleaved([entry.held_out for entry in loaded]),
         rendering=rendering,
         settings={entry.domain: entry.config for entry in loaded},
-        report=Report(
-            bad={entry.domain: entry.bad for entry in loaded},
-            longest=check.longest if check.every else None,
-            num_tokens=check.num_learnt / max(check.num_rendered, 1),
-            num_cut=check.num_cut,
-        ),
+        report=report,
     )
 
 
-def count_examples(configs: Sequence[ExampleDataConfig], kind: ExampleKind, seed: int) -> int:
-    """Examples to train on, as far as that can be said without the model's tokenizer.
+def num_examples(
+    configs: Sequence[ExampleDataConfig], kind: Kind, tokenizer: PreTrainedTokenizerBase, seed: int
+) -> int:
+    """How many examples there are to train on, whose rows are well formed; nothing is rendered.
 
     Raises:
-        DataError: a source cannot be read or is empty, or rows cannot be learnt from; names all of them.
+        DataError: a source cannot be read or is empty.
     """
-    loaded = list(_load(configs, kind, seed, lambda text: None))
-    _refuse_bad_rows(loaded)
-    return sum(len(entry.training) for entry in loaded)
+    return sum(len(entry.training) for entry in _load(configs, kind, seed, ChatRenderer(tokenizer).special_in))
 
 
 def _load(
-    configs: Sequence[ExampleDataConfig], kind: ExampleKind, seed: int, special_in: Callable[[str], str | None]
+    configs: Sequence[ExampleDataConfig], kind: Kind, seed: int, special_in: Callable[[str], str | None]
 ) -> Iterator[_Loaded]:
     for config in configs:
         domain, bad = config.domain or config.source, BadRows()

@@ -7,16 +7,16 @@ from contextlib import AsyncExitStack
 
 from roll.cluster.base import open_cluster
 from roll.config.supervised import SupervisedConfig
-from roll.data.examples import ExampleKind
+from roll.data.examples import Kind
 from roll.errors import DataError
-from roll.pipelines.supervised.preparation import prepare
+from roll.pipelines.supervised.preparation import held_out_batch, prepare
 from roll.protocols import LossFn
 from roll.training import TrainerSpec
 
 __all__ = ["measure_model"]
 
 
-async def measure_model(config: SupervisedConfig, *, kind: ExampleKind, loss: LossFn) -> dict[str, float]:
+async def measure_model(config: SupervisedConfig, *, kind: Kind, loss: LossFn) -> dict[str, float]:
     """The loss of the configuration's model, and the loss's metrics, under `eval/…`.
 
     Raises:
@@ -25,7 +25,7 @@ async def measure_model(config: SupervisedConfig, *, kind: ExampleKind, loss: Lo
     prepared = await asyncio.to_thread(prepare, config, kind)
     if not prepared.examples.held_out:
         raise DataError("no source holds examples out: set `held_out`, a held-out file, or a held-out split.")
-    batch = await asyncio.to_thread(prepared.examples.held_out_batch, config.evaluation.num_examples)
+    batch = await asyncio.to_thread(held_out_batch, config, prepared.examples)
     spec = TrainerSpec(
         model_path=str(prepared.model_path),
         model=config.model.model_copy(update={"lora": None}),

@@ -11,7 +11,7 @@ import pytest
 from transformers import PreTrainedTokenizerBase
 
 from roll.config.examples import ArithmeticExamples, FileExamples
-from roll.data.examples import ExampleKind, Examples, build_examples
+from roll.data.examples import Examples, Kind, build_examples
 from roll.errors import DataError
 from roll.models import load_tokenizer
 from roll.types import TrainingSample
@@ -32,9 +32,7 @@ CHAT = "<|im_start|>user\n1 + 1?<|im_end|>\n<|im_start|>assistant\n"
 
 
 def first_samples(examples: Examples) -> tuple[TrainingSample, ...]:
-    samples = examples.samples(examples.train.draw(1)[0])
-    assert not isinstance(samples, str), samples
-    return samples
+    return examples.samples(examples.train.draw(1)[0])
 
 
 class World:
@@ -43,13 +41,13 @@ class World:
     def __init__(self, tokenizer: PreTrainedTokenizerBase, path: Path) -> None:
         self.tokenizer, self.path = tokenizer, path
 
-    def examples(self, rows: Iterable[Any], kind: ExampleKind = "supervised", **settings: Any) -> Examples:
+    def examples(self, rows: Iterable[Any], kind: Kind = "supervised", **settings: Any) -> Examples:
         own = {key: settings.pop(key) for key in ("max_tokens", "score_at_end") if key in settings}
         path = write(self.path / "rows.jsonl", rows)
         config = FileExamples(**{"source": "file", "path": path, "held_out": 0, **settings})
         return build_examples([config], kind, self.tokenizer, 0, **own)
 
-    def texts(self, row: Any, kind: ExampleKind = "supervised", **settings: Any) -> list[tuple[str, str]]:
+    def texts(self, row: Any, kind: Kind = "supervised", **settings: Any) -> list[tuple[str, str]]:
         """Of the samples of one row: what is not learnt before the first learnt token, and what is learnt."""
         examples = self.examples([row], kind, **settings)
         texts = []
@@ -59,7 +57,7 @@ class World:
             texts.append((self.tokenizer.decode(sample.token_ids[:first]), self.tokenizer.decode(learnt)))
         return texts
 
-    def refusal(self, rows: Iterable[Any], kind: ExampleKind = "supervised", **settings: Any) -> str:
+    def refusal(self, rows: Iterable[Any], kind: Kind = "supervised", **settings: Any) -> str:
         with pytest.raises(DataError) as caught:
             self.examples(rows, kind, **settings)
         return str(caught.value)
