@@ -49,6 +49,11 @@ def load_given(
     if rows is None and reward is None:
         return load_config(config, overrides)
     tree = plain_tree(config)
+    if reward is not None and _learns_from_examples(tree):
+        raise ConfigError(
+            f"reward= says how answers are scored, but the pipeline {tree['pipeline']} learns from examples and scores "
+            "nothing: leave it out."
+        )
     rows, held_out = _records(rows), _records(held_out)
     if rows is not None:
         tree["data"] = _entries(tree, rows, reward)
