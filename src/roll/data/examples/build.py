@@ -21,9 +21,9 @@ from roll.config.examples import (
 )
 from roll.data.chat import ChatRenderer
 from roll.data.examples.checking import Check, Source, left_out
-from roll.data.examples.reading import ExampleReader, Kind
+from roll.data.examples.reading import ExampleKind, ExampleReader
 from roll.data.examples.report import BadRows, Report
-from roll.data.examples.samples import Rendering, SkippedExample, UnusableExample
+from roll.data.examples.samples import Rendering, UnusableExample
 from roll.data.examples.stream import ExampleStream
 from roll.data.examples.sums import arithmetic_examples
 from roll.data.rows import Table, split_rows
@@ -36,7 +36,7 @@ from roll.types import Example, ExampleDraw, TrainingSample
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-__all__ = ["EAGER_CHECK", "Examples", "build_examples", "num_examples"]
+__all__ = ["EAGER_CHECK", "Examples", "build_examples", "count_examples"]
 
 logger = logging.getLogger(__name__)
 
@@ -56,19 +56,19 @@ class Examples:
     """By domain."""
     report: Report
 
-    def samples(self, draw: ExampleDraw) -> tuple[TrainingSample, ...]:
-        """The draw's samples.
+    def samples(self, draw: ExampleDraw) -> tuple[TrainingSample, ...] | str:
+        """The draw's samples; or why it is left out, where its source says that such examples are.
 
         Raises:
-            SkippedExample: it cannot be learnt from, and its source says that such examples are left out.
             UnusableExample: it cannot be learnt from, and is not to be left out.
         """
         config = self.settings[draw.example.domain]
         try:
             return self.rendering.samples(draw, config.too_long)[0]
         except UnusableExample as error:
-            kind = SkippedExample if left_out(config, error.reason) else UnusableExample
-            raise kind(error.reason, f"example '{draw.uid}': {error}") from error
+            if left_out(config, error.reason):
+                return error.reason
+            raise UnusableExample(error.reason, f"example '{draw.uid}': {error}") from error
 
     def evaluation(self, num_examples: int) -> list[ExampleDraw]:
         """The first so many held-out examples (all, where there are fewer), always the same ones."""
@@ -89,7 +89,7 @@ class _Loaded:
 
 def build_examples(
     configs: Sequence[ExampleDataConfig],
-    kind: Kind,
+    kind: ExampleKind,
     tokenizer: PreTrainedTokenizerBase,
     seed: int,
     max_tokens: int | None = None,
@@ -141,19 +141,19 @@ def build_examples(
     )
 
 
-def num_examples(
-    configs: Sequence[ExampleDataConfig], kind: Kind, tokenizer: PreTrainedTokenizerBase, seed: int
-) -> int:
-    """How many examples there are to train on, whose rows are well formed; nothing is rendered.
+def count_examples(configs: Sequence[ExampleDataConfig], kind: ExampleKind, seed: int) -> int:
+    """Examples to train on, as far as that can be said without the model's tokenizer.
 
     Raises:
-        DataError: a source cannot be read or is empty.
+        DataError: a source cannot be read or is empty, or rows cannot be learnt from; names all of them.
     """
-    return sum(len(entry.training) for entry in _load(configs, kind, seed, ChatRenderer(tokenizer).special_in))
+    loaded = list(_load(configs, kind, seed, lambda text: None))
+    _refuse_bad_rows(loaded)
+    return sum(len(entry.training) for entry in loaded)
 
 
 def _load(
-    configs: Sequence[ExampleDataConfig], kind: Kind, seed: int, special_in: Callable[[str], str | None]
+    configs: Sequence[ExampleDataConfig], kind: ExampleKind, seed: int, special_in: Callable[[str], str | None]
 ) -> Iterator[_Loaded]:
     for config in configs:
         domain, bad = config.domain or config.source, BadRows()

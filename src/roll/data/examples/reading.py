@@ -15,9 +15,9 @@ from roll.data.examples.report import BadRows
 from roll.errors import DataError
 from roll.types import Conversation, Example
 
-__all__ = ["ExampleReader", "Kind"]
+__all__ = ["ExampleKind", "ExampleReader"]
 
-Kind: TypeAlias = Literal["supervised", "pair", "labelled", "scored"]
+ExampleKind: TypeAlias = Literal["supervised", "pair", "labelled", "scored"]
 """One conversation; two answers to the same, the preferred one first; one answer and whether it is wanted; one answer
 and its score."""
 
@@ -34,7 +34,7 @@ class ExampleReader:
         self,
         config: ExampleColumns,
         domain: str,
-        kind: Kind,
+        kind: ExampleKind,
         special_in: Callable[[str], str | None],
         bad: BadRows,
     ) -> None:
@@ -100,7 +100,7 @@ class ExampleReader:
         return None
 
 
-def _single(row: Row, config: ExampleColumns, where: str, kind: Kind) -> Conversation:
+def _single(row: Row, config: ExampleColumns, where: str, kind: ExampleKind) -> Conversation:
     conversation = conversation_of_row(row, config, where)
     if kind == "supervised" or conversation.text is not None or conversation.num_given:
         return conversation

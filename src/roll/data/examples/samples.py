@@ -11,7 +11,7 @@ from roll.data.chat import ChatRenderer
 from roll.errors import DataError
 from roll.types import BoolArray, Conversation, ExampleDraw, IntArray, TrainingSample
 
-__all__ = ["TOO_LONG", "Rendering", "SkippedExample", "UnusableExample", "samples_of"]
+__all__ = ["TOO_LONG", "Rendering", "UnusableExample", "samples_of"]
 
 TOO_LONG = "too long"
 Tokens = tuple[IntArray, BoolArray]
@@ -24,10 +24,6 @@ class UnusableExample(DataError):
     def __init__(self, reason: str, message: str) -> None:
         super().__init__(message)
         self.reason = reason
-
-
-class SkippedExample(UnusableExample):
-    """One that is left out, as its source says."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

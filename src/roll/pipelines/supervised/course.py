@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 
 from roll.config.supervised import SupervisedConfig, SupervisedTraining
-from roll.data.examples import Examples, SkippedExample
+from roll.data.examples import Examples
 from roll.pipelines.learner import Learner, update
 from roll.pipelines.learning.alarms import check_alarms
 from roll.pipelines.learning.measures import training_metrics
@@ -67,10 +67,11 @@ class Course:
         samples: list[TrainingSample] = []
         left_out: dict[int, str] = {}
         for draw in draws:
-            try:
-                samples += self.examples.samples(draw)
-            except SkippedExample as error:
-                left_out[draw.draw_id] = error.reason
+            found = self.examples.samples(draw)
+            if isinstance(found, str):
+                left_out[draw.draw_id] = found
+            else:
+                samples += found
         return Drawn(draws=draws, samples=tuple(samples), left_out=left_out)
 
     async def learn(self, drawn: Drawn, loss: LossFn) -> StepResult | None:

@@ -7,7 +7,7 @@ from contextlib import AsyncExitStack
 
 from roll.cluster.base import open_cluster
 from roll.config.supervised import SupervisedConfig
-from roll.data.examples import Kind
+from roll.data.examples import ExampleKind
 from roll.errors import DataError
 from roll.pipelines.supervised.preparation import held_out_batch, prepare
 from roll.protocols import LossFn
@@ -16,7 +16,7 @@ from roll.training import TrainerSpec
 __all__ = ["measure_model"]
 
 
-async def measure_model(config: SupervisedConfig, *, kind: Kind, loss: LossFn) -> dict[str, float]:
+async def measure_model(config: SupervisedConfig, *, kind: ExampleKind, loss: LossFn) -> dict[str, float]:
     """The loss of the configuration's model, and the loss's metrics, under `eval/…`.
 
     Raises:

@@ -17,7 +17,7 @@ from roll.config.examples import (
     HuggingFaceExamples,
     PythonExamples,
 )
-from roll.data.examples import Examples, Kind, build_examples
+from roll.data.examples import ExampleKind, Examples, build_examples
 from roll.errors import DataError
 from roll.models import load_tokenizer
 from roll.types import TrainingSample
@@ -38,7 +38,9 @@ CHAT = "<|im_start|>user\n1 + 1?<|im_end|>\n<|im_start|>assistant\n"
 
 
 def first_samples(examples: Examples) -> tuple[TrainingSample, ...]:
-    return examples.samples(examples.train.draw(1)[0])
+    samples = examples.samples(examples.train.draw(1)[0])
+    assert not isinstance(samples, str), samples
+    return samples
 
 
 class World:
@@ -47,13 +49,13 @@ class World:
     def __init__(self, tokenizer: PreTrainedTokenizerBase, path: Path) -> None:
         self.tokenizer, self.path = tokenizer, path
 
-    def examples(self, rows: Iterable[Any], kind: Kind = "supervised", **settings: Any) -> Examples:
+    def examples(self, rows: Iterable[Any], kind: ExampleKind = "supervised", **settings: Any) -> Examples:
         own = {key: settings.pop(key) for key in ("max_tokens", "score_at_end") if key in settings}
         path = write(self.path / "rows.jsonl", rows)
         config = FileExamples(**{"source": "file", "path": path, "held_out": 0, **settings})
         return build_examples([config], kind, self.tokenizer, 0, **own)
 
-    def texts(self, row: Any, kind: Kind = "supervised", **settings: Any) -> list[tuple[str, str]]:
+    def texts(self, row: Any, kind: ExampleKind = "supervised", **settings: Any) -> list[tuple[str, str]]:
         """Of the samples of one row: what is not learnt before the first learnt token, and what is learnt."""
         examples = self.examples([row], kind, **settings)
         texts = []
@@ -63,7 +65,7 @@ class World:
             texts.append((self.tokenizer.decode(sample.token_ids[:first]), self.tokenizer.decode(learnt)))
         return texts
 
-    def refusal(self, rows: Iterable[Any], kind: Kind = "supervised", **settings: Any) -> str:
+    def refusal(self, rows: Iterable[Any], kind: ExampleKind = "supervised", **settings: Any) -> str:
         with pytest.raises(DataError) as caught:
             self.examples(rows, kind, **settings)
         return str(caught.value)
@@ -201,7 +203,7 @@ def test_of_a_whole_conversation_the_last_answer_is_judged(world: World) -> None
 
 
 @pytest.mark.parametrize("kind", ["pair", "scored"])
-def test_a_score_is_read_after_the_last_token(world: World, kind: Kind) -> None:
+def test_a_score_is_read_after_the_last_token(world: World, kind: ExampleKind) -> None:
     row = {"prompt": "1 + 1?", "completion": "2", "score": 2, "chosen": "2", "rejected": "3", "margin": None}
     scored = first_samples(world.examples([row], kind, score_at_end=True))
     plain = first_samples(world.examples([row], kind))
