@@ -167,5 +167,5 @@ def test_rows_may_be_python_objects(tmp_path: Path, tiny_model: Path) -> None:
     rows = [{"prompt": f"Say {word}.", "completion": word} for word in ("ab", "ba", "cab")]
     summary = roll.train(plain, data=rows, held_out=[{"prompt": "Say abc.", "completion": "abc"}])
     assert summary.score_after is not None and summary.num_steps == 3
-    with pytest.raises(ConfigError, match=r"reward= was given, but the pipeline sft scores no answers"):
+    with pytest.raises(ConfigError, match=r"the pipeline sft learns from examples and scores"):
         roll.train({**plain, "name": "other"}, data=rows, reward="math")

@@ -1,6 +1,6 @@
 """Data and rewards that a script or a notebook gives as Python objects, and where they go.
 
-    config, data=rows, reward=function ──► a configuration whose `data` carry them (`PythonTable`, `PythonReward`)
+    config, data=rows, reward=function ──► a configuration whose `data` carry them (`PythonData`, `PythonReward`)
 
 No file keeps an object: the run directory holds the configuration without them, and a resumed run is given them again.
 Rows are then compared with the checkpoint by their fingerprint, like those of any source.
@@ -11,7 +11,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from roll.config.base import Section
+from roll.config.data import DataConfig
+from roll.config.examples import ExampleDataConfig
 from roll.config.load import ConfigSource, Overrides, load_config, plain_tree
 from roll.config.pipelines import DEFAULT_PIPELINE, PIPELINES
 from roll.config.rewards import PythonReward
@@ -23,7 +24,7 @@ from roll.errors import ConfigError
 __all__ = ["Reward", "Rows", "load_given", "with_given"]
 
 Rows = Iterable[Any]
-"""Dictionaries with a prompt and, where rewards need it, an answer; or texts."""
+"""Dictionaries with a prompt and, where rewards need it, an answer; or texts. Examples are rows as files have them."""
 Reward = Any
 """A function `(text, answer, metadata) -> float`, a reward's type or settings, or a list of these."""
 
@@ -48,10 +49,15 @@ def load_given(
     if rows is None and reward is None:
         return load_config(config, overrides)
     tree = plain_tree(config)
+    if reward is not None and _learns_from_examples(tree):
+        raise ConfigError(
+            f"reward= says how answers are scored, but the pipeline {tree['pipeline']} learns from examples and scores "
+            "nothing: leave it out."
+        )
     rows, held_out = _records(rows), _records(held_out)
     if rows is not None:
-        tree["data"] = _entries(tree.get("data"), rows, reward, scored=_is_scored(tree))
-    if reward is not None and _is_scored(tree):
+        tree["data"] = _entries(tree, rows, reward)
+    if reward is not None:
         for entry in _data_of(tree):
             entry["reward"] = [_settings(part) for part in _parts(reward)]
     return with_given(load_config(tree, overrides), rows, held_out, reward)
@@ -65,13 +71,11 @@ def with_given(config: RunConfig, rows: Rows | None, held_out: Rows | None, rewa
     """
     rows, held_out = _records(rows), _records(held_out)
     functions = [function for part in _parts(reward) if (function := _function(part)) is not None]
-    entries: list[Section] = []
+    entries: list[DataConfig | ExampleDataConfig] = []
     used = False
     for entry in config.section("data", list):
         if hasattr(entry, "reward"):
             entry = entry.model_copy(update={"reward": _filled(entry, functions)})
-        elif reward is not None:
-            raise ConfigError(f"reward= was given, but the pipeline {config.pipeline} scores no answers: leave it out.")
         if rows is not None and isinstance(entry, PythonTable) and entry.function is None:
             entry, used = entry.with_rows(rows, held_out), True
         entries.append(entry)
@@ -80,7 +84,7 @@ def with_given(config: RunConfig, rows: Rows | None, held_out: Rows | None, rewa
     return config.model_copy(update={"data": entries})
 
 
-def _filled(entry: Any, functions: list[Callable[..., Any]]) -> list[Any]:
+def _filled(entry: DataConfig, functions: list[Callable[..., Any]]) -> list[Any]:
     places = [part for part in entry.reward if isinstance(part, PythonReward) and part.function is None]
     if functions and len(places) != len(functions):
         raise ConfigError(
@@ -94,15 +98,16 @@ def _filled(entry: Any, functions: list[Callable[..., Any]]) -> list[Any]:
     ]
 
 
-def _entries(written: Any, rows: Rows, reward: Reward | None, *, scored: bool) -> list[Any]:
+def _entries(tree: dict[str, Any], rows: Rows, reward: Reward | None) -> list[Any]:
     """The sources, one of them for the rows."""
+    written: Any = tree.get("data")
     places = [e for e in written if isinstance(e, dict) and e.get("source") == "python"] if _is_list(written) else []
     places = [entry for entry in places if entry.get("function") is None]
     if len(places) > 1:
         raise ConfigError("data= are the rows of one source, but several have `source: python`: leave one of them.")
     if places:
         return written
-    if not scored:
+    if _learns_from_examples(tree):
         return [{"source": "python"}]
     if reward is None:
         raise ConfigError(
@@ -112,10 +117,9 @@ def _entries(written: Any, rows: Rows, reward: Reward | None, *, scored: bool) -
     return [{"source": "python", "answer_key": "answer" if _have_answers(rows) else None}]
 
 
-def _is_scored(tree: Mapping[str, Any]) -> bool:
-    """Whether the pipeline scores answers, or learns from its rows as they are."""
+def _learns_from_examples(tree: dict[str, Any]) -> bool:
     name = tree.get("pipeline", DEFAULT_PIPELINE)
-    return name not in PIPELINES or not issubclass(PIPELINES.get(name), SupervisedConfig)
+    return name in PIPELINES and issubclass(PIPELINES.get(name), SupervisedConfig)
 
 
 def _records(rows: Any) -> Any:
