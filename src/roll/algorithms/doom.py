@@ -31,7 +31,9 @@ def is_doomed(
         rewards: those that are known.
         missing: how many are not; with none, the filters themselves decide.
         reward_range: lowest and highest possible reward.
-        min_mean: see `reason_to_leave_out`, as for the next two.
+        min_mean: see `reason_to_leave_out`.
+        max_mean: see `reason_to_leave_out`.
+        min_std: see `reason_to_leave_out`.
     """
     if missing <= 0:
         return False

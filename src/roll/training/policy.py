@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from roll.errors import ModelError
 from roll.training.attention import Observer
 from roll.training.distributions import Predictions, Projection, token_statistics
-from roll.training.hidden import final_hidden
+from roll.training.hidden_states import final_hidden_states
 from roll.training.layout import PackedLayout
 from roll.training.lora import adapters_off
 from roll.training.value import new_value_head, values_of
@@ -132,4 +132,4 @@ class PolicyNetwork(nn.Module):
 def _project(model: Any, layout: PackedLayout, observer: Observer | None = None) -> Projection:
     """Hidden states at the layout's predictions, and the projection to the vocabulary."""
     weight = model.get_output_embeddings().weight
-    return Projection(final_hidden(model.get_decoder(), layout, weight.device, weight.dtype, observer), weight)
+    return Projection(final_hidden_states(model.get_decoder(), layout, weight.device, weight.dtype, observer), weight)

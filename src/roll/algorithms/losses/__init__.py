@@ -1,9 +1,9 @@
 """Losses: `roll.protocols.LossFn`s, from `LossInputs` to `LossOutputs`."""
 
 from roll.algorithms.losses.credited import CreditedLoss
-from roll.algorithms.losses.own import OwnLoss
 from roll.algorithms.losses.policy import PolicyLoss
-from roll.algorithms.losses.shared import SharedLoss
+from roll.algorithms.losses.policy_and_value import PolicyAndValueLoss
+from roll.algorithms.losses.user_function import UserLoss
 from roll.algorithms.losses.value import ValueLoss
 
-__all__ = ["CreditedLoss", "OwnLoss", "PolicyLoss", "SharedLoss", "ValueLoss"]
+__all__ = ["CreditedLoss", "PolicyAndValueLoss", "PolicyLoss", "UserLoss", "ValueLoss"]

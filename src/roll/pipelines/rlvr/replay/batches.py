@@ -43,7 +43,7 @@ class RecordedBatches:
         self._ledger = ledger
         self._current: RecordedStep | None = None
         self.demonstrations: tuple[Rollout, ...] = ()
-        """Of the last batch's prompts."""
+        """What experts answered to prompts of the last batch."""
 
     async def next_batch(self) -> Batch:
         """The batch of the step after the state's.

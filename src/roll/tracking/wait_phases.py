@@ -17,12 +17,12 @@ from roll.tracking.rollout_trace import Move
 from roll.tracking.spans import Spans
 from roll.types import RolloutId
 
-__all__ = ["Stages"]
+__all__ = ["WaitPhases"]
 
 _WAITING = ("queued", "generating")
 
 
-class Stages:
+class WaitPhases:
     """Divides a phase of `spans` by what rollouts do meanwhile.
 
     Args:
