@@ -102,6 +102,7 @@ def inputs_of(batch: TrainingBatch) -> LossInputs:
         sequence_lengths=lengths.float(),
         num_tokens=float(total),
         num_sequences=float(len(lengths)),
+        num_units=float(len(lengths)),
         max_lengths=torch.full((len(lengths),), float(ANSWER[1])),
         attention=tuple(SequenceAttention(own, s.loss_mask) for own, s in zip(seen, batch.samples, strict=True)),
         entropy=noise[4].abs().requires_grad_(),

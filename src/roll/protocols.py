@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias, runtime_checkable
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias, TypeVar, runtime_checkable
 
 from roll.types import (
     AttentionRange,
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from roll.algorithms.inputs import LossInputs, LossOutputs
 
 PauseMode: TypeAlias = Literal["keep", "abort", "drain"]
+Item_co = TypeVar("Item_co", covariant=True)
 StateKind: TypeAlias = Literal["parameters", "optimizer"]
 """Of a trainer: the network, and what updates alone need beside it."""
 
@@ -152,20 +153,31 @@ class TrainBackend(Protocol):
         ...
 
     def forward(
-        self, batch: TrainingBatch, outputs: Outputs, *, attention: AttentionRange | None = None, adapter: bool = True
+        self,
+        batch: TrainingBatch,
+        outputs: Outputs,
+        *,
+        attention: AttentionRange | None = None,
+        num_top: int | None = None,
+        adapter: bool = True,
     ) -> Mapping[Output, list[Any]]:
         """What the current weights say of a batch, in one pass without a gradient: for each output a list by sample.
 
         Args:
             batch: its tokens, where answers begin (`prefix_length`), and which tokens the loss counts.
             outputs: what is asked for. Log-probs are those under the batch's temperature, with 0 as the first entry;
-                values are 0 where the loss does not count.
+                values and the likeliest tokens are 0 where the loss does not count.
+            num_top: how many of the likeliest tokens, where `top_logprobs` is asked for.
             attention: distances that count, where `attention` is asked for; see `roll.algorithms.credit`.
             adapter: false leaves LoRA adapters out: the policy as it was before training.
 
         Raises:
             UnsupportedError: the role's network does not give an output.
         """
+        ...
+
+    def measure(self, batch: TrainingBatch, loss: LossFn) -> StepResult:
+        """What a loss and its metrics are under the current weights; changes nothing."""
         ...
 
     def weights(self) -> WeightSource:
@@ -211,8 +223,16 @@ class TrainerGroup(Protocol):
     async def train_step(self, batch: TrainingBatch, loss: LossFn) -> StepResult: ...
 
     async def forward(
-        self, batch: TrainingBatch, outputs: Outputs, *, attention: AttentionRange | None = None, adapter: bool = True
+        self,
+        batch: TrainingBatch,
+        outputs: Outputs,
+        *,
+        attention: AttentionRange | None = None,
+        num_top: int | None = None,
+        adapter: bool = True,
     ) -> Mapping[Output, list[Any]]: ...
+
+    async def measure(self, batch: TrainingBatch, loss: LossFn) -> StepResult: ...
 
     async def send_weights(
         self, policy_version: int, transport: str, deliver: Callable[[WeightUpdate], Awaitable[None]]
@@ -258,6 +278,18 @@ class Reward(Protocol):
     async def __call__(self, rollout: Rollout) -> RewardResult: ...
 
 
+class Draw(Protocol):
+    """One use of something in the data, as the ledger knows it."""
+
+    @property
+    def draw_id(self) -> int: ...
+
+    @property
+    def uid(self) -> str:
+        """Of what was drawn, the same whenever it is drawn again."""
+        ...
+
+
 @runtime_checkable
 class WorkerPool(Protocol):
     """Processes that run plain functions away from the controller; `cluster/` has the Ray one."""
@@ -286,9 +318,12 @@ class WorkerPool(Protocol):
 
 
 @runtime_checkable
-class PromptSource(Protocol):
-    """A finite, ordered, indexable set of prompts; order and content depend on its settings alone."""
+class Items(Protocol[Item_co]):
+    """A finite, ordered, indexable set of prompts or examples; order and content depend on its settings alone."""
 
     def __len__(self) -> int: ...
 
-    def __getitem__(self, index: int) -> Prompt: ...
+    def __getitem__(self, index: int) -> Item_co: ...
+
+
+PromptSource: TypeAlias = Items[Prompt]

@@ -43,6 +43,12 @@ class LossInputs:
     """Loss tokens of the global batch."""
     num_sequences: float
     """Sequences of the global batch that have a loss token."""
+    num_units: float
+    """Units (groups, pairs) of the global batch that have a loss token."""
+    num_preferred: float = 0.0
+    """Preferred sequences of the global batch that have a loss token."""
+    num_preferred_tokens: float = 0.0
+    """Their loss tokens."""
     max_lengths: Tensor
     """[S] float32: the longest possible answer to each sequence's prompt, for constant-length aggregation."""
     unit_ids: Tensor | None = None
@@ -75,6 +81,18 @@ class LossInputs:
     """[N] float32, of the critic before the update."""
     returns: Tensor | None = None
     """[N] float32, what the critic should say."""
+    preferred: Tensor | None = None
+    """[S] bool: a sequence is the better one of its pair; alone, it is wanted."""
+    targets: Tensor | None = None
+    """[S] float32: the margin of its pair, or the score that a reward model should give."""
+    teacher_logprobs: Tensor | None = None
+    """[N] float32, of the model that is imitated."""
+    divergence: Tensor | None = None
+    """[N] float32, of the policy from a teacher over the vocabulary, with gradient; where the loss asks for it."""
+    teacher_top_logprobs: Tensor | None = None
+    """[N, k] float32, of the likeliest tokens of the model that is imitated."""
+    top_logprobs: Tensor | None = None
+    """[N, k] float32, of the same tokens, of the current policy, with gradient; where the loss asks for it."""
 
     def need(self, name: str) -> Tensor:
         """The column of this name, for a loss that cannot do without it.

@@ -13,14 +13,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from roll.cluster.engines import StartedEngines
-from roll.config.cluster import ClusterConfig, RoleDevices
 from roll.config.training import TRAINERS
 from roll.inference import EngineSpec, build_engine
 from roll.protocols import LossFn, StateKind, TrainBackend, WorkerPool
 from roll.types import AttentionRange, Output, Outputs, StepResult, TrainingBatch, WeightUpdate
 
 if TYPE_CHECKING:
-    from roll.tracking import RunDirectory
     from roll.training import TrainerSpec
     from roll.weights import Sender
 
@@ -57,19 +55,29 @@ class LocalTrainerGroup:
         return await asyncio.get_running_loop().run_in_executor(self._thread, lambda: function(*args))
 
     async def train_step(self, batch: TrainingBatch, loss: LossFn) -> StepResult:
-        """See `TrainBackend.train_step`."""
+        """See `TrainBackend`; so for all that follow."""
         return await self._call(self._backend.train_step, batch, loss)
 
     async def forward(
-        self, batch: TrainingBatch, outputs: Outputs, *, attention: AttentionRange | None = None, adapter: bool = True
+        self,
+        batch: TrainingBatch,
+        outputs: Outputs,
+        *,
+        attention: AttentionRange | None = None,
+        num_top: int | None = None,
+        adapter: bool = True,
     ) -> Mapping[Output, list[Any]]:
         """See `TrainBackend.forward`."""
-        return await self._call(lambda: self._backend.forward(batch, outputs, attention=attention, adapter=adapter))
+        how: dict[str, Any] = {"attention": attention, "num_top": num_top, "adapter": adapter}
+        return await self._call(lambda: self._backend.forward(batch, outputs, **how))
+
+    async def measure(self, batch: TrainingBatch, loss: LossFn) -> StepResult:
+        """See `TrainBackend.measure`."""
+        return await self._call(self._backend.measure, batch, loss)
 
     async def send_weights(
         self, policy_version: int, transport: str, deliver: Callable[[WeightUpdate], Awaitable[None]]
     ) -> Mapping[str, int]:
-        """See `TrainerGroup.send_weights`."""
         from roll.weights import Sender, send_weights
 
         self._sender = self._sender or Sender()
@@ -83,15 +91,12 @@ class LocalTrainerGroup:
         )
 
     async def save(self, path: Path) -> None:
-        """See `TrainBackend.save`."""
         await self._call(self._backend.save, path)
 
     async def load(self, path: Path) -> None:
-        """See `TrainBackend.load`."""
         await self._call(self._backend.load, path)
 
     async def export(self, path: Path) -> None:
-        """See `TrainBackend.export`."""
         await self._call(self._backend.export, path)
 
     async def offload(self, states: Collection[StateKind]) -> None:
@@ -110,32 +115,26 @@ class LocalTrainerGroup:
 
 
 class LocalCluster:
-    """This process; implements `Cluster`."""
+    """This process, whatever the configuration says; implements `Cluster`."""
+
+    def __init__(self, *_: object) -> None:
+        """`CLUSTERS` hands the same arguments to every kind of cluster."""
 
     async def start_trainer(self, spec: TrainerSpec, role: str) -> LocalTrainerGroup:
-        """See `Cluster.start_trainer`."""
+        """See `Cluster`; so for all that follow."""
         return await LocalTrainerGroup.start(spec)
 
     async def start_engines(self, specs: Sequence[EngineSpec], role: str) -> StartedEngines:
-        """See `Cluster.start_engines`."""
         return await StartedEngines.start({spec.engine_id: partial(build_engine, spec) for spec in specs})
 
     async def start_pool(self, num_workers: int) -> WorkerPool:
-        """See `Cluster.start_pool`."""
         from roll.cluster.pool import LocalWorkerPool
 
         return LocalWorkerPool(num_workers)
 
     def transport(self, engine_kind: str) -> str:
-        """See `Cluster.transport`: vLLM computes in a process of its own, the embedded engine in this one."""
+        """vLLM computes in a process of its own, the embedded engine in this one."""
         return "in_process" if engine_kind == "hf" else "shared_memory"
 
     async def close(self) -> None:
         """Nothing of its own to end."""
-
-
-def open_local(
-    config: ClusterConfig, roles: Mapping[str, RoleDevices], run: RunDirectory | None = None
-) -> LocalCluster:
-    """This process, whatever the configuration says: `CLUSTERS` hands its arguments to every kind of cluster."""
-    return LocalCluster()

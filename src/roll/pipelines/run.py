@@ -17,7 +17,7 @@ from typing import Any, Generic
 
 from roll.config.operations import CheckpointConfig
 from roll.config.run import RunConfig
-from roll.data import PromptStream
+from roll.data import WeightedStream
 from roll.errors import AlarmError
 from roll.pipelines.checkpoint_files import S, SavedRun
 from roll.pipelines.checkpointer import Checkpointer
@@ -48,7 +48,7 @@ class Session:
     """With the pipeline's own kind of state: the checkpoint from which the run goes on; `None` for one that begins."""
 
 
-def beginning(saved: SavedRun[S] | None, stream: PromptStream, kind: type[S] = RunState) -> S:
+def beginning(saved: SavedRun[S] | None, stream: WeightedStream[Any, Any], kind: type[S] = RunState) -> S:
     """Where a session begins, with a state of this kind, and its stream with it.
 
     Raises:
@@ -67,7 +67,7 @@ class Run(Generic[S]):
     num_steps: int
     checkpoint: CheckpointConfig
     state: S
-    stream: PromptStream
+    stream: WeightedStream[Any, Any]
     """Where draws come from; at a boundary, `state.data` is its cursor."""
     ledger: DataLedger
     checkpointer: Checkpointer
@@ -85,7 +85,7 @@ class Run(Generic[S]):
         num_steps: int,
         session: Session,
         state: S,
-        stream: PromptStream,
+        stream: WeightedStream[Any, Any],
         policy: TrainerGroup,
         critics: Sequence[TrainerGroup] = (),
     ) -> Run[S]:

@@ -39,6 +39,15 @@ class RunState:
     alarms: dict[str, int] = field(default_factory=dict)
     """Steps in a row for each alarm."""
 
+    def note_score(self, step: int, score: float) -> None:
+        """Remember an evaluation's score, of which more is better. The model before training is no candidate for the
+        best: where it is as good as any, the best that training made is kept.
+        """
+        best = max((found for at, found in self.scores.items() if at != "0"), default=float("-inf"))
+        self.scores[str(step)] = score
+        if step > 0 and score > best:
+            self.best_step = step
+
     def to_json(self) -> dict[str, Any]:
         """Plain data with a format number."""
         return {"format": FORMAT, **asdict(self)}

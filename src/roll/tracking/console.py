@@ -52,8 +52,9 @@ class PlainConsole(Console):
     def step(self, view: StepView) -> None:
         self._durations.append(view.duration_s)
         width = len(str(self._num_steps))
-        reward = f"{view.reward:6.3f}" if math.isfinite(view.reward) else "     –"
-        parts = [f"step {view.step:>{width}}/{self._num_steps}", f"reward {reward}"]
+        parts = [f"step {view.step:>{width}}/{self._num_steps}"]
+        if view.reward is not None:
+            parts.append(f"reward {view.reward:6.3f}" if math.isfinite(view.reward) else "reward      –")
         if view.loss is not None:
             parts.append(f"loss {view.loss:8.4f}")
         if view.generated_per_s is not None:

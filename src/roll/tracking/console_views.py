@@ -29,7 +29,8 @@ class StepView:
     """A finished step."""
 
     step: int
-    reward: float
+    reward: float | None
+    """Mean reward of the step; `None` for a run without rewards, which is followed by its loss."""
     duration_s: float
     phases: Mapping[str, float] = field(default_factory=dict)
     """Seconds by phase, in order."""
@@ -59,12 +60,14 @@ class EvaluationView:
     """`None`: there were no answers, which is not 0."""
     measure: str = "accuracy"
     """`accuracy` where every answer was judged right or wrong, `mean reward` where none was, else `score`: the mean
-    of verdicts, and of rewards where there are none."""
+    of verdicts, and of rewards where there are none. `loss` where examples are measured without an answer."""
 
     @classmethod
     def of(cls, step: int, metrics: Mapping[str, Any]) -> EvaluationView:
         """What to show of an evaluation, from its metrics by name."""
-        accuracy, score = metrics.get("eval/accuracy"), metrics.get("eval/score")
+        accuracy, score, loss = (metrics.get(f"eval/{name}") for name in ("accuracy", "score", "loss"))
+        if accuracy is None and score is None and loss is not None:
+            return cls(step=step, value=loss, measure="loss")
         judged = metrics.get("eval/judged_share", 1.0)
         if judged == 1.0 or score is None:
             return cls(step=step, value=accuracy)

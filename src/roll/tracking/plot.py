@@ -1,4 +1,4 @@
-"""`reward.png`: reward of every step and accuracy of every evaluation."""
+"""`reward.png`: reward of every step, or its loss where there are no rewards, and the measure of every evaluation."""
 
 from __future__ import annotations
 
@@ -24,7 +24,9 @@ def plot_run(path: Path, name: str, rows: Sequence[Mapping[str, Any]]) -> None:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    rewards = _points(rows, "train", "reward/mean")
+    rewards, named = _points(rows, "train", "reward/mean"), "reward"
+    if not rewards:
+        rewards, named = _points(rows, "train", "training/loss"), "loss"
     views = [EvaluationView.of(row["step"], row) for row in rows if row["kind"] == "evaluation"]
     held_out = [(view.step, view.value) for view in views if view.value is not None]
     figure = Figure(figsize=(8, 4.5), dpi=150, layout="constrained")
@@ -32,7 +34,7 @@ def plot_run(path: Path, name: str, rows: Sequence[Mapping[str, Any]]) -> None:
     if rewards:
         steps, values = zip(*rewards, strict=True)
         axes.plot(steps, values, color=_REWARD, alpha=0.3, linewidth=1)
-        axes.plot(steps, smooth(values), color=_REWARD, linewidth=2.2, label="training reward, smoothed")
+        axes.plot(steps, smooth(values), color=_REWARD, linewidth=2.2, label=f"training {named}, smoothed")
     if held_out:
         steps, values = zip(*held_out, strict=True)
         axes.plot(

@@ -114,7 +114,7 @@ def _now(screen: Screen, now: float) -> Text:
 
 def _figures(screen: Screen, width: int) -> Table:
     last = screen.steps[-1]
-    left = [_reward(screen, width // 2), _accuracy(screen.evaluations)]
+    left = [_course(screen, width // 2), _accuracy(screen.evaluations)]
     right = [_rate("generated", last.generated_per_s), _rate("trained", last.trained_per_s)]
     table = Table.grid(expand=False, padding=0)
     if width < _FEWEST_COLUMNS:  # one below the other
@@ -129,11 +129,13 @@ def _figures(screen: Screen, width: int) -> Table:
     return table
 
 
-def _reward(screen: Screen, width: int) -> Text:
-    rewards = [s.reward for s in screen.steps]
-    last = f"{rewards[-1]:.3f}" if math.isfinite(rewards[-1]) else "–"
-    line = _label("reward").append(last, "bold green")
-    return line.append("  ").append(sparkline(rewards, max(8, min(40, width - 12))), "green")
+def _course(screen: Screen, width: int) -> Text:
+    """The reward of every step, or the loss where there are no rewards."""
+    rewards = [s.reward for s in screen.steps if s.reward is not None]
+    values = rewards or [math.nan if s.loss is None else s.loss for s in screen.steps]
+    last = f"{values[-1]:.3f}" if math.isfinite(values[-1]) else "–"
+    line = _label("reward" if rewards else "loss").append(last, "bold green")
+    return line.append("  ").append(sparkline(values, max(8, min(40, width - 12))), "green")
 
 
 def _accuracy(evaluations: Sequence[EvaluationView]) -> Text:

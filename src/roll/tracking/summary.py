@@ -38,11 +38,11 @@ class Summary:
     accuracy_best: float | None = None
     measure: str = "accuracy"
     """What the scores are: `accuracy`, `mean reward` where no reward decides, or `score`, a mean of verdicts, and
-    of rewards where there are none. Every answer counts alike."""
+    of rewards where there are none; every answer counts alike. `loss` where examples were measured without answers."""
     score_before: float | None = None
     score_after: float | None = None
     score_best: float | None = None
-    """Of the evaluations after training began."""
+    """Of the evaluations after training began; of losses the lowest."""
     reward_first5: float | None = None
     """Mean reward of the first five steps."""
     reward_last5: float | None = None
@@ -131,8 +131,10 @@ def summarise(
     steps = [row for row in rows if row["kind"] == "train"]
     evaluations = [row for row in rows if row["kind"] == "evaluation"]
     accuracies = _Course.of(evaluations, lambda row: row.get("eval/accuracy"))
-    scores = _Course.of(evaluations, lambda row: EvaluationView.of(row["step"], row).value)
     views = [EvaluationView.of(row["step"], row) for row in evaluations]
+    measure = next((view.measure for view in reversed(views) if view.value is not None), "accuracy")
+    best = min if measure == "loss" else max
+    scores = _Course.of(evaluations, lambda row: EvaluationView.of(row["step"], row).value, best)
     rewards = _column(steps, "reward/mean")
     trained = _column(steps, "data/groups_trained")
     step_times = _column(steps, "time/step_s")
@@ -144,7 +146,7 @@ def summarise(
         accuracy_before=accuracies.before,
         accuracy_after=accuracies.after,
         accuracy_best=max(_column(evaluations, "eval/accuracy"), default=None),
-        measure=next((view.measure for view in reversed(views) if view.value is not None), "accuracy"),
+        measure=measure,
         score_before=scores.before,
         score_after=scores.after,
         score_best=scores.best,
@@ -178,13 +180,18 @@ class _Course:
     """After training began."""
 
     @classmethod
-    def of(cls, rows: Sequence[Mapping[str, Any]], value: Callable[[Mapping[str, Any]], float | None]) -> _Course:
+    def of(
+        cls,
+        rows: Sequence[Mapping[str, Any]],
+        value: Callable[[Mapping[str, Any]], float | None],
+        best: Callable[..., float | None] = max,
+    ) -> _Course:
         first, later = rows[:1], [row for row in rows if row["step"] > 0]
         found = [v for row in later if (v := value(row)) is not None]
         return cls(
             before=value(first[0]) if first and first[0]["step"] == 0 else None,
             after=value(later[-1]) if later else None,
-            best=max(found, default=None),
+            best=best(found, default=None),
         )
 
 

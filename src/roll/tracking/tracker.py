@@ -59,7 +59,7 @@ class Tracker:
         num_steps: of the whole run.
         method: what the header says of how it learns; by default its pipeline.
         where: what the header says about engines, trainer and machine.
-        rollouts_per_step: that a step waits for, where it waits for a number of them.
+        rollouts_per_step: that a step waits for; `None` for a run without rollouts.
         resumed_at: step of the checkpoint that this session continues from: records after it are dropped.
             `None` starts at the beginning: all records are dropped (a run that was killed before its first checkpoint
             has some).
@@ -180,8 +180,8 @@ class Tracker:
         flat |= {name: value for name, value in rates.items() if value is not None}
         flat["memory/peak_rss_bytes"] = float(self._memory.peak_bytes)
         self._record(step, "train", flat)
-        reward = flat.get("reward/mean", math.nan)
-        if math.isfinite(reward):
+        reward = flat.get("reward/mean", None if self._rollouts_per_step is None else math.nan)
+        if reward is not None and math.isfinite(reward):
             self.spans.count("reward", reward)
         self.console.step(
             StepView(

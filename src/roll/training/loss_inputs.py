@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import torch
@@ -10,10 +10,10 @@ from torch import Tensor
 
 from roll.algorithms.inputs import LossInputs, SequenceAttention
 from roll.training.distributions import Predictions
-from roll.training.layout import PackedLayout
+from roll.training.layout import Int64Array, PackedLayout
 from roll.types import AttentionStatistics, TrainingBatch, TrainingSample
 
-__all__ = ["loss_inputs"]
+__all__ = ["loss_inputs", "teacher_top_ids"]
 
 
 def loss_inputs(
@@ -27,13 +27,11 @@ def loss_inputs(
     Args:
         layout: of the micro-batch, built for the tokens in the loss.
         batch: the global batch.
-        predicted: what the network says of the layout's predictions, with gradient. Where values are among it, samples
-            have `returns`.
+        predicted: what the network says of the layout's predictions, with gradient.
         attention: by the samples' index in their batch, where the loss asks for it and samples do not bring it.
 
     Raises:
-        ValueError: some samples of the batch have a column and others do not; or values are predicted, and some lack
-            `returns`.
+        ValueError: some samples of the batch have a column and others do not.
     """
     like = predicted.tensors[0]
     spans = layout.spans
@@ -41,8 +39,6 @@ def loss_inputs(
     order = torch.from_numpy(np.concatenate([span.prediction_index for span in spans])).to(like.device)
     lengths = torch.tensor([len(span.token_index) for span in spans], device=like.device)
     chosen = Predictions(*(None if tensor is None else tensor.index_select(0, order) for tensor in predicted))
-    if chosen.values is not None and any(s.returns is None and not s.expert for s in batch.samples):
-        raise ValueError("a critic learns from returns, which some samples of the batch do not have")
     expert = torch.tensor([s.expert for s in samples], device=like.device)
     units = np.unique([s.unit for s in samples], return_inverse=True)[1]
     return LossInputs(
@@ -55,6 +51,9 @@ def loss_inputs(
         sequence_lengths=lengths.to(like.dtype),
         num_tokens=float(batch.num_loss_tokens),
         num_sequences=float(batch.num_sequences),
+        num_units=float(batch.num_units),
+        num_preferred=float(batch.num_preferred),
+        num_preferred_tokens=float(batch.num_preferred_tokens),
         max_lengths=torch.tensor([s.max_length for s in samples], device=like.device, dtype=like.dtype),
         chunk_ids=_chunk_ids(samples, layout, like.device),
         ref_logprobs=_column("ref_logprobs", batch, layout, like),
@@ -66,7 +65,57 @@ def loss_inputs(
         values=chosen.values,
         old_values=None if chosen.values is None else _column("old_values", batch, layout, like, of_experts=False),
         returns=None if chosen.values is None else _column("returns", batch, layout, like, of_experts=False),
+        preferred=_by_sequence([s.preferred for s in batch.samples], "preferred", samples, like.device, torch.bool),
+        targets=_by_sequence([s.target for s in batch.samples], "target", samples, like.device, like.dtype),
+        teacher_logprobs=_column("teacher_logprobs", batch, layout, like),
+        divergence=chosen.divergence,
+        teacher_top_logprobs=None if chosen.top_logprobs is None else _teacher_top(batch, layout, like),
+        top_logprobs=chosen.top_logprobs,
     )
+
+
+def teacher_top_ids(layout: PackedLayout, batch: TrainingBatch) -> Int64Array:
+    """[M, k] the likeliest tokens of the model that is imitated, at every prediction of a micro-batch.
+
+    Raises:
+        ValueError: a sample of the batch lacks them, or they are of several k.
+    """
+    tops = [s.teacher_top for s in batch.samples if s.loss_mask.any()]
+    sizes = {None if top is None else top.token_ids.shape[1] for top in tops}
+    if len(sizes) != 1 or (size := sizes.pop()) is None:
+        raise ValueError("the loss needs teacher_top of every sample, each with as many tokens: make the batch of such")
+    ids = np.zeros((len(layout.rows), size), dtype=np.int64)
+    for span in layout.spans:
+        top = batch.samples[span.index].teacher_top
+        assert top is not None
+        ids[span.prediction_index] = top.token_ids[span.token_index]
+    return ids
+
+
+def _teacher_top(batch: TrainingBatch, layout: PackedLayout, like: Tensor) -> Tensor:
+    """[N, k]; `teacher_top_ids` has seen that every sample has them."""
+    tops = [(batch.samples[span.index].teacher_top, span.token_index) for span in layout.spans]
+    parts = [top.logprobs[places] for top, places in tops if top is not None]
+    return torch.from_numpy(np.concatenate(parts)).to(like.device, like.dtype)
+
+
+def _by_sequence(
+    given: Sequence[float | None],
+    name: str,
+    samples: Sequence[TrainingSample],
+    device: torch.device,
+    dtype: torch.dtype,
+) -> Tensor | None:
+    """[S] one number of every sample; `None` where the batch does not have it.
+
+    Raises:
+        ValueError: some samples of the batch have it and others do not.
+    """
+    if all(value is None for value in given):
+        return None
+    if any(value is None for value in given):
+        raise ValueError(f"some samples of the batch have {name} and others do not")
+    return torch.tensor([getattr(s, name) for s in samples], device=device, dtype=dtype)
 
 
 def _column(

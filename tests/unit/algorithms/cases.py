@@ -190,6 +190,7 @@ def inputs_of(batch: TrainingBatch, attempts: dict[str, Attempt], *, order: Sequ
         chunk_ids=torch.tensor(chunks, dtype=torch.int64),
         num_tokens=float(whole.num_loss_tokens),
         num_sequences=float(whole.num_sequences),
+        num_units=float(whole.num_units),
         max_lengths=torch.full((len(lengths),), float(LONGEST), dtype=torch.float64),
     )
 
@@ -247,5 +248,6 @@ def loss_inputs_of(answers: Sequence[paper.Answer], longest: int = LONGEST, expe
         chunk_ids=torch.tensor(chunks, dtype=torch.int64),
         num_tokens=float(sum(lengths)),
         num_sequences=float(len(lengths)),
+        num_units=float(len(lengths)),
         max_lengths=torch.full((len(lengths),), float(longest), dtype=torch.float64),
     )

@@ -127,6 +127,7 @@ def _inputs(
         chunk_ids=torch.tensor(chunks),
         num_tokens=float(batch.num_loss_tokens),
         num_sequences=float(batch.num_sequences),
+        num_units=float(batch.num_units),
         max_lengths=torch.tensor([s.max_length for s in samples]).double(),
     )
 

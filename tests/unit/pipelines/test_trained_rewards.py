@@ -213,6 +213,7 @@ def test_the_constant_length_of_dr_grpo_is_a_prompts_own() -> None:
         sequence_lengths=torch.tensor([2.0, 2.0]),
         num_tokens=4.0,
         num_sequences=2.0,
+        num_units=2.0,
         max_lengths=torch.tensor([8.0, 16.0]),
     )
     assert token_weights(inputs, "constant_length").tolist() == [1 / 16, 1 / 16, 1 / 32, 1 / 32]

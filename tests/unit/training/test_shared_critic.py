@@ -83,7 +83,7 @@ def test_finite_differences_agree_with_the_gradient_in_values_and_log_probs() ->
 
     def loss(logprobs: torch.Tensor, values: torch.Tensor) -> LossOutputs:
         shared = {"old_logprobs": given["logprobs"] - 0.1, "rollout_logprobs": given["logprobs"] - 0.1}
-        counts = {"num_tokens": 9.0, "num_sequences": 3.0, "max_lengths": torch.full((2,), 8.0)}
+        counts = {"num_tokens": 9.0, "num_sequences": 3.0, "num_units": 3.0, "max_lengths": torch.full((2,), 8.0)}
         ids = {"sequence_ids": torch.tensor([0] * 3 + [1] * 4), "sequence_lengths": torch.tensor([3.0, 4.0]).double()}
         rest = {"old_values": given["old_values"], "returns": given["returns"], "advantages": advantages}
         return LOSS(LossInputs(logprobs=logprobs, values=values, **shared, **counts, **ids, **rest))

@@ -1,9 +1,28 @@
 """Losses: `roll.protocols.LossFn`s, from `LossInputs` to `LossOutputs`."""
 
 from roll.algorithms.losses.credited import CreditedLoss
+from roll.algorithms.losses.distillation import DistillationLoss, TopDistillationLoss
+from roll.algorithms.losses.likelihood import LikelihoodLoss
 from roll.algorithms.losses.policy import PolicyLoss
 from roll.algorithms.losses.policy_and_value import PolicyAndValueLoss
+from roll.algorithms.losses.preference import KTOLoss, PreferenceLoss
+from roll.algorithms.losses.reward import BradleyTerryLoss, RegressionLoss
+from roll.algorithms.losses.summed import SummedLoss
 from roll.algorithms.losses.user_function import UserLoss
 from roll.algorithms.losses.value import ValueLoss
 
-__all__ = ["CreditedLoss", "PolicyAndValueLoss", "PolicyLoss", "UserLoss", "ValueLoss"]
+__all__ = [
+    "BradleyTerryLoss",
+    "CreditedLoss",
+    "DistillationLoss",
+    "KTOLoss",
+    "LikelihoodLoss",
+    "PolicyAndValueLoss",
+    "PolicyLoss",
+    "PreferenceLoss",
+    "RegressionLoss",
+    "SummedLoss",
+    "TopDistillationLoss",
+    "UserLoss",
+    "ValueLoss",
+]

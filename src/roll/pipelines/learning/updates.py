@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from roll.algorithms.kl_controller import adapted_coefficient
+from roll.algorithms.kl import adapted_coefficient
 from roll.algorithms.minibatches import critic_share, minibatches
 from roll.algorithms.selection import Selection
 from roll.algorithms.weighing import kl_token_rewards, weigh

@@ -1,0 +1,255 @@
+"""From the configuration's `data` entries to a stream of examples, held-out ones, and what is wrong with which rows.
+
+table ── structure of every row ──► examples ── with few of them: every one rendered ──► stream │ held-out draws
+                  │                                          │
+                  └────────────────► what is bad, counted ◄──┘   refused, or left out and said
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, TypeAlias, assert_never
+
+from roll.config.examples import (
+    ArithmeticExamples,
+    ExampleColumns,
+    ExampleDataConfig,
+    FileExamples,
+    HuggingFaceExamples,
+    PythonExamples,
+)
+from roll.data.chat import ChatRenderer
+from roll.data.examples.reading import ExampleKind, ExampleReader
+from roll.data.examples.report import BadRows, Report
+from roll.data.examples.samples import TOO_LONG, Rendering, UnusableExample
+from roll.data.examples.stream import ExampleStream
+from roll.data.examples.sums import ArithmeticExamplesSource, arithmetic_examples
+from roll.data.rows import RowItems, Table, split_rows
+from roll.data.source import Interleaved
+from roll.data.stream import WeightedSource
+from roll.errors import DataError
+from roll.protocols import Items
+from roll.types import Example, ExampleDraw, TrainingBatch, TrainingSample
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+__all__ = ["EAGER_CHECK", "Examples", "build_examples", "count_examples"]
+
+EAGER_CHECK = 20_000
+"""With at most this many examples, all are rendered at once, so one that cannot be is known before training."""
+NUM_MEASURED = 200
+"""Of more examples, so many are rendered to say how long they are."""
+
+_Source: TypeAlias = RowItems[Example] | ArithmeticExamplesSource
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Examples:
+    """What a run learns from."""
+
+    train: ExampleStream
+    held_out: Items[Example]
+    """All of them, domains interleaved."""
+    rendering: Rendering
+    settings: dict[str, ExampleDataConfig]
+    """By domain."""
+    report: Report
+
+    def samples(self, draw: ExampleDraw) -> tuple[TrainingSample, ...] | str:
+        """The draw's samples; or why it is left out, where its source says that such examples are.
+
+        Raises:
+            UnusableExample: it cannot be learnt from, and is not to be left out.
+        """
+        config = self.settings[draw.example.domain]
+        try:
+            return self.rendering.samples(draw, config.too_long)[0]
+        except UnusableExample as error:
+            if _left_out(config, error.reason):
+                return error.reason
+            raise UnusableExample(error.reason, f"example '{draw.uid}': {error}") from error
+
+    def evaluation(self, num_examples: int) -> list[ExampleDraw]:
+        """The first so many held-out examples (all, where there are fewer), always the same ones."""
+        chosen = [self.held_out[i] for i in range(min(num_examples, len(self.held_out)))]
+        return [ExampleDraw(draw_id=i, example=example, position=-1) for i, example in enumerate(chosen)]
+
+    def held_out_batch(self, num_examples: int) -> TrainingBatch:
+        """The samples of these; without what is left out."""
+        found = [self.samples(draw) for draw in self.evaluation(num_examples)]
+        return TrainingBatch(
+            samples=tuple(sample for samples in found if not isinstance(samples, str) for sample in samples)
+        )
+
+
+@dataclass(kw_only=True, slots=True)
+class _Loaded:
+    """One entry of the configuration, read."""
+
+    config: ExampleDataConfig
+    domain: str
+    training: _Source
+    held_out: _Source
+    bad: BadRows
+
+
+def build_examples(
+    configs: Sequence[ExampleDataConfig],
+    kind: ExampleKind,
+    tokenizer: PreTrainedTokenizerBase,
+    seed: int,
+    max_tokens: int | None = None,
+    *,
+    score_at_end: bool = False,
+) -> Examples:
+    """Read every source.
+
+    Args:
+        configs: the configuration's entries; their domains differ.
+        kind: what the pipeline learns from.
+        tokenizer: of the model, with its chat template.
+        seed: of order and of what is held out.
+        max_tokens: of the context.
+        score_at_end: see `Rendering`.
+
+    Raises:
+        DataError: a source cannot be read or is empty, or rows cannot be learnt from; names all of them.
+    """
+    rendering = Rendering(renderer=ChatRenderer(tokenizer), max_tokens=max_tokens, score_at_end=score_at_end)
+    if len({config.weight is None for config in configs}) == 2:
+        raise DataError("some data sources have a weight and others none: give every one a weight, or none of them.")
+    loaded = list(_load(configs, kind, seed, rendering.renderer.special_in))
+    num_examples = sum(len(entry.training) + len(entry.held_out) for entry in loaded)
+    check = _Check(rendering=rendering, every=num_examples <= EAGER_CHECK)
+    for entry in loaded:
+        entry.training, entry.held_out = check.usable(entry, entry.training), check.usable(entry, entry.held_out)
+    _refuse_bad_rows(loaded)
+    sources = [
+        WeightedSource(
+            domain=entry.domain,
+            items=entry.training,
+            weight=entry.config.weight or len(entry.training),
+            fingerprint=entry.training.fingerprint,
+        )
+        for entry in loaded
+    ]
+    return Examples(
+        train=ExampleStream(sources, seed),
+        held_out=Interleaved([entry.held_out for entry in loaded]),
+        rendering=rendering,
+        settings={entry.domain: entry.config for entry in loaded},
+        report=Report(
+            bad={entry.domain: entry.bad for entry in loaded},
+            longest=check.longest if check.every else None,
+            num_tokens=check.num_learnt / max(check.num_rendered, 1),
+            num_cut=check.num_cut,
+        ),
+    )
+
+
+def count_examples(configs: Sequence[ExampleDataConfig], kind: ExampleKind, seed: int) -> int:
+    """Examples to train on, as far as that can be said without the model's tokenizer.
+
+    Raises:
+        DataError: a source cannot be read or is empty, or rows cannot be learnt from; names all of them.
+    """
+    loaded = list(_load(configs, kind, seed, lambda text: None))
+    _refuse_bad_rows(loaded)
+    return sum(len(entry.training) for entry in loaded)
+
+
+def _load(
+    configs: Sequence[ExampleDataConfig], kind: ExampleKind, seed: int, special_in: Callable[[str], str | None]
+) -> Iterator[_Loaded]:
+    for config in configs:
+        domain, bad = config.domain or config.source, BadRows()
+        if not isinstance(config, ArithmeticExamples):
+            reader = ExampleReader(config, domain, kind, special_in, bad)
+            sides: tuple[_Source, _Source] = split_rows(reader, _tables(config, domain), seed)
+        elif kind == "supervised":
+            sides = arithmetic_examples(config, domain, seed)
+        else:
+            raise DataError(
+                f"data source '{domain}' has one answer to each sum, which this pipeline cannot learn from: use rows "
+                "that have what it compares."
+            )
+        bad.num_rows = len(sides[0]) + len(sides[1]) + bad.counts.total()
+        yield _Loaded(config=config, domain=domain, training=sides[0], held_out=sides[1], bad=bad)
+
+
+def _tables(config: FileExamples | HuggingFaceExamples | PythonExamples, domain: str) -> tuple[Table, Table | None]:
+    from roll.data.files import file_tables
+    from roll.data.huggingface import huggingface_tables
+    from roll.data.python import python_tables
+
+    match config:
+        case FileExamples():
+            return file_tables(config)
+        case HuggingFaceExamples():
+            return huggingface_tables(config)
+        case PythonExamples():
+            return python_tables(config, domain, config.text_key)
+        case _:
+            assert_never(config)
+
+
+@dataclass(kw_only=True, slots=True)
+class _Check:
+    """Renders examples before training, and keeps what is known of their lengths."""
+
+    rendering: Rendering
+    every: bool
+    """All of them, not some."""
+    longest: int = field(default=0, init=False)
+    num_learnt: int = field(default=0, init=False)
+    num_rendered: int = field(default=0, init=False)
+    num_cut: int = field(default=0, init=False)
+
+    def usable(self, entry: _Loaded, source: _Source) -> _Source:
+        """The source without examples that cannot be learnt from; of a large one, only some are tried."""
+        numbers = range(0, len(source), 1 if self.every else max(len(source) // NUM_MEASURED, 1))
+        out: list[int] = []
+        for index in numbers:
+            draw = ExampleDraw(draw_id=0, example=source[index], position=-1)
+            try:
+                samples, cut = self.rendering.samples(draw, entry.config.too_long)
+            except UnusableExample as error:
+                out.append(index)
+                if self.every or not _left_out(entry.config, error.reason):
+                    entry.bad.add(error.reason, f"{source.where(index)}: {error}")
+                continue
+            self.num_rendered += 1
+            self.num_cut += cut
+            self.num_learnt += sum(int(sample.loss_mask.sum()) for sample in samples)
+            self.longest = max(self.longest, *(len(sample) for sample in samples))
+        return source.without(out) if out and self.every else source
+
+
+def _left_out(config: ExampleDataConfig, reason: str) -> bool:
+    """Whether the source says that what is wrong for this reason is left out."""
+    if reason == TOO_LONG and config.too_long == "skip":
+        return True
+    return isinstance(config, ExampleColumns) and config.on_bad_row == "skip"
+
+
+def _refuse_bad_rows(loaded: Sequence[_Loaded]) -> None:
+    """Say at once what is wrong in all sources, where it is not to be left out.
+
+    Raises:
+        DataError: something is; or a source has nothing to train on.
+    """
+    lines: list[str] = []
+    for entry in loaded:
+        if any(not _left_out(entry.config, reason) for reason in entry.bad.counts):
+            lines += entry.bad.lines(entry.domain)
+    if lines:
+        raise DataError("\n".join([*lines, "Correct them, or leave them out with `on_bad_row: skip`."]))
+    for entry in loaded:
+        if not len(entry.training):
+            lost = f"all but {entry.bad.num_rows - entry.bad.counts.total():,} of its rows are left out"
+            raise DataError(
+                f"data source '{entry.domain}' leaves no example for training: "
+                + (f"{lost}." if entry.bad.counts else f"lower its held_out ({entry.config.held_out}).")
+            )
