@@ -35,7 +35,7 @@ class ShapedRollout:
 
     rollout: Rollout
     episode: Episode
-    """As advantages see it."""
+    """The rollout as advantages see it: its turns and their rewards."""
     trained: float
     """`Episode.total`, but for rounding: rewards that were given as equal, and shaped alike, stay equal."""
     judged: float

@@ -18,8 +18,8 @@ from typing import Any
 from roll.config.simulation import SimulationConfig
 from roll.errors import ConfigError
 from roll.rollout.attempts import SamplingPlan
+from roll.rollout.batch import Batch, BatchSpec
 from roll.rollout.controller import AsyncController
-from roll.rollout.feed import Batch, Feed
 from roll.rollout.proxy import LLMProxy
 from roll.rollout.routing import Router
 from roll.rollout.scheduler import RolloutScheduler
@@ -179,7 +179,7 @@ class _World:
             self.scheduler,
             self.proxy,
             scheduling,
-            Feed(
+            BatchSpec(
                 draw=self._draw,
                 plans=(self._plan(),),
                 batch_size=config.rollout.prompts_per_step,

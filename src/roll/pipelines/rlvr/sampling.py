@@ -11,7 +11,7 @@ from roll.config.pipelines.rlvr import RLVRConfig
 from roll.data import Data
 from roll.pipelines.generation import Generation
 from roll.pipelines.learning.state import LearningState
-from roll.rollout import AsyncController, DataLedger, Feed, SamplingPlan
+from roll.rollout import AsyncController, BatchSpec, DataLedger, SamplingPlan
 from roll.rollout.group_run import Doom
 from roll.types import PromptDraw
 
@@ -38,7 +38,7 @@ def build_controller(
         generation.scheduler,
         generation.proxy,
         config.rollout.scheduling,
-        Feed(
+        BatchSpec(
             draw=draw,
             plans=_plans(config, plan),
             batch_size=config.rollout.prompts_per_step,

@@ -39,7 +39,7 @@ class RecordedBatches:
     ledger: DataLedger
     """In which draws are opened as they were."""
     demonstrations: tuple[Rollout, ...] = field(init=False, default=())
-    """Of the last batch's prompts."""
+    """What experts answered to prompts of the last batch."""
     _current: RecordedStep | None = field(init=False, default=None)
 
     async def next_batch(self) -> Batch:

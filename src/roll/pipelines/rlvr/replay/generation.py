@@ -130,7 +130,7 @@ async def _step(world: _World, step: int, comparison: Comparison) -> None:
     tracker, controller, work = world.session.tracker, world.controller, world.work
     spans = tracker.spans
     beside = world.config.rollout.scheduling.async_ratio > 0
-    with world.generation.stages.waiting("wait" if beside else "generate"):
+    with world.generation.wait_phases.waiting("wait" if beside else "generate"):
         batch = await controller.next_batch()
     if beside:  # with nothing beside it, the time of training changes nothing
         with spans.phase("train"):

@@ -18,13 +18,13 @@ from roll.tracking.rollout_trace import Move
 from roll.tracking.spans import Spans
 from roll.types import RolloutId
 
-__all__ = ["Stages"]
+__all__ = ["WaitPhases"]
 
 _WAITING = ("queued", "generating")
 
 
 @dataclass(eq=False)
-class Stages:
+class WaitPhases:
     """Divides a phase of `spans` by what rollouts do meanwhile."""
 
     spans: Spans
