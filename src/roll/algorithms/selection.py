@@ -44,10 +44,6 @@ class Selection:
         """All that is trained: the policy's own, then demonstrations."""
         return tuple(shaped.rollout for shaped in (*self.trained, *self.demonstrations))
 
-    def count(self, fate: Fate) -> int:
-        """Groups with this fate."""
-        return sum(found is fate for found, _ in self.fates.values())
-
 
 def select(
     groups: Sequence[Group],

@@ -3,38 +3,28 @@
 from __future__ import annotations
 
 import asyncio
-import logging
-import os
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import asynccontextmanager
 from functools import partial
 
-from roll.cluster.base import Cluster, open_cluster
+from roll.cluster.base import Cluster
 from roll.config.pipelines.rlvr import RLVRConfig
-from roll.data import Data
-from roll.inference import resolve_engine_kind
-from roll.pipelines.evaluation import Evaluator, measure
-from roll.pipelines.generation import Roles, open_generation, start_roles
-from roll.pipelines.learner import Learner
+from roll.pipelines.evaluation import measure
 from roll.pipelines.learning.losses import check_own_functions
-from roll.pipelines.live_policy import LivePolicy
-from roll.pipelines.preparation import Prepared, prepare, probe_sequences, sampling_plans
+from roll.pipelines.online.circle import Recorder
+from roll.pipelines.online.opening import Starting, facts, open_circle
+from roll.pipelines.preparation import prepare
 from roll.pipelines.registry import Pipeline, RunFacts
 from roll.pipelines.rlvr import loop
-from roll.pipelines.rlvr.circle import Circle
 from roll.pipelines.rlvr.recorder import RecordingProxy, open_recorder
 from roll.pipelines.rlvr.replay.generation import open_answering
 from roll.pipelines.rlvr.replay.training import open_training
 from roll.pipelines.rlvr.sampling import build_controller
 from roll.pipelines.rlvr.trainers import device_role, learner_of, trainer_specs
-from roll.pipelines.run import Run, Session, beginning
+from roll.pipelines.run import Run, Session
 from roll.rollout import LLMProxy
-from roll.types import PromptDraw
-from roll.weights import WeightSync
 
 __all__ = ["PIPELINE"]
-
-logger = logging.getLogger(__name__)
 
 
 @asynccontextmanager
@@ -52,101 +42,36 @@ async def _open(config: RLVRConfig, session: Session) -> AsyncIterator[Callable[
 @asynccontextmanager
 async def _open_run(config: RLVRConfig, session: Session) -> AsyncIterator[Callable[[], Awaitable[None]]]:
     """Start every role, restore what a checkpoint holds, and end every role afterwards, also after an error."""
-    tracker, saved = session.tracker, session.saved
+    tracker = session.tracker
     tracker.note("reading the model's files and the prompts")
     check_own_functions(config.algorithm)
     prepared = await asyncio.to_thread(prepare, config)
-    data = prepared.data
     specs = await asyncio.to_thread(trainer_specs, config, prepared.model_path)
-    state = beginning(saved, data.train)
-    async with AsyncExitStack() as stack:
-        cluster = open_cluster(config.cluster, config.roles, session.directory)
-        stack.push_async_callback(cluster.close)
-        roles, trainers = await start_roles(
-            config,
-            cluster,
-            prepared,
-            stack,
-            run=session.directory,
-            tracker=tracker,
-            trainers=[(spec.role, cluster.start_trainer(spec, device_role(spec))) for spec in specs],
-        )
-        learner = learner_of(config, trainers)
-        if saved is not None:
-            tracker.note(f"loading the checkpoint of step {state.step}")
-            await learner.load(saved)
-        run = Run.of(config, config.training.num_steps, session, state, data.train, learner.policy, learner.critics)
-        weights = _weight_sync(cluster, config, prepared, learner, roles)
-        records = config.tracking.record_rollouts
-        recorder = open_recorder(config, prepared, state, tracker, run.ledger) if records else None
-        generation = await open_generation(
-            config,
-            roles,
-            data.renderer,
-            stack,
-            tracker=tracker,
-            proxy_type=RecordingProxy if recorder else LLMProxy,
-            bring_up=weights.push_to,
-        )
-        for domain, reward in generation.rewards.items():
-            reward.restore(state.verifiers.get(domain, {}))
-        if recorder is not None:
-            recorder.listen(generation.scheduler.life, generation.proxy)
-        plan, eval_plan = sampling_plans(config, prepared.stop_token_ids)
-        controller = build_controller(config, state, data, run.ledger, generation, plan)
-        live = LivePolicy(generation=generation, controller=controller, weights=weights, plan=plan)
-        evaluator = Evaluator(run, live, _held_out(config, data), eval_plan, config.evaluation, config.alarms)
-        circle = Circle(
-            config=config,
-            run=run,
-            learner=learner,
-            batches=controller,
-            engine_counts=generation.proxy.counts,
-            live=live,
-            recorder=recorder,
-        )
-        yield partial(loop.train, circle, live, evaluator)
 
+    def starting(cluster: Cluster) -> Starting:
+        return [(spec.role, cluster.start_trainer(spec, device_role(spec))) for spec in specs]
 
-def _held_out(config: RLVRConfig, data: Data) -> list[PromptDraw]:
-    """What every evaluation answers."""
-    found = data.evaluation(config.evaluation.num_prompts)
-    if not found:
-        best = ", and keep_best has nothing to go by" if config.checkpoint.keep_best else ""
-        logger.warning("no source holds prompts out, so the run is not evaluated%s: set held_out", best)
-    return found
+    def recorder(run: Run) -> Recorder:
+        return open_recorder(config, prepared, run.state, tracker, run.ledger)
 
-
-def _weight_sync(
-    cluster: Cluster, config: RLVRConfig, prepared: Prepared, learner: Learner, roles: Roles
-) -> WeightSync:
-    return WeightSync(
-        learner.policy,
-        roles.engines,
-        config.weight_sync,
-        probe=probe_sequences(prepared.data),
-        transport=cluster.transport(resolve_engine_kind(config.inference.engine)),
-    )
+    records = config.tracking.record_rollouts
+    async with open_circle(
+        config,
+        session,
+        prepared,
+        starting,
+        partial(learner_of, config),
+        controlled=build_controller,
+        recorder_of=recorder if records else None,
+        proxy_type=RecordingProxy if records else LLMProxy,
+    ) as opened:
+        yield partial(loop.train, opened.circle, opened.live, opened.evaluator)
 
 
 def _facts(config: RLVRConfig) -> RunFacts:
-    return RunFacts(
-        method=config.algorithm.type,
-        where=_where_it_runs(config),
-        num_steps=config.training.num_steps,
-        rollouts_per_step=config.rollouts_per_step,
-    )
-
-
-def _where_it_runs(config: RLVRConfig) -> str:
-    def count(number: int, noun: str) -> str:
-        return f"{number} {noun}" + ("s" if number != 1 else "")
-
-    kind = "" if config.inference.engine == "auto" else f"{config.inference.engine} "
-    engines, ranks = count(config.num_engines, f"{kind}engine"), count(config.num_ranks, "trainer rank")
-    if config.replay is not None:
-        engines, ranks = (engines, "no trainer") if config.replay.only == "rollout" else ("no engine", ranks)
-    return f"{config.cluster.type}: {engines}, {ranks}, {count(os.cpu_count() or 1, 'core')}"
+    only = config.replay.only if config.replay else ""
+    engines, ranks = "no engine" if only == "train" else None, "no trainer" if only == "rollout" else None
+    return facts(config, config.algorithm.type, engines=engines, ranks=ranks)
 
 
 PIPELINE = Pipeline(open=_open, facts=_facts, evaluate=measure)

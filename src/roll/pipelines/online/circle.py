@@ -1,0 +1,57 @@
+"""What these loops, and a replay of one, go round with: from batches to weights, and to batches again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Generic, Protocol, TypeVar
+
+from roll.config.generating import GeneratingConfig
+from roll.pipelines.learner import Learner
+from roll.pipelines.live_policy import LivePolicy
+from roll.pipelines.run import Run
+from roll.pipelines.state import RunState
+from roll.rollout import Batch, LifeCycle, LLMProxy
+from roll.types import PromptDraw, Rollout, RolloutId
+
+__all__ = ["Batches", "Circle", "Recorder"]
+
+C = TypeVar("C", bound=GeneratingConfig)
+
+
+class Batches(Protocol):
+    """Where a loop's batches come from: see `AsyncController`, or a recording."""
+
+    async def next_batch(self) -> Batch: ...
+
+    async def settle(self, version: int, trained: Collection[RolloutId]) -> None: ...
+
+    def in_flight(self) -> list[PromptDraw]: ...
+
+
+class Recorder(Protocol):
+    """Keeps what crosses from generation to training, so that it can be played again."""
+
+    def listen(self, life: LifeCycle, proxy: LLMProxy) -> None:
+        """Be told of every transition, and of every request."""
+        ...
+
+    async def record(self, state: RunState, batch: Batch, demonstrations: Sequence[Rollout]) -> None:
+        """A step is done, its boundary marked, its metrics not yet written."""
+        ...
+
+
+@dataclass(kw_only=True, slots=True)
+class Circle(Generic[C]):
+    """Everything that a step passes through."""
+
+    config: C
+    run: Run
+    learner: Learner
+    batches: Batches
+    engine_counts: Callable[[], Mapping[str, int]]
+    """See `LLMProxy.counts`."""
+    live: LivePolicy | None = None
+    """The engines that make the batches; `None` where they were recorded."""
+    recorder: Recorder | None = None
+    """Where the run is recorded."""

@@ -1,0 +1,156 @@
+"""From a configuration to everything that a step passes through, and its end in reverse order."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from typing import Any, Generic, TypeAlias, TypeVar
+
+from roll.cluster.base import Cluster, open_cluster
+from roll.config.generating import GeneratingConfig
+from roll.data import Data
+from roll.inference import resolve_engine_kind
+from roll.pipelines.evaluation import Evaluator
+from roll.pipelines.generation import Roles, open_generation, start_roles
+from roll.pipelines.learner import Learner
+from roll.pipelines.live_policy import LivePolicy
+from roll.pipelines.online.circle import Circle, Recorder
+from roll.pipelines.online.sampling import build_controller
+from roll.pipelines.preparation import Prepared, probe_sequences, sampling_plans
+from roll.pipelines.registry import RunFacts
+from roll.pipelines.run import Run, Session, beginning
+from roll.rollout import AsyncController, LLMProxy
+from roll.types import PromptDraw
+from roll.weights import WeightSync
+
+__all__ = ["Opened", "Starting", "facts", "open_circle"]
+
+logger = logging.getLogger(__name__)
+
+C = TypeVar("C", bound=GeneratingConfig)
+Starting: TypeAlias = Sequence[tuple[str, Awaitable[Any]]]
+"""What starts, with what to call it."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Opened(Generic[C]):
+    """What a loop takes."""
+
+    circle: Circle[C]
+    live: LivePolicy
+    evaluator: Evaluator
+
+
+@asynccontextmanager
+async def open_circle(
+    config: C,
+    session: Session,
+    prepared: Prepared,
+    starting: Callable[[Cluster], Starting],
+    learner_of: Callable[[Sequence[Any]], Learner],
+    *,
+    controlled: Callable[..., AsyncController] = build_controller,
+    recorder_of: Callable[[Run], Recorder] | None = None,
+    proxy_type: type[LLMProxy] = LLMProxy,
+) -> AsyncIterator[Opened[C]]:
+    """Start every role, restore what a checkpoint holds, and end every role afterwards, also after an error.
+
+    Args:
+        config: of the run.
+        session: what this process works with.
+        prepared: the model's files and the prompts.
+        starting: trainers, and whatever else there is beside engines and judge.
+        learner_of: these, in order, once they have started.
+        controlled: what makes batches; called as `build_controller` is.
+        recorder_of: what records the run.
+        proxy_type: what hands requests to engines.
+
+    Raises:
+        UserError: it cannot be done; says why.
+    """
+    tracker, saved, data = session.tracker, session.saved, prepared.data
+    state = beginning(saved, data.train)
+    async with AsyncExitStack() as stack:
+        cluster = open_cluster(config.cluster, config.roles, session.directory)
+        stack.push_async_callback(cluster.close)
+        roles, started = await start_roles(
+            config, cluster, prepared, stack, run=session.directory, tracker=tracker, trainers=starting(cluster)
+        )
+        learner = learner_of(started)
+        if saved is not None:
+            tracker.note(f"loading the checkpoint of step {state.step}")
+            await learner.load(saved)
+        run = Run.of(config, config.training.num_steps, session, state, data.train, learner.policy, learner.critics)
+        weights = _weight_sync(cluster, config, data, learner, roles)
+        recorder = recorder_of(run) if recorder_of else None
+        generation = await open_generation(
+            config, roles, data.renderer, stack, tracker=tracker, proxy_type=proxy_type, bring_up=weights.push_to
+        )
+        for domain, reward in generation.rewards.items():
+            reward.restore(state.verifiers.get(domain, {}))
+        if recorder is not None:
+            recorder.listen(generation.scheduler.life, generation.proxy)
+        plan, eval_plan = sampling_plans(config, prepared.stop_token_ids)
+        controller = controlled(config, state, data, run.ledger, generation, plan)
+        live = LivePolicy(generation=generation, controller=controller, weights=weights, plan=plan)
+        circle = _circle(config, run, learner, live, recorder)
+        evaluator = Evaluator(run, live, _held_out(config, data), eval_plan, config.evaluation, config.alarms)
+        yield Opened(circle=circle, live=live, evaluator=evaluator)
+
+
+def _circle(config: C, run: Run, learner: Learner, live: LivePolicy, recorder: Recorder | None) -> Circle[C]:
+    return Circle(
+        config=config,
+        run=run,
+        learner=learner,
+        batches=live.controller,
+        engine_counts=live.generation.proxy.counts,
+        live=live,
+        recorder=recorder,
+    )
+
+
+def _weight_sync(cluster: Cluster, config: GeneratingConfig, data: Data, learner: Learner, roles: Roles) -> WeightSync:
+    return WeightSync(
+        learner.policy,
+        roles.engines,
+        config.weight_sync,
+        probe=probe_sequences(data),
+        transport=cluster.transport(resolve_engine_kind(config.inference.engine)),
+    )
+
+
+def _held_out(config: GeneratingConfig, data: Data) -> list[PromptDraw]:
+    """What every evaluation answers."""
+    found = data.evaluation(config.evaluation.num_prompts)
+    if not found:
+        best = ", and keep_best has nothing to go by" if config.checkpoint.keep_best else ""
+        logger.warning("no source holds prompts out, so the run is not evaluated%s: set held_out", best)
+    return found
+
+
+def facts(config: GeneratingConfig, method: str, *, engines: str | None = None, ranks: str | None = None) -> RunFacts:
+    """What is said of a run before its first step.
+
+    Args:
+        config: of the run.
+        method: what it learns by.
+        engines: in place of how many there are.
+        ranks: in place of how many trainer ranks there are.
+    """
+    kind = "" if config.inference.engine == "auto" else f"{config.inference.engine} "
+    engines = engines or _count(config.num_engines, f"{kind}engine")
+    ranks = ranks or _count(config.num_ranks, "trainer rank")
+    return RunFacts(
+        method=method,
+        where=f"{config.cluster.type}: {engines}, {ranks}, {_count(os.cpu_count() or 1, 'core')}",
+        num_steps=config.training.num_steps,
+        rollouts_per_step=config.rollouts_per_step,
+    )
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}" + ("s" if number != 1 else "")
