@@ -187,7 +187,7 @@ BUGS = (
     Bug(
         "cancelled requests go on at the engines",
         "scheduler.py",
-        "        await self._proxy.end_orphans()",
+        "        await self.proxy.end_orphans()",
         "        pass",
     ),
     Bug(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias, runtime_checkable
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias, TypeVar, runtime_checkable
 
 from roll.types import (
     AttentionRange,
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from roll.algorithms.inputs import LossInputs, LossOutputs
 
 PauseMode: TypeAlias = Literal["keep", "abort", "drain"]
+Item_co = TypeVar("Item_co", covariant=True)
 StateKind: TypeAlias = Literal["parameters", "gradients", "optimizer"]
 
 
@@ -259,6 +260,18 @@ class Reward(Protocol):
     async def __call__(self, rollout: Rollout) -> RewardResult: ...
 
 
+class Draw(Protocol):
+    """One use of something in the data, as the ledger knows it."""
+
+    @property
+    def draw_id(self) -> int: ...
+
+    @property
+    def uid(self) -> str:
+        """Of what was drawn, the same whenever it is drawn again."""
+        ...
+
+
 @runtime_checkable
 class WorkerPool(Protocol):
     """Processes that run plain functions away from the controller; `cluster/` has the Ray one."""
@@ -287,9 +300,12 @@ class WorkerPool(Protocol):
 
 
 @runtime_checkable
-class PromptSource(Protocol):
-    """A finite, ordered, indexable set of prompts; order and content depend on its settings alone."""
+class Items(Protocol[Item_co]):
+    """A finite, ordered, indexable set of prompts or examples; order and content depend on its settings alone."""
 
     def __len__(self) -> int: ...
 
-    def __getitem__(self, index: int) -> Prompt: ...
+    def __getitem__(self, index: int) -> Item_co: ...
+
+
+PromptSource: TypeAlias = Items[Prompt]

@@ -45,6 +45,10 @@ class LossInputs:
     """Sequences of the global batch that have a loss token."""
     num_units: float
     """Units (groups, pairs) of the global batch that have a loss token."""
+    num_preferred: float = 0.0
+    """Preferred sequences of the global batch that have a loss token."""
+    num_preferred_tokens: float = 0.0
+    """Their loss tokens."""
     max_lengths: Tensor
     """[S] float32: the longest possible answer to each sequence's prompt, for constant-length aggregation."""
     unit_ids: Tensor | None = None

@@ -49,7 +49,7 @@ class Cluster(Protocol):
 
 
 CLUSTERS: Registry[Callable[[ClusterConfig, Mapping[str, RoleDevices], RunDirectory | None], Cluster]] = Registry(
-    "cluster", {"local": "roll.cluster.local:open_local", "ray": "roll.cluster.ray_cluster:open_ray"}
+    "cluster", {"local": "roll.cluster.local:LocalCluster", "ray": "roll.cluster.ray_cluster:open_ray"}
 )
 
 

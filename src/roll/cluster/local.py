@@ -13,14 +13,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from roll.cluster.engines import StartedEngines
-from roll.config.cluster import ClusterConfig, RoleDevices
 from roll.config.training import TRAINERS
 from roll.inference import EngineSpec, build_engine
 from roll.protocols import LossFn, TrainBackend, WorkerPool
 from roll.types import AttentionRange, Output, Outputs, StepResult, TrainingBatch, WeightUpdate
 
 if TYPE_CHECKING:
-    from roll.tracking import RunDirectory
     from roll.training import TrainerSpec
     from roll.weights import Sender
 
@@ -106,7 +104,10 @@ class LocalTrainerGroup:
 
 
 class LocalCluster:
-    """This process; implements `Cluster`."""
+    """This process, whatever the configuration says; implements `Cluster`."""
+
+    def __init__(self, *_: object) -> None:
+        """`CLUSTERS` hands the same arguments to every kind of cluster."""
 
     async def start_trainer(self, spec: TrainerSpec, role: str) -> LocalTrainerGroup:
         """See `Cluster.start_trainer`."""
@@ -128,10 +129,3 @@ class LocalCluster:
 
     async def close(self) -> None:
         """Nothing of its own to end."""
-
-
-def open_local(
-    config: ClusterConfig, roles: Mapping[str, RoleDevices], run: RunDirectory | None = None
-) -> LocalCluster:
-    """This process, whatever the configuration says: `CLUSTERS` hands its arguments to every kind of cluster."""
-    return LocalCluster()

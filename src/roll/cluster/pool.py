@@ -79,8 +79,22 @@ class LocalWorkerPool:
             WorkerDiedError: the worker died, or the pool is closed.
             Exception: whatever the function raised; its own `TimeoutError` comes as a `RuntimeError`.
         """
-        if inspect.iscoroutinefunction(function):
-            return await self._coroutines.submit(function, *args, time_limit_s=time_limit_s)
+        run = self._coroutines.run if inspect.iscoroutinefunction(function) else self._run
+        try:
+            if self._closed:
+                raise WorkerDiedError("the worker pool is closed")
+            ok, value = await run(function, args, time_limit_s)
+        except TimeoutError:
+            self._num_timeouts += 1
+            raise TimeoutError(f"{function.__qualname__} took longer than {time_limit_s:g} s") from None
+        if ok:
+            return value
+        if isinstance(value, TimeoutError | WorkerDiedError):  # its own, not the pool's
+            raise RuntimeError(f"{function.__qualname__} raised {type(value).__name__}: {value}") from value
+        raise value
+
+    async def _run(self, function: Callable[..., Any], args: tuple[Any, ...], time_limit_s: float) -> tuple[bool, Any]:
+        """Whether the function returned, and its value or its exception."""
         body = pickle.dumps((function, args))
         worker = await self._idle.get()
         try:
@@ -88,21 +102,12 @@ class LocalWorkerPool:
                 raise WorkerDiedError("the worker pool is closed")
             if worker.ended_by_itself:
                 await self._replace(worker)
-            ok, value = await worker.call(body, time_limit_s)
-        except TimeoutError:
-            self._num_timeouts += 1
-            await self._replace(worker)
-            raise TimeoutError(f"{function.__qualname__} took longer than {time_limit_s:g} s") from None
-        except (WorkerDiedError, asyncio.CancelledError):
+            return await worker.call(body, time_limit_s)
+        except (TimeoutError, WorkerDiedError, asyncio.CancelledError):
             await self._replace(worker)
             raise
         finally:
             self._idle.put_nowait(worker)
-        if ok:
-            return value
-        if isinstance(value, TimeoutError | WorkerDiedError):  # its own, not the pool's
-            raise RuntimeError(f"{function.__qualname__} raised {type(value).__name__}: {value}") from value
-        raise value
 
     def beside(self, num_workers: int) -> LocalWorkerPool:
         """See `WorkerPool.beside`."""
@@ -119,7 +124,7 @@ class LocalWorkerPool:
             "workers": len(self._workers),
             "busy": len(self._workers) - self._idle.qsize(),
             "restarts": self._num_restarts + self._coroutines.num_restarts,
-            "timeouts": self._num_timeouts + self._coroutines.num_timeouts,
+            "timeouts": self._num_timeouts,
         }
 
     async def close(self) -> None:

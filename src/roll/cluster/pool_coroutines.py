@@ -183,28 +183,22 @@ class CoroutineWorkers:
     def __init__(self, num_workers: int, *, memory_limit_bytes: int) -> None:
         self._workers = [_Worker(memory_limit_bytes) for _ in range(num_workers)]
         self._closed = False
-        self.num_timeouts = 0
         self.num_restarts = 0
 
-    async def submit(self, function: Callable[..., Any], *args: Any, time_limit_s: float) -> Any:
-        """See `WorkerPool.submit`."""
-        if self._closed:
-            raise WorkerDiedError("the worker pool is closed")
+    async def run(self, function: Callable[..., Any], args: tuple[Any, ...], time_limit_s: float) -> tuple[bool, Any]:
+        """Whether the function returned, and its value or its exception.
+
+        Raises:
+            TimeoutError: it took too long.
+            WorkerDiedError: its process ended.
+        """
         body = pickle.dumps((function, args, time_limit_s))
         worker = min(self._workers, key=lambda worker: len(worker.calls))
         try:
-            ok, value = await worker.call(body, time_limit_s)
-        except TimeoutError:
-            self.num_timeouts += 1
-            raise TimeoutError(f"{function.__qualname__} took longer than {time_limit_s:g} s") from None
+            return await worker.call(body, time_limit_s)
         except WorkerDiedError:
             self.num_restarts += not self._closed
             raise
-        if ok:
-            return value
-        if isinstance(value, TimeoutError | WorkerDiedError):  # its own, not the pool's
-            raise RuntimeError(f"{function.__qualname__} raised {type(value).__name__}: {value}") from value
-        raise value
 
     async def close(self) -> None:
         """End every process, and every call with `WorkerDiedError`; may be called twice."""

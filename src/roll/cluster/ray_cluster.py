@@ -16,7 +16,7 @@ import os
 import signal
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import KW_ONLY, dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -106,49 +106,43 @@ def _own_sigterm() -> Iterator[None]:
             signal.signal(signal.SIGTERM, before)
 
 
+@dataclass(eq=False)
 class RayCluster:
     """Implements `Cluster` over a placement group."""
 
-    def __init__(
-        self,
-        roles: Mapping[str, RoleDevices],
-        placement: Placement,
-        group: PlacementGroup,
-        *,
-        accelerated: bool,
-        owned: bool,
-        run: RunDirectory | None = None,
-    ) -> None:
-        self._roles = roles
-        self._placement = placement
-        self._group = group
-        self._accelerated = accelerated
-        self._owned = owned
-        self._run = run
+    roles: Mapping[str, RoleDevices]
+    placement: Placement
+    group: PlacementGroup
+    _: KW_ONLY
+    accelerated: bool
+    """Whether the devices are no CPU cores."""
+    owned: bool
+    """Whether Ray was started here."""
+    run: RunDirectory | None = None
 
     @property
     def _threads(self) -> int | None:
         """CPU threads per actor: the machine's cores, shared between ranks and engines; devices need no limit."""
-        if self._accelerated:
+        if self.accelerated:
             return None
-        sharing = max(map(len, self._placement.seats.values()))
-        return max(1, (os.cpu_count() or 1) // min(sharing, self._placement.workers_on_first_node or 1))
+        sharing = max(map(len, self.placement.seats.values()))
+        return max(1, (os.cpu_count() or 1) // min(sharing, self.placement.workers_on_first_node or 1))
 
     def _options(self, seat: Seat, threads: int | None, role: str, index: int) -> dict[str, Any]:
         """Ray options of an actor in this seat."""
         environment = {name: os.environ[name] for name in _PASSED_ON if name in os.environ}
-        if self._run:
-            environment[ACTOR_LOG] = str(self._run.log_path(role, index).absolute())
+        if self.run:
+            environment[ACTOR_LOG] = str(self.run.log_path(role, index).absolute())
         if threads:
             environment["OMP_NUM_THREADS"] = str(threads)
-        if self._accelerated:
+        if self.accelerated:
             environment["RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES"] = "1"
             environment["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, seat.local_devices))
         return {
-            "num_cpus": 0 if self._accelerated else SLIVER,
-            "num_gpus": SLIVER if self._accelerated else 0,
+            "num_cpus": 0 if self.accelerated else SLIVER,
+            "num_gpus": SLIVER if self.accelerated else 0,
             "scheduling_strategy": PlacementGroupSchedulingStrategy(
-                placement_group=self._group, placement_group_bundle_index=seat.node
+                placement_group=self.group, placement_group_bundle_index=seat.node
             ),
             "runtime_env": {"env_vars": environment},
         }
@@ -157,14 +151,14 @@ class RayCluster:
         """See `Cluster.start_trainer`."""
         threads = spec.training.num_threads or self._threads
         training = spec.training.model_copy(update={"num_threads": threads})
-        seats = [self._options(seat, threads, spec.role, rank) for rank, seat in enumerate(self._placement.seats[role])]
+        seats = [self._options(seat, threads, spec.role, rank) for rank, seat in enumerate(self.placement.seats[role])]
         return await RayTrainerGroup.start(replace(spec, training=training), seats)
 
     async def start_engines(self, specs: Sequence[EngineSpec], role: str) -> StartedEngines:
         """See `Cluster.start_engines`."""
         makers = {}
-        name = f"{self._roles[role].log_name}_actor"
-        for index, (spec, seat) in enumerate(zip(specs, self._placement.seats[role], strict=True)):
+        name = f"{self.roles[role].log_name}_actor"
+        for index, (spec, seat) in enumerate(zip(specs, self.placement.seats[role], strict=True)):
             threads = spec.num_threads or self._threads
             options = self._options(seat, threads, name, index)
             makers[spec.engine_id] = partial(RayEngine, replace(spec, num_threads=threads), options)
@@ -172,20 +166,20 @@ class RayCluster:
 
     async def start_pool(self, num_workers: int) -> WorkerPool:
         """See `Cluster.start_pool`: beside the controller, or where there are several machines, on all of them."""
-        if self._placement.num_nodes == 1:
+        if self.placement.num_nodes == 1:
             return LocalWorkerPool(num_workers)
-        devices = tuple(range(self._placement.devices_per_node))
-        seats = [Seat(node=node, local_devices=devices) for node in range(self._placement.num_nodes)]
+        devices = tuple(range(self.placement.devices_per_node))
+        seats = [Seat(node=node, local_devices=devices) for node in range(self.placement.num_nodes)]
         return RayWorkerPool(num_workers, [self._options(seat, None, "rewards", seat.node) for seat in seats])
 
     def transport(self, engine_kind: str) -> str:
         """See `Cluster.transport`: host memory where all share it, else over the network or between devices."""
-        return "shared_memory" if self._placement.num_nodes == 1 and not self._accelerated else "broadcast"
+        return "shared_memory" if self.placement.num_nodes == 1 and not self.accelerated else "broadcast"
 
     async def close(self) -> None:
         """Free the devices, and end the cluster where it was started here."""
-        await asyncio.to_thread(remove_placement_group, self._group)
-        if self._owned:
+        await asyncio.to_thread(remove_placement_group, self.group)
+        if self.owned:
             await asyncio.to_thread(ray.shutdown)
 
 

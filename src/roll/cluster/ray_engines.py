@@ -14,7 +14,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import ray
-from ray.exceptions import ActorDiedError, ActorUnavailableError, RayActorError, RayTaskError
+from ray.exceptions import RayActorError, RayTaskError
 
 from roll.cluster.actor_log import log_into_the_run
 from roll.errors import EngineDiedError
@@ -85,7 +85,7 @@ class RayEngine:
     async def _await(self, reference: Any) -> Any:
         try:
             return await reference
-        except (RayActorError, ActorDiedError, ActorUnavailableError) as error:
+        except RayActorError as error:
             raise EngineDiedError(self.engine_id, f"its process ended ({type(error).__name__})") from error
         except RayTaskError as error:
             cause = error.cause

@@ -12,7 +12,7 @@ import asyncio
 import contextlib
 import os
 import socket
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -52,28 +52,12 @@ class TrainerActor:
         self._backend = make(spec)
         return os.getpid()
 
-    def train_step(self, batch: TrainingBatch, loss: LossFn) -> StepResult:
-        """As the backend's; so for all that follow."""
-        return self._backend.train_step(batch, loss)
-
-    def forward(
-        self, batch: TrainingBatch, outputs: Outputs, attention: AttentionRange | None, adapter: bool
-    ) -> Mapping[Output, list[Any]]:
-        return self._backend.forward(batch, outputs, attention=attention, adapter=adapter)
-
-    def measure(self, batch: TrainingBatch, loss: LossFn) -> StepResult:
-        return self._backend.measure(batch, loss)
-
-    def save(self, path: Path) -> None:
-        self._backend.save(path)
-
-    def load(self, path: Path) -> None:
-        self._backend.load(path)
-
-    def export(self, path: Path) -> None:
-        self._backend.export(path)
+    def call(self, name: str, *arguments: Any, **options: Any) -> Any:
+        """Any method of the backend's."""
+        return getattr(self._backend, name)(*arguments, **options)
 
     def stage(self, policy_version: int, transport: str) -> WeightUpdate | None:
+        """As the sender's; so for all that follow."""
         return self._sender.stage(self._backend.weights(), policy_version, transport)
 
     def send(self) -> dict[str, int]:
@@ -116,27 +100,39 @@ class RayTrainerGroup:
         """Ranks of this trainer."""
         return len(self._actors)
 
-    async def _first(self, calls: Sequence[Any]) -> Any:
+    async def _first(self, calls: Iterable[Any]) -> Any:
         """Rank 0's answer, when all ranks have answered."""
-        answers = await asyncio.gather(*map(_await, calls))
-        return answers[0]
+        return (await asyncio.gather(*map(_await, calls)))[0]
+
+    async def _call(self, name: str, *arguments: Any, **options: Any) -> Any:
+        """A method of the backend's, on all ranks."""
+        return await self._first([actor.call.remote(name, *arguments, **options) for actor in self._actors])
 
     async def train_step(self, batch: TrainingBatch, loss: LossFn) -> StepResult:
         """See `TrainBackend.train_step`."""
-        shared = ray.put(batch)
-        return await self._first([actor.train_step.remote(shared, loss) for actor in self._actors])
+        return await self._call("train_step", ray.put(batch), loss)
 
     async def forward(
         self, batch: TrainingBatch, outputs: Outputs, *, attention: AttentionRange | None = None, adapter: bool = True
     ) -> Mapping[Output, list[Any]]:
         """See `TrainBackend.forward`."""
-        shared = ray.put(batch)
-        return await self._first([a.forward.remote(shared, outputs, attention, adapter) for a in self._actors])
+        return await self._call("forward", ray.put(batch), outputs, attention=attention, adapter=adapter)
+
+    async def save(self, path: Path) -> None:
+        """See `TrainBackend.save`."""
+        await self._call("save", path.absolute())
+
+    async def load(self, path: Path) -> None:
+        """See `TrainBackend.load`."""
+        await self._call("load", path.absolute())
+
+    async def export(self, path: Path) -> None:
+        """See `TrainBackend.export`."""
+        await self._call("export", path.absolute())
 
     async def measure(self, batch: TrainingBatch, loss: LossFn) -> StepResult:
         """See `TrainBackend.measure`."""
-        shared = ray.put(batch)
-        return await self._first([actor.measure.remote(shared, loss) for actor in self._actors])
+        return await self._call("measure", ray.put(batch), loss)
 
     async def send_weights(
         self, policy_version: int, transport: str, deliver: Callable[[WeightUpdate], Awaitable[None]]
@@ -153,18 +149,6 @@ class RayTrainerGroup:
 
     async def release(self, failed: bool) -> None:
         await self._first([actor.release.remote(failed) for actor in self._actors])
-
-    async def save(self, path: Path) -> None:
-        """See `TrainBackend.save`."""
-        await self._first([actor.save.remote(path.absolute()) for actor in self._actors])
-
-    async def load(self, path: Path) -> None:
-        """See `TrainBackend.load`."""
-        await self._first([actor.load.remote(path.absolute()) for actor in self._actors])
-
-    async def export(self, path: Path) -> None:
-        """See `TrainBackend.export`."""
-        await self._first([actor.export.remote(path.absolute()) for actor in self._actors])
 
     async def close(self) -> None:
         """Free shared memory, then end every rank."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Discriminator, PrivateAttr, Tag, field_validator, model_validator
+from pydantic import Discriminator, Tag, field_validator, model_validator
 
 from roll.config.base import FUNCTION, Section, option
 from roll.config.rewards import (
@@ -15,6 +15,7 @@ from roll.config.rewards import (
     as_reward_list,
     check_pattern,
 )
+from roll.config.sources import FileTable, HuggingFaceTable, PythonTable, Share, SumsTask
 
 __all__ = [
     "ArithmeticData",
@@ -29,17 +30,13 @@ __all__ = [
 ]
 
 
-class _Source(Section):
-    domain: str = option("", "Name under which metrics and quotas are kept; the source's own name if empty.")
+class _Scored(Section):
     reward: RewardList = option(
         ..., "How answers are scored: a reward's type, its settings, or a weighted list.", examples=["math"]
     )
-    weight: float = option(1.0, "Share of each step's prompts, relative to the other sources.", gt=0)
-    system_prompt: str | None = option(None, "System message put before every prompt.")
-    prompt_template: str = option(
-        "{prompt}", "How the user message is built; `{prompt}` stands for the source's own text."
-    )
 
+
+class _Source(Share, _Scored):
     @field_validator("reward", mode="before", json_schema_input_type=str | RewardConfig | list[str | RewardConfig])
     @classmethod
     def _reward(cls, value: Any) -> Any:
@@ -60,13 +57,6 @@ class _Source(Section):
         """Whether prompts may bring an expert's answer."""
         return False
 
-    @field_validator("prompt_template")
-    @classmethod
-    def _template(cls, value: str) -> str:
-        if "{prompt}" not in value:
-            raise ValueError(f"{value!r} does not contain '{{prompt}}': the prompt's text would be lost")
-        return value
-
 
 class _Split(_Source):
     held_out: float = option(
@@ -77,27 +67,8 @@ class _Split(_Source):
     )
 
 
-class ArithmeticData(_Split):
+class ArithmeticData(SumsTask, _Source):
     """Seeded sums such as `3 + 4`; training and held-out operand pairs are disjoint."""
-
-    source: Literal["arithmetic"] = option(..., "Name of the source.")
-    operations: list[Literal["+", "-", "*"]] = option(["+"], "Operations to draw from.", min_length=1)
-    min_operand: int = option(1, "Smallest operand.")
-    max_operand: int = option(9, "Largest operand.")
-    held_out: float = option(0.3, "Share of the operand pairs kept for evaluation.", ge=0, lt=1)
-
-    @field_validator("operations")
-    @classmethod
-    def _different(cls, value: list[str]) -> list[str]:
-        if len(set(value)) < len(value):
-            raise ValueError(f"{value} names an operation twice")
-        return value
-
-    @model_validator(mode="after")
-    def _range(self) -> ArithmeticData:
-        if self.max_operand < self.min_operand:
-            raise ValueError(f"max_operand {self.max_operand} is below min_operand {self.min_operand}")
-        return self
 
 
 class FunctionsData(_Split):
@@ -199,50 +170,16 @@ class _Columns(_Split):
         return self
 
 
-class FileData(_Columns):
+class FileData(FileTable, _Columns):
     """A JSONL or Parquet file."""
 
-    source: Literal["file"] = option(..., "Name of the source.")
-    path: str = option(..., "The file, `.jsonl` or `.parquet`.", min_length=1, examples=["data/train.jsonl"])
-    held_out_path: str | None = option(None, "Another file for evaluation; then nothing is held out of `path`.")
 
-
-class HuggingFaceData(_Columns):
+class HuggingFaceData(HuggingFaceTable, _Columns):
     """A Hugging Face dataset: a directory or a hub id, through `datasets`."""
 
-    source: Literal["huggingface"] = option(..., "Name of the source.")
-    path: str = option(..., "A directory (of `save_to_disk`, or data files) or a hub id.", min_length=1)
-    name: str | None = option(None, "Configuration of the dataset, where it has several.")
-    split: str = option("train", "Split for training.")
-    held_out_split: str | None = option(None, "Split for evaluation; then nothing is held out of `split`.")
 
-
-class PythonData(_Columns):
+class PythonData(PythonTable, _Columns):
     """Rows that Python makes: a function or class of yours, or the objects given to `roll.train(config, data=…)`."""
-
-    source: Literal["python"] = option(..., "Name of the source.")
-    function: str | None = option(
-        None,
-        "Where it is: `package.module:name`, or a file: `path/to/file.py:name`. Called with `options`, it gives rows: "
-        "dictionaries, or texts, which are prompts without an answer. Rows for evaluation alone are its `held_out`, if "
-        "it has that. `null` where rows are given as objects.",
-        examples=["my_package.tasks:make", "tasks.py:Sums"],
-        pattern=FUNCTION,
-    )
-    options: dict[str, Any] = option({}, "Keyword arguments of the function or class.")
-    _rows: Any = PrivateAttr(None)
-    _held_out_rows: Any = PrivateAttr(None)
-
-    @property
-    def given(self) -> tuple[Any, Any]:
-        """Rows to train on and rows held out, as they were given as objects; `None` where they were not."""
-        return self._rows, self._held_out_rows
-
-    def with_rows(self, rows: Any, held_out: Any = None) -> Self:
-        """A copy that carries these objects; they are no part of its resolved form."""
-        copy = self.model_copy()
-        copy._rows, copy._held_out_rows = rows, held_out
-        return copy
 
 
 class ReasoningGymData(_Split):

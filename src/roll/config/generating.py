@@ -52,11 +52,6 @@ class GeneratingConfig(RunConfig):
     def _generation_fits(self) -> Self:
         check_judge(self.judge, self.data, self.cluster, self.num_judges)
         self._check_quotas()
-        if self.training.warmup_steps > self.training.num_steps:
-            raise ValueError(
-                f"training.warmup_steps {self.training.warmup_steps} exceeds training.num_steps "
-                f"{self.training.num_steps}"
-            )
         context, answer = self.inference.max_context, self.rollout.max_new_tokens
         if context is not None and context <= answer:
             raise ValueError(

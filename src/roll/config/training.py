@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Literal
 
-from pydantic import field_validator
+from pydantic import ValidationInfo, field_validator
 
 from roll.config.base import Section, option
 from roll.errors import ConfigError
@@ -64,3 +64,11 @@ class TrainingConfig(Section):
         except ConfigError as error:
             raise ValueError(str(error).rstrip(".")) from None
         return name
+
+    @field_validator("warmup_steps")
+    @classmethod
+    def _warm_up_ends(cls, value: int, info: ValidationInfo) -> int:
+        num_steps = info.data.get("num_steps", value)
+        if value > num_steps:
+            raise ValueError(f"{value} exceeds training.num_steps {num_steps}: lower the one or raise the other")
+        return value

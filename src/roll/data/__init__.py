@@ -3,13 +3,14 @@
 from roll.data.build import Data, build_data, held_out_draws
 from roll.data.chat import ChatRenderer
 from roll.data.samples import build_batch, build_sample
-from roll.data.stream import PromptStream, WeightedSource
+from roll.data.stream import PromptStream, WeightedSource, WeightedStream
 
 __all__ = [
     "ChatRenderer",
     "Data",
     "PromptStream",
     "WeightedSource",
+    "WeightedStream",
     "build_batch",
     "build_data",
     "build_sample",

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
-from roll.config.data import ArithmeticData
+from roll.config.sources import SumsTask
 from roll.data.rows import messages_of
 from roll.errors import DataError
 from roll.types import Prompt
@@ -29,9 +29,9 @@ class ArithmeticPrompts:
         pairs: numbers of pairs: `(a - min) · span + (b - min)`.
     """
 
-    def __init__(self, config: ArithmeticData, domain: str, pairs: NDArray[np.int64], seed: int) -> None:
+    def __init__(self, config: SumsTask, domain: str, pairs: NDArray[np.int64], seed: int) -> None:
         self._config, self._domain, self._pairs = config, domain, pairs
-        settings = config.model_dump_json(exclude={"reward", "weight"})
+        settings = config.model_dump_json(exclude={"reward", "weight", "too_long"})
         self.fingerprint = f"seed {seed}, {len(pairs)} pairs, {settings}"
 
     def __len__(self) -> int:
@@ -51,7 +51,7 @@ class ArithmeticPrompts:
         )
 
 
-def arithmetic_prompts(config: ArithmeticData, domain: str, seed: int) -> tuple[ArithmeticPrompts, ArithmeticPrompts]:
+def arithmetic_prompts(config: SumsTask, domain: str, seed: int) -> tuple[ArithmeticPrompts, ArithmeticPrompts]:
     """Training and held-out prompts. They share no ordered pair: where `(3, 4)` is held out, it is for every operation.
 
     Operands 1 … 9 make 81 pairs; with `held_out` 0.3, 57 are trained on and 24 held out.

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from roll.config.data import DataConfig
 from roll.data.chat import ChatRenderer
-from roll.data.source import InterleavedPrompts, Source
+from roll.data.source import Interleaved, Source
 from roll.data.stream import PromptStream, WeightedSource, render_checked
 from roll.errors import DataError
 from roll.protocols import PromptSource
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 __all__ = ["SOURCES", "Data", "build_data", "held_out_draws", "load_source"]
 
-Loader: TypeAlias = Callable[[Any, str, int], tuple[Source, Source]]
+Loader: TypeAlias = Callable[[Any, str, int], tuple[Source[Prompt], Source[Prompt]]]
 
 SOURCES: Registry[Loader] = Registry(
     "prompt source",
@@ -86,25 +86,25 @@ def build_data(
         DataError: a source cannot be read or is empty, or a prompt is too long.
     """
     renderer = ChatRenderer(tokenizer)
-    sources: list[WeightedSource] = []
-    held_out: list[Source] = []
+    sources: list[WeightedSource[Prompt]] = []
+    held_out: list[Source[Prompt]] = []
     for config in configs:
         domain = config.domain or config.source
         training, other = load_source(config, domain, seed)
         sources.append(
-            WeightedSource(domain=domain, prompts=training, weight=config.weight, fingerprint=training.fingerprint)
+            WeightedSource(domain=domain, items=training, weight=config.weight, fingerprint=training.fingerprint)
         )
         held_out.append(other)
     return Data(
         train=PromptStream(sources, renderer.render, seed, max_prompt_tokens=max_prompt_tokens),
-        held_out=InterleavedPrompts(held_out),
+        held_out=Interleaved(held_out),
         renderer=renderer,
         max_prompt_tokens=max_prompt_tokens,
-        longest_prompt=_longest([*(s.prompts for s in sources), *held_out], renderer, max_prompt_tokens),
+        longest_prompt=_longest([*(s.items for s in sources), *held_out], renderer, max_prompt_tokens),
     )
 
 
-def load_source(config: DataConfig, domain: str, seed: int) -> tuple[Source, Source]:
+def load_source(config: DataConfig, domain: str, seed: int) -> tuple[Source[Prompt], Source[Prompt]]:
     """Training and held-out prompts of one entry.
 
     Raises:

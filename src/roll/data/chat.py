@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from roll.data.turns import SpecialTokens, marked_turns, prefix_turns, tokenized
 from roll.errors import DataError
-from roll.types import IntArray, Message
+from roll.types import BoolArray, IntArray, Message
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 __all__ = ["ChatRenderer"]
+
+_MARKER = re.compile(r"\{%-?\s*generation\s*-?%\}")
 
 
 class ChatRenderer:
@@ -25,7 +30,10 @@ class ChatRenderer:
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
         self._tokenizer = tokenizer
-        self.has_template = bool(getattr(tokenizer, "chat_template", None))
+        template = getattr(tokenizer, "chat_template", None)
+        self.has_template = bool(template)
+        self._marks = isinstance(template, str) and bool(_MARKER.search(template))
+        self._special = SpecialTokens(tokenizer)
 
     def render(self, messages: Sequence[Message]) -> IntArray:
         """[P] ids of the conversation, up to where the assistant's answer begins.
@@ -38,6 +46,78 @@ class ChatRenderer:
         else:
             ids = self._tokenizer("\n\n".join(message["content"] for message in messages))["input_ids"]
         return np.asarray(ids, dtype=np.int32)
+
+    def conversation(self, messages: Sequence[Message], num_given: int = 0) -> tuple[IntArray, BoolArray]:
+        """[L] ids of a whole conversation, and [L] which of them the assistant would have written.
+
+        These are the content of its turns and the token that ends each, never a header or what stands between turns;
+        see `roll.data.turns`.
+
+        Args:
+            messages: the last one is the assistant's.
+            num_given: the first so many messages are context only.
+
+        Raises:
+            DataError: the template refuses the conversation, or rewrites its last turn.
+        """
+        if not self.has_template:
+            return self._without_template(messages, num_given)
+        text, turns = self._turns(messages, num_given)
+        return tokenized(self._tokenizer, text, turns)
+
+    def plain(self, text: str) -> tuple[IntArray, BoolArray]:
+        """[L] ids of a text with the tokenizer's own special tokens and the one that ends it; all are learnt."""
+        ids = list(self._tokenizer(text)["input_ids"])
+        end = self.end_token
+        ids += [end] if ids[-1:] != [end] else []
+        mask = np.ones(len(ids), np.bool_)
+        mask[:1] = False  # nothing comes before it
+        return np.asarray(ids, np.int32), mask
+
+    @property
+    def end_token(self) -> int:
+        """The token that ends a text.
+
+        Raises:
+            DataError: the tokenizer has none.
+        """
+        end = self._tokenizer.eos_token_id
+        if end is None:
+            raise DataError("the model's tokenizer has no token that ends a text (`eos_token`): choose another model.")
+        return int(end)
+
+    def special_in(self, text: str) -> str | None:
+        """The first special token that is spelt in the text, which the model would take for the real one."""
+        return self._special.first(text)
+
+    def _turns(self, messages: Sequence[Message], num_given: int) -> tuple[str, list[tuple[int, int]]]:
+        if not self._marks:
+            return prefix_turns(messages, num_given, self._text, self._special)
+        text, spans = self._marked(messages)
+        answers = [i for i, message in enumerate(messages) if message["role"] == "assistant"]
+        if len(spans) != len(answers):
+            return prefix_turns(messages, num_given, self._text, self._special)
+        kept = [(s, messages[i]["content"]) for s, i in zip(spans, answers, strict=True) if i >= num_given]
+        before = messages[: answers[0]]
+        header = self._text(before, True)[len(self._text(before, False)) :]
+        turns = marked_turns(text, [s for s, _ in kept], [c for _, c in kept], header, self._special)
+        return (text, turns) if turns else prefix_turns(messages, num_given, self._text, self._special)
+
+    def _without_template(self, messages: Sequence[Message], num_given: int) -> tuple[IntArray, BoolArray]:
+        """Texts one after the other as `render`, `answer` and `follow_up` put them, without a template."""
+        ids: list[IntArray] = []
+        learnt: list[bool] = []
+        first = next(i for i, message in enumerate(messages) if message["role"] == "assistant")
+        ids.append(self.render(messages[:first]))
+        learnt.append(False)
+        for i in range(first, len(messages)):
+            answers = messages[i]["role"] == "assistant"
+            content = messages[i]["content"]
+            ids.append(self.answer(content) if answers else self.follow_up(content))
+            learnt.append(answers and i >= num_given)
+        mask = np.repeat(learnt, [len(part) for part in ids])
+        mask[:1] = False
+        return np.concatenate(ids), mask
 
     def answer(self, text: str) -> IntArray:
         """Ids of an answer as the model would write it, with the token that ends its message.
@@ -90,20 +170,44 @@ class ChatRenderer:
             self._tokenizer.decode(token_ids.tolist(), skip_special_tokens=True, clean_up_tokenization_spaces=False)
         )
 
-    def _rendered(self, messages: Sequence[Message], *, generation_prompt: bool = True) -> Any:
-        from jinja2 import TemplateError
-
+    def _rendered(self, messages: Sequence[Message], *, generation_prompt: bool = True, tokenize: bool = True) -> Any:
         template: Any = self._tokenizer.apply_chat_template
-        try:
+        with _refusals(messages):
             return template(
                 [dict(message) for message in messages],
                 add_generation_prompt=generation_prompt,
-                tokenize=True,
+                tokenize=tokenize,
                 return_dict=False,
             )
-        except TemplateError as error:
-            roles = ", ".join(message["role"] for message in messages)
-            raise DataError(
-                f"the model's chat template refuses a conversation of {roles}: {error}. Change the prompts "
-                "(without `system_prompt`, for instance), or choose a model that takes them."
-            ) from error
+
+    def _text(self, messages: Sequence[Message], generation_prompt: bool) -> str:
+        return self._rendered(messages, generation_prompt=generation_prompt, tokenize=False) if messages else ""
+
+    def _marked(self, messages: Sequence[Message]) -> tuple[str, list[tuple[int, int]]]:
+        """The conversation's text, and what the template marks in it as generated."""
+        from transformers.utils.chat_template_utils import render_jinja_template
+
+        chat: Any = [[dict(message) for message in messages]]
+        settings: Any = self._tokenizer.special_tokens_map
+        template = str(self._tokenizer.chat_template)
+        with _refusals(messages):
+            rendered: Any = render_jinja_template(
+                chat, chat_template=template, return_assistant_tokens_mask=True, **settings
+            )
+        texts, spans = rendered
+        return texts[0], spans[0]
+
+
+@contextmanager
+def _refusals(messages: Sequence[Message]) -> Iterator[None]:
+    """A template's own errors, as ours."""
+    from jinja2 import TemplateError
+
+    try:
+        yield
+    except TemplateError as error:
+        roles = ", ".join(message["role"] for message in messages)
+        raise DataError(
+            f"the model's chat template refuses a conversation of {roles}: {error}. Change the prompts "
+            "(without `system_prompt`, for instance), or choose a model that takes them."
+        ) from error

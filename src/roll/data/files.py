@@ -1,4 +1,4 @@
-"""Prompts from a JSONL or Parquet file."""
+"""Prompts and examples from a JSONL or Parquet file."""
 
 from __future__ import annotations
 
@@ -10,26 +10,37 @@ from pathlib import Path
 from typing import Any
 
 from roll.config.data import FileData
-from roll.data.rows import Row, RowPrompts, Table, split_by_table, split_held_out
+from roll.config.sources import FileTable
+from roll.data.cells import Row
+from roll.data.rows import PromptReader, RowItems, Table, split_rows
 from roll.errors import DataError
 from roll.registry import looked_from, nearest
+from roll.types import Prompt
 
-__all__ = ["JsonlTable", "ParquetTable", "file_prompts", "open_table"]
+__all__ = ["JsonlTable", "ParquetTable", "file_prompts", "file_tables", "open_table"]
 
 LONGEST_LINE = 64 * 2**20
 """Bytes; a longer line means that the file is not JSON Lines."""
 
 
-def file_prompts(config: FileData, domain: str, seed: int) -> tuple[RowPrompts, RowPrompts]:
+def file_prompts(config: FileData, domain: str, seed: int) -> tuple[RowItems[Prompt], RowItems[Prompt]]:
     """Training and held-out prompts of a file, or of a file each.
 
     Raises:
         DataError: a file is missing, malformed (with its line), or empty.
     """
-    table = open_table(Path(config.path))
-    if config.held_out_path is None:
-        return split_held_out(config, domain, table, seed)
-    return split_by_table(config, domain, table, open_table(Path(config.held_out_path)), seed)
+    return split_rows(PromptReader(config, domain), file_tables(config), seed)
+
+
+def file_tables(config: FileTable) -> tuple[Table, Table | None]:
+    """The file, and the one that is held out, if it is another.
+
+    Raises:
+        DataError: one does not exist, or is of another kind.
+    """
+    return open_table(Path(config.path)), None if config.held_out_path is None else open_table(
+        Path(config.held_out_path)
+    )
 
 
 def open_table(path: Path) -> Table:

@@ -1,4 +1,4 @@
-"""Prompts from a Hugging Face dataset: a directory or a hub id, through `datasets`."""
+"""Prompts and examples from a Hugging Face dataset: a directory or a hub id, through `datasets`."""
 
 from __future__ import annotations
 
@@ -8,30 +8,40 @@ from pathlib import Path
 from typing import Any
 
 from roll.config.data import HuggingFaceData
-from roll.data.rows import Row, RowPrompts, split_by_table, split_held_out
+from roll.config.sources import HuggingFaceTable
+from roll.data.cells import Row
+from roll.data.rows import PromptReader, RowItems, Table, split_rows
 from roll.errors import DataError
 from roll.registry import looked_from, nearest
+from roll.types import Prompt
 
-__all__ = ["DatasetTable", "huggingface_prompts"]
+__all__ = ["DatasetTable", "huggingface_prompts", "huggingface_tables"]
 
 
-def huggingface_prompts(config: HuggingFaceData, domain: str, seed: int) -> tuple[RowPrompts, RowPrompts]:
+def huggingface_prompts(config: HuggingFaceData, domain: str, seed: int) -> tuple[RowItems[Prompt], RowItems[Prompt]]:
     """Training and held-out prompts of a split, or of a split each.
 
     Raises:
         DataError: the dataset or the split is not there, or a row lacks a column.
     """
+    return split_rows(PromptReader(config, domain), huggingface_tables(config), seed)
+
+
+def huggingface_tables(config: HuggingFaceTable) -> tuple[Table, Table | None]:
+    """The split, and the one that is held out, if it is another.
+
+    Raises:
+        DataError: the dataset or a split is not there.
+    """
     splits = _load(config)
     table = DatasetTable(config, splits, config.split)
-    if config.held_out_split is None:
-        return split_held_out(config, domain, table, seed)
-    return split_by_table(config, domain, table, DatasetTable(config, splits, config.held_out_split), seed)
+    return table, None if config.held_out_split is None else DatasetTable(config, splits, config.held_out_split)
 
 
 class DatasetTable:
     """One split; its rows stay in the Arrow files that `datasets` maps into memory."""
 
-    def __init__(self, config: HuggingFaceData, splits: Mapping[str, Any], split: str) -> None:
+    def __init__(self, config: HuggingFaceTable, splits: Mapping[str, Any], split: str) -> None:
         if split not in splits:
             raise DataError(
                 f"dataset '{config.path}' has no split '{split}'.{nearest(split, list(splits))} "
@@ -62,7 +72,7 @@ class DatasetTable:
         return f"{self.name}, row {index + 1}"
 
 
-def _load(config: HuggingFaceData) -> Mapping[str, Any]:
+def _load(config: HuggingFaceTable) -> Mapping[str, Any]:
     """The dataset's splits by name."""
     import datasets
 

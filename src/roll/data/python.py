@@ -1,4 +1,4 @@
-"""Prompts from rows that Python makes: objects that were given, or what a function or class of the user's returns."""
+"""Prompts and examples from rows that Python makes: objects that were given, or what a function or class returns."""
 
 from __future__ import annotations
 
@@ -7,33 +7,43 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from roll.config.data import PythonData
-from roll.data.rows import Row, RowPrompts, split_by_table, split_held_out
+from roll.config.sources import PythonTable
+from roll.data.cells import Row
+from roll.data.rows import PromptReader, RowItems, Table, split_rows
 from roll.errors import DataError, UserError
 from roll.registry import load_function
+from roll.types import Prompt
 
-__all__ = ["ObjectTable", "python_prompts"]
+__all__ = ["ObjectTable", "python_prompts", "python_tables"]
 
 _GIVE = "a list of dictionaries, such as [{'prompt': 'What is 3 + 4?', 'answer': '7'}]"
 
 
-def python_prompts(config: PythonData, domain: str, seed: int) -> tuple[RowPrompts, RowPrompts]:
+def python_prompts(config: PythonData, domain: str, seed: int) -> tuple[RowItems[Prompt], RowItems[Prompt]]:
     """Training and held-out prompts of the rows; where other rows are held out, nothing is held out of these.
 
     Raises:
         DataError: there are no rows, or one is malformed (with its number).
         ConfigError: the user's function cannot be imported.
     """
+    return split_rows(PromptReader(config, domain), python_tables(config, domain, config.prompt_key), seed)
+
+
+def python_tables(config: PythonTable, domain: str, text_key: str | None) -> tuple[Table, Table | None]:
+    """The rows, and those that are held out, if they are others; a text is a row with that column alone.
+
+    Raises:
+        DataError: there are none, or they are no rows.
+        ConfigError: the user's function cannot be imported.
+    """
     rows, held_out = config.given
     if rows is None:
         rows, held_out = _made(config, domain)
-    table = ObjectTable(f"data of '{domain}'", rows, config.prompt_key)
-    if held_out is None:
-        return split_held_out(config, domain, table, seed)
-    other = ObjectTable(f"held-out data of '{domain}'", held_out, config.prompt_key)
-    return split_by_table(config, domain, table, other, seed)
+    table = ObjectTable(f"data of '{domain}'", rows, text_key)
+    return table, None if held_out is None else ObjectTable(f"held-out data of '{domain}'", held_out, text_key)
 
 
-def _made(config: PythonData, domain: str) -> tuple[Any, Any]:
+def _made(config: PythonTable, domain: str) -> tuple[Any, Any]:
     """What the user's function or class gives, and its `held_out`, if it has that."""
     if config.function is None:
         raise DataError(
@@ -51,14 +61,14 @@ def _made(config: PythonData, domain: str) -> tuple[Any, Any]:
 
 
 class ObjectTable:
-    """Rows in memory: dictionaries, or texts, each a prompt.
+    """Rows in memory: dictionaries, or texts.
 
     What can be indexed and has a length (a list, a `datasets.Dataset`) is read in place, anything else once.
     """
 
-    def __init__(self, name: str, rows: Iterable[Any], prompt_key: str) -> None:
+    def __init__(self, name: str, rows: Iterable[Any], text_key: str | None) -> None:
         self.name = name
-        self._prompt_key = prompt_key
+        self._text_key = text_key
         if isinstance(rows, str | bytes | Mapping) or not isinstance(rows, Iterable):
             raise DataError(f"{name} is of type {type(rows).__name__}: give {_GIVE}.")
         in_place = hasattr(rows, "__getitem__") and hasattr(rows, "__len__")
@@ -78,8 +88,8 @@ class ObjectTable:
             row = self._rows[index]
         except Exception as error:  # as above
             raise DataError(f"{self.where(index)} cannot be read: {type(error).__name__}: {error}") from error
-        if isinstance(row, str):
-            return {self._prompt_key: row}
+        if isinstance(row, str) and self._text_key is not None:
+            return {self._text_key: row}
         if not isinstance(row, Mapping):
             raise DataError(f"{self.where(index)} is of type {type(row).__name__}: give {_GIVE}.")
         return row

@@ -1,4 +1,4 @@
-"""From a table's rows to prompts, and which of them are held out.
+"""From a table's rows to prompts or examples, and which of them are held out.
 
     table ── one pass: every row is checked, and its side decided ──► row numbers to train on │ row numbers held out
                                                                          │
@@ -12,27 +12,26 @@ from __future__ import annotations
 import logging
 import math
 import re
-from collections.abc import Iterator, Mapping
-from typing import Any, Protocol, TypeAlias
+from array import array
+from collections.abc import Collection, Iterable, Iterator
+from typing import Any, Generic, Protocol, TypeAlias, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from roll.config.data import FileData, HuggingFaceData, PythonData
-from roll.data.source import Fingerprint, content_hash
+from roll.data.cells import ROLES, Row, column, is_message, short, unicode_text
+from roll.data.source import Fingerprint, content_hash, content_of_prompt
 from roll.errors import DataError
-from roll.registry import nearest
 from roll.types import Message, Prompt
 
-__all__ = ["Row", "RowPrompts", "Table", "messages_of", "prompt_of_row", "split_by_table", "split_held_out"]
+__all__ = ["PromptReader", "RowItems", "RowReader", "Table", "messages_of", "prompt_of_row", "split_rows"]
 
 logger = logging.getLogger(__name__)
 
-Row = Mapping[str, Any]
+T = TypeVar("T")
 TableConfig: TypeAlias = FileData | HuggingFaceData | PythonData
 """Sources whose rows have columns."""
-
-_ROLES = ("system", "user", "assistant", "tool")
 
 
 class Table(Protocol):
@@ -58,113 +57,164 @@ class Table(Protocol):
         ...
 
 
-class RowPrompts:
-    """The prompts of some rows of a table, read when asked for; a `Source`."""
+class RowReader(Protocol[T]):
+    """What the rows of a table are read as."""
+
+    held_out: float
+    limit: int | None
+
+    def read(self, row: Row, key: str, where: str) -> T:
+        """One row, whose uid ends with `key`.
+
+        Raises:
+            DataError: it is malformed.
+        """
+        ...
+
+    def refuse(self, error: DataError, where: str) -> None:
+        """A row cannot be read: raises, or leaves it out."""
+        ...
+
+    def asked(self, item: T) -> Iterable[str]:
+        """What the model is asked: items that ask for the same are on the same side of what is held out."""
+        ...
+
+    def content(self, item: T) -> Iterable[str]:
+        """All of it."""
+        ...
+
+
+class RowItems(Generic[T]):
+    """What some rows of a table are read as, when asked for; a `Source`."""
 
     def __init__(
-        self,
-        config: TableConfig,
-        domain: str,
-        table: Table,
-        rows: NDArray[np.int64],
-        fingerprint: str,
-        prefix: str,
+        self, reader: RowReader[T], table: Table, rows: NDArray[np.int64], fingerprint: str, prefix: str = ""
     ) -> None:
         self.fingerprint = fingerprint
-        self._config, self._domain, self._table = config, domain, table
-        self._rows, self._prefix = rows, prefix
+        self._reader, self._table, self._rows, self._prefix = reader, table, rows, prefix
 
     def __len__(self) -> int:
         return len(self._rows)
 
-    def __getitem__(self, index: int) -> Prompt:
+    def __getitem__(self, index: int) -> T:
         row = int(self._rows[index])
-        key = self._prefix + self._table.key(row)
-        return prompt_of_row(self._config, self._domain, self._table.row(row), key, self._table.where(row))
+        return self._reader.read(self._table.row(row), self._prefix + self._table.key(row), self.where(index))
+
+    def where(self, index: int) -> str:
+        """The place of the item's row, for messages."""
+        return self._table.where(int(self._rows[index]))
+
+    def without(self, indices: Collection[int]) -> RowItems[T]:
+        """All but these."""
+        return RowItems(
+            self._reader, self._table, np.delete(self._rows, sorted(indices)), self.fingerprint, self._prefix
+        )
 
 
-def _scan(config: TableConfig, domain: str, table: Table, prefix: str) -> Iterator[tuple[int, Prompt]]:
-    """Every row's number and prompt, checked.
+def split_rows(reader: RowReader[T], tables: tuple[Table, Table | None], seed: int) -> tuple[RowItems[T], RowItems[T]]:
+    """What to train on and what is held out: a share of the first table, or the second one.
+
+    Raises:
+        DataError: a table cannot be read, is empty, or a row is malformed; or all is in both tables.
+    """
+    table, held_out = tables
+    return _by_share(reader, table, seed) if held_out is None else _by_table(reader, table, held_out, seed)
+
+
+def _scan(reader: RowReader[T], table: Table, prefix: str) -> Iterator[tuple[int, T]]:
+    """Every row's number and item, checked.
 
     Raises:
         DataError: there is no row, or one is malformed.
     """
     number = -1
-    for number, row in enumerate(table.scan(config.limit)):
-        yield number, prompt_of_row(config, domain, row, prefix + table.key(number), table.where(number))
+    for number, row in enumerate(table.scan(reader.limit)):
+        try:
+            item = reader.read(row, prefix + table.key(number), table.where(number))
+        except DataError as error:
+            reader.refuse(error, table.where(number))
+        else:
+            yield number, item
     if number < 0:
         raise DataError(f"{table.name} holds no rows: give one with at least one prompt.")
 
 
-def _side(
-    config: TableConfig,
-    domain: str,
-    table: Table,
-    rows: list[int],
-    digest: Fingerprint,
-    prefix: str,
-) -> RowPrompts:
-    return RowPrompts(config, domain, table, np.asarray(rows, np.int64), digest.text(), prefix)
+def _numbers(rows: array[int]) -> NDArray[np.int64]:
+    return np.array(rows, np.int64)
 
 
-def _shuffled(rows: list[int], seed: int) -> list[int]:
-    """Shuffle by the seed, so that the first few held-out prompts are a fair sample of a sorted table."""
-    return [rows[i] for i in np.random.default_rng([seed, 0x0E1D]).permutation(len(rows))]
+def _shuffled(rows: array[int], seed: int) -> NDArray[np.int64]:
+    """Shuffle by the seed, so that the first few held-out items are a fair sample of a sorted table."""
+    return _numbers(rows)[np.random.default_rng([seed, 0x0E1D]).permutation(len(rows))]
 
 
-def split_held_out(config: TableConfig, domain: str, table: Table, seed: int) -> tuple[RowPrompts, RowPrompts]:
-    """Training and held-out prompts of one table, `config.held_out` of them held out.
+def _by_share(reader: RowReader[T], table: Table, seed: int) -> tuple[RowItems[T], RowItems[T]]:
+    """Hold out a share of one table.
 
-    Which side a prompt is on depends on its content and the seed, not on its neighbours: a question that occurs twice
+    Which side an item is on depends on what is asked and the seed, not on its neighbours: a question that occurs twice
     never leaks, and adding rows moves none.
-
-    Raises:
-        DataError: the table cannot be read, is empty, or a row is malformed.
     """
-    sides: tuple[list[int], list[int]] = ([], [])
+    sides = (array("q"), array("q"))
     digests = (Fingerprint(), Fingerprint())
-    for number, prompt in _scan(config, domain, table, ""):
-        side = content_hash(prompt, seed) / 2**64 < config.held_out
+    for number, item in _scan(reader, table, ""):
+        side = content_hash(reader.asked(item), seed) / 2**64 < reader.held_out
         sides[side].append(number)
-        digests[side].add(prompt)
+        digests[side].add(reader.content(item))
     return (
-        _side(config, domain, table, sides[0], digests[0], ""),
-        _side(config, domain, table, _shuffled(sides[1], seed), digests[1], ""),
+        RowItems(reader, table, _numbers(sides[0]), digests[0].text()),
+        RowItems(reader, table, _shuffled(sides[1], seed), digests[1].text()),
     )
 
 
-def split_by_table(
-    config: TableConfig, domain: str, table: Table, held_out: Table, seed: int
-) -> tuple[RowPrompts, RowPrompts]:
-    """Training prompts of one table, held-out ones of another. What occurs in both is not trained on.
-
-    Raises:
-        DataError: a table cannot be read, is empty, or a row is malformed; or every prompt is in both.
-    """
-    kept: list[int] = []
-    evaluation: list[int] = []
+def _by_table(reader: RowReader[T], table: Table, held_out: Table, seed: int) -> tuple[RowItems[T], RowItems[T]]:
+    """Hold out another table. What is asked in both is not trained on."""
+    kept, evaluation = array("q"), array("q")
     digests = (Fingerprint(), Fingerprint())
     seen: set[int] = set()
-    for number, prompt in _scan(config, domain, held_out, "held_out/"):
+    for number, item in _scan(reader, held_out, "held_out/"):
         evaluation.append(number)
-        digests[1].add(prompt)
-        seen.add(content_hash(prompt))
+        digests[1].add(reader.content(item))
+        seen.add(content_hash(reader.asked(item)))
     num_shared = 0
-    for number, prompt in _scan(config, domain, table, ""):
-        if content_hash(prompt) in seen:
+    for number, item in _scan(reader, table, ""):
+        if content_hash(reader.asked(item)) in seen:
             num_shared += 1
         else:
             kept.append(number)
-            digests[0].add(prompt)
+            digests[0].add(reader.content(item))
     if num_shared:
         message = f"{num_shared} prompts of {table.name} also occur in {held_out.name}"
         if not kept:
             raise DataError(f"{message}, so none is left to train on: evaluate on other data.")
         logger.warning("%s: they are held out, not trained on", message)
     return (
-        _side(config, domain, table, kept, digests[0], ""),
-        _side(config, domain, held_out, _shuffled(evaluation, seed), digests[1], "held_out/"),
+        RowItems(reader, table, _numbers(kept), digests[0].text()),
+        RowItems(reader, held_out, _shuffled(evaluation, seed), digests[1].text(), "held_out/"),
     )
+
+
+class PromptReader:
+    """Reads rows as prompts; a `RowReader`."""
+
+    def __init__(self, config: TableConfig, domain: str) -> None:
+        self._config, self._domain = config, domain
+        self.held_out, self.limit = config.held_out, config.limit
+
+    def read(self, row: Row, key: str, where: str) -> Prompt:
+        """See `prompt_of_row`."""
+        return prompt_of_row(self._config, self._domain, row, key, where)
+
+    def refuse(self, error: DataError, where: str) -> None:
+        """Every malformed row ends the run before it begins."""
+        raise error
+
+    def asked(self, item: Prompt) -> Iterable[str]:
+        """The messages' contents."""
+        return (message["content"] for message in item.messages)
+
+    def content(self, item: Prompt) -> Iterable[str]:
+        """See `content_of_prompt`."""
+        return content_of_prompt(item)
 
 
 def messages_of(text: str, system_prompt: str | None, template: str) -> tuple[Message, ...]:
@@ -183,7 +233,7 @@ def prompt_of_row(config: TableConfig, domain: str, row: Row, key: str, where: s
     Raises:
         DataError: a column is missing or of the wrong type.
     """
-    content = _column(row, config.prompt_key, where, "prompt_key")
+    content = column(row, config.prompt_key, where, "prompt_key")
     taken = {config.prompt_key, config.answer_key, config.expert_key}
     return Prompt(
         uid=f"{domain}/{key}",
@@ -195,65 +245,42 @@ def prompt_of_row(config: TableConfig, domain: str, row: Row, key: str, where: s
     )
 
 
-def _column(row: Row, name: str, where: str, option: str) -> Any:
-    if name not in row:
-        columns = ", ".join(_short(column) for column in list(row)[:20]) or "none"
-        raise DataError(
-            f"{where}: there is no column '{name}'.{nearest(name, list(row))} It has: {columns}. "
-            f"Set `{option}` to the right one."
-        )
-    return row[name]
-
-
 def _messages(content: Any, config: TableConfig, where: str) -> tuple[Message, ...]:
     if isinstance(content, str) and content.strip():
-        return messages_of(_text(content, config.prompt_key, where), config.system_prompt, config.prompt_template)
-    if isinstance(content, list) and content and all(_is_message(message) for message in content):
+        return messages_of(
+            unicode_text(content, config.prompt_key, where), config.system_prompt, config.prompt_template
+        )
+    if isinstance(content, list) and content and all(is_message(message) for message in content):
         system = config.system_prompt if content[0]["role"] != "system" else None
         first: tuple[Message, ...] = ({"role": "system", "content": system},) if system else ()
         chat: list[Message] = [
-            {"role": m["role"], "content": _text(m["content"], config.prompt_key, where)} for m in content
+            {"role": m["role"], "content": unicode_text(m["content"], config.prompt_key, where)} for m in content
         ]
         return (*first, *chat)
     raise DataError(
         f"{where}: column '{config.prompt_key}' must be text or a list of chat messages "
-        f"({{role, content}}, roles {', '.join(_ROLES)}), got {_short(content)}."
+        f"({{role, content}}, roles {', '.join(ROLES)}), got {short(content)}."
     )
-
-
-def _is_message(value: Any) -> bool:
-    return isinstance(value, Mapping) and value.get("role") in _ROLES and isinstance(value.get("content"), str)
-
-
-def _text(value: str, column: str, where: str) -> str:
-    """The text, if it is one: half a surrogate pair, which JSON can spell, has no tokens."""
-    try:
-        value.encode()
-    except UnicodeEncodeError as error:
-        raise DataError(
-            f"{where}: column '{column}' is not valid Unicode text at character {error.start}: {_short(value)}."
-        ) from None
-    return value
 
 
 def _answer(row: Row, config: TableConfig, where: str) -> str:
     if config.answer_key is None:
         return ""
-    value = _column(row, config.answer_key, where, "answer_key")
+    value = column(row, config.answer_key, where, "answer_key")
     value = value.item() if isinstance(value, np.generic) else value
     if not isinstance(value, str | int | float) and not hasattr(value, "as_tuple"):  # the last is a Decimal
-        raise DataError(f"{where}: column '{config.answer_key}' must be text or a number, got {_short(value)}.")
+        raise DataError(f"{where}: column '{config.answer_key}' must be text or a number, got {short(value)}.")
     if not isinstance(value, str | int) and not math.isfinite(value):  # so data frames say that there is none
         raise DataError(f"{where}: column '{config.answer_key}' is {value}: give an answer, or leave the row out.")
     try:
         text = str(value)
     except ValueError:  # Python writes no whole number of more than 4,300 digits
         raise DataError(f"{where}: column '{config.answer_key}' is too long a number: give it as text.") from None
-    text = _text(text, config.answer_key, where)
+    text = unicode_text(text, config.answer_key, where)
     if config.answer_pattern is not None:
         found = re.search(config.answer_pattern, text)
         if found is None:
-            raise DataError(f"{where}: answer_pattern {config.answer_pattern!r} is not found in {_short(text)}.")
+            raise DataError(f"{where}: answer_pattern {config.answer_pattern!r} is not found in {short(text)}.")
         text = ((found.group(1) if found.re.groups else found.group(0)) or "").strip()
     comparing = [reward.type for reward in config.reward if reward.needs_answer]
     if comparing and not text.strip():
@@ -268,20 +295,12 @@ def _expert(row: Row, config: TableConfig, where: str) -> tuple[str, ...]:
     """The demonstration; nothing where the row has none."""
     if config.expert_key is None:
         return ()
-    value = _column(row, config.expert_key, where, "expert_key")
+    value = column(row, config.expert_key, where, "expert_key")
     if value is None or value == "":
         return ()
     if not isinstance(value, str):
         raise DataError(
             f"{where}: column '{config.expert_key}' must be the text of an answer, or null where there is none, got "
-            f"{_short(value)}."
+            f"{short(value)}."
         )
-    return (_text(value, config.expert_key, where),)
-
-
-def _short(value: Any) -> str:
-    try:
-        text = repr(value)
-    except Exception:  # it nests too deeply, holds too long a number, or is of a class of the user's own
-        return f"an object of type {type(value).__name__}"
-    return text if len(text) <= 60 else f"{text[:57]}..."
+    return (unicode_text(value, config.expert_key, where),)

@@ -1,37 +1,37 @@
-"""What every prompt source is made of: prompts by index, and a fingerprint that tells whether they changed."""
+"""What every source is made of: items by index, and a fingerprint that tells whether they changed."""
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Sequence
-from typing import Protocol
+from typing import Generic, Protocol, TypeVar
 
 import numpy as np
 
-from roll.protocols import PromptSource
+from roll.protocols import Item_co, Items
 from roll.types import Prompt
 
-__all__ = ["Fingerprint", "InterleavedPrompts", "PromptList", "Source", "content_hash"]
+__all__ = ["Fingerprint", "Interleaved", "PromptList", "Source", "content_hash", "content_of_prompt"]
+
+T = TypeVar("T")
 
 
-class Source(PromptSource, Protocol):
-    """A prompt source that knows its content."""
+class Source(Items[Item_co], Protocol[Item_co]):
+    """Prompts or examples that know their content."""
 
     fingerprint: str
     """Equal for equal content in equal order; a resumed run compares it."""
 
 
 class Fingerprint:
-    """Digest of a series of prompts, taken one after the other."""
+    """Digest of a series of items, taken one after the other."""
 
     def __init__(self) -> None:
         self._digest = hashlib.blake2b(digest_size=8)
 
-    def add(self, prompt: Prompt) -> None:
-        """Take in the next prompt."""
-        chat = (f"{m['role']}\x00{m['content']}" for m in prompt.messages)
-        parts = [prompt.uid, prompt.answer, *chat, *prompt.expert]
-        self._digest.update("\x01".join(parts).encode("utf-8", "surrogatepass") + b"\x02")
+    def add(self, content: Iterable[str]) -> None:
+        """Take in the next item, by its texts."""
+        self._digest.update("\x01".join(content).encode("utf-8", "surrogatepass") + b"\x02")
 
     def text(self) -> str:
         """The digest so far, in hexadecimal."""
@@ -45,7 +45,7 @@ class PromptList:
         self._prompts = list(prompts)
         digest = Fingerprint()
         for prompt in self._prompts:
-            digest.add(prompt)
+            digest.add(content_of_prompt(prompt))
         self.fingerprint = digest.text()
 
     def __len__(self) -> int:
@@ -55,10 +55,10 @@ class PromptList:
         return self._prompts[index]
 
 
-class InterleavedPrompts:
-    """One prompt of each part in turn, so that any beginning covers every part; read only when asked for."""
+class Interleaved(Generic[T]):
+    """One item of each part in turn, so that any beginning covers every part; read only when asked for."""
 
-    def __init__(self, parts: Sequence[PromptSource]) -> None:
+    def __init__(self, parts: Sequence[Items[T]]) -> None:
         self._parts = list(parts)
         indices = [np.arange(len(part)) for part in parts]
         which = np.repeat(np.arange(len(parts)), [len(part) for part in parts])
@@ -69,12 +69,18 @@ class InterleavedPrompts:
     def __len__(self) -> int:
         return len(self._which)
 
-    def __getitem__(self, index: int) -> Prompt:
+    def __getitem__(self, index: int) -> T:
         return self._parts[int(self._which[index])][int(self._index[index])]
 
 
-def content_hash(prompt: Prompt, seed: int = 0) -> int:
+def content_of_prompt(prompt: Prompt) -> list[str]:
+    """Everything that makes this prompt another one than others."""
+    chat = (f"{m['role']}\x00{m['content']}" for m in prompt.messages)
+    return [prompt.uid, prompt.answer, *chat, *prompt.expert]
+
+
+def content_hash(asked: Iterable[str], seed: int = 0) -> int:
     """64 bits of what the model is asked, so that the same question has the same hash wherever it stands."""
-    content = "\x00".join(message["content"] for message in prompt.messages)
+    content = "\x00".join(asked)
     digest = hashlib.blake2b(f"{seed}/{content}".encode("utf-8", "surrogatepass"), digest_size=8).digest()
     return int.from_bytes(digest, "big")

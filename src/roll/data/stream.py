@@ -1,91 +1,92 @@
-"""The prompt stream: several sources mixed by weight, each walked without replacement, resumable anywhere.
+"""Streams of prompts or examples: several sources mixed by weight, each walked without replacement, resumable anywhere.
 
     source A ── shuffled per epoch ──┐
     source B ── shuffled per epoch ──┼── shares by weight, exact in the long run ──► draw 0, 1, 2, …
     source C ── shuffled per epoch ──┘
 
 Invariants: what draw n is depends on the settings alone, not on how draws were grouped into calls; within an epoch of a
-source every prompt comes once; the state is a few numbers, never content.
+source every item comes once; the state is a few numbers, never content.
 """
 
 from __future__ import annotations
 
 import hashlib
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar, Generic, TypeVar
 
 import numpy as np
 
 from roll.errors import CheckpointError, DataError
-from roll.protocols import PromptSource
+from roll.protocols import Items
 from roll.types import IntArray, Message, Prompt, PromptDraw
 
-__all__ = ["PromptStream", "WeightedSource"]
+__all__ = ["PromptStream", "WeightedSource", "WeightedStream"]
+
+
+T = TypeVar("T")
+D = TypeVar("D")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class WeightedSource:
+class WeightedSource(Generic[T]):
     """A source, its name, and its share."""
 
     domain: str
-    prompts: PromptSource
+    items: Items[T]
     weight: float = 1.0
     fingerprint: str = ""
-    """Equal for equal prompts in equal order."""
+    """Equal for equal items in equal order."""
 
 
-class PromptStream:
-    """Draws prompts for training.
+class WeightedStream(ABC, Generic[T, D]):
+    """Draws what to train on; what a draw is (`D`, of an item `T`), the subclass says.
 
     Args:
-        sources: at least one, each with a prompt; names differ.
-        render: messages to token ids.
+        sources: at least one, each with an item; names differ.
         seed: of the shuffling.
-        max_prompt_tokens: longer prompts are refused when they are drawn; `None` for no limit.
     """
 
-    def __init__(
-        self,
-        sources: Sequence[WeightedSource],
-        render: Callable[[Sequence[Message]], IntArray],
-        seed: int,
-        *,
-        max_prompt_tokens: int | None = None,
-    ) -> None:
+    size_name: ClassVar[str]
+    """What the state calls the number of a source's items."""
+
+    def __init__(self, sources: Sequence[WeightedSource[T]], seed: int) -> None:
         assert sources, "a stream needs a source"
         self._sources = list(sources)
-        self._render = render
         self._seed = seed
-        self._max_prompt_tokens = max_prompt_tokens
         self._num_drawn = [0] * len(sources)
         self._orders: dict[int, tuple[int, IntArray]] = {}
 
+    @abstractmethod
+    def _drawn(self, draw_id: int, item: T, position: int) -> D:
+        """The item as this draw."""
+
     @property
-    def num_prompts(self) -> int:
-        """Different prompts over all sources."""
-        return sum(len(source.prompts) for source in self._sources)
+    def num_items(self) -> int:
+        """Different items over all sources."""
+        return sum(len(source.items) for source in self._sources)
 
     @property
     def num_drawn(self) -> int:
         """Draws so far, which is the next draw's id."""
         return sum(self._num_drawn)
 
-    def peek(self, count: int) -> list[Prompt]:
-        """The first `count` prompts of the first source, in the source's own order; draws nothing."""
-        prompts = self._sources[0].prompts
-        return [prompts[i] for i in range(min(count, len(prompts)))]
+    def peek(self, count: int) -> list[T]:
+        """The first `count` items of the first source, in the source's own order; draws nothing."""
+        items = self._sources[0].items
+        return [items[i] for i in range(min(count, len(items)))]
 
-    def draw(self, count: int, domain: str | None = None) -> list[PromptDraw]:
-        """The next `count` prompts; of one domain, where it is given.
+    def draw(self, count: int, domain: str | None = None) -> list[D]:
+        """The next `count` draws; of one domain, where it is given.
 
         Raises:
-            DataError: a prompt is longer than the context.
+            DataError: an item cannot be used.
         """
         return [self._next(domain) for _ in range(count)]
 
-    def again(self, draw_id: int, domain: str, position: int) -> PromptDraw:
-        """A prompt that was drawn before, by what its draw said of it.
+    def again(self, draw_id: int, domain: str, position: int) -> D:
+        """An item that was drawn before, by what its draw said of it.
 
         Raises:
             CheckpointError: no source has this domain.
@@ -95,7 +96,7 @@ class PromptStream:
             raise CheckpointError(_changed(f"draw {draw_id} was of the domain '{domain}', which no source has now"))
         return self._at(draw_id, which, position)
 
-    def _next(self, domain: str | None) -> PromptDraw:
+    def _next(self, domain: str | None) -> D:
         which = self._most_behind() if domain is None else self._which(domain)
         assert which is not None, f"no source has the domain {domain}"
         draw = self._at(self.num_drawn, which, self._num_drawn[which])
@@ -105,12 +106,10 @@ class PromptStream:
     def _which(self, domain: str) -> int | None:
         return next((i for i, source in enumerate(self._sources) if source.domain == domain), None)
 
-    def _at(self, draw_id: int, which: int, position: int) -> PromptDraw:
+    def _at(self, draw_id: int, which: int, position: int) -> D:
         source = self._sources[which]
-        epoch, offset = divmod(position, len(source.prompts))
-        prompt = source.prompts[int(self._order(which, epoch)[offset])]
-        token_ids = render_checked(prompt, self._render, self._max_prompt_tokens)
-        return PromptDraw(draw_id=draw_id, prompt=prompt, token_ids=token_ids, position=position)
+        epoch, offset = divmod(position, len(source.items))
+        return self._drawn(draw_id, source.items[int(self._order(which, epoch)[offset])], position)
 
     def _most_behind(self) -> int:
         """The source whose count is furthest below its share of the next total (the first of equals)."""
@@ -125,7 +124,7 @@ class PromptStream:
         if kept is None or kept[0] != epoch:
             source = self._sources[which]
             digest = hashlib.blake2b(f"{self._seed}/{source.domain}/{epoch}".encode(), digest_size=8).digest()
-            order = np.random.default_rng(int.from_bytes(digest, "big")).permutation(len(source.prompts))
+            order = np.random.default_rng(int.from_bytes(digest, "big")).permutation(len(source.items))
             self._orders[which] = (epoch, order.astype(np.int32))
         return self._orders[which][1]
 
@@ -136,10 +135,10 @@ class PromptStream:
             for source, drawn in zip(self._sources, self._num_drawn, strict=True)
         }
 
-    def _settings(self, source: WeightedSource) -> dict[str, Any]:
+    def _settings(self, source: WeightedSource[T]) -> dict[str, Any]:
         """What the meaning of a position depends on."""
         return {
-            "num_prompts": len(source.prompts),
+            self.size_name: len(source.items),
             "weight": source.weight,
             "seed": self._seed,
             "fingerprint": source.fingerprint,
@@ -160,6 +159,35 @@ class PromptStream:
                     before = state[domain].get(name)
                     raise CheckpointError(_changed(f"{name} of source '{domain}' was {before!r} and is {value!r}"))
         self._num_drawn = [int(state[source.domain]["num_drawn"]) for source in self._sources]
+
+
+class PromptStream(WeightedStream[Prompt, PromptDraw]):
+    """Draws prompts for training.
+
+    Args:
+        sources: as for `WeightedStream`.
+        render: messages to token ids.
+        seed: of the shuffling.
+        max_prompt_tokens: longer prompts are refused when they are drawn; `None` for no limit.
+    """
+
+    size_name = "num_prompts"
+
+    def __init__(
+        self,
+        sources: Sequence[WeightedSource[Prompt]],
+        render: Callable[[Sequence[Message]], IntArray],
+        seed: int,
+        *,
+        max_prompt_tokens: int | None = None,
+    ) -> None:
+        super().__init__(sources, seed)
+        self._render = render
+        self._max_prompt_tokens = max_prompt_tokens
+
+    def _drawn(self, draw_id: int, item: Prompt, position: int) -> PromptDraw:
+        token_ids = render_checked(item, self._render, self._max_prompt_tokens)
+        return PromptDraw(draw_id=draw_id, prompt=item, token_ids=token_ids, position=position)
 
 
 def _names(sources: dict[str, Any]) -> str:

@@ -18,7 +18,6 @@ from roll.pipelines.learning.failures import check_failures, describe, failures_
 from roll.pipelines.live_policy import LivePolicy
 from roll.pipelines.preparation import prepare, sampling_plans
 from roll.pipelines.run import Run
-from roll.pipelines.state import RunState
 from roll.rollout import SamplingPlan
 from roll.types import PromptDraw
 
@@ -95,7 +94,7 @@ class Evaluator:
         metrics = measures.evaluation_metrics(groups)
         run.state.evaluated_at = step
         if "eval/score" in metrics:
-            _note(run.state, step, metrics["eval/score"])
+            run.state.note_score(step, metrics["eval/score"])
         run.tracker.log_evaluation(step, metrics, groups)
         failures = failures_of(groups)
         if text := describe(failures):
@@ -104,14 +103,6 @@ class Evaluator:
         if stopping := [alarm.message for alarm in alarms if alarm.stops]:
             raise AlarmError("; ".join(stopping))
         return metrics
-
-
-def _note(state: RunState, step: int, score: float) -> None:
-    """The model before training is no candidate: where it is as good as any, the best that training made is kept."""
-    best = max((found for at, found in state.scores.items() if at != "0"), default=float("-inf"))
-    state.scores[str(step)] = score
-    if step > 0 and score > best:
-        state.best_step = step
 
 
 async def measure(config: GeneratingConfig) -> dict[str, float]:

@@ -25,7 +25,8 @@ class RunFacts:
     where: str
     """Engines, trainer and machine, in a few words."""
     num_steps: int
-    rollouts_per_step: int
+    rollouts_per_step: int | None = None
+    """`None` for a run that generates nothing."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -39,6 +40,18 @@ class Pipeline:
     """Measures the configuration's model, without training."""
 
 
-PIPELINES: Registry[Pipeline] = Registry("pipeline", {"rlvr": "roll.pipelines.rlvr.pipeline:PIPELINE"})
-CHECKS: Registry[Callable[[Any], Report]] = Registry("pipeline", {"rlvr": "roll.pipelines.rlvr.check:inspect"})
+PIPELINES: Registry[Pipeline] = Registry(
+    "pipeline",
+    {
+        "rlvr": "roll.pipelines.rlvr.pipeline:PIPELINE",
+        "sft": "roll.pipelines.sft.pipeline:PIPELINE",
+    },
+)
+CHECKS: Registry[Callable[[Any], Report]] = Registry(
+    "pipeline",
+    {
+        "rlvr": "roll.pipelines.rlvr.check:inspect",
+        "sft": "roll.pipelines.sft.check:inspect",
+    },
+)
 """What `roll check` finds out; apart from the others, since it needs no torch."""

@@ -13,10 +13,11 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from roll.config.operations import CheckpointConfig
 from roll.config.run import RunConfig
-from roll.data import PromptStream
+from roll.data import WeightedStream
 from roll.errors import AlarmError
 from roll.pipelines.checkpoint_files import SavedRun
 from roll.pipelines.checkpointer import Checkpointer
@@ -47,7 +48,7 @@ class Session:
     """The checkpoint from which the run goes on; `None` for one that begins."""
 
 
-def beginning(saved: SavedRun | None, stream: PromptStream) -> RunState:
+def beginning(saved: SavedRun | None, stream: WeightedStream[Any, Any]) -> RunState:
     """Where a session begins, and its stream with it.
 
     Raises:
@@ -66,7 +67,7 @@ class Run:
     num_steps: int
     checkpoint: CheckpointConfig
     state: RunState
-    stream: PromptStream
+    stream: WeightedStream[Any, Any]
     """Where draws come from; at a boundary, `state.data` is its cursor."""
     ledger: DataLedger
     checkpointer: Checkpointer
@@ -84,7 +85,7 @@ class Run:
         num_steps: int,
         session: Session,
         state: RunState,
-        stream: PromptStream,
+        stream: WeightedStream[Any, Any],
         policy: TrainerGroup,
         critics: Sequence[TrainerGroup] = (),
     ) -> Run:

@@ -49,6 +49,15 @@ class RunState:
     best_step: int | None = None
     """Step, after the first update, with the best evaluation score (the earliest of equals)."""
 
+    def note_score(self, step: int, score: float) -> None:
+        """Remember an evaluation's score, of which more is better. The model before training is no candidate for the
+        best: where it is as good as any, the best that training made is kept.
+        """
+        best = max((found for at, found in self.scores.items() if at != "0"), default=float("-inf"))
+        self.scores[str(step)] = score
+        if step > 0 and score > best:
+            self.best_step = step
+
     def to_json(self) -> dict[str, Any]:
         """Plain data with a format number."""
         moments = {domain: value.to_json() for domain, value in self.moments.items()}

@@ -62,14 +62,6 @@ def _occurrences(word: str, text: str) -> int:
     return text.casefold().count(word.casefold())
 
 
-def _keywords(text: str, arguments: Arguments) -> bool:
-    return all(_occurrences(word, text) for word in _texts(arguments, "keywords"))
-
-
-def _keyword_frequency(text: str, arguments: Arguments) -> bool:
-    return _related(_occurrences(_text(arguments, "keyword"), text), arguments, "frequency", "relation")
-
-
 def _forbidden_words(text: str, arguments: Arguments) -> bool:
     words = _texts(arguments, "forbidden_words")
     return not any(re.search(rf"(?<!\w){re.escape(word)}(?!\w)", text, re.IGNORECASE) for word in words)
@@ -102,18 +94,6 @@ def language_of(text: str) -> str:
         return ""
 
 
-def _language(text: str, arguments: Arguments) -> bool:
-    return language_of(text).partition("-")[0] == _text(arguments, "language").partition("-")[0].lower()
-
-
-def _num_sentences(text: str, arguments: Arguments) -> bool:
-    return _related(len(sentences(text)), arguments, "num_sentences", "relation")
-
-
-def _num_words(text: str, arguments: Arguments) -> bool:
-    return _related(num_words(text), arguments, "num_words", "relation")
-
-
 def _num_paragraphs(text: str, arguments: Arguments) -> bool:
     """Paragraphs divided by `***`; the first and last may be empty, no other."""
     parts = [part.strip() for part in text.split("***")]
@@ -132,10 +112,6 @@ def _first_word(text: str, arguments: Arguments) -> bool:
     return first.lower() == word.lower()
 
 
-def _placeholders(text: str, arguments: Arguments) -> bool:
-    return len(re.findall(r"\[[^\[\]\n]*\]", text)) >= _integer(arguments, "num_placeholders")
-
-
 def _postscript(text: str, arguments: Arguments) -> bool:
     marker = _text(arguments, "postscript_marker")
     letters = re.sub(r"[^a-z]", "", marker.lower())
@@ -143,15 +119,7 @@ def _postscript(text: str, arguments: Arguments) -> bool:
     return re.search(rf"(?m)(?:^|\s){pattern}", text, re.IGNORECASE) is not None
 
 
-def _bullets(text: str, arguments: Arguments) -> bool:
-    return len(re.findall(r"(?m)^[^\S\n]*(?:\*(?!\*)|-).", text)) == _integer(arguments, "num_bullets")
-
-
 _OPTIONS = ("My answer is yes.", "My answer is no.", "My answer is maybe.")
-
-
-def _constrained(text: str, arguments: Arguments) -> bool:
-    return any(option in text for option in _OPTIONS)
 
 
 def _highlights(text: str, arguments: Arguments) -> bool:
@@ -173,38 +141,10 @@ def _json(text: str, arguments: Arguments) -> bool:
     return True
 
 
-def _title(text: str, arguments: Arguments) -> bool:
-    return any(line.strip() for line in re.findall(r"<<([^\n<>]+)>>", text))
-
-
 def _two_responses(text: str, arguments: Arguments) -> bool:
     parts = [part.strip() for part in text.split("******")]
     given = [part for part in parts if part]
     return all(parts[1:-1]) and len(given) == 2 and given[0] != given[1]
-
-
-def _repeat_prompt(text: str, arguments: Arguments) -> bool:
-    return text.strip().lower().startswith(_text(arguments, "prompt_to_repeat").lower())
-
-
-def _ends_with(text: str, arguments: Arguments) -> bool:
-    return text.strip().strip('"').lower().endswith(_text(arguments, "end_phrase").lower())
-
-
-def _capital_words(text: str, arguments: Arguments) -> bool:
-    return _related(capital_words(text), arguments, "capital_frequency", "capital_relation")
-
-
-def _english_capital(text: str, arguments: Arguments) -> bool:
-    return text.isupper() and language_of(text.lower()) == "en"
-
-
-def _english_lowercase(text: str, arguments: Arguments) -> bool:
-    return text.islower() and language_of(text) == "en"
-
-
-def _no_comma(text: str, arguments: Arguments) -> bool:
-    return "," not in text
 
 
 def _quoted(text: str, arguments: Arguments) -> bool:
@@ -213,32 +153,49 @@ def _quoted(text: str, arguments: Arguments) -> bool:
 
 
 INSTRUCTIONS: dict[str, Check] = {
-    "change_case:capital_word_frequency": _capital_words,
-    "change_case:english_capital": _english_capital,
-    "change_case:english_lowercase": _english_lowercase,
-    "combination:repeat_prompt": _repeat_prompt,
+    "change_case:capital_word_frequency": lambda text, given: _related(
+        capital_words(text), given, "capital_frequency", "capital_relation"
+    ),
+    "change_case:english_capital": lambda text, _: text.isupper() and language_of(text.lower()) == "en",
+    "change_case:english_lowercase": lambda text, _: text.islower() and language_of(text) == "en",
+    "combination:repeat_prompt": lambda text, given: (
+        text.strip().lower().startswith(_text(given, "prompt_to_repeat").lower())
+    ),
     "combination:two_responses": _two_responses,
-    "detectable_content:number_placeholders": _placeholders,
+    "detectable_content:number_placeholders": lambda text, given: (
+        len(re.findall(r"\[[^\[\]\n]*\]", text)) >= _integer(given, "num_placeholders")
+    ),
     "detectable_content:postscript": _postscript,
-    "detectable_format:constrained_response": _constrained,
+    "detectable_format:constrained_response": lambda text, _: any(option in text for option in _OPTIONS),
     "detectable_format:json_format": _json,
     "detectable_format:multiple_sections": _sections,
-    "detectable_format:number_bullet_lists": _bullets,
+    "detectable_format:number_bullet_lists": lambda text, given: (
+        len(re.findall(r"(?m)^[^\S\n]*(?:\*(?!\*)|-).", text)) == _integer(given, "num_bullets")
+    ),
     "detectable_format:number_highlighted_sections": _highlights,
-    "detectable_format:title": _title,
-    "keywords:existence": _keywords,
+    "detectable_format:title": lambda text, _: any(map(str.strip, re.findall(r"<<([^\n<>]+)>>", text))),
+    "keywords:existence": lambda text, given: all(_occurrences(word, text) for word in _texts(given, "keywords")),
     "keywords:forbidden_words": _forbidden_words,
-    "keywords:frequency": _keyword_frequency,
+    "keywords:frequency": lambda text, given: _related(
+        _occurrences(_text(given, "keyword"), text), given, "frequency", "relation"
+    ),
     "keywords:letter_frequency": _letter_frequency,
-    "language:response_language": _language,
+    "language:response_language": lambda text, given: (
+        language_of(text).partition("-")[0] == _text(given, "language").partition("-")[0].lower()
+    ),
     "length_constraints:nth_paragraph_first_word": _first_word,
     "length_constraints:number_paragraphs": _num_paragraphs,
-    "length_constraints:number_sentences": _num_sentences,
-    "length_constraints:number_words": _num_words,
-    "punctuation:no_comma": _no_comma,
-    "startend:end_checker": _ends_with,
+    "length_constraints:number_sentences": lambda text, given: _related(
+        len(sentences(text)), given, "num_sentences", "relation"
+    ),
+    "length_constraints:number_words": lambda text, given: _related(num_words(text), given, "num_words", "relation"),
+    "punctuation:no_comma": lambda text, _: "," not in text,
+    "startend:end_checker": lambda text, given: (
+        text.strip().strip('"').lower().endswith(_text(given, "end_phrase").lower())
+    ),
     "startend:quotation": _quoted,
 }
+"""By name, the rule: of an answer's text and the instruction's arguments."""
 
 
 def check(instruction: str, arguments: Arguments, text: str) -> bool:

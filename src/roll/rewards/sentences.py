@@ -6,57 +6,10 @@ import re
 
 __all__ = ["capital_words", "num_words", "sentences"]
 
-_ABBREVIATIONS = {
-    "mr",
-    "mrs",
-    "ms",
-    "dr",
-    "prof",
-    "st",
-    "sr",
-    "jr",
-    "vs",
-    "etc",
-    "e.g",
-    "i.e",
-    "inc",
-    "ltd",
-    "co",
-    "corp",
-    "fig",
-    "no",
-    "vol",
-    "pp",
-    "ca",
-    "cf",
-    "al",
-    "dept",
-    "est",
-    "gen",
-    "col",
-    "capt",
-    "lt",
-    "sgt",
-    "rev",
-    "hon",
-    "jan",
-    "feb",
-    "mar",
-    "apr",
-    "jun",
-    "jul",
-    "aug",
-    "sep",
-    "sept",
-    "oct",
-    "nov",
-    "dec",
-    "a.m",
-    "p.m",
-    "u.s",
-    "u.k",
-    "ph.d",
-}
+_ABBREVIATIONS = {"mr", "mrs", "ms", "dr", "prof", "st", "sr", "jr", "vs", "etc", "e.g", "i.e", "inc", "ltd", "co"}
+_ABBREVIATIONS |= {"corp", "fig", "no", "vol", "pp", "ca", "cf", "al", "dept", "est", "gen", "col", "capt", "lt"}
+_ABBREVIATIONS |= {"sgt", "rev", "hon", "jan", "feb", "mar", "apr", "jun", "jul", "aug", "sep", "sept", "oct", "nov"}
+_ABBREVIATIONS |= {"dec", "a.m", "p.m", "u.s", "u.k", "ph.d"}
 _END = re.compile(
     r"(?P<mark>[.!?…]+|[。\uff01\uff1f।؟])(?P<closing>[\"'”’)\]*_]*)(?P<space>\s+|$)|(?P<east>[。\uff01\uff1f।])"
 )

@@ -16,7 +16,7 @@ import asyncio
 import hashlib
 import logging
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import KW_ONLY, dataclass, field, replace
 
 import numpy as np
 
@@ -56,48 +56,33 @@ def request_seed(run_seed: int, purpose: str, draw_id: int, index: int) -> int:
     return int.from_bytes(digest, "big") >> 1
 
 
+@dataclass(eq=False)
 class Attempts:
-    """Makes rollouts.
+    """Makes rollouts."""
 
-    Args:
-        proxy: where requests go.
-        rewards: by domain.
-        renderer: tokens to text, and what comes between two turns.
-        life: owner of all rollouts' states.
-        seed: of the run.
-        max_attempts: how often a rollout that infrastructure failed is issued before it is given up.
-        retry_wait_s: wait before the second attempt; twice as long before each later one.
-        replicate: whether a prompt's rollouts may run on different engines.
-        loop: makes a rollout, in place of ROLL's own.
-        on_rollout: told of every rollout as it ends (for a display); must return at once.
-    """
-
-    def __init__(
-        self,
-        proxy: LLMProxy,
-        rewards: Mapping[str, Reward],
-        renderer: Renderer,
-        life: LifeCycle,
-        *,
-        seed: int,
-        max_attempts: int = 3,
-        retry_wait_s: float = 0.0,
-        replicate: bool = True,
-        loop: RolloutLoop | None = None,
-        on_rollout: Callable[[Rollout], None] = lambda rollout: None,
-    ) -> None:
-        self._proxy = proxy
-        self._rewards = rewards
-        self._renderer = renderer
-        self._life = life
-        self._seed = seed
-        self._max_attempts = max_attempts
-        self._retry_wait_s = retry_wait_s
-        self._replicate = replicate
-        self._loop = loop
-        self._on_rollout = on_rollout
-        self._malformed: dict[tuple[str, str], str] = {}
-        """By domain and uid, prompts that no answer can be scored for, and why."""
+    proxy: LLMProxy
+    """Where requests go."""
+    rewards: Mapping[str, Reward]
+    """By domain."""
+    renderer: Renderer
+    """Tokens to text, and what comes between two turns."""
+    life: LifeCycle = field(default_factory=LifeCycle)
+    """Where every rollout stands."""
+    _: KW_ONLY
+    seed: int
+    """Of the run."""
+    max_attempts: int = 3
+    """How often a rollout that infrastructure failed is issued before its fate is `infra_error`."""
+    retry_wait_s: float = 0.0
+    """Wait before the second attempt; twice as long before each later one."""
+    replicate: bool = True
+    """Whether a prompt's rollouts may run on different engines."""
+    loop: RolloutLoop | None = None
+    """Makes a rollout, in place of ROLL's own."""
+    on_rollout: Callable[[Rollout], None] = lambda rollout: None
+    """Told of every rollout as it ends (for a display); must return at once."""
+    _malformed: dict[tuple[str, str], str] = field(init=False, default_factory=dict)
+    """By domain and uid, prompts that no answer can be scored for, and why."""
 
     async def attempt(
         self,
@@ -118,22 +103,22 @@ class Attempts:
             before_reward: scoring waits for this.
         """
         rollout_id = plan.rollout_id(draw, index)
-        self._life.begin(rollout_id)
+        self.life.begin(rollout_id)
         try:
             rollout = await self._tries(rollout_id, draw, plan, on_start, before_reward)
         except asyncio.CancelledError:
-            self._life.move(rollout_id, RolloutState.ABORTED)
+            self.life.move(rollout_id, RolloutState.ABORTED)
             raise
         except BaseException as error:
-            self._life.move(rollout_id, RolloutState.ABORTED, f"{type(error).__name__}: {error}")
+            self.life.move(rollout_id, RolloutState.ABORTED, f"{type(error).__name__}: {error}")
             raise
-        self._on_rollout(rollout)
+        self.on_rollout(rollout)
         return rollout
 
     def discard(self, rollout: Rollout) -> None:
         """A rollout was scored, but nobody needs it any more."""
         if rollout.status is RolloutStatus.COMPLETED:
-            self._life.move(rollout.rollout_id, RolloutState.ABORTED, "not needed")
+            self.life.move(rollout.rollout_id, RolloutState.ABORTED, "not needed")
 
     async def _tries(
         self,
@@ -143,14 +128,14 @@ class Attempts:
         on_start: Callable[[], None],
         before_reward: asyncio.Event | None,
     ) -> Rollout:
-        life, index = self._life, rollout_id.index
+        life, index = self.life, rollout_id.index
         request = GenerationRequest(
             request_id=rollout_id.request_id(),
             token_ids=draw.token_ids,
-            sampling=replace(plan.sampling, seed=request_seed(self._seed, plan.purpose, draw.draw_id, index)),
+            sampling=replace(plan.sampling, seed=request_seed(self.seed, plan.purpose, draw.draw_id, index)),
         )
-        session = str(rollout_id) if self._replicate else f"{plan.purpose}-{draw.draw_id}"
-        loop = self._loop or loop_for(draw.prompt)
+        session = str(rollout_id) if self.replicate else f"{plan.purpose}-{draw.draw_id}"
+        loop = self.loop or loop_for(draw.prompt)
 
         def started(engine_id: str) -> None:
             if life.state(rollout_id) is RolloutState.QUEUED:
@@ -158,27 +143,27 @@ class Attempts:
                 on_start()
 
         async def generate(request: GenerationRequest) -> Generation:
-            return await self._proxy.generate(request, session=session, pinned=not self._replicate, on_start=started)
+            return await self.proxy.generate(request, session=session, pinned=not self.replicate, on_start=started)
 
         rollout: Rollout | None = None
         cause = self._malformed.get((draw.prompt.domain, draw.prompt.uid), "")
-        for attempt in range(1, 1 if cause else self._max_attempts + 1):
+        for attempt in range(1, 1 if cause else self.max_attempts + 1):
             if attempt > 1:
                 life.move(rollout_id, RolloutState.QUEUED, cause)
-                if self._retry_wait_s:
-                    await asyncio.sleep(min(self._retry_wait_s * 2 ** (attempt - 2), LONGEST_WAIT_S))
+                if self.retry_wait_s:
+                    await asyncio.sleep(min(self.retry_wait_s * 2 ** (attempt - 2), LONGEST_WAIT_S))
             try:
                 if rollout is None:
-                    rollout = replace(await loop(draw, index, request, generate, self._renderer), purpose=plan.purpose)
+                    rollout = replace(await loop(draw, index, request, generate, self.renderer), purpose=plan.purpose)
                 if life.state(rollout_id) is RolloutState.QUEUED:  # only its reward is due, or a loop without a model
                     life.move(rollout_id, RolloutState.GENERATING)
                 life.move(rollout_id, RolloutState.REWARDING)
                 if before_reward is not None:
                     await before_reward.wait()
-                scored = replace(rollout, reward=await self._rewards[draw.prompt.domain](rollout))
+                scored = replace(rollout, reward=await self.rewards[draw.prompt.domain](rollout))
             except InfraError as error:
                 cause = f"{type(error).__name__}: {error}"
-                logger.info("rollout %s, attempt %d of %d: %s", rollout_id, attempt, self._max_attempts, cause)
+                logger.info("rollout %s, attempt %d of %d: %s", rollout_id, attempt, self.max_attempts, cause)
                 if isinstance(error, MalformedPromptError):
                     self._malformed[draw.prompt.domain, draw.prompt.uid] = cause
                 if isinstance(error, UnscorableError):

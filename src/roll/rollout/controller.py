@@ -220,9 +220,10 @@ class AsyncController:
         if self._scoring is not None:
             self._scoring.clear()
         for draw in draws:
-            run = self._scheduler.launch(
+            run = GroupRun(
                 draw,
                 feed.plans,
+                self._scheduler,
                 num_launched=current.num_rollouts,
                 first_finished=current.first_finished,
                 doomed=feed.doomed,

@@ -17,7 +17,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 
 from roll.errors import CheckpointError
-from roll.types import Fate, PromptDraw
+from roll.protocols import Draw
+from roll.types import Fate
 
 __all__ = ["DataLedger", "LedgerEntry"]
 
@@ -50,11 +51,11 @@ class DataLedger:
     def __getitem__(self, draw_id: int) -> LedgerEntry:
         return self._entries[draw_id]
 
-    def open(self, draws: Iterable[PromptDraw], step: int) -> None:
+    def open(self, draws: Iterable[Draw], step: int) -> None:
         """Record fresh draws as in flight."""
         for draw in draws:
             assert draw.draw_id == len(self._entries), f"draw {draw.draw_id} opened after {len(self._entries)} draws"
-            self._entries.append(LedgerEntry(draw_id=draw.draw_id, uid=draw.prompt.uid, fate=Fate.IN_FLIGHT, step=step))
+            self._entries.append(LedgerEntry(draw_id=draw.draw_id, uid=draw.uid, fate=Fate.IN_FLIGHT, step=step))
 
     def settle(self, draw_id: int, fate: Fate, step: int, why: str = "") -> None:
         """Give a draw its final fate."""

@@ -12,87 +12,18 @@ Invariants:
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 
-from roll.protocols import Reward
 from roll.rollout.attempts import Attempts, SamplingPlan, request_seed
-from roll.rollout.group_run import Doom, GroupRun
-from roll.rollout.lifecycle import LifeCycle, RolloutState
-from roll.rollout.loops import Renderer, RolloutLoop
-from roll.rollout.proxy import LLMProxy
-from roll.types import Group, PromptDraw, Rollout
+from roll.rollout.group_run import GroupRun
+from roll.rollout.lifecycle import RolloutState
+from roll.types import Group, PromptDraw
 
 __all__ = ["RolloutScheduler", "SamplingPlan", "request_seed"]
 
 
-class RolloutScheduler:
-    """Generates and scores.
-
-    Args:
-        proxy: where requests go.
-        rewards: by domain.
-        renderer: tokens to text, and what comes between two turns.
-        seed: of the run.
-        max_attempts: how often a rollout that infrastructure failed is issued before its fate is `infra_error`.
-        retry_wait_s: wait before the second attempt; twice as long before each later one.
-        replicate: whether a prompt's rollouts may run on different engines.
-        loop: makes a rollout, in place of ROLL's own.
-        on_rollout: told of every rollout as it ends (for a display); must return at once.
-    """
-
-    def __init__(
-        self,
-        proxy: LLMProxy,
-        rewards: Mapping[str, Reward],
-        renderer: Renderer,
-        *,
-        seed: int,
-        max_attempts: int = 3,
-        retry_wait_s: float = 0.0,
-        replicate: bool = True,
-        loop: RolloutLoop | None = None,
-        on_rollout: Callable[[Rollout], None] = lambda rollout: None,
-    ) -> None:
-        self.life = LifeCycle()
-        """Where every rollout stands."""
-        self._proxy = proxy
-        self._attempts = Attempts(
-            proxy,
-            rewards,
-            renderer,
-            self.life,
-            seed=seed,
-            max_attempts=max_attempts,
-            retry_wait_s=retry_wait_s,
-            replicate=replicate,
-            loop=loop,
-            on_rollout=on_rollout,
-        )
-
-    def launch(
-        self,
-        draw: PromptDraw,
-        plans: Sequence[SamplingPlan],
-        *,
-        num_launched: int | None = None,
-        first_finished: bool = False,
-        doomed: Doom | None = None,
-        on_start: Callable[[GroupRun], None] = lambda run: None,
-        on_end: Callable[[GroupRun], None] = lambda run: None,
-        before_reward: asyncio.Event | None = None,
-    ) -> GroupRun:
-        """Start all attempts at one draw; see `GroupRun`."""
-        return GroupRun(
-            draw,
-            plans,
-            self._attempts,
-            num_launched=num_launched,
-            first_finished=first_finished,
-            doomed=doomed,
-            on_start=on_start,
-            on_end=on_end,
-            before_reward=before_reward,
-        )
+class RolloutScheduler(Attempts):
+    """Makes rollouts (see `Attempts`), and whole groups of them."""
 
     async def stop(self, runs: Collection[GroupRun]) -> None:
         """End these groups, and what engines do for them; also for groups that have ended by themselves."""
@@ -101,7 +32,7 @@ class RolloutScheduler:
         tasks = [task for run in runs for task in run.tasks]
         if tasks:
             await asyncio.gather(*tasks, return_exceptions=True)
-        await self._proxy.end_orphans()
+        await self.proxy.end_orphans()
 
     async def collect(self, draws: Sequence[PromptDraw], plan: SamplingPlan) -> list[Group]:
         """Attempt every drawn prompt `plan.group_size` times and score each attempt.
@@ -117,7 +48,7 @@ class RolloutScheduler:
             if not missing or run.error is not None:
                 ended.set()
 
-        runs = [self.launch(draw, [plan], on_end=on_end) for draw in draws]
+        runs = [GroupRun(draw, [plan], self, on_end=on_end) for draw in draws]
         fate = RolloutState.ABORTED
         try:
             if runs:

@@ -93,7 +93,6 @@ class BatchTotals:
     num_generated: int = 0
     num_prefilled: int = 0
     num_preempted: int = 0
-    num_finished: int = 0
 
 
 class ContinuousBatch:
@@ -105,7 +104,8 @@ class ContinuousBatch:
         self.totals = BatchTotals()
         self._num_arrived = 0
         self._waiting: list[tuple[int, int, SimulatedRequest]] = []
-        self._num_waiting = 0
+        self.num_waiting = 0
+        """Requests that wait for a slot of the batch."""
         self._resident: dict[SimulatedRequest, None] = {}
         """In order of admission."""
         self._prefilling: list[SimulatedRequest] = []
@@ -131,11 +131,6 @@ class ContinuousBatch:
     def num_running(self) -> int:
         """Requests that have a slot of the batch."""
         return len(self._resident)
-
-    @property
-    def num_waiting(self) -> int:
-        """Requests that wait for a slot of the batch."""
-        return self._num_waiting
 
     def requests(self) -> Iterator[SimulatedRequest]:
         """All requests, resident ones first."""
@@ -184,7 +179,7 @@ class ContinuousBatch:
         generated = self.generated(request, now)
         if request.place is Place.WAITING:
             request.place = Place.GONE
-            self._num_waiting -= 1
+            self.num_waiting -= 1
         elif self._stretch is None:
             self._release(request)
         else:
@@ -273,7 +268,6 @@ class ContinuousBatch:
             if self._is_due(request, step):
                 self._release(request)
                 finished.append(request)
-        self.totals.num_finished += len(finished)
         return sorted(finished, key=lambda request: request.order) if len(finished) > 1 else finished
 
     @staticmethod
@@ -300,7 +294,7 @@ class ContinuousBatch:
 
     def _prefill(self, *, may_admit: bool) -> tuple[list[tuple[SimulatedRequest, int]], int, float]:
         """Chunks of the next step, their tokens, and their (query, key) pairs; admits waiting requests."""
-        if not self._prefilling and not (may_admit and self._num_waiting):
+        if not self._prefilling and not (may_admit and self.num_waiting):
             return [], 0, 0.0
         chunks: list[tuple[SimulatedRequest, int]] = []
         pairs = 0.0
@@ -318,7 +312,7 @@ class ContinuousBatch:
             if self._kv + len(self._resident) + context + 1 > self.limits.kv_capacity:
                 break
             heapq.heappop(self._waiting)
-            self._num_waiting -= 1
+            self.num_waiting -= 1
             head.place, head.to_prefill = Place.PREFILLING, context - min(head.num_cached, context - 1)
             self._kv += context
             self._resident[head] = None
@@ -370,7 +364,7 @@ class ContinuousBatch:
     def _enqueue(self, request: SimulatedRequest) -> None:
         request.place = Place.WAITING
         heapq.heappush(self._waiting, (request.priority, request.order, request))
-        self._num_waiting += 1
+        self.num_waiting += 1
 
     def _waiting_head(self) -> SimulatedRequest | None:
         while self._waiting and self._waiting[0][2].place is not Place.WAITING:

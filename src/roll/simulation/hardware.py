@@ -13,7 +13,7 @@ import yaml
 from roll.errors import ConfigError
 from roll.registry import nearest
 
-__all__ = ["Device", "Measured", "Model", "device", "device_names", "model", "model_names"]
+__all__ = ["Device", "Measured", "Model", "device", "known", "model"]
 
 _HERE = Path(__file__).parent
 
@@ -123,29 +123,20 @@ def model(name: str) -> Model:
     return _find(Model, "model", name, "models.yaml")
 
 
-def device_names() -> list[str]:
-    """Devices that come with ROLL."""
-    return list(_entries("devices.yaml"))
-
-
-def model_names() -> list[str]:
-    """Models that come with ROLL."""
-    return list(_entries("models.yaml"))
-
-
 @functools.cache
-def _entries(file: str) -> dict[str, dict[str, Any]]:
+def known(file: str) -> dict[str, dict[str, Any]]:
+    """What comes with ROLL, by name: of `devices.yaml` or `models.yaml`."""
     return yaml.safe_load((_HERE / file).read_text(encoding="utf-8"))
 
 
 def _find(kind: type[T], what: str, name: str, file: str) -> T:
-    known = _entries(file)
-    if name in known:
-        return _build(kind, what, name, known[name])
+    shipped = known(file)
+    if name in shipped:
+        return _build(kind, what, name, shipped[name])
     path = Path(name)
     if path.suffix not in {".yaml", ".yml"}:
         raise ConfigError(
-            f"unknown {what} '{name}'.{nearest(name, list(known))} Known: {', '.join(known)}; or name a YAML file "
+            f"unknown {what} '{name}'.{nearest(name, list(shipped))} Known: {', '.join(shipped)}; or name a YAML file "
             f"with the same keys."
         )
     try:

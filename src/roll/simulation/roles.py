@@ -6,9 +6,11 @@ import asyncio
 from collections.abc import Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 
+from roll.cluster.engines import StartedEngines
 from roll.config.simulation import EnvironmentLatencyConfig, FailureConfig, SimulationConfig
 from roll.errors import EngineDiedError
 from roll.protocols import InferenceEngine
@@ -23,7 +25,7 @@ from roll.types import Generation, GenerationRequest, IntArray, PromptDraw, Rewa
 __all__ = ["EnvironmentTurns", "SimulatedEngines", "SimulatedRenderer", "SimulatedReward", "SimulatedTrainer"]
 
 
-class SimulatedEngines:
+class SimulatedEngines(StartedEngines):
     """See `roll.protocols.EngineGroup`.
 
     Args:
@@ -33,37 +35,21 @@ class SimulatedEngines:
     """
 
     def __init__(self, num_engines: int, settings: EngineSettings, answer_tokens: AnswerTokens) -> None:
-        self._settings = settings
-        self._answer_tokens = answer_tokens
-        self._engines = [SimulatedEngine(f"engine-{index}", settings, answer_tokens) for index in range(num_engines)]
-        self._gone: list[SimulatedEngine] = []
+        self._made: list[SimulatedEngine] = []
         self.failures: list[asyncio.Task[None]] = []
 
-    @property
-    def engines(self) -> Sequence[SimulatedEngine]:
-        return self._engines
+        def make(engine_id: str) -> SimulatedEngine:
+            self._made.append(SimulatedEngine(engine_id, settings, answer_tokens))
+            return self._made[-1]
 
-    async def start(self) -> None:
-        """Start all engines."""
-        await asyncio.gather(*(engine.start() for engine in self._engines))
-
-    async def replace(self, engine_id: str) -> InferenceEngine:
-        """A fresh engine in place of a dead one, once it has started; see the protocol."""
-        index = next(i for i, engine in enumerate(self._engines) if engine.engine_id == engine_id)
-        old = self._engines[index]
-        old.die("it was replaced")
-        fresh = SimulatedEngine(engine_id, self._settings, self._answer_tokens)
-        await fresh.start()
-        self._gone.append(old)
-        self._engines[index] = fresh
-        return fresh
+        names = (f"engine-{index}" for index in range(num_engines))
+        super().__init__({name: partial(make, name) for name in names})
 
     async def close(self) -> None:
         """End all engines."""
         for task in self.failures:
             task.cancel()
-        for engine in self._engines:
-            await engine.close()
+        await super().close()
 
     def plan_failures(self, failures: Sequence[FailureConfig]) -> None:
         """Let things go wrong at their times; whichever engine is in that place then."""
@@ -71,7 +57,8 @@ class SimulatedEngines:
         async def strike(failure: FailureConfig) -> None:
             loop = asyncio.get_running_loop()
             await asyncio.sleep(failure.at_s - loop.time())
-            engine = self._engines[failure.engine]
+            engine = self.engines[failure.engine]
+            assert isinstance(engine, SimulatedEngine)
             if failure.type == "death":
                 engine.die(f"simulated at {failure.at_s:g} s")
             else:
@@ -87,9 +74,8 @@ class SimulatedEngines:
         Returns:
             Ids of those that died.
         """
-        update = WeightUpdate(policy_version=policy_version, manifest=(), transport="simulated", handle=None)
-        engines = list(self._engines)
-        found = await asyncio.gather(*(e.update_weights(update) for e in engines), return_exceptions=True)
+        engines = self.engines
+        found = await asyncio.gather(*(self.bring_up(e, policy_version) for e in engines), return_exceptions=True)
         dead = []
         for engine, result in zip(engines, found, strict=True):
             if isinstance(result, EngineDiedError):
@@ -107,7 +93,7 @@ class SimulatedEngines:
     def totals(self) -> BatchTotals:
         """Sums over all engines so far, those that died included."""
         result = BatchTotals()
-        for engine in (*self._engines, *self._gone):
+        for engine in self._made:
             for name in BatchTotals.__slots__:
                 setattr(result, name, getattr(result, name) + getattr(engine.totals, name))
         return result
@@ -179,23 +165,6 @@ class SimulatedTrainer:
         )
 
 
-class _Lockstep:
-    """Waits for a whole company: every turn begins when all have ended the last one."""
-
-    def __init__(self, size: int) -> None:
-        self._size = size
-        self._waiting: list[asyncio.Future[None]] = []
-
-    async def __call__(self) -> None:
-        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiting.append(future)
-        if len(self._waiting) == self._size:
-            waiting, self._waiting = self._waiting, []
-            for other in waiting:
-                other.set_result(None)
-        await future
-
-
 class EnvironmentTurns:
     """A rollout loop (see `roll.rollout.loops.RolloutLoop`): turns with an environment that takes its time.
 
@@ -208,7 +177,7 @@ class EnvironmentTurns:
     def __init__(self, config: EnvironmentLatencyConfig, workload: Workload, company: int) -> None:
         self._config = config
         self._workload = workload
-        self._together = _Lockstep(company) if config.lockstep else None
+        self._together = asyncio.Barrier(company) if config.lockstep else None
         self._observation = observation(config.observation_tokens)
 
     async def __call__(
@@ -227,4 +196,4 @@ class EnvironmentTurns:
 
     async def _meet(self) -> None:
         if self._together is not None:
-            await self._together()
+            await self._together.wait()

@@ -70,23 +70,14 @@ class LiveConsole(Console):
             self._thread.start()
 
     def note(self, text: str) -> None:
-        def change(screen: Screen) -> None:
-            screen.note = text
-
-        self._change(change)
+        self._update(note=text)
 
     def phase(self, name: str) -> None:
-        def change(screen: Screen) -> None:
-            screen.phase, screen.phase_started, screen.progress, screen.trouble = name, time.monotonic(), None, ""
-            screen.note = "between steps"
-
-        self._change(change)
+        now = time.monotonic()
+        self._update(phase=name, phase_started=now, progress=None, trouble="", note="between steps")
 
     def progress(self, done: int, total: int | None, trouble: str = "") -> None:
-        def change(screen: Screen) -> None:
-            screen.progress, screen.trouble = (done, total), trouble
-
-        self._change(change)
+        self._update(progress=(done, total), trouble=trouble)
 
     def step(self, view: StepView) -> None:
         def change(screen: Screen) -> None:
@@ -96,10 +87,7 @@ class LiveConsole(Console):
         self._change(change)
 
     def answers(self, answers: Sequence[AnswerView]) -> None:
-        def change(screen: Screen) -> None:
-            screen.answers = tuple(answers)
-
-        self._change(change)
+        self._update(answers=tuple(answers))
 
     def evaluation(self, view: EvaluationView) -> None:
         self._change(lambda screen: screen.evaluations.append(view))
@@ -123,7 +111,7 @@ class LiveConsole(Console):
             self._thread.join()
         live, self._live = self._live, None
         if live is not None:
-            self._change(_end)
+            self._update(ended=True, phase="")
             with self._surviving_a_lost_terminal():
                 self._fit()
                 live.refresh()
@@ -136,6 +124,15 @@ class LiveConsole(Console):
             with self._lock:
                 change(self._screen)
             self._news.set()
+
+    def _update(self, **values: Any) -> None:
+        """Set fields of the screen."""
+
+        def change(screen: Screen) -> None:
+            for name, value in values.items():
+                setattr(screen, name, value)
+
+        self._change(change)
 
     def _run(self) -> None:
         while not self._closing.is_set():
@@ -164,10 +161,6 @@ class LiveConsole(Console):
             yield
         except (OSError, ValueError):
             self._closing.set()
-
-
-def _end(screen: Screen) -> None:
-    screen.ended, screen.phase = True, ""
 
 
 def _title(header: RunHeader) -> Text:

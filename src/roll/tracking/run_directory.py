@@ -35,6 +35,26 @@ class RunDirectory:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self.config_path = path / "config.yaml"
+        """The resolved configuration, YAML."""
+        self.metrics_path = path / "metrics.jsonl"
+        """One JSON object per line: a training step or an evaluation."""
+        self.trace_path = path / "trace.json"
+        """Spans, for Perfetto or chrome://tracing."""
+        self.summary_path = path / "summary.json"
+        """Figures of the finished run, JSON."""
+        self.plot_path = path / "reward.png"
+        """Reward and accuracy over steps, PNG."""
+        self.rollouts_dir = path / "rollouts"
+        """Parquet files of rollouts."""
+        self.recording_dir = path / "recording"
+        """What `roll replay` reads: see `roll.tracking.recording`."""
+        self.tensorboard_dir = path / "tensorboard"
+        """TensorBoard event files."""
+        self.checkpoints_dir = path / "checkpoints"
+        """One directory per checkpoint."""
+        self.logs_dir = path / "logs"
+        """Infrastructure output of every process."""
         self._lock: FileLock | None = None
 
     @classmethod
@@ -149,56 +169,6 @@ class RunDirectory:
     def name(self) -> str:
         """Name of the run."""
         return self.path.resolve().name
-
-    @property
-    def config_path(self) -> Path:
-        """The resolved configuration, YAML."""
-        return self.path / "config.yaml"
-
-    @property
-    def metrics_path(self) -> Path:
-        """One JSON object per line: a training step or an evaluation."""
-        return self.path / "metrics.jsonl"
-
-    @property
-    def trace_path(self) -> Path:
-        """Spans, for Perfetto or chrome://tracing."""
-        return self.path / "trace.json"
-
-    @property
-    def summary_path(self) -> Path:
-        """Figures of the finished run, JSON."""
-        return self.path / "summary.json"
-
-    @property
-    def plot_path(self) -> Path:
-        """Reward and accuracy over steps, PNG."""
-        return self.path / "reward.png"
-
-    @property
-    def rollouts_dir(self) -> Path:
-        """Parquet files of rollouts."""
-        return self.path / "rollouts"
-
-    @property
-    def recording_dir(self) -> Path:
-        """What `roll replay` reads: see `roll.tracking.recording`."""
-        return self.path / "recording"
-
-    @property
-    def tensorboard_dir(self) -> Path:
-        """TensorBoard event files."""
-        return self.path / "tensorboard"
-
-    @property
-    def checkpoints_dir(self) -> Path:
-        """One directory per checkpoint."""
-        return self.path / "checkpoints"
-
-    @property
-    def logs_dir(self) -> Path:
-        """Infrastructure output of every process."""
-        return self.path / "logs"
 
     def rollouts_path(self, step: int) -> Path:
         """Rollouts that step `step` generated."""

@@ -27,13 +27,11 @@ def loss_inputs(
     Args:
         layout: of the micro-batch, built for the tokens in the loss.
         batch: the global batch.
-        predicted: what the network says of the layout's predictions, with gradient. Where values are among it, samples
-            have `returns`.
+        predicted: what the network says of the layout's predictions, with gradient.
         attention: by the samples' index in their batch, where the loss asks for it and samples do not bring it.
 
     Raises:
-        ValueError: some samples of the batch have a column and others do not; or values are predicted, and some lack
-            `returns`.
+        ValueError: some samples of the batch have a column and others do not.
     """
     like = predicted.tensors[0]
     spans = layout.spans
@@ -41,8 +39,6 @@ def loss_inputs(
     order = torch.from_numpy(np.concatenate([span.prediction_index for span in spans])).to(like.device)
     lengths = torch.tensor([len(span.token_index) for span in spans], device=like.device)
     chosen = Predictions(*(None if tensor is None else tensor.index_select(0, order) for tensor in predicted))
-    if chosen.values is not None and any(s.returns is None and not s.expert for s in batch.samples):
-        raise ValueError("a critic learns from returns, which some samples of the batch do not have")
     expert = torch.tensor([s.expert for s in samples], device=like.device)
     units = np.unique([s.unit for s in samples], return_inverse=True)[1]
     return LossInputs(
@@ -56,6 +52,8 @@ def loss_inputs(
         num_tokens=float(batch.num_loss_tokens),
         num_sequences=float(batch.num_sequences),
         num_units=float(batch.num_units),
+        num_preferred=float(batch.num_preferred),
+        num_preferred_tokens=float(batch.num_preferred_tokens),
         max_lengths=torch.tensor([s.max_length for s in samples], device=like.device, dtype=like.dtype),
         chunk_ids=_chunk_ids(samples, layout, like.device),
         ref_logprobs=_column("ref_logprobs", batch, layout, like),

@@ -51,3 +51,8 @@ class ExampleDraw:
     example: Example
     position: int
     """Where its domain's stream stood: what is needed to draw it again."""
+
+    @property
+    def uid(self) -> str:
+        """Of the example."""
+        return self.example.uid

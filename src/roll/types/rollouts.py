@@ -87,6 +87,11 @@ class PromptDraw:
     position: int = -1
     """Where its domain's stream stood: what is needed to draw it again; -1 for one that no stream drew."""
 
+    @property
+    def uid(self) -> str:
+        """Of the prompt."""
+        return self.prompt.uid
+
 
 class Fate(StrEnum):
     """What became of a draw."""

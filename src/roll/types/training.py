@@ -147,6 +147,16 @@ class TrainingBatch:
         """Units with at least one token that the loss counts, in the whole batch."""
         return len({s.unit for s in self.samples if s.loss_mask.any()})
 
+    @property
+    def num_preferred(self) -> int:
+        """Preferred samples with at least one token that the loss counts, in the whole batch."""
+        return sum(bool(s.loss_mask.any()) for s in self.samples if s.preferred)
+
+    @property
+    def num_preferred_tokens(self) -> int:
+        """Tokens of preferred samples that the loss counts, in the whole batch."""
+        return int(sum(int(s.loss_mask.sum()) for s in self.samples if s.preferred))
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StepResult:

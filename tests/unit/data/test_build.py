@@ -70,7 +70,7 @@ def test_a_template_that_refuses_a_role_gives_a_data_error(tiny_model: Path) -> 
 
 def test_build_data_counts_and_measures(tokenizer: PreTrainedTokenizerBase) -> None:
     data = build_data([arithmetic()], tokenizer, 0, 100)
-    assert (data.train.num_prompts, len(data.held_out)) == (57, 24)
+    assert (data.train.num_items, len(data.held_out)) == (57, 24)
     length = len(ChatRenderer(tokenizer).render([{"role": "user", "content": "What is 1 + 2?"}]))
     assert data.longest_prompt == length == len(data.train.draw(1)[0].token_ids)
 

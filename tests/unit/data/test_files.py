@@ -16,7 +16,7 @@ from pydantic import ValidationError
 
 from roll.config.data import FileData
 from roll.data.files import file_prompts
-from roll.data.rows import RowPrompts
+from roll.data.rows import RowItems
 from roll.errors import DataError
 from roll.types import Prompt
 
@@ -27,11 +27,11 @@ def config(path: Path, **changes: Any) -> FileData:
     return FileData(**{"source": "file", "path": str(path), "reward": "math", "held_out": 0, **changes})
 
 
-def load(path: Path, *, seed: int = 0, **changes: Any) -> tuple[RowPrompts, RowPrompts]:
+def load(path: Path, *, seed: int = 0, **changes: Any) -> tuple[RowItems[Prompt], RowItems[Prompt]]:
     return file_prompts(config(path, **changes), "d", seed)
 
 
-def prompts(source: RowPrompts) -> list[Prompt]:
+def prompts(source: RowItems[Prompt]) -> list[Prompt]:
     return [source[i] for i in range(len(source))]
 
 

@@ -10,11 +10,12 @@ import pytest
 
 from roll.config.data import HuggingFaceData
 from roll.data.huggingface import huggingface_prompts
-from roll.data.rows import RowPrompts
+from roll.data.rows import RowItems
 from roll.errors import DataError
+from roll.types import Prompt
 
 
-def load(path: object, **changes: Any) -> tuple[RowPrompts, RowPrompts]:
+def load(path: object, **changes: Any) -> tuple[RowItems[Prompt], RowItems[Prompt]]:
     settings = {"source": "huggingface", "path": str(path), "reward": "math", "held_out": 0, **changes}
     return huggingface_prompts(HuggingFaceData(**settings), "d", 0)
 

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from roll.data import PromptStream, WeightedSource
-from roll.data.source import InterleavedPrompts, PromptList
+from roll.data.source import Interleaved, PromptList
 from roll.errors import CheckpointError, DataError
 from roll.types import IntArray, Message, Prompt
 
@@ -23,7 +23,7 @@ def prompt(domain: str, key: int) -> Prompt:
 
 def source(domain: str, size: int, weight: float = 1.0) -> WeightedSource:
     prompts = PromptList(prompt(domain, key) for key in range(size))
-    return WeightedSource(domain=domain, prompts=prompts, weight=weight, fingerprint=prompts.fingerprint)
+    return WeightedSource(domain=domain, items=prompts, weight=weight, fingerprint=prompts.fingerprint)
 
 
 def render(messages: Sequence[Message]) -> IntArray:
@@ -124,7 +124,7 @@ def test_a_state_of_other_data_is_refused(now: PromptStream, words: str) -> None
 
 def test_changed_content_is_refused() -> None:
     changed = PromptList(prompt("a", key + 1) for key in range(5))
-    now = stream(WeightedSource(domain="a", prompts=changed, fingerprint=changed.fingerprint))
+    now = stream(WeightedSource(domain="a", items=changed, fingerprint=changed.fingerprint))
     with pytest.raises(CheckpointError, match="fingerprint of source 'a' was"):
         now.restore(stream(source("a", 5)).state())
 
@@ -139,6 +139,6 @@ def test_a_prompt_longer_than_the_context_is_refused_with_its_length_and_what_to
 
 def test_interleaved_prompts_take_one_of_each_in_turn() -> None:
     parts = [PromptList(prompt(domain, key) for key in range(size)) for domain, size in (("a", 3), ("b", 0), ("c", 1))]
-    mixed = InterleavedPrompts(parts)
+    mixed = Interleaved(parts)
     assert [mixed[i].uid for i in range(len(mixed))] == ["a/0", "c/0", "a/1", "a/2"]
-    assert len(InterleavedPrompts([])) == 0
+    assert len(Interleaved([])) == 0

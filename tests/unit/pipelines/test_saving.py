@@ -9,7 +9,6 @@ import pytest
 
 from roll.config.operations import CheckpointConfig
 from roll.errors import HalfUpdatedError, WorkerDiedError
-from roll.pipelines.evaluation import _note
 from roll.pipelines.learner import update
 from roll.pipelines.run import Run
 from roll.pipelines.state import RunState
@@ -105,5 +104,5 @@ async def test_the_boundary_stands_until_a_weight_may_have_moved(
 def test_the_best_step_is_one_that_training_made(scores: dict[int, float], best: int | None) -> None:
     state = RunState()
     for step, score in scores.items():
-        _note(state, step, score)
+        state.note_score(step, score)
     assert state.best_step == best

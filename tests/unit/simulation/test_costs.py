@@ -8,7 +8,7 @@ import pytest
 
 from roll.errors import ConfigError
 from roll.simulation.costs import engine_costs, kv_capacity_tokens, sync_s, train_s
-from roll.simulation.hardware import Device, Model, device, device_names, model, model_names
+from roll.simulation.hardware import Device, Model, device, known, model
 
 TOY = Model(
     name="toy",
@@ -74,14 +74,14 @@ def test_training_and_sync_by_hand() -> None:
     assert sync_s(TOY, CHIP, colocated=False) == pytest.approx(0.5 + 2e9 / 10e9)
 
 
-@pytest.mark.parametrize("name", device_names())
+@pytest.mark.parametrize("name", known("devices.yaml"))
 def test_every_device_that_comes_along_is_complete(name: str) -> None:
     found = device(name)
     assert 0 < found.compute_efficiency < 1 and 0 < found.bandwidth_efficiency < 1 and 0 < found.training_efficiency < 1
     assert found.network_bandwidth <= found.link_bandwidth <= found.memory_bandwidth
 
 
-@pytest.mark.parametrize("name", model_names())
+@pytest.mark.parametrize("name", known("models.yaml"))
 def test_every_models_parameters_agree_with_its_sizes(name: str) -> None:
     m = model(name)
     attention = m.hidden_size * m.head_dim * (2 * m.num_heads + 2 * m.num_kv_heads)
@@ -91,8 +91,8 @@ def test_every_models_parameters_agree_with_its_sizes(name: str) -> None:
 
 
 def test_the_devices_and_models_of_the_issue_are_there() -> None:
-    assert {"h200", "h100", "h800", "h20", "a100", "cpu"} <= set(device_names())
-    assert {"qwen3-8b", "qwen2.5-7b", "qwen2.5-14b", "qwen2.5-32b", "smollm2-135m"} <= set(model_names())
+    assert {"h200", "h100", "h800", "h20", "a100", "cpu"} <= set(known("devices.yaml"))
+    assert {"qwen3-8b", "qwen2.5-7b", "qwen2.5-14b", "qwen2.5-32b", "smollm2-135m"} <= set(known("models.yaml"))
 
 
 def test_a_device_of_ones_own(tmp_path: Path) -> None:

@@ -30,11 +30,10 @@ class ValueLoss:
         """The micro-batch's share.
 
         Raises:
-            ValueError: the inputs are not a critic's.
+            ValueError: values, returns or, to clip, old values did not come.
         """
-        values, old, returns = inputs.values, inputs.old_values, inputs.returns
-        if values is None or returns is None or (old is None and self.clip is not None):
-            raise ValueError("a critic's loss needs values, returns and, to clip, old_values")
+        values, returns = inputs.need("values"), inputs.need("returns")
+        old = inputs.old_values if self.clip is None else inputs.need("old_values")
         if inputs.expert is not None:  # an expert's return says nothing of what the policy would get
             values, returns = (x.masked_fill(inputs.expert, 0.0) for x in (values, returns))
             old = None if old is None else old.masked_fill(inputs.expert, 0.0)

@@ -1,0 +1,33 @@
+"""The loss of supervised fine-tuning: the negative log-likelihood of the tokens that are to be imitated."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from roll.algorithms.aggregate import token_weights
+from roll.algorithms.inputs import LossInputs, LossOutputs
+from roll.types import Needs
+
+__all__ = ["LikelihoodLoss"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LikelihoodLoss:
+    """loss = -sum_t w_t log p_t over all loss tokens of the global batch."""
+
+    aggregation: Literal["token_mean", "sequence_mean"] = "token_mean"
+    """`token_mean` counts every token alike, `sequence_mean` every text: see `token_weights`."""
+    needs = Needs()
+    """Nothing but the policy's log-probs."""
+
+    def __call__(self, inputs: LossInputs) -> LossOutputs:
+        """The micro-batch's share.
+
+        Raises:
+            ValueError: the network does not say log-probs.
+        """
+        logprobs = inputs.need("logprobs")
+        nll = -logprobs.detach().sum() / inputs.num_tokens
+        loss = -(token_weights(inputs, self.aggregation) * logprobs).sum()
+        return LossOutputs(loss=loss, metrics={"sft/nll": nll})

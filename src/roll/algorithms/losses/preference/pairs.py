@@ -1,0 +1,108 @@
+"""Preferences between two answers, put together from independent parts.
+
+    loss = 1 / pairs sum_pairs [ form(s_w, s_l) + alpha NLL_w ]
+
+    s     score of an answer: sum or mean over its tokens of log pi_t - log ref_t, or of log pi_t alone
+    form  how the scores of both become a loss                 `forms`
+    NLL   of the chosen answer, which keeps it likely
+
+Named methods differ in these parts alone: DPO is the defaults; SimPO takes means without a reference and a margin.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from torch import Tensor
+
+from roll.algorithms.inputs import LossInputs, LossOutputs
+from roll.algorithms.losses.preference.forms import OddsRatio, PairForm, Sigmoid
+from roll.algorithms.pairs import Pairs, pair_margins, pairs_of
+from roll.algorithms.ratio import segment_sums
+from roll.types import Needs
+
+__all__ = ["PreferenceLoss", "sequence_scores"]
+
+_SIGMOID = Sigmoid()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PreferenceLoss:
+    """A mean over the pairs of the global batch; the defaults are DPO's.
+
+    Metrics are means over its pairs: rewards are beta times scores.
+    """
+
+    form: PairForm = _SIGMOID
+    beta: float = 0.1
+    """What a score is multiplied by to be a reward; IPO's tau, ORPO's lambda."""
+    scores: Literal["sum", "mean"] = "sum"
+    """Of an answer's tokens."""
+    against_reference: bool = True
+    """Scores are log-ratios to the reference; otherwise log-probs, and `ref_logprobs` are not needed."""
+    margin: float = 0.0
+    """By how much the chosen answer's reward should be greater (SimPO's gamma). A pair's `target` is added to it."""
+    likelihood: float = 0.0
+    """alpha."""
+    likelihood_mean: Literal["tokens", "answers"] = "tokens"
+    """Over all tokens of the batch's chosen answers; or over each answer's, then over answers (arXiv 2404.19733)."""
+    needs = Needs(whole_units=True)
+    """Both answers of a pair."""
+
+    def __post_init__(self) -> None:
+        if self.beta <= 0:
+            raise ValueError(f"beta is {self.beta}: it must be above 0")
+        if self.margin and not self.form.takes_margin:
+            raise ValueError(f"{type(self.form).__name__} compares each answer with a constant: set margin to 0")
+        if isinstance(self.form, OddsRatio) and (self.scores != "mean" or self.against_reference):
+            raise ValueError("odds are of mean log-probs: set scores to 'mean' and against_reference to False")
+
+    def __call__(self, inputs: LossInputs) -> LossOutputs:
+        """The micro-batch's share.
+
+        Raises:
+            ValueError: a unit is not a pair, a column is missing, or pairs have margins that the form cannot take.
+        """
+        pairs = pairs_of(inputs)
+        scores = sequence_scores(inputs, mean=self.scores == "mean", against_reference=self.against_reference)
+        chosen, rejected = scores[pairs.chosen], scores[pairs.rejected]
+        margins = pair_margins(inputs, pairs, self.margin)
+        if margins is not None and not self.form.takes_margin:
+            raise ValueError(f"{type(self.form).__name__} compares each answer with a constant: pairs have no margin")
+        shifted = rejected if margins is None else rejected + margins / self.beta
+        loss = self.form(chosen, shifted, self.beta).sum() / inputs.num_units
+        metrics = self._metrics(inputs, pairs, chosen.detach(), rejected.detach())
+        if self.likelihood:
+            nll = self._likelihood(inputs, pairs)
+            loss = loss + self.likelihood * nll
+            metrics["preference/nll"] = nll.detach()
+        return LossOutputs(loss=loss, metrics=metrics)
+
+    def _likelihood(self, inputs: LossInputs, pairs: Pairs) -> Tensor:
+        """The share of the chosen answers' mean."""
+        sums = segment_sums(inputs.need("logprobs"), inputs.sequence_ids)[pairs.chosen]
+        if self.likelihood_mean == "tokens":
+            return -sums.sum() / inputs.num_preferred_tokens
+        return -(sums / inputs.sequence_lengths[pairs.chosen]).sum() / inputs.num_units
+
+    def _metrics(self, inputs: LossInputs, pairs: Pairs, chosen: Tensor, rejected: Tensor) -> dict[str, Tensor]:
+        logprobs = segment_sums(inputs.need("logprobs").detach(), inputs.sequence_ids)
+        sums = {
+            "preference/reward_chosen": self.beta * chosen.sum(),
+            "preference/reward_rejected": self.beta * rejected.sum(),
+            "preference/margin": self.beta * (chosen - rejected).sum(),
+            "preference/accuracy": (chosen > rejected).to(chosen.dtype).sum(),
+            "preference/logprob_chosen": logprobs[pairs.chosen].sum(),
+            "preference/logprob_rejected": logprobs[pairs.rejected].sum(),
+        }
+        return {name: value / inputs.num_units for name, value in sums.items()}
+
+
+def sequence_scores(inputs: LossInputs, *, mean: bool, against_reference: bool) -> Tensor:
+    """[S] sum or mean of every sequence's log-ratios to the reference, or of its log-probs."""
+    per_token = inputs.need("logprobs")
+    if against_reference:
+        per_token = per_token - inputs.need("ref_logprobs")
+    sums = segment_sums(per_token, inputs.sequence_ids)
+    return sums / inputs.sequence_lengths if mean else sums

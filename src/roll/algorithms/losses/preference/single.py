@@ -1,0 +1,84 @@
+"""Answers that are wanted or not, each on its own: KTO, arXiv 2402.01306.
+
+loss = mean_y { w_D [1 - sigmoid(beta (s - z0))]  wanted,   w_U [1 - sigmoid(beta (z0 - s))]  not }
+
+with s = log pi(y|x) - log ref(y|x), and z0 the reference point: how far the policy has left the reference.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from roll.algorithms.inputs import LossInputs, LossOutputs
+from roll.algorithms.losses.preference.pairs import sequence_scores
+from roll.types import Needs
+
+__all__ = ["KTOLoss", "reference_point"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class KTOLoss:
+    """A mean over the answers of the global batch.
+
+    Metrics of wanted answers are means over these, those of the others over those; `preference/margin` is the
+    difference of both rewards.
+    """
+
+    reference_point: float
+    """z0, in nats: see `reference_point`. 0 is APO-zero without pairs, arXiv 2408.06266."""
+    beta: float = 0.1
+    desirable_weight: float = 1.0
+    """w_D. The paper wants w_D n_D / (w_U n_U) between 1 and 3/2, where n counts examples of either kind."""
+    undesirable_weight: float = 1.0
+    """w_U."""
+    needs = Needs()
+    """Nothing but the policy's log-probs."""
+
+    def __call__(self, inputs: LossInputs) -> LossOutputs:
+        """The micro-batch's share.
+
+        Raises:
+            ValueError: the batch does not say what is preferred, or has no reference's log-probs.
+        """
+        wanted = inputs.need("preferred")
+        scores = sequence_scores(inputs, mean=False, against_reference=True)
+        distance = self.beta * (scores - self.reference_point)
+        desirable, undesirable = torch.sigmoid(-distance), torch.sigmoid(distance)  # 1 - sigmoid(x) is sigmoid(-x)
+        losses = torch.where(wanted, self.desirable_weight * desirable, self.undesirable_weight * undesirable)
+        return LossOutputs(
+            loss=losses.sum() / inputs.num_sequences, metrics=self._metrics(inputs, wanted, self.beta * scores.detach())
+        )
+
+    def _metrics(self, inputs: LossInputs, wanted: Tensor, rewards: Tensor) -> dict[str, Tensor]:
+        counts = inputs.num_preferred, inputs.num_sequences - inputs.num_preferred
+        chosen, rejected = (
+            rewards[these].sum() / max(count, 1.0) for these, count in zip((wanted, ~wanted), counts, strict=True)
+        )
+        return {
+            "preference/reward_chosen": chosen,
+            "preference/reward_rejected": rejected,
+            "preference/margin": chosen - rejected,
+            "preference/reference_point": rewards.new_tensor(
+                self.reference_point * len(rewards) / inputs.num_sequences
+            ),
+        }
+
+
+def reference_point(logprobs: Sequence[float], ref_logprobs: Sequence[float]) -> float:
+    """z0 = max(0, mean of log pi(y'|x) - log ref(y'|x)) over prompts with an answer to another prompt of the batch.
+
+    Args:
+        logprobs: of each such answer as a whole, by the policy before the update.
+        ref_logprobs: the same by the reference.
+
+    Raises:
+        ValueError: there is none.
+    """
+    if not len(logprobs):
+        raise ValueError("the reference point is a mean over answers to other prompts: there is none")
+    pairs = zip(logprobs, ref_logprobs, strict=True)
+    return max(0.0, sum(float(own) - float(other) for own, other in pairs) / len(logprobs))

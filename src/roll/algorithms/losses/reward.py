@@ -1,0 +1,85 @@
+"""Losses of a reward model: its value is the state after a whole text.
+
+Each sequence has one loss token, a dummy after its last one, so that `values` [N] are the scores of the sequences.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+from torch.nn.functional import logsigmoid
+
+from roll.algorithms.inputs import LossInputs, LossOutputs
+from roll.algorithms.pairs import pair_margins, pairs_of
+from roll.types import Needs
+
+__all__ = ["BradleyTerryLoss", "RegressionLoss"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BradleyTerryLoss:
+    """-log sigmoid(r_w - r_l - m) + c (r_w + r_l)^2, a mean over the pairs of the global batch.
+
+    Bradley-Terry as in InstructGPT, arXiv 2203.02155 eq. 1; margins m, a pair's `target`, of Llama 2, arXiv 2307.09288
+    eq. 2; centring, which keeps scores around 0, arXiv 2312.09244.
+    """
+
+    centring: float = 0.0
+    """c; TRL recommends 0.01."""
+    needs = Needs(whole_units=True)
+    """Both answers of a pair, scored by a critic."""
+
+    def __call__(self, inputs: LossInputs) -> LossOutputs:
+        """The micro-batch's share.
+
+        Raises:
+            ValueError: a unit is not a pair, or the network does not say one value of each sequence.
+        """
+        scores, pairs = _scores(inputs), pairs_of(inputs)
+        chosen, rejected = scores[pairs.chosen], scores[pairs.rejected]
+        margins = pair_margins(inputs, pairs)
+        difference = chosen - rejected
+        losses = -logsigmoid(difference if margins is None else difference - margins)
+        if self.centring:
+            losses = losses + self.centring * (chosen + rejected).square()
+        sums = {
+            "reward_model/chosen": chosen.sum(),
+            "reward_model/rejected": rejected.sum(),
+            "reward_model/margin": difference.sum(),
+            "reward_model/accuracy": (difference > 0).to(scores.dtype).sum(),
+        }
+        metrics = {name: value.detach() / inputs.num_units for name, value in sums.items()}
+        return LossOutputs(loss=losses.sum() / inputs.num_units, metrics=metrics)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RegressionLoss:
+    """(r - y)^2 against the score y that a sequence should get, a mean over the sequences of the global batch."""
+
+    needs = Needs()
+    """Nothing but a critic's values."""
+
+    def __call__(self, inputs: LossInputs) -> LossOutputs:
+        """The micro-batch's share.
+
+        Raises:
+            ValueError: there are no targets, or the network does not say one value of each sequence.
+        """
+        scores, targets = _scores(inputs), inputs.need("targets")
+        error = scores - targets
+        sums = {
+            "reward_model/score": scores.sum(),
+            "reward_model/target": targets.sum(),
+            "reward_model/absolute_error": error.abs().sum(),
+        }
+        metrics = {name: value.detach() / inputs.num_sequences for name, value in sums.items()}
+        return LossOutputs(loss=error.square().sum() / inputs.num_sequences, metrics=metrics)
+
+
+def _scores(inputs: LossInputs) -> Tensor:
+    """[S]"""
+    values = inputs.need("values")
+    if len(values) != len(inputs.sequence_lengths):
+        raise ValueError("a reward model scores texts: each sample has one token in the loss, after its last one")
+    return values

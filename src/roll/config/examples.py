@@ -1,0 +1,91 @@
+"""Where examples come from: conversations, texts and compared answers that are learnt from as they are."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal, TypeAlias
+
+from pydantic import Discriminator, Tag
+
+from roll.config.base import option
+from roll.config.sources import FileTable, HuggingFaceTable, PythonTable, Share, SumsTask
+
+__all__ = [
+    "ArithmeticExamples",
+    "ExampleColumns",
+    "ExampleDataConfig",
+    "FileExamples",
+    "HuggingFaceExamples",
+    "PythonExamples",
+    "TooLong",
+]
+
+TooLong: TypeAlias = Literal["refuse", "cut", "skip"]
+
+
+class _Examples(Share):
+    too_long: TooLong = option(
+        "refuse",
+        "What becomes of an example with more tokens than the context: `refuse` ends the run, `cut` leaves out the end "
+        "of its answer, `skip` leaves out the example.",
+    )
+
+
+class ArithmeticExamples(SumsTask, _Examples):
+    """Seeded sums such as `3 + 4`, each with its answer; training and held-out operand pairs are disjoint."""
+
+
+class ExampleColumns(_Examples):
+    """Which columns of a row say what. Where several could, the first of these keys decides; `null` turns one off."""
+
+    held_out: float = option(
+        0.1,
+        "Share of the source kept for evaluation alone (unless a separate `split` or file is given).",
+        ge=0,
+        lt=1,
+    )
+    messages_key: str | None = option("messages", "Column with a whole conversation: a list of chat messages.")
+    conversations_key: str | None = option(
+        "conversations", "Column with a whole conversation as ShareGPT writes it: a list of `{from, value}`."
+    )
+    prompt_key: str | None = option("prompt", "Column with what is asked: text, or a list of chat messages.")
+    completion_key: str | None = option(
+        "completion", "Column with the answer: text, a list of chat messages, or the whole conversation."
+    )
+    chosen_key: str = option("chosen", "Column with the preferred answer, in any form that `completion_key` takes.")
+    rejected_key: str = option("rejected", "Column with the other answer.")
+    instruction_key: str | None = option(
+        "instruction", "Column with what is asked, as Alpaca writes it; `input`, if it has one, comes below it."
+    )
+    input_key: str | None = option("input", "Column with what the instruction is about.")
+    output_key: str | None = option("output", "Column with the answer to the instruction.")
+    text_key: str | None = option("text", "Column with plain text, every token of which is learnt.")
+    label_key: str = option("label", "Column that says whether an answer is wanted: true or false, 1 or 0.")
+    margin_key: str | None = option(
+        "margin", "Column that says by how much the preferred answer is better; optional in a row."
+    )
+    score_key: str = option("score", "Column with an answer's score, which a reward model should give.")
+    on_bad_row: Literal["refuse", "skip"] = option(
+        "refuse", "What becomes of malformed rows: `refuse` names them and ends the run, `skip` leaves them out."
+    )
+    limit: int | None = option(None, "Use only the first N rows.", ge=1)
+
+
+class FileExamples(FileTable, ExampleColumns):
+    """A JSONL or Parquet file."""
+
+
+class HuggingFaceExamples(HuggingFaceTable, ExampleColumns):
+    """A Hugging Face dataset: a directory or a hub id, through `datasets`."""
+
+
+class PythonExamples(PythonTable, ExampleColumns):
+    """Rows that Python makes: a function or class of yours, or the objects given to `roll.train(config, data=…)`."""
+
+
+ExampleDataConfig = Annotated[
+    Annotated[ArithmeticExamples, Tag("arithmetic")]
+    | Annotated[FileExamples, Tag("file")]
+    | Annotated[HuggingFaceExamples, Tag("huggingface")]
+    | Annotated[PythonExamples, Tag("python")],
+    Discriminator("source"),
+]

@@ -1,0 +1,19 @@
+"""The configuration of supervised fine-tuning."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from roll.config.base import option
+from roll.config.supervised import SupervisedConfig
+
+__all__ = ["CONFIG", "SFTConfig"]
+
+
+class SFTConfig(SupervisedConfig):
+    """Supervised fine-tuning: the model learns to write what the assistant wrote."""
+
+    pipeline: Literal["sft"] = option("sft", "Which pipeline runs.")
+
+
+CONFIG = SFTConfig

@@ -1,0 +1,74 @@
+"""What is in one column of a row, read strictly: a wrong value is named with its place."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from roll.errors import DataError
+from roll.registry import nearest
+
+__all__ = ["ROLES", "BadRow", "Row", "column", "is_message", "short", "unicode_text"]
+
+Row = Mapping[str, Any]
+
+ROLES = ("system", "user", "assistant", "tool")
+
+
+class BadRow(DataError):
+    """A row that cannot be used.
+
+    Args:
+        reason: in a few words, the same for all rows that lack the same.
+        message: what, where, and what to do.
+    """
+
+    def __init__(self, reason: str, message: str) -> None:
+        super().__init__(message)
+        self.reason = reason
+
+
+def column(row: Row, name: str, where: str, option: str) -> Any:
+    """The row's value in the column that `option` names.
+
+    Raises:
+        BadRow: it has no such column.
+    """
+    if name not in row:
+        columns = ", ".join(short(column) for column in list(row)[:20]) or "none"
+        raise BadRow(
+            "missing column",
+            f"{where}: there is no column '{name}'.{nearest(name, list(row))} It has: {columns}. "
+            f"Set `{option}` to the right one.",
+        )
+    return row[name]
+
+
+def is_message(value: Any) -> bool:
+    """Whether this is a chat message."""
+    return isinstance(value, Mapping) and value.get("role") in ROLES and isinstance(value.get("content"), str)
+
+
+def unicode_text(value: str, column: str, where: str) -> str:
+    """The text, if it is one: half a surrogate pair, which JSON can spell, has no tokens.
+
+    Raises:
+        BadRow: it is none.
+    """
+    try:
+        value.encode()
+    except UnicodeEncodeError as error:
+        raise BadRow(
+            "invalid Unicode",
+            f"{where}: column '{column}' is not valid Unicode text at character {error.start}: {short(value)}.",
+        ) from None
+    return value
+
+
+def short(value: Any) -> str:
+    """The value as a message shows it: its beginning."""
+    try:
+        text = repr(value)
+    except Exception:  # it nests too deeply, holds too long a number, or is of a class of the user's own
+        return f"an object of type {type(value).__name__}"
+    return text if len(text) <= 60 else f"{text[:57]}..."

@@ -1,0 +1,156 @@
+"""Which tokens of a whole conversation its assistant would have written: found in the text that the template renders.
+
+    template ──► text ──► where each assistant's turn begins and ends ──► one tokenisation, cut at these places
+
+A turn is what the model writes after the generation prompt: the content, as the template puts it, and the special token
+that ends it. A turn that the template renders otherwise once the conversation goes on (some drop earlier reasoning) is
+not what the model would have written there: it is context only.
+"""
+
+from __future__ import annotations
+
+import re
+from bisect import bisect_left
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from roll.errors import DataError
+from roll.types import BoolArray, IntArray, Message
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+__all__ = ["SpecialTokens", "marked_turns", "prefix_turns", "tokenized"]
+
+Span = tuple[int, int]
+"""First character, and the one after the last."""
+
+
+class SpecialTokens:
+    """The model's special tokens as they are spelt in texts."""
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
+        added = getattr(tokenizer, "added_tokens_decoder", {})
+        names = {str(token) for token in added.values() if token.special} | set(tokenizer.all_special_tokens)
+        longest_first = sorted((name for name in names if name), key=len, reverse=True)
+        self._pattern = re.compile("|".join(map(re.escape, longest_first)) or r"(?!)")
+
+    def first(self, text: str) -> str | None:
+        """The first one in the text."""
+        found = self._pattern.search(text)
+        return None if found is None else found.group()
+
+    def last_end(self, text: str, begin: int, end: int) -> int | None:
+        """Where the last one between these places ends."""
+        ends = [found.end() for found in self._pattern.finditer(text, begin, end)]
+        return ends[-1] if ends else None
+
+    def end_at(self, text: str, place: int) -> int | None:
+        """Where the one that begins here ends."""
+        found = self._pattern.match(text, place)
+        return None if found is None else found.end()
+
+
+def prefix_turns(
+    messages: Sequence[Message],
+    num_given: int,
+    render: Callable[[Sequence[Message], bool], str],
+    special: SpecialTokens,
+) -> tuple[str, list[Span]]:
+    """The conversation's text, and the turns to learn: each begins where a rendering up to it ends.
+
+    Args:
+        render: messages, and whether the generation prompt follows, to text.
+
+    Raises:
+        DataError: the last turn is not what the model would write.
+    """
+    text = render(messages, False)
+    turns: list[Span] = []
+    places = [i for i in range(num_given, len(messages)) if messages[i]["role"] == "assistant"]
+    for i in places:
+        head = render(messages[:i], True)
+        so_far = text if i == len(messages) - 1 else render(messages[: i + 1], False)
+        end = special.last_end(so_far, len(head), len(so_far)) if so_far.startswith(head) else None
+        whole = end is not None and _squeezed(messages[i]["content"]) in _squeezed(so_far[len(head) : end])
+        if end is not None and whole and text.startswith(so_far[:end]):
+            turns.append((len(head), end))
+        elif i == places[-1]:
+            raise DataError(_why(text, head, messages[i], whole))
+    return text, turns
+
+
+def marked_turns(
+    text: str,
+    spans: Sequence[Span],
+    contents: Sequence[str],
+    header: str,
+    special: SpecialTokens,
+) -> list[Span]:
+    """The turns to learn, where the template marks what its assistant generates.
+
+    Args:
+        spans: what is marked, one for each of `contents`.
+        contents: of the assistant's messages to learn.
+        header: the generation prompt, which some templates mark as well.
+    """
+    turns: list[Span] = []
+    for (begin, end), content in zip(spans, contents, strict=True):
+        if header and text.startswith(header, begin):
+            begin += len(header)
+        last = special.last_end(text, begin, end) or special.end_at(text, end)
+        if last is not None and _squeezed(content) in _squeezed(text[begin:last]):
+            turns.append((begin, last))
+    return turns
+
+
+def _squeezed(text: str) -> str:
+    return "".join(text.split())
+
+
+def _why(text: str, head: str, message: Message, whole: bool) -> str:
+    beginning = repr(message["content"][:60])
+    if not text.startswith(head):
+        what = f"begins an assistant's message differently once there is one (after {head[-30:]!r})"
+    elif not whole:
+        what = "leaves out a part of the assistant's text, or ends it without a special token"
+    else:
+        what = "changes earlier messages as the conversation goes on"
+    return (
+        f"the model's chat template {what}, so the tokens that the model would write cannot be told: leave such "
+        f"conversations out, or choose a model whose template keeps them (the answer was {beginning})."
+    )
+
+
+def tokenized(tokenizer: PreTrainedTokenizerBase, text: str, spans: Sequence[Span]) -> tuple[IntArray, BoolArray]:
+    """[L] ids of a rendered text, and [L] which of them are in one of the spans.
+
+    A token that would reach over the border of a span is cut there, as it is when the model writes after a prompt.
+    """
+    borders = sorted({border for span in spans for border in span if 0 < border < len(text)})
+    ids, starts = _pieces(tokenizer, text, borders)
+    mask = np.zeros(len(ids), np.bool_)
+    for begin, end in spans:
+        mask[bisect_left(starts, begin) : bisect_left(starts, end)] = True
+    mask[:1] = False
+    return np.asarray(ids, np.int32), mask
+
+
+def _pieces(tokenizer: PreTrainedTokenizerBase, text: str, borders: Sequence[int]) -> tuple[list[int], list[int]]:
+    """Ids, and where each one's text begins; no token reaches over a border."""
+    encoded: Any = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
+    starts = [start for start, _ in encoded["offset_mapping"]]
+    ends = [end for _, end in encoded["offset_mapping"]]
+    crossed = [b for b in borders if (k := bisect_left(starts, b)) and ends[k - 1] > b]
+    if not crossed:
+        return list(encoded["input_ids"]), starts
+    ids: list[int] = []
+    places: list[int] = []
+    for begin, end in pairwise([0, *crossed, len(text)]):
+        piece: Any = tokenizer(text[begin:end], add_special_tokens=False, return_offsets_mapping=True)
+        ids += piece["input_ids"]
+        places += [begin + start for start, _ in piece["offset_mapping"]]
+    return ids, places

@@ -1,0 +1,128 @@
+"""What the loops of supervised pipelines go through: examples in, an update, the step's boundary.
+
+stream ─ draw ─► samples ─► batch ─ columns ─► update ─► boundary: every draw has its fate, the run may be saved
+
+Drawing changes nothing that lasts, so a signal can end it; an update runs to the boundary.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+
+from roll.config.supervised import SupervisedConfig, SupervisedTraining
+from roll.data.examples import Examples
+from roll.pipelines.learner import Learner, update
+from roll.pipelines.learning.alarms import check_alarms
+from roll.pipelines.learning.measures import training_metrics
+from roll.pipelines.run import Run
+from roll.protocols import LossFn
+from roll.types import ExampleDraw, Fate, StepResult, TrainingBatch, TrainingSample
+
+__all__ = ["Course", "Drawn"]
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Drawn:
+    """What a step learns from."""
+
+    draws: Sequence[ExampleDraw]
+    samples: tuple[TrainingSample, ...]
+    left_out: dict[int, str] = field(default_factory=dict)
+    """By draw id, why an example cannot be learnt from."""
+
+
+async def _nothing_added(batch: TrainingBatch) -> TrainingBatch:
+    return batch
+
+
+@dataclass(kw_only=True, slots=True)
+class Course:
+    """Everything that a step passes through."""
+
+    config: SupervisedConfig
+    training: SupervisedTraining
+    """With the number of steps that the run has."""
+    run: Run
+    learner: Learner
+    examples: Examples
+    completed: Callable[[TrainingBatch], Awaitable[TrainingBatch]] = _nothing_added
+    """Adds the columns that the loss needs and no example brings."""
+    _held_out: TrainingBatch | None = None
+
+    async def draw(self) -> Drawn:
+        """The examples of the next step; fewer where the last epoch ends."""
+        return await self.run.stop.unless(asyncio.to_thread(self._draw))
+
+    def _draw(self) -> Drawn:
+        stream, training = self.examples.train, self.training
+        most = training.most_draws(stream.num_examples)
+        count = training.examples_per_step
+        draws = stream.draw(count if most is None else min(count, most - stream.num_drawn))
+        samples: list[TrainingSample] = []
+        left_out: dict[int, str] = {}
+        for draw in draws:
+            found = self.examples.samples(draw)
+            if isinstance(found, str):
+                left_out[draw.draw_id] = found
+            else:
+                samples += found
+        return Drawn(draws=draws, samples=tuple(samples), left_out=left_out)
+
+    async def learn(self, drawn: Drawn, loss: LossFn) -> StepResult | None:
+        """One optimiser step; `None` where nothing can be learnt from what was drawn."""
+        self.run.ledger.open(drawn.draws, self.run.state.step + 1)
+        if not drawn.samples:
+            return None
+        batch = await self.completed(TrainingBatch(samples=drawn.samples))
+        with self.run.spans.phase("train"):
+            return await update(self.run, self.learner.policy, batch, loss)
+
+    def cross_boundary(self, drawn: Drawn, result: StepResult | None) -> list[str]:
+        """The step is done: every draw gets its fate, and the run may be saved; returns alarms that stop the run."""
+        run, state = self.run, self.run.state
+        run.mid_update = True
+        state.step += 1
+        for draw in drawn.draws:
+            why = drawn.left_out.get(draw.draw_id)
+            run.ledger.settle(draw.draw_id, Fate.FILTERED if why else Fate.TRAINED, state.step, why or "")
+        state.policy_version += bool(result and result.stepped)
+        state.data, state.num_draws = self.examples.train.state(), self.examples.train.num_drawn
+        run.mid_update = False
+        metrics = training_metrics([result] if result else [])
+        metrics |= {f"data/{fate}": float(count) for fate, count in run.ledger.counts().items()}
+        metrics["data/examples_trained"] = float(len(drawn.draws) - len(drawn.left_out))
+        metrics["data/epoch"] = state.num_draws / self.examples.train.num_examples
+        state.alarms, alarms = check_alarms(self.config.alarms, metrics, state.alarms)
+        for alarm in alarms:
+            logger.warning("%s", alarm.message)
+        run.tracker.log_step(state.step, metrics | run.spans.metrics())
+        return [alarm.message for alarm in alarms if alarm.stops]
+
+    async def evaluate_if_due(self, loss: LossFn) -> None:
+        """Measure the loss on the held-out examples, where the configuration asks for it now."""
+        run, every = self.run, self.config.evaluation.every_num_steps
+        step = run.state.step
+        last = step == run.num_steps
+        due = self.config.evaluation.before_training if step == 0 else last or bool(every and step % every == 0)
+        if not due or run.state.evaluated_at == step or not self.examples.held_out:
+            return
+        with run.spans.phase("evaluate"):
+            metrics = await run.stop.unless(self.measure(loss))
+        run.state.evaluated_at = step
+        run.state.note_score(step, metrics.get("accuracy", -metrics["loss"]))
+        run.tracker.log_evaluation(step, metrics)
+
+    async def measure(self, loss: LossFn) -> dict[str, float]:
+        """The loss and its metrics on the held-out examples."""
+        if self._held_out is None:
+            self._held_out = await self.completed(
+                await asyncio.to_thread(self.examples.held_out_batch, self.config.evaluation.num_examples)
+            )
+        found = await self.learner.policy.measure(self._held_out, loss)
+        named = {name.rpartition("/")[2]: value for name, value in found.metrics.items()}
+        return {"loss": found.loss, "num_examples": float(self._held_out.num_units), **named}

@@ -1,0 +1,93 @@
+"""From a configuration to a course, and the end of its roles in reverse order."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+
+from roll.cluster.base import open_cluster, start_together
+from roll.config.supervised import SupervisedConfig
+from roll.data.examples import ExampleKind
+from roll.pipelines.learner import Learner
+from roll.pipelines.registry import RunFacts
+from roll.pipelines.run import Run, Session, beginning
+from roll.pipelines.start_notes import StartNotes
+from roll.pipelines.supervised.course import Course
+from roll.pipelines.supervised.preparation import Prepared, planned_steps, prepare
+from roll.protocols import TrainerGroup
+from roll.training import Schedule, TrainerSpec
+
+__all__ = ["facts", "open_course", "policy_spec"]
+
+
+def policy_spec(config: SupervisedConfig, prepared: Prepared) -> TrainerSpec:
+    """What is trained, seen from its only rank."""
+    return TrainerSpec(
+        model_path=str(prepared.model_path),
+        model=config.model,
+        training=prepared.training,
+        schedule=Schedule.of(prepared.training),
+        seed=config.seed,
+    )
+
+
+def _only_policy(config: SupervisedConfig, prepared: Prepared) -> list[TrainerSpec]:
+    return [policy_spec(config, prepared)]
+
+
+def _no_reference(trainers: Sequence[TrainerGroup]) -> Learner:
+    return Learner(policy=trainers[0], critics=(), reference=None)
+
+
+@asynccontextmanager
+async def open_course(
+    config: SupervisedConfig,
+    session: Session,
+    kind: ExampleKind,
+    *,
+    specs: Callable[[SupervisedConfig, Prepared], Sequence[TrainerSpec]] = _only_policy,
+    learner_of: Callable[[Sequence[TrainerGroup]], Learner] = _no_reference,
+) -> AsyncIterator[Course]:
+    """Start every role, restore what a checkpoint holds, and end every role afterwards, also after an error.
+
+    Args:
+        config: of the run.
+        session: what this process works with.
+        kind: of the examples that are learnt from.
+        specs: the trainers; the first is the one that learns.
+        learner_of: these, in order, once they have started.
+    """
+    tracker, saved = session.tracker, session.saved
+    tracker.note("reading the model's files and the examples")
+    prepared = await asyncio.to_thread(prepare, config, kind)
+    for line in prepared.examples.report.lines():
+        tracker.note(line)
+    state = beginning(saved, prepared.examples.train)
+    async with AsyncExitStack() as stack:
+        cluster = open_cluster(config.cluster, config.roles, session.directory)
+        stack.push_async_callback(cluster.close)
+        notes = StartNotes(tracker.note)
+        starting = [
+            notes.of(f"trainer ({spec.role})", cluster.start_trainer(spec, _device_role(spec)))
+            for spec in specs(config, prepared)
+        ]
+        learner = learner_of(await start_together(stack, *starting))
+        if saved is not None:
+            tracker.note(f"loading the checkpoint of step {state.step}")
+            await learner.load(saved)
+        stream, num_steps = prepared.examples.train, prepared.training.num_steps
+        run = Run.of(config, num_steps, session, state, stream, learner.policy)
+        yield Course(config=config, training=prepared.training, run=run, learner=learner, examples=prepared.examples)
+
+
+def _device_role(spec: TrainerSpec) -> str:
+    return "reference" if spec.role == "reference" else "actor_train"
+
+
+def facts(config: SupervisedConfig, kind: ExampleKind, method: str) -> RunFacts:
+    """What is said of a run before its first step."""
+    ranks, cores = config.roles["actor_train"].count, os.cpu_count() or 1
+    where = f"{config.cluster.type}: {ranks} trainer rank{'s' * (ranks != 1)}, {cores} core{'s' * (cores != 1)}"
+    return RunFacts(method=method, where=where, num_steps=planned_steps(config, kind))

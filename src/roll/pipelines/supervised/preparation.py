@@ -1,0 +1,50 @@
+"""What a supervised run is made from before any role starts: the model's files and the examples."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from roll.config.supervised import SupervisedConfig, SupervisedTraining
+from roll.data.examples import ExampleKind, Examples, build_examples, count_examples
+from roll.errors import ConfigError
+from roll.models import context_length, load_tokenizer, resolve_model
+
+__all__ = ["Prepared", "planned_steps", "prepare"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Prepared:
+    """What can be prepared without any device."""
+
+    model_path: Path
+    examples: Examples
+    training: SupervisedTraining
+    """With the number of steps that the run has."""
+
+
+def prepare(config: SupervisedConfig, kind: ExampleKind) -> Prepared:
+    """Resolve the model and read the data.
+
+    Raises:
+        UserError: the model or a source cannot be used.
+    """
+    model_path = resolve_model(config.model.path)
+    longest, asked = context_length(model_path), config.training.max_example_tokens
+    if asked is not None and asked > longest:
+        raise ConfigError(
+            f"training.max_example_tokens {asked} exceeds the {longest} tokens that the model was made for: lower it."
+        )
+    tokenizer = load_tokenizer(model_path, trust_remote_code=config.model.trust_remote_code)
+    examples = build_examples(config.data, kind, tokenizer, config.seed, asked or longest)
+    return Prepared(
+        model_path=model_path, examples=examples, training=config.training.within(examples.train.num_examples)
+    )
+
+
+def planned_steps(config: SupervisedConfig, kind: ExampleKind) -> int:
+    """How many steps a run has, without reading more of the data than that takes."""
+    training = config.training
+    if training.num_steps and training.num_epochs is None:
+        return training.num_steps
+    return training.within(count_examples(config.data, kind, config.seed)).num_steps
