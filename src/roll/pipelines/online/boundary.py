@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
-from roll.algorithms.hacking import BASELINE_STEPS
+from roll.algorithms.hacking import BASELINE_STEPS, hacking_metrics
 from roll.pipelines import measures
 from roll.pipelines.evaluation import Evaluator
 from roll.pipelines.learning.alarms import check_alarms
@@ -16,12 +16,13 @@ from roll.pipelines.learning.failures import step_alarms
 from roll.pipelines.live_policy import LivePolicy
 from roll.pipelines.online.circle import Circle
 from roll.pipelines.run import Run, whole_run
+from roll.pipelines.state import RunState
 from roll.rollout import Batch, DataLedger
 from roll.rollout.watchdog import Watchdog
 from roll.tracking.engine_trace import trace_engine_steps
 from roll.types import Fate, Rollout, RolloutId
 
-__all__ = ["cross_boundary", "decided", "evaluate_if_due", "running", "settle"]
+__all__ = ["batch_figures", "cross_boundary", "decided", "evaluate_if_due", "running", "settle"]
 
 logger = logging.getLogger(__name__)
 
@@ -56,6 +57,13 @@ def settle(ledger: DataLedger, fates: Mapping[int, tuple[Fate, str]], step: int)
     """Write every group's fate into the ledger."""
     for draw_id, (fate, why) in fates.items():
         ledger.settle(draw_id, fate, step, why)
+
+
+async def batch_figures(state: RunState, batch: Batch, fates: Mapping[int, tuple[Fate, str]]) -> dict[str, float]:
+    """Of a step's rollouts, of how their batch came about, and of what became of its draws; marks of hacking, too."""
+    metrics = measures.rollout_metrics(batch.groups) | measures.fate_metrics(fates) | measures.batch_metrics(batch)
+    found = await asyncio.to_thread(hacking_metrics, batch.groups, list(state.first_lengths))  # seconds, if many
+    return metrics | found
 
 
 async def cross_boundary(

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass
-from typing import Any, Generic, TypeAlias, TypeVar
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeAlias, TypeVar
 
 from roll.cluster.base import Cluster, open_cluster
 from roll.config.generating import GeneratingConfig
+from roll.config.online import OnlineConfig
 from roll.data import Data
 from roll.inference import resolve_engine_kind
 from roll.pipelines.evaluation import Evaluator
@@ -18,30 +21,24 @@ from roll.pipelines.generation import Roles, open_generation, start_roles
 from roll.pipelines.learner import Learner
 from roll.pipelines.live_policy import LivePolicy
 from roll.pipelines.online.circle import Circle, Recorder
+from roll.pipelines.online.rounds import Rounds
 from roll.pipelines.online.sampling import build_controller
-from roll.pipelines.preparation import Prepared, probe_sequences, sampling_plans
+from roll.pipelines.preparation import Prepared, prepare, probe_sequences, sampling_plans
 from roll.pipelines.registry import RunFacts
 from roll.pipelines.run import Run, Session, beginning
 from roll.rollout import AsyncController, LLMProxy
+from roll.training import Schedule, TrainerSpec
 from roll.types import PromptDraw
 from roll.weights import WeightSync
 
-__all__ = ["Opened", "Starting", "facts", "open_circle"]
+__all__ = ["Starting", "facts", "frozen_spec", "open_alone", "open_circle", "policy_spec"]
 
 logger = logging.getLogger(__name__)
 
 C = TypeVar("C", bound=GeneratingConfig)
+L = TypeVar("L", bound=OnlineConfig)
 Starting: TypeAlias = Sequence[tuple[str, Awaitable[Any]]]
 """What starts, with what to call it."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Opened(Generic[C]):
-    """What a loop takes."""
-
-    circle: Circle[C]
-    live: LivePolicy
-    evaluator: Evaluator
 
 
 @asynccontextmanager
@@ -55,7 +52,7 @@ async def open_circle(
     controlled: Callable[..., AsyncController] = build_controller,
     recorder_of: Callable[[Run], Recorder] | None = None,
     proxy_type: type[LLMProxy] = LLMProxy,
-) -> AsyncIterator[Opened[C]]:
+) -> AsyncIterator[Rounds[C]]:
     """Start every role, restore what a checkpoint holds, and end every role afterwards, also after an error.
 
     Args:
@@ -98,7 +95,29 @@ async def open_circle(
         live = LivePolicy(generation=generation, controller=controller, weights=weights, plan=plan)
         circle = _circle(config, run, learner, live, recorder)
         evaluator = Evaluator(run, live, _held_out(config, data), eval_plan, config.evaluation, config.alarms)
-        yield Opened(circle=circle, live=live, evaluator=evaluator)
+        yield Rounds(circle=circle, live=live, evaluator=evaluator)
+
+
+@asynccontextmanager
+async def open_alone(
+    config: L, session: Session, *, train: Callable[[Rounds[L]], Awaitable[None]]
+) -> AsyncIterator[Callable[[], Awaitable[None]]]:
+    """Open a run that needs no trainer but the policy's; inside, what is to be done.
+
+    Args:
+        config: of the run.
+        session: what this process works with.
+        train: its loop.
+    """
+    session.tracker.note("reading the model's files and the prompts")
+    prepared = await asyncio.to_thread(prepare, config)
+    spec = policy_spec(config, prepared.model_path)
+
+    def starting(cluster: Cluster) -> Starting:
+        return [(spec.role, cluster.start_trainer(spec, "actor_train"))]
+
+    async with open_circle(config, session, prepared, starting, lambda started: Learner(policy=started[0])) as rounds:
+        yield partial(train, rounds)
 
 
 def _circle(config: C, run: Run, learner: Learner, live: LivePolicy, recorder: Recorder | None) -> Circle[C]:
@@ -154,3 +173,29 @@ def facts(config: GeneratingConfig, method: str, *, engines: str | None = None, 
 
 def _count(number: int, noun: str) -> str:
     return f"{number} {noun}" + ("s" if number != 1 else "")
+
+
+def policy_spec(config: OnlineConfig, model_path: Path, **more: Any) -> TrainerSpec:
+    """The policy, seen from its only rank.
+
+    Args:
+        config: of the run.
+        model_path: its files.
+        more: that its trainer holds.
+    """
+    return TrainerSpec(
+        model_path=str(model_path),
+        model=config.model,
+        training=config.training,
+        schedule=Schedule.of(config.training, updates_per_step=config.updates_per_step),
+        seed=config.seed,
+        **more,
+    )
+
+
+def frozen_spec(config: OnlineConfig, model_path: Path) -> TrainerSpec:
+    """A model that only says log-probs, seen from its only rank."""
+    model = config.model.model_copy(update={"lora": None})
+    return TrainerSpec(
+        model_path=str(model_path), model=model, training=config.training, role="reference", seed=config.seed
+    )

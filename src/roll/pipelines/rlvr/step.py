@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 from contextlib import nullcontext
 
-from roll.algorithms.hacking import hacking_metrics
 from roll.config.pipelines.rlvr import RLVRConfig
-from roll.pipelines import measures
 from roll.pipelines.learning.measures import learning_metrics, mean_advantages
 from roll.pipelines.learning.updates import learn
-from roll.pipelines.online.boundary import cross_boundary
+from roll.pipelines.online.boundary import batch_figures, cross_boundary
 from roll.pipelines.online.circle import Circle
 from roll.pipelines.rlvr.collecting import Collected
 
@@ -31,9 +28,7 @@ async def _update(circle: Circle[RLVRConfig], collected: Collected) -> dict[str,
     """New weights, where engines are, too; returns metrics. The step is `state.step + 1`."""
     run, live, config = circle.run, circle.live, circle.config
     state, selection, batch = run.state, collected.selection, collected.batch
-    metrics = measures.rollout_metrics(batch.groups) | measures.fate_metrics(selection.fates)
-    metrics |= measures.batch_metrics(batch)
-    metrics |= await asyncio.to_thread(hacking_metrics, batch.groups, list(state.first_lengths))  # seconds, if many
+    metrics = await batch_figures(state, batch, selection.fates)
     advantages: dict[str, float] = {}
     if selection.rollouts:
         async with live.weights.changing() if live else nullcontext():
