@@ -152,14 +152,21 @@ class TrainBackend(Protocol):
         ...
 
     def forward(
-        self, batch: TrainingBatch, outputs: Outputs, *, attention: AttentionRange | None = None, adapter: bool = True
+        self,
+        batch: TrainingBatch,
+        outputs: Outputs,
+        *,
+        attention: AttentionRange | None = None,
+        num_top: int | None = None,
+        adapter: bool = True,
     ) -> Mapping[Output, list[Any]]:
         """What the current weights say of a batch, in one pass without a gradient: for each output a list by sample.
 
         Args:
             batch: its tokens, where answers begin (`prefix_length`), and which tokens the loss counts.
             outputs: what is asked for. Log-probs are those under the batch's temperature, with 0 as the first entry;
-                values are 0 where the loss does not count.
+                values and the likeliest tokens are 0 where the loss does not count.
+            num_top: how many of the likeliest tokens, where `top_logprobs` is asked for.
             attention: distances that count, where `attention` is asked for; see `roll.algorithms.credit`.
             adapter: false leaves LoRA adapters out: the policy as it was before training.
 
@@ -215,7 +222,13 @@ class TrainerGroup(Protocol):
     async def train_step(self, batch: TrainingBatch, loss: LossFn) -> StepResult: ...
 
     async def forward(
-        self, batch: TrainingBatch, outputs: Outputs, *, attention: AttentionRange | None = None, adapter: bool = True
+        self,
+        batch: TrainingBatch,
+        outputs: Outputs,
+        *,
+        attention: AttentionRange | None = None,
+        num_top: int | None = None,
+        adapter: bool = True,
     ) -> Mapping[Output, list[Any]]: ...
 
     async def measure(self, batch: TrainingBatch, loss: LossFn) -> StepResult: ...

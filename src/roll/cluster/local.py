@@ -59,10 +59,17 @@ class LocalTrainerGroup:
         return await self._call(self._backend.train_step, batch, loss)
 
     async def forward(
-        self, batch: TrainingBatch, outputs: Outputs, *, attention: AttentionRange | None = None, adapter: bool = True
+        self,
+        batch: TrainingBatch,
+        outputs: Outputs,
+        *,
+        attention: AttentionRange | None = None,
+        num_top: int | None = None,
+        adapter: bool = True,
     ) -> Mapping[Output, list[Any]]:
         """See `TrainBackend.forward`."""
-        return await self._call(lambda: self._backend.forward(batch, outputs, attention=attention, adapter=adapter))
+        how: dict[str, Any] = {"attention": attention, "num_top": num_top, "adapter": adapter}
+        return await self._call(lambda: self._backend.forward(batch, outputs, **how))
 
     async def measure(self, batch: TrainingBatch, loss: LossFn) -> StepResult:
         """See `TrainBackend.measure`."""

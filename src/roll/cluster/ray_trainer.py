@@ -113,10 +113,17 @@ class RayTrainerGroup:
         return await self._call("train_step", ray.put(batch), loss)
 
     async def forward(
-        self, batch: TrainingBatch, outputs: Outputs, *, attention: AttentionRange | None = None, adapter: bool = True
+        self,
+        batch: TrainingBatch,
+        outputs: Outputs,
+        *,
+        attention: AttentionRange | None = None,
+        num_top: int | None = None,
+        adapter: bool = True,
     ) -> Mapping[Output, list[Any]]:
         """See `TrainBackend.forward`."""
-        return await self._call("forward", ray.put(batch), outputs, attention=attention, adapter=adapter)
+        how = {"attention": attention, "num_top": num_top, "adapter": adapter}
+        return await self._call("forward", ray.put(batch), outputs, **how)
 
     async def save(self, path: Path) -> None:
         """See `TrainBackend.save`."""

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from typing import Self
 
-from pydantic import field_validator, model_validator
+from pydantic import field_validator
 
 from roll.config.base import Section, option
 from roll.config.examples import ExampleDataConfig
 from roll.config.run import RunConfig
 from roll.config.training import TrainingConfig
+from roll.errors import ConfigError
 
 __all__ = ["HeldOutConfig", "SupervisedConfig", "SupervisedTraining"]
 
@@ -38,10 +39,19 @@ class SupervisedTraining(TrainingConfig):
         return None if epochs is None else max(round(epochs * num_examples), 1)
 
     def within(self, num_examples: int) -> Self:
-        """The same with the number of steps that the run has."""
+        """The same with the number of steps that the run has.
+
+        Raises:
+            ConfigError: the warm-up is longer.
+        """
         draws = self.most_draws(num_examples)
         steps = [self.num_steps] if self.num_steps else []
         steps += [-(-draws // self.examples_per_step)] if draws is not None else []
+        if self.warmup_steps > min(steps):
+            raise ConfigError(
+                f"training.warmup_steps {self.warmup_steps} exceeds the {min(steps)} steps that {num_examples} "
+                f"examples and examples_per_step {self.examples_per_step} make: lower it, or raise num_epochs."
+            )
         return self.model_copy(update={"num_steps": min(steps)})
 
 
@@ -73,12 +83,3 @@ class SupervisedConfig(RunConfig):
         if twice:
             raise ValueError(f"several sources are called {twice}: give each its own `domain`")
         return value
-
-    @model_validator(mode="after")
-    def _training_fits(self) -> Self:
-        training = self.training
-        if training.num_steps and training.warmup_steps > training.num_steps:
-            raise ValueError(
-                f"training.warmup_steps {training.warmup_steps} exceeds training.num_steps {training.num_steps}"
-            )
-        return self

@@ -62,6 +62,8 @@ class Report:
     batch: list[str] = field(default_factory=list)
     """How a step and the run divide, in words."""
     memory: list[RoleMemory] = field(default_factory=list)
+    step_s: float | None = None
+    """Seconds of a step on this machine, where they could be measured."""
     disk: DiskUse | None = None
     free_disk_bytes: int | None = None
     trials: list[RewardTrial] = field(default_factory=list)

@@ -31,13 +31,13 @@ from roll.training.attention_maps import MapObserver, observed_layers
 from roll.training.distributed import Ranks, combine, default_num_threads, pick_device, reshard, shard
 from roll.training.distributions import Predictions
 from roll.training.export import export_adapter, export_model
-from roll.training.layout import PackedLayout, build_layout, idle_layout
+from roll.training.layout import Int64Array, PackedLayout, build_layout, idle_layout
 from roll.training.loading import build_network
 from roll.training.lora import adapters_off, find_adapters
-from roll.training.loss_inputs import loss_inputs
+from roll.training.loss_inputs import loss_inputs, teacher_top_ids
 from roll.training.offload import StatePlacement
 from roll.training.optimizer import Optimizer
-from roll.training.packing import Block, pack
+from roll.training.packing import Block, pack, pack_by_teacher
 from roll.training.policy import PolicyNetwork
 from roll.training.precision import MasterWeights, Precision
 from roll.training.randomness import Randomness
@@ -53,6 +53,7 @@ from roll.types import (
     Output,
     Outputs,
     StepResult,
+    TopLogprobs,
     TrainingBatch,
     TrainingSample,
 )
@@ -67,6 +68,7 @@ _GIVEN_BY: dict[Output, str] = {
     "logprobs": "policy or reference",
     "values": "critic or a policy with a value head",
     "attention": "policy",
+    "top_logprobs": "policy or reference",
 }
 
 
@@ -161,9 +163,11 @@ class TorchBackend:
         num_tokens = 0
         needs = loss.needs
         observed = needs.attention if any(s.attention is None for s in batch.samples) else None
-        for blocks in self._share(batch.samples, every_token=False, whole_units=needs.whole_units):
-            layout, observer = _layout(blocks, every_token=False), self._observer(blocks, observed)
-            predicted = self._predict(layout, batch, needs, observer)
+        for teacher, blocks in self._share(batch.samples, every_token=False, needs=needs):
+            layout = _layout(blocks, every_token=False, teacher=teacher)
+            observer = self._observer(blocks, observed)
+            top = teacher_top_ids(layout, batch) if needs.top_logprobs else None
+            predicted = self._predict(layout, batch, needs, observer, top)
             if not layout.spans:
                 if learn:
                     _nothing_of(predicted).backward()
@@ -191,27 +195,37 @@ class TorchBackend:
 
     @torch.no_grad()
     def forward(
-        self, batch: TrainingBatch, outputs: Outputs, *, attention: AttentionRange | None = None, adapter: bool = True
+        self,
+        batch: TrainingBatch,
+        outputs: Outputs,
+        *,
+        attention: AttentionRange | None = None,
+        num_top: int | None = None,
+        adapter: bool = True,
     ) -> dict[Output, list[Any]]:
         """What the current weights say of a batch, on every rank; see `TrainBackend.forward`.
 
         Raises:
             UnsupportedError: this role's network does not give an output.
-            ValueError: `adapter` is false and the policy has none, or attention is asked for without its distances.
+            ValueError: `adapter` is false and the policy has none, attention is asked for without its distances, or
+                the likeliest tokens without their number.
         """
-        self._check_outputs(outputs, attention)
+        self._check_outputs(outputs, attention, num_top)
+        top = num_top if "top_logprobs" in outputs else None
         needs = Needs(values="values" in outputs)
         every_token = "logprobs" in outputs
         found: dict[Output, dict[int, Any]] = {name: {} for name in outputs}
         self.network.eval()
         with contextlib.nullcontext() if adapter else adapters_off(self.model):
-            for blocks in self._share(batch.samples, every_token=every_token):
+            for _, blocks in self._share(batch.samples, every_token=every_token, needs=needs):
                 layout = _layout(blocks, every_token=every_token)
                 observer = self._observer(blocks, attention if "attention" in found else None)
-                predicted = self._predict(layout, batch, needs, observer)
+                predicted = self._predict(layout, batch, needs, observer, top)
                 for name, tensor in (("logprobs", predicted.logprobs), ("values", predicted.values)):
                     if name in found and tensor is not None:
                         _collect(found[name], layout, batch, tensor)
+                if top is not None:
+                    _collect_top(found["top_logprobs"], layout, batch, predicted)
                 if observer is not None:
                     found["attention"] |= observer.results()
             reshard(self.network)
@@ -219,6 +233,11 @@ class TorchBackend:
         said: dict[Output, list[Any]] = {n: _in_order(_merged([part[n] for part in parts]), batch) for n in found}
         if every_token and "values" in said:
             said["values"] = [np.where(s.loss_mask, v, 0) for s, v in zip(batch.samples, said["values"], strict=True)]
+        if top is not None:
+            said["top_logprobs"] = [
+                t if isinstance(t, TopLogprobs) else _no_top(len(s), top)
+                for s, t in zip(batch.samples, said["top_logprobs"], strict=True)
+            ]
         if "attention" in said:  # a sample that nothing was computed for has arrays of 0
             said["attention"] = [
                 a if isinstance(a, AttentionStatistics) else AttentionStatistics(waad=a, fai=a)
@@ -280,19 +299,26 @@ class TorchBackend:
         """What the engines compute in."""
         return getattr(torch, self.spec.model.dtype)
 
-    def _check_outputs(self, outputs: Outputs, attention: AttentionRange | None) -> None:
+    def _check_outputs(self, outputs: Outputs, attention: AttentionRange | None, num_top: int | None) -> None:
         for name in outputs:
             if name not in self.network.outputs:
                 raise UnsupportedError(f"a trainer with role '{self.spec.role}' has no {name}: ask a {_GIVEN_BY[name]}")
         if "attention" in outputs and attention is None:
             raise ValueError("what attention says depends on distances: give `attention`, the range that counts")
+        if "top_logprobs" in outputs and (num_top is None or num_top < 1):
+            raise ValueError(f"the likeliest tokens are asked for, with num_top {num_top}: give a number from 1 on")
 
     def _predict(
-        self, layout: PackedLayout, batch: TrainingBatch, needs: Needs, observer: MapObserver | None = None
+        self,
+        layout: PackedLayout,
+        batch: TrainingBatch,
+        needs: Needs,
+        observer: MapObserver | None,
+        top: Int64Array | int | None,
     ) -> Predictions:
         """What the network says of a micro-batch."""
         with self._randomness.own():
-            return self.network(layout, batch.temperature, needs, observer)
+            return self.network(layout, batch.temperature, needs, observer, top)
 
     def _counters(self) -> dict[str, int]:
         return {"num_steps": self.num_steps, "num_nonfinite": self.num_nonfinite}
@@ -304,18 +330,20 @@ class TorchBackend:
         return MapObserver(blocks, observed_layers(self.network.num_layers), of, self.device)
 
     def _share(
-        self, samples: Sequence[TrainingSample], *, every_token: bool, whole_units: bool = False
-    ) -> list[tuple[Block, ...]]:
-        """This rank's micro-batches; as many as every other rank's."""
-        config = self.spec.training
-        return pack(
-            samples,
-            max_tokens=config.max_tokens_per_micro_batch,
-            share_prefix=config.share_prefix,
-            num_ranks=self.ranks.data_size,
-            every_token=every_token,
-            whole_units=whole_units,
-        )[self.ranks.data_rank]
+        self, samples: Sequence[TrainingSample], *, every_token: bool, needs: Needs
+    ) -> list[tuple[int, tuple[Block, ...]]]:
+        """This rank's micro-batches, each with its teacher's number; as many as every other rank's."""
+        config, rank = self.spec.training, self.ranks.data_rank
+        settings: dict[str, Any] = {
+            "max_tokens": config.max_tokens_per_micro_batch,
+            "share_prefix": config.share_prefix,
+            "num_ranks": self.ranks.data_size,
+            "every_token": every_token,
+            "whole_units": needs.whole_units,
+        }
+        if needs.divergence is not None:
+            return pack_by_teacher(samples, **settings)[rank]
+        return [(0, blocks) for blocks in pack(samples, **settings)[rank]]
 
     def _move_weights(self, loss: float, grad_norm: float, rate: float) -> bool:
         """Whether the optimiser made its step: not where loss or gradients are not finite."""
@@ -338,9 +366,11 @@ class TorchBackend:
         return False
 
 
-def _layout(blocks: Sequence[Block], *, every_token: bool) -> PackedLayout:
+def _layout(blocks: Sequence[Block], *, every_token: bool, teacher: int = 0) -> PackedLayout:
     """A micro-batch; one without blocks takes part for the other ranks' sake."""
-    return build_layout(blocks, every_token=every_token) if blocks else idle_layout()
+    if not blocks:
+        return idle_layout(teacher=teacher)
+    return build_layout(blocks, every_token=every_token, teacher=teacher)
 
 
 def _nothing_of(predicted: Predictions) -> Tensor:
@@ -355,6 +385,26 @@ def _collect(found: dict[int, FloatArray], layout: PackedLayout, batch: Training
         array = np.zeros(len(batch.samples[span.index]), dtype=np.float32)
         array[span.token_index] = values[span.prediction_index]
         found[span.index] = array
+
+
+def _collect_top(
+    found: dict[int, TopLogprobs], layout: PackedLayout, batch: TrainingBatch, predicted: Predictions
+) -> None:
+    """The likeliest tokens where the loss counts."""
+    assert predicted.top_ids is not None and predicted.top_logprobs is not None
+    ids, logprobs = predicted.top_ids.cpu().numpy(), predicted.top_logprobs.float().cpu().numpy()
+    for span in layout.spans:
+        sample = batch.samples[span.index]
+        counted = sample.loss_mask[span.token_index]
+        top = found[span.index] = _no_top(len(sample), ids.shape[1])
+        places, rows = span.token_index[counted], span.prediction_index[counted]
+        top.token_ids[places], top.logprobs[places] = ids[rows], logprobs[rows]
+
+
+def _no_top(length: int, num: int) -> TopLogprobs:
+    """Of a sample that the loss does not count."""
+    zeros = np.zeros((length, num))
+    return TopLogprobs(token_ids=zeros.astype(np.int32), logprobs=zeros.astype(np.float32))
 
 
 def _merged(parts: Sequence[dict[int, T]]) -> dict[int, T]:

@@ -8,6 +8,12 @@ from roll.registry import Registry
 
 __all__ = ["DEFAULT_PIPELINE", "PIPELINES"]
 
-PIPELINES: Registry[type[RunConfig]] = Registry("pipeline", {"rlvr": "roll.config.pipelines.rlvr:CONFIG"})
+PIPELINES: Registry[type[RunConfig]] = Registry(
+    "pipeline",
+    {
+        "rlvr": "roll.config.pipelines.rlvr:CONFIG",
+        "sft": "roll.config.pipelines.sft:CONFIG",
+    },
+)
 DEFAULT_PIPELINE = "rlvr"
 """Of files that do not say."""

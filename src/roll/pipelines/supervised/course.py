@@ -18,6 +18,7 @@ from roll.pipelines.learner import Learner, update
 from roll.pipelines.learning.alarms import check_alarms
 from roll.pipelines.learning.measures import training_metrics
 from roll.pipelines.run import Run
+from roll.pipelines.supervised.preparation import held_out_batch
 from roll.protocols import LossFn
 from roll.types import ExampleDraw, Fate, StepResult, TrainingBatch, TrainingSample
 
@@ -60,7 +61,7 @@ class Course:
 
     def _draw(self) -> Drawn:
         stream, training = self.examples.train, self.training
-        most = training.most_draws(stream.num_examples)
+        most = training.most_draws(stream.num_items)
         count = training.examples_per_step
         draws = stream.draw(count if most is None else min(count, most - stream.num_drawn))
         samples: list[TrainingSample] = []
@@ -96,7 +97,7 @@ class Course:
         metrics = training_metrics([result] if result else [])
         metrics |= {f"data/{fate}": float(count) for fate, count in run.ledger.counts().items()}
         metrics["data/examples_trained"] = float(len(drawn.draws) - len(drawn.left_out))
-        metrics["data/epoch"] = state.num_draws / self.examples.train.num_examples
+        metrics["data/epoch"] = state.num_draws / self.examples.train.num_items
         state.alarms, alarms = check_alarms(self.config.alarms, metrics, state.alarms)
         for alarm in alarms:
             logger.warning("%s", alarm.message)
@@ -120,9 +121,7 @@ class Course:
     async def measure(self, loss: LossFn) -> dict[str, float]:
         """The loss and its metrics on the held-out examples."""
         if self._held_out is None:
-            self._held_out = await self.completed(
-                await asyncio.to_thread(self.examples.held_out_batch, self.config.evaluation.num_examples)
-            )
+            self._held_out = await self.completed(await asyncio.to_thread(held_out_batch, self.config, self.examples))
         found = await self.learner.policy.measure(self._held_out, loss)
         named = {name.rpartition("/")[2]: value for name, value in found.metrics.items()}
         return {"loss": found.loss, "num_examples": float(self._held_out.num_units), **named}

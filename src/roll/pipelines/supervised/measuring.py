@@ -9,7 +9,7 @@ from roll.cluster.base import open_cluster
 from roll.config.supervised import SupervisedConfig
 from roll.data.examples import ExampleKind
 from roll.errors import DataError
-from roll.pipelines.supervised.preparation import prepare
+from roll.pipelines.supervised.preparation import held_out_batch, prepare
 from roll.protocols import LossFn
 from roll.training import TrainerSpec
 
@@ -25,7 +25,7 @@ async def measure_model(config: SupervisedConfig, *, kind: ExampleKind, loss: Lo
     prepared = await asyncio.to_thread(prepare, config, kind)
     if not prepared.examples.held_out:
         raise DataError("no source holds examples out: set `held_out`, a held-out file, or a held-out split.")
-    batch = await asyncio.to_thread(prepared.examples.held_out_batch, config.evaluation.num_examples)
+    batch = await asyncio.to_thread(held_out_batch, config, prepared.examples)
     spec = TrainerSpec(
         model_path=str(prepared.model_path),
         model=config.model.model_copy(update={"lora": None}),

@@ -62,8 +62,6 @@ async def open_course(
     tracker, saved = session.tracker, session.saved
     tracker.note("reading the model's files and the examples")
     prepared = await asyncio.to_thread(prepare, config, kind)
-    for line in prepared.examples.report.lines():
-        tracker.note(line)
     state = beginning(saved, prepared.examples.train)
     async with AsyncExitStack() as stack:
         cluster = open_cluster(config.cluster, config.roles, session.directory)

@@ -9,8 +9,9 @@ from roll.config.supervised import SupervisedConfig, SupervisedTraining
 from roll.data.examples import ExampleKind, Examples, build_examples, count_examples
 from roll.errors import ConfigError
 from roll.models import context_length, load_tokenizer, resolve_model
+from roll.types import TrainingBatch
 
-__all__ = ["Prepared", "planned_steps", "prepare"]
+__all__ = ["Prepared", "held_out_batch", "planned_steps", "prepare"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -37,9 +38,7 @@ def prepare(config: SupervisedConfig, kind: ExampleKind) -> Prepared:
         )
     tokenizer = load_tokenizer(model_path, trust_remote_code=config.model.trust_remote_code)
     examples = build_examples(config.data, kind, tokenizer, config.seed, asked or longest)
-    return Prepared(
-        model_path=model_path, examples=examples, training=config.training.within(examples.train.num_examples)
-    )
+    return Prepared(model_path=model_path, examples=examples, training=config.training.within(examples.train.num_items))
 
 
 def planned_steps(config: SupervisedConfig, kind: ExampleKind) -> int:
@@ -48,3 +47,9 @@ def planned_steps(config: SupervisedConfig, kind: ExampleKind) -> int:
     if training.num_steps and training.num_epochs is None:
         return training.num_steps
     return training.within(count_examples(config.data, kind, config.seed)).num_steps
+
+
+def held_out_batch(config: SupervisedConfig, examples: Examples) -> TrainingBatch:
+    """What every evaluation measures: always the same held-out examples, without those that cannot be rendered."""
+    drawn = map(examples.samples, examples.evaluation(config.evaluation.num_examples))
+    return TrainingBatch(samples=tuple(sample for found in drawn if not isinstance(found, str) for sample in found))
