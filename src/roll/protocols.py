@@ -32,7 +32,8 @@ if TYPE_CHECKING:
 
 PauseMode: TypeAlias = Literal["keep", "abort", "drain"]
 Item_co = TypeVar("Item_co", covariant=True)
-StateKind: TypeAlias = Literal["parameters", "gradients", "optimizer"]
+StateKind: TypeAlias = Literal["parameters", "optimizer"]
+"""Of a trainer: the network, and what updates alone need beside it."""
 
 
 class LossFn(Protocol):
@@ -91,7 +92,7 @@ class InferenceEngine(Protocol):
         ...
 
     async def sleep(self) -> None:
-        """Give the device's memory back.
+        """Give the device's memory back, that of the weights too.
 
         Raises:
             UnsupportedError: the engine cannot do it here.
@@ -196,11 +197,11 @@ class TrainBackend(Protocol):
         ...
 
     def offload(self, states: Collection[StateKind]) -> None:
-        """Move states to host memory."""
+        """Hand the device's memory to other roles, between steps: move states to main memory."""
         ...
 
     def reload(self, states: Collection[StateKind]) -> None:
-        """Move states back to the device."""
+        """Take it back: move states to the device, where whatever computes with them must find them."""
         ...
 
 
@@ -248,6 +249,10 @@ class TrainerGroup(Protocol):
     async def load(self, path: Path) -> None: ...
 
     async def export(self, path: Path) -> None: ...
+
+    async def offload(self, states: Collection[StateKind]) -> None: ...
+
+    async def reload(self, states: Collection[StateKind]) -> None: ...
 
     async def close(self) -> None: ...
 

@@ -40,14 +40,14 @@ class Learner:
     teachers: tuple[Scorer, ...] = ()
     """Models that it is to come near to, where they are roles of their own."""
 
-    async def load(self, saved: SavedRun) -> None:
+    async def load(self, saved: SavedRun[Any]) -> None:
         """Restore what a checkpoint holds of the policy and the critics."""
         await self.policy.load(saved.trainer_path)
         for index, critic in enumerate(self.critics):
             await critic.load(saved.critic_path(index))
 
 
-async def update(run: Run, trainer: TrainerGroup, batch: TrainingBatch, loss: LossFn) -> StepResult:
+async def update(run: Run[Any], trainer: TrainerGroup, batch: TrainingBatch, loss: LossFn) -> StepResult:
     """One optimiser step; where the first of a step fails before it moved a weight, the last boundary still stands."""
     is_first, run.mid_update = not run.mid_update, True
     try:
@@ -60,7 +60,7 @@ async def update(run: Run, trainer: TrainerGroup, batch: TrainingBatch, loss: Lo
 
 
 async def train_policy(
-    run: Run, policy: TrainerGroup, batch: TrainingBatch, loss: LossFn, updates: UpdateConfig
+    run: Run[Any], policy: TrainerGroup, batch: TrainingBatch, loss: LossFn, updates: UpdateConfig
 ) -> list[StepResult]:
     """A step's updates, one for each mini-batch of each epoch; the same for the same step of the same run."""
     results = []

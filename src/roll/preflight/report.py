@@ -45,6 +45,8 @@ class Report:
     machine: Machine
     engine_kind: str | None = None
     placement: Placement | None = None
+    hands_over: bool = False
+    """Whether engines and trainers take turns to use the memory of devices that they share."""
     model: ModelDescription | None = None
     critic: ModelDescription | None = None
     """The critics' backbone, where it is not the policy's."""

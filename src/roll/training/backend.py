@@ -16,7 +16,7 @@ import contextlib
 import logging
 import operator
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -28,6 +28,7 @@ from torch import Tensor
 from roll.errors import HalfUpdatedError, TrainingDivergedError, UnsupportedError
 from roll.protocols import LossFn, StateKind, WeightSource
 from roll.training.attention_maps import MapObserver, observed_layers
+from roll.training.by_sample import collect, collect_top, in_order, merged, no_top
 from roll.training.distributed import Ranks, combine, default_num_threads, pick_device, reshard, shard
 from roll.training.distributions import Predictions
 from roll.training.export import export_adapter, export_model
@@ -179,18 +180,18 @@ class TorchBackend:
             combine(sums, {"loss": outputs.loss.detach(), **outputs.metrics}, torch.add)
             combine(maxima, outputs.maxima, torch.maximum)
             if predicted.logprobs is not None:
-                _collect(logprobs, layout, batch, predicted.logprobs)
+                collect(logprobs, layout, batch, predicted.logprobs)
             num_tokens += layout.num_tokens
         metrics = self.ranks.reduce(sums, operator.add)
         tokens = self.ranks.gather(num_tokens)
-        everything = _merged(self.ranks.gather(logprobs))
+        everything = merged(self.ranks.gather(logprobs))
         return StepResult(
             loss=metrics.pop("loss"),
             num_tokens=sum(tokens),
             num_loss_tokens=batch.num_loss_tokens,
             metrics=metrics,
             maxima=self.ranks.reduce(maxima, max),
-            logprobs=tuple(_in_order(everything, batch)) if "logprobs" in self.network.outputs else (),
+            logprobs=tuple(in_order(everything, batch)) if "logprobs" in self.network.outputs else (),
         )
 
     @torch.no_grad()
@@ -223,19 +224,19 @@ class TorchBackend:
                 predicted = self._predict(layout, batch, needs, observer, top)
                 for name, tensor in (("logprobs", predicted.logprobs), ("values", predicted.values)):
                     if name in found and tensor is not None:
-                        _collect(found[name], layout, batch, tensor)
+                        collect(found[name], layout, batch, tensor)
                 if top is not None:
-                    _collect_top(found["top_logprobs"], layout, batch, predicted)
+                    collect_top(found["top_logprobs"], layout, batch, predicted)
                 if observer is not None:
                     found["attention"] |= observer.results()
             reshard(self.network)
         parts = self.ranks.gather(found)
-        said: dict[Output, list[Any]] = {n: _in_order(_merged([part[n] for part in parts]), batch) for n in found}
+        said: dict[Output, list[Any]] = {n: in_order(merged([part[n] for part in parts]), batch) for n in found}
         if every_token and "values" in said:
             said["values"] = [np.where(s.loss_mask, v, 0) for s, v in zip(batch.samples, said["values"], strict=True)]
         if top is not None:
             said["top_logprobs"] = [
-                t if isinstance(t, TopLogprobs) else _no_top(len(s), top)
+                t if isinstance(t, TopLogprobs) else no_top(len(s), top)
                 for s, t in zip(batch.samples, said["top_logprobs"], strict=True)
             ]
         if "attention" in said:  # a sample that nothing was computed for has arrays of 0
@@ -283,7 +284,7 @@ class TorchBackend:
             export_adapter(beside, read, adapters, spec.model.lora, base, dtype, is_first=is_first)
 
     def offload(self, states: Collection[StateKind]) -> None:
-        """Move states to host memory, between steps. On a CPU they are there already."""
+        """Move states to main memory, between steps. On a CPU they are there already."""
         self.placement.offload(states)
 
     def reload(self, states: Collection[StateKind]) -> None:
@@ -377,41 +378,3 @@ def _nothing_of(predicted: Predictions) -> Tensor:
     """A loss of 0 through every output of the network: ranks with work have a gradient for each, and FSDP reduces
     gradients of those parameters alone that have one."""
     return torch.stack([0.0 * tensor.sum() for tensor in predicted.tensors]).sum()
-
-
-def _collect(found: dict[int, FloatArray], layout: PackedLayout, batch: TrainingBatch, predicted: Tensor) -> None:
-    values = predicted.detach().float().cpu().numpy()
-    for span in layout.spans:
-        array = np.zeros(len(batch.samples[span.index]), dtype=np.float32)
-        array[span.token_index] = values[span.prediction_index]
-        found[span.index] = array
-
-
-def _collect_top(
-    found: dict[int, TopLogprobs], layout: PackedLayout, batch: TrainingBatch, predicted: Predictions
-) -> None:
-    """The likeliest tokens where the loss counts."""
-    assert predicted.top_ids is not None and predicted.top_logprobs is not None
-    ids, logprobs = predicted.top_ids.cpu().numpy(), predicted.top_logprobs.float().cpu().numpy()
-    for span in layout.spans:
-        sample = batch.samples[span.index]
-        counted = sample.loss_mask[span.token_index]
-        top = found[span.index] = _no_top(len(sample), ids.shape[1])
-        places, rows = span.token_index[counted], span.prediction_index[counted]
-        top.token_ids[places], top.logprobs[places] = ids[rows], logprobs[rows]
-
-
-def _no_top(length: int, num: int) -> TopLogprobs:
-    """Of a sample that the loss does not count."""
-    zeros = np.zeros((length, num))
-    return TopLogprobs(token_ids=zeros.astype(np.int32), logprobs=zeros.astype(np.float32))
-
-
-def _merged(parts: Sequence[dict[int, T]]) -> dict[int, T]:
-    """All ranks' findings, by the samples' index in their batch."""
-    return {index: value for part in parts for index, value in part.items()}
-
-
-def _in_order(found: Mapping[int, Any], batch: TrainingBatch) -> list[Any]:
-    """Samples in batch order; one that nothing was computed for is all 0."""
-    return [found[i] if i in found else np.zeros(len(s), dtype=np.float32) for i, s in enumerate(batch.samples)]

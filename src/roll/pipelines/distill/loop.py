@@ -40,8 +40,8 @@ async def train(rounds: Rounds[DistillConfig]) -> None:
         pairs = zip(batch.samples, rollouts, strict=True)
         batch = replace(batch, samples=tuple(replace(s, teacher=config.teacher_of[r.prompt.domain]) for s, r in pairs))
         if rounds.learner.teachers:
-            with rounds.run.spans.phase("teacher"):
-                said = await teacher_logprobs(rounds.learner.teachers, config.teacher_of, batch, rollouts)
+            asked = teacher_logprobs(rounds.learner.teachers, config.teacher_of, batch, rollouts)
+            said = await rounds.ask("teacher", asked)
             pairs = zip(batch.samples, said, strict=True)
             batch = replace(batch, samples=tuple(replace(s, teacher_logprobs=column) for s, column in pairs))
         return with_advantages(batch, rollouts, config.distillation)

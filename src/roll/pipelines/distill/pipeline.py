@@ -8,13 +8,13 @@ from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any
 
-from roll.cluster.base import Cluster
 from roll.config.pipelines.distill import DistillConfig
 from roll.pipelines.distill.loop import train
 from roll.pipelines.distill.teachers import EngineTeacher, teacher_engines, teacher_paths
 from roll.pipelines.evaluation import measure
 from roll.pipelines.learner import Learner
-from roll.pipelines.online.opening import Starting, facts, frozen_spec, open_circle, policy_spec
+from roll.pipelines.learning.state import LearningState
+from roll.pipelines.online.opening import Placed, facts, frozen_spec, open_circle, policy_spec
 from roll.pipelines.preparation import prepare
 from roll.pipelines.registry import Pipeline, RunFacts
 from roll.pipelines.run import Session
@@ -32,21 +32,18 @@ async def _open(config: DistillConfig, session: Session) -> AsyncIterator[Callab
     policy = policy_spec(config, prepared.model_path, teachers=held)
     in_engines = not held and config.teacher[0].place == "engine"
 
-    def starting(cluster: Cluster) -> Starting:
-        student = ("policy", cluster.start_trainer(policy, "actor_train"))
-        if held:
-            return [student]
-        if in_engines:
-            specs = teacher_engines(config, prepared, paths, session.directory)
-            return [student, ("teacher engines", cluster.start_engines(specs, "teacher"))]
-        return [student, *(("teacher", cluster.start_trainer(frozen_spec(config, p), "teacher")) for p in paths)]
+    placed = [Placed("actor_train", policy)]
+    if in_engines:
+        placed.append(Placed("teacher", teacher_engines(config, prepared, paths, session.directory)))
+    elif not held:
+        placed += [Placed("teacher", frozen_spec(config, path)) for path in paths]
 
     def learner_of(started: Sequence[Any]) -> Learner:
         student, *others = started
         teachers = [EngineTeacher(engine) for engine in others[0].engines] if in_engines else others
         return Learner(policy=student, teachers=tuple(teachers))
 
-    async with open_circle(config, session, prepared, starting, learner_of) as rounds:
+    async with open_circle(config, session, prepared, placed, learner_of) as rounds:
         yield partial(train, rounds)
 
 
@@ -55,4 +52,4 @@ def _facts(config: DistillConfig) -> RunFacts:
     return facts(config, f"{settings.divergence} divergence as a {settings.place}")
 
 
-PIPELINE = Pipeline(open=_open, facts=_facts, evaluate=measure)
+PIPELINE = Pipeline(open=_open, facts=_facts, evaluate=measure, state=LearningState)

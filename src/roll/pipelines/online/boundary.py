@@ -13,10 +13,10 @@ from roll.pipelines import measures
 from roll.pipelines.evaluation import Evaluator
 from roll.pipelines.learning.alarms import check_alarms
 from roll.pipelines.learning.failures import step_alarms
+from roll.pipelines.learning.state import LearningState
 from roll.pipelines.live_policy import LivePolicy
 from roll.pipelines.online.circle import Circle
 from roll.pipelines.run import Run, whole_run
-from roll.pipelines.state import RunState
 from roll.rollout import Batch, DataLedger
 from roll.rollout.watchdog import Watchdog
 from roll.tracking.engine_trace import trace_engine_steps
@@ -28,7 +28,7 @@ logger = logging.getLogger(__name__)
 
 
 @asynccontextmanager
-async def running(run: Run, live: LivePolicy, stall_s: float) -> AsyncIterator[None]:
+async def running(run: Run[LearningState], live: LivePolicy, stall_s: float) -> AsyncIterator[None]:
     """Around all steps of a live policy: its engines have its weights, and however it ends, what can be saved is.
 
     Args:
@@ -59,7 +59,7 @@ def settle(ledger: DataLedger, fates: Mapping[int, tuple[Fate, str]], step: int)
         ledger.settle(draw_id, fate, step, why)
 
 
-async def batch_figures(state: RunState, batch: Batch, fates: Mapping[int, tuple[Fate, str]]) -> dict[str, float]:
+async def batch_figures(state: LearningState, batch: Batch, fates: Mapping[int, tuple[Fate, str]]) -> dict[str, float]:
     """Of a step's rollouts, of how their batch came about, and of what became of its draws; marks of hacking, too."""
     metrics = measures.rollout_metrics(batch.groups) | measures.fate_metrics(fates) | measures.batch_metrics(batch)
     found = await asyncio.to_thread(hacking_metrics, batch.groups, list(state.first_lengths))  # seconds, if many
@@ -90,7 +90,6 @@ async def cross_boundary(
     state.step += 1
     settle(run.ledger, fates, state.step)
     if "reward/mean" in metrics:  # something was answered
-        state.rewards.append(metrics["reward/mean"])
         state.first_lengths = [*state.first_lengths, metrics["rollout/length_mean"]][:BASELINE_STEPS]
     await circle.batches.settle(state.policy_version, trained)
     _mark(circle)

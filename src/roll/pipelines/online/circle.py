@@ -8,9 +8,9 @@ from typing import Generic, Protocol, TypeVar
 
 from roll.config.generating import GeneratingConfig
 from roll.pipelines.learner import Learner
+from roll.pipelines.learning.state import LearningState
 from roll.pipelines.live_policy import LivePolicy
 from roll.pipelines.run import Run
-from roll.pipelines.state import RunState
 from roll.rollout import Batch, LifeCycle, LLMProxy
 from roll.types import PromptDraw, Rollout, RolloutId
 
@@ -36,7 +36,7 @@ class Recorder(Protocol):
         """Be told of every transition, and of every request."""
         ...
 
-    async def record(self, state: RunState, batch: Batch, demonstrations: Sequence[Rollout]) -> None:
+    async def record(self, state: LearningState, batch: Batch, demonstrations: Sequence[Rollout]) -> None:
         """A step is done, its boundary marked, its metrics not yet written."""
         ...
 
@@ -46,7 +46,7 @@ class Circle(Generic[C]):
     """Everything that a step passes through."""
 
     config: C
-    run: Run
+    run: Run[LearningState]
     learner: Learner
     batches: Batches
     engine_counts: Callable[[], Mapping[str, int]]

@@ -17,6 +17,7 @@ from roll.config.generating import GeneratingConfig
 from roll.pipelines.evaluation import Evaluator
 from roll.pipelines.learner import Learner, train_policy
 from roll.pipelines.learning.measures import learning_metrics, mean_advantages
+from roll.pipelines.learning.state import LearningState
 from roll.pipelines.live_policy import LivePolicy
 from roll.pipelines.online.boundary import batch_figures, cross_boundary, decided, evaluate_if_due, running
 from roll.pipelines.online.circle import Circle
@@ -28,6 +29,7 @@ from roll.types import Rollout, TrainingBatch
 __all__ = ["Rounds", "Sampled"]
 
 C = TypeVar("C", bound=GeneratingConfig)
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -52,7 +54,7 @@ class Rounds(Generic[C]):
         return self.circle.config
 
     @property
-    def run(self) -> Run:
+    def run(self) -> Run[LearningState]:
         """Where it stands."""
         return self.circle.run
 
@@ -63,18 +65,25 @@ class Rounds(Generic[C]):
 
     async def sample(self, choose: Callable[[Sequence[Rollout]], list[Answers] | str]) -> Sampled:
         """The next prompts' rollouts with their rewards, and those of each group that are learnt from."""
+        await self.live.wake(self.run)
         with self.live.generation.stages.waiting("generate"):
             batch = await self.run.stop.unless(self.live.controller.next_batch())
         choice = chosen(batch.groups, choose)
         choice.fates.update(decided(batch))
         return Sampled(batch=batch, choice=choice)
 
+    async def ask(self, role: str, question: Awaitable[T]) -> T:
+        """What trainers say that do not learn, once they have the memory of the devices that they share."""
+        await self.live.hand_to_trainers(self.run)
+        with self.run.spans.phase(role):
+            return await question
+
     async def learn(self, batch: TrainingBatch, loss: LossFn, updates: UpdateConfig) -> dict[str, float]:
         """Update the policy, and bring it to the engines; returns metrics. Nothing happens without a sample."""
         run, live = self.run, self.live
         if not batch.num_loss_tokens:
             return {}
-        async with live.weights.changing():
+        async with live.learning(run):
             with run.spans.phase("train"):
                 results = await train_policy(run, self.learner.policy, batch, loss, updates)
             metrics = learning_metrics(batch, results, ())

@@ -8,7 +8,7 @@ from typing import Any
 from roll.config.generating import GeneratingConfig
 from roll.data import Data
 from roll.pipelines.generation import Generation
-from roll.pipelines.state import RunState
+from roll.pipelines.learning.state import LearningState
 from roll.rollout import AsyncController, DataLedger, Feed, SamplingPlan
 from roll.types import PromptDraw
 
@@ -17,7 +17,7 @@ __all__ = ["build_controller"]
 
 def build_controller(
     config: GeneratingConfig,
-    state: RunState,
+    state: LearningState,
     data: Data,
     ledger: DataLedger,
     generation: Generation,

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from roll.algorithms.selection import Selection, select
 from roll.config.pipelines.rlvr import RLVRConfig
+from roll.pipelines.learning.state import LearningState
 from roll.pipelines.live_policy import LivePolicy
 from roll.pipelines.online.boundary import decided
 from roll.pipelines.online.circle import Circle
@@ -43,7 +44,7 @@ async def collect(circle: Circle[RLVRConfig], live: LivePolicy) -> Collected:
     return chosen(config, circle.run, batch, shown)
 
 
-def chosen(config: RLVRConfig, run: Run, batch: Batch, demonstrations: Sequence[Rollout]) -> Collected:
+def chosen(config: RLVRConfig, run: Run[LearningState], batch: Batch, demonstrations: Sequence[Rollout]) -> Collected:
     """What a step learns from, of a batch and of demonstrations of its prompts."""
     with run.spans.phase("advantages"):
         selection = select(

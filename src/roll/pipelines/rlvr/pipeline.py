@@ -7,12 +7,12 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from functools import partial
 
-from roll.cluster.base import Cluster
 from roll.config.pipelines.rlvr import RLVRConfig
 from roll.pipelines.evaluation import measure
 from roll.pipelines.learning.losses import check_own_functions
+from roll.pipelines.learning.state import LearningState
 from roll.pipelines.online.circle import Recorder
-from roll.pipelines.online.opening import Starting, facts, open_circle
+from roll.pipelines.online.opening import Placed, facts, open_circle
 from roll.pipelines.preparation import prepare
 from roll.pipelines.registry import Pipeline, RunFacts
 from roll.pipelines.rlvr import loop
@@ -48,10 +48,7 @@ async def _open_run(config: RLVRConfig, session: Session) -> AsyncIterator[Calla
     prepared = await asyncio.to_thread(prepare, config)
     specs = await asyncio.to_thread(trainer_specs, config, prepared.model_path)
 
-    def starting(cluster: Cluster) -> Starting:
-        return [(spec.role, cluster.start_trainer(spec, device_role(spec))) for spec in specs]
-
-    def recorder(run: Run) -> Recorder:
+    def recorder(run: Run[LearningState]) -> Recorder:
         return open_recorder(config, prepared, run.state, tracker, run.ledger)
 
     records = config.tracking.record_rollouts
@@ -59,7 +56,7 @@ async def _open_run(config: RLVRConfig, session: Session) -> AsyncIterator[Calla
         config,
         session,
         prepared,
-        starting,
+        [Placed(device_role(spec), spec) for spec in specs],
         partial(learner_of, config),
         controlled=build_controller,
         recorder_of=recorder if records else None,
@@ -74,4 +71,4 @@ def _facts(config: RLVRConfig) -> RunFacts:
     return facts(config, config.algorithm.type, engines=engines, ranks=ranks)
 
 
-PIPELINE = Pipeline(open=_open, facts=_facts, evaluate=measure)
+PIPELINE = Pipeline(open=_open, facts=_facts, evaluate=measure, state=LearningState)

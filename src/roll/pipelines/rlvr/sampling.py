@@ -9,8 +9,8 @@ from roll.algorithms.selection import doom_of, group_reason
 from roll.config.pipelines.rlvr import RLVRConfig
 from roll.data import Data
 from roll.pipelines.generation import Generation
+from roll.pipelines.learning.state import LearningState
 from roll.pipelines.online import sampling
-from roll.pipelines.state import RunState
 from roll.rollout import AsyncController, DataLedger, SamplingPlan
 from roll.rollout.group_run import Doom
 
@@ -21,7 +21,7 @@ GREEDY = "greedy"
 
 
 def build_controller(
-    config: RLVRConfig, state: RunState, data: Data, ledger: DataLedger, generation: Generation, plan: SamplingPlan
+    config: RLVRConfig, state: LearningState, data: Data, ledger: DataLedger, generation: Generation, plan: SamplingPlan
 ) -> AsyncController:
     """The controller of a run, with what an earlier process left in flight."""
     algorithm, longest = config.algorithm, config.rollout.max_new_tokens

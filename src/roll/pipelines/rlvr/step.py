@@ -31,7 +31,7 @@ async def _update(circle: Circle[RLVRConfig], collected: Collected) -> dict[str,
     metrics = await batch_figures(state, batch, selection.fates)
     advantages: dict[str, float] = {}
     if selection.rollouts:
-        async with live.weights.changing() if live else nullcontext():
+        async with live.learning(run) if live else nullcontext():
             learned = await learn(run, circle.learner, config.algorithm, selection, config.rollout)
             metrics |= learning_metrics(learned.batch, learned.results, learned.critic_results) | learned.metrics
             if any(entry.has_demonstrations for entry in config.data):

@@ -12,6 +12,7 @@ from typing import TypeVar
 from roll.config.estimate import JudgeEngines
 from roll.config.generating import GeneratingConfig
 from roll.errors import ConfigError, DataError
+from roll.pipelines.hand_over import hands_over
 from roll.pipelines.online.check.estimate import (
     NOTHING_FURTHER,
     BatchArithmetic,
@@ -67,6 +68,7 @@ def _look_at_places(report: Report, config: GeneratingConfig) -> None:
     from roll.inference import resolve_engine_kind
 
     report.engine_kind = resolve_engine_kind(config.inference.engine)
+    report.hands_over = hands_over(config, accelerated=bool(report.machine.accelerator_bytes))
 
 
 def _look_at_model(report: Report, config: GeneratingConfig) -> None:
