@@ -44,6 +44,7 @@ PIPELINES: Registry[Pipeline] = Registry(
     "pipeline",
     {
         "rlvr": "roll.pipelines.rlvr.pipeline:PIPELINE",
+        "preference": "roll.pipelines.preference.pipeline:PIPELINE",
         "sft": "roll.pipelines.sft.pipeline:PIPELINE",
     },
 )

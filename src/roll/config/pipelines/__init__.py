@@ -12,6 +12,7 @@ PIPELINES: Registry[type[RunConfig]] = Registry(
     "pipeline",
     {
         "rlvr": "roll.config.pipelines.rlvr:CONFIG",
+        "preference": "roll.config.pipelines.preference:CONFIG",
         "sft": "roll.config.pipelines.sft:CONFIG",
     },
 )
