@@ -21,8 +21,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from roll.algorithms.doom import is_doomed
-from roll.algorithms.filters import reason_to_leave_out
+from roll.algorithms.filters import is_doomed, reason_to_leave_out
 from roll.config.scheduling import SchedulingConfig
 from roll.inference import EngineSpec
 from roll.protocols import EngineGroup, InferenceEngine, Reward

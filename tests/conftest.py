@@ -5,11 +5,15 @@ from __future__ import annotations
 import signal
 from pathlib import Path
 
+import hypothesis
 import pytest
 from worlds.tiny_model import write_tiny_model
 
 from roll.errors import ModelError
 from roll.models import resolve_model
+
+hypothesis.settings.register_profile("roll", deadline=None)  # a machine with other work is no failure
+hypothesis.settings.load_profile("roll")
 
 
 def pytest_configure() -> None:

@@ -32,7 +32,8 @@ if TYPE_CHECKING:
 
 PauseMode: TypeAlias = Literal["keep", "abort", "drain"]
 Item_co = TypeVar("Item_co", covariant=True)
-StateKind: TypeAlias = Literal["parameters", "gradients", "optimizer"]
+StateKind: TypeAlias = Literal["parameters", "optimizer"]
+"""Of a trainer: the network, and what updates alone need beside it."""
 
 
 class LossFn(Protocol):
@@ -91,7 +92,7 @@ class InferenceEngine(Protocol):
         ...
 
     async def sleep(self) -> None:
-        """Give the device's memory back.
+        """Give the device's memory back, that of the weights too.
 
         Raises:
             UnsupportedError: the engine cannot do it here.
@@ -152,14 +153,21 @@ class TrainBackend(Protocol):
         ...
 
     def forward(
-        self, batch: TrainingBatch, outputs: Outputs, *, attention: AttentionRange | None = None, adapter: bool = True
+        self,
+        batch: TrainingBatch,
+        outputs: Outputs,
+        *,
+        attention: AttentionRange | None = None,
+        num_top: int | None = None,
+        adapter: bool = True,
     ) -> Mapping[Output, list[Any]]:
         """What the current weights say of a batch, in one pass without a gradient: for each output a list by sample.
 
         Args:
             batch: its tokens, where answers begin (`prefix_length`), and which tokens the loss counts.
             outputs: what is asked for. Log-probs are those under the batch's temperature, with 0 as the first entry;
-                values are 0 where the loss does not count.
+                values and the likeliest tokens are 0 where the loss does not count.
+            num_top: how many of the likeliest tokens, where `top_logprobs` is asked for.
             attention: distances that count, where `attention` is asked for; see `roll.algorithms.credit`.
             adapter: false leaves LoRA adapters out: the policy as it was before training.
 
@@ -189,11 +197,11 @@ class TrainBackend(Protocol):
         ...
 
     def offload(self, states: Collection[StateKind]) -> None:
-        """Move states to host memory."""
+        """Hand the device's memory to other roles, between steps: move states to main memory."""
         ...
 
     def reload(self, states: Collection[StateKind]) -> None:
-        """Move states back to the device."""
+        """Take it back: move states to the device, where whatever computes with them must find them."""
         ...
 
 
@@ -215,7 +223,13 @@ class TrainerGroup(Protocol):
     async def train_step(self, batch: TrainingBatch, loss: LossFn) -> StepResult: ...
 
     async def forward(
-        self, batch: TrainingBatch, outputs: Outputs, *, attention: AttentionRange | None = None, adapter: bool = True
+        self,
+        batch: TrainingBatch,
+        outputs: Outputs,
+        *,
+        attention: AttentionRange | None = None,
+        num_top: int | None = None,
+        adapter: bool = True,
     ) -> Mapping[Output, list[Any]]: ...
 
     async def measure(self, batch: TrainingBatch, loss: LossFn) -> StepResult: ...
@@ -235,6 +249,10 @@ class TrainerGroup(Protocol):
     async def load(self, path: Path) -> None: ...
 
     async def export(self, path: Path) -> None: ...
+
+    async def offload(self, states: Collection[StateKind]) -> None: ...
+
+    async def reload(self, states: Collection[StateKind]) -> None: ...
 
     async def close(self) -> None: ...
 

@@ -111,7 +111,7 @@ def main() -> None:
 def loads(path: Path, model: Path) -> str:
     """What keeps a checkpoint from being resumed; empty if nothing does."""
     try:
-        saved = read_checkpoint(path)
+        saved = read_checkpoint(path, RunState)
         policy, critic = TorchBackend(spec(model, "policy")), TorchBackend(spec(model, "critic"))
         policy.load(saved.trainer_path)
         critic.load(saved.critic_path(0))

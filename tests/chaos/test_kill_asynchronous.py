@@ -11,6 +11,7 @@ import pytest
 from chaos.harness import Run, tiny_config
 
 from roll.pipelines.checkpoint_files import read_checkpoint
+from roll.pipelines.learning.state import LearningState
 
 NUM_STEPS = 6
 
@@ -45,7 +46,7 @@ def kill_and_check(directory: Path, model: Path, scheduling: dict[str, Any], see
     assert Counter(entry["step"] for entry in used) == dict.fromkeys(range(1, NUM_STEPS + 1), 3)
     assert drawn_for_training(run) == {entry["draw_id"]: 1 for entry in used}
     waiting = [entry["draw_id"] for entry in entries if entry["fate"] == "in_flight"]
-    assert [draw[0] for draw in read_checkpoint(run.checkpoint()).state.pending] == waiting
+    assert [draw[0] for draw in read_checkpoint(run.checkpoint(), LearningState).state.pending] == waiting
     return kills
 
 

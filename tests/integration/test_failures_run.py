@@ -14,6 +14,7 @@ import roll
 from roll.cli.main import run as command
 from roll.errors import AlarmError, LossError
 from roll.pipelines.checkpoint_files import checkpoints, read_checkpoint
+from roll.pipelines.state import RunState
 
 OWN = """
 from pathlib import Path
@@ -97,7 +98,8 @@ def test_a_loss_that_fails_is_named_and_what_was_learnt_is_saved(tmp_path: Path,
     last = json.loads((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()[-1])["step"]
     saved = checkpoints(tmp_path / "run" / "checkpoints")
     assert list(saved) == [last] and last >= 2
-    assert len(list(read_checkpoint(saved[last]).ledger)) == 3 * last  # the failed step's draws will be made again
+    ledger = read_checkpoint(saved[last], RunState).ledger
+    assert len(list(ledger)) == 3 * last  # the failed step's draws will be made again
     (tmp_path / "mended").touch()
     assert roll.resume(tmp_path / "run").num_steps == 5
 

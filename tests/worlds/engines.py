@@ -70,7 +70,7 @@ class TickingEngine:
         self.version = 0
         self.live: dict[str, Request] = {}
         self.running: set[str] = set()
-        self.paused = self.dead = self.hung = False
+        self.paused = self.asleep = self.unsynced = self.dead = self.hung = False
         self.lets_go = True
         """Whether those who wait for a hung engine hear of its end."""
         self.num_ticks = 0
@@ -102,6 +102,18 @@ class TickingEngine:
 
     async def resume(self) -> None:
         await self._remote("resume", self._resume)
+
+    async def sleep(self) -> None:
+        await self._remote("sleep", lambda: self._rest(asleep=True))
+
+    async def wake(self) -> None:
+        await self._remote("wake", lambda: self._rest(asleep=False))
+
+    async def _rest(self, *, asleep: bool) -> None:
+        if asleep and self.live:
+            self.violations.append(f"{self.engine_id} is put to sleep with requests")
+        self.asleep = asleep
+        self.unsynced = True
 
     async def update_weights(self, update: WeightUpdate) -> WeightReceipt:
         self.num_offers += 1
@@ -169,6 +181,8 @@ class TickingEngine:
     async def _generate(self, request: GenerationRequest) -> Generation:
         if request.request_id in self.live:
             self.violations.append(f"{request.request_id} is at {self.engine_id} already")
+        if self.unsynced:
+            self.violations.append(f"{request.request_id} is at {self.engine_id}, which slept and has no weights")
         own = Request(request, min(self.length(request), request.sampling.max_new_tokens), asyncio.Future())
         self.live[request.request_id] = own
         self._start()
@@ -201,7 +215,7 @@ class TickingEngine:
             self.violations.append(f"{self.engine_id} gets new weights while it decodes {sorted(self.running)}")
         self._updating = True
         await self._travel()
-        self.version, self._updating = update.policy_version, False
+        self.version, self._updating, self.unsynced = update.policy_version, False, False
         return WeightReceipt(
             engine_id=self.engine_id, policy_version=self.version, checksums={"w": update.policy_version}
         )
@@ -306,6 +320,8 @@ class TickingEngines:
         self._chance = chance
         self._fault = fault
         self._starting: dict[str, TickingEngine] = {}
+        self.lent = False
+        """Whether others have the memory of their devices."""
 
     @property
     def engines(self) -> Sequence[TickingEngine]:
@@ -316,6 +332,8 @@ class TickingEngines:
         old = self._engines[index]
         if engine_id in self._starting and not self._starting[engine_id].hung:
             old.violations.append(f"{engine_id} is replaced twice at once")
+        if self.lent:
+            old.violations.append(f"{engine_id} is started although others have the memory of its device")
         if not (old.dead or old.hung):
             old.violations.append(f"{engine_id} is replaced although it works")
         fresh = self._starting[engine_id] = TickingEngine(

@@ -89,6 +89,8 @@ class Settings:
     """The run is cancelled at some moment."""
     transport: str = "shared_memory"
     greedy: bool = False
+    hands_over: bool = False
+    """Engines sleep while the trainer computes."""
 
 
 def random_settings(seed: int) -> Settings:
@@ -134,6 +136,7 @@ def random_settings(seed: int) -> Settings:
         # Where one engine fails in a broadcast, the others have seconds to let go of it.
         transport=chance.choice(["shared_memory", "broadcast"]) if max(lags) < 1 else "shared_memory",
         greedy=chance.random() < 0.2,
+        hands_over=not fields.get("async_ratio") and random.Random(f"hands over/{seed}").random() < 0.5,
     )
 
 
@@ -332,6 +335,9 @@ class World:
                 self.check_batch(batch)
                 if self.settings.scheduling.async_ratio == 0:
                     self.check_idle()
+                if self.settings.hands_over:
+                    await self.proxy.sleep()
+                    self.engines.lent = True
                 async with self.weights.changing():
                     self.trainer.changes = True
                     await asyncio.sleep(self.chance.uniform(0, 8))
@@ -357,6 +363,9 @@ class World:
         return await self.controller.next_batch()
 
     async def _sync(self) -> None:
+        if self.engines.lent:
+            self.engines.lent = False
+            await self.proxy.wake()
         report = await self.weights.push(self.version, still=self.controller.updating())
         self.proxy.restore(report.dead)
 

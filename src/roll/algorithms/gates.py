@@ -1,7 +1,7 @@
 """Gates: how a ratio r and an advantage A become an objective per token, to be maximised.
 
-Each is a few lines, a picklable callable `(log_ratio [N], logprobs [N], advantages [N]) -> objective [N]`. At r = 1 the
-gradient of every one of them is that of A log pi, except for weights that are its own (`SignSplit`).
+Each is a few lines and a `Gate`: a picklable callable `(log_ratio [N], logprobs [N], advantages [N]) -> objective [N]`.
+At r = 1 the gradient of every one of them is that of A log pi, except for weights that are its own (`SignSplit`).
 """
 
 from __future__ import annotations
@@ -54,7 +54,6 @@ class _Unbounded(_Exponential):
     __slots__ = ()
 
     def clipped(self, ratio: Tensor, advantages: Tensor) -> Tensor:
-        """See `Gate`."""
         return torch.zeros_like(ratio, dtype=torch.bool)
 
 
@@ -66,12 +65,10 @@ class MinClip(_Exponential):
     high: float = 0.2
 
     def __call__(self, log_ratio: Tensor, logprobs: Tensor, advantages: Tensor) -> Tensor:
-        """See `Gate`."""
         ratio = log_ratio.exp()
         return torch.minimum(ratio * advantages, ratio.clamp(1.0 - self.low, 1.0 + self.high) * advantages)
 
     def clipped(self, ratio: Tensor, advantages: Tensor) -> Tensor:
-        """See `Gate`."""
         return ((ratio > 1.0 + self.high) & (advantages > 0)) | ((ratio < 1.0 - self.low) & (advantages < 0))
 
 
@@ -84,12 +81,10 @@ class DualClip(_Exponential):
     bound: float = 3.0
 
     def __call__(self, log_ratio: Tensor, logprobs: Tensor, advantages: Tensor) -> Tensor:
-        """See `Gate`."""
         inner = self._inner(log_ratio, logprobs, advantages)
         return torch.where(advantages < 0, torch.maximum(inner, self.bound * advantages), inner)
 
     def clipped(self, ratio: Tensor, advantages: Tensor) -> Tensor:
-        """See `Gate`."""
         return self._inner.clipped(ratio, advantages) | ((ratio > self.bound) & (advantages < 0))
 
     @property
@@ -110,7 +105,6 @@ class StopGradient(_Exponential):
     mask: bool = False
 
     def __call__(self, log_ratio: Tensor, logprobs: Tensor, advantages: Tensor) -> Tensor:
-        """See `Gate`."""
         ratio = log_ratio.detach().exp()
         weight = ratio.clamp(self.lower, self.upper)
         if self.mask:
@@ -119,7 +113,6 @@ class StopGradient(_Exponential):
         return weight * advantages * logprobs
 
     def clipped(self, ratio: Tensor, advantages: Tensor) -> Tensor:
-        """See `Gate`."""
         return (ratio > self.upper) | (ratio < self.lower)
 
 
@@ -133,13 +126,11 @@ class SignSplit(_Exponential):
     upper: float = 1.0
 
     def __call__(self, log_ratio: Tensor, logprobs: Tensor, advantages: Tensor) -> Tensor:
-        """See `Gate`."""
         tapered = self.negative_weight * log_ratio.detach().exp().clamp(self.lower, self.upper)
         weight = torch.where(advantages > 0, torch.full_like(tapered, self.positive_weight), tapered)
         return weight * advantages * logprobs
 
     def clipped(self, ratio: Tensor, advantages: Tensor) -> Tensor:
-        """See `Gate`."""
         return ((ratio > self.upper) | (ratio < self.lower)) & (advantages < 0)
 
 
@@ -148,7 +139,6 @@ class NoGate(_Unbounded):
     """r A."""
 
     def __call__(self, log_ratio: Tensor, logprobs: Tensor, advantages: Tensor) -> Tensor:
-        """See `Gate`."""
         return log_ratio.exp() * advantages
 
 
@@ -157,7 +147,6 @@ class LogProb(_Unbounded):
     """A log pi, whatever the ratio: REINFORCE (Williams 1992)."""
 
     def __call__(self, log_ratio: Tensor, logprobs: Tensor, advantages: Tensor) -> Tensor:
-        """See `Gate`."""
         return advantages * logprobs
 
 
@@ -170,7 +159,6 @@ class SquaredPenalty(_Unbounded):
     tau: float = 0.1
 
     def __call__(self, log_ratio: Tensor, logprobs: Tensor, advantages: Tensor) -> Tensor:
-        """See `Gate`."""
         return advantages * logprobs - 0.5 * self.tau * log_ratio.square()
 
 
@@ -182,7 +170,6 @@ class SoftGate(_Unbounded):
     tau_negative: float = 1.05
 
     def __call__(self, log_ratio: Tensor, logprobs: Tensor, advantages: Tensor) -> Tensor:
-        """See `Gate`."""
         ratio = log_ratio.exp()
         positive, negative = (torch.full_like(ratio, tau) for tau in (self.tau_positive, self.tau_negative))
         tau = torch.where(advantages > 0, positive, negative)

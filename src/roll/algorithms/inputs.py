@@ -87,6 +87,8 @@ class LossInputs:
     """[S] float32: the margin of its pair, or the score that a reward model should give."""
     teacher_logprobs: Tensor | None = None
     """[N] float32, of the model that is imitated."""
+    divergence: Tensor | None = None
+    """[N] float32, of the policy from a teacher over the vocabulary, with gradient; where the loss asks for it."""
     teacher_top_logprobs: Tensor | None = None
     """[N, k] float32, of the likeliest tokens of the model that is imitated."""
     top_logprobs: Tensor | None = None

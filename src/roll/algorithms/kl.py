@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = ["LOG_RATIO_LIMIT", "KLEstimator", "kl_per_token"]
+__all__ = ["LOG_RATIO_LIMIT", "KLEstimator", "adapted_coefficient", "kl_per_token"]
 
 KLEstimator: TypeAlias = Literal["k1", "k2", "k3", "absolute", "full"]
 Array = TypeVar("Array", "Tensor", NDArray[np.floating[Any]])
@@ -45,3 +45,21 @@ def kl_per_token(logprobs: Array, ref_logprobs: Array, estimator: KLEstimator = 
         log_ratio = (-difference).clip(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
         return (np.expm1(log_ratio) if isinstance(log_ratio, np.ndarray) else log_ratio.expm1()) - log_ratio
     raise ValueError(f"unknown KL estimator '{estimator}': use k1, k2, k3 or absolute")
+
+
+def adapted_coefficient(coefficient: float, kl: float, *, target: float, num_rollouts: int, horizon: int) -> float:
+    """The adaptive KL coefficient (Ziegler et al. 2019, arXiv 1909.08593, section 2.2):
+    coefficient x (1 + clip(kl / target - 1, -0.2, 0.2) x min(num_rollouts / horizon, 1)).
+
+    The last factor is Ziegler's, where the horizon is longer than a step; a shorter one could make the coefficient
+    negative.
+
+    Args:
+        coefficient: of the step that was made.
+        kl: divergence per token that it measured.
+        target: where it should be.
+        num_rollouts: of the step.
+        horizon: rollouts over which an error of 20 % changes the coefficient by 20 %.
+    """
+    error = min(max(kl / target - 1.0, -0.2), 0.2)
+    return coefficient * (1.0 + error * min(num_rollouts / horizon, 1.0))

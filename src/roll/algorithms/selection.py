@@ -8,9 +8,8 @@ from functools import partial
 
 import numpy as np
 
-from roll.algorithms.doom import is_doomed
 from roll.algorithms.episodes import Float64Array, bounded
-from roll.algorithms.filters import kept_rollouts, reason_to_leave_out, top_variance
+from roll.algorithms.filters import is_doomed, kept_rollouts, reason_to_leave_out, top_variance
 from roll.algorithms.normalise import Moments
 from roll.algorithms.rewards import ShapedRollout, compared_reward, judged_range, outcomes_of, shaped_rollout
 from roll.config.algorithm import AlgorithmConfig

@@ -17,8 +17,7 @@ from typing import Any
 import click
 
 from roll.cli.answer_files import AnswerLine, read_answers, words_as_tokens
-from roll.cli.score_report import as_json_lines, render
-from roll.cli.scored import Scored
+from roll.cli.score_report import Scored, as_json_lines, render
 from roll.config.base import Section, option
 from roll.config.rewards import RewardConfig, RewardList, as_reward_list
 from roll.config.run import RunConfig

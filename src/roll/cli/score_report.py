@@ -7,17 +7,43 @@ import json
 import statistics
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from roll.cli.scored import Scored
+from roll.cli.answer_files import AnswerLine
+from roll.types import RewardResult
 
-__all__ = ["as_json_lines", "render"]
+__all__ = ["Scored", "as_json_lines", "render"]
 
 WIDEST = 160
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Scored:
+    """What came of one line."""
+
+    line: AnswerLine
+    result: RewardResult | None
+    duration_s: float
+    problem: str = ""
+    """Why there is no result."""
+
+    @property
+    def surprising(self) -> bool:
+        """Whether the file expects something else."""
+        expected, result = self.line.expected, self.result
+        if expected is None:
+            return False
+        if result is None:
+            return True
+        if isinstance(expected, bool):
+            right = result.correct if result.correct is not None else result.value > 0
+            return right is not expected
+        return abs(result.value - expected) > 1e-6
 
 
 def as_json_lines(found: Sequence[Scored]) -> str:

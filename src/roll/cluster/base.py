@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from roll.tracking import RunDirectory
     from roll.training import TrainerSpec
 
-__all__ = ["CLUSTERS", "Cluster", "open_cluster", "start_together"]
+__all__ = ["CLUSTERS", "Cluster", "num_accelerators", "open_cluster", "start_together"]
 
 
 class Cluster(Protocol):
@@ -65,6 +65,13 @@ def open_cluster(config: ClusterConfig, roles: Mapping[str, RoleDevices], run: R
         PlacementError: the device mapping does not fit the devices there are.
     """
     return CLUSTERS.get(config.type)(config, roles, run)
+
+
+def num_accelerators() -> int:
+    """Devices of this machine that are no CPU."""
+    import torch
+
+    return torch.accelerator.device_count() if torch.accelerator.is_available() else 0
 
 
 async def start_together(stack: AsyncExitStack, *starting: Awaitable[Any]) -> list[Any]:

@@ -6,7 +6,7 @@ A trainer's work runs in one thread of its own, so the controller's loop stays f
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from roll.cluster.engines import StartedEngines
 from roll.config.training import TRAINERS
 from roll.inference import EngineSpec, build_engine
-from roll.protocols import LossFn, TrainBackend, WorkerPool
+from roll.protocols import LossFn, StateKind, TrainBackend, WorkerPool
 from roll.types import AttentionRange, Output, Outputs, StepResult, TrainingBatch, WeightUpdate
 
 if TYPE_CHECKING:
@@ -55,14 +55,21 @@ class LocalTrainerGroup:
         return await asyncio.get_running_loop().run_in_executor(self._thread, lambda: function(*args))
 
     async def train_step(self, batch: TrainingBatch, loss: LossFn) -> StepResult:
-        """See `TrainBackend.train_step`."""
+        """See `TrainBackend`; so for all that follow."""
         return await self._call(self._backend.train_step, batch, loss)
 
     async def forward(
-        self, batch: TrainingBatch, outputs: Outputs, *, attention: AttentionRange | None = None, adapter: bool = True
+        self,
+        batch: TrainingBatch,
+        outputs: Outputs,
+        *,
+        attention: AttentionRange | None = None,
+        num_top: int | None = None,
+        adapter: bool = True,
     ) -> Mapping[Output, list[Any]]:
         """See `TrainBackend.forward`."""
-        return await self._call(lambda: self._backend.forward(batch, outputs, attention=attention, adapter=adapter))
+        how: dict[str, Any] = {"attention": attention, "num_top": num_top, "adapter": adapter}
+        return await self._call(lambda: self._backend.forward(batch, outputs, **how))
 
     async def measure(self, batch: TrainingBatch, loss: LossFn) -> StepResult:
         """See `TrainBackend.measure`."""
@@ -71,7 +78,6 @@ class LocalTrainerGroup:
     async def send_weights(
         self, policy_version: int, transport: str, deliver: Callable[[WeightUpdate], Awaitable[None]]
     ) -> Mapping[str, int]:
-        """See `TrainerGroup.send_weights`."""
         from roll.weights import Sender, send_weights
 
         self._sender = self._sender or Sender()
@@ -85,16 +91,21 @@ class LocalTrainerGroup:
         )
 
     async def save(self, path: Path) -> None:
-        """See `TrainBackend.save`."""
         await self._call(self._backend.save, path)
 
     async def load(self, path: Path) -> None:
-        """See `TrainBackend.load`."""
         await self._call(self._backend.load, path)
 
     async def export(self, path: Path) -> None:
-        """See `TrainBackend.export`."""
         await self._call(self._backend.export, path)
+
+    async def offload(self, states: Collection[StateKind]) -> None:
+        """See `TrainBackend.offload`."""
+        await self._call(self._backend.offload, states)
+
+    async def reload(self, states: Collection[StateKind]) -> None:
+        """See `TrainBackend.reload`."""
+        await self._call(self._backend.reload, states)
 
     async def close(self) -> None:
         """Let the running call end, then free the thread."""
@@ -110,21 +121,19 @@ class LocalCluster:
         """`CLUSTERS` hands the same arguments to every kind of cluster."""
 
     async def start_trainer(self, spec: TrainerSpec, role: str) -> LocalTrainerGroup:
-        """See `Cluster.start_trainer`."""
+        """See `Cluster`; so for all that follow."""
         return await LocalTrainerGroup.start(spec)
 
     async def start_engines(self, specs: Sequence[EngineSpec], role: str) -> StartedEngines:
-        """See `Cluster.start_engines`."""
         return await StartedEngines.start({spec.engine_id: partial(build_engine, spec) for spec in specs})
 
     async def start_pool(self, num_workers: int) -> WorkerPool:
-        """See `Cluster.start_pool`."""
         from roll.cluster.pool import LocalWorkerPool
 
         return LocalWorkerPool(num_workers)
 
     def transport(self, engine_kind: str) -> str:
-        """See `Cluster.transport`: vLLM computes in a process of its own, the embedded engine in this one."""
+        """vLLM computes in a process of its own, the embedded engine in this one."""
         return "in_process" if engine_kind == "hf" else "shared_memory"
 
     async def close(self) -> None:

@@ -25,6 +25,7 @@ from ray.util.placement_group import PlacementGroup, placement_group, remove_pla
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from roll.cluster.actor_log import ACTOR_LOG
+from roll.cluster.base import num_accelerators
 from roll.cluster.devices import Placement, Seat, place
 from roll.cluster.engines import StartedEngines
 from roll.cluster.pool import LocalWorkerPool
@@ -53,7 +54,7 @@ def open_ray(config: ClusterConfig, roles: Mapping[str, RoleDevices], run: RunDi
     Raises:
         PlacementError: the device mapping does not fit, or the cluster cannot reserve the devices.
     """
-    accelerators = _num_accelerators()
+    accelerators = num_accelerators()
     per_node = config.devices_per_node or accelerators or os.cpu_count() or 1
     placement = place(config, roles, per_node)
     owned = not ray.is_initialized()
@@ -73,12 +74,6 @@ def open_ray(config: ClusterConfig, roles: Mapping[str, RoleDevices], run: RunDi
             "cluster.devices_per_node, or wait until other jobs end."
         )
     return RayCluster(roles, placement, group, accelerated=bool(accelerators), owned=owned, run=run)
-
-
-def _num_accelerators() -> int:
-    import torch
-
-    return torch.accelerator.device_count() if torch.accelerator.is_available() else 0
 
 
 def _connect(config: ClusterConfig, per_node: int) -> None:

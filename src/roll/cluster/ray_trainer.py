@@ -12,7 +12,7 @@ import asyncio
 import contextlib
 import os
 import socket
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ from ray.exceptions import RayActorError, RayTaskError
 from roll.cluster.actor_log import log_into_the_run
 from roll.config.training import TRAINERS
 from roll.errors import WorkerDiedError
-from roll.protocols import LossFn, TrainBackend
+from roll.protocols import LossFn, StateKind, TrainBackend
 from roll.registry import import_object
 from roll.training import TrainerSpec
 from roll.types import AttentionRange, Output, Outputs, StepResult, TrainingBatch, WeightUpdate
@@ -109,25 +109,29 @@ class RayTrainerGroup:
         return await self._first([actor.call.remote(name, *arguments, **options) for actor in self._actors])
 
     async def train_step(self, batch: TrainingBatch, loss: LossFn) -> StepResult:
-        """See `TrainBackend.train_step`."""
+        """See `TrainerGroup` and `SendSteps`; so for all that follow."""
         return await self._call("train_step", ray.put(batch), loss)
 
     async def forward(
-        self, batch: TrainingBatch, outputs: Outputs, *, attention: AttentionRange | None = None, adapter: bool = True
+        self,
+        batch: TrainingBatch,
+        outputs: Outputs,
+        *,
+        attention: AttentionRange | None = None,
+        num_top: int | None = None,
+        adapter: bool = True,
     ) -> Mapping[Output, list[Any]]:
         """See `TrainBackend.forward`."""
-        return await self._call("forward", ray.put(batch), outputs, attention=attention, adapter=adapter)
+        how = {"attention": attention, "num_top": num_top, "adapter": adapter}
+        return await self._call("forward", ray.put(batch), outputs, **how)
 
     async def save(self, path: Path) -> None:
-        """See `TrainBackend.save`."""
         await self._call("save", path.absolute())
 
     async def load(self, path: Path) -> None:
-        """See `TrainBackend.load`."""
         await self._call("load", path.absolute())
 
     async def export(self, path: Path) -> None:
-        """See `TrainBackend.export`."""
         await self._call("export", path.absolute())
 
     async def measure(self, batch: TrainingBatch, loss: LossFn) -> StepResult:
@@ -137,11 +141,9 @@ class RayTrainerGroup:
     async def send_weights(
         self, policy_version: int, transport: str, deliver: Callable[[WeightUpdate], Awaitable[None]]
     ) -> Mapping[str, int]:
-        """See `TrainerGroup.send_weights`."""
         return await conduct(self, policy_version, transport, deliver)
 
     async def stage(self, policy_version: int, transport: str) -> WeightUpdate:
-        """See `SendSteps`; so for the next two."""
         return await self._first([actor.stage.remote(policy_version, transport) for actor in self._actors])
 
     async def send(self) -> Mapping[str, int]:
@@ -149,6 +151,12 @@ class RayTrainerGroup:
 
     async def release(self, failed: bool) -> None:
         await self._first([actor.release.remote(failed) for actor in self._actors])
+
+    async def offload(self, states: Collection[StateKind]) -> None:
+        await self._call("offload", states)
+
+    async def reload(self, states: Collection[StateKind]) -> None:
+        await self._call("reload", states)
 
     async def close(self) -> None:
         """Free shared memory, then end every rank."""

@@ -34,6 +34,7 @@ class _Scored(Section):
     reward: RewardList = option(
         ..., "How answers are scored: a reward's type, its settings, or a weighted list.", examples=["math"]
     )
+    weight: float = option(1.0, "Share of each step's prompts, relative to the other sources.", gt=0)
 
 
 class _Source(Share, _Scored):

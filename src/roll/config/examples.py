@@ -23,6 +23,12 @@ TooLong: TypeAlias = Literal["refuse", "cut", "skip"]
 
 
 class _Examples(Share):
+    weight: float | None = option(
+        None,
+        "Share of each step's examples, relative to the other sources; `null`: as many as it has, so that every "
+        "example comes once in an epoch.",
+        gt=0,
+    )
     too_long: TooLong = option(
         "refuse",
         "What becomes of an example with more tokens than the context: `refuse` ends the run, `cut` leaves out the end "

@@ -52,6 +52,12 @@ class GeneratingConfig(RunConfig):
     def _generation_fits(self) -> Self:
         check_judge(self.judge, self.data, self.cluster, self.num_judges)
         self._check_quotas()
+        ahead = self.rollout.scheduling.async_ratio
+        if self.cluster.hand_over is True and ahead > 0:
+            raise ValueError(
+                f"cluster.hand_over is true, but with rollout.scheduling.async_ratio {ahead:g} engines answer while "
+                "trainers compute: set the one to auto, or the other to 0"
+            )
         context, answer = self.inference.max_context, self.rollout.max_new_tokens
         if context is not None and context <= answer:
             raise ValueError(

@@ -56,6 +56,11 @@ class RunConfig(Section):
                     f"cluster.device_mapping.{name} names devices {devices} for {role.count} {what}, but cluster.type "
                     "local runs it on device 0 alone: set cluster.type=ray, or leave it out"
                 )
+        if self.cluster.hand_over is True and not self.trainers_beside("actor_infer"):
+            raise ValueError(
+                "cluster.hand_over is true, but no trainer shares a device with engines: set it to auto, or give them "
+                "devices in common (cluster.device_mapping)"
+            )
         return self
 
     @classmethod
@@ -71,6 +76,12 @@ class RunConfig(Section):
     def roles(self) -> dict[str, RoleDevices]:
         """The roles that this run has, by name, with their devices; a pipeline adds its own."""
         return {"actor_train": RoleDevices(kind="trainer", devices=self.cluster.device_mapping.actor_train)}
+
+    def trainers_beside(self, role: str) -> list[str]:
+        """Roles of trainers that have devices in common with this one; none where this run does not have it."""
+        roles = self.roles
+        devices = set(roles[role].devices) if role in roles else set()
+        return [name for name, other in roles.items() if other.kind == "trainer" and devices & set(other.devices)]
 
     def why_without(self, role: str) -> str:
         """Why a role that the device mapping names is none of this run's, and what to do."""

@@ -15,7 +15,6 @@ class Share(Section):
     """What every entry of `data` has, and how its user messages are built."""
 
     domain: str = option("", "Name under which metrics and quotas are kept; the source's own name if empty.")
-    weight: float = option(1.0, "Share of each step's draws, relative to the other sources.", gt=0)
     system_prompt: str | None = option(None, "System message put before every prompt.")
     prompt_template: str = option(
         "{prompt}", "How the user message is built; `{prompt}` stands for the source's own text."

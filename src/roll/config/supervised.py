@@ -49,8 +49,8 @@ class SupervisedTraining(TrainingConfig):
         steps += [-(-draws // self.examples_per_step)] if draws is not None else []
         if self.warmup_steps > min(steps):
             raise ConfigError(
-                f"training.warmup_steps {self.warmup_steps} exceeds the {min(steps)} steps that {num_examples} examples "
-                f"and examples_per_step {self.examples_per_step} make: lower it, or raise num_epochs."
+                f"training.warmup_steps {self.warmup_steps} exceeds the {min(steps)} steps that {num_examples} "
+                f"examples and examples_per_step {self.examples_per_step} make: lower it, or raise num_epochs."
             )
         return self.model_copy(update={"num_steps": min(steps)})
 

@@ -15,7 +15,7 @@ _MOST_DIGITS = 9
 
 
 class GuessNumber:
-    """A secret whole number from 1 to `max_number`; reward 1 for the guess that hits it, else 0.
+    """An `Env`: a secret whole number from 1 to `max_number`; reward 1 for the guess that hits it, else 0.
 
     The last number of an action is the guess. An action without one costs its turn and tells nothing. Every hint asks
     again in the words of the first question, so that an answer's form has to be learnt once and not turn by turn.
@@ -36,13 +36,11 @@ class GuessNumber:
         self._history: list[str] = []
 
     def reset(self, seed: int | None = None) -> tuple[str, dict[str, Any]]:
-        """See `Env`."""
         self._secret = self._given or Random(seed).randint(1, self._max_number)
         self._history = []
         return question(self._max_number), {"state": "start"}
 
     def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
-        """See `Env`."""
         numbers = _NUMBER.findall(action)
         guess = int(numbers[-1]) if numbers and len(numbers[-1]) <= _MOST_DIGITS else None
         if guess == self._secret:
@@ -58,7 +56,6 @@ class GuessNumber:
 
     @property
     def longest_observation(self) -> str:
-        """See `Env`."""
         return f"{_hint('higher', 10**_MOST_DIGITS - 1)} {question(self._max_number)}"
 
 

@@ -182,6 +182,8 @@ class Decoder:
         self._shapes = [(parameter, parameter.shape) for parameter in self.model.parameters()]
         for parameter, _ in self._shapes:
             parameter.data = parameter.data.new_empty(0)
+        if self.device.type != "cpu":  # other processes share the device
+            torch.get_device_module(self.device).empty_cache()
         return rows
 
     def reclaim(self) -> None:

@@ -36,8 +36,8 @@ class EngineSpec:
     """Of requests that bring none of their own."""
     num_threads: int | None = None
     """CPU threads of the computation; `None` leaves the process as it is."""
-    colocated: bool = False
-    """Shares its device with a trainer: where the device allows it, the engine is built so that it can `sleep`."""
+    sleeps: bool = False
+    """Is to `sleep` while trainers use its device."""
     trust_remote_code: bool = False
     options: Mapping[str, Any] = field(default_factory=dict)
     """Further arguments of the engine itself, passed on as they are; they win over ROLL's."""

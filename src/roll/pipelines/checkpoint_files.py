@@ -7,6 +7,7 @@ import re
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Generic, TypeVar
 
 from roll.errors import CheckpointError
 from roll.pipelines.state import RunState
@@ -22,6 +23,8 @@ __all__ = [
     "remove_unfinished",
 ]
 
+S = TypeVar("S", bound=RunState)
+
 UNFINISHED = ".saving-"
 """Begins the name of a directory that is being written, or removed."""
 
@@ -29,11 +32,11 @@ _STEP = re.compile(r"^step-(\d{6,})$")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class SavedRun:
+class SavedRun(Generic[S]):
     """A checkpoint's controller part, and where the trainers' lie."""
 
     path: Path
-    state: RunState
+    state: S
     ledger: DataLedger
 
     @property
@@ -82,14 +85,18 @@ def find_model_directory(source: Path) -> Path | None:
     return model if model is not None and (model / "config.json").is_file() else None
 
 
-def read_checkpoint(path: Path) -> SavedRun:
+def read_checkpoint(path: Path, kind: type[S]) -> SavedRun[S]:
     """Read a checkpoint's controller part.
+
+    Args:
+        path: its directory.
+        kind: what is read of its state.
 
     Raises:
         CheckpointError: a file is missing or malformed.
     """
     try:
-        state = RunState.from_json(json.loads((path / "state.json").read_text(encoding="utf-8")))
+        state = kind.from_json(json.loads((path / "state.json").read_text(encoding="utf-8")))
         ledger = DataLedger.loads((path / "ledger.jsonl").read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise CheckpointError(f"checkpoint '{path}' cannot be read: {error}") from error

@@ -15,7 +15,8 @@ import asyncio
 import contextlib
 import shutil
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -39,69 +40,65 @@ FULL_BELOW_BYTES = 2**20
 """Libraries that write do not all say why they could not: with less than this left, the disk was full."""
 
 
+@dataclass(eq=False)
 class Checkpointer:
-    """Writes and prunes the checkpoints of one run.
+    """Writes and prunes the checkpoints of one run."""
 
-    Args:
-        run: where they go.
-        config: which are written and kept.
-        trainer: of the policy.
-        critics: whose states are saved beside it.
-        clock: seconds that only grow.
-        on_saved: is told the step and the directory of every new checkpoint.
-    """
+    run: RunDirectory
+    """Where they go."""
+    config: CheckpointConfig
+    """Which are written and kept."""
+    trainer: TrainerGroup
+    """Of the policy."""
+    critics: Sequence[TrainerGroup] = ()
+    """Whose states are saved beside it."""
+    _: KW_ONLY
+    clock: Callable[[], float] = time.monotonic
+    """Seconds that only grow."""
+    on_saved: Callable[[int, Path], object] | None = None
+    """Is told the step and the directory of every new checkpoint."""
+    before_writing: Callable[[], Awaitable[None]] | None = None
+    """Brings trainers' states to where they can be written from."""
+    _saved_at: float = field(init=False)
+    _saved_step: int = field(init=False, default=-1)
 
-    def __init__(
-        self,
-        run: RunDirectory,
-        config: CheckpointConfig,
-        trainer: TrainerGroup,
-        critics: Sequence[TrainerGroup] = (),
-        *,
-        clock: Callable[[], float] = time.monotonic,
-        on_saved: Callable[[int, Path], object] | None = None,
-    ) -> None:
-        self._run = run
-        self._config = config
-        self._trainer = trainer
-        self._critics = tuple(critics)
-        self._clock = clock
-        self._saved_at = clock()
-        self._on_saved = on_saved
-        self._saved_step = -1
+    def __post_init__(self) -> None:
+        self._saved_at = self.clock()
 
     def due(self, state: RunState) -> bool:
         """Whether the configuration asks for a checkpoint of this step: by its number, by the time since the last one,
         or because it is the best.
         """
-        every, longest = self._config.every_num_steps, self._config.every_s
-        best = self._config.keep_best and state.best_step == state.step > 0
-        late = longest is not None and self._clock() - self._saved_at > longest
+        every, longest = self.config.every_num_steps, self.config.every_s
+        best = self.config.keep_best and state.best_step == state.step > 0
+        late = longest is not None and self.clock() - self._saved_at > longest
         return best or late or bool(every and state.step % every == 0)
 
     async def save(self, state: RunState, ledger: DataLedger) -> Path:
         """Write a checkpoint of this step; one that exists already is left as it is."""
-        final = self._run.checkpoint_path(state.step)
+        final = self.run.checkpoint_path(state.step)
         # As they are now: in an asynchronous run rollouts go on while this writes.
         ledger_text, state_json = ledger.dumps(state.num_draws), state.to_json()
         if self._saved_step == state.step or final.is_dir():
             return final
-        remove_unfinished(self._run.checkpoints_dir)
+        remove_unfinished(self.run.checkpoints_dir)
         temporary = final.with_name(f"{UNFINISHED}{final.name}")
         with _saying_what_to_do(final, temporary):
             await self._write(temporary, final, state_json, ledger_text)
         await asyncio.to_thread(self._prune, state.best_step)
-        self._saved_step, self._saved_at = state.step, self._clock()
-        if self._on_saved is not None:
-            self._on_saved(state.step, final)
+        self._saved_step, self._saved_at = state.step, self.clock()
+        if self.on_saved is not None:
+            self.on_saved(state.step, final)
         return final
 
     async def _write(self, temporary: Path, final: Path, state_json: dict[str, Any], ledger_text: str) -> None:
+        if self.before_writing is not None:
+            await self.before_writing()
         temporary.mkdir(parents=True)
-        await self._trainer.save(temporary / "trainer")
-        for index, critic in enumerate(self._critics):
+        await self.trainer.save(temporary / "trainer")
+        for index, critic in enumerate(self.critics):
             await critic.save(temporary / critic_directory(index))
-        await self._trainer.export(temporary / "model")
+        await self.trainer.export(temporary / "model")
         await asyncio.to_thread(self._finish, temporary, final, state_json, ledger_text)
 
     def _finish(self, temporary: Path, final: Path, state_json: dict[str, Any], ledger_text: str) -> None:
@@ -110,9 +107,9 @@ class Checkpointer:
         atomic.replace_directory(temporary, final)
 
     def _prune(self, best_step: int | None) -> None:
-        saved = checkpoints(self._run.checkpoints_dir)
-        keep = set(list(saved)[-self._config.keep_last :])
-        if self._config.keep_best and best_step is not None:
+        saved = checkpoints(self.run.checkpoints_dir)
+        keep = set(list(saved)[-self.config.keep_last :])
+        if self.config.keep_best and best_step is not None:
             keep.add(best_step)
         for step, path in saved.items():
             if step not in keep:

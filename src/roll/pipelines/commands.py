@@ -6,6 +6,7 @@ import shutil
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 from roll.callbacks import Callbacks
 from roll.config.load import resolved
@@ -54,9 +55,9 @@ def resume(
     """
     with RunDirectory.open(run_path, lock=True) as run:
         remove_unfinished(run.checkpoints_dir)
-        path = find_checkpoint(run.checkpoints_dir)
-        saved = read_checkpoint(path) if path else None
-        num_steps = PIPELINES.get(config.pipeline).facts(config).num_steps
+        path, pipeline = find_checkpoint(run.checkpoints_dir), PIPELINES.get(config.pipeline)
+        saved = read_checkpoint(path, pipeline.state) if path else None
+        num_steps = pipeline.facts(config).num_steps
         if saved is not None and num_steps < saved.state.step:
             raise ConfigError(
                 f"training.num_steps is {num_steps}, but '{run_path}' is at step {saved.state.step}: "
@@ -68,7 +69,7 @@ def resume(
 async def _train(
     config: RunConfig,
     run: RunDirectory,
-    saved: SavedRun | None,
+    saved: SavedRun[Any] | None,
     overrides: Sequence[str] = (),
     callbacks: Callbacks | None = None,
 ) -> Summary:

@@ -6,6 +6,8 @@ import asyncio
 import logging
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from typing import Any
 
 from roll.cluster.base import open_cluster
 from roll.config.alarms import AlarmsConfig
@@ -26,62 +28,52 @@ __all__ = ["Evaluator", "measure"]
 logger = logging.getLogger(__name__)
 
 
+@dataclass(eq=False)
 class Evaluator:
-    """Says when a run's policy is measured, and does it.
+    """Says when a run's policy is measured, and does it."""
 
-    Args:
-        run: whose policy it is.
-        live: the engines that hold it.
-        held_out: what every evaluation answers.
-        plan: how answers are sampled.
-        config: when.
-        alarms: thresholds.
-    """
-
-    def __init__(
-        self,
-        run: Run,
-        live: LivePolicy,
-        held_out: Sequence[PromptDraw],
-        plan: SamplingPlan,
-        config: EvaluationConfig,
-        alarms: AlarmsConfig,
-    ) -> None:
-        self._run = run
-        self._live = live
-        self._held_out = held_out
-        self._plan = plan
-        self._config = config
-        self._alarms = alarms
+    run: Run[Any]
+    """Whose policy it is."""
+    live: LivePolicy
+    """The engines that hold it."""
+    held_out: Sequence[PromptDraw]
+    """What every evaluation answers."""
+    plan: SamplingPlan
+    """How answers are sampled."""
+    config: EvaluationConfig
+    """When."""
+    alarms: AlarmsConfig
+    """Thresholds."""
 
     @property
     def due(self) -> bool:
         """Whether the configuration asks for an evaluation after this step, it can be done, and was not done yet."""
-        state, every = self._run.state, self._config.every_num_steps
-        last = state.step == self._run.num_steps
-        due = self._config.before_training if state.step == 0 else last or bool(every and state.step % every == 0)
-        return due and state.evaluated_at != state.step and bool(self._held_out)
+        state, every = self.run.state, self.config.every_num_steps
+        last = state.step == self.run.num_steps
+        due = self.config.before_training if state.step == 0 else last or bool(every and state.step % every == 0)
+        return due and state.evaluated_at != state.step and bool(self.held_out)
 
     async def evaluate_if_due(self) -> bool:
         """Evaluate now, while nothing else runs; whether it was due."""
         if not self.due:
             return False
-        with self._run.spans.phase("evaluate"):
-            await self._run.stop.unless(self.evaluate())
+        await self.live.wake(self.run)
+        with self.run.spans.phase("evaluate"):
+            await self.run.stop.unless(self.evaluate())
         return True
 
     def begin_if_due(self) -> None:
         """Start an evaluation of the policy that engines hold now; the next sync waits for it."""
         if self.due:
-            before = self._live.evaluation
+            before = self.live.evaluation
 
             async def work() -> None:
                 if before is not None:
                     await before
-                with self._run.spans.phase("evaluate"):
+                with self.run.spans.phase("evaluate"):
                     await self.evaluate()
 
-            self._live.evaluation = asyncio.create_task(work(), name="evaluate")
+            self.live.evaluation = asyncio.create_task(work(), name="evaluate")
 
     async def evaluate(self) -> dict[str, float]:
         """Answer the held-out prompts, record the metrics, and note the score in the run's state.
@@ -89,8 +81,8 @@ class Evaluator:
         Raises:
             AlarmError: we failed every answer before the first step, so that training would fail in the same way.
         """
-        run, step = self._run, self._run.state.step
-        groups = await self._live.generation.scheduler.collect(self._held_out, self._plan)
+        run, step = self.run, self.run.state.step
+        groups = await self.live.generation.scheduler.collect(self.held_out, self.plan)
         metrics = measures.evaluation_metrics(groups)
         run.state.evaluated_at = step
         if "eval/score" in metrics:
@@ -99,7 +91,7 @@ class Evaluator:
         failures = failures_of(groups)
         if text := describe(failures):
             logger.warning("evaluation after step %d: %s", step, text)
-        alarms = check_failures(self._alarms, [failures.counts], failures, first=True) if step == 0 else []
+        alarms = check_failures(self.alarms, [failures.counts], failures, first=True) if step == 0 else []
         if stopping := [alarm.message for alarm in alarms if alarm.stops]:
             raise AlarmError("; ".join(stopping))
         return metrics

@@ -53,6 +53,7 @@ async def start_roles(
     run: RunDirectory | None = None,
     tracker: Tracker | None = None,
     trainers: Sequence[tuple[str, Awaitable[Any]]] = (),
+    hand_over: bool = False,
 ) -> tuple[Roles, list[Any]]:
     """Start engines, reward workers and the judge, and trainers beside them, at the same time.
 
@@ -64,6 +65,8 @@ async def start_roles(
         run: whose logs engines write to.
         tracker: is told what is still being waited for.
         trainers: that start, with their roles.
+        hand_over: engines sleep while trainers compute. They take their share of what memory is free, so they start
+            when trainers are there, and out of their way.
 
     Returns:
         What answers and scores; the trainers, in order.
@@ -71,16 +74,19 @@ async def start_roles(
     progress = StartNotes(tracker.note if tracker else _say_nothing)
     emit = tracker.spans.event if tracker else _say_nothing
     kind = resolve_engine_kind(config.inference.engine)
+    training = [progress.of(f"trainer ({role})", start) for role, start in trainers]
+    before = await start_together(stack, *training) if hand_over else []
+    specs = engine_specs(config, prepared, run, sleeps=hand_over)
     starting = [
-        progress.of(f"engines ({kind})", cluster.start_engines(engine_specs(config, prepared, run), "actor_infer")),
+        progress.of(f"engines ({kind})", cluster.start_engines(specs, "actor_infer")),
         cluster.start_pool(config.rollout.reward_workers),
-        *(progress.of(f"trainer ({role})", start) for role, start in trainers),
+        *([] if hand_over else training),
     ]
     if config.judge is not None:
         starting.append(progress.of("judge", start_judge(config, cluster, run, emit)))
     engines, pool, *others = await start_together(stack, *starting)
     judge = others.pop() if config.judge is not None else None
-    return Roles(engines=engines, pool=pool, judge=judge), others
+    return Roles(engines=engines, pool=pool, judge=judge), before or others
 
 
 def _say_nothing(*_: object, **__: object) -> None:

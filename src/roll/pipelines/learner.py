@@ -36,14 +36,14 @@ class Learner:
     reference: Scorer | None
     """The policy as it was at first, where something compares with it."""
 
-    async def load(self, saved: SavedRun) -> None:
+    async def load(self, saved: SavedRun[Any]) -> None:
         """Restore what a checkpoint holds of the policy and the critics."""
         await self.policy.load(saved.trainer_path)
         for index, critic in enumerate(self.critics):
             await critic.load(saved.critic_path(index))
 
 
-async def update(run: Run, trainer: TrainerGroup, batch: TrainingBatch, loss: LossFn) -> StepResult:
+async def update(run: Run[Any], trainer: TrainerGroup, batch: TrainingBatch, loss: LossFn) -> StepResult:
     """One optimiser step; where the first of a step fails before it moved a weight, the last boundary still stands."""
     is_first, run.mid_update = not run.mid_update, True
     try:

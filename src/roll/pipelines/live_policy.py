@@ -1,11 +1,19 @@
-"""A policy that answers while it is trained: its rollouts in batches, its weights on their way to the engines."""
+"""A policy that answers while it is trained: its rollouts in batches, its weights on their way to the engines.
+
+Where its engines hand memory over to trainers (`hand_over`), they sleep and lose their weights when trainers begin to
+compute, and `sync` brings all of them back: nothing is asked of engines before that.
+"""
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from typing import Any
 
 from roll.pipelines.generation import Generation
+from roll.pipelines.hand_over import SharingTrainers
 from roll.pipelines.run import Run
 from roll.rollout import AsyncController, SamplingPlan
 from roll.weights import SyncReport, WeightSync
@@ -23,10 +31,34 @@ class LivePolicy:
     weights: WeightSync
     plan: SamplingPlan
     """How its rollouts are sampled."""
+    sharing: SharingTrainers | None = None
+    """Trainers that engines hand memory over to, and take it from."""
+    engines_turn: bool = True
+    """Whether trainers may be aside: not all of their states are where they compute."""
     evaluation: asyncio.Task[None] | None = None
     """Runs beside training in an asynchronous run."""
 
-    async def sync(self, run: Run) -> SyncReport:
+    @asynccontextmanager
+    async def learning(self, run: Run[Any]) -> AsyncIterator[None]:
+        """Inside, trainers compute and change weights."""
+        await self.hand_to_trainers(run)
+        async with self.weights.changing():
+            yield
+
+    async def hand_to_trainers(self, run: Run[Any]) -> None:
+        """Give trainers the memory of the devices that they share with engines, which sleep until the next `sync`."""
+        if self.sharing is not None and self.engines_turn:
+            with run.spans.phase("hand_over"):
+                await self.generation.proxy.sleep()
+                await self.sharing.come_back()
+                self.engines_turn = False
+
+    async def wake(self, run: Run[Any]) -> None:
+        """See to it that engines can answer: those that slept since the last sync get the weights again."""
+        if not self.engines_turn:
+            await self.sync(run)
+
+    async def sync(self, run: Run[Any]) -> SyncReport:
         """Bring the weights to every engine, which stand still meanwhile; one that died is replaced and gets them too.
 
         An evaluation is of one policy, so this waits for one that is under way; if that failed, the run ends at the
@@ -34,6 +66,11 @@ class LivePolicy:
         """
         if self.evaluation is not None:
             await asyncio.wait({self.evaluation})
+        if self.sharing is not None and not self.engines_turn:
+            with run.spans.phase("hand_over"):
+                self.engines_turn = True
+                await self.sharing.step_aside()
+                await self.generation.proxy.wake()
         with run.spans.phase("sync"):
             report = await self.weights.push(run.state.policy_version, still=self.controller.updating())
             self.generation.proxy.restore(report.dead)

@@ -14,6 +14,7 @@ from roll.config.history import CONFIG, config_at, read_history, value_at
 from roll.errors import UserError
 from roll.models.catalogue import CATALOGUE
 from roll.pipelines.checkpoint_files import read_checkpoint
+from roll.pipelines.state import RunState
 from roll.tracking.metrics_file import read_metrics
 from roll.version import __version__
 
@@ -43,7 +44,7 @@ def model_card(checkpoint: Path, title: str, *, adapter: bool = False) -> str:
         title: the model's name.
         adapter: whether the adapter alone is exported.
     """
-    step = read_checkpoint(checkpoint).state.step
+    step = read_checkpoint(checkpoint, RunState).state.step
     config = _config(checkpoint, step)
     name = str(value_at(config, "model.path") or "")
     lines = [

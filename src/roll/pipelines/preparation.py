@@ -78,9 +78,10 @@ def sampling_plans(config: GeneratingConfig, stop_ids: tuple[int, ...]) -> tuple
     )
 
 
-def engine_specs(config: GeneratingConfig, prepared: Prepared, run: RunDirectory | None) -> list[EngineSpec]:
-    """One spec per engine of the device mapping."""
-    trainers = {device for role in config.roles.values() if role.kind == "trainer" for device in role.devices}
+def engine_specs(
+    config: GeneratingConfig, prepared: Prepared, run: RunDirectory | None, *, sleeps: bool = False
+) -> list[EngineSpec]:
+    """One spec per engine of the device mapping; `sleeps` where they hand memory over to trainers."""
     return [
         EngineSpec(
             engine_id=f"engine-{index}",
@@ -93,7 +94,7 @@ def engine_specs(config: GeneratingConfig, prepared: Prepared, run: RunDirectory
             tensor_parallel=config.inference.tensor_parallel,
             seed=config.seed,
             num_threads=config.training.num_threads,
-            colocated=bool(trainers.intersection(config.roles["actor_infer"].devices)),
+            sleeps=sleeps,
             trust_remote_code=config.model.trust_remote_code,
             options=config.inference.options,
             log_path=run.log_path("engine", index) if run else None,

@@ -7,6 +7,7 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from roll.pipelines.state import RunState
 from roll.preflight import Report
 from roll.registry import Registry
 
@@ -38,6 +39,8 @@ class Pipeline:
     facts: Callable[[Any], RunFacts]
     evaluate: Callable[[Any], Coroutine[Any, Any, dict[str, float]]]
     """Measures the configuration's model, without training."""
+    state: type[RunState] = RunState
+    """What its runs remember between steps."""
 
 
 PIPELINES: Registry[Pipeline] = Registry(

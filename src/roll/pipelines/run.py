@@ -13,13 +13,13 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic
 
 from roll.config.operations import CheckpointConfig
 from roll.config.run import RunConfig
 from roll.data import WeightedStream
 from roll.errors import AlarmError
-from roll.pipelines.checkpoint_files import SavedRun
+from roll.pipelines.checkpoint_files import S, SavedRun
 from roll.pipelines.checkpointer import Checkpointer
 from roll.pipelines.state import RunState
 from roll.pipelines.stop import Interrupted, StopRequest
@@ -44,29 +44,29 @@ class Session:
     tracker: Tracker
     stop: StopRequest
     """Set by a signal."""
-    saved: SavedRun | None = None
-    """The checkpoint from which the run goes on; `None` for one that begins."""
+    saved: SavedRun[Any] | None = None
+    """With the pipeline's own kind of state: the checkpoint from which the run goes on; `None` for one that begins."""
 
 
-def beginning(saved: SavedRun | None, stream: WeightedStream[Any, Any]) -> RunState:
-    """Where a session begins, and its stream with it.
+def beginning(saved: SavedRun[S] | None, stream: WeightedStream[Any, Any], kind: type[S] = RunState) -> S:
+    """Where a session begins, with a state of this kind, and its stream with it.
 
     Raises:
         CheckpointError: the data are not those that the checkpoint was saved with.
     """
-    state = saved.state if saved else RunState(data=stream.state())
+    state = saved.state if saved else kind(data=stream.state())
     stream.restore(state.data)
     return state
 
 
 @dataclass(kw_only=True, slots=True)
-class Run:
+class Run(Generic[S]):
     """What every pipeline has, whatever it trains, and however."""
 
     seed: int
     num_steps: int
     checkpoint: CheckpointConfig
-    state: RunState
+    state: S
     stream: WeightedStream[Any, Any]
     """Where draws come from; at a boundary, `state.data` is its cursor."""
     ledger: DataLedger
@@ -84,11 +84,11 @@ class Run:
         config: RunConfig,
         num_steps: int,
         session: Session,
-        state: RunState,
+        state: S,
         stream: WeightedStream[Any, Any],
         policy: TrainerGroup,
         critics: Sequence[TrainerGroup] = (),
-    ) -> Run:
+    ) -> Run[S]:
         """A session's, from where it begins: see `beginning`."""
         tracker, checkpoint = session.tracker, config.checkpoint
         return cls(
@@ -140,7 +140,7 @@ class Run:
             logger.warning("the run ends early (%s); up to step %d it is saved in %s", error, self.state.step, path)
 
 
-async def take_steps(run: Run, step: Callable[[], Awaitable[list[str]]]) -> None:
+async def take_steps(run: Run[Any], step: Callable[[], Awaitable[list[str]]]) -> None:
     """Take the remaining steps: the one loop of every pipeline that trains.
 
     Args:
@@ -164,7 +164,7 @@ async def _nothing_to_close() -> None:
 
 
 @asynccontextmanager
-async def whole_run(run: Run, close: Callable[[], Awaitable[None]] = _nothing_to_close) -> AsyncIterator[None]:
+async def whole_run(run: Run[Any], close: Callable[[], Awaitable[None]] = _nothing_to_close) -> AsyncIterator[None]:
     """Around all that a session does: however it ends, what can be saved is.
 
     Args:

@@ -6,6 +6,7 @@ shows all of it.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
@@ -69,12 +70,16 @@ def compare_memory(report: Report) -> None:
 
 
 def _bytes_by_device(report: Report) -> dict[int, int]:
-    needed: dict[int, int] = {}
+    """What is there at once: of trainers and engines that hand memory over, who needs more."""
+    training, answering, always = (Counter[int](), Counter[int](), Counter[int]())
     for role in report.memory:
-        devices = report.config.roles[role.role].devices
-        for device in devices:  # several critics share theirs, the devices of an engine share its memory
-            needed[device] = needed.get(device, 0) + role.bytes_total // len(devices)
-    return needed
+        sits = report.config.roles[role.role]
+        turn = training if sits.kind == "trainer" else answering if role.role == "actor_infer" else always
+        for device in sits.devices:  # several critics share theirs, the devices of an engine share its memory
+            turn[device] += role.bytes_total // len(sits.devices)
+    if report.hands_over:
+        return always + (training | answering)
+    return always + training + answering
 
 
 def _too_little(where: str, needed: int, free: int) -> str:

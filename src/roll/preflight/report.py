@@ -45,6 +45,8 @@ class Report:
     machine: Machine
     engine_kind: str | None = None
     placement: Placement | None = None
+    hands_over: bool = False
+    """Whether engines and trainers take turns to use the memory of devices that they share."""
     model: ModelDescription | None = None
     critic: ModelDescription | None = None
     """The critics' backbone, where it is not the policy's."""
@@ -62,6 +64,8 @@ class Report:
     batch: list[str] = field(default_factory=list)
     """How a step and the run divide, in words."""
     memory: list[RoleMemory] = field(default_factory=list)
+    step_s: float | None = None
+    """Seconds of a step on this machine, where they could be measured."""
     disk: DiskUse | None = None
     free_disk_bytes: int | None = None
     trials: list[RewardTrial] = field(default_factory=list)

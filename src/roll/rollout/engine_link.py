@@ -112,6 +112,12 @@ class EngineLink:
     async def resume(self) -> None:
         await self._begin(self._one_by_one(self.engine.resume, paused=False)).answer
 
+    async def sleep(self) -> None:
+        await self._begin(self.engine.sleep()).answer
+
+    async def wake(self) -> None:
+        await self._begin(self.engine.wake()).answer
+
     async def end_orphans(self) -> None:
         """Wait until the engine has let go of every request whose caller is gone by now."""
         await self._gone(list(self._orphans))

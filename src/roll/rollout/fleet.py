@@ -9,7 +9,8 @@ Invariants:
       consume or forget a bring-up;
     - an engine that was given up leaves its work to the others; where there are none left, `error` says so to everyone
       who waits;
-    - what no repetition can mend (any error that is not an `InfraError`) is such an `error` at once.
+    - what no repetition can mend (any error that is not an `InfraError`) is such an `error` at once;
+    - between `hold` and `let_go`, no engine is being started.
 """
 
 from __future__ import annotations
@@ -67,6 +68,10 @@ class EngineFleet:
         """In a row, by engine."""
         self._given_up: dict[str, Exception] = {}
         self._coming: dict[str, asyncio.Task[None]] = {}
+        self._starting: set[str] = set()
+        self._may_start, self._none_starts = asyncio.Event(), asyncio.Event()
+        self._may_start.set()
+        self._none_starts.set()
         self._closed = False
         for engine in engines.engines:
             self._serve(engine)
@@ -105,6 +110,17 @@ class EngineFleet:
         """Wait until every engine serves or was given up."""
         while self._coming:
             await asyncio.wait(self._coming.values())
+
+    async def hold(self) -> None:
+        """From now on no engine is started, until `let_go`; returns once every one that is being started serves, or
+        failed.
+        """
+        self._may_start.clear()
+        await self._none_starts.wait()
+
+    def let_go(self) -> None:
+        """Engines may be started again."""
+        self._may_start.set()
 
     async def close(self) -> None:
         """Replace nothing any more, and let go of what is being started."""
@@ -152,7 +168,7 @@ class EngineFleet:
             if repeated >= 0:
                 await asyncio.sleep(min(LONGEST_PAUSE_S, PAUSE_S * 2**repeated))
             try:
-                fresh = await self._fresh(engine_id)
+                await self._serve_fresh(engine_id)
             except InfraError as error:
                 self._failures[engine_id] += 1
                 logger.warning("engine %s could not be replaced: %s", engine_id, error)
@@ -163,11 +179,22 @@ class EngineFleet:
                 self._give_up(engine_id, error, final=True)
                 break
             else:
-                self._serve(fresh)
                 logger.warning("engine %s was replaced and serves again", engine_id)
                 self._on_change("replaced")
                 return
         self._on_change("given up")
+
+    async def _serve_fresh(self, engine_id: str) -> None:
+        """Start a fresh engine, as soon as that may be."""
+        await self._may_start.wait()
+        self._starting.add(engine_id)
+        self._none_starts.clear()
+        try:
+            self._serve(await self._fresh(engine_id))
+        finally:
+            self._starting.discard(engine_id)
+            if not self._starting:
+                self._none_starts.set()
 
     async def _fresh(self, engine_id: str) -> InferenceEngine:
         start = asyncio.ensure_future(self._engines.replace(engine_id))

@@ -242,6 +242,22 @@ class LLMProxy:
         self._suspended = None
         self._dispatch()
 
+    # ---- memory
+
+    async def sleep(self) -> None:
+        """Let every engine give its memory back until `wake`; nothing may be asked of them meanwhile.
+
+        One that is being replaced comes up first. One that dies from now on is replaced when the others have woken.
+        """
+        await self._fleet.hold()
+        await self.end_orphans()
+        await asyncio.gather(*(_unless_lost(link.sleep()) for link in self._fleet.serving))
+
+    async def wake(self) -> None:
+        """Let every engine take its memory again; they need a weight sync before they answer."""
+        await asyncio.gather(*(_unless_lost(link.wake()) for link in self._fleet.serving))
+        self._fleet.let_go()
+
     # ---- engines that die
 
     def replace(self, dead: InferenceEngine, cause: str = "it does not serve") -> None:

@@ -61,50 +61,41 @@ def find_stall(life: LifeCycle, now: float, stall_s: float) -> list[Stall]:
     ]
 
 
+@dataclass(eq=False)
 class Watchdog:
-    """Looks every now and then.
+    """Looks every now and then."""
 
-    Args:
-        life: where every rollout stands.
-        stall_s: how long nothing may move; after a report, twice as long until the next one.
-        report: told what stands still.
-        phases: phases of the run that are open, and for how many seconds.
-    """
-
-    def __init__(
-        self,
-        life: LifeCycle,
-        stall_s: float,
-        report: Callable[[str], None],
-        phases: Callable[[], Mapping[str, float]] = dict,
-    ) -> None:
-        self._life = life
-        self._stall_s = stall_s
-        self._report = report
-        self._phases = phases
+    life: LifeCycle
+    """Where every rollout stands."""
+    stall_s: float
+    """How long nothing may move; after a report, twice as long until the next one."""
+    report: Callable[[str], None]
+    """Told what stands still."""
+    phases: Callable[[], Mapping[str, float]] = dict
+    """Phases of the run that are open, and for how many seconds."""
 
     async def watch(self) -> None:
         """Look every now and then until cancelled, and report what stands still."""
         loop = asyncio.get_running_loop()
-        patience, began, reported_move = self._stall_s, loop.time(), -1.0
+        patience, began, reported_move = self.stall_s, loop.time(), -1.0
         while True:
-            last_move = self._life.last_move
+            last_move = self.life.last_move
             if last_move != reported_move:
-                patience = self._stall_s
+                patience = self.stall_s
             missing = max(last_move, began) + patience - loop.time()
             if missing > 0:
-                await asyncio.sleep(min(missing, self._stall_s))
+                await asyncio.sleep(min(missing, self.stall_s))
                 continue
-            stalls = [str(stall) for stall in find_stall(self._life, loop.time(), patience)]
+            stalls = [str(stall) for stall in find_stall(self.life, loop.time(), patience)]
             if not stalls:  # nothing is under way, as while a long update runs
                 stalls = [
-                    f"the run has been in {name} for {s:.0f} s" for name, s in self._phases().items() if s >= patience
+                    f"the run has been in {name} for {s:.0f} s" for name, s in self.phases().items() if s >= patience
                 ]
             if stalls:
-                self._report(
+                self.report(
                     f"no rollout has moved for {loop.time() - max(last_move, began):.0f} s: " + "; ".join(stalls)
                 )
                 reported_move = last_move
                 patience *= 2
             else:
-                await asyncio.sleep(self._stall_s)
+                await asyncio.sleep(self.stall_s)

@@ -18,13 +18,22 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from types import TracebackType
 
+from roll.registry import Registry
 from roll.sandbox.agent_sandbox import AgentSandbox
 from roll.sandbox.errors import SandboxError
 from roll.sandbox.protocols import Job, Runtime, Sandbox
-from roll.sandbox.runtimes import make_runtime
 from roll.sandbox.types import ExecutionResult, Outcome, Program, SandboxSpec, Snapshot
 
-__all__ = ["RUNS_PER_SANDBOX", "SandboxManager"]
+__all__ = ["RUNS_PER_SANDBOX", "RUNTIMES", "SandboxManager"]
+
+RUNTIMES: Registry[type[Runtime]] = Registry(
+    "sandbox runtime",
+    {
+        "bubblewrap": "roll.sandbox.bubblewrap:BubblewrapRuntime",
+        "docker": "roll.sandbox.docker:DockerRuntime",
+        "subprocess": "roll.sandbox.subprocess_runtime:SubprocessRuntime",
+    },
+)
 
 RUNS_PER_SANDBOX = 1000
 LAUNCH_ATTEMPTS = 2
@@ -50,7 +59,7 @@ class SandboxManager:
         warm: int | None = None,
         max_sandboxes: int = 512,
     ) -> None:
-        self._runtime = make_runtime(runtime) if isinstance(runtime, str) else runtime
+        self._runtime = RUNTIMES.get(runtime)() if isinstance(runtime, str) else runtime
         self._spec = spec or SandboxSpec()
         self._warm = (os.cpu_count() or 1) if warm is None else warm
         self._places = asyncio.Semaphore(max_sandboxes)

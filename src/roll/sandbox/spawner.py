@@ -21,6 +21,7 @@ __all__ = ["Child", "SpawnerClient"]
 START_S = 30.0
 END_S = 10.0
 _MESSAGE_BYTES = 1 << 17
+_GONE = "the process that starts sandboxes is gone"
 
 
 @dataclass(kw_only=True)
@@ -114,17 +115,11 @@ class SpawnerClient:
 
     def _on_zygote(self, error: str) -> None:
         assert self._zygote is not None
-        if error:
-            self._zygote.set_exception(SandboxError(error))
-        else:
-            self._zygote.set_result(None)
+        _answer(self._zygote, None, error)
 
     def _on_image(self, name: str, directory: str | None, error: str) -> None:
-        future = self._images.pop(name)
-        if directory is not None:
-            future.set_result(directory)
-        else:
-            future.set_exception(SandboxError(f"the file system of a sandbox cannot be built: {error}"))
+        error = "" if directory is not None else f"the file system of a sandbox cannot be built: {error}"
+        _answer(self._images.pop(name), directory, error)
 
     def _on_started(self, identity: int, counters: Sequence[tuple[str, str]] | None) -> None:
         child = self._children[identity]
@@ -144,13 +139,16 @@ class SpawnerClient:
         self._loop.remove_reader(self._control.fileno())
         if not self._ready.done():
             self._ready.set_exception(SandboxError("it ended at once"))
-        if self._zygote is not None and not self._zygote.done():
-            self._zygote.set_exception(SandboxError("the process that starts sandboxes is gone"))
-        for future in self._images.values():
-            future.set_exception(SandboxError("the process that starts sandboxes is gone"))
+        for future in (self._zygote, *self._images.values()):
+            if future is not None and not future.done():
+                future.set_exception(SandboxError(_GONE))
         self._images.clear()
         for identity in list(self._children):
-            self._on_ended(identity, -1, "the process that starts sandboxes is gone")
+            self._on_ended(identity, -1, _GONE)
+
+    def _check(self) -> None:
+        if self.lost:
+            raise SandboxError(_GONE)
 
     async def zygote(self, arguments: list[str], complaints: int, code: int) -> None:
         """Have a zygote started, from which sandboxes are forked.
@@ -158,16 +156,14 @@ class SpawnerClient:
         Raises:
             SandboxError: it does not start.
         """
-        if self.lost:
-            raise SandboxError("the process that starts sandboxes is gone")
+        self._check()
         self._zygote = self._loop.create_future()
         self.send(("zygote", arguments), [complaints, code])
         await self._zygote
 
     async def image(self, name: str, plan: Plan) -> str:
         """Have a file system built; where it is."""
-        if self.lost:
-            raise SandboxError("the process that starts sandboxes is gone")
+        self._check()
         self._images[name] = future = self._loop.create_future()
         self.send(("image", name, plan))
         return await future
@@ -187,8 +183,7 @@ class SpawnerClient:
         Raises:
             SandboxError: it cannot.
         """
-        if self.lost:
-            raise SandboxError("the process that starts sandboxes is gone")
+        self._check()
         ours, theirs = socket.socketpair()
         self._next += 1
         child = Child(
@@ -221,3 +216,11 @@ class SpawnerClient:
             await asyncio.to_thread(self._process.wait)
         for identity in list(self._children):
             self._on_ended(identity, -1, "closed")
+
+
+def _answer(future: asyncio.Future[Any], value: Any, error: str) -> None:
+    """What the spawner said to a request: a value, or why there is none."""
+    if error:
+        future.set_exception(SandboxError(error))
+    else:
+        future.set_result(value)

@@ -59,8 +59,6 @@ class EngineSettings:
     """Tokens of a block of the cache that requests share; 0: they share nothing."""
     start_s: float = 0.0
     """Starting, also of a replacement."""
-    sleep_s: float = 0.0
-    wake_s: float = 0.0
 
 
 @dataclass(slots=True, eq=False)
@@ -253,12 +251,10 @@ class SimulatedEngine:
         """Give the device's memory back; running requests are aborted."""
         await self.pause("abort")
         self._unsynced = "sleeps"
-        await asyncio.sleep(self.settings.sleep_s)
 
     async def wake(self) -> None:
         """Take the memory again; weights must be synced before the next request."""
         self._check()
-        await asyncio.sleep(self.settings.wake_s)
         self._unsynced = "has no weights since it woke up"
         await self.resume()
 

@@ -16,7 +16,7 @@ import contextlib
 import logging
 import operator
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -28,16 +28,17 @@ from torch import Tensor
 from roll.errors import HalfUpdatedError, TrainingDivergedError, UnsupportedError
 from roll.protocols import LossFn, StateKind, WeightSource
 from roll.training.attention_maps import MapObserver, observed_layers
+from roll.training.by_sample import collect, collect_top, in_order, merged, no_top
 from roll.training.distributed import Ranks, combine, default_num_threads, pick_device, reshard, shard
 from roll.training.distributions import Predictions
 from roll.training.export import export_adapter, export_model
-from roll.training.layout import PackedLayout, build_layout, idle_layout
+from roll.training.layout import Int64Array, PackedLayout, build_layout, idle_layout
 from roll.training.loading import build_network
 from roll.training.lora import adapters_off, find_adapters
-from roll.training.loss_inputs import loss_inputs
+from roll.training.loss_inputs import loss_inputs, teacher_top_ids
 from roll.training.offload import StatePlacement
 from roll.training.optimizer import Optimizer
-from roll.training.packing import Block, pack
+from roll.training.packing import Block, pack, pack_by_teacher
 from roll.training.policy import PolicyNetwork
 from roll.training.precision import MasterWeights, Precision
 from roll.training.randomness import Randomness
@@ -53,6 +54,7 @@ from roll.types import (
     Output,
     Outputs,
     StepResult,
+    TopLogprobs,
     TrainingBatch,
     TrainingSample,
 )
@@ -67,6 +69,7 @@ _GIVEN_BY: dict[Output, str] = {
     "logprobs": "policy or reference",
     "values": "critic or a policy with a value head",
     "attention": "policy",
+    "top_logprobs": "policy or reference",
 }
 
 
@@ -161,9 +164,11 @@ class TorchBackend:
         num_tokens = 0
         needs = loss.needs
         observed = needs.attention if any(s.attention is None for s in batch.samples) else None
-        for blocks in self._share(batch.samples, every_token=False, whole_units=needs.whole_units):
-            layout, observer = _layout(blocks, every_token=False), self._observer(blocks, observed)
-            predicted = self._predict(layout, batch, needs, observer)
+        for teacher, blocks in self._share(batch.samples, every_token=False, needs=needs):
+            layout = _layout(blocks, every_token=False, teacher=teacher)
+            observer = self._observer(blocks, observed)
+            top = teacher_top_ids(layout, batch) if needs.top_logprobs else None
+            predicted = self._predict(layout, batch, needs, observer, top)
             if not layout.spans:
                 if learn:
                     _nothing_of(predicted).backward()
@@ -175,50 +180,65 @@ class TorchBackend:
             combine(sums, {"loss": outputs.loss.detach(), **outputs.metrics}, torch.add)
             combine(maxima, outputs.maxima, torch.maximum)
             if predicted.logprobs is not None:
-                _collect(logprobs, layout, batch, predicted.logprobs)
+                collect(logprobs, layout, batch, predicted.logprobs)
             num_tokens += layout.num_tokens
         metrics = self.ranks.reduce(sums, operator.add)
         tokens = self.ranks.gather(num_tokens)
-        everything = _merged(self.ranks.gather(logprobs))
+        everything = merged(self.ranks.gather(logprobs))
         return StepResult(
             loss=metrics.pop("loss"),
             num_tokens=sum(tokens),
             num_loss_tokens=batch.num_loss_tokens,
             metrics=metrics,
             maxima=self.ranks.reduce(maxima, max),
-            logprobs=tuple(_in_order(everything, batch)) if "logprobs" in self.network.outputs else (),
+            logprobs=tuple(in_order(everything, batch)) if "logprobs" in self.network.outputs else (),
         )
 
     @torch.no_grad()
     def forward(
-        self, batch: TrainingBatch, outputs: Outputs, *, attention: AttentionRange | None = None, adapter: bool = True
+        self,
+        batch: TrainingBatch,
+        outputs: Outputs,
+        *,
+        attention: AttentionRange | None = None,
+        num_top: int | None = None,
+        adapter: bool = True,
     ) -> dict[Output, list[Any]]:
         """What the current weights say of a batch, on every rank; see `TrainBackend.forward`.
 
         Raises:
             UnsupportedError: this role's network does not give an output.
-            ValueError: `adapter` is false and the policy has none, or attention is asked for without its distances.
+            ValueError: `adapter` is false and the policy has none, attention is asked for without its distances, or
+                the likeliest tokens without their number.
         """
-        self._check_outputs(outputs, attention)
+        self._check_outputs(outputs, attention, num_top)
+        top = num_top if "top_logprobs" in outputs else None
         needs = Needs(values="values" in outputs)
         every_token = "logprobs" in outputs
         found: dict[Output, dict[int, Any]] = {name: {} for name in outputs}
         self.network.eval()
         with contextlib.nullcontext() if adapter else adapters_off(self.model):
-            for blocks in self._share(batch.samples, every_token=every_token):
+            for _, blocks in self._share(batch.samples, every_token=every_token, needs=needs):
                 layout = _layout(blocks, every_token=every_token)
                 observer = self._observer(blocks, attention if "attention" in found else None)
-                predicted = self._predict(layout, batch, needs, observer)
+                predicted = self._predict(layout, batch, needs, observer, top)
                 for name, tensor in (("logprobs", predicted.logprobs), ("values", predicted.values)):
                     if name in found and tensor is not None:
-                        _collect(found[name], layout, batch, tensor)
+                        collect(found[name], layout, batch, tensor)
+                if top is not None:
+                    collect_top(found["top_logprobs"], layout, batch, predicted)
                 if observer is not None:
                     found["attention"] |= observer.results()
             reshard(self.network)
         parts = self.ranks.gather(found)
-        said: dict[Output, list[Any]] = {n: _in_order(_merged([part[n] for part in parts]), batch) for n in found}
+        said: dict[Output, list[Any]] = {n: in_order(merged([part[n] for part in parts]), batch) for n in found}
         if every_token and "values" in said:
             said["values"] = [np.where(s.loss_mask, v, 0) for s, v in zip(batch.samples, said["values"], strict=True)]
+        if top is not None:
+            said["top_logprobs"] = [
+                t if isinstance(t, TopLogprobs) else no_top(len(s), top)
+                for s, t in zip(batch.samples, said["top_logprobs"], strict=True)
+            ]
         if "attention" in said:  # a sample that nothing was computed for has arrays of 0
             said["attention"] = [
                 a if isinstance(a, AttentionStatistics) else AttentionStatistics(waad=a, fai=a)
@@ -264,7 +284,7 @@ class TorchBackend:
             export_adapter(beside, read, adapters, spec.model.lora, base, dtype, is_first=is_first)
 
     def offload(self, states: Collection[StateKind]) -> None:
-        """Move states to host memory, between steps. On a CPU they are there already."""
+        """Move states to main memory, between steps. On a CPU they are there already."""
         self.placement.offload(states)
 
     def reload(self, states: Collection[StateKind]) -> None:
@@ -280,19 +300,26 @@ class TorchBackend:
         """What the engines compute in."""
         return getattr(torch, self.spec.model.dtype)
 
-    def _check_outputs(self, outputs: Outputs, attention: AttentionRange | None) -> None:
+    def _check_outputs(self, outputs: Outputs, attention: AttentionRange | None, num_top: int | None) -> None:
         for name in outputs:
             if name not in self.network.outputs:
                 raise UnsupportedError(f"a trainer with role '{self.spec.role}' has no {name}: ask a {_GIVEN_BY[name]}")
         if "attention" in outputs and attention is None:
             raise ValueError("what attention says depends on distances: give `attention`, the range that counts")
+        if "top_logprobs" in outputs and (num_top is None or num_top < 1):
+            raise ValueError(f"the likeliest tokens are asked for, with num_top {num_top}: give a number from 1 on")
 
     def _predict(
-        self, layout: PackedLayout, batch: TrainingBatch, needs: Needs, observer: MapObserver | None = None
+        self,
+        layout: PackedLayout,
+        batch: TrainingBatch,
+        needs: Needs,
+        observer: MapObserver | None,
+        top: Int64Array | int | None,
     ) -> Predictions:
         """What the network says of a micro-batch."""
         with self._randomness.own():
-            return self.network(layout, batch.temperature, needs, observer)
+            return self.network(layout, batch.temperature, needs, observer, top)
 
     def _counters(self) -> dict[str, int]:
         return {"num_steps": self.num_steps, "num_nonfinite": self.num_nonfinite}
@@ -304,18 +331,20 @@ class TorchBackend:
         return MapObserver(blocks, observed_layers(self.network.num_layers), of, self.device)
 
     def _share(
-        self, samples: Sequence[TrainingSample], *, every_token: bool, whole_units: bool = False
-    ) -> list[tuple[Block, ...]]:
-        """This rank's micro-batches; as many as every other rank's."""
-        config = self.spec.training
-        return pack(
-            samples,
-            max_tokens=config.max_tokens_per_micro_batch,
-            share_prefix=config.share_prefix,
-            num_ranks=self.ranks.data_size,
-            every_token=every_token,
-            whole_units=whole_units,
-        )[self.ranks.data_rank]
+        self, samples: Sequence[TrainingSample], *, every_token: bool, needs: Needs
+    ) -> list[tuple[int, tuple[Block, ...]]]:
+        """This rank's micro-batches, each with its teacher's number; as many as every other rank's."""
+        config, rank = self.spec.training, self.ranks.data_rank
+        settings: dict[str, Any] = {
+            "max_tokens": config.max_tokens_per_micro_batch,
+            "share_prefix": config.share_prefix,
+            "num_ranks": self.ranks.data_size,
+            "every_token": every_token,
+            "whole_units": needs.whole_units,
+        }
+        if needs.divergence is not None:
+            return pack_by_teacher(samples, **settings)[rank]
+        return [(0, blocks) for blocks in pack(samples, **settings)[rank]]
 
     def _move_weights(self, loss: float, grad_norm: float, rate: float) -> bool:
         """Whether the optimiser made its step: not where loss or gradients are not finite."""
@@ -338,30 +367,14 @@ class TorchBackend:
         return False
 
 
-def _layout(blocks: Sequence[Block], *, every_token: bool) -> PackedLayout:
+def _layout(blocks: Sequence[Block], *, every_token: bool, teacher: int = 0) -> PackedLayout:
     """A micro-batch; one without blocks takes part for the other ranks' sake."""
-    return build_layout(blocks, every_token=every_token) if blocks else idle_layout()
+    if not blocks:
+        return idle_layout(teacher=teacher)
+    return build_layout(blocks, every_token=every_token, teacher=teacher)
 
 
 def _nothing_of(predicted: Predictions) -> Tensor:
     """A loss of 0 through every output of the network: ranks with work have a gradient for each, and FSDP reduces
     gradients of those parameters alone that have one."""
     return torch.stack([0.0 * tensor.sum() for tensor in predicted.tensors]).sum()
-
-
-def _collect(found: dict[int, FloatArray], layout: PackedLayout, batch: TrainingBatch, predicted: Tensor) -> None:
-    values = predicted.detach().float().cpu().numpy()
-    for span in layout.spans:
-        array = np.zeros(len(batch.samples[span.index]), dtype=np.float32)
-        array[span.token_index] = values[span.prediction_index]
-        found[span.index] = array
-
-
-def _merged(parts: Sequence[dict[int, T]]) -> dict[int, T]:
-    """All ranks' findings, by the samples' index in their batch."""
-    return {index: value for part in parts for index, value in part.items()}
-
-
-def _in_order(found: Mapping[int, Any], batch: TrainingBatch) -> list[Any]:
-    """Samples in batch order; one that nothing was computed for is all 0."""
-    return [found[i] if i in found else np.zeros(len(s), dtype=np.float32) for i, s in enumerate(batch.samples)]

@@ -150,19 +150,24 @@ def shard(network: Any, ranks: Ranks, precision: Precision) -> None:
         ModelError: the model does not keep its decoder layers where they are expected.
     """
     assert ranks.mesh is not None
-    layers = getattr(network.decoder, "layers", None)
-    if layers is None:
-        raise ModelError(
-            f"{type(network.decoder).__name__} cannot be sharded: its decoder has no `layers`; train it on one rank"
-        )
     policy = MixedPrecisionPolicy(param_dtype=precision.compute, reduce_dtype=precision.master)
     mesh = ranks.mesh["dp_shard"]
     for parameter in (*network.root.parameters(), *getattr(network, "heads", {}).values()):
         parameter.data = parameter.data.to(precision.master)
-    frozen = getattr(network, "reference", None)  # stays in the compute dtype
-    for layer in (*layers, *(() if frozen is None else frozen.get_decoder().layers)):
-        fully_shard(layer, mesh=mesh, mp_policy=policy)
+    frozen = [model.get_decoder() for model in getattr(network, "frozen", ())]  # they stay in the compute dtype
+    for decoder in (network.decoder, *frozen):
+        for layer in _layers(decoder):
+            fully_shard(layer, mesh=mesh, mp_policy=policy)
     fully_shard(network, mesh=mesh, mp_policy=policy)
+
+
+def _layers(decoder: Any) -> Any:
+    layers = getattr(decoder, "layers", None)
+    if layers is None:
+        raise ModelError(
+            f"{type(decoder).__name__} cannot be sharded: its decoder has no `layers`; train it on one rank"
+        )
+    return layers
 
 
 def reshard(network: nn.Module) -> None:

@@ -19,7 +19,7 @@ from torch import Tensor
 from roll.training import logprobs as plain
 from roll.training.logprobs import ProjectionGradient, blocks_of, scaled_logits, token_logprobs
 
-__all__ = ["Predictions", "Projection", "token_statistics"]
+__all__ = ["BLOCK_ELEMENTS", "Predictions", "Projection", "logit_chunks", "same_rows", "token_statistics"]
 
 BLOCK_ELEMENTS = 2**23
 """On an accelerator, several copies of so many logits exist at once, in float32: 32 MiB each."""
@@ -45,6 +45,12 @@ class Predictions(NamedTuple):
     """[M] KL(policy || reference) in nats, where a reference was given."""
     values: Tensor | None = None
     """[M] of the states before the targets: a critic's, or those of a policy's value head where it was asked."""
+    divergence: Tensor | None = None
+    """[M] from a teacher, in nats, where it was asked for."""
+    top_logprobs: Tensor | None = None
+    """[M, k] of other tokens than the targets, where they were asked for."""
+    top_ids: Tensor | None = None
+    """[M, k] these tokens, where the likeliest were asked for."""
 
     @property
     def tensors(self) -> list[Tensor]:
@@ -74,14 +80,14 @@ class _Distributions(torch.autograd.Function):
         sums = [torch.empty_like(logprobs) for _ in range(4)]
         largest, total, other_largest, other_total = sums
         kept: list[Tensor] = []
-        for part, chunks in _chunks(hidden, weight, reference, chunk):
+        for part, chunks in logit_chunks(hidden, weight, reference, chunk):
             for rows, block in blocks_of(chunks[0], part.start, BLOCK_ELEMENTS):
                 shifted = _shifted(block, temperature, largest[rows])
                 torch.gather(shifted, 1, targets[rows, None], out=logprobs[rows, None])
                 weights = shifted.exp()
                 torch.sum(weights, dim=1, out=total[rows])
                 if reference:
-                    other = _shifted(_same_rows(chunks[1], part, rows), temperature, other_largest[rows])
+                    other = _shifted(same_rows(chunks[1], part, rows), temperature, other_largest[rows])
                     torch.sum(torch.sub(shifted, other).mul_(weights), dim=1, out=kl[rows])
                     torch.sum(other.exp_(), dim=1, out=other_total[rows])
                 torch.sum(shifted.mul_(weights), dim=1, out=entropy[rows])
@@ -107,12 +113,12 @@ class _Distributions(torch.autograd.Function):
         factor = -1.0 / (total * ctx.temperature)
         onehot = grads[0] / ctx.temperature
         projection = ProjectionGradient(hidden, weight, ctx.chunk, wants_hidden, wants_weight, total.dtype)
-        for part, chunks in _chunks(hidden, weight, reference, ctx.chunk, kept):
+        for part, chunks in logit_chunks(hidden, weight, reference, ctx.chunk, kept):
             for rows, block in blocks_of(chunks[0], part.start, BLOCK_ELEMENTS):  # becomes the gradient of the logits
                 shifted = scaled_logits(block, ctx.temperature, total.dtype).sub_(largest[rows, None])
                 bracket = torch.addcmul(constant[rows, None], shifted, grads[1][rows, None])
                 if kl is not None:
-                    own = _same_rows(chunks[1], part, rows)
+                    own = same_rows(chunks[1], part, rows)
                     other = scaled_logits(own, ctx.temperature, total.dtype).sub_(other_largest[rows, None])
                     bracket.addcmul_(other.sub_(shifted), grads[2][rows, None])
                 gradient = shifted.exp_().mul_(bracket).mul_(factor[rows, None])
@@ -121,19 +127,19 @@ class _Distributions(torch.autograd.Function):
         return *projection.result(), None, None, *[None] * ctx.num_reference
 
 
-def _chunks(
-    hidden: Tensor, weight: Tensor, reference: Sequence[Tensor], chunk: int, kept: Iterable[Tensor] = ()
+def logit_chunks(
+    hidden: Tensor, weight: Tensor, other: Sequence[Tensor], chunk: int, kept: Iterable[Tensor] = ()
 ) -> Iterator[tuple[slice, list[Tensor]]]:
-    """The logits of every chunk of predictions, the policy's and the reference's; kept ones are not computed again."""
+    """The logits of every chunk of predictions, the policy's and another model's; kept ones are not computed again."""
     again = iter(kept)
-    pairs = [(hidden, weight), *([tuple(reference)] if reference else [])]
+    pairs = [(hidden, weight), *([tuple(other)] if other else [])]
     for start in range(0, len(hidden), chunk):
         part = slice(start, min(start + chunk, len(hidden)))
         found = [next(again, None) for _ in pairs]
         yield part, [h[part] @ w.t() if own is None else own for own, (h, w) in zip(found, pairs, strict=True)]
 
 
-def _same_rows(logits: Tensor, part: slice, rows: slice) -> Tensor:
+def same_rows(logits: Tensor, part: slice, rows: slice) -> Tensor:
     """Of a chunk's logits those of the predictions in `rows`."""
     return logits[rows.start - part.start : rows.stop - part.start]
 

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from roll.training.packing import Block, Member
 
-__all__ = ["PackedLayout", "SampleSpan", "Segments", "build_layout", "idle_layout"]
+__all__ = ["Int64Array", "PackedLayout", "SampleSpan", "Segments", "build_layout", "idle_layout"]
 
 Int64Array = NDArray[np.int64]
 
@@ -65,6 +65,8 @@ class PackedLayout:
     targets: Int64Array
     """[M]"""
     spans: tuple[SampleSpan, ...]
+    teacher: int = 0
+    """Which of several teachers the policy is compared with, where it is."""
 
     @property
     def num_tokens(self) -> int:
@@ -72,19 +74,22 @@ class PackedLayout:
         return len(self.token_ids)
 
 
-def idle_layout() -> PackedLayout:
+def idle_layout(*, teacher: int = 0) -> PackedLayout:
     """The smallest micro-batch, of no sample: for a rank that must take part without work."""
     zero = np.zeros(1, dtype=np.int64)
     block = Segments(start=0, prefix_length=0, response_lengths=(1,))
-    return PackedLayout(token_ids=zero, position_ids=zero, blocks=(block,), rows=zero, targets=zero, spans=())
+    return PackedLayout(
+        token_ids=zero, position_ids=zero, blocks=(block,), rows=zero, targets=zero, spans=(), teacher=teacher
+    )
 
 
-def build_layout(blocks: Iterable[Block], *, every_token: bool = False) -> PackedLayout:
+def build_layout(blocks: Iterable[Block], *, every_token: bool = False, teacher: int = 0) -> PackedLayout:
     """Lay blocks out in a row.
 
     Args:
         blocks: of one micro-batch, at least one.
         every_token: predict all tokens but the first, instead of those that the loss counts.
+        teacher: which of several the policy is compared with.
     """
     tokens: list[NDArray[np.int32]] = []
     positions: list[Int64Array] = []
@@ -125,6 +130,7 @@ def build_layout(blocks: Iterable[Block], *, every_token: bool = False) -> Packe
         rows=np.concatenate(rows),
         targets=np.concatenate(targets).astype(np.int64),
         spans=tuple(spans),
+        teacher=teacher,
     )
 
 

@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from roll.models import load_causal_lm
+from roll.errors import ModelError
+from roll.models import load_causal_lm, load_tokenizer
 from roll.training.attention import register_attention
 from roll.training.fused import fuse
 from roll.training.lora import add_adapters
@@ -30,7 +31,32 @@ def build_network(spec: TrainerSpec, dtype: torch.dtype) -> PolicyNetwork | Valu
         return ValueNetwork(model)
     copies = spec.holds_reference and spec.model.lora is None
     reference = _load_model(replace(spec, role="reference"), dtype) if copies else None
-    return PolicyNetwork(model, reference, value_head=spec.value_head_learning_rate is not None)
+    teachers = [_load_teacher(spec, path, model, dtype) for path in spec.teachers]
+    return PolicyNetwork(model, reference, teachers, value_head=spec.value_head_learning_rate is not None)
+
+
+def _load_teacher(spec: TrainerSpec, path: str, model: Any, dtype: torch.dtype) -> Any:
+    """A frozen model over the same tokens.
+
+    Raises:
+        ModelError: its vocabulary is another one.
+    """
+    trust = spec.model.trust_remote_code
+    own, other = (load_tokenizer(p, trust_remote_code=trust).get_vocab() for p in (spec.model_path, path))
+    different = sum(other.get(token) != number for token, number in own.items())
+    if different or len(own) != len(other):
+        raise ModelError(
+            f"teacher '{path}' has another vocabulary than '{spec.model_path}': {len(other)} tokens, not {len(own)}; "
+            f"{different} of them are missing or have another number; take a teacher with the same tokenizer"
+        )
+    teacher = _load_model(replace(spec, role="reference", model_path=path), dtype)
+    sizes = [len(m.get_output_embeddings().weight) for m in (teacher, model) if m.get_output_embeddings() is not None]
+    if len(set(sizes)) > 1:
+        raise ModelError(
+            f"teacher '{path}' says logits of {sizes[0]} tokens, '{spec.model_path}' of {sizes[1]}: their tokenizers "
+            "agree, but their projections are padded differently; resize one's embeddings to the other's size"
+        )
+    return teacher
 
 
 def _load_model(spec: TrainerSpec, dtype: torch.dtype) -> Any:

@@ -10,10 +10,10 @@ from torch import Tensor
 
 from roll.algorithms.inputs import LossInputs, SequenceAttention
 from roll.training.distributions import Predictions
-from roll.training.layout import PackedLayout
+from roll.training.layout import Int64Array, PackedLayout
 from roll.types import AttentionStatistics, TrainingBatch, TrainingSample
 
-__all__ = ["loss_inputs"]
+__all__ = ["loss_inputs", "teacher_top_ids"]
 
 
 def loss_inputs(
@@ -68,7 +68,35 @@ def loss_inputs(
         preferred=_by_sequence([s.preferred for s in batch.samples], "preferred", samples, like.device, torch.bool),
         targets=_by_sequence([s.target for s in batch.samples], "target", samples, like.device, like.dtype),
         teacher_logprobs=_column("teacher_logprobs", batch, layout, like),
+        divergence=chosen.divergence,
+        teacher_top_logprobs=None if chosen.top_logprobs is None else _teacher_top(batch, layout, like),
+        top_logprobs=chosen.top_logprobs,
     )
+
+
+def teacher_top_ids(layout: PackedLayout, batch: TrainingBatch) -> Int64Array:
+    """[M, k] the likeliest tokens of the model that is imitated, at every prediction of a micro-batch.
+
+    Raises:
+        ValueError: a sample of the batch lacks them, or they are of several k.
+    """
+    tops = [s.teacher_top for s in batch.samples if s.loss_mask.any()]
+    sizes = {None if top is None else top.token_ids.shape[1] for top in tops}
+    if len(sizes) != 1 or (size := sizes.pop()) is None:
+        raise ValueError("the loss needs teacher_top of every sample, each with as many tokens: make the batch of such")
+    ids = np.zeros((len(layout.rows), size), dtype=np.int64)
+    for span in layout.spans:
+        top = batch.samples[span.index].teacher_top
+        assert top is not None
+        ids[span.prediction_index] = top.token_ids[span.token_index]
+    return ids
+
+
+def _teacher_top(batch: TrainingBatch, layout: PackedLayout, like: Tensor) -> Tensor:
+    """[N, k]; `teacher_top_ids` has seen that every sample has them."""
+    tops = [(batch.samples[span.index].teacher_top, span.token_index) for span in layout.spans]
+    parts = [top.logprobs[places] for top, places in tops if top is not None]
+    return torch.from_numpy(np.concatenate(parts)).to(like.device, like.dtype)
 
 
 def _by_sequence(

@@ -1,4 +1,9 @@
-"""Giving a device's memory to another role between steps, and taking it back."""
+"""Handing a device's memory to another role between phases, and taking it back.
+
+parameters    the network: all that a forward pass and a weight sync need
+optimizer     what updates alone need: master weights that are kept apart from the network, AdamW's moments, and
+              gradients, which are freed, since nothing needs them between two steps
+"""
 
 from __future__ import annotations
 
@@ -18,10 +23,7 @@ logger = logging.getLogger(__name__)
 
 
 class StatePlacement:
-    """Where the parameters (network and masters), gradient buffers and AdamW's moments of a rank are.
-
-    Gradients are never needed between steps: offloading them frees them.
-    """
+    """Where a rank's states are: on its device, or in main memory."""
 
     def __init__(self, network: nn.Module, masters: MasterWeights, optimizer: Optimizer, device: torch.device) -> None:
         self._network = network
@@ -30,24 +32,23 @@ class StatePlacement:
         self._device = device
 
     def offload(self, states: Collection[StateKind]) -> None:
-        """Move states to host memory; returns once the device's memory is free."""
+        """Move states to main memory; returns once the device's memory is free."""
         if self._device.type == "cpu":
-            logger.debug("nothing to offload: %s are in host memory already", ", ".join(states))
+            logger.debug("nothing to offload: %s are in main memory already", ", ".join(states))
             return
         self._move(states, torch.device("cpu"))
         torch.get_device_module(self._device).empty_cache()
 
     def reload(self, states: Collection[StateKind]) -> None:
-        """Move states back to the device."""
+        """Move states back to the device; those that are there stay."""
         if self._device.type != "cpu":
             self._move(states, self._device)
 
     def _move(self, states: Collection[StateKind], device: torch.device) -> None:
-        if "gradients" in states:
-            self._masters.clear_grads()
         if "optimizer" in states:
+            self._masters.clear_grads()
+            self._masters.move(device)
             self._optimizer.move_moments(device)
         if "parameters" in states:
             self._network.to(device)
-            self._masters.move(device)
-            self._optimizer.bind()
+        self._optimizer.bind()

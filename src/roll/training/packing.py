@@ -14,14 +14,14 @@ import heapq
 import logging
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import TypeAlias
+from dataclasses import dataclass, replace
+from typing import Any, TypeAlias
 
 import numpy as np
 
 from roll.types import TrainingSample
 
-__all__ = ["Block", "Member", "pack"]
+__all__ = ["Block", "Member", "pack", "pack_by_teacher"]
 
 logger = logging.getLogger(__name__)
 
@@ -97,6 +97,24 @@ def pack(
             break
         count += num_ranks
     return [[tuple(bins[i]) for i in range(rank, count, num_ranks)] for rank in range(num_ranks)]
+
+
+def pack_by_teacher(samples: Sequence[TrainingSample], **settings: Any) -> list[list[tuple[int, tuple[Block, ...]]]]:
+    """As `pack`, with only samples of one teacher in a micro-batch, whose number comes before it.
+
+    On all ranks, micro-batches in the same place are of the same teacher: ranks go through a sharded one together.
+    """
+    ranks: list[list[tuple[int, tuple[Block, ...]]]] = [[] for _ in range(settings["num_ranks"])]
+    for teacher in sorted({s.teacher for s in samples}):
+        indices = [i for i, s in enumerate(samples) if s.teacher == teacher]
+        packed = pack([samples[i] for i in indices], **settings)
+        for rank, micro_batches in zip(ranks, packed, strict=True):
+            rank += [(teacher, tuple(_renumbered(b, indices) for b in blocks)) for blocks in micro_batches]
+    return ranks
+
+
+def _renumbered(block: Block, indices: Sequence[int]) -> Block:
+    return replace(block, members=tuple(replace(m, index=indices[m.index]) for m in block.members))
 
 
 def _num_tokens(parcel: Parcel) -> int:

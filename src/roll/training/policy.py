@@ -1,10 +1,12 @@
 """The network as the trainer uses it: a packed row of tokens in, log-probs of chosen tokens out.
 
-On request also the entropy of their distributions, and how far these are from those of the policy as it was at first.
+On request also the entropy of their distributions, how far these are from those of the policy as it was at first or of
+a teacher, and the log-probs of other tokens.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -13,9 +15,11 @@ from torch import Tensor, nn
 from roll.errors import ModelError
 from roll.training.attention import Observer
 from roll.training.distributions import Predictions, Projection, token_statistics
+from roll.training.divergence import divergence_from
 from roll.training.hidden import final_hidden
-from roll.training.layout import PackedLayout
+from roll.training.layout import Int64Array, PackedLayout
 from roll.training.lora import adapters_off
+from roll.training.top_logprobs import likeliest, logprobs_of
 from roll.training.value import new_value_head, values_of
 from roll.types import Needs, Output
 
@@ -32,23 +36,24 @@ class PolicyNetwork(nn.Module):
         model: an HF model loaded with the attention `roll_packed`; with LoRA, what lies inside the peft
             wrapper.
         reference: the same model as it was at first, frozen, for the divergence from it; with LoRA it is not needed.
+        teachers: frozen models over the same vocabulary, for the divergence from one of them.
         value_head: also say the value of the state before a token, from the hidden state that predicts it.
 
     Raises:
-        ModelError: the model computes its logits in a way that the chunked projection does not.
+        ModelError: a model computes its logits in a way that the chunked projection does not.
     """
 
-    def __init__(self, model: Any, reference: Any = None, *, value_head: bool = False) -> None:
+    def __init__(
+        self, model: Any, reference: Any = None, teachers: Sequence[Any] = (), *, value_head: bool = False
+    ) -> None:
         super().__init__()
         self.model = model
         self.reference = reference
-        head = model.get_output_embeddings()
-        changes = [n for n in _LOGIT_CHANGES if getattr(model.config, n, None) not in (None, 1, 1.0)]
-        if head is None or getattr(head, "bias", None) is not None:
-            raise ModelError(f"{type(model).__name__} cannot be trained: it needs a vocabulary projection without bias")
-        if changes:
-            raise ModelError(f"{type(model).__name__} cannot be trained: its logits are changed by {changes}")
-        self.value_head = new_value_head(head.weight) if value_head else None
+        self.teachers = nn.ModuleList(teachers)
+        _check_head(model, "be trained")
+        for teacher in teachers:
+            _check_head(teacher, "be a teacher")
+        self.value_head = new_value_head(model.get_output_embeddings().weight) if value_head else None
 
     def forward(
         self,
@@ -56,6 +61,7 @@ class PolicyNetwork(nn.Module):
         temperature: float,
         needs: Needs,
         observer: Observer | None = None,
+        top: Int64Array | int | None = None,
     ) -> Predictions:
         """Log-probs [M] of the layout's predictions, float32 or better, and what else is needed.
 
@@ -64,23 +70,47 @@ class PolicyNetwork(nn.Module):
             temperature: of the distributions.
             needs: of a loss.
             observer: is shown every layer's queries and keys.
+            top: tokens [M, k] whose log-probs are wanted too; or of how many of the likeliest, without a gradient.
 
         Raises:
-            ValueError: the divergence is asked for, and there is neither a reference nor an adapter to leave out.
+            ValueError: a divergence is asked for, and there is no such teacher, or neither a reference nor an adapter
+                to leave out.
         """
         targets = torch.from_numpy(layout.targets).to(self.device)
         policy = _project(self.model, layout, observer)
-        found = token_statistics(
-            policy,
-            targets,
-            temperature=temperature,
-            entropy=needs.entropy,
-            reference=self._project_reference(layout) if needs.full_kl else None,
-        )
+        found = Predictions()
+        if needs.divergence is not None:
+            teacher, own = self._project_teacher(layout), needs.divergence.temperature or temperature
+            logprobs, distance = divergence_from(policy, teacher, targets, needs.divergence, temperature=own)
+            found = found._replace(logprobs=logprobs if own == temperature else None, divergence=distance)
+        if isinstance(top, int):
+            ids, top_logprobs = likeliest(policy, top, temperature=temperature)
+            found = found._replace(top_ids=ids, top_logprobs=top_logprobs)
+        elif top is not None:  # the targets' come from the same logits
+            ids = torch.cat([torch.from_numpy(top).to(self.device), targets[:, None]], dim=1)
+            several = logprobs_of(policy, ids, temperature=temperature)
+            found = found._replace(logprobs=several[:, -1], top_logprobs=several[:, :-1])
+        if found.logprobs is None or needs.entropy or needs.full_kl:
+            plain = token_statistics(
+                policy,
+                targets,
+                temperature=temperature,
+                entropy=needs.entropy,
+                reference=self._project_reference(layout) if needs.full_kl else None,
+            )
+            found = found._replace(logprobs=plain.logprobs, entropy=plain.entropy, full_kl=plain.full_kl)
         if not needs.values:
             return found
         assert self.value_head is not None, "a policy without a value head was asked for values"
         return found._replace(values=values_of(self.value_head, policy.hidden))
+
+    @torch.no_grad()
+    def _project_teacher(self, layout: PackedLayout) -> Projection:
+        if not 0 <= layout.teacher < len(self.teachers):
+            raise ValueError(
+                f"a sample asks for teacher {layout.teacher} (counted from 0), and the trainer has {len(self.teachers)}"
+            )
+        return _project(self.teachers[layout.teacher], layout)
 
     @torch.no_grad()
     def _project_reference(self, layout: PackedLayout) -> Projection:
@@ -106,7 +136,13 @@ class PolicyNetwork(nn.Module):
     @property
     def outputs(self) -> frozenset[Output]:
         """What it can say."""
-        return frozenset(("logprobs", "attention") if self.value_head is None else ("logprobs", "attention", "values"))
+        head: tuple[Output, ...] = () if self.value_head is None else ("values",)
+        return frozenset(("logprobs", "attention", "top_logprobs", *head))
+
+    @property
+    def frozen(self) -> list[Any]:
+        """Models that it holds beside the one that is trained."""
+        return [*([] if self.reference is None else [self.reference]), *self.teachers]
 
     @property
     def num_layers(self) -> int:
@@ -127,6 +163,15 @@ class PolicyNetwork(nn.Module):
     def architecture(self) -> str:
         """The class of `transformers` that an export is loaded with."""
         return type(self.model).__name__
+
+
+def _check_head(model: Any, use: str) -> None:
+    head = model.get_output_embeddings()
+    changes = [n for n in _LOGIT_CHANGES if getattr(model.config, n, None) not in (None, 1, 1.0)]
+    if head is None or getattr(head, "bias", None) is not None:
+        raise ModelError(f"{type(model).__name__} cannot {use}: it needs a vocabulary projection without bias")
+    if changes:
+        raise ModelError(f"{type(model).__name__} cannot {use}: its logits are changed by {changes}")
 
 
 def _project(model: Any, layout: PackedLayout, observer: Observer | None = None) -> Projection:

@@ -29,6 +29,9 @@ class TrainerSpec:
     holds_reference: bool = False
     """A policy: losses may ask for the divergence from the policy as it was at first, over the whole vocabulary. Unless
     it has an adapter to leave out, it then keeps a frozen copy of the model, in the compute dtype."""
+    teachers: tuple[str, ...] = ()
+    """A policy: Hugging Face model directories, frozen and in the compute dtype, which losses may compare it with over
+    the whole vocabulary. A sample says which one, by its place here."""
     value_head_learning_rate: float | None = None
     """A policy: it also says values, by a head on its own network; this is the head's peak learning rate."""
     schedule: Schedule | None = None

@@ -11,6 +11,7 @@ from roll.types.arrays import BoolArray, FloatArray, IntArray
 __all__ = [
     "AttentionRange",
     "AttentionStatistics",
+    "Divergence",
     "Needs",
     "Output",
     "Outputs",
@@ -20,10 +21,10 @@ __all__ = [
     "TrainingSample",
 ]
 
-Output: TypeAlias = Literal["logprobs", "values", "attention"]
+Output: TypeAlias = Literal["logprobs", "values", "attention", "top_logprobs"]
 Outputs: TypeAlias = Collection[Output]
 """What a trainer's forward pass says of every sample: `logprobs` [L] of its tokens, `values` [L] of the states before
-the tokens that the loss counts, `attention` as `AttentionStatistics`."""
+the tokens that the loss counts, `attention` as `AttentionStatistics`, `top_logprobs` as `TopLogprobs`."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -34,6 +35,26 @@ class AttentionRange:
     """Of WAAD: greater distances count as this."""
     horizon: tuple[int, int]
     """Of FAI: tokens so much later count, first and last included."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Divergence:
+    """How far the policy p is from a teacher q, over the whole vocabulary."""
+
+    kind: Literal["reverse_kl", "forward_kl", "jsd"] = "reverse_kl"
+    """KL(p || q), KL(q || p), or beta KL(q || r) + (1 - beta) KL(p || r) with r = (1 - beta) p + beta q."""
+    beta: float = 0.5
+    """Of `jsd`, between 0 and 1; near 0 it is beta times `forward_kl`, near 1 it is 1 - beta times `reverse_kl`."""
+    temperature: float | None = None
+    """Of both distributions; `None`: that of the batch."""
+
+    def __post_init__(self) -> None:
+        if self.kind == "jsd" and not 0 < self.beta < 1:
+            raise ValueError(
+                f"beta is {self.beta}: it must lie between 0 and 1; for 0 take forward_kl, for 1 reverse_kl"
+            )
+        if self.temperature is not None and self.temperature <= 0:
+            raise ValueError(f"the divergence's temperature is {self.temperature}: it must be above 0")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -48,6 +69,10 @@ class Needs:
     """Of a value head on the policy's network, with their returns and, where samples have them, the old values."""
     attention: AttentionRange | None = None
     """What the policy's attention says of every sequence, over this range."""
+    divergence: Divergence | None = None
+    """How far the policy's distributions are from those of a teacher that the trainer holds."""
+    top_logprobs: bool = False
+    """The policy's log-probs of the tokens of `TrainingSample.teacher_top`."""
     whole_units: bool = False
     """All samples of a unit in one micro-batch, however long they are: the loss compares them."""
 
@@ -64,7 +89,7 @@ class AttentionStatistics:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TopLogprobs:
-    """The k likeliest tokens at every place of a sample, as another model sees them. Row 0 means nothing."""
+    """The k likeliest tokens where the loss counts a sample's tokens, as another model sees them; 0 elsewhere."""
 
     token_ids: IntArray
     """[L, k]"""
@@ -117,6 +142,8 @@ class TrainingSample:
     """Of the model that is imitated."""
     teacher_top: TopLogprobs | None = None
     """The likeliest tokens of the model that is imitated."""
+    teacher: int = 0
+    """Which of the trainer's teachers a loss compares the policy with, where it holds several."""
     attention: AttentionStatistics | None = None
     """Of the policy before the update; `None` means: taken in the update's own forward pass where a loss asks."""
 

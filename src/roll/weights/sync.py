@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Coroutine, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -104,6 +104,7 @@ class WeightSync:
         config: transport, probe.
         probe: token sequences [L], the same for the whole run; none means that nothing is probed.
         transport: what `auto` means here: the fastest that reaches every engine, which the cluster knows.
+        at_hand: entered while the trainer's weights must be where it computes.
         timeout_s: longest time for one engine to fetch and confirm, and to answer the probe.
     """
 
@@ -115,6 +116,7 @@ class WeightSync:
         *,
         probe: Sequence[IntArray] = (),
         transport: str = "in_process",
+        at_hand: Callable[[], AbstractAsyncContextManager[object]] = nullcontext,
         timeout_s: float = SYNC_TIMEOUT_S,
     ) -> None:
         self.transport = transport if config.transport == "auto" else config.transport
@@ -123,6 +125,7 @@ class WeightSync:
         self._trainer = trainer
         self._engines = engines
         self._config = config
+        self._at_hand = at_hand
         self._timeout_s = timeout_s
         self._sequences = [sequence for sequence in probe if len(sequence) > 1]
         self._gauge: ProbeGauge | None = None
@@ -169,7 +172,8 @@ class WeightSync:
             due = every > 0 and self._num_pushes % every == 0
             self._num_pushes += 1
             self.policy_version = policy_version
-            report = await self._sync(tuple(self._engines.engines), policy_version, due, still)
+            async with self._at_hand():
+                report = await self._sync(tuple(self._engines.engines), policy_version, due, still)
             self._unchanged.set()
             return report
 
@@ -187,7 +191,8 @@ class WeightSync:
             if self._gauge is not None:
                 self._gauge.forget(engine.engine_id)
             probed = self._config.probe_every_num_steps > 0
-            report = await self._sync((engine,), self.policy_version, probed)
+            async with self._at_hand():
+                report = await self._sync((engine,), self.policy_version, probed)
             if report.dead:
                 raise report.dead[engine.engine_id]
             return report

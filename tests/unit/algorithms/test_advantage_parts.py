@@ -14,7 +14,7 @@ from reference_advantages import Attempt
 from roll.algorithms.advantages import drop_smallest, estimate, rescaled_weights
 from roll.algorithms.episodes import Episode
 from roll.algorithms.filters import kept_rollouts, reason_to_leave_out, top_variance
-from roll.algorithms.kl_controller import adapted_coefficient
+from roll.algorithms.kl import adapted_coefficient
 from roll.algorithms.normalise import Moments, normalised, whitened
 from roll.algorithms.returns import discounted, gae, step_advantages, token_rewards, turn_returns
 from roll.algorithms.shaping import shaped_reward, soft_overlong

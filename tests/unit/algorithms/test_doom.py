@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from roll.algorithms.doom import is_doomed
-from roll.algorithms.filters import reason_to_leave_out
+from roll.algorithms.filters import is_doomed, reason_to_leave_out
 
 bounds = st.fixed_dictionaries(
     {},

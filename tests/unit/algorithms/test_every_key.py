@@ -28,11 +28,11 @@ from roll.config.pipelines.rlvr import RLVRConfig
 from roll.data import ChatRenderer
 from roll.models import load_tokenizer
 from roll.pipelines.learner import Learner
+from roll.pipelines.learning.state import LearningState
 from roll.pipelines.learning.updates import learn
 from roll.pipelines.rlvr.collecting import collect
 from roll.pipelines.rlvr.sampling import build_controller
 from roll.pipelines.rlvr.trainers import critic_path, critic_specs, policy_spec
-from roll.pipelines.state import RunState
 from roll.protocols import LossFn
 from roll.rollout import RolloutScheduler, SamplingPlan
 from roll.types import (
@@ -235,7 +235,7 @@ def run(config: RLVRConfig, model: Path) -> list[Any]:
     answers = Answers()
     session: Any = SimpleNamespace(
         seed=config.seed,
-        state=RunState(data={}),
+        state=LearningState(data={}),
         spans=SimpleNamespace(phase=nothing),
         ledger=SimpleNamespace(open=lambda draws, step: log.append([d.draw_id for d in draws])),
         mid_update=False,

@@ -59,7 +59,7 @@ async def test_a_registered_back_end_runs_the_trainer() -> None:
         said: Any = await group.forward("a batch", ["values"], adapter=False)  # type: ignore[arg-type]
     finally:
         await group.close()
-    assert said == {"values": ["here", {"attention": None, "adapter": False}]}
+    assert said == {"values": ["here", {"attention": None, "num_top": None, "adapter": False}]}
     with pytest.raises(ConfigError, match=r"'echo' is '.*test_back_ends:Echo': register 'a:B' by another name"):
         TRAINERS.register("echo", "a:B")
 

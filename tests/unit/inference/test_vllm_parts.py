@@ -104,11 +104,11 @@ def test_a_cpu_engine_never_chunks_a_prefill_and_fits_any_prompt_into_one_step()
     assert arguments["distributed_executor_backend"] == "uni"
 
 
-def test_an_engine_on_a_device_takes_its_own_share_and_sleeps_only_where_colocated() -> None:
+def test_an_engine_on_a_device_takes_its_own_share_and_sleeps_only_where_it_is_to() -> None:
     alone = engine_arguments(SPEC, cpu=False)
     assert alone["kv_cache_memory_bytes"] is None and alone["enable_sleep_mode"] is False
     assert "enforce_eager" not in alone and "enable_chunked_prefill" not in alone
-    shared = EngineSpec(engine_id="e", kind="vllm", model_path="/model", max_context=1, colocated=True)
+    shared = EngineSpec(engine_id="e", kind="vllm", model_path="/model", max_context=1, sleeps=True)
     assert engine_arguments(shared, cpu=False)["enable_sleep_mode"] is True
 
 

@@ -9,10 +9,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from roll.algorithms.normalise import Moments
 from roll.config.operations import CheckpointConfig
 from roll.errors import CheckpointError, RunDirectoryError
 from roll.pipelines.checkpoint_files import checkpoints, find_checkpoint, read_checkpoint
 from roll.pipelines.checkpointer import Checkpointer
+from roll.pipelines.learning.state import LearningState
 from roll.pipelines.state import RunState
 from roll.rollout import DataLedger
 from roll.tracking import RunDirectory
@@ -59,20 +61,22 @@ def run(tmp_path: Path) -> RunDirectory:
 
 
 async def test_a_checkpoint_reads_back_as_written(run: RunDirectory) -> None:
-    state = RunState(
+    state = LearningState(
         step=4,
         policy_version=3,
         data={"cursor": 7},
         num_draws=3,
         pending=[[2, "d", 5]],
         scores={"0": 0.25},
-        rewards=[0.5],
+        moments={"d": Moments(2, 0.5, 0.25)},
         evaluated_at=4,
         verifiers={"d": {"code": {"d/1": [[0, 0.25], [2, 0.1]]}}},
     )
     path = await Checkpointer(run, CheckpointConfig(), FileTrainer()).save(state, ledger_of(5))  # two since then
-    saved = read_checkpoint(path)
+    saved = read_checkpoint(path, LearningState)
     assert saved.state == state
+    core = {"step": 4, "policy_version": 3, "data": {"cursor": 7}, "num_draws": 3, "scores": {"0": 0.25}}
+    assert read_checkpoint(path, RunState).state == RunState(**core, evaluated_at=4)  # type: ignore[arg-type]
     assert list(saved.ledger) == list(ledger_of(3))
     assert (saved.trainer_path / "weights").read_text() == "weights"
     assert path == run.checkpoint_path(4)
@@ -81,7 +85,7 @@ async def test_a_checkpoint_reads_back_as_written(run: RunDirectory) -> None:
 async def test_critics_are_saved_beside_the_trainer_and_found_by_number(run: RunDirectory) -> None:
     critics = [FileTrainer("first"), FileTrainer("second")]
     path = await Checkpointer(run, CheckpointConfig(), FileTrainer(), critics).save(RunState(step=1), ledger_of(0))
-    saved = read_checkpoint(path)
+    saved = read_checkpoint(path, RunState)
     assert [(saved.critic_path(i) / "weights").read_text() for i in (0, 1)] == ["first", "second"]
     assert saved.critic_path(1) == path / "critic-1"
     with pytest.raises(CheckpointError, match=r"holds no 'critic-2'.*fewer critics"):
@@ -96,8 +100,8 @@ async def test_a_critic_that_cannot_be_saved_leaves_the_previous_checkpoint_whol
     with pytest.raises(CheckpointError, match=r"could not be written: disk full\..*'step-000001', is whole"):
         await checkpointer.save(RunState(step=2), ledger_of(2))
     found = find_checkpoint(run.checkpoints_dir)
-    assert found is not None and read_checkpoint(found).state.step == 1
-    assert read_checkpoint(found).critic_path(1).is_dir()
+    assert found is not None and read_checkpoint(found, RunState).state.step == 1
+    assert read_checkpoint(found, RunState).critic_path(1).is_dir()
 
 
 async def test_the_newest_are_kept_and_the_best_where_asked(run: RunDirectory) -> None:
@@ -115,7 +119,7 @@ async def test_a_failure_while_saving_leaves_the_previous_one_whole(run: RunDire
     with pytest.raises(CheckpointError, match=r"could not be written: disk full\..*'step-000001', is whole"):
         await checkpointer.save(RunState(step=2), ledger_of(2))
     found = find_checkpoint(run.checkpoints_dir)
-    assert found is not None and read_checkpoint(found).state.step == 1
+    assert found is not None and read_checkpoint(found, RunState).state.step == 1
     assert [p.name for p in run.checkpoints_dir.iterdir()] == ["step-000001"]
 
 
@@ -150,10 +154,11 @@ def test_due_once_the_last_one_is_long_ago(run: RunDirectory) -> None:
 
 
 def test_states_of_the_format_before_are_read() -> None:
-    old = RunState(step=3).to_json()
-    scores = old.pop("scores")
-    old |= {"format": 4, "accuracies": scores | {"3": 0.5}}
-    assert RunState.from_json(old).scores == {"3": 0.5}
+    for kind in (RunState, LearningState):
+        old = kind(step=3).to_json()
+        scores = old.pop("scores")
+        old |= {"format": 4, "accuracies": scores | {"3": 0.5}, "rewards": [0.5]}
+        assert kind.from_json(old) == kind(step=3, scores={"3": 0.5})
 
 
 async def test_saving_the_same_step_twice_writes_once(run: RunDirectory) -> None:
@@ -176,11 +181,11 @@ async def test_a_checkpoint_of_another_format_is_refused(run: RunDirectory) -> N
     path = await Checkpointer(run, CheckpointConfig(), FileTrainer()).save(RunState(step=1), ledger_of(0))
     (path / "state.json").write_text(json.dumps({"format": 99}))
     with pytest.raises(CheckpointError, match="format 99"):
-        read_checkpoint(path)
+        read_checkpoint(path, RunState)
 
 
 async def test_a_checkpoint_with_a_missing_file_is_refused(run: RunDirectory) -> None:
     path = await Checkpointer(run, CheckpointConfig(), FileTrainer()).save(RunState(step=1), ledger_of(0))
     (path / "ledger.jsonl").unlink()
     with pytest.raises(CheckpointError, match=r"ledger\.jsonl"):
-        read_checkpoint(path)
+        read_checkpoint(path, RunState)

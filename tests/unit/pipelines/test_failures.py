@@ -12,7 +12,7 @@ from roll.config.alarms import AlarmsConfig
 from roll.pipelines import measures
 from roll.pipelines.learning.alarms import check_alarms
 from roll.pipelines.learning.failures import Failures, Retries, check_failures, describe, failures_of, step_alarms
-from roll.pipelines.state import RunState
+from roll.pipelines.learning.state import LearningState
 from roll.rollout.lifecycle import RolloutState, Transition
 from roll.types import Group, Prompt, PromptDraw, RewardResult, Rollout, RolloutStatus
 
@@ -58,7 +58,7 @@ def test_shares_are_of_the_answers_that_a_verifier_was_asked_about() -> None:
 
 def steps(config: AlarmsConfig, *found: tuple[int, int, int]) -> list[int]:
     """Steps, from 1, at which an alarm goes off for so many answers, failures and time-outs."""
-    state, when = RunState(), []
+    state, when = LearningState(), []
     for number, (asked, failed, late) in enumerate(found, 1):
         state.step = number
         results = [*["boom"] * failed, *[LATE] * late, *[RIGHT] * (asked - failed - late)]

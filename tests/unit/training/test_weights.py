@@ -102,8 +102,8 @@ def test_offloading_on_a_cpu_changes_nothing(tiny_model: Path) -> None:
     moved, left = (TorchBackend(make_spec(tiny_model, dtype="bfloat16")) for _ in range(2))
     moved.train_step(make_batch(), PolicyLoss())
     left.train_step(make_batch(), PolicyLoss())
-    moved.offload(["parameters", "gradients", "optimizer"])
-    moved.reload(["parameters", "gradients", "optimizer"])
+    moved.offload(["parameters", "optimizer"])
+    moved.reload(["parameters", "optimizer"])
     results = [backend.train_step(make_batch(1), PolicyLoss()) for backend in (moved, left)]
     assert results[0].loss == results[1].loss
     assert all(torch.equal(a, b) for (_, a), (_, b) in zip(moved.weights(), left.weights(), strict=True))

@@ -1,8 +1,18 @@
 """Examples: what is learnt from as it is, from rows of data sets to training samples."""
 
-from roll.data.examples.build import Examples, build_examples, num_examples
-from roll.data.examples.reading import Kind
-from roll.data.examples.samples import SkippedExample, samples_of
+from roll.data.examples.build import Examples, build_examples, count_examples
+from roll.data.examples.reading import ExampleKind
+from roll.data.examples.report import Report
+from roll.data.examples.samples import UnusableExample, samples_of
 from roll.data.examples.stream import ExampleStream
 
-__all__ = ["ExampleStream", "Examples", "Kind", "SkippedExample", "build_examples", "num_examples", "samples_of"]
+__all__ = [
+    "ExampleKind",
+    "ExampleStream",
+    "Examples",
+    "Report",
+    "UnusableExample",
+    "build_examples",
+    "count_examples",
+    "samples_of",
+]

@@ -7,10 +7,9 @@ table ── structure of every row ──► examples ── with few of them: 
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, assert_never
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, TypeAlias, assert_never
 
 from roll.config.examples import (
     ArithmeticExamples,
@@ -19,11 +18,11 @@ from roll.config.examples import (
     FileExamples,
     HuggingFaceExamples,
     PythonExamples,
-    TooLong,
 )
 from roll.data.chat import ChatRenderer
-from roll.data.examples.reading import BadRows, ExampleReader, Kind
-from roll.data.examples.samples import SkippedExample, samples_of
+from roll.data.examples.reading import ExampleKind, ExampleReader
+from roll.data.examples.report import BadRows, Report
+from roll.data.examples.samples import TOO_LONG, Rendering, UnusableExample
 from roll.data.examples.stream import ExampleStream
 from roll.data.examples.sums import ArithmeticExamplesSource, arithmetic_examples
 from roll.data.rows import RowItems, Table, split_rows
@@ -31,19 +30,19 @@ from roll.data.source import Interleaved
 from roll.data.stream import WeightedSource
 from roll.errors import DataError
 from roll.protocols import Items
-from roll.types import Example, ExampleDraw, TrainingSample
+from roll.types import Example, ExampleDraw, TrainingBatch, TrainingSample
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-__all__ = ["EAGER_CHECK", "Examples", "build_examples", "num_examples"]
-
-logger = logging.getLogger(__name__)
+__all__ = ["EAGER_CHECK", "Examples", "build_examples", "count_examples"]
 
 EAGER_CHECK = 20_000
 """With at most this many examples, all are rendered at once, so one that cannot be is known before training."""
 NUM_MEASURED = 200
 """Of more examples, so many are rendered to say how long they are."""
+
+_Source: TypeAlias = RowItems[Example] | ArithmeticExamplesSource
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -53,37 +52,52 @@ class Examples:
     train: ExampleStream
     held_out: Items[Example]
     """All of them, domains interleaved."""
-    renderer: ChatRenderer
-    max_tokens: int | None
-    too_long: Mapping[str, TooLong]
+    rendering: Rendering
+    settings: dict[str, ExampleDataConfig]
     """By domain."""
-    score_at_end: bool
-    report: Mapping[str, BadRows]
-    """What is wrong with the rows of each domain; they are left out."""
-    longest: int | None
-    """Tokens of the longest sample; `None` where there are too many to render them all."""
-    num_tokens: float
-    """Tokens of an example that the loss counts, on average."""
-    num_cut: int
-    """Examples whose answers were found too long and are cut."""
+    report: Report
 
-    def samples(self, draw: ExampleDraw) -> tuple[TrainingSample, ...]:
-        """See `samples_of`; settled as the draw's source says."""
-        too_long = self.too_long[draw.example.domain]
-        return samples_of(draw, self.renderer, self.max_tokens, too_long, score_at_end=self.score_at_end)
+    def samples(self, draw: ExampleDraw) -> tuple[TrainingSample, ...] | str:
+        """The draw's samples; or why it is left out, where its source says that such examples are.
+
+        Raises:
+            UnusableExample: it cannot be learnt from, and is not to be left out.
+        """
+        config = self.settings[draw.example.domain]
+        try:
+            return self.rendering.samples(draw, config.too_long)[0]
+        except UnusableExample as error:
+            if _left_out(config, error.reason):
+                return error.reason
+            raise UnusableExample(error.reason, f"example '{draw.uid}': {error}") from error
 
     def evaluation(self, num_examples: int) -> list[ExampleDraw]:
         """The first so many held-out examples (all, where there are fewer), always the same ones."""
         chosen = [self.held_out[i] for i in range(min(num_examples, len(self.held_out)))]
         return [ExampleDraw(draw_id=i, example=example, position=-1) for i, example in enumerate(chosen)]
 
+    def held_out_batch(self, num_examples: int) -> TrainingBatch:
+        """The samples of these; without what is left out."""
+        found = [self.samples(draw) for draw in self.evaluation(num_examples)]
+        return TrainingBatch(
+            samples=tuple(sample for samples in found if not isinstance(samples, str) for sample in samples)
+        )
 
-_Source = RowItems[Example] | ArithmeticExamplesSource
+
+@dataclass(kw_only=True, slots=True)
+class _Loaded:
+    """One entry of the configuration, read."""
+
+    config: ExampleDataConfig
+    domain: str
+    training: _Source
+    held_out: _Source
+    bad: BadRows
 
 
 def build_examples(
     configs: Sequence[ExampleDataConfig],
-    kind: Kind,
+    kind: ExampleKind,
     tokenizer: PreTrainedTokenizerBase,
     seed: int,
     max_tokens: int | None = None,
@@ -98,70 +112,71 @@ def build_examples(
         tokenizer: of the model, with its chat template.
         seed: of order and of what is held out.
         max_tokens: of the context.
-        score_at_end: see `samples_of`.
+        score_at_end: see `Rendering`.
 
     Raises:
         DataError: a source cannot be read or is empty, or rows cannot be learnt from; names all of them.
     """
-    renderer = ChatRenderer(tokenizer)
-    loaded: list[tuple[ExampleDataConfig, str, _Source, _Source, BadRows]] = []
-    for config in configs:
-        domain = config.domain or config.source
-        bad = BadRows()
-        training, held_out = _load(config, domain, kind, seed, renderer, bad)
-        loaded.append((config, domain, training, held_out, bad))
-    check = _Check(renderer, max_tokens, score_at_end, sum(len(t) + len(h) for _, _, t, h, _ in loaded) <= EAGER_CHECK)
-    sources: list[WeightedSource[Example]] = []
-    others: list[_Source] = []
-    for config, domain, training, held_out, bad in loaded:
-        training, held_out = (check.usable(side, config, bad) for side in (training, held_out))
-        _say(bad, domain, config)
-        if not len(training):
-            raise DataError(
-                f"data source '{domain}' leaves no example for training: lower its held_out ({config.held_out})."
-            )
-        sources.append(
-            WeightedSource(domain=domain, items=training, weight=config.weight, fingerprint=training.fingerprint)
+    rendering = Rendering(renderer=ChatRenderer(tokenizer), max_tokens=max_tokens, score_at_end=score_at_end)
+    if len({config.weight is None for config in configs}) == 2:
+        raise DataError("some data sources have a weight and others none: give every one a weight, or none of them.")
+    loaded = list(_load(configs, kind, seed, rendering.renderer.special_in))
+    num_examples = sum(len(entry.training) + len(entry.held_out) for entry in loaded)
+    check = _Check(rendering=rendering, every=num_examples <= EAGER_CHECK)
+    for entry in loaded:
+        entry.training, entry.held_out = check.usable(entry, entry.training), check.usable(entry, entry.held_out)
+    _refuse_bad_rows(loaded)
+    sources = [
+        WeightedSource(
+            domain=entry.domain,
+            items=entry.training,
+            weight=entry.config.weight or len(entry.training),
+            fingerprint=entry.training.fingerprint,
         )
-        others.append(held_out)
+        for entry in loaded
+    ]
     return Examples(
         train=ExampleStream(sources, seed),
-        held_out=Interleaved(others),
-        renderer=renderer,
-        max_tokens=max_tokens,
-        too_long={domain: config.too_long for config, domain, *_ in loaded},
-        score_at_end=score_at_end,
-        report={domain: bad for _, domain, _, _, bad in loaded},
-        longest=check.longest if check.every else None,
-        num_tokens=check.num_learnt / max(check.num_rendered, 1),
-        num_cut=check.num_cut,
+        held_out=Interleaved([entry.held_out for entry in loaded]),
+        rendering=rendering,
+        settings={entry.domain: entry.config for entry in loaded},
+        report=Report(
+            bad={entry.domain: entry.bad for entry in loaded},
+            longest=check.longest if check.every else None,
+            num_tokens=check.num_learnt / max(check.num_rendered, 1),
+            num_cut=check.num_cut,
+        ),
     )
 
 
-def num_examples(
-    configs: Sequence[ExampleDataConfig], kind: Kind, tokenizer: PreTrainedTokenizerBase, seed: int
-) -> int:
-    """How many examples there are to train on, whose rows are well formed; nothing is rendered.
+def count_examples(configs: Sequence[ExampleDataConfig], kind: ExampleKind, seed: int) -> int:
+    """Examples to train on, as far as that can be said without the model's tokenizer.
 
     Raises:
-        DataError: a source cannot be read or is empty.
+        DataError: a source cannot be read or is empty, or rows cannot be learnt from; names all of them.
     """
-    renderer = ChatRenderer(tokenizer)
-    return sum(len(_load(c, c.domain or c.source, kind, seed, renderer, BadRows())[0]) for c in configs)
+    loaded = list(_load(configs, kind, seed, lambda text: None))
+    _refuse_bad_rows(loaded)
+    return sum(len(entry.training) for entry in loaded)
 
 
 def _load(
-    config: ExampleDataConfig, domain: str, kind: Kind, seed: int, renderer: ChatRenderer, bad: BadRows
-) -> tuple[_Source, _Source]:
-    if isinstance(config, ArithmeticExamples):
-        if kind != "supervised":
+    configs: Sequence[ExampleDataConfig], kind: ExampleKind, seed: int, special_in: Callable[[str], str | None]
+) -> Iterator[_Loaded]:
+    for config in configs:
+        domain, bad = config.domain or config.source, BadRows()
+        if not isinstance(config, ArithmeticExamples):
+            reader = ExampleReader(config, domain, kind, special_in, bad)
+            sides: tuple[_Source, _Source] = split_rows(reader, _tables(config, domain), seed)
+        elif kind == "supervised":
+            sides = arithmetic_examples(config, domain, seed)
+        else:
             raise DataError(
                 f"data source '{domain}' has one answer to each sum, which this pipeline cannot learn from: use rows "
                 "that have what it compares."
             )
-        return arithmetic_examples(config, domain, seed)
-    reader = ExampleReader(config, domain, kind, renderer.special_in, bad)
-    return split_rows(reader, _tables(config, domain), seed)
+        bad.num_rows = len(sides[0]) + len(sides[1]) + bad.counts.total()
+        yield _Loaded(config=config, domain=domain, training=sides[0], held_out=sides[1], bad=bad)
 
 
 def _tables(config: FileExamples | HuggingFaceExamples | PythonExamples, domain: str) -> tuple[Table, Table | None]:
@@ -180,46 +195,61 @@ def _tables(config: FileExamples | HuggingFaceExamples | PythonExamples, domain:
             assert_never(config)
 
 
+@dataclass(kw_only=True, slots=True)
 class _Check:
     """Renders examples before training, and keeps what is known of their lengths."""
 
-    def __init__(self, renderer: ChatRenderer, max_tokens: int | None, score_at_end: bool, every: bool) -> None:
-        self._renderer, self._max_tokens, self._score_at_end = renderer, max_tokens, score_at_end
-        self.every = every
-        self.longest = self.num_learnt = self.num_rendered = self.num_cut = 0
+    rendering: Rendering
+    every: bool
+    """All of them, not some."""
+    longest: int = field(default=0, init=False)
+    num_learnt: int = field(default=0, init=False)
+    num_rendered: int = field(default=0, init=False)
+    num_cut: int = field(default=0, init=False)
 
-    def usable(self, source: _Source, config: ExampleDataConfig, bad: BadRows) -> _Source:
-        """The source without examples that cannot be rendered; of a large one, some are tried."""
-        numbers = range(len(source)) if self.every else range(0, len(source), max(len(source) // NUM_MEASURED, 1))
+    def usable(self, entry: _Loaded, source: _Source) -> _Source:
+        """The source without examples that cannot be learnt from; of a large one, only some are tried."""
+        numbers = range(0, len(source), 1 if self.every else max(len(source) // NUM_MEASURED, 1))
         out: list[int] = []
         for index in numbers:
             draw = ExampleDraw(draw_id=0, example=source[index], position=-1)
             try:
-                samples = samples_of(
-                    draw, self._renderer, self._max_tokens, config.too_long, score_at_end=self._score_at_end
-                )
-            except DataError as error:
-                reason = error.reason if isinstance(error, SkippedExample) else "cannot be rendered"
-                bad.add(reason, f"{source.where(index)}: {error}")
+                samples, cut = self.rendering.samples(draw, entry.config.too_long)
+            except UnusableExample as error:
                 out.append(index)
-            else:
-                self.num_rendered += 1
-                self.num_learnt += sum(int(sample.loss_mask.sum()) for sample in samples)
-                self.longest = max(self.longest, *(len(sample) for sample in samples))
-        if not out or not self.every or not isinstance(source, RowItems):
-            return source
-        return source.without(out)
+                if self.every or not _left_out(entry.config, error.reason):
+                    entry.bad.add(error.reason, f"{source.where(index)}: {error}")
+                continue
+            self.num_rendered += 1
+            self.num_cut += cut
+            self.num_learnt += sum(int(sample.loss_mask.sum()) for sample in samples)
+            self.longest = max(self.longest, *(len(sample) for sample in samples))
+        return source.without(out) if out and self.every else source
 
 
-def _say(bad: BadRows, domain: str, config: ExampleDataConfig) -> None:
-    """Refuse bad rows, or say that they are left out.
+def _left_out(config: ExampleDataConfig, reason: str) -> bool:
+    """Whether the source says that what is wrong for this reason is left out."""
+    if reason == TOO_LONG and config.too_long == "skip":
+        return True
+    return isinstance(config, ExampleColumns) and config.on_bad_row == "skip"
+
+
+def _refuse_bad_rows(loaded: Sequence[_Loaded]) -> None:
+    """Say at once what is wrong in all sources, where it is not to be left out.
 
     Raises:
-        DataError: there are some, and they are to be refused.
+        DataError: something is; or a source has nothing to train on.
     """
-    if not bad.counts:
-        return
-    skipped = isinstance(config, ExampleColumns) and config.on_bad_row == "skip"
-    if not skipped:
-        raise DataError(f"{bad.text(domain)}\nCorrect them, or leave them out with `on_bad_row: skip`.")
-    logger.warning("%s\nThey are left out.", bad.text(domain))
+    lines: list[str] = []
+    for entry in loaded:
+        if any(not _left_out(entry.config, reason) for reason in entry.bad.counts):
+            lines += entry.bad.lines(entry.domain)
+    if lines:
+        raise DataError("\n".join([*lines, "Correct them, or leave them out with `on_bad_row: skip`."]))
+    for entry in loaded:
+        if not len(entry.training):
+            lost = f"all but {entry.bad.num_rows - entry.bad.counts.total():,} of its rows are left out"
+            raise DataError(
+                f"data source '{entry.domain}' leaves no example for training: "
+                + (f"{lost}." if entry.bad.counts else f"lower its held_out ({entry.config.held_out}).")
+            )

@@ -13,6 +13,8 @@ from roll.types import Conversation, Message
 
 __all__ = ["answered", "checked", "conversation_of_row", "has"]
 
+MAX_MESSAGES = 1000
+"""Of one conversation: templates are rendered up to each answer, which takes time with the square of their number."""
 _SHAREGPT = {"human": "user", "gpt": "assistant", "observation": "tool", "function_response": "tool"}
 
 
@@ -31,7 +33,7 @@ def conversation_of_row(row: Row, config: ExampleColumns, where: str) -> Convers
         if key is not None and has(row, key):
             return checked(Conversation(messages=_listed(row[key], config, key, where)), where)
     if config.completion_key is not None and has(row, config.completion_key):
-        return checked(answered(row, config.completion_key, config, where), where)
+        return checked(answered(row, config.completion_key, "completion_key", config, where), where)
     if config.instruction_key is not None and has(row, config.instruction_key) and config.output_key is not None:
         return checked(_instructed(row, config, where), where)
     if config.text_key is not None and has(row, config.text_key):
@@ -46,19 +48,21 @@ def conversation_of_row(row: Row, config: ExampleColumns, where: str) -> Convers
     )
 
 
-def answered(row: Row, key: str, config: ExampleColumns, where: str) -> Conversation:
+def answered(row: Row, key: str, option: str, config: ExampleColumns, where: str) -> Conversation:
     """The answer in column `key`, after the row's prompt; a list that does not begin with the answer has its own.
 
-    A text without a prompt column is a plain text.
+    Where the configuration names no prompt's column, a text is plain text.
+
+    Args:
+        option: which key of the configuration names the column.
 
     Raises:
         BadRow: it is none of these.
     """
-    value = column(row, key, where, f"{key}_key")
-    prompted = has(row, config.prompt_key)
+    value = column(row, key, where, option)
     if isinstance(value, str):
         text = text_of(value, key, where, what="answer")
-        if not prompted:
+        if config.prompt_key is None:
             return Conversation(text=text)
         answer: tuple[Message, ...] = ({"role": "assistant", "content": text},)
     else:
@@ -112,6 +116,8 @@ def _instructed(row: Row, config: ExampleColumns, where: str) -> Conversation:
 def _asked(row: Row, config: ExampleColumns, where: str) -> tuple[Message, ...]:
     name = config.prompt_key or "prompt"
     value = column(row, name, where, "prompt_key")
+    if value is None:
+        raise BadRow("empty prompt", f"{where}: column '{name}' is null: fill it in, or leave the row out.")
     if isinstance(value, str):
         return messages_of(text_of(value, name, where, what="prompt"), config.system_prompt, config.prompt_template)
     return _listed(value, config, name, where)
@@ -129,6 +135,11 @@ def _with_system(messages: tuple[Message, ...], config: ExampleColumns) -> tuple
 
 def _messages(value: Any, key: str, where: str) -> tuple[Message, ...]:
     value = value.tolist() if hasattr(value, "tolist") else value
+    if isinstance(value, list | tuple) and len(value) > MAX_MESSAGES:
+        raise BadRow(
+            "too many messages",
+            f"{where}: a conversation of {len(value):,} messages, at most {MAX_MESSAGES:,}: split it.",
+        )
     if not isinstance(value, list | tuple) or not value:
         raise BadRow(
             "wrong type",
@@ -144,17 +155,26 @@ def _message(value: Any, key: str, where: str) -> Message:
     if role is None and "from" in value:
         role, content = value["from"], value.get("value")
         role = _SHAREGPT.get(role, role) if isinstance(role, str) else role
-    if role not in ROLES:
+    if not isinstance(role, str) or role not in ROLES:
         raise BadRow("unknown role", f"{where}: the role must be one of {', '.join(ROLES)}, got {short(role)}.")
     if value.get("tool_calls"):
         raise BadRow(
             "tool calls",
             f"{where}: `tool_calls` are not read: write the call into `content` as the model spells it.",
         )
+    content = _joined(content)
     if not isinstance(content, str):
         raise BadRow("wrong type", f"{where}: `content` must be text, got {short(content)}.")
     _readable(content, key, where)
     return {"role": role, "content": content}
+
+
+def _joined(content: Any) -> Any:
+    """The text of content that is given as parts, if all of them are text."""
+    if not isinstance(content, list) or not content:
+        return content
+    texts = [part.get("text") if isinstance(part, Mapping) and part.get("type") == "text" else None for part in content]
+    return "".join(map(str, texts)) if all(isinstance(text, str) for text in texts) else content
 
 
 def text_of(value: Any, key: str, where: str, what: str = "text") -> str:

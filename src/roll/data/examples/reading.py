@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Callable, Iterable
 from typing import Any, Literal, TypeAlias
 
@@ -12,40 +11,15 @@ import numpy as np
 from roll.config.examples import ExampleColumns
 from roll.data.cells import BadRow, Row, column, short
 from roll.data.examples.conversations import answered, checked, conversation_of_row, has
+from roll.data.examples.report import BadRows
 from roll.errors import DataError
 from roll.types import Conversation, Example
 
-__all__ = ["BadRows", "ExampleReader", "Kind"]
+__all__ = ["ExampleKind", "ExampleReader"]
 
-Kind: TypeAlias = Literal["supervised", "pair", "labelled", "scored"]
+ExampleKind: TypeAlias = Literal["supervised", "pair", "labelled", "scored"]
 """One conversation; two answers to the same, the preferred one first; one answer and whether it is wanted; one answer
 and its score."""
-
-NUM_SHOWN = 3
-"""Rows that are shown of each reason."""
-
-
-class BadRows:
-    """What is wrong with the rows of one source: how many for each reason, and the first of them."""
-
-    def __init__(self) -> None:
-        self.counts: Counter[str] = Counter()
-        self.first: dict[str, list[str]] = {}
-
-    def add(self, reason: str, message: str) -> None:
-        """Take in one row."""
-        self.counts[reason] += 1
-        shown = self.first.setdefault(reason, [])
-        if len(shown) < NUM_SHOWN:
-            shown.append(message)
-
-    def text(self, name: str) -> str:
-        """All of it, one line for each reason and each row that is shown."""
-        lines = [f"{self.counts.total()} rows of {name} cannot be learnt from:"]
-        for reason, count in self.counts.most_common():
-            lines.append(f"  {count} × {reason}")
-            lines += [f"    {message}" for message in self.first[reason]]
-        return "\n".join(lines)
 
 
 class ExampleReader:
@@ -60,7 +34,7 @@ class ExampleReader:
         self,
         config: ExampleColumns,
         domain: str,
-        kind: Kind,
+        kind: ExampleKind,
         special_in: Callable[[str], str | None],
         bad: BadRows,
     ) -> None:
@@ -68,6 +42,7 @@ class ExampleReader:
         self._special_in = special_in
         self.held_out, self.limit = config.held_out, config.limit
         self._bad = bad
+        self._read = {getattr(config, name) for name in type(config).model_fields if name.endswith("_key")}
 
     def read(self, row: Row, key: str, where: str) -> Example:
         """See `RowReader.read`."""
@@ -83,6 +58,7 @@ class ExampleReader:
             conversations=conversations,
             preferred=_label(row, config, where) if self._kind == "labelled" else None,
             target=self._target(row, where),
+            metadata={name: value for name, value in row.items() if name not in self._read},
         )
 
     def refuse(self, error: DataError, where: str) -> None:
@@ -124,7 +100,7 @@ class ExampleReader:
         return None
 
 
-def _single(row: Row, config: ExampleColumns, where: str, kind: Kind) -> Conversation:
+def _single(row: Row, config: ExampleColumns, where: str, kind: ExampleKind) -> Conversation:
     conversation = conversation_of_row(row, config, where)
     if kind == "supervised" or conversation.text is not None or conversation.num_given:
         return conversation
@@ -133,7 +109,8 @@ def _single(row: Row, config: ExampleColumns, where: str, kind: Kind) -> Convers
 
 
 def _pair(row: Row, config: ExampleColumns, where: str) -> tuple[Conversation, Conversation]:
-    chosen, rejected = (answered(row, key, config, where) for key in (config.chosen_key, config.rejected_key))
+    chosen = answered(row, config.chosen_key, "chosen_key", config, where)
+    rejected = answered(row, config.rejected_key, "rejected_key", config, where)
     if (chosen.text is None) != (rejected.text is None):
         raise BadRow("wrong type", f"{where}: one answer is text and the other a list of chat messages: use one form.")
     if chosen == rejected:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 
 from roll.config.examples import TooLong
@@ -9,15 +11,88 @@ from roll.data.chat import ChatRenderer
 from roll.errors import DataError
 from roll.types import BoolArray, Conversation, ExampleDraw, IntArray, TrainingSample
 
-__all__ = ["SkippedExample", "samples_of"]
+__all__ = ["TOO_LONG", "Rendering", "UnusableExample", "samples_of"]
+
+TOO_LONG = "too long"
+Tokens = tuple[IntArray, BoolArray]
+"""[L] ids, and [L] whether the loss counts them."""
 
 
-class SkippedExample(DataError):
-    """An example that is left out, as its source's settings say; `reason` is for the ledger."""
+class UnusableExample(DataError):
+    """An example that cannot be learnt from; `reason` is the same for all that lack the same."""
 
     def __init__(self, reason: str, message: str) -> None:
         super().__init__(message)
         self.reason = reason
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Rendering:
+    """How examples become samples."""
+
+    renderer: ChatRenderer
+    max_tokens: int | None = None
+    """Of the context; `None` for no limit."""
+    score_at_end: bool = False
+    """One token, the one that ends a text, comes after everything, and the loss counts it alone: there a value head
+    sees the whole answer."""
+
+    def samples(self, draw: ExampleDraw, too_long: TooLong = "refuse") -> tuple[tuple[TrainingSample, ...], bool]:
+        """One sample for each conversation of the example, all of one unit; and whether an answer lost its end.
+
+        Raises:
+            UnusableExample: it is too long, nothing is left to learn, or the template cannot render it.
+        """
+        example = draw.example
+        rendered, cut = self._rendered(example.conversations, too_long)
+        shared = _shared_prefix(rendered)
+        if self.score_at_end:
+            rendered = [_with_end(ids, self.renderer.end_token) for ids, _ in rendered]
+        pair = len(rendered) == 2
+        samples = tuple(
+            TrainingSample(
+                sample_id=f"{draw.draw_id}.{side}" if pair else str(draw.draw_id),
+                unit=draw.draw_id,
+                prefix_length=shared,
+                token_ids=ids,
+                loss_mask=mask,
+                attachments=example.attachments,
+                preferred=side == 0 if pair else example.preferred,
+                target=example.target,
+            )
+            for side, (ids, mask) in enumerate(rendered)
+        )
+        return samples, cut
+
+    def _rendered(self, conversations: tuple[Conversation, ...], too_long: TooLong) -> tuple[list[Tokens], bool]:
+        """The tokens of each conversation within the context, and whether some are cut."""
+        limit = None if self.max_tokens is None else self.max_tokens - self.score_at_end
+        try:
+            rendered = [self._tokens(conversation) for conversation in conversations]
+        except DataError as error:
+            raise UnusableExample("refused by the chat template", str(error)) from error
+        if len(rendered) == 2 and conversations[0].text is not None:
+            common = _common(rendered)  # of two plain texts, this is what both answer
+            rendered = [(ids, mask & (np.arange(len(ids)) >= common)) for ids, mask in rendered]
+        longest = max(len(ids) for ids, _ in rendered)
+        cut = limit is not None and longest > limit
+        if cut:
+            message = f"it has {longest:,} tokens, but the context takes {limit:,}"
+            if too_long != "cut":
+                raise UnusableExample(
+                    TOO_LONG, f"{message}: shorten it, or say what becomes of such examples (`too_long`: cut or skip)."
+                )
+            rendered = [(ids[:limit], mask[:limit]) for ids, mask in rendered]
+            if not all(mask.any() for _, mask in rendered):
+                raise UnusableExample(TOO_LONG, f"{message}, and what is asked fills it: nothing is left to learn.")
+        if len(rendered) == 2 and np.array_equal(rendered[0][0], rendered[1][0]):
+            raise UnusableExample("equal sides", "both answers are the same tokens, so nothing tells them apart.")
+        return rendered, cut
+
+    def _tokens(self, conversation: Conversation) -> Tokens:
+        if conversation.text is not None:
+            return self.renderer.plain(conversation.text)
+        return self.renderer.conversation(conversation.messages, conversation.num_given)
 
 
 def samples_of(
@@ -28,70 +103,29 @@ def samples_of(
     *,
     score_at_end: bool = False,
 ) -> tuple[TrainingSample, ...]:
-    """One sample for each conversation of the example, all of one unit.
+    """One sample for a conversation or text; two of one unit for a pair, the preferred one first.
 
     Args:
         draw: the example.
         renderer: of the model's template.
-        max_tokens: of the context; `None` for no limit.
+        max_tokens: see `Rendering`.
         too_long: what becomes of more tokens than that.
-        score_at_end: one token, the one that ends a text, is put after everything, and the loss counts it alone: there
-            a value head sees the whole answer.
+        score_at_end: see `Rendering`.
 
     Raises:
-        SkippedExample: it is too long, and such examples are left out.
-        DataError: it is too long, or the template cannot render it.
+        UnusableExample: see `Rendering.samples`.
     """
-    example = draw.example
-    limit = None if max_tokens is None else max_tokens - score_at_end
-    rendered = [_rendered(conversation, renderer) for conversation in example.conversations]
-    if len(rendered) == 2 and example.conversations[0].text is not None:
-        common = _common(rendered)  # of two plain texts, this is what both answer
-        rendered = [(ids, mask & (np.arange(len(ids)) >= common)) for ids, mask in rendered]
-    longest = max(len(ids) for ids, _ in rendered)
-    if limit is not None and longest > limit:
-        message = f"example '{example.uid}' has {longest:,} tokens, but the context takes {limit:,}"
-        if too_long == "skip":
-            raise SkippedExample("too long", message)
-        if too_long == "refuse":
-            raise DataError(f"{message}: shorten or remove it, raise the context, or set its source's too_long.")
-        rendered = [(ids[:limit], mask[:limit]) for ids, mask in rendered]
-        if not all(mask.any() for _, mask in rendered):
-            raise DataError(f"{message}, and what is asked fills it: nothing of the answer is left to learn.")
-    shared = _shared_prefix(rendered)
-    if score_at_end:
-        rendered = [_with_end(ids, renderer.end_token) for ids, _ in rendered]
-    pair = len(rendered) == 2
-    return tuple(
-        TrainingSample(
-            sample_id=f"{draw.draw_id}.{side}" if pair else str(draw.draw_id),
-            unit=draw.draw_id,
-            prefix_length=shared,
-            token_ids=ids,
-            loss_mask=mask,
-            attachments=example.attachments,
-            preferred=side == 0 if pair else example.preferred,
-            target=example.target,
-        )
-        for side, (ids, mask) in enumerate(rendered)
-    )
+    return Rendering(renderer=renderer, max_tokens=max_tokens, score_at_end=score_at_end).samples(draw, too_long)[0]
 
 
-def _rendered(conversation: Conversation, renderer: ChatRenderer) -> tuple[IntArray, BoolArray]:
-    if conversation.text is not None:
-        return renderer.plain(conversation.text)
-    return renderer.conversation(conversation.messages, conversation.num_given)
-
-
-def _shared_prefix(rendered: list[tuple[IntArray, BoolArray]]) -> int:
+def _shared_prefix(rendered: list[Tokens]) -> int:
     """Tokens that both sides of a pair begin with and none of which is learnt; 0 for one alone."""
     if len(rendered) == 1:
         return 0
-    common = _common(rendered)
-    return min([common, *(int(np.argmax(mask)) for _, mask in rendered)])
+    return min([_common(rendered), *(int(np.argmax(mask)) for _, mask in rendered)])
 
 
-def _common(rendered: list[tuple[IntArray, BoolArray]]) -> int:
+def _common(rendered: list[Tokens]) -> int:
     """Tokens that both sides begin with."""
     (a, _), (b, _) = rendered
     length = min(len(a), len(b))
@@ -99,7 +133,7 @@ def _common(rendered: list[tuple[IntArray, BoolArray]]) -> int:
     return int(different[0]) if len(different) else length
 
 
-def _with_end(ids: IntArray, end: int) -> tuple[IntArray, BoolArray]:
+def _with_end(ids: IntArray, end: int) -> Tokens:
     mask = np.zeros(len(ids) + 1, np.bool_)
     mask[-1] = True
     return np.append(ids, np.int32(end)).astype(np.int32), mask

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from roll.config.examples import ArithmeticExamples
 from roll.data.arithmetic import ArithmeticPrompts, arithmetic_prompts
 from roll.types import Conversation, Example, Message
@@ -10,24 +12,29 @@ __all__ = ["ArithmeticExamplesSource", "arithmetic_examples"]
 
 
 class ArithmeticExamplesSource:
-    """Every prompt with its answer; a `Source`."""
+    """Prompts with their answers; a `Source`."""
 
-    def __init__(self, prompts: ArithmeticPrompts) -> None:
+    def __init__(self, prompts: ArithmeticPrompts, left_out: Collection[int] = ()) -> None:
         self.fingerprint = prompts.fingerprint
         self._prompts = prompts
+        self._numbers = [i for i in range(len(prompts)) if i not in left_out]
 
     def __len__(self) -> int:
-        return len(self._prompts)
+        return len(self._numbers)
 
     def __getitem__(self, index: int) -> Example:
-        prompt = self._prompts[index]
+        prompt = self._prompts[self._numbers[index]]
         answer: Message = {"role": "assistant", "content": prompt.answer}
         conversation = Conversation(messages=(*prompt.messages, answer), num_given=len(prompt.messages))
         return Example(uid=prompt.uid, domain=prompt.domain, conversations=(conversation,))
 
     def where(self, index: int) -> str:
         """The sum, for messages."""
-        return self._prompts[index].uid
+        return self[index].uid
+
+    def without(self, indices: Collection[int]) -> ArithmeticExamplesSource:
+        """All but these."""
+        return ArithmeticExamplesSource(self._prompts, {self._numbers[i] for i in indices})
 
 
 def arithmetic_examples(

@@ -56,5 +56,5 @@ def engine_arguments(spec: EngineSpec, *, cpu: bool) -> dict[str, Any]:
             "max_num_batched_tokens": max(max_model_len, MIN_BATCHED_TOKENS),
         }
     else:
-        arguments["enable_sleep_mode"] = spec.colocated
+        arguments["enable_sleep_mode"] = spec.sleeps
     return arguments | dict(spec.options)

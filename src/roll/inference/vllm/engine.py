@@ -74,6 +74,9 @@ class VLLMEngine:
         self._closed = False
         self._mixed = False
         """An update changed some weights and did not finish."""
+        self._asleep = False
+        self._unsynced = False
+        """It slept, and no weights have come since."""
         self._resume_after_update = False
         """The pause is the update's own, not the caller's."""
         self._update_lock = asyncio.Lock()
@@ -157,6 +160,8 @@ class VLLMEngine:
                 "transport in_process cannot reach the vllm engine, whose workers are processes of their own: "
                 "set weight_sync.transport to shared_memory or broadcast."
             )
+        if self._asleep:
+            raise WeightSyncError(f"engine {self.engine_id} sleeps: call wake() before update_weights().")
         async with self._update_lock:
             began = time.monotonic()
             if not self._paused:
@@ -173,7 +178,7 @@ class VLLMEngine:
             checksums = _agreed_checksums([reply["checksums"] for reply in replies], update.policy_version)
             await self._call(self._llm.reset_prefix_cache(reset_running_requests=True))
             await self._call(self._llm.update_weight_version(str(update.policy_version)))
-            self._mixed = False
+            self._mixed = self._unsynced = False
             await self._end_update()
             return WeightReceipt(
                 engine_id=self.engine_id,
@@ -186,17 +191,18 @@ class VLLMEngine:
         """Give the device's memory back: weights and keys and values are dropped, running requests aborted.
 
         Raises:
-            UnsupportedError: on a CPU, or where the engine was not built `colocated`.
+            UnsupportedError: on a CPU, or where its spec does not say that it `sleeps`.
         """
         self._check_can_sleep()
-        await self._call(self._llm.sleep(level=2, mode="abort"))
-        self._paused = True
+        if not self._asleep:
+            self._asleep = self._unsynced = True
+            await self._call(self._llm.sleep(level=2, mode="abort"))
 
     async def wake(self) -> None:
-        """Take the memory again and accept requests; the weights are undefined until the next update."""
+        """Take the memory again; requests are refused until the next update, since the weights are undefined."""
         self._check_can_sleep()
         await self._call(self._llm.wake_up())
-        self._paused = False
+        self._asleep = self._paused = False
 
     def load(self) -> EngineLoad:
         """How busy it is, by vLLM's own count after its latest step."""
@@ -254,6 +260,8 @@ class VLLMEngine:
         from vllm.inputs.engine import tokens_input
 
         self._check_alive()
+        if self._unsynced:
+            raise WeightSyncError(f"engine {self.engine_id} has slept: sync its weights before it answers.")
         if not self._running:
             self._started.stats.steps.begin()
         self._running[request_id] = self._running.get(request_id, 0) + 1
@@ -313,8 +321,8 @@ class VLLMEngine:
     def _check_can_sleep(self) -> None:
         if self._started.cpu:
             raise UnsupportedError(f"engine {self.engine_id}: vLLM cannot sleep on a CPU; its memory stays taken.")
-        if not self._spec.colocated:
-            raise UnsupportedError(f"engine {self.engine_id} was not built colocated, so it cannot sleep.")
+        if not self._spec.sleeps:
+            raise UnsupportedError(f"engine {self.engine_id} was not built to sleep.")
 
 
 def _forget(work: asyncio.Future[Launch]) -> None:

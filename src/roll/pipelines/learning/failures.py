@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 
 from roll.config.alarms import AlarmsConfig
 from roll.pipelines.learning.alarms import Alarm
-from roll.pipelines.state import RunState
+from roll.pipelines.learning.state import LearningState
 from roll.rewards.compose import UNFINISHED
 from roll.rollout.lifecycle import RolloutState, Transition
 from roll.types import Group, Rollout, RolloutStatus
@@ -149,7 +149,7 @@ def check_failures(
     return alarms
 
 
-def step_alarms(config: AlarmsConfig, state: RunState, groups: Iterable[Group], *, first: bool) -> list[Alarm]:
+def step_alarms(config: AlarmsConfig, state: LearningState, groups: Iterable[Group], *, first: bool) -> list[Alarm]:
     """Note in `state` what we failed of the step that has just ended, and say it; alarms where that is too much."""
     failures = failures_of(groups)
     state.failures = [*state.failures, failures.counts][-config.patience :]

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from roll.algorithms.kl_controller import adapted_coefficient
+from roll.algorithms.kl import adapted_coefficient
 from roll.algorithms.minibatches import critic_share, minibatches
 from roll.algorithms.selection import Selection
 from roll.algorithms.weighing import kl_token_rewards, weigh
@@ -23,6 +23,7 @@ from roll.config.rollout import RolloutConfig
 from roll.data.samples import build_batch
 from roll.pipelines.learner import Learner, update
 from roll.pipelines.learning.losses import attention_range, policy_loss, value_loss
+from roll.pipelines.learning.state import LearningState
 from roll.pipelines.run import Run
 from roll.types import FloatArray, Output, StepResult, TrainingBatch
 
@@ -46,7 +47,7 @@ class Learned:
 
 
 async def learn(
-    run: Run, learner: Learner, algorithm: AlgorithmConfig, selection: Selection, sampling: RolloutConfig
+    run: Run[LearningState], learner: Learner, algorithm: AlgorithmConfig, selection: Selection, sampling: RolloutConfig
 ) -> Learned:
     """Compute what the algorithm asks for, then update critics and policy; the step is `run.state.step + 1`.
 
@@ -83,7 +84,7 @@ def needs_old_logprobs(algorithm: AlgorithmConfig) -> bool:
 
 
 async def _logprobs(
-    run: Run, learner: Learner, algorithm: AlgorithmConfig, batch: TrainingBatch
+    run: Run[LearningState], learner: Learner, algorithm: AlgorithmConfig, batch: TrainingBatch
 ) -> dict[str, Sequence[Any]]:
     """`old_logprobs` and `ref_logprobs` where something uses them, and what the same pass says of `attention`."""
     columns: dict[str, Sequence[Any]] = {}
@@ -100,7 +101,7 @@ async def _logprobs(
 
 
 async def _train_critics(
-    run: Run,
+    run: Run[LearningState],
     learner: Learner,
     algorithm: AlgorithmConfig,
     learned: Learned,
@@ -124,7 +125,7 @@ async def _train_critics(
 
 
 async def _train_policy(
-    run: Run, learner: Learner, algorithm: AlgorithmConfig, learned: Learned, coefficient: float
+    run: Run[LearningState], learner: Learner, algorithm: AlgorithmConfig, learned: Learned, coefficient: float
 ) -> None:
     step = run.state.step
     loss = policy_loss(algorithm, coefficient)
@@ -135,7 +136,11 @@ async def _train_policy(
 
 
 def _adapt(
-    run: Run, algorithm: AlgorithmConfig, learned: Learned, penalties: Sequence[FloatArray], coefficient: float
+    run: Run[LearningState],
+    algorithm: AlgorithmConfig,
+    learned: Learned,
+    penalties: Sequence[FloatArray],
+    coefficient: float,
 ) -> None:
     """Measure the divergence, and move the coefficient towards its target."""
     kl = algorithm.kl

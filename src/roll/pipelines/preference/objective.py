@@ -14,7 +14,7 @@ import numpy as np
 from roll.algorithms.losses import KTOLoss, PreferenceLoss
 from roll.algorithms.losses.preference import forms, reference_point
 from roll.config.preference import PreferenceSection
-from roll.data.examples import Kind
+from roll.data.examples import ExampleKind
 from roll.errors import ConfigError
 from roll.pipelines.learner import WithoutAdapters
 from roll.pipelines.preference.kept import KeptLogprobs
@@ -24,7 +24,7 @@ from roll.types import FloatArray, TrainingBatch, TrainingSample
 __all__ = ["Objective", "fixed_loss", "kind_of", "with_other_answers"]
 
 
-def kind_of(section: PreferenceSection) -> Kind:
+def kind_of(section: PreferenceSection) -> ExampleKind:
     """What a method's examples are."""
     return "pair" if section.method.compares_pairs else "labelled"
 

@@ -8,6 +8,7 @@ from typing import Protocol
 
 from roll.config.pipelines.rlvr import RLVRConfig
 from roll.pipelines.learner import Learner
+from roll.pipelines.learning.state import LearningState
 from roll.pipelines.live_policy import LivePolicy
 from roll.pipelines.rlvr.recorder import Recorder
 from roll.pipelines.run import Run
@@ -32,7 +33,7 @@ class Circle:
     """Everything that a step passes through."""
 
     config: RLVRConfig
-    run: Run
+    run: Run[LearningState]
     learner: Learner
     batches: Batches
     engine_counts: Callable[[], Mapping[str, int]]

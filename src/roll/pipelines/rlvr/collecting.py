@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from roll.algorithms.selection import Selection, select
 from roll.config.pipelines.rlvr import RLVRConfig
+from roll.pipelines.learning.state import LearningState
 from roll.pipelines.live_policy import LivePolicy
 from roll.pipelines.rlvr.circle import Circle
 from roll.pipelines.rlvr.demonstrations import demonstrations
@@ -42,7 +43,7 @@ async def collect(circle: Circle, live: LivePolicy) -> Collected:
     return chosen(config, circle.run, batch, shown)
 
 
-def chosen(config: RLVRConfig, run: Run, batch: Batch, demonstrations: Sequence[Rollout]) -> Collected:
+def chosen(config: RLVRConfig, run: Run[LearningState], batch: Batch, demonstrations: Sequence[Rollout]) -> Collected:
     """What a step learns from, of a batch and of demonstrations of its prompts."""
     left_out = {draw_id: (Fate.FILTERED, why) for draw_id, why in batch.left_out.items()}
     expired = {draw_id: (Fate.EXPIRED, why) for draw_id, why in batch.expired.items()}

@@ -52,6 +52,7 @@ async def train_synchronously(circle: Circle, live: LivePolicy, evaluator: Evalu
     """One thing after the other: every batch comes from the newest policy."""
 
     async def step() -> list[str]:
+        await live.wake(circle.run)
         collected = await circle.run.stop.unless(collect(circle, live))
         alarms = await learn_from(circle, collected)
         await evaluate()

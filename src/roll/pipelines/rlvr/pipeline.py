@@ -6,17 +6,21 @@ import asyncio
 import logging
 import os
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, nullcontext
 from functools import partial
+from typing import Any
 
-from roll.cluster.base import Cluster, open_cluster
+from roll.cluster.base import Cluster, num_accelerators, open_cluster
 from roll.config.pipelines.rlvr import RLVRConfig
 from roll.data import Data
 from roll.inference import resolve_engine_kind
+from roll.pipelines.checkpoint_files import SavedRun
 from roll.pipelines.evaluation import Evaluator, measure
-from roll.pipelines.generation import Roles, open_generation, start_roles
+from roll.pipelines.generation import open_generation, start_roles
+from roll.pipelines.hand_over import EVERYTHING, SharingTrainers, hands_over
 from roll.pipelines.learner import Learner
 from roll.pipelines.learning.losses import check_own_functions
+from roll.pipelines.learning.state import LearningState
 from roll.pipelines.live_policy import LivePolicy
 from roll.pipelines.preparation import Prepared, prepare, probe_sequences, sampling_plans
 from roll.pipelines.registry import Pipeline, RunFacts
@@ -28,7 +32,9 @@ from roll.pipelines.rlvr.replay.training import open_training
 from roll.pipelines.rlvr.sampling import build_controller
 from roll.pipelines.rlvr.trainers import device_role, learner_of, trainer_specs
 from roll.pipelines.run import Run, Session, beginning
+from roll.protocols import EngineGroup, TrainerGroup
 from roll.rollout import LLMProxy
+from roll.training import TrainerSpec
 from roll.types import PromptDraw
 from roll.weights import WeightSync
 
@@ -58,7 +64,9 @@ async def _open_run(config: RLVRConfig, session: Session) -> AsyncIterator[Calla
     prepared = await asyncio.to_thread(prepare, config)
     data = prepared.data
     specs = await asyncio.to_thread(trainer_specs, config, prepared.model_path)
-    state = beginning(saved, data.train)
+    state = beginning(saved, data.train, LearningState)
+    hand_over = hands_over(config, accelerated=num_accelerators() > 0)
+    beside = config.trainers_beside("actor_infer") if hand_over else []
     async with AsyncExitStack() as stack:
         cluster = open_cluster(config.cluster, config.roles, session.directory)
         stack.push_async_callback(cluster.close)
@@ -69,14 +77,14 @@ async def _open_run(config: RLVRConfig, session: Session) -> AsyncIterator[Calla
             stack,
             run=session.directory,
             tracker=tracker,
-            trainers=[(spec.role, cluster.start_trainer(spec, device_role(spec))) for spec in specs],
+            trainers=[(spec.role, _start(cluster, spec, aside=device_role(spec) in beside)) for spec in specs],
+            hand_over=hand_over,
         )
         learner = learner_of(config, trainers)
-        if saved is not None:
-            tracker.note(f"loading the checkpoint of step {state.step}")
-            await learner.load(saved)
         run = Run.of(config, config.training.num_steps, session, state, data.train, learner.policy, learner.critics)
-        weights = _weight_sync(cluster, config, prepared, learner, roles)
+        sharing = [t for spec, t in zip(specs, trainers, strict=True) if device_role(spec) in beside]
+        memory = SharingTrainers(policy=learner.policy, trainers=sharing) if hand_over else None
+        weights = _weight_sync(cluster, config, prepared, learner.policy, roles.engines, memory)
         records = config.tracking.record_rollouts
         recorder = open_recorder(config, prepared, state, tracker, run.ledger) if records else None
         generation = await open_generation(
@@ -94,7 +102,7 @@ async def _open_run(config: RLVRConfig, session: Session) -> AsyncIterator[Calla
             recorder.listen(generation.scheduler.life, generation.proxy)
         plan, eval_plan = sampling_plans(config, prepared.stop_token_ids)
         controller = build_controller(config, state, data, run.ledger, generation, plan)
-        live = LivePolicy(generation=generation, controller=controller, weights=weights, plan=plan)
+        live = LivePolicy(generation=generation, controller=controller, weights=weights, plan=plan, sharing=memory)
         evaluator = Evaluator(run, live, _held_out(config, data), eval_plan, config.evaluation, config.alarms)
         circle = Circle(
             config=config,
@@ -105,7 +113,17 @@ async def _open_run(config: RLVRConfig, session: Session) -> AsyncIterator[Calla
             live=live,
             recorder=recorder,
         )
+        await _restore(run, learner, live, saved)
         yield partial(loop.train, circle, live, evaluator)
+
+
+async def _restore(run: Run[Any], learner: Learner, live: LivePolicy, saved: SavedRun[Any] | None) -> None:
+    """Load what a checkpoint holds of the trainers, which must have their memory for that, as for writing one."""
+    run.checkpointer.before_writing = partial(live.hand_to_trainers, run)
+    if saved is not None:
+        run.tracker.note(f"loading the checkpoint of step {run.state.step}")
+        await live.hand_to_trainers(run)
+        await learner.load(saved)
 
 
 def _held_out(config: RLVRConfig, data: Data) -> list[PromptDraw]:
@@ -117,15 +135,28 @@ def _held_out(config: RLVRConfig, data: Data) -> list[PromptDraw]:
     return found
 
 
+async def _start(cluster: Cluster, spec: TrainerSpec, *, aside: bool) -> TrainerGroup:
+    trainer = await cluster.start_trainer(spec, device_role(spec))
+    if aside:  # of engines that start after it
+        await trainer.offload(EVERYTHING)
+    return trainer
+
+
 def _weight_sync(
-    cluster: Cluster, config: RLVRConfig, prepared: Prepared, learner: Learner, roles: Roles
+    cluster: Cluster,
+    config: RLVRConfig,
+    prepared: Prepared,
+    policy: TrainerGroup,
+    engines: EngineGroup,
+    memory: SharingTrainers | None,
 ) -> WeightSync:
     return WeightSync(
-        learner.policy,
-        roles.engines,
+        policy,
+        engines,
         config.weight_sync,
         probe=probe_sequences(prepared.data),
         transport=cluster.transport(resolve_engine_kind(config.inference.engine)),
+        at_hand=memory.syncing if memory else nullcontext,
     )
 
 
@@ -149,4 +180,4 @@ def _where_it_runs(config: RLVRConfig) -> str:
     return f"{config.cluster.type}: {engines}, {ranks}, {count(os.cpu_count() or 1, 'core')}"
 
 
-PIPELINE = Pipeline(open=_open, facts=_facts, evaluate=measure)
+PIPELINE = Pipeline(open=_open, facts=_facts, evaluate=measure, state=LearningState)

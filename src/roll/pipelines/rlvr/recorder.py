@@ -14,14 +14,14 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, field, replace
 
 from roll.config.load import resolved
 from roll.config.pipelines.rlvr import RLVRConfig
 from roll.models import load_tokenizer
 from roll.models.fingerprint import model_fingerprint, tokenizer_fingerprint
+from roll.pipelines.learning.state import LearningState
 from roll.pipelines.preparation import Prepared
-from roll.pipelines.state import RunState
 from roll.rollout import Batch, DataLedger, LifeCycle, LLMProxy, Transition
 from roll.rollout.proxy import OnStart
 from roll.tracking import Tracker
@@ -33,38 +33,29 @@ from roll.version import __version__
 __all__ = ["Recorder", "RecordingProxy", "open_recorder", "session_of"]
 
 
+@dataclass(eq=False)
 class Recorder:
-    """Records one session of a run.
+    """Records one session of a run."""
 
-    Args:
-        writer: of the run's recording.
-        session: that begins.
-        origin: time of the running loop from which its times count.
-        policy_version: of the trainer.
-        tracker: of the run.
-        ledger: of the run.
-    """
+    writer: RecordingWriter
+    """Of the run's recording."""
+    session: Session
+    """That begins."""
+    origin: float
+    """Time of the running loop from which its times count."""
+    policy_version: int
+    """Of the trainer."""
+    tracker: Tracker
+    """Of the run."""
+    ledger: DataLedger
+    """Of the run."""
+    _proxy: LLMProxy | None = field(init=False, default=None)
+    _moves: list[Move] = field(init=False, default_factory=list)
+    _requests: list[Request] = field(init=False, default_factory=list)
 
-    def __init__(
-        self,
-        writer: RecordingWriter,
-        session: Session,
-        origin: float,
-        policy_version: int,
-        tracker: Tracker,
-        ledger: DataLedger,
-    ) -> None:
-        self._writer = writer
-        self._session = session
-        self._tracker = tracker
-        self._ledger = ledger
-        self._proxy: LLMProxy | None = None
-        self._origin = origin
-        self._moves: list[Move] = []
-        self._requests: list[Request] = []
-        self._num_draws = session.num_draws
-        self._policy_version = policy_version
-        writer.begin(session)
+    def __post_init__(self) -> None:
+        self._num_draws = self.session.num_draws
+        self.writer.begin(self.session)
 
     def listen(self, life: LifeCycle, proxy: LLMProxy) -> None:
         """Be told of every transition and, by a `RecordingProxy`, of every request."""
@@ -76,39 +67,39 @@ class Recorder:
     def on_transition(self, event: Transition) -> None:
         """For `LifeCycle`."""
         before = "" if event.before is None else str(event.before)
-        self._moves.append(Move(event.time - self._origin, event.rollout_id, before, str(event.after), event.detail))
+        self._moves.append(Move(event.time - self.origin, event.rollout_id, before, str(event.after), event.detail))
 
     def on_request(self, request: Request) -> None:
         """For `RecordingProxy`; times are the loop's."""
-        started = request.started_s - self._origin if request.started_s >= 0 else -1.0
-        queued, ended = request.queued_s - self._origin, request.ended_s - self._origin
+        started = request.started_s - self.origin if request.started_s >= 0 else -1.0
+        queued, ended = request.queued_s - self.origin, request.ended_s - self.origin
         self._requests.append(request._replace(queued_s=queued, started_s=started, ended_s=ended))
 
-    async def record(self, state: RunState, batch: Batch, demonstrations: Sequence[Rollout]) -> None:
+    async def record(self, state: LearningState, batch: Batch, demonstrations: Sequence[Rollout]) -> None:
         """A step is done, its boundary marked, its metrics not yet written.
 
         Raises:
             RunDirectoryError: it cannot be written.
         """
-        with self._tracker.spans.phase("recording"):
+        with self.tracker.spans.phase("recording"):
             step = self._step(state, batch, demonstrations)
             self._moves, self._requests = [], []
-            self._num_draws, self._policy_version = step.num_draws, step.next_policy_version
+            self._num_draws, self.policy_version = step.num_draws, step.next_policy_version
             await asyncio.to_thread(self._write, step)
 
     def _write(self, step: RecordedStep) -> None:
-        with writing(self._tracker.run.path):
-            self._writer.write(step)
+        with writing(self.tracker.run.path):
+            self.writer.write(step)
 
-    def _step(self, state: RunState, batch: Batch, demonstrations: Sequence[Rollout]) -> RecordedStep:
+    def _step(self, state: LearningState, batch: Batch, demonstrations: Sequence[Rollout]) -> RecordedStep:
         proxy = self._proxy
         assert proxy is not None, "`listen` comes before the first step"
-        opened = [self._ledger[draw_id] for draw_id in range(self._num_draws, state.num_draws)]
-        times = {name.removeprefix("time/").removesuffix("_s"): v for name, v in self._tracker.spans.metrics().items()}
+        opened = [self.ledger[draw_id] for draw_id in range(self._num_draws, state.num_draws)]
+        times = {name.removeprefix("time/").removesuffix("_s"): v for name, v in self.tracker.spans.metrics().items()}
         return RecordedStep(
             step=state.step,
-            session=self._session.number,
-            policy_version=self._policy_version,
+            session=self.session.number,
+            policy_version=self.policy_version,
             next_policy_version=state.policy_version,
             groups=tuple(batch.groups),
             companions={purpose: tuple(groups) for purpose, groups in batch.companions.items()},
@@ -131,7 +122,7 @@ class Recorder:
         )
 
 
-def _pending(state: RunState) -> tuple[tuple[int, str, int], ...]:
+def _pending(state: LearningState) -> tuple[tuple[int, str, int], ...]:
     return tuple((draw_id, domain, position) for draw_id, domain, position in state.pending)
 
 
@@ -173,7 +164,7 @@ class RecordingProxy(LLMProxy):
 
 
 def open_recorder(
-    config: RLVRConfig, prepared: Prepared, state: RunState, tracker: Tracker, ledger: DataLedger
+    config: RLVRConfig, prepared: Prepared, state: LearningState, tracker: Tracker, ledger: DataLedger
 ) -> Recorder:
     """Begin to record; the run's directory was cut back to `state`.
 
@@ -187,7 +178,7 @@ def open_recorder(
         return Recorder(writer, session, now, state.policy_version, tracker, ledger)
 
 
-def session_of(config: RLVRConfig, prepared: Prepared, state: RunState) -> Session:
+def session_of(config: RLVRConfig, prepared: Prepared, state: LearningState) -> Session:
     """What a session's steps have in common; its number is the first."""
     return Session(
         number=1,

@@ -10,7 +10,7 @@ from roll.algorithms.selection import doom_of, group_reason
 from roll.config.pipelines.rlvr import RLVRConfig
 from roll.data import Data
 from roll.pipelines.generation import Generation
-from roll.pipelines.state import RunState
+from roll.pipelines.learning.state import LearningState
 from roll.rollout import AsyncController, DataLedger, Feed, SamplingPlan
 from roll.rollout.group_run import Doom
 from roll.types import PromptDraw
@@ -22,7 +22,7 @@ GREEDY = "greedy"
 
 
 def build_controller(
-    config: RLVRConfig, state: RunState, data: Data, ledger: DataLedger, generation: Generation, plan: SamplingPlan
+    config: RLVRConfig, state: LearningState, data: Data, ledger: DataLedger, generation: Generation, plan: SamplingPlan
 ) -> AsyncController:
     """The controller of a run, with what an earlier process left in flight."""
 

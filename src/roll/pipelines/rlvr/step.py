@@ -35,7 +35,7 @@ async def _update(circle: Circle, collected: Collected) -> dict[str, float]:
     metrics |= await asyncio.to_thread(hacking_metrics, batch.groups, list(state.first_lengths))  # seconds, if many
     advantages: dict[str, float] = {}
     if selection.rollouts:
-        async with live.weights.changing() if live else nullcontext():
+        async with live.learning(run) if live else nullcontext():
             learned = await learn(run, circle.learner, config.algorithm, selection, config.rollout)
             metrics |= learning_metrics(learned.batch, learned.results, learned.critic_results) | learned.metrics
             if any(entry.has_demonstrations for entry in config.data):
@@ -58,7 +58,6 @@ async def _cross_boundary(circle: Circle, collected: Collected, metrics: dict[st
     settle(run.ledger, selection, state.step)
     state.moments = selection.moments
     if "reward/mean" in metrics:  # something was answered
-        state.rewards.append(metrics["reward/mean"])
         state.first_lengths = [*state.first_lengths, metrics["rollout/length_mean"]][:BASELINE_STEPS]
     await circle.batches.settle(state.policy_version, {rollout.rollout_id for rollout in selection.rollouts})
     _mark_boundary(circle)

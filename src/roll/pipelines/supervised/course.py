@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 
 from roll.config.supervised import SupervisedConfig, SupervisedTraining
-from roll.data.examples import Examples, SkippedExample
+from roll.data.examples import Examples
 from roll.pipelines.learner import Learner, update
 from roll.pipelines.learning.alarms import check_alarms
 from roll.pipelines.learning.measures import training_metrics
@@ -48,10 +48,11 @@ def rendered(draws: Sequence[ExampleDraw], examples: Examples) -> Drawn:
     samples: list[TrainingSample] = []
     left_out: dict[int, str] = {}
     for draw in draws:
-        try:
-            samples += examples.samples(draw)
-        except SkippedExample as error:
-            left_out[draw.draw_id] = error.reason
+        found = examples.samples(draw)
+        if isinstance(found, str):
+            left_out[draw.draw_id] = found
+        else:
+            samples += found
     return Drawn(draws=draws, samples=tuple(samples), left_out=left_out)
 
 

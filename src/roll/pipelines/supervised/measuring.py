@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from roll.cluster.base import Cluster, open_cluster
 from roll.config.supervised import SupervisedConfig
-from roll.data.examples import Kind
+from roll.data.examples import ExampleKind
 from roll.errors import DataError
 from roll.pipelines.supervised.preparation import Prepared, held_out_batch, prepare
 from roll.protocols import LossFn, TrainerGroup
@@ -45,7 +45,7 @@ class Measuring:
 
 
 @asynccontextmanager
-async def open_measuring(config: SupervisedConfig, kind: Kind) -> AsyncIterator[Measuring]:
+async def open_measuring(config: SupervisedConfig, kind: ExampleKind) -> AsyncIterator[Measuring]:
     """Everything but the model.
 
     Raises:
@@ -68,7 +68,7 @@ def named(found: StepResult) -> dict[str, float]:
 
 
 async def measure_model(
-    config: SupervisedConfig, *, kind: Kind, loss: LossFn, role: Role = "reference"
+    config: SupervisedConfig, *, kind: ExampleKind, loss: LossFn, role: Role = "reference"
 ) -> dict[str, float]:
     """The loss of the configuration's model, and the loss's metrics, under `eval/…`.
 

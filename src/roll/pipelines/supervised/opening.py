@@ -9,7 +9,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 
 from roll.cluster.base import Cluster, open_cluster, start_together
 from roll.config.supervised import SupervisedConfig
-from roll.data.examples import Kind
+from roll.data.examples import ExampleKind
 from roll.pipelines.learner import Learner
 from roll.pipelines.registry import RunFacts
 from roll.pipelines.run import Run, Session, beginning
@@ -45,7 +45,7 @@ def _no_reference(trainers: Sequence[TrainerGroup]) -> Learner:
 async def open_course(
     config: SupervisedConfig,
     session: Session,
-    kind: Kind,
+    kind: ExampleKind,
     *,
     specs: Callable[[SupervisedConfig, Prepared], Sequence[TrainerSpec]] = _only_policy,
     learner_of: Callable[[Sequence[TrainerGroup]], Learner] = _no_reference,
@@ -88,7 +88,7 @@ def _device_role(spec: TrainerSpec) -> str:
     return "reference" if spec.role == "reference" else "actor_train"
 
 
-def facts(config: SupervisedConfig, kind: Kind, method: str) -> RunFacts:
+def facts(config: SupervisedConfig, kind: ExampleKind, method: str) -> RunFacts:
     """What is said of a run before its first step."""
     ranks, cores = config.roles["actor_train"].count, os.cpu_count() or 1
     where = f"{config.cluster.type}: {ranks} trainer rank{'s' * (ranks != 1)}, {cores} core{'s' * (cores != 1)}"

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
 from dataclasses import dataclass
 from pathlib import Path
 
 from roll.config.supervised import SupervisedConfig, SupervisedTraining
-from roll.data.examples import Examples, Kind, SkippedExample, build_examples, num_examples
+from roll.data.examples import ExampleKind, Examples, build_examples, count_examples
 from roll.errors import ConfigError
 from roll.models import context_length, load_tokenizer, resolve_model
-from roll.types import TrainingBatch, TrainingSample
+from roll.types import TrainingBatch
 
 __all__ = ["Prepared", "held_out_batch", "planned_steps", "prepare"]
 
@@ -25,7 +24,7 @@ class Prepared:
     """With the number of steps that the run has."""
 
 
-def prepare(config: SupervisedConfig, kind: Kind) -> Prepared:
+def prepare(config: SupervisedConfig, kind: ExampleKind) -> Prepared:
     """Resolve the model and read the data.
 
     Raises:
@@ -42,19 +41,15 @@ def prepare(config: SupervisedConfig, kind: Kind) -> Prepared:
     return Prepared(model_path=model_path, examples=examples, training=config.training.within(examples.train.num_items))
 
 
-def planned_steps(config: SupervisedConfig, kind: Kind) -> int:
+def planned_steps(config: SupervisedConfig, kind: ExampleKind) -> int:
     """How many steps a run has, without reading more of the data than that takes."""
     training = config.training
     if training.num_steps and training.num_epochs is None:
         return training.num_steps
-    tokenizer = load_tokenizer(resolve_model(config.model.path), trust_remote_code=config.model.trust_remote_code)
-    return training.within(num_examples(config.data, kind, tokenizer, config.seed)).num_steps
+    return training.within(count_examples(config.data, kind, config.seed)).num_steps
 
 
 def held_out_batch(config: SupervisedConfig, examples: Examples) -> TrainingBatch:
     """What every evaluation measures: always the same held-out examples, without those that cannot be rendered."""
-    samples: list[TrainingSample] = []
-    for draw in examples.evaluation(config.evaluation.num_examples):
-        with contextlib.suppress(SkippedExample):
-            samples += examples.samples(draw)
-    return TrainingBatch(samples=tuple(samples))
+    drawn = map(examples.samples, examples.evaluation(config.evaluation.num_examples))
+    return TrainingBatch(samples=tuple(sample for found in drawn if not isinstance(found, str) for sample in found))

@@ -18,7 +18,7 @@ import itertools
 import json
 import math
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import KW_ONLY, dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -49,39 +49,32 @@ class JudgeUsage:
     """Of them, answered by a reply that was kept."""
 
 
+@dataclass(eq=False)
 class JudgeModel:
-    """The model behind the engines, as words.
+    """The model behind the engines, as words."""
 
-    Args:
-        name: for messages.
-        identity: changes with its weights; part of what replies are kept by.
-        tokenizer: the model's.
-        stop_token_ids: end an answer of the model.
-        max_context: longest request plus reply, in tokens.
-        generate: asks an engine, and waits for so many seconds from when it has begun; raises `InfraError`.
-    """
+    _: KW_ONLY
+    name: str
+    """For messages."""
+    identity: str
+    """Changes with its weights; part of what replies are kept by."""
+    tokenizer: Any
+    """The model's."""
+    stop_token_ids: Sequence[int]
+    """End an answer of the model."""
+    max_context: int
+    """Longest request plus reply, in tokens."""
+    generate: Callable[[GenerationRequest, float], Awaitable[Generation]]
+    """Asks an engine, and waits for so many seconds from when it has begun; raises `InfraError`."""
+    usage: JudgeUsage = field(init=False, default_factory=JudgeUsage)
 
-    def __init__(
-        self,
-        *,
-        name: str,
-        identity: str,
-        tokenizer: Any,
-        stop_token_ids: Sequence[int],
-        max_context: int,
-        generate: Callable[[GenerationRequest, float], Awaitable[Generation]],
-    ) -> None:
-        self.name = name
-        self.identity = identity
-        self.max_context = max_context
-        self.generate = generate
-        self.usage = JudgeUsage()
-        self._tokenizer = tokenizer
-        self._renderer = ChatRenderer(tokenizer)
-        self._defused = defuser(tokenizer)
+    def __post_init__(self) -> None:
+        self._renderer = ChatRenderer(self.tokenizer)
+        self._defused = defuser(self.tokenizer)
         self._has_system = self._accepts_system()
-        quotes = [i for i, token in enumerate(tokenizer.convert_ids_to_tokens(range(len(tokenizer)))) if _ends(token)]
-        self.text_ends = tuple(sorted({*stop_token_ids, *quotes}))
+        tokens = self.tokenizer.convert_ids_to_tokens(range(len(self.tokenizer)))
+        quotes = [i for i, token in enumerate(tokens) if _ends(token)]
+        self.text_ends = tuple(sorted({*self.stop_token_ids, *quotes}))
         """Tokens that end a text between quotation marks."""
 
     def render(self, messages: Sequence[Message]) -> list[int]:
@@ -97,7 +90,7 @@ class JudgeModel:
 
     def encode(self, text: str) -> list[int]:
         """Tokens of a text inside an answer."""
-        return list(self._tokenizer(text, add_special_tokens=False)["input_ids"])
+        return list(self.tokenizer(text, add_special_tokens=False)["input_ids"])
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """The text of tokens."""

@@ -13,6 +13,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
+from roll.algorithms.probabilities import log_odds
+
 __all__ = [
     "ApoDown",
     "ApoZero",
@@ -195,10 +197,4 @@ class OddsRatio(_OfEach):
 
     def __call__(self, chosen: Tensor, rejected: Tensor, beta: float) -> Tensor:
         """See `PairForm`."""
-        return -beta * logsigmoid(_log_odds(chosen) - _log_odds(rejected))
-
-
-def _log_odds(logprobs: Tensor) -> Tensor:
-    """log p - log(1 - p); a p that rounds to 1 counts as the largest below it."""
-    below_zero = logprobs.clamp(max=-torch.finfo(logprobs.dtype).eps)
-    return below_zero - (-torch.expm1(below_zero)).log()
+        return -beta * logsigmoid(log_odds(chosen) - log_odds(rejected))

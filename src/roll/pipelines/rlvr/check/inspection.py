@@ -11,6 +11,7 @@ from roll.config.estimate import JudgeEngines
 from roll.config.pipelines.rlvr import RLVRConfig
 from roll.config.truncation import truncation_note
 from roll.errors import ConfigError, DataError
+from roll.pipelines.hand_over import hands_over
 from roll.pipelines.rlvr.check.estimate import BatchArithmetic, batch_arithmetic, disk_use, memory_by_role
 from roll.preflight.inspection import compare_memory, described, look, look_at_disk, look_at_places
 from roll.preflight.machine import inspect_machine
@@ -45,6 +46,7 @@ def _look_at_places(report: Report, config: RLVRConfig) -> None:
     from roll.inference import resolve_engine_kind
 
     report.engine_kind = resolve_engine_kind(config.inference.engine)
+    report.hands_over = hands_over(config, accelerated=bool(report.machine.accelerator_bytes))
 
 
 def _look_at_model(report: Report, config: RLVRConfig) -> None:

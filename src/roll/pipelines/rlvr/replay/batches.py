@@ -18,12 +18,12 @@ import numpy as np
 
 from roll.data import Data
 from roll.errors import CheckpointError, DataError
-from roll.pipelines.state import RunState
+from roll.pipelines.learning.state import LearningState
 from roll.rollout import Batch, Census, DataLedger
 from roll.tracking.recording import RecordedStep, Recording
 from roll.types import Group, Prompt, PromptDraw, Rollout, RolloutId
 
-__all__ = ["RecordedBatches", "with_prompts"]
+__all__ = ["RecordedBatches", "bare_draw", "with_prompts"]
 
 
 class RecordedBatches:
@@ -36,7 +36,7 @@ class RecordedBatches:
         ledger: in which draws are opened as they were.
     """
 
-    def __init__(self, recording: Recording, data: Data, state: RunState, ledger: DataLedger) -> None:
+    def __init__(self, recording: Recording, data: Data, state: LearningState, ledger: DataLedger) -> None:
         self._recording = recording
         self._data = data
         self._state = state
@@ -54,9 +54,7 @@ class RecordedBatches:
         recorded = await asyncio.to_thread(self._recording.read, self._state.step + 1)
         for drawn in recorded.draws:
             if drawn.draw_id == len(self._ledger):
-                bare = Prompt(uid=drawn.uid, domain="", messages=())
-                draw = PromptDraw(draw_id=drawn.draw_id, prompt=bare, token_ids=np.zeros(0, np.int32))
-                self._ledger.open([draw], drawn.step)
+                self._ledger.open([bare_draw(drawn.draw_id, uid=drawn.uid)], drawn.step)
         self._current = recorded
         groups = with_prompts(self._data, recorded.groups)
         prompts = {group.draw.draw_id: group.draw.prompt for group in groups}
@@ -81,20 +79,18 @@ class RecordedBatches:
     def in_flight(self) -> list[PromptDraw]:
         """As it was recorded at the last boundary."""
         pending = () if self._current is None else self._current.pending
-        return [
-            PromptDraw(
-                draw_id=draw_id,
-                prompt=Prompt(uid="", domain=domain, messages=()),
-                token_ids=np.zeros(0, np.int32),
-                position=position,
-            )
-            for draw_id, domain, position in pending
-        ]
+        return [bare_draw(draw_id, domain=domain, position=position) for draw_id, domain, position in pending]
 
     def counts(self) -> dict[str, int]:
         """As they were recorded at the last boundary."""
         assert self._current is not None, "a step has a batch"
         return {"hung": 0, **self._current.counters}  # which older recordings do not tell from other replacements
+
+
+def bare_draw(draw_id: int, *, uid: str = "", domain: str = "", position: int = 0) -> PromptDraw:
+    """A draw as the ledger and checkpoints know it: without its prompt's text."""
+    prompt = Prompt(uid=uid, domain=domain, messages=())
+    return PromptDraw(draw_id=draw_id, prompt=prompt, token_ids=np.zeros(0, np.int32), position=position)
 
 
 def with_prompts(data: Data, groups: Iterable[Group]) -> list[Group]:

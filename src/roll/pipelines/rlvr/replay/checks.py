@@ -13,6 +13,7 @@ from roll.errors import CheckpointError, ConfigError, DataError, ModelError
 from roll.models import load_tokenizer
 from roll.models.fingerprint import model_fingerprint, tokenizer_fingerprint
 from roll.pipelines.checkpoint_files import SavedRun, find_checkpoint, read_checkpoint
+from roll.pipelines.learning.state import LearningState
 from roll.pipelines.preparation import Prepared
 from roll.pipelines.rlvr.sampling import GREEDY
 from roll.tracking.recording import Recording, Session
@@ -129,7 +130,7 @@ def check_training(config: RLVRConfig, recording: Recording, recorded: Session) 
         )
 
 
-def start_of(config: RLVRConfig) -> SavedRun | None:
+def start_of(config: RLVRConfig) -> SavedRun[LearningState] | None:
     """Where a replay that trains begins: a checkpoint of the recorded run, or nothing done.
 
     Raises:
@@ -144,4 +145,4 @@ def start_of(config: RLVRConfig) -> SavedRun | None:
     found = find_checkpoint(path / "checkpoints") if (path / "checkpoints").is_dir() else path
     if found is None or not (found / "state.json").is_file():
         raise ConfigError(f"replay.checkpoint '{given}' is not a checkpoint: give RUN/checkpoints/step-N.")
-    return read_checkpoint(found)
+    return read_checkpoint(found, LearningState)

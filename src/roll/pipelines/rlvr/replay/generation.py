@@ -26,12 +26,13 @@ from roll.pipelines import measures
 from roll.pipelines.checkpoint_files import find_model_directory
 from roll.pipelines.generation import Generation as Answering
 from roll.pipelines.generation import open_generation, own_loop, start_roles
+from roll.pipelines.learning.state import LearningState
 from roll.pipelines.preparation import prepare, sampling_plans
+from roll.pipelines.rlvr.replay.batches import bare_draw
 from roll.pipelines.rlvr.replay.checks import check_prepared, check_steps, open_recording
 from roll.pipelines.rlvr.replay.comparison import Comparison
 from roll.pipelines.rlvr.sampling import build_controller
 from roll.pipelines.run import Session
-from roll.pipelines.state import RunState
 from roll.protocols import Reward
 from roll.rollout import AsyncController, DataLedger
 from roll.rollout.loops import Generate, Renderer, RolloutLoop, joined, loop_for, next_turn
@@ -66,7 +67,7 @@ async def open_answering(config: RLVRConfig, session: Session) -> AsyncIterator[
     check_prepared(start, prepared)
     steps = range(recording.first, recording.last + 1)
     work = await asyncio.to_thread(RecordedWork.of, map(recording.read, steps))
-    state = RunState(data=dict(start.stream), step=start.step, pending=[list(entry) for entry in start.pending])
+    state = LearningState(data=dict(start.stream), step=start.step, pending=[list(entry) for entry in start.pending])
     if config.replay.checkpoint is not None:
         prepared = replace(prepared, model_path=_weights(config.replay.checkpoint))
     same = config.replay.lengths == "recorded"
@@ -84,7 +85,8 @@ async def open_answering(config: RLVRConfig, session: Session) -> AsyncIterator[
             scored_by=(lambda reward: SameRewards(reward, work)) if same else (lambda reward: reward),
         )
         plan = sampling_plans(config, prepared.stop_token_ids)[0]
-        ledger = _ledger_of(start.num_draws)
+        ledger = DataLedger()
+        ledger.open(map(bare_draw, range(start.num_draws)), step=0)
         controller = build_controller(config, state, prepared.data, ledger, generation, plan)
         world = _World(
             config=config,
@@ -95,17 +97,6 @@ async def open_answering(config: RLVRConfig, session: Session) -> AsyncIterator[
             first=recording.first,
         )
         yield functools.partial(_answer_again, world)
-
-
-def _ledger_of(num_draws: int) -> DataLedger:
-    """One in which so many draws were opened before."""
-    import numpy as np
-
-    from roll.types import Prompt
-
-    ledger, bare = DataLedger(), Prompt(uid="", domain="", messages=())
-    ledger.open([PromptDraw(draw_id=i, prompt=bare, token_ids=np.zeros(0, np.int32)) for i in range(num_draws)], step=0)
-    return ledger
 
 
 def _weights(source: str) -> Path:

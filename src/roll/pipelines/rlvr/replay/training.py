@@ -19,6 +19,7 @@ from functools import partial
 from roll.cluster.base import open_cluster, start_together
 from roll.config.pipelines.rlvr import RLVRConfig
 from roll.pipelines.learning.losses import check_own_functions
+from roll.pipelines.learning.state import LearningState
 from roll.pipelines.preparation import prepare
 from roll.pipelines.rlvr.circle import Circle
 from roll.pipelines.rlvr.collecting import Collected, chosen
@@ -47,7 +48,7 @@ async def open_training(config: RLVRConfig, session: Session) -> AsyncIterator[C
     check_prepared(recording.start, prepared)
     check_training(config, recording, recording.start)
     data = prepared.data
-    state = beginning(saved, data.train)
+    state = beginning(saved, data.train, LearningState)
     async with AsyncExitStack() as stack:
         cluster = open_cluster(config.cluster, config.roles, session.directory)
         stack.push_async_callback(cluster.close)

@@ -1,0 +1,86 @@
+"""Losses that bring the policy near a teacher: over the whole vocabulary, or over the teacher's likeliest tokens."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from roll.algorithms.aggregate import token_weights
+from roll.algorithms.inputs import LossInputs, LossOutputs
+from roll.algorithms.probabilities import log_complement
+from roll.types import Divergence, Needs
+
+__all__ = ["DistillationLoss", "TopDistillationLoss"]
+
+_REVERSE = Divergence()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DistillationLoss:
+    """The mean divergence from a teacher that the trainer holds, exact over the vocabulary.
+
+    On texts of the student's own it is on-policy distillation, arXiv 2306.13649 (GKD), without a gradient through the
+    sampling; on others, the classic one, arXiv 1503.02531. A temperature's gradient is not multiplied by its square.
+    """
+
+    divergence: Divergence = _REVERSE
+    aggregation: Literal["token_mean", "sequence_mean"] = "token_mean"
+    """See `token_weights`."""
+
+    @property
+    def needs(self) -> Needs:
+        """The divergence."""
+        return Needs(divergence=self.divergence)
+
+    def __call__(self, inputs: LossInputs) -> LossOutputs:
+        """The micro-batch's share.
+
+        Raises:
+            ValueError: the trainer did not bring the divergence.
+        """
+        return _outputs(inputs, inputs.need("divergence"), self.aggregation)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TopDistillationLoss:
+    """The mean of KL(teacher || policy) over the k likeliest tokens of a teacher, as they were stored.
+
+    `bucket` takes all other tokens for one: sum_k q log(q / p) + q' log(q' / p') with q' = 1 - sum_k q; it is never
+    above the exact divergence. `renormalised` leaves them out, so that the policy may give them what it likes.
+    """
+
+    rest: Literal["bucket", "renormalised"] = "bucket"
+    aggregation: Literal["token_mean", "sequence_mean"] = "token_mean"
+    """See `token_weights`."""
+    needs = Needs(top_logprobs=True)
+    """The policy's log-probs of the same tokens."""
+
+    def __call__(self, inputs: LossInputs) -> LossOutputs:
+        """The micro-batch's share.
+
+        Raises:
+            ValueError: the teacher's tokens did not come.
+        """
+        policy, teacher = (_complete(inputs.need(name), self.rest) for name in ("top_logprobs", "teacher_top_logprobs"))
+        return _outputs(inputs, (teacher.exp() * (teacher - policy)).sum(1), self.aggregation)
+
+
+def _complete(logprobs: Tensor, rest: Literal["bucket", "renormalised"]) -> Tensor:
+    """[N, k or k + 1] log-probs of a whole distribution."""
+    total = torch.logsumexp(logprobs, dim=1, keepdim=True)
+    if rest == "renormalised":
+        return logprobs - total
+    return torch.cat([logprobs, log_complement(total)], dim=1)
+
+
+def _outputs(
+    inputs: LossInputs, divergence: Tensor, aggregation: Literal["token_mean", "sequence_mean"]
+) -> LossOutputs:
+    sums = {"distill/divergence": divergence.detach().sum(), "distill/nll": -inputs.need("logprobs").detach().sum()}
+    return LossOutputs(
+        loss=(token_weights(inputs, aggregation) * divergence).sum(),
+        metrics={name: value / inputs.num_tokens for name, value in sums.items()},
+    )

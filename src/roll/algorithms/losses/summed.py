@@ -1,0 +1,55 @@
+"""Several losses on the same tokens as one: a reward's and a teacher's, a preference's and a likelihood."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, fields
+from typing import Any
+
+import torch
+
+from roll.algorithms.inputs import LossInputs, LossOutputs
+from roll.protocols import LossFn
+from roll.types import Needs
+
+__all__ = ["SummedLoss"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SummedLoss:
+    """sum_i weight_i L_i. Each divides by counts of the global batch, and so does their sum."""
+
+    parts: tuple[tuple[float, LossFn], ...]
+    """Weight and loss; where two report a metric of the same name, the first does."""
+
+    @property
+    def needs(self) -> Needs:
+        """What any of them needs.
+
+        Raises:
+            ValueError: two need the same thing in different ways, as two divergences.
+        """
+        return _all_of([loss.needs for _, loss in self.parts])
+
+    def __call__(self, inputs: LossInputs) -> LossOutputs:
+        """The micro-batch's share.
+
+        Raises:
+            ValueError: something that one of them needs did not come.
+        """
+        weights, found = [weight for weight, _ in self.parts], [loss(inputs) for _, loss in self.parts]
+        return LossOutputs(
+            loss=torch.stack([w * outputs.loss for w, outputs in zip(weights, found, strict=True)]).sum(),
+            metrics={name: value for outputs in reversed(found) for name, value in outputs.metrics.items()},
+            maxima={name: value for outputs in reversed(found) for name, value in outputs.maxima.items()},
+        )
+
+
+def _all_of(needs: Iterable[Needs]) -> Needs:
+    together: dict[str, Any] = {}
+    for own in needs:
+        for name in (field.name for field in fields(Needs)):
+            value = getattr(own, name)
+            if value and together.setdefault(name, value) != value:
+                raise ValueError(f"losses that are summed need different {name}: {together[name]} and {value}")
+    return Needs(**together)

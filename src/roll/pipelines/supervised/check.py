@@ -1,0 +1,170 @@
+"""What can be known of a run that learns from examples before it starts, in seconds.
+
+configuration ──► machine, model's sizes, examples ──► steps, memory, disk, a step's time on few layers ──► report
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+from statistics import fmean
+
+from roll.config.estimate import (
+    LIBRARIES_BYTES,
+    DiskUse,
+    RoleMemory,
+    element_bytes,
+    gathered_bytes,
+    logit_bytes,
+    num_trained,
+    pass_bytes,
+    trained_bytes,
+)
+from roll.config.supervised import SupervisedConfig
+from roll.data.examples import ExampleKind
+from roll.models import find_model
+from roll.pipelines.supervised.opening import policy_spec
+from roll.pipelines.supervised.preparation import Prepared, prepare
+from roll.preflight.inspection import compare_memory, described, look, look_at_disk, look_at_places
+from roll.preflight.machine import inspect_machine
+from roll.preflight.report import Report
+from roll.preflight.timing import can_be_timed, step_time
+from roll.training.packing import pack
+from roll.types import TrainingBatch, TrainingSample
+
+__all__ = ["inspect"]
+
+NUM_STEPS_LOOKED_AT = 8
+"""Whose examples say how long a step's are."""
+
+
+def inspect(config: SupervisedConfig, *, kind: ExampleKind, method: str, loss: str, references: int = 0) -> Report:
+    """Find out all that can be known before a run.
+
+    Args:
+        config: of the run.
+        kind: of its examples.
+        method: what it learns by.
+        loss: import path of the same as a function.
+        references: frozen models that are started beside the one that learns.
+    """
+    return look(
+        Report(config=config, method=method, machine=inspect_machine()),
+        config,
+        look_at_places,
+        _look_at_model,
+        partial(_look_at_examples, kind=kind, loss=loss, references=references),
+        look_at_disk,
+    )
+
+
+def _look_at_model(report: Report, config: SupervisedConfig) -> None:
+    report.model = described(report, config.model.path, "the model")
+
+
+def _look_at_examples(report: Report, config: SupervisedConfig, kind: ExampleKind, loss: str, references: int) -> None:
+    if report.model is None or find_model(config.model.path) is None:
+        return
+    prepared = prepare(config, kind)
+    examples, training = prepared.examples, prepared.training
+    report.num_held_out = len(examples.held_out)
+    if not report.num_held_out:
+        report.notes.append("no source holds examples out, so the run is not evaluated.")
+    steps = _first_steps(prepared)
+    packed = [_tokens(config, batch) for batch in steps]
+    per_step = round(fmean(packed))
+    micro = min(max(packed), training.max_tokens_per_micro_batch)
+    epochs = training.num_steps * training.examples_per_step / examples.train.num_items
+    report.batch += [
+        f"{examples.train.num_items:,} examples to train on, {training.examples_per_step} per step: "
+        f"{training.num_steps:,} steps, {epochs:.2g} epochs",
+        f"about {per_step:,} tokens per step, {fmean(b.num_loss_tokens for b in steps):,.0f} of them learnt: "
+        f"micro-batches of up to {micro:,} tokens",
+        f"{report.num_held_out:,} examples held out",
+    ]
+    _estimate_memory(report, config, micro, references)
+    _estimate_disk(report, config, training.num_steps)
+    _estimate_time(report, config, prepared, steps, loss)
+
+
+def _first_steps(prepared: Prepared) -> list[TrainingBatch]:
+    """The batches that the run begins with; the stream is not used any more."""
+    stream, count = prepared.examples.train, prepared.training.examples_per_step
+    steps = (map(prepared.examples.samples, stream.draw(count)) for _ in range(NUM_STEPS_LOOKED_AT))
+    batches = [tuple(s for found in step if not isinstance(found, str) for s in found) for step in steps]
+    return [TrainingBatch(samples=samples) for samples in batches if samples]
+
+
+def _tokens(config: SupervisedConfig, batch: TrainingBatch) -> int:
+    """That go through a rank's network in a step."""
+    training = config.training
+    ranks = pack(
+        batch.samples,
+        max_tokens=training.max_tokens_per_micro_batch,
+        share_prefix=training.share_prefix,
+        num_ranks=config.roles["actor_train"].count,
+    )
+    return max(sum(block.num_tokens for micro in rank for block in micro) for rank in ranks)
+
+
+def _estimate_memory(report: Report, config: SupervisedConfig, micro: int, references: int) -> None:
+    sizes, ranks, element = report.model, config.roles["actor_train"].count, element_bytes(config.model.dtype)
+    assert sizes is not None
+    parts = trained_bytes(config.model, sizes, ranks) | pass_bytes(config.training, sizes, micro, ranks, element)
+    parts["logits"] = logit_bytes(sizes, micro, element)
+    report.memory = [RoleMemory(role="actor_train", count=ranks, parts=parts)]
+    if references:
+        frozen = {"weights": sizes.num_parameters * element // ranks, **gathered_bytes(sizes, ranks, element)}
+        report.memory.append(RoleMemory(role="reference", count=ranks * references, parts=frozen))
+    if not report.machine.accelerator_bytes:
+        separate = config.cluster.type == "ray"
+        processes = 1 + (sum(role.count for role in report.memory) if separate else 0)
+        report.memory.append(RoleMemory(role="processes", count=processes, parts={"libraries": LIBRARIES_BYTES}))
+    compare_memory(report)
+
+
+def _estimate_disk(report: Report, config: SupervisedConfig, num_steps: int) -> None:
+    sizes, checkpoint = report.model, config.checkpoint
+    assert sizes is not None
+    saves = (num_steps // checkpoint.every_num_steps if checkpoint.every_num_steps else 0) + checkpoint.at_end
+    report.disk = DiskUse(
+        checkpoint_bytes=sizes.num_parameters * element_bytes(config.model.dtype)
+        + 12 * num_trained(config.model, sizes),
+        num_checkpoints=min(saves, checkpoint.keep_last) + (checkpoint.keep_best and saves > 1),
+        rollout_bytes=0,
+    )
+
+
+def _estimate_time(
+    report: Report, config: SupervisedConfig, prepared: Prepared, steps: list[TrainingBatch], loss: str
+) -> None:
+    sizes, ranks = report.model, config.roles["actor_train"].count
+    assert sizes is not None
+    if ranks > 1 or not can_be_timed(sizes):
+        report.notes.append("a step's time is not estimated: it would need the devices of the run.")
+        return
+    usual = min(steps, key=lambda batch: abs(_tokens(config, batch) - fmean(_tokens(config, b) for b in steps)))
+    probe = _beginning(usual, 2 * prepared.training.max_tokens_per_micro_batch)
+    share = _tokens(config, usual) / _tokens(config, probe)
+    spec = replace(policy_spec(config, prepared), seed=0)
+    found = step_time(spec, sizes.num_layers, probe, loss)
+    step_s = share * found.learn_s + found.optimizer_s
+    evaluation = config.evaluation
+    held_out = min(evaluation.num_examples, report.num_held_out) / prepared.training.examples_per_step
+    during = (prepared.training.num_steps - 1) // evaluation.every_num_steps if evaluation.every_num_steps else 0
+    times = (during + 1 + evaluation.before_training) if held_out else 0
+    total = prepared.training.num_steps * step_s + times * held_out * share * found.measure_s
+    report.step_s = step_s
+    report.batch.append(
+        f"about {step_s:.3g} s per step on this machine, {total / 60:.1f} minutes in all (measured on few layers)"
+    )
+
+
+def _beginning(batch: TrainingBatch, num_tokens: int) -> TrainingBatch:
+    """The first units of a batch that have so many tokens, at least one."""
+    samples: list[TrainingSample] = []
+    for sample in batch.samples:
+        if sum(map(len, samples)) >= num_tokens and sample.unit != samples[-1].unit:
+            break
+        samples.append(sample)
+    return TrainingBatch(samples=tuple(samples), temperature=batch.temperature)

@@ -1,0 +1,167 @@
+"""Runs whose engines and trainers hand memory over: the same numbers, and nobody computes without what it needs."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Collection
+from pathlib import Path
+from typing import Any
+
+import pytest
+from chaos.harness import tiny_config
+from recorded.runs import hashes
+
+import roll
+from roll.errors import ConfigError, LossError
+from roll.inference.hf import HFEngine
+from roll.rollout import LLMProxy
+from roll.training import TorchBackend
+from roll.training.offload import StatePlacement
+
+BOTH = {"parameters", "optimizer"}
+RUNS: dict[str, dict[str, Any]] = {
+    "a reference": {"algorithm": {"kl": {"coefficient": 0.1}}},
+    "critics": {"algorithm": {"type": "asy_ppo", "critic": {"learning_rate": 1e-2, "warmup_steps": 1}}},
+    "adapters": {"model": {"lora": {"rank": 4}}, "algorithm": {"kl": {"coefficient": 0.1}}},
+}
+
+
+@pytest.fixture
+def seen(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
+    """Gives trainers a device that they can be moved from, and looks whether they compute on it."""
+    counts: Counter[str] = Counter()
+
+    def offload(self: StatePlacement, states: Collection[str]) -> None:
+        counts["offload"] += 1
+        away(self).update(states)
+
+    def reload(self: StatePlacement, states: Collection[str]) -> None:
+        away(self).difference_update(states)
+
+    def away(placement: StatePlacement) -> set[str]:
+        return placement.__dict__.setdefault("away", set())
+
+    def needing(name: str, needed: Collection[str]) -> None:
+        inner = getattr(TorchBackend, name)
+
+        def checked(self: TorchBackend, *args: Any, **keys: Any) -> Any:
+            assert not away(self.placement) & set(needed), f"{name} finds {away(self.placement)} in main memory"
+            counts[name] += 1
+            return inner(self, *args, **keys)
+
+        monkeypatch.setattr(TorchBackend, name, checked)
+
+    monkeypatch.setattr(StatePlacement, "offload", offload)
+    monkeypatch.setattr(StatePlacement, "reload", reload)
+    for name in ("train_step", "save", "load", "export"):
+        needing(name, BOTH)
+    for name in ("forward", "weights"):
+        needing(name, {"parameters"})
+    for name in ("sleep", "wake", "start"):
+        _counted(monkeypatch, name, counts)
+    return counts
+
+
+def _counted(monkeypatch: pytest.MonkeyPatch, name: str, counts: Counter[str]) -> None:
+    inner = getattr(HFEngine, name)
+
+    async def counted(self: HFEngine) -> None:
+        counts[name] += 1
+        await inner(self)
+
+    monkeypatch.setattr(HFEngine, name, counted)
+
+
+def config(directory: Path, source: Path, /, *, hand_over: bool | str = True, **changes: Any) -> dict[str, Any]:
+    base = {**tiny_config(source, num_steps=4), "output_dir": str(directory), "cluster": {"hand_over": hand_over}}
+    for section, values in changes.items():
+        base[section] = {**base.get(section, {}), **values}
+    return base
+
+
+@pytest.mark.parametrize("kind", RUNS)
+def test_a_run_is_the_same_bit_for_bit(kind: str, seen: Counter[str], tmp_path: Path, tiny_model: Path) -> None:
+    roll.train(config(tmp_path / "with", tiny_model, **RUNS[kind]))
+    assert (seen["sleep"], seen["wake"]) == (6, 5)  # four steps, and the checkpoints of steps 2 and 4
+    roll.train(config(tmp_path / "without", tiny_model, hand_over=False, **RUNS[kind]))
+    assert seen["sleep"] == 6
+    assert hashes(tmp_path / "with" / "run") == hashes(tmp_path / "without" / "run")
+
+
+def test_an_error_while_engines_sleep_saves_and_the_resumed_run_is_the_same(
+    seen: Counter[str], tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    inner = TorchBackend.train_step
+
+    def fails(self: TorchBackend, *args: Any) -> Any:
+        if self.num_steps == 2:
+            raise LossError("no such column")
+        return inner(self, *args)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(TorchBackend, "train_step", fails)
+        with pytest.raises(LossError):
+            roll.train(config(tmp_path / "broken", tiny_model, checkpoint={"every_num_steps": 0}))
+    assert seen["save"] == 1
+    roll.resume(tmp_path / "broken" / "run")
+    assert seen["load"] == 1
+    roll.train(config(tmp_path / "whole", tiny_model, checkpoint={"every_num_steps": 0}))
+    assert hashes(tmp_path / "broken" / "run") == hashes(tmp_path / "whole" / "run")
+
+
+@pytest.mark.parametrize("moment", ["sleep", "generate"])
+def test_an_engine_that_dies_is_replaced_in_its_turn(
+    moment: str, seen: Counter[str], tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    inner, starts, wakes = getattr(HFEngine, moment), HFEngine.start, LLMProxy.wake
+    asleep = False
+
+    async def dies(self: HFEngine, *args: Any) -> Any:
+        nonlocal asleep
+        asleep = moment == "sleep"
+        if seen["train_step"] == 1 + (moment == "generate") and seen["start"] == 1:
+            self._end("a test ends it")
+        return await inner(self, *args)
+
+    async def wake(self: LLMProxy) -> None:
+        nonlocal asleep
+        asleep = False
+        await wakes(self)
+
+    async def start(self: HFEngine) -> None:
+        assert not asleep or seen["start"] == 0
+        await starts(self)
+
+    monkeypatch.setattr(HFEngine, moment, dies)
+    monkeypatch.setattr(LLMProxy, "wake", wake)
+    monkeypatch.setattr(HFEngine, "start", start)
+    roll.train(config(tmp_path / "dies", tiny_model))
+    assert seen["start"] == 2
+    monkeypatch.undo()
+    roll.train(config(tmp_path / "lives", tiny_model, hand_over=False))
+    both = [hashes(tmp_path / name / "run") for name in ("dies", "lives")]
+    assert all(both[0][name] == both[1][name] for name in both[0] if name.startswith(("rollouts", "weights", "ledger")))
+
+
+def test_on_a_cpu_nothing_is_handed_over_unless_it_is_asked_for(
+    seen: Counter[str], tmp_path: Path, tiny_model: Path
+) -> None:
+    roll.train(config(tmp_path, tiny_model, hand_over="auto", training={"num_steps": 1}))
+    assert seen["offload"] == seen["sleep"] == 0
+
+
+def test_what_cannot_hand_over_is_refused(tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ahead = {"scheduling": {"async_ratio": 1}}
+    with pytest.raises(ConfigError, match=r"cluster\.hand_over is true, but with rollout\.scheduling\.async_ratio 1"):
+        roll.train(config(tmp_path, tiny_model, rollout=ahead))
+    apart = {"type": "ray", "device_mapping": {"actor_train": 0, "actor_infer": 1}, "hand_over": True}
+    with pytest.raises(ConfigError, match="no trainer shares a device with engines"):
+        roll.train(config(tmp_path, tiny_model, cluster=apart))
+    monkeypatch.setattr("roll.pipelines.hand_over.resolve_engine_kind", lambda kind: "vllm")
+    monkeypatch.setattr("roll.pipelines.hand_over.is_cpu_build", lambda: True)
+    asked = config(tmp_path, tiny_model)
+    (problem,) = roll.check(asked).problems
+    assert "vLLM cannot give its memory back on a CPU" in problem
+    with pytest.raises(ConfigError, match=re.escape(problem)):
+        roll.train(asked)
