@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
@@ -38,7 +39,8 @@ def fixed_loss(section: PreferenceSection) -> PreferenceLoss:
     method = section.method
     try:
         form = getattr(forms, method.form)(**method.form_arguments, **section.form_settings)
-        return PreferenceLoss(form=form, **{**method.arguments, **section.settings})
+        arguments: dict[str, Any] = {**method.arguments, **section.settings}
+        return PreferenceLoss(form=form, **arguments)
     except ValueError as error:
         raise ConfigError(f"preference.type {section.type}: {error}.") from None
 
