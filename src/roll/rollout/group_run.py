@@ -133,8 +133,7 @@ class GroupRun:
         else:
             self._done[rollout_id.index] = task.result()
             self.doomed = not self._complete() and self._is_doomed()
-        companions_complete = not any(running.purpose in self._companions for running in self._running.values())
-        if self.doomed or (self._complete() and companions_complete):
+        if self.doomed or (self._complete() and self._companions_complete()):
             self._end()
 
     def _is_doomed(self) -> bool:
@@ -157,6 +156,9 @@ class GroupRun:
             return
         self.stop()
         self._on_end(self)
+
+    def _companions_complete(self) -> bool:
+        return not any(running.purpose in self._companions for running in self._running.values())
 
     def _running_indices(self) -> list[int]:
         """Indices of the group's own attempts that have not ended."""

@@ -1,0 +1,124 @@
+"""The report of `roll check` as text."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from roll.config.judge import JudgeConfig
+
+if TYPE_CHECKING:
+    from roll.cluster.devices import Seat
+    from roll.preflight.report import Report
+
+__all__ = ["render"]
+
+
+def render(report: Report) -> str:
+    """Sections of aligned lines, for a terminal."""
+    config = report.config
+    lines = [f"{config.name}: {config.pipeline}, {report.method}"]
+    for title, section in (
+        ("Roles", _roles(report)),
+        ("Batch", report.batch),
+        ("Files", _files(report)),
+        ("Prompt", _prompt(report)),
+        ("Reward", _rewards(report)),
+        ("Notes", report.notes),
+    ):
+        body = list(section)
+        if body:
+            lines += ["", title, *(f"  {line}" for line in body)]
+    return "\n".join(lines)
+
+
+def _roles(report: Report) -> Iterator[str]:
+    machine = report.machine
+    devices = f"{len(machine.accelerator_bytes)} accelerators" if machine.accelerator_bytes else "no accelerator"
+    yield f"cluster {report.config.cluster.type}; here: {machine.num_cores} cores, {devices}"
+    if report.model is not None:
+        model = report.model
+        yield (
+            f"model {report.config.model.path}: {model.num_parameters / 1e6:,.0f} M parameters, "
+            f"{report.config.model.dtype}, context {model.context_length:,}"
+        )
+    if report.judge is not None:
+        judge = report.config.section("judge", JudgeConfig)
+        yield (
+            f"judge {judge.model}: {report.judge.sizes.num_parameters / 1e6:,.0f} M parameters, {judge.dtype}, "
+            f"{report.judge.kind}, context {report.judge.max_context:,}; its weights stay as they are"
+        )
+    rows = [("role", "where", "number", "memory", "made up of")]
+    for role in report.memory:
+        parts = ", ".join(f"{name} {_size(size)}" for name, size in role.parts.items())
+        rows.append((role.role, _where(report, role.role), str(role.count), _size(role.bytes_total), parts))
+    if report.memory:
+        yield from _aligned(rows)
+        yield f"together up to {_size(sum(role.bytes_total for role in report.memory))} {_available(report)}"
+
+
+def _available(report: Report) -> str:
+    machine = report.machine
+    if machine.accelerator_bytes:
+        return "of device memory, " + ", ".join(_size(free) for free in machine.accelerator_bytes) + " free"
+    return f"of memory, {_size(machine.memory_bytes)} free"
+
+
+def _where(report: Report, role: str) -> str:
+    if report.placement is None:
+        return "this process"
+    if role == "processes":
+        return "one for each"
+    return "; ".join(dict.fromkeys(_seat(seat) for seat in report.placement.seats[role]))
+
+
+def _seat(seat: Seat) -> str:
+    numbers = ", ".join(str(device) for device in seat.local_devices)
+    return f"node {seat.node} device {numbers}"
+
+
+def _files(report: Report) -> Iterator[str]:
+    yield f"{report.config.run_dir}/"
+    if report.disk is not None:
+        number = report.disk.num_checkpoints
+        yield (
+            f"{number} checkpoint{'' if number == 1 else 's'} of {_size(report.disk.checkpoint_bytes)}, "
+            f"rollouts up to {_size(report.disk.rollout_bytes)}; {_size(report.disk.peak_bytes)} while saving"
+        )
+    if report.free_disk_bytes is not None:
+        yield f"{_size(report.free_disk_bytes)} free on this disk"
+
+
+def _prompt(report: Report) -> Iterator[str]:
+    if report.sample is None:
+        return
+    prompt, text, num_tokens = report.sample
+    yield f"{prompt.uid}, {num_tokens} tokens (the longest of all has {report.longest_prompt})"
+    shown = text.splitlines()[:20]
+    yield from (f"| {line[:100]}" for line in shown)
+
+
+def _rewards(report: Report) -> Iterator[str]:
+    for trial in report.trials:
+        right, wrong = ("right", "wrong") if trial.right else ("nothing", "no reference answer is known")
+        yield (
+            f"{trial.domain}: {_short(trial.right)} ({right}) scores {trial.right_value:g}, "
+            f"{_short(trial.wrong)} ({wrong}) scores {trial.wrong_value:g}"
+        )
+
+
+def _short(text: str) -> str:
+    return repr(text if len(text) <= 40 else text[:37] + "...")
+
+
+def _size(num_bytes: int) -> str:
+    if num_bytes >= 2**30:
+        return f"{num_bytes / 2**30:.1f} GiB"
+    return f"{num_bytes / 2**20:.0f} MiB"
+
+
+def _aligned(rows: Sequence[Sequence[str]]) -> Iterator[str]:
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]) - 1)]
+    for row in rows:
+        cells = [f"{cell:<{width}}" for cell, width in zip(row, widths, strict=False)]
+        yield "  ".join([*cells, row[-1]]).rstrip()
