@@ -82,9 +82,7 @@ def engine_settings(config: SimulationConfig, made_of: Model, on: Device) -> Eng
             )
     costs = engine_costs(made_of, on, engine.tensor_parallel)
     if engine.step_s is not None:
-        costs = EngineCosts(
-            overhead_s=engine.step_s, weights_s=0, token_s=0, communication_s=0, request_s=0, context_s=0, pair_s=0
-        )
+        costs = EngineCosts(overhead_s=engine.step_s)
     given = config.training.sync_s
     return EngineSettings(
         costs=costs,
