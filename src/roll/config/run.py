@@ -87,6 +87,10 @@ class RunConfig(Section):
         """Why a role that the device mapping names is none of this run's, and what to do."""
         return f"the pipeline {self.pipeline} has no such role: remove it (here are {', '.join(self.roles)})"
 
+    def with_model(self, path: str) -> Self:
+        """The same run of another model: what `roll eval` measures of one that a run has trained."""
+        return self.model_copy(update={"model": self.model.model_copy(update={"path": path})})
+
     def section(self, name: str, kind: type[S]) -> S:
         """A section that only some pipelines have.
 

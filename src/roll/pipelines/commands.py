@@ -98,7 +98,6 @@ def evaluate(config: RunConfig, model: str | None = None) -> dict[str, float]:
     """
     if model is not None:
         saved = find_model_directory(Path(model))
-        path = str(saved) if saved else model
-        config = config.model_copy(update={"model": config.model.model_copy(update={"path": path})})
+        config = config.with_model(str(saved) if saved else model)
     with logs_aside("eval"):
         return run_to_end(PIPELINES.get(config.pipeline).evaluate(config))

@@ -14,6 +14,7 @@ PIPELINES: Registry[type[RunConfig]] = Registry(
         "distill": "roll.config.pipelines.distill:CONFIG",
         "rejection_sampling": "roll.config.pipelines.rejection_sampling:CONFIG",
         "rlvr": "roll.config.pipelines.rlvr:CONFIG",
+        "preference": "roll.config.pipelines.preference:CONFIG",
         "sft": "roll.config.pipelines.sft:CONFIG",
     },
 )

@@ -19,7 +19,7 @@ from roll.pipelines.online.circle import Circle
 from roll.pipelines.run import Run, whole_run
 from roll.rollout import Batch, DataLedger
 from roll.rollout.watchdog import Watchdog
-from roll.tracking.engine_trace import trace_engine_steps
+from roll.tracking.rollout_trace import trace_engine_steps
 from roll.types import Fate, Rollout, RolloutId
 
 __all__ = ["batch_figures", "cross_boundary", "decided", "evaluate_if_due", "running", "settle"]

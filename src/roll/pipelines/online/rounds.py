@@ -66,7 +66,7 @@ class Rounds(Generic[C]):
     async def sample(self, choose: Callable[[Sequence[Rollout]], list[Answers] | str]) -> Sampled:
         """The next prompts' rollouts with their rewards, and those of each group that are learnt from."""
         await self.live.wake(self.run)
-        with self.live.generation.stages.waiting("generate"):
+        with self.live.generation.wait_phases.waiting("generate"):
             batch = await self.run.stop.unless(self.live.controller.next_batch())
         choice = chosen(batch.groups, choose)
         choice.fates.update(decided(batch))

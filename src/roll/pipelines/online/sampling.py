@@ -9,7 +9,7 @@ from roll.config.generating import GeneratingConfig
 from roll.data import Data
 from roll.pipelines.generation import Generation
 from roll.pipelines.learning.state import LearningState
-from roll.rollout import AsyncController, DataLedger, Feed, SamplingPlan
+from roll.rollout import AsyncController, BatchSpec, DataLedger, SamplingPlan
 from roll.types import PromptDraw
 
 __all__ = ["build_controller"]
@@ -35,7 +35,7 @@ def build_controller(
         generation: what answers and scores.
         plan: how groups are sampled.
         companions: how further answers to their prompts are.
-        asked: of finished groups, as in `Feed`.
+        asked: of finished groups, as in `BatchSpec`.
     """
 
     def draw(count: int, domain: str | None) -> Sequence[PromptDraw]:
@@ -51,7 +51,7 @@ def build_controller(
         generation.scheduler,
         generation.proxy,
         rollout.scheduling,
-        Feed(
+        BatchSpec(
             draw=draw,
             plans=(plan, *companions),
             batch_size=rollout.prompts_per_step,

@@ -22,7 +22,7 @@ from roll.pipelines.supervised.preparation import held_out_batch
 from roll.protocols import LossFn
 from roll.types import ExampleDraw, Fate, StepResult, TrainingBatch, TrainingSample
 
-__all__ = ["Course", "Drawn"]
+__all__ = ["Course", "Drawn", "next_draws", "rendered"]
 
 logger = logging.getLogger(__name__)
 
@@ -35,6 +35,25 @@ class Drawn:
     samples: tuple[TrainingSample, ...]
     left_out: dict[int, str] = field(default_factory=dict)
     """By draw id, why an example cannot be learnt from."""
+
+
+def next_draws(examples: Examples, training: SupervisedTraining) -> list[ExampleDraw]:
+    """What the next step learns from; fewer where the last epoch ends."""
+    stream, most, count = examples.train, training.most_draws(examples.train.num_items), training.examples_per_step
+    return stream.draw(count if most is None else min(count, most - stream.num_drawn))
+
+
+def rendered(draws: Sequence[ExampleDraw], examples: Examples) -> Drawn:
+    """The samples of what was drawn, and what cannot become one."""
+    samples: list[TrainingSample] = []
+    left_out: dict[int, str] = {}
+    for draw in draws:
+        found = examples.samples(draw)
+        if isinstance(found, str):
+            left_out[draw.draw_id] = found
+        else:
+            samples += found
+    return Drawn(draws=draws, samples=tuple(samples), left_out=left_out)
 
 
 async def _nothing_added(batch: TrainingBatch) -> TrainingBatch:
@@ -60,19 +79,7 @@ class Course:
         return await self.run.stop.unless(asyncio.to_thread(self._draw))
 
     def _draw(self) -> Drawn:
-        stream, training = self.examples.train, self.training
-        most = training.most_draws(stream.num_items)
-        count = training.examples_per_step
-        draws = stream.draw(count if most is None else min(count, most - stream.num_drawn))
-        samples: list[TrainingSample] = []
-        left_out: dict[int, str] = {}
-        for draw in draws:
-            found = self.examples.samples(draw)
-            if isinstance(found, str):
-                left_out[draw.draw_id] = found
-            else:
-                samples += found
-        return Drawn(draws=draws, samples=tuple(samples), left_out=left_out)
+        return rendered(next_draws(self.examples, self.training), self.examples)
 
     async def learn(self, drawn: Drawn, loss: LossFn) -> StepResult | None:
         """One optimiser step; `None` where nothing can be learnt from what was drawn."""
@@ -104,24 +111,38 @@ class Course:
         run.tracker.log_step(state.step, metrics | run.spans.metrics())
         return [alarm.message for alarm in alarms if alarm.stops]
 
-    async def evaluate_if_due(self, loss: LossFn) -> None:
-        """Measure the loss on the held-out examples, where the configuration asks for it now."""
+    @property
+    def evaluation_due(self) -> bool:
+        """Whether the configuration asks for a measurement now."""
         run, every = self.run, self.config.evaluation.every_num_steps
         step = run.state.step
         last = step == run.num_steps
         due = self.config.evaluation.before_training if step == 0 else last or bool(every and step % every == 0)
-        if not due or run.state.evaluated_at == step or not self.examples.held_out:
-            return
+        return due and run.state.evaluated_at != step and len(self.examples.held_out) > 0
+
+    async def evaluate_if_due(self, loss: LossFn) -> None:
+        """Measure the loss on the held-out examples, where the configuration asks for it now."""
+        if self.evaluation_due:
+            await self.evaluate(loss)
+
+    async def evaluate(self, loss: LossFn) -> None:
+        """Measure the loss on the held-out examples."""
+        run = self.run
         with run.spans.phase("evaluate"):
             metrics = await run.stop.unless(self.measure(loss))
-        run.state.evaluated_at = step
-        run.state.note_score(step, metrics.get("accuracy", -metrics["loss"]))
-        run.tracker.log_evaluation(step, metrics)
+        run.state.evaluated_at = run.state.step
+        run.state.note_score(run.state.step, metrics.get("accuracy", -metrics["loss"]))
+        run.tracker.log_evaluation(run.state.step, metrics)
 
     async def measure(self, loss: LossFn) -> dict[str, float]:
         """The loss and its metrics on the held-out examples."""
+        batch = await self.held_out()
+        found = await self.learner.policy.measure(batch, loss)
+        named = {name.rpartition("/")[2]: value for name, value in found.metrics.items()}
+        return {"loss": found.loss, "num_examples": float(batch.num_units), **named}
+
+    async def held_out(self) -> TrainingBatch:
+        """What every evaluation measures."""
         if self._held_out is None:
             self._held_out = await self.completed(await asyncio.to_thread(held_out_batch, self.config, self.examples))
-        found = await self.learner.policy.measure(self._held_out, loss)
-        named = {name.rpartition("/")[2]: value for name, value in found.metrics.items()}
-        return {"loss": found.loss, "num_examples": float(self._held_out.num_units), **named}
+        return self._held_out

@@ -3,21 +3,50 @@
 from __future__ import annotations
 
 import asyncio
-from contextlib import AsyncExitStack
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
 
-from roll.cluster.base import open_cluster
+from roll.cluster.base import Cluster, open_cluster
 from roll.config.supervised import SupervisedConfig
 from roll.data.examples import ExampleKind
 from roll.errors import DataError
-from roll.pipelines.supervised.preparation import held_out_batch, prepare
-from roll.protocols import LossFn
-from roll.training import TrainerSpec
+from roll.pipelines.supervised.preparation import Prepared, held_out_batch, prepare
+from roll.protocols import LossFn, TrainerGroup
+from roll.training import Role, TrainerSpec
+from roll.types import StepResult, TrainingBatch
 
-__all__ = ["measure_model"]
+__all__ = ["Measuring", "measure_model", "named", "open_measuring"]
 
 
-async def measure_model(config: SupervisedConfig, *, kind: ExampleKind, loss: LossFn) -> dict[str, float]:
-    """The loss of the configuration's model, and the loss's metrics, under `eval/…`.
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Measuring:
+    """What a model is measured with."""
+
+    config: SupervisedConfig
+    cluster: Cluster
+    prepared: Prepared
+    batch: TrainingBatch
+    """The held-out examples."""
+    stack: AsyncExitStack
+
+    async def start(self, role: Role) -> TrainerGroup:
+        """The configuration's model as it is."""
+        spec = TrainerSpec(
+            model_path=str(self.prepared.model_path),
+            model=self.config.model.model_copy(update={"lora": None}),
+            training=self.prepared.training,
+            role=role,
+            seed=self.config.seed,
+        )
+        trainer = await self.cluster.start_trainer(spec, "actor_train")
+        self.stack.push_async_callback(trainer.close)
+        return trainer
+
+
+@asynccontextmanager
+async def open_measuring(config: SupervisedConfig, kind: ExampleKind) -> AsyncIterator[Measuring]:
+    """Everything but the model.
 
     Raises:
         DataError: no source holds examples out.
@@ -26,18 +55,26 @@ async def measure_model(config: SupervisedConfig, *, kind: ExampleKind, loss: Lo
     if not prepared.examples.held_out:
         raise DataError("no source holds examples out: set `held_out`, a held-out file, or a held-out split.")
     batch = await asyncio.to_thread(held_out_batch, config, prepared.examples)
-    spec = TrainerSpec(
-        model_path=str(prepared.model_path),
-        model=config.model.model_copy(update={"lora": None}),
-        training=prepared.training,
-        role="reference",
-        seed=config.seed,
-    )
     async with AsyncExitStack() as stack:
         cluster = open_cluster(config.cluster, config.roles)
         stack.push_async_callback(cluster.close)
-        trainer = await cluster.start_trainer(spec, "actor_train")
-        stack.push_async_callback(trainer.close)
-        found = await trainer.measure(batch, loss)
-    named = {name.rpartition("/")[2]: value for name, value in found.metrics.items()}
-    return {f"eval/{name}": value for name, value in {"loss": found.loss, **named}.items()}
+        yield Measuring(config=config, cluster=cluster, prepared=prepared, batch=batch, stack=stack)
+
+
+def named(found: StepResult) -> dict[str, float]:
+    """What was measured, under `eval/…`."""
+    metrics = {name.rpartition("/")[2]: value for name, value in found.metrics.items()}
+    return {f"eval/{name}": value for name, value in {"loss": found.loss, **metrics}.items()}
+
+
+async def measure_model(
+    config: SupervisedConfig, *, kind: ExampleKind, loss: LossFn, role: Role = "reference"
+) -> dict[str, float]:
+    """The loss of the configuration's model, and the loss's metrics, under `eval/…`.
+
+    Raises:
+        DataError: no source holds examples out.
+    """
+    async with open_measuring(config, kind) as measuring:
+        trainer = await measuring.start(role)
+        return named(await trainer.measure(measuring.batch, loss))

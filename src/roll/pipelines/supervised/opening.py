@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 
-from roll.cluster.base import open_cluster, start_together
+from roll.cluster.base import Cluster, open_cluster, start_together
 from roll.config.supervised import SupervisedConfig
 from roll.data.examples import ExampleKind
 from roll.pipelines.learner import Learner
@@ -49,6 +49,7 @@ async def open_course(
     *,
     specs: Callable[[SupervisedConfig, Prepared], Sequence[TrainerSpec]] = _only_policy,
     learner_of: Callable[[Sequence[TrainerGroup]], Learner] = _no_reference,
+    first: Callable[[Cluster, Prepared], Awaitable[None]] | None = None,
 ) -> AsyncIterator[Course]:
     """Start every role, restore what a checkpoint holds, and end every role afterwards, also after an error.
 
@@ -58,6 +59,7 @@ async def open_course(
         kind: of the examples that are learnt from.
         specs: the trainers; the first is the one that learns.
         learner_of: these, in order, once they have started.
+        first: is waited for before they start.
     """
     tracker, saved = session.tracker, session.saved
     tracker.note("reading the model's files and the examples")
@@ -66,6 +68,8 @@ async def open_course(
     async with AsyncExitStack() as stack:
         cluster = open_cluster(config.cluster, config.roles, session.directory)
         stack.push_async_callback(cluster.close)
+        if first is not None:
+            await first(cluster, prepared)
         notes = StartNotes(tracker.note)
         starting = [
             notes.of(f"trainer ({spec.role})", cluster.start_trainer(spec, _device_role(spec)))

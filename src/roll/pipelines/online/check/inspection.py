@@ -143,7 +143,7 @@ def _count_prompts(report: Report, config: GeneratingConfig) -> None:
 
 def _look_at_tests(report: Report, config: GeneratingConfig) -> None:
     if any(reward.needs_sandbox for entry in config.data for reward in entry.reward):
-        from roll.preflight.code_tests import notes_on_tests
+        from roll.preflight.rewards import notes_on_tests
 
         report.notes += notes_on_tests(config.data, config.sandbox, config.seed)
 

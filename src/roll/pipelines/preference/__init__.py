@@ -1,0 +1,1 @@
+"""Learning from preferences: of two answers to the same, or of answers that are wanted or not."""

@@ -1,0 +1,36 @@
+"""Learning from preferences in one short loop:
+
+draw examples → what the reference says of them → prefer what was preferred → evaluate → draw …
+"""
+
+from __future__ import annotations
+
+from roll.pipelines.preference.objective import Objective
+from roll.pipelines.run import take_steps, whole_run
+from roll.pipelines.supervised.course import Course
+
+__all__ = ["train"]
+
+
+async def train(course: Course, objective: Objective) -> None:
+    """Take the remaining steps.
+
+    Raises:
+        AlarmError: an alarm stops the run; everything up to this step's boundary is saved.
+        Interrupted: a signal asked for a stop; everything up to the last step's boundary is saved.
+    """
+
+    async def step() -> list[str]:
+        drawn = await course.draw()
+        result = await course.learn(drawn, await objective.loss(drawn.samples))
+        alarms = course.cross_boundary(drawn, result)
+        await evaluate()
+        return alarms
+
+    async def evaluate() -> None:
+        if course.evaluation_due:
+            await course.evaluate(await objective.loss((await course.held_out()).samples))
+
+    async with whole_run(course.run):
+        await evaluate()
+        await take_steps(course.run, step)

@@ -1,0 +1,114 @@
+"""What a batch of preferences is learnt by: its loss, and what its loss must know before the update.
+
+samples ─ reference's log-probs ─► batch        (kept, or the policy's without its adapters)
+KTO: answers moved on to the next prompt ─ policy, reference ─► z0 ─► loss
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from roll.algorithms.losses import KTOLoss, PreferenceLoss
+from roll.algorithms.losses.preference import forms, reference_point
+from roll.config.preference import PreferenceSection
+from roll.data.examples import ExampleKind
+from roll.errors import ConfigError
+from roll.pipelines.learner import WithoutAdapters
+from roll.pipelines.preference.kept import KeptLogprobs
+from roll.protocols import LossFn, TrainerGroup
+from roll.types import FloatArray, TrainingBatch, TrainingSample
+
+__all__ = ["Objective", "fixed_loss", "kind_of", "with_other_answers"]
+
+
+def kind_of(section: PreferenceSection) -> ExampleKind:
+    """What a method's examples are."""
+    return "pair" if section.method.compares_pairs else "labelled"
+
+
+def fixed_loss(section: PreferenceSection) -> PreferenceLoss:
+    """The loss of a method that compares two answers.
+
+    Raises:
+        ConfigError: a setting cannot be.
+    """
+    method = section.method
+    try:
+        form = getattr(forms, method.form)(**method.form_arguments, **section.form_settings)
+        arguments: dict[str, Any] = {**method.arguments, **section.settings}
+        return PreferenceLoss(form=form, **arguments)
+    except ValueError as error:
+        raise ConfigError(f"preference.type {section.type}: {error}.") from None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Objective:
+    """The loss of each batch."""
+
+    section: PreferenceSection
+    policy: TrainerGroup
+    kept: KeptLogprobs
+    """What the reference says, where it is not the policy without its adapters."""
+    max_tokens: int | None
+    """Of a sample."""
+
+    async def completed(self, batch: TrainingBatch) -> TrainingBatch:
+        """The batch with what the reference says of it, where the method compares with that."""
+        if not self.section.method.uses_reference:
+            return batch
+        said = await self._reference(batch)
+        return replace(
+            batch,
+            samples=tuple(replace(s, ref_logprobs=r) for s, r in zip(batch.samples, said, strict=True)),
+        )
+
+    async def loss(self, samples: Sequence[TrainingSample]) -> LossFn:
+        """Of these samples as a batch, under the policy's current weights."""
+        if self.section.method.compares_pairs:
+            return fixed_loss(self.section)
+        others = with_other_answers(samples, self.max_tokens)
+        return KTOLoss(reference_point=await self._reference_point(others), **self.section.settings)
+
+    async def _reference_point(self, others: tuple[TrainingSample, ...]) -> float:
+        """z0 of KTO; 0 where there is no other answer."""
+        if not others:
+            return 0.0
+        batch = TrainingBatch(samples=others)
+        own = (await self.policy.forward(batch, ("logprobs",)))["logprobs"]
+        return reference_point(_sums(others, own), _sums(others, await self._reference(batch)))
+
+    async def _reference(self, batch: TrainingBatch) -> list[FloatArray]:
+        if self.section.reference == "adapters":
+            return (await WithoutAdapters(self.policy).forward(batch, ("logprobs",)))["logprobs"]
+        return [self.kept.of(sample) for sample in batch.samples]
+
+
+def _sums(samples: Sequence[TrainingSample], logprobs: Sequence[FloatArray]) -> list[float]:
+    """Log-probs of whole answers."""
+    return [float(p[s.loss_mask].sum(dtype=np.float64)) for s, p in zip(samples, logprobs, strict=True)]
+
+
+def with_other_answers(samples: Sequence[TrainingSample], max_tokens: int | None) -> tuple[TrainingSample, ...]:
+    """Every prompt with the answer to the one before it, the first with the last's; none where there is only one.
+
+    So KTO's authors, and TRL, estimate how far the policy has left the reference: arXiv 2402.01306 section 4.1.
+
+    Args:
+        samples: a batch of single answers.
+        max_tokens: of a sample; of a longer one the answer's end is left out.
+    """
+    if len(samples) < 2:
+        return ()
+    result = []
+    for sample, other in zip(samples, (samples[-1], *samples[:-1]), strict=True):
+        asked, begins = int(np.argmax(sample.loss_mask)), int(np.argmax(other.loss_mask))
+        ids = np.concatenate([sample.token_ids[:asked], other.token_ids[begins:]])[:max_tokens]
+        mask = np.concatenate([np.zeros(asked, np.bool_), other.loss_mask[begins:]])[:max_tokens]
+        result.append(
+            TrainingSample(sample_id=f"{sample.sample_id}.other", unit=sample.unit, token_ids=ids, loss_mask=mask)
+        )
+    return tuple(result)

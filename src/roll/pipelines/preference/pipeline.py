@@ -1,0 +1,75 @@
+"""Learning from preferences as a pipeline: what it opens, says of itself, and measures."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from functools import partial
+
+from roll.cluster.base import Cluster
+from roll.config.pipelines.preference import PreferenceConfig
+from roll.pipelines.preference import loop
+from roll.pipelines.preference.kept import KeptLogprobs
+from roll.pipelines.preference.objective import Objective, fixed_loss, kind_of
+from roll.pipelines.preference.reference import (
+    all_samples,
+    held_out_samples,
+    keep_reference,
+    kept_for,
+    reference_spec,
+)
+from roll.pipelines.registry import Pipeline, RunFacts
+from roll.pipelines.run import Session
+from roll.pipelines.supervised.measuring import named, open_measuring
+from roll.pipelines.supervised.opening import facts, open_course
+from roll.pipelines.supervised.preparation import Prepared
+from roll.protocols import TrainerGroup
+
+__all__ = ["PIPELINE"]
+
+
+@asynccontextmanager
+async def _open(config: PreferenceConfig, session: Session) -> AsyncIterator[Callable[[], Awaitable[None]]]:
+    section, kept = config.preference, KeptLogprobs()
+    if section.method.compares_pairs:
+        fixed_loss(section)  # what cannot be is refused before anything starts
+
+    async def first(cluster: Cluster, prepared: Prepared) -> None:
+        nonlocal kept
+        if section.method.uses_reference and section.reference == "kept":
+            spec = reference_spec(config, prepared)
+            kept = await asyncio.to_thread(kept_for, spec, session.directory.path)
+            samples = await asyncio.to_thread(all_samples, config, prepared, session)
+            await keep_reference(cluster, spec, kept, samples, session)
+
+    async with open_course(config, session, kind_of(section), first=first) as course:
+        objective = _objective(config, course.learner.policy, kept, course.examples.rendering.max_tokens)
+        course.completed = objective.completed
+        yield partial(loop.train, course, objective)
+
+
+def _objective(config: PreferenceConfig, policy: TrainerGroup, kept: KeptLogprobs, max_tokens: int | None) -> Objective:
+    return Objective(section=config.preference, policy=policy, kept=kept, max_tokens=max_tokens)
+
+
+async def _measure(config: PreferenceConfig) -> dict[str, float]:
+    """Held-out preferences by the configuration's model, beside its reference."""
+    section = config.preference.model_copy(update={"reference": "kept"})
+    config, kept = config.model_copy(update={"preference": section}), KeptLogprobs()
+    async with open_measuring(config, kind_of(section)) as measuring:
+        prepared = measuring.prepared
+        if section.method.uses_reference:
+            samples = await asyncio.to_thread(held_out_samples, config, prepared)
+            await keep_reference(measuring.cluster, reference_spec(config, prepared), kept, samples)
+        trainer = await measuring.start("reference")
+        objective = _objective(config, trainer, kept, prepared.examples.rendering.max_tokens)
+        batch = await objective.completed(measuring.batch)
+        return named(await trainer.measure(batch, await objective.loss(batch.samples)))
+
+
+def _facts(config: PreferenceConfig) -> RunFacts:
+    return facts(config, kind_of(config.preference), config.preference.type)
+
+
+PIPELINE = Pipeline(open=_open, facts=_facts, evaluate=_measure)
