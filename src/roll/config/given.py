@@ -65,7 +65,8 @@ def with_given(config: RunConfig, rows: Rows | None, held_out: Rows | None, rewa
     entries: list[DataConfig] = []
     used = False
     for entry in config.section("data", list):
-        entry = entry.model_copy(update={"reward": _filled(entry, functions)})
+        if hasattr(entry, "reward"):
+            entry = entry.model_copy(update={"reward": _filled(entry, functions)})
         if rows is not None and isinstance(entry, PythonData) and entry.function is None:
             entry, used = entry.with_rows(rows, held_out), True
         entries.append(entry)

@@ -55,6 +55,7 @@ CHECKS: Registry[Callable[[Any], Report]] = Registry(
     "pipeline",
     {
         "rlvr": "roll.pipelines.rlvr.check:inspect",
+        "preference": "roll.pipelines.preference.check:inspect",
         "sft": "roll.pipelines.sft.check:inspect",
     },
 )

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
-from roll.algorithms.losses import KTOLoss, PreferenceLoss
+from roll.algorithms.losses import KTOLoss, LikelihoodLoss, PreferenceLoss
 from roll.algorithms.losses.preference import forms, reference_point
 from roll.config.preference import PreferenceSection
 from roll.data.examples import ExampleKind
@@ -22,6 +23,10 @@ from roll.protocols import LossFn, TrainerGroup
 from roll.types import FloatArray, TrainingBatch, TrainingSample
 
 __all__ = ["Objective", "fixed_loss", "kind_of", "with_other_answers"]
+
+LIKE_PAIRS = PreferenceLoss(against_reference=False)
+LIKE_ANSWERS = LikelihoodLoss()
+"""What takes as long as the methods do, on samples of which no reference has said anything."""
 
 
 def kind_of(section: PreferenceSection) -> ExampleKind:
@@ -38,7 +43,8 @@ def fixed_loss(section: PreferenceSection) -> PreferenceLoss:
     method = section.method
     try:
         form = getattr(forms, method.form)(**method.form_arguments, **section.form_settings)
-        return PreferenceLoss(form=form, **{**method.arguments, **section.settings})
+        arguments: dict[str, Any] = {**method.arguments, **section.settings}
+        return PreferenceLoss(form=form, **arguments)
     except ValueError as error:
         raise ConfigError(f"preference.type {section.type}: {error}.") from None
 

@@ -44,7 +44,7 @@ async def _open(config: PreferenceConfig, session: Session) -> AsyncIterator[Cal
             await keep_reference(cluster, spec, kept, samples, session)
 
     async with open_course(config, session, kind_of(section), first=first) as course:
-        objective = _objective(config, course.learner.policy, kept, course.examples.max_tokens)
+        objective = _objective(config, course.learner.policy, kept, course.examples.rendering.max_tokens)
         course.completed = objective.completed
         yield partial(loop.train, course, objective)
 
@@ -63,7 +63,7 @@ async def _measure(config: PreferenceConfig) -> dict[str, float]:
             samples = await asyncio.to_thread(held_out_samples, config, prepared)
             await keep_reference(measuring.cluster, reference_spec(config, prepared), kept, samples)
         trainer = await measuring.start("reference")
-        objective = _objective(config, trainer, kept, prepared.examples.max_tokens)
+        objective = _objective(config, trainer, kept, prepared.examples.rendering.max_tokens)
         batch = await objective.completed(measuring.batch)
         return named(await trainer.measure(batch, await objective.loss(batch.samples)))
 

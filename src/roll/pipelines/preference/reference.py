@@ -111,7 +111,7 @@ def _with_others(
 ) -> list[TrainingSample]:
     if config.preference.method.compares_pairs:
         return list(samples)
-    return [*samples, *with_other_answers(samples, prepared.examples.max_tokens)]
+    return [*samples, *with_other_answers(samples, prepared.examples.rendering.max_tokens)]
 
 
 def _say_nothing(text: str) -> None:
