@@ -25,7 +25,7 @@ from roll.algorithms.filters import is_doomed, reason_to_leave_out
 from roll.config.scheduling import SchedulingConfig
 from roll.inference import EngineSpec
 from roll.protocols import EngineGroup, InferenceEngine, Reward
-from roll.rollout import AsyncController, Feed, LLMProxy, RolloutScheduler, Router, SamplingPlan
+from roll.rollout import AsyncController, BatchSpec, LLMProxy, RolloutScheduler, Router, SamplingPlan
 from roll.rollout.loops import Generate, Renderer, single_answer
 from roll.simulation import clock
 from roll.simulation.batch import BatchLimits
@@ -237,7 +237,7 @@ async def play(case: Case, world: World, stop_token_ids: tuple[int, ...] = ()) -
         max_new_tokens=case.max_new_tokens, temperature=case.temperature, stop_token_ids=stop_token_ids
     )
     doomed = partial(is_doomed, reward_range=(0.0, 1.0), **FILTERS) if config.reward_range else None
-    feed = Feed(
+    spec = BatchSpec(
         draw=draw,
         plans=(SamplingPlan(purpose="train", group_size=case.group_size, sampling=sampling),),
         batch_size=case.prompts_per_step,
@@ -246,7 +246,7 @@ async def play(case: Case, world: World, stop_token_ids: tuple[int, ...] = ()) -
         max_refills=20 if case.filters else 0,
         doomed=doomed,
     )
-    controller = AsyncController(scheduler, proxy, config, feed)
+    controller = AsyncController(scheduler, proxy, config, spec)
     began = loop.time()
     for step in range(1, case.num_steps + 1):
         at = loop.time()

@@ -15,7 +15,7 @@ import numpy as np
 from _report import report
 
 from roll.config.scheduling import SchedulingConfig
-from roll.rollout import AsyncController, DataLedger, Feed, LLMProxy, RolloutScheduler, SamplingPlan, Transition
+from roll.rollout import AsyncController, BatchSpec, DataLedger, LLMProxy, RolloutScheduler, SamplingPlan, Transition
 from roll.simulation.clock import run
 from roll.types import (
     EngineLoad,
@@ -114,8 +114,8 @@ async def train(async_ratio: float) -> tuple[int, float]:
         return drawn
 
     plan = SamplingPlan(purpose="train", group_size=GROUP_SIZE, sampling=SamplingParams(max_new_tokens=8))
-    feed = Feed(draw=draw, plans=(plan,), batch_size=BATCH_SIZE, num_steps=NUM_STEPS)
-    controller = AsyncController(scheduler, proxy, SchedulingConfig(async_ratio=async_ratio), feed)
+    spec = BatchSpec(draw=draw, plans=(plan,), batch_size=BATCH_SIZE, num_steps=NUM_STEPS)
+    controller = AsyncController(scheduler, proxy, SchedulingConfig(async_ratio=async_ratio), spec)
     started = time.process_time()
     for step in range(NUM_STEPS):
         batch = await controller.next_batch()

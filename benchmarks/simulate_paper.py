@@ -37,8 +37,7 @@ from _simulation_page import page
 
 from roll.config.simulation import SimulationConfig, load_simulation
 from roll.simulation.hardware import Device, device
-from roll.simulation.report import Results, plot
-from roll.simulation.study import study
+from roll.simulation.report import Results, plot, study
 
 EXAMPLES = ROOT / "examples" / "simulation"
 PAGE = ROOT / "docs" / "benchmarks" / "simulation.md"

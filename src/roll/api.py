@@ -219,9 +219,9 @@ def export(
         HubError: the upload failed; says why. The directory is complete.
     """
     prepare_environment()
-    from roll.pipelines import exporting, hub
+    from roll.pipelines import exporting
 
     if to_hub is not None:
-        hub.check_hub(to_hub)
+        exporting.check_hub(to_hub)
     directory = exporting.export(Path(source), Path(target), adapter=adapter)
-    return str(directory) if to_hub is None else hub.upload(directory, to_hub, public=public)
+    return str(directory) if to_hub is None else exporting.upload(directory, to_hub, public=public)

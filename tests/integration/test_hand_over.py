@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
+import signal
 from collections import Counter
 from collections.abc import Collection
 from pathlib import Path
@@ -15,6 +17,7 @@ from recorded.runs import hashes
 import roll
 from roll.errors import ConfigError, LossError
 from roll.inference.hf import HFEngine
+from roll.pipelines.stop import Interrupted
 from roll.rollout import LLMProxy
 from roll.training import TorchBackend
 from roll.training.offload import StatePlacement
@@ -108,6 +111,33 @@ def test_an_error_while_engines_sleep_saves_and_the_resumed_run_is_the_same(
     assert seen["load"] == 1
     roll.train(config(tmp_path / "whole", tiny_model, checkpoint={"every_num_steps": 0}))
     assert hashes(tmp_path / "broken" / "run") == hashes(tmp_path / "whole" / "run")
+
+
+def test_a_signal_while_engines_answer_saves_and_the_resumed_run_is_the_same(
+    seen: Counter[str], tmp_path: Path, tiny_model: Path
+) -> None:
+    def interrupt(step: int, metrics: dict[str, float]) -> None:
+        if step == 3:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    with pytest.raises(Interrupted):
+        roll.train(config(tmp_path / "broken", tiny_model, checkpoint={"every_num_steps": 0}), on_step=interrupt)
+    assert (seen["save"], seen["sleep"], seen["wake"]) == (1, 4, 3)
+    roll.resume(tmp_path / "broken" / "run")
+    roll.train(config(tmp_path / "whole", tiny_model, checkpoint={"every_num_steps": 0}))
+    assert hashes(tmp_path / "broken" / "run") == hashes(tmp_path / "whole" / "run")
+
+
+@pytest.mark.slow
+@pytest.mark.ray
+@pytest.mark.timeout(300)
+def test_ranks_and_engines_in_processes_of_their_own_hand_over_too(tmp_path: Path, tiny_model: Path) -> None:
+    pytest.importorskip("ray")
+    where = {"type": "ray", "device_mapping": {"actor_train": "0-1", "actor_infer": "0-1"}}
+    for name, hand_over in (("with", True), ("without", False)):
+        roll.train(config(tmp_path / name, tiny_model, cluster={**where, "hand_over": hand_over}))
+    with_it, without = (hashes(tmp_path / name / "run") for name in ("with", "without"))
+    assert with_it == without
 
 
 @pytest.mark.parametrize("moment", ["sleep", "generate"])

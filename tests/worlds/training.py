@@ -15,7 +15,7 @@ import numpy as np
 from roll.config.operations import WeightSyncConfig
 from roll.config.scheduling import SchedulingConfig
 from roll.errors import RewardInfraError, WorkerDiedError
-from roll.rollout import AsyncController, Batch, DataLedger, Feed, LLMProxy, RolloutScheduler, Router
+from roll.rollout import AsyncController, Batch, BatchSpec, DataLedger, LLMProxy, RolloutScheduler, Router
 from roll.rollout.attempts import SamplingPlan
 from roll.rollout.lifecycle import RolloutState, Transition
 from roll.rollout.loops import single_answer
@@ -232,7 +232,7 @@ class World:
             self.scheduler,
             self.proxy,
             settings.scheduling,
-            Feed(
+            BatchSpec(
                 draw=self._draw,
                 plans=(plan, greedy) if settings.greedy else (plan,),
                 batch_size=settings.batch_size,

@@ -129,7 +129,7 @@ def credit_factors(
     Args:
         statistics: of the sample, [L] each.
         mask: [L] the tokens that the loss counts.
-        form: see the module.
+        form: which tokens are chosen: those of the local, the global or the coupled pattern above.
         amplification: factor on chosen tokens.
         share: of the sample's tokens that is chosen.
         introduction: how many tokens back an introduction is looked for; the paper tries 1 to 3.

@@ -24,6 +24,7 @@ __all__ = [
     "has_zero_variance",
     "normalised",
     "places_by_key",
+    "standardised",
     "whitened",
 ]
 
@@ -138,6 +139,15 @@ def normalised(
             spread = moments[domain].std if std == "running" else _spread(scopes[std])
             result[index] /= spread + epsilon if spread else 1.0
     return result, moments
+
+
+def standardised(rewards: Float64Array, groups: Sequence[Any]) -> Float64Array:
+    """[n] (reward - mean) / (std + epsilon) within each group (GRPO); 0 where all of a group are equal."""
+    result = rewards.copy()
+    for index in places_by_key(groups).values():
+        own = rewards[index]
+        result[index] = (own - _centre(own)) / (_spread(own) + EPSILON)
+    return result
 
 
 def places_by_key(keys: Sequence[Any]) -> dict[Any, list[int]]:

@@ -14,11 +14,19 @@ import numpy as np
 
 from roll.algorithms.episodes import Episode, Float64Array, bounded
 from roll.algorithms.normalise import Moments, normalised
-from roll.algorithms.shaping import shaped_reward
 from roll.config.algorithm import AlgorithmConfig
 from roll.types import Rollout
 
-__all__ = ["ShapedRollout", "compared_reward", "is_whole", "judged_range", "outcomes_of", "shaped_rollout"]
+__all__ = [
+    "ShapedRollout",
+    "compared_reward",
+    "is_whole",
+    "judged_range",
+    "outcomes_of",
+    "shaped_reward",
+    "shaped_rollout",
+    "soft_overlong",
+]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -27,11 +35,45 @@ class ShapedRollout:
 
     rollout: Rollout
     episode: Episode
-    """As advantages see it."""
+    """The rollout as advantages see it: its turns and their rewards."""
     trained: float
     """`Episode.total`, but for rounding: rewards that were given as equal, and shaped alike, stay equal."""
     judged: float
     """By which its group is filtered: see `filters.metric`."""
+
+
+def soft_overlong(length: int, max_length: int, buffer: int) -> float:
+    """DAPO's soft overlong punishment (arXiv 2503.14476 eq. 13), 0 … 1.
+
+    0 up to `max_length` - `buffer` tokens, then linear, 1 at `max_length` and beyond; a buffer of 0 switches it off.
+    """
+    if buffer <= 0:
+        return 0.0
+    return min(max((length - (max_length - buffer)) / buffer, 0.0), 1.0)
+
+
+def shaped_reward(
+    reward: float,
+    *,
+    length: int,
+    max_length: int,
+    well_formed: bool,
+    scale: float = 1.0,
+    shift: float = 0.0,
+    clip: float | None = None,
+    overlong_buffer: int = 0,
+    overlong_penalty: float = 1.0,
+    format_penalty: float = 0.0,
+) -> float:
+    """clip(scale x reward + shift) - overlong penalty - format penalty; see `RewardShapingConfig`.
+
+    Within ± `LARGEST`.
+    """
+    value = scale * reward + shift
+    if clip is not None:
+        value = min(max(value, -clip), clip)
+    value -= overlong_penalty * soft_overlong(length, max_length, overlong_buffer)
+    return bounded(value if well_formed else value - format_penalty)
 
 
 def shaped_rollout(

@@ -8,6 +8,7 @@ from functools import partial
 
 import numpy as np
 
+from roll.algorithms.choosing import why_failed
 from roll.algorithms.episodes import Float64Array, bounded
 from roll.algorithms.filters import is_doomed, kept_rollouts, reason_to_leave_out, top_variance
 from roll.algorithms.normalise import Moments
@@ -42,10 +43,6 @@ class Selection:
     def rollouts(self) -> tuple[Rollout, ...]:
         """All that is trained: the policy's own, then demonstrations."""
         return tuple(shaped.rollout for shaped in (*self.trained, *self.demonstrations))
-
-    def count(self, fate: Fate) -> int:
-        """Groups with this fate."""
-        return sum(found is fate for found, _ in self.fates.values())
 
 
 def select(
@@ -158,8 +155,7 @@ def doom_of(
 
 def _fate(group: Group, shaped: Sequence[ShapedRollout], filters: FilterConfig) -> tuple[Fate, str]:
     if not any(s.episode.num_written for s in shaped):
-        causes = sorted({r.cause for r in group.rollouts if r.cause})
-        return Fate.FAILED, "; ".join(causes) or "no rollout has a token"
+        return Fate.FAILED, why_failed(group)
     reason = reason_to_leave_out(
         np.array([s.judged for s in shaped], dtype=np.float64),
         skip_zero_variance=filters.skip_zero_variance,

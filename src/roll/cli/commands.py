@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -127,9 +128,19 @@ def check(session: Session, file: str, overrides: tuple[str, ...]) -> None:
     Prints devices, memory, batch arithmetic, files, one prompt and one reward. Takes seconds and loads no weights.
     Exits with code 2 if the run could not start.
     """
-    from roll.cli.check import check as start
+    from roll.config.load import load_config
+    from roll.errors import UserError
+    from roll.pipelines.registry import CHECKS
+    from roll.process_environment import prepare_environment
 
-    start(file, overrides, own_process=session.own_process)
+    config = load_config(file, overrides)
+    prepare_environment()
+    if session.own_process and not config.model.trust_remote_code:  # it takes seconds to load torch
+        sys.modules.setdefault("torch", None)  # type: ignore[arg-type]  # Python's way to say: not to be imported
+    report = CHECKS.get(config.pipeline)(config)
+    click.echo(str(report))
+    if report.problems:
+        raise UserError("\n".join(["this run cannot start:", *(f"  {problem}" for problem in report.problems)]))
 
 
 @roll.command(name="eval")
@@ -188,8 +199,7 @@ def simulate(
     if file is None:
         raise click.UsageError("give a FILE to simulate, or --calibrate RUN.")
     from roll.config.simulation import load_simulation
-    from roll.simulation.report import render, write
-    from roll.simulation.study import study
+    from roll.simulation.report import render, study, write
 
     config = load_simulation(file, overrides)
     results = study(config, only=variant, trace=trace, progress=lambda line: click.echo(line, err=True))

@@ -11,16 +11,20 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from roll.config.data import DataConfig, PythonData
+from roll.config.data import DataConfig
+from roll.config.examples import ExampleDataConfig
 from roll.config.load import ConfigSource, Overrides, load_config, plain_tree
+from roll.config.pipelines import DEFAULT_PIPELINE, PIPELINES
 from roll.config.rewards import PythonReward
 from roll.config.run import RunConfig
+from roll.config.sources import PythonTable
+from roll.config.supervised import SupervisedConfig
 from roll.errors import ConfigError
 
 __all__ = ["Reward", "Rows", "load_given", "with_given"]
 
 Rows = Iterable[Any]
-"""Dictionaries with a prompt and, where rewards need it, an answer; or texts."""
+"""Dictionaries with a prompt and, where rewards need it, an answer; or texts. Examples are rows as files have them."""
 Reward = Any
 """A function `(text, answer, metadata) -> float`, a reward's type or settings, or a list of these."""
 
@@ -45,9 +49,14 @@ def load_given(
     if rows is None and reward is None:
         return load_config(config, overrides)
     tree = plain_tree(config)
+    if reward is not None and _learns_from_examples(tree):
+        raise ConfigError(
+            f"reward= says how answers are scored, but the pipeline {tree['pipeline']} learns from examples and scores "
+            "nothing: leave it out."
+        )
     rows, held_out = _records(rows), _records(held_out)
     if rows is not None:
-        tree["data"] = _entries(tree.get("data"), rows, reward)
+        tree["data"] = _entries(tree, rows, reward)
     if reward is not None:
         for entry in _data_of(tree):
             entry["reward"] = [_settings(part) for part in _parts(reward)]
@@ -62,12 +71,12 @@ def with_given(config: RunConfig, rows: Rows | None, held_out: Rows | None, rewa
     """
     rows, held_out = _records(rows), _records(held_out)
     functions = [function for part in _parts(reward) if (function := _function(part)) is not None]
-    entries: list[DataConfig] = []
+    entries: list[DataConfig | ExampleDataConfig] = []
     used = False
     for entry in config.section("data", list):
         if hasattr(entry, "reward"):
             entry = entry.model_copy(update={"reward": _filled(entry, functions)})
-        if rows is not None and isinstance(entry, PythonData) and entry.function is None:
+        if rows is not None and isinstance(entry, PythonTable) and entry.function is None:
             entry, used = entry.with_rows(rows, held_out), True
         entries.append(entry)
     if rows is not None and not used:
@@ -89,20 +98,28 @@ def _filled(entry: DataConfig, functions: list[Callable[..., Any]]) -> list[Any]
     ]
 
 
-def _entries(written: Any, rows: Rows, reward: Reward | None) -> list[Any]:
+def _entries(tree: dict[str, Any], rows: Rows, reward: Reward | None) -> list[Any]:
     """The sources, one of them for the rows."""
+    written: Any = tree.get("data")
     places = [e for e in written if isinstance(e, dict) and e.get("source") == "python"] if _is_list(written) else []
     places = [entry for entry in places if entry.get("function") is None]
     if len(places) > 1:
         raise ConfigError("data= are the rows of one source, but several have `source: python`: leave one of them.")
     if places:
         return written
+    if _learns_from_examples(tree):
+        return [{"source": "python"}]
     if reward is None:
         raise ConfigError(
             "data= takes the place of the configuration's sources, so reward= has to say how their answers are scored: "
             "a function of (text, answer, metadata), or a reward's type such as 'math'."
         )
     return [{"source": "python", "answer_key": "answer" if _have_answers(rows) else None}]
+
+
+def _learns_from_examples(tree: dict[str, Any]) -> bool:
+    name = tree.get("pipeline", DEFAULT_PIPELINE)
+    return name in PIPELINES and issubclass(PIPELINES.get(name), SupervisedConfig)
 
 
 def _records(rows: Any) -> Any:

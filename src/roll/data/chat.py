@@ -67,7 +67,7 @@ class ChatRenderer:
 
     def plain(self, text: str) -> tuple[IntArray, BoolArray]:
         """[L] ids of a text with the tokenizer's own special tokens and the one that ends it; all are learnt."""
-        ids = list(self._tokenizer(text)["input_ids"])
+        ids = list(self._tokenizer(text, verbose=False)["input_ids"])
         end = self.end_token
         ids += [end] if ids[-1:] != [end] else []
         mask = np.ones(len(ids), np.bool_)

@@ -141,7 +141,7 @@ def tokenized(tokenizer: PreTrainedTokenizerBase, text: str, spans: Sequence[Spa
 
 def _pieces(tokenizer: PreTrainedTokenizerBase, text: str, borders: Sequence[int]) -> tuple[list[int], list[int]]:
     """Ids, and where each one's text begins; no token reaches over a border."""
-    encoded: Any = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
+    encoded = _encoded(tokenizer, text)
     starts = [start for start, _ in encoded["offset_mapping"]]
     ends = [end for _, end in encoded["offset_mapping"]]
     crossed = [b for b in borders if (k := bisect_left(starts, b)) and ends[k - 1] > b]
@@ -150,7 +150,12 @@ def _pieces(tokenizer: PreTrainedTokenizerBase, text: str, borders: Sequence[int
     ids: list[int] = []
     places: list[int] = []
     for begin, end in pairwise([0, *crossed, len(text)]):
-        piece: Any = tokenizer(text[begin:end], add_special_tokens=False, return_offsets_mapping=True)
+        piece = _encoded(tokenizer, text[begin:end])
         ids += piece["input_ids"]
         places += [begin + start for start, _ in piece["offset_mapping"]]
     return ids, places
+
+
+def _encoded(tokenizer: PreTrainedTokenizerBase, text: str) -> Any:
+    """Without the tokenizer's own warning of long texts: what is too long is said with its row."""
+    return tokenizer(text, add_special_tokens=False, return_offsets_mapping=True, verbose=False)

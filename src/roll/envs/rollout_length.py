@@ -3,25 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from roll.config.data import DataConfig
 from roll.envs.base import make
 from roll.errors import ConfigError
-from roll.types import IntArray
+
+if TYPE_CHECKING:
+    from roll.data import ChatRenderer
 
 __all__ = ["longest_rollout"]
 
 
-class FollowUp(Protocol):
-    """What is needed of `ChatRenderer`."""
-
-    def follow_up(self, observation: str) -> IntArray:
-        """Ids from the end of the assistant's message to where its next one begins."""
-        ...
-
-
-def longest_rollout(entries: Sequence[DataConfig], max_new_tokens: int, renderer: FollowUp, context: int) -> int:
+def longest_rollout(entries: Sequence[DataConfig], max_new_tokens: int, renderer: ChatRenderer, context: int) -> int:
     """Most tokens that can follow a prompt of any source: K answers, and what the environment says between them.
 
     A text counts as many tokens as it has bytes, which no tokenizer exceeds: longer texts may well have fewer tokens.
@@ -48,7 +42,7 @@ def longest_rollout(entries: Sequence[DataConfig], max_new_tokens: int, renderer
     return longest
 
 
-def _between_answers(entry: DataConfig, renderer: FollowUp) -> int:
+def _between_answers(entry: DataConfig, renderer: ChatRenderer) -> int:
     if entry.environment_call is None or entry.turns == 1:
         return 0
     longest = getattr(make(*entry.environment_call), "longest_observation", None)

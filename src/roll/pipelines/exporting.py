@@ -1,16 +1,20 @@
-"""Writing a trained model where its user wants it: the directory of a checkpoint, with a model card."""
+"""Writing a trained model where its user wants it: the directory of a checkpoint, with a model card.
+
+It is uploaded to the Hugging Face hub when its user asks for it, and never otherwise.
+"""
 
 from __future__ import annotations
 
 import shutil
 from pathlib import Path
+from typing import NoReturn
 
-from roll.errors import RunDirectoryError
+from roll.errors import HubError, RunDirectoryError
 from roll.pipelines.checkpoint_files import checkpoints, find_checkpoint, find_model_directory
 from roll.pipelines.model_card import model_card
 from roll.registry import looked_from
 
-__all__ = ["export"]
+__all__ = ["check_hub", "export", "upload"]
 
 
 def export(source: Path, target: Path, *, adapter: bool = False) -> Path:
@@ -47,3 +51,70 @@ def export(source: Path, target: Path, *, adapter: bool = False) -> Path:
     (temporary / "README.md").write_text(model_card(checkpoint, target.name, adapter=adapter), encoding="utf-8")
     temporary.rename(target)
     return target
+
+
+def check_hub(repository: str) -> None:
+    """See that an upload can be tried, before anything is written.
+
+    Raises:
+        HubError: this is no repository's name, nobody is signed in, or the hub is switched off.
+    """
+    from huggingface_hub import constants, get_token
+    from huggingface_hub.utils import HFValidationError, validate_repo_id
+
+    try:
+        validate_repo_id(repository)
+        named = repository.count("/") == 1
+    except HFValidationError:
+        named = False
+    if not named:
+        raise HubError(f"'{repository}' is not the name of a repository on the hub: write owner/name.")
+    if constants.HF_HUB_OFFLINE:
+        raise HubError(
+            "HF_HUB_OFFLINE is set, so that nothing reaches the hub: unset it to upload. Nothing was written."
+        )
+    if get_token() is None:
+        raise HubError(
+            "nobody is signed in at the Hugging Face hub: run `hf auth login`, or set HF_TOKEN to a token that may "
+            "write. Nothing was written."
+        )
+
+
+def upload(directory: Path, repository: str, *, public: bool = False) -> str:
+    """Upload a directory as one commit; a repository that does not exist is made, private unless `public`.
+
+    Returns:
+        The address of the commit.
+
+    Raises:
+        HubError: the hub refuses, or cannot be reached; the directory stays.
+    """
+    from huggingface_hub import HfApi
+    from huggingface_hub.errors import HfHubHTTPError
+
+    api = HfApi()
+    try:
+        api.create_repo(repository, private=not public, exist_ok=True)
+        commit = api.upload_folder(repo_id=repository, folder_path=directory, commit_message="Trained with ROLL")
+    except HfHubHTTPError as error:
+        status = error.response.status_code if error.response is not None else None
+        reasons = {
+            401: "the token is not valid: run `hf auth login` again, or set another HF_TOKEN",
+            403: f"the token may not write to '{repository}': take one with the right to write, or another owner",
+            404: f"there is no owner of '{repository}', or the token may not see it",
+        }
+        _fail(directory, repository, reasons.get(status or 0, _first_line(error)), error)
+    except Exception as error:  # the network fails in many ways, each library's own
+        _fail(directory, repository, f"{api.endpoint} does not answer ({_first_line(error)})", error)
+    return str(commit.commit_url)
+
+
+def _first_line(error: Exception) -> str:
+    return f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
+
+
+def _fail(directory: Path, repository: str, reason: str, error: Exception) -> NoReturn:
+    raise HubError(
+        f"'{directory}' was written, but not uploaded: {reason}. Once that is mended: "
+        f"`hf upload {repository} {directory}`."
+    ) from error

@@ -2,7 +2,7 @@
 
 engines ─► LLMProxy ─┐
 workers ─► rewards ──┼─► RolloutScheduler ─► rollouts with rewards
-judge ───┘           └─ life cycle ─► trace, stages of a wait, retries
+judge ───┘           └─ life cycle ─► trace, phases of a wait, retries
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from roll.rollout.lifecycle import FINAL
 from roll.rollout.loops import RolloutLoop
 from roll.tracking import RunDirectory, Spans, Tracker
 from roll.tracking.rollout_trace import RolloutTrace
-from roll.tracking.stages import Stages
+from roll.tracking.wait_phases import WaitPhases
 
 __all__ = ["Generation", "Roles", "open_generation", "own_loop", "start_roles"]
 
@@ -104,7 +104,7 @@ class Generation:
     judge: JudgeRole | None
     """The run's own judge, where rewards ask one."""
     renderer: ChatRenderer
-    stages: Stages
+    wait_phases: WaitPhases
     retries: Retries = field(default_factory=Retries)
 
     def metrics(self) -> dict[str, float]:
@@ -165,7 +165,7 @@ async def open_generation(
         rewards=rewards,
         judge=roles.judge,
         renderer=renderer,
-        stages=Stages(tracker.spans if tracker else Spans()),
+        wait_phases=WaitPhases(tracker.spans if tracker else Spans()),
     )
     if tracker is not None:
         _listen(generation, tracker, stack, traced=config.tracking.trace_rollouts)
@@ -184,9 +184,9 @@ def own_loop(config: GeneratingConfig) -> RolloutLoop | None:
 
 def _listen(generation: Generation, tracker: Tracker, stack: AsyncExitStack, *, traced: bool) -> None:
     """Let those who look on listen to the life cycle, and to environments until `stack` is closed."""
-    listeners = [generation.retries.on_transition, generation.stages.on_transition]
+    listeners = [generation.retries.on_transition, generation.wait_phases.on_transition]
     if traced:
         listeners.append(RolloutTrace(tracker.spans.event, FINAL).on_transition)
     for listener in listeners:
         generation.scheduler.life.listen(listener)
-    stack.enter_context(watched(generation.stages.environment))
+    stack.enter_context(watched(generation.wait_phases.environment))

@@ -6,13 +6,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from roll.algorithms.minibatches import minibatches
+from roll.config.algorithm_parts import UpdateConfig
 from roll.errors import HalfUpdatedError, InfraError
 from roll.pipelines.checkpoint_files import SavedRun
 from roll.pipelines.run import Run
 from roll.protocols import LossFn, Scorer, TrainerGroup
 from roll.types import Output, Outputs, StepResult, TrainingBatch
 
-__all__ = ["Learner", "WithoutAdapters", "update"]
+__all__ = ["Learner", "WithoutAdapters", "train_policy", "update"]
 
 
 class WithoutAdapters:
@@ -31,10 +33,12 @@ class Learner:
     """The roles that learn, and the one that they are compared with."""
 
     policy: TrainerGroup
-    critics: tuple[TrainerGroup, ...]
+    critics: tuple[TrainerGroup, ...] = ()
     """Value models, where the algorithm has any."""
-    reference: Scorer | None
+    reference: Scorer | None = None
     """The policy as it was at first, where something compares with it."""
+    teachers: tuple[Scorer, ...] = ()
+    """Models that it is to come near to, where they are roles of their own."""
 
     async def load(self, saved: SavedRun[Any]) -> None:
         """Restore what a checkpoint holds of the policy and the critics."""
@@ -53,3 +57,14 @@ async def update(run: Run[Any], trainer: TrainerGroup, batch: TrainingBatch, los
     except Exception:
         run.mid_update = not (is_first and trainer.num_ranks == 1)  # other ranks would wait for the failed one
         raise
+
+
+async def train_policy(
+    run: Run[Any], policy: TrainerGroup, batch: TrainingBatch, loss: LossFn, updates: UpdateConfig
+) -> list[StepResult]:
+    """A step's updates, one for each mini-batch of each epoch; the same for the same step of the same run."""
+    results = []
+    for epoch in range(updates.num_epochs):
+        for part in minibatches(batch, updates.num_minibatches, (run.seed, run.state.step, 0, epoch)):
+            results.append(await update(run, policy, part, loss))
+    return results

@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from roll.algorithms.selection import Selection
 from roll.pipelines.learning.failures import failures_of
 from roll.pipelines.state import RunState
 from roll.rollout import Batch, DataLedger
@@ -17,10 +16,10 @@ __all__ = [
     "batch_metrics",
     "engine_metrics",
     "evaluation_metrics",
+    "fate_metrics",
     "rollout_metrics",
     "run_metrics",
     "score",
-    "selection_metrics",
 ]
 
 
@@ -83,13 +82,10 @@ def rollout_metrics(groups: Sequence[Group]) -> dict[str, float]:
     return metrics
 
 
-def selection_metrics(selection: Selection) -> dict[str, float]:
+def fate_metrics(fates: Mapping[int, tuple[Fate, str]]) -> dict[str, float]:
     """How many groups were trained, and how many were not."""
-    return {
-        "data/groups_trained": float(selection.count(Fate.TRAINED)),
-        "data/groups_filtered": float(selection.count(Fate.FILTERED)),
-        "data/groups_failed": float(selection.count(Fate.FAILED)),
-    }
+    found = [fate for fate, _ in fates.values()]
+    return {f"data/groups_{fate}": float(found.count(fate)) for fate in (Fate.TRAINED, Fate.FILTERED, Fate.FAILED)}
 
 
 def batch_metrics(batch: Batch) -> dict[str, float]:

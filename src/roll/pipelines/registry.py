@@ -46,6 +46,8 @@ class Pipeline:
 PIPELINES: Registry[Pipeline] = Registry(
     "pipeline",
     {
+        "distill": "roll.pipelines.distill.pipeline:PIPELINE",
+        "rejection_sampling": "roll.pipelines.rejection_sampling.pipeline:PIPELINE",
         "rlvr": "roll.pipelines.rlvr.pipeline:PIPELINE",
         "preference": "roll.pipelines.preference.pipeline:PIPELINE",
         "sft": "roll.pipelines.sft.pipeline:PIPELINE",
@@ -54,6 +56,8 @@ PIPELINES: Registry[Pipeline] = Registry(
 CHECKS: Registry[Callable[[Any], Report]] = Registry(
     "pipeline",
     {
+        "distill": "roll.pipelines.distill.check:inspect",
+        "rejection_sampling": "roll.pipelines.rejection_sampling.check:inspect",
         "rlvr": "roll.pipelines.rlvr.check:inspect",
         "preference": "roll.pipelines.preference.check:inspect",
         "sft": "roll.pipelines.sft.check:inspect",

@@ -55,6 +55,8 @@ def _roles(report: Report) -> Iterator[str]:
     if report.memory:
         yield from _aligned(rows)
         yield f"together up to {_size(sum(role.bytes_total for role in report.memory))} {_available(report)}"
+    if report.hands_over:
+        yield "engines and trainers hand the memory of shared devices over: the one sleeps while the other works"
 
 
 def _available(report: Report) -> str:

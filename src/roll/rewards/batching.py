@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import KW_ONLY, dataclass, field
 from typing import Generic, TypeVar
 
 from roll.errors import RewardInfraError
@@ -22,24 +23,20 @@ Item = TypeVar("Item")
 Result = TypeVar("Result")
 
 
+@dataclass(eq=False)
 class Batcher(Generic[Item, Result]):
-    """Collects requests into batches.
+    """Collects requests into batches."""
 
-    Args:
-        score: results of a batch, in its order.
-        batch_size: requests in one, at most.
-        num_runners: batches under way at once.
-    """
-
-    def __init__(
-        self, score: Callable[[Sequence[Item]], Awaitable[Sequence[Result]]], *, batch_size: int, num_runners: int
-    ) -> None:
-        self._score = score
-        self._batch_size = batch_size
-        self._num_runners = num_runners
-        self._waiting: deque[tuple[Item, asyncio.Future[Result]]] = deque()
-        self._runners: set[asyncio.Task[None]] = set()
-        self._closed = False
+    score: Callable[[Sequence[Item]], Awaitable[Sequence[Result]]]
+    """Results of a batch, in its order."""
+    _: KW_ONLY
+    batch_size: int
+    """Requests in one, at most."""
+    num_runners: int
+    """Batches under way at once."""
+    _waiting: deque[tuple[Item, asyncio.Future[Result]]] = field(init=False, default_factory=deque)
+    _runners: set[asyncio.Task[None]] = field(init=False, default_factory=set)
+    _closed: bool = field(init=False, default=False)
 
     async def submit(self, item: Item) -> Result:
         """The result of one request.
@@ -52,7 +49,7 @@ class Batcher(Generic[Item, Result]):
             raise RewardInfraError("the reward model is closed")
         future: asyncio.Future[Result] = asyncio.get_running_loop().create_future()
         self._waiting.append((item, future))
-        if len(self._runners) < self._num_runners:
+        if len(self._runners) < self.num_runners:
             task = asyncio.create_task(self._run())
             self._runners.add(task)
             task.add_done_callback(self._runners.discard)
@@ -62,7 +59,7 @@ class Batcher(Generic[Item, Result]):
         await asyncio.sleep(0)  # whatever is submitted in this turn of the loop goes along
         while batch := self._take():
             try:
-                results = await self._score([item for item, _ in batch])
+                results = await self.score([item for item, _ in batch])
                 if len(results) != len(batch):
                     raise RewardInfraError(f"{len(results)} results came for {len(batch)} requests")
             except asyncio.CancelledError:
@@ -83,7 +80,7 @@ class Batcher(Generic[Item, Result]):
 
     def _take(self) -> list[tuple[Item, asyncio.Future[Result]]]:
         batch: list[tuple[Item, asyncio.Future[Result]]] = []
-        while self._waiting and len(batch) < self._batch_size:
+        while self._waiting and len(batch) < self.batch_size:
             item, future = self._waiting.popleft()
             if not future.done():
                 batch.append((item, future))

@@ -1,9 +1,9 @@
 """Scheduling of rollouts: asyncio alone, with the running loop's clock; no torch, ray, or vLLM."""
 
 from roll.rollout.attempts import SamplingPlan
+from roll.rollout.batch import Batch, BatchSpec
 from roll.rollout.census import Census
 from roll.rollout.controller import AsyncController
-from roll.rollout.feed import Batch, Feed
 from roll.rollout.ledger import DataLedger
 from roll.rollout.lifecycle import LifeCycle, RolloutState, Transition
 from roll.rollout.proxy import LLMProxy
@@ -13,9 +13,9 @@ from roll.rollout.scheduler import RolloutScheduler
 __all__ = [
     "AsyncController",
     "Batch",
+    "BatchSpec",
     "Census",
     "DataLedger",
-    "Feed",
     "LLMProxy",
     "LifeCycle",
     "RolloutScheduler",

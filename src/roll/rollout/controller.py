@@ -33,10 +33,10 @@ from collections.abc import AsyncIterator, Collection, Sequence
 from contextlib import asynccontextmanager
 
 from roll.config.scheduling import SchedulingConfig
+from roll.rollout.batch import Batch, BatchSpec
 from roll.rollout.buffer import LiveGroup, SampleBuffer
 from roll.rollout.census import Census
 from roll.rollout.choosing import Round, choose, next_round, take_first
-from roll.rollout.feed import Batch, Feed
 from roll.rollout.group_run import GroupRun
 from roll.rollout.lifecycle import RolloutState, Transition
 from roll.rollout.proxy import LLMProxy
@@ -48,13 +48,13 @@ __all__ = ["AsyncController"]
 
 
 class AsyncController:
-    """See the module.
+    """Decides what is launched, what waits, and which groups make the next batch.
 
     Args:
         scheduler: makes rollouts.
         proxy: suspended while weights change.
         config: the policies.
-        feed: where prompts come from and what passes.
+        spec: where prompts come from, how many make a batch, and what passes.
         version: the trainer's policy version.
         pending: draws that an earlier process left in flight; launched first.
     """
@@ -64,26 +64,26 @@ class AsyncController:
         scheduler: RolloutScheduler,
         proxy: LLMProxy,
         config: SchedulingConfig,
-        feed: Feed,
+        spec: BatchSpec,
         *,
         version: int = 0,
         pending: Sequence[PromptDraw] = (),
     ) -> None:
-        self.buffer = SampleBuffer(feed.batch_size, config.max_staleness, waits=config.stale_policy == "wait")
+        self.buffer = SampleBuffer(spec.batch_size, config.max_staleness, waits=config.stale_policy == "wait")
         self.buffer.version = version
         self._scheduler = scheduler
         self._proxy = proxy
         self._config = config
-        self._feed = feed
+        self._spec = spec
         self._deferred = deque(pending)
-        self._limit = feed.batch_size + math.ceil(config.async_ratio * feed.batch_size)
-        self._batches_left = feed.num_steps
+        self._limit = spec.batch_size + math.ceil(config.async_ratio * spec.batch_size)
+        self._batches_left = spec.num_steps
         self._round = Round(
-            places={None: feed.batch_size},
-            num_rollouts=config.num_rollouts(feed.plans[0].group_size),
+            places={None: spec.batch_size},
+            num_rollouts=config.num_rollouts(spec.plans[0].group_size),
             first_finished=config.first_finished,
         )
-        self._quotas = Quotas(feed.weights, feed.num_dealt)
+        self._quotas = Quotas(spec.weights, spec.num_dealt)
         self._quota: Counter[str] = Counter()
         self._left_out: dict[int, tuple[GroupRun, str]] = {}
         self._expired: dict[int, tuple[GroupRun, str]] = {}
@@ -113,7 +113,7 @@ class AsyncController:
         while True:
             if self._error is not None:
                 raise self._error
-            chosen = choose(self.buffer, self._round, self._feed.batch_size, self._quota)
+            chosen = choose(self.buffer, self._round, self._spec.batch_size, self._quota)
             if chosen is not None:
                 return await self._close(chosen)
             self._changed.clear()
@@ -145,7 +145,7 @@ class AsyncController:
                 name = rollout.rollout_id
                 if life.state(name) is not RolloutState.ACCEPTED:
                     continue
-                own, used = name.purpose == self._feed.plans[0].purpose, name in trained
+                own, used = name.purpose == self._spec.plans[0].purpose, name in trained
                 after = RolloutState.TRAINED if used else RolloutState.FILTERED if own else RolloutState.MEASURED
                 life.move(name, after)
         self.buffer.version = version
@@ -175,7 +175,7 @@ class AsyncController:
 
     def _open_round(self) -> None:
         """Nothing runs: decide what the next step launches."""
-        size = self._feed.batch_size
+        size = self._spec.batch_size
         if self._config.async_ratio > 0:
             self._fill()
             return
@@ -186,17 +186,17 @@ class AsyncController:
             places={**self._quota} or {None: size},
             deferred=Counter(self._share_of(draw) for draw in self._deferred),
             later=None if left is None else ({**self._quotas.ahead(left)} if self._quotas else {None: left}),
-            group_size=self._feed.plans[0].group_size,
+            group_size=self._spec.plans[0].group_size,
         )
         first = take_first(self._deferred, current.deferred, self._share_of)
         current.mandatory.update(draw.draw_id for draw in first)
         missing = Counter(current.places)
         missing.subtract(self._share_of(draw) for draw in first)
-        fresh = [draw for domain, count in missing.items() for draw in self._feed.draw(count, domain)]
+        fresh = [draw for domain, count in missing.items() for draw in self._spec.draw(count, domain)]
         self._launch([*first, *fresh])
         self._launch(take_first(self._deferred, current.spare_deferred, self._share_of))
         for domain, count in current.spare.items():
-            self._launch(self._feed.draw(count, domain))
+            self._launch(self._spec.draw(count, domain))
 
     def _share_of(self, draw: PromptDraw) -> str | None:
         """The domain whose place a draw takes."""
@@ -204,7 +204,7 @@ class AsyncController:
 
     def _fill(self) -> None:
         """Launch as much as may be live beside what is being trained."""
-        size, training = self._feed.batch_size, self.buffer.num_taken > 0
+        size, training = self._spec.batch_size, self.buffer.num_taken > 0
         limit = min(self._limit, self._config.max_staleness * size) if training else self._limit
         if self._batches_left is not None:
             limit = min(limit, (self._batches_left - training) * size)
@@ -213,20 +213,20 @@ class AsyncController:
             first = [self._deferred.popleft() for _ in range(min(missing, len(self._deferred)))]
             count = missing - len(first)
             domains: Sequence[str | None] = self._quotas.in_order(count) or [None] * count
-            self._launch([*first, *(draw for domain in domains for draw in self._feed.draw(1, domain))])
+            self._launch([*first, *(draw for domain in domains for draw in self._spec.draw(1, domain))])
 
     def _launch(self, draws: Sequence[PromptDraw]) -> None:
-        feed, current = self._feed, self._round
+        spec, current = self._spec, self._round
         if self._scoring is not None:
             self._scoring.clear()
         for draw in draws:
             run = GroupRun(
                 draw,
-                feed.plans,
+                spec.plans,
                 self._scheduler,
                 num_launched=current.num_rollouts,
                 first_finished=current.first_finished,
-                doomed=feed.doomed,
+                doomed=spec.doomed,
                 on_start=lambda run: self.buffer.start(run.draw.draw_id),
                 on_end=self._on_end,
                 before_reward=self._scoring,
@@ -243,9 +243,9 @@ class AsyncController:
             return
         if run.tasks:  # redundant rollouts that were cancelled
             self._end_later([run])
-        why = self._reason(run) if self._feed.left_out is not None else ""
+        why = self._reason(run) if self._spec.left_out is not None else ""
         redundant = self._round.speculates and self._has_spare(run.draw.prompt.domain)
-        may_refill = self._num_refills < self._feed.max_refills * self._feed.batch_size
+        may_refill = self._num_refills < self._spec.max_refills * self._spec.batch_size
         if why and (redundant or may_refill):
             self.buffer.discard(run.draw.draw_id)
             self._scheduler.release(run, RolloutState.FILTERED, why)
@@ -258,23 +258,23 @@ class AsyncController:
         if self._refills_due and (self._config.type != "batch" or not self.buffer.running):
             due, self._refills_due = self._refills_due, []
             for domain in due:
-                self._launch(self._feed.draw(1, domain if self._quotas else None))
+                self._launch(self._spec.draw(1, domain if self._quotas else None))
 
     def _has_spare(self, domain: str) -> bool:
         """Whether enough groups are live without one of this domain."""
         if not self._quota:
-            return len(self.buffer) > self._feed.batch_size
+            return len(self.buffer) > self._spec.batch_size
         return sum(live.run.draw.prompt.domain == domain for live in self.buffer) > self._quota[domain]
 
     def _reason(self, run: GroupRun) -> str:
         if run.doomed:
             return "no outcome of its running rollouts could pass the filters"
-        return self._feed.left_out(run.group) if self._feed.left_out is not None else ""
+        return self._spec.left_out(run.group) if self._spec.left_out is not None else ""
 
     def _watch_generation(self, event: Transition) -> None:
         """`batch`: scoring begins when nothing is generated any more."""
         assert self._scoring is not None
-        if event.rollout_id.purpose not in {plan.purpose for plan in self._feed.plans}:
+        if event.rollout_id.purpose not in {plan.purpose for plan in self._spec.plans}:
             return
         states = (RolloutState.QUEUED, RolloutState.GENERATING)
         if event.before in states and event.after not in states:

@@ -50,7 +50,7 @@ class _Call:
 
 
 class EngineLink:
-    """See the module.
+    """The only way to one engine, until it is lost.
 
     Args:
         engine: at the other end.
@@ -103,19 +103,23 @@ class EngineLink:
         return generation
 
     async def abort(self, request_ids: Collection[str]) -> None:
-        """See `InferenceEngine.abort`; so for all that follow. Each raises `EngineDiedError` if the engine is lost."""
+        """See `InferenceEngine.abort`. It raises `EngineDiedError` if the engine is lost, as all calls do."""
         await self._begin(self.engine.abort(request_ids)).answer
 
     async def pause(self, mode: PauseMode) -> None:
+        """See `InferenceEngine.pause`."""
         await self._begin(self._one_by_one(lambda: self.engine.pause(mode), paused=True)).answer
 
     async def resume(self) -> None:
+        """See `InferenceEngine.resume`."""
         await self._begin(self._one_by_one(self.engine.resume, paused=False)).answer
 
     async def sleep(self) -> None:
+        """See `InferenceEngine.sleep`."""
         await self._begin(self.engine.sleep()).answer
 
     async def wake(self) -> None:
+        """See `InferenceEngine.wake`."""
         await self._begin(self.engine.wake()).answer
 
     async def end_orphans(self) -> None:

@@ -41,7 +41,7 @@ START_LIMIT_S = 1800.0
 
 
 class EngineFleet:
-    """See the module.
+    """The engines of a run, of which those that are lost are replaced.
 
     Args:
         engines: of the run.

@@ -33,13 +33,14 @@ from roll.simulation.costs import train_s
 from roll.simulation.fit import EngineFit, fit_engine
 from roll.simulation.hardware import Device, Measured, Model, device
 from roll.tracking import RunDirectory, read_metrics
-from roll.tracking.engine_trace import ENGINE_STEPS
+from roll.tracking.rollout_trace import ENGINE_STEPS
 from roll.types import EngineStretch
 
 __all__ = ["Calibration", "calibrate", "measured_device", "render_calibration", "stretches_of_trace"]
 
 PASSES = 4.0
 """Forward passes' worth of arithmetic in an update; as in `SimulatedTrainingConfig`."""
+_SIZES = ("num_layers", "hidden_size", "intermediate_size", "vocab_size", "num_heads", "num_kv_heads", "head_dim")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -198,13 +199,7 @@ def _model(config: RunConfig) -> Model:
         name=Path(config.model.path).name,
         parameters=float(found.num_parameters),
         active_parameters=float(found.num_parameters),
-        num_layers=found.num_layers,
-        hidden_size=found.hidden_size,
-        intermediate_size=found.intermediate_size,
-        vocab_size=found.vocab_size,
-        num_heads=found.num_heads,
-        num_kv_heads=found.num_kv_heads,
-        head_dim=found.head_dim,
+        **{name: getattr(found, name) for name in _SIZES},
         element_bytes=2 if config.model.dtype == "bfloat16" else 4,
     )
 

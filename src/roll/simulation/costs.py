@@ -35,19 +35,19 @@ __all__ = ["EngineCosts", "engine_costs", "interpolate", "kv_capacity_tokens", "
 class EngineCosts:
     """Coefficients of an engine's step, in seconds."""
 
-    overhead_s: float
+    overhead_s: float = 0.0
     """Of every step: launches, scheduling, latency of collectives."""
-    weights_s: float
+    weights_s: float = 0.0
     """Reading all weights once."""
-    token_s: float
+    token_s: float = 0.0
     """Arithmetic of all linear layers, per token in the step."""
-    communication_s: float
+    communication_s: float = 0.0
     """Per token in the step."""
-    request_s: float
+    request_s: float = 0.0
     """Of the host (scheduling, sampling, stop checks), per decoding request."""
-    context_s: float
+    context_s: float = 0.0
     """Reading keys and values, per context token of a decoding request."""
-    pair_s: float
+    pair_s: float = 0.0
     """Attention of prefilled tokens, per (query, key) pair."""
     curve: tuple[tuple[float, float], ...] = ()
     """Measured: numbers of requests, ascending, and the seconds of a step without context. Then the fields above it,
@@ -106,11 +106,7 @@ def engine_costs(model: Model, device: Device, tensor_parallel: int) -> EngineCo
     pair_s = 4 * model.num_layers * model.query_size / flops
     if measured is not None:
         return EngineCosts(
-            overhead_s=0.0,
-            weights_s=0.0,
             token_s=measured.prefill_token_s,
-            communication_s=0.0,
-            request_s=0.0,
             context_s=measured.context_token_s,
             pair_s=pair_s,
             curve=measured.curve,

@@ -371,11 +371,7 @@ def _candidate(
         name=name,
         config=config,
         step_s=run.step_s,
-        wait_s=mean("wait_s"),
-        train_s=mean("train_s"),
-        sync_s=mean("sync_s"),
-        busy_share=mean("busy_share"),
         tail_share=min(1.0, alone / run.step_s),
-        num_preempted=mean("num_preempted"),
+        **{name: mean(name) for name in ("wait_s", "train_s", "sync_s", "busy_share", "num_preempted")},
         part=part,
     )

@@ -16,7 +16,7 @@ __all__ = ["PrefixCache"]
 
 
 class PrefixCache:
-    """See the module.
+    """The blocks of prompts that an engine holds already.
 
     Args:
         block: tokens of a block; 0: nothing is shared.

@@ -18,8 +18,8 @@ from typing import Any
 from roll.config.simulation import SimulationConfig
 from roll.errors import ConfigError
 from roll.rollout.attempts import SamplingPlan
+from roll.rollout.batch import Batch, BatchSpec
 from roll.rollout.controller import AsyncController
-from roll.rollout.feed import Batch, Feed
 from roll.rollout.proxy import LLMProxy
 from roll.rollout.routing import Router
 from roll.rollout.scheduler import RolloutScheduler
@@ -82,9 +82,7 @@ def engine_settings(config: SimulationConfig, made_of: Model, on: Device) -> Eng
             )
     costs = engine_costs(made_of, on, engine.tensor_parallel)
     if engine.step_s is not None:
-        costs = EngineCosts(
-            overhead_s=engine.step_s, weights_s=0, token_s=0, communication_s=0, request_s=0, context_s=0, pair_s=0
-        )
+        costs = EngineCosts(overhead_s=engine.step_s)
     given = config.training.sync_s
     return EngineSettings(
         costs=costs,
@@ -181,7 +179,7 @@ class _World:
             self.scheduler,
             self.proxy,
             scheduling,
-            Feed(
+            BatchSpec(
                 draw=self._draw,
                 plans=(self._plan(),),
                 batch_size=config.rollout.prompts_per_step,

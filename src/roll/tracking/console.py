@@ -7,12 +7,10 @@ write (a closed terminal, a full pipe) ends the display, never the run.
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from roll.tracking.console_views import Console, EvaluationView, RunHeader, StepView, clock_text
-
-if TYPE_CHECKING:
-    from roll.tracking.logs import Terminal
+from roll.tracking.logs import Terminal
 
 __all__ = ["PlainConsole", "open_console"]
 

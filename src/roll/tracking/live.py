@@ -18,7 +18,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rich.console import Console as RichConsole
 from rich.console import ConsoleDimensions
@@ -26,10 +26,8 @@ from rich.live import Live
 from rich.text import Text
 
 from roll.tracking.console_views import AnswerView, Console, EvaluationView, RunHeader, StepView
+from roll.tracking.logs import Terminal
 from roll.tracking.screen import Screen, render
-
-if TYPE_CHECKING:
-    from roll.tracking.logs import Terminal
 
 __all__ = ["LiveConsole"]
 

@@ -10,6 +10,7 @@ import importlib
 import logging
 import secrets
 from collections.abc import Callable, Mapping
+from types import ModuleType
 from typing import TYPE_CHECKING, Any, Protocol
 
 from roll.errors import ConfigError
@@ -17,8 +18,6 @@ from roll.tracking import atomic
 from roll.version import install_extra
 
 if TYPE_CHECKING:
-    from types import ModuleType
-
     from roll.config.operations import TrackingConfig
     from roll.tracking.run_directory import RunDirectory
 
@@ -116,14 +115,7 @@ class WandbSink:
 
     def __init__(self, run: RunDirectory, project: str, settings: Mapping[str, Any]) -> None:
         wandb = _load("wandb")
-        self._run = wandb.init(
-            project=project,
-            name=run.name,
-            id=_run_id(run),
-            resume="allow",
-            dir=str(run.path),
-            config=dict(settings),
-        )
+        self._run = wandb.init(project=project, name=run.name, dir=str(run.path), **_continued(run, settings))
         # A metric of its own: W&B's counter of steps only grows, a resumed run goes back to its checkpoint.
         self._run.define_metric("step")
         self._run.define_metric("*", step_metric="step")
@@ -141,12 +133,7 @@ class SwanLabSink:
     def __init__(self, run: RunDirectory, project: str, settings: Mapping[str, Any]) -> None:
         self._swanlab = _load("swanlab")
         self._swanlab.init(
-            project=project,
-            experiment_name=run.name,
-            id=_run_id(run),
-            resume="allow",
-            logdir=str(run.path / "swanlog"),
-            config=dict(settings),
+            project=project, experiment_name=run.name, logdir=str(run.path / "swanlog"), **_continued(run, settings)
         )
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
@@ -166,9 +153,9 @@ def _load(package: str) -> ModuleType:
         ) from error
 
 
-def _run_id(run: RunDirectory) -> str:
-    """Names this run at hosted trackers: 21 lower-case letters and digits, the same after a resume."""
+def _continued(run: RunDirectory, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """What hosted trackers know a run by: an id of 21 lower-case letters and digits, the same after a resume."""
     path = run.path / ".tracking-id"
     if not path.is_file():
         atomic.write_text(path, secrets.token_hex(11)[:21])
-    return path.read_text(encoding="utf-8").strip()
+    return {"id": path.read_text(encoding="utf-8").strip(), "resume": "allow", "config": dict(settings)}

@@ -37,7 +37,7 @@ class Summary:
     """The same after the last evaluated step; `None` also where that evaluation had no answers."""
     accuracy_best: float | None = None
     measure: str = "accuracy"
-    """What the next three are: `accuracy`, `mean reward` where no reward decides, or `score`, a mean of verdicts, and
+    """What the scores are: `accuracy`, `mean reward` where no reward decides, or `score`, a mean of verdicts, and
     of rewards where there are none; every answer counts alike. `loss` where examples were measured without answers."""
     score_before: float | None = None
     score_after: float | None = None

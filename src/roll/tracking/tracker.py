@@ -20,6 +20,7 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
+from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from roll.callbacks import Callbacks
@@ -36,8 +37,6 @@ from roll.tracking.spans import Spans
 from roll.tracking.summary import Summary, generation_time, summarise
 
 if TYPE_CHECKING:
-    from types import TracebackType
-
     from roll.config.run import RunConfig
     from roll.types import Group, Rollout
 

@@ -50,11 +50,13 @@ class _Track:
     rows: Tensor
     """[N] its tokens' entries in the row."""
     first: int
-    """Of the answer's tokens."""
+    """Where the answer begins among them."""
     distances: list[Tensor] = field(default_factory=list)
-    """By observed layer: [H]; likewise [H, N - first] for the next two."""
+    """By observed layer, [H]: how far back each head looks."""
     waad: list[Tensor] = field(default_factory=list)
+    """By observed layer, [H, N - first]; see `algorithms.credit`."""
     fai: list[Tensor] = field(default_factory=list)
+    """By observed layer, [H, N - first]; see `algorithms.credit`."""
 
 
 class MapObserver:

@@ -44,7 +44,7 @@ class SampleSpan:
     """Which predictions belong to a sample; [n] arrays."""
 
     index: int
-    """Of the sample in its batch."""
+    """Where the sample stands in its batch."""
     token_index: Int64Array
     """Position in the sample of each predicted token."""
     prediction_index: Int64Array

@@ -31,7 +31,7 @@ class Member:
     """A sample's part in a block."""
 
     index: int
-    """Of the sample in its batch."""
+    """Where the sample stands in its batch."""
     sample: TrainingSample
     num_inputs: int
     """Leading tokens that must go through the network: all before the last predicted one."""

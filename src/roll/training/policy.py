@@ -16,7 +16,7 @@ from roll.errors import ModelError
 from roll.training.attention import Observer
 from roll.training.distributions import Predictions, Projection, token_statistics
 from roll.training.divergence import divergence_from
-from roll.training.hidden import final_hidden
+from roll.training.hidden_states import final_hidden_states
 from roll.training.layout import Int64Array, PackedLayout
 from roll.training.lora import adapters_off
 from roll.training.top_logprobs import likeliest, logprobs_of
@@ -177,4 +177,4 @@ def _check_head(model: Any, use: str) -> None:
 def _project(model: Any, layout: PackedLayout, observer: Observer | None = None) -> Projection:
     """Hidden states at the layout's predictions, and the projection to the vocabulary."""
     weight = model.get_output_embeddings().weight
-    return Projection(final_hidden(model.get_decoder(), layout, weight.device, weight.dtype, observer), weight)
+    return Projection(final_hidden_states(model.get_decoder(), layout, weight.device, weight.dtype, observer), weight)

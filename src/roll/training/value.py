@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from roll.errors import ModelError
 from roll.training.distributions import Predictions
-from roll.training.hidden import final_hidden
+from roll.training.hidden_states import final_hidden_states
 from roll.training.layout import PackedLayout
 from roll.types import Output
 
@@ -60,7 +60,7 @@ class ValueNetwork(nn.Module):
     def forward(self, layout: PackedLayout, *unused: object) -> Predictions:
         """Values [M] of the states before the predicted tokens; what a policy's network takes besides is unused."""
         weight = self.score.weight
-        hidden = final_hidden(self.decoder, layout, weight.device, weight.dtype)
+        hidden = final_hidden_states(self.decoder, layout, weight.device, weight.dtype)
         return Predictions(values=values_of(self.score, hidden))
 
     @property

@@ -22,7 +22,7 @@ after a step. The comparison of changes cancels it, and still sees a missed laye
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
@@ -78,21 +78,18 @@ class _Reading:
     engine: NDArray[np.float64]
 
 
+@dataclass(eq=False)
 class ProbeGauge:
-    """Judges differences by those of the first sync. Only readings without a problem become part of its memory.
+    """Judges differences by those of the first sync. Only readings without a problem become part of its memory."""
 
-    Args:
-        noise: of the dtype that the engines compute in.
-        tolerance: of the mean absolute difference; by default `MARGIN` times the first one, within `noise`.
-    """
-
-    def __init__(self, noise: Noise, tolerance: float | None = None) -> None:
-        self._noise = noise
-        self._given = tolerance
-        self._first: float | None = None
-        self._first_scale = 1.0
-        self._first_change: tuple[float, float] | None = None
-        self._last: dict[str, _Reading] = {}
+    noise: Noise
+    """Of the dtype that the engines compute in."""
+    tolerance: float | None = None
+    """Of the mean absolute difference; by default `MARGIN` times the first one, within `noise`."""
+    _first: float | None = field(init=False, default=None)
+    _first_scale: float = field(init=False, default=1.0)
+    _first_change: tuple[float, float] | None = field(init=False, default=None)
+    _last: dict[str, _Reading] = field(init=False, default_factory=dict)
 
     def forget(self, engine_id: str) -> None:
         """The engine was replaced: what it computed before says nothing about what it computes now."""
@@ -158,22 +155,22 @@ class ProbeGauge:
         )
 
     def _tolerance(self, now: _Reading) -> float:
-        if self._given is not None:
-            return self._given
+        if self.tolerance is not None:
+            return self.tolerance
         if self._first is None:
-            return self._noise.ceiling
+            return self.noise.ceiling
         # Rounding errors of a log-prob grow with its size; a policy that sharpens is not a fault.
         growth = max(1.0, float(np.abs(now.trainer).mean()) / max(self._first_scale, 1e-6))
-        return min(self._noise.ceiling, max(self._noise.floor, MARGIN * self._first) * growth)
+        return min(self.noise.ceiling, max(self.noise.floor, MARGIN * self._first) * growth)
 
     def _change_tolerance(self, change: float) -> float | None:
         """`MARGIN` times the first missed change, in proportion to the size of the change."""
-        if not self._noise.smooth:
+        if not self.noise.smooth:
             return None
         if self._first_change is None:
-            return None if self._first is None or self._first > self._noise.floor else self._noise.floor * 2
+            return None if self._first is None or self._first > self.noise.floor else self.noise.floor * 2
         first_change, first_missed = self._first_change
-        return max(self._noise.floor, MARGIN * first_missed * max(1.0, change / first_change))
+        return max(self.noise.floor, MARGIN * first_missed * max(1.0, change / first_change))
 
 
 def _flat(logprobs: Sequence[FloatArray]) -> NDArray[np.float64]:

@@ -17,7 +17,7 @@ from roll.algorithms.filters import kept_rollouts, reason_to_leave_out, top_vari
 from roll.algorithms.kl import adapted_coefficient
 from roll.algorithms.normalise import Moments, normalised, whitened
 from roll.algorithms.returns import discounted, gae, step_advantages, token_rewards, turn_returns
-from roll.algorithms.shaping import shaped_reward, soft_overlong
+from roll.algorithms.rewards import shaped_reward, soft_overlong
 
 EXACT = {"rtol": 1e-10, "atol": 1e-12}
 FLOAT32 = {"rtol": 2e-6, "atol": 2e-6}

@@ -257,7 +257,7 @@ async def two_steps(config: RLVRConfig, session: Any, learner: Any, answers: Ans
         scheduler=RolloutScheduler(proxy, rewards, renderer, seed=0, loop=answers.loop),
         rewards=rewards,
         renderer=renderer,
-        stages=SimpleNamespace(waiting=nothing),
+        wait_phases=SimpleNamespace(waiting=nothing),
     )
     plan = SamplingPlan(purpose="train", group_size=SIZE, sampling=SamplingParams(max_new_tokens=4))
     data: Any = SimpleNamespace(train=Prompts())

@@ -15,7 +15,7 @@ from roll.algorithms.correction import Correction
 from roll.algorithms.gates import MinClip, SignSplit
 from roll.algorithms.inputs import LossInputs
 from roll.algorithms.kl import kl_per_token
-from roll.algorithms.losses import OwnLoss, PolicyLoss, ValueLoss
+from roll.algorithms.losses import PolicyLoss, UserLoss, ValueLoss
 from roll.algorithms.ratio import log_ratio
 from roll.config.algorithm import AlgorithmConfig
 from roll.errors import LossError
@@ -251,6 +251,6 @@ def test_a_loss_of_the_users_runs_by_its_path(tmp_path: Any) -> None:
         "    return 3.0\n"
     )
     inputs = inputs_of({"new": [0.5, 0.25], "advantages": [1.0, 2.0]})
-    assert OwnLoss(path=f"{file}:loss")(inputs).loss.item() == pytest.approx(5 * math.log(2) / 2)
+    assert UserLoss(path=f"{file}:loss")(inputs).loss.item() == pytest.approx(5 * math.log(2) / 2)
     with pytest.raises(LossError, match="returned float, not a LossOutputs"):
-        OwnLoss(path=f"{file}:number")(inputs)
+        UserLoss(path=f"{file}:number")(inputs)

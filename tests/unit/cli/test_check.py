@@ -13,6 +13,7 @@ import yaml
 from roll.cli.main import run
 from roll.config.load import load_config
 from roll.pipelines.rlvr.check import inspect
+from roll.preflight.machine import Machine
 
 
 @pytest.fixture
@@ -152,6 +153,19 @@ def test_too_little_memory_and_disk_are_noted(place):
     report = inspect(load_config("config.yaml", overrides))
     assert any("GiB free and the run needs up to" in note for note in report.notes)
     assert report.problems == []
+
+
+def test_roles_that_hand_a_devices_memory_over_need_it_one_after_the_other(place, monkeypatch):
+    def looked_at(free, *overrides):
+        machine = Machine(num_cores=2, memory_bytes=10**12, accelerator_bytes=(free,))
+        monkeypatch.setattr("roll.pipelines.rlvr.check.inspection.inspect_machine", lambda: machine)
+        return inspect(load_config("config.yaml", overrides))
+
+    trainer, engine = (role.bytes_total for role in looked_at(10**12).memory)
+    assert not any("GiB free" in note for note in looked_at(max(trainer, engine)).notes)
+    assert any("device 0 has" in note for note in looked_at(max(trainer, engine) - 1).notes)
+    assert any("device 0 has" in note for note in looked_at(trainer + engine - 1, "cluster.hand_over=false").notes)
+    assert "hand the memory of shared devices over" in str(looked_at(10**12))
 
 
 def test_places_on_ray_are_listed(place, capsys):

@@ -14,7 +14,8 @@ from roll.config.estimate import (
     num_lora_parameters,
 )
 from roll.config.load import load_config
-from roll.pipelines.rlvr.check.estimate import batch_arithmetic, disk_use, memory_by_role
+from roll.pipelines.online.check.estimate import batch_arithmetic, disk_use, memory_by_role
+from roll.pipelines.rlvr.check.estimate import further_memory
 
 QUICKSTART = Path(__file__).parents[3] / "examples" / "quickstart.yaml"
 RAY = ["cluster.type=ray", "cluster.device_mapping.actor_train=0-1", "cluster.device_mapping.actor_infer=0-1"]
@@ -43,7 +44,10 @@ def batch_of(*overrides, longest=40, train=57, held_out=24):
 
 def memory_of(*overrides, kind="hf", on_accelerator=False):
     config, batch = batch_of(*overrides)
-    roles = memory_by_role(config, Sizes(), batch, engine_kind=kind, max_context=72, on_accelerator=on_accelerator)
+    further = further_memory(config, Sizes(), batch)
+    roles = memory_by_role(
+        config, Sizes(), batch, engine_kind=kind, max_context=72, on_accelerator=on_accelerator, further=further
+    )
     return {role.role: role for role in roles}
 
 
@@ -191,7 +195,7 @@ def test_critics_of_another_model_count_with_its_size():
         engine_kind="hf",
         max_context=72,
         on_accelerator=False,
-        critic_sizes=Sizes(num_parameters=500_000),
+        further=further_memory(config, Sizes(), batch, critic_sizes=Sizes(num_parameters=500_000)),
     )
     critic = next(role for role in roles if role.role == "critic")
     assert (critic.parts["AdamW"], critic.parts["weights"]) == (4_000_000, 1_000_000)
@@ -230,8 +234,11 @@ def test_checkpoints_are_counted(overrides, kept):
 
 def test_checkpoints_hold_every_critics_masters_and_moments():
     config, batch = batch_of("algorithm.type=asy_ppo")
-    assert disk_use(config, Sizes(), batch, longest_prompt=40).checkpoint_bytes == 14_000_000 + 2 * 12_000_000
-    small = disk_use(config, Sizes(), batch, longest_prompt=40, critic_sizes=Sizes(num_parameters=500_000))
+    equal = further_memory(config, Sizes(), batch)
+    found = disk_use(config, Sizes(), batch, longest_prompt=40, further=equal)
+    assert found.checkpoint_bytes == 14_000_000 + 2 * 12_000_000
+    other = further_memory(config, Sizes(), batch, critic_sizes=Sizes(num_parameters=500_000))
+    small = disk_use(config, Sizes(), batch, longest_prompt=40, further=other)
     assert small.checkpoint_bytes == 14_000_000 + 2 * 6_000_000
 
 

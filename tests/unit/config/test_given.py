@@ -90,3 +90,26 @@ def test_a_resumed_run_refuses_objects_that_it_has_no_place_for():
         with_given(load_config(ARITHMETIC), ROWS, None, None)
     with pytest.raises(ConfigError, match=r"reward= has 1 functions, but the rewards of 'arithmetic' have 0 places"):
         with_given(load_config(ARITHMETIC), None, None, score)
+
+
+SFT = {"name": "run", "pipeline": "sft", "model": "tiny"}
+CHATS = [{"prompt": "3 + 4", "completion": "7"}]
+
+
+def test_examples_need_no_reward():
+    config = load(SFT, data=CHATS, held_out=CHATS)
+    (entry,) = config.data
+    assert (entry.source, entry.given) == ("python", (CHATS, CHATS))
+    again = with_given(load_config(resolved(config)), CHATS, None, None)
+    assert again.data[0].given == (CHATS, None)
+
+
+def test_examples_may_be_beside_others():
+    mixed = SFT | {"data": [{"source": "arithmetic"}, {"source": "python", "completion_key": "a"}]}
+    config = load(mixed, data=[{"prompt": "3 + 4", "a": "7"}])
+    assert [entry.source for entry in config.data] == ["arithmetic", "python"] and config.data[1].given[0]
+
+
+def test_a_pipeline_without_rewards_is_given_none():
+    with pytest.raises(ConfigError, match=r"reward= .*the pipeline sft learns from examples and scores nothing"):
+        load(SFT, data=CHATS, reward=score)

@@ -97,7 +97,7 @@ def test_its_own_sections_stand_where_a_reader_looks_first() -> None:
         ({"rollout": {"group_size": 2}}, "unknown key 'rollout'"),
         ({"num_generations": 2}, r"unknown key 'num_generations'\. (?!.*rollout)"),
         ({"save_steps": 2}, "Did you mean 'checkpoint.every_num_steps'"),
-        ({"pipeline": "tow"}, r"'pipeline': 'tow' is not known. Did you mean 'toy'\? Known: rlvr, toy"),
+        ({"pipeline": "tow"}, r"'pipeline': 'tow' is not known. Did you mean 'toy'\? Known: .*toy"),
     ],
 )
 def test_its_errors_are_as_clear(change: dict[str, Any], message: str) -> None:

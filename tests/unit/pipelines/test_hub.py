@@ -15,7 +15,7 @@ import pytest
 from huggingface_hub import constants
 
 from roll.errors import HubError
-from roll.pipelines.hub import check_hub, upload
+from roll.pipelines.exporting import check_hub, upload
 
 
 class Hub(ThreadingHTTPServer):

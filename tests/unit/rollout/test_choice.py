@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from roll.config.scheduling import SchedulingConfig
-from roll.rollout import AsyncController, Batch, Feed, LLMProxy, RolloutScheduler, SamplingPlan
+from roll.rollout import AsyncController, Batch, BatchSpec, LLMProxy, RolloutScheduler, SamplingPlan
 from roll.simulation.clock import run
 from roll.types import (
     EngineLoad,
@@ -121,8 +121,8 @@ def _trained(policy: tuple[tuple[str, Any], ...], num_steps: int) -> tuple[list[
         proxy = LLMProxy(Engines(), prepare=lambda engine: asyncio.sleep(0))  # type: ignore[arg-type]
         scheduler = RolloutScheduler(proxy, {"d": reward}, Numbers(), seed=1)
         plan = SamplingPlan(purpose="train", group_size=GROUP_SIZE, sampling=SamplingParams(max_new_tokens=300))
-        feed = Feed(draw=draw, plans=(plan,), batch_size=NUM_PROMPTS, num_steps=num_steps)
-        controller = AsyncController(scheduler, proxy, SchedulingConfig(**dict(policy)), feed)
+        spec = BatchSpec(draw=draw, plans=(plan,), batch_size=NUM_PROMPTS, num_steps=num_steps)
+        controller = AsyncController(scheduler, proxy, SchedulingConfig(**dict(policy)), spec)
         for step in range(num_steps):
             batches.append(await controller.next_batch())
             await controller.settle(step + 1, set())

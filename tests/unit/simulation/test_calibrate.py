@@ -28,7 +28,7 @@ from roll.simulation.fit import fit_engine
 from roll.simulation.hardware import device
 from roll.simulation.prefixes import PrefixCache
 from roll.tracking import RunDirectory, Tracker
-from roll.tracking.engine_trace import trace_engine_steps
+from roll.tracking.rollout_trace import trace_engine_steps
 from roll.types import EngineStretch, Group, Prompt, PromptDraw, RewardResult, Rollout
 
 CURVE = ((0.0, 0.010), (4.0, 0.012), (16.0, 0.036))

@@ -17,7 +17,7 @@ from roll.config.scheduling import SchedulingConfig
 from roll.inference import EngineSpec
 from roll.inference.hf import HFEngine
 from roll.protocols import InferenceEngine
-from roll.rollout import AsyncController, Batch, Feed, LLMProxy, RolloutScheduler, SamplingPlan
+from roll.rollout import AsyncController, Batch, BatchSpec, LLMProxy, RolloutScheduler, SamplingPlan
 from roll.rollout.lifecycle import Transition
 from roll.simulation import clock
 from roll.simulation.batch import BatchLimits
@@ -200,7 +200,7 @@ async def run_steps(scheduler: RolloutScheduler, proxy: LLMProxy, policy: dict[s
     """Some steps; returns the rollouts of each."""
     sampling = SamplingParams(max_new_tokens=24, temperature=1.5, stop_token_ids=tuple(range(4, 24)))
     plan = SamplingPlan(purpose="train", group_size=GROUP_SIZE, sampling=sampling)
-    feed = Feed(
+    spec = BatchSpec(
         draw=prompts(first),
         plans=(plan,),
         batch_size=NUM_PROMPTS,
@@ -208,7 +208,7 @@ async def run_steps(scheduler: RolloutScheduler, proxy: LLMProxy, policy: dict[s
         left_out=same_verdicts,
         max_refills=2,
     )
-    controller = AsyncController(scheduler, proxy, SchedulingConfig(**policy), feed)
+    controller = AsyncController(scheduler, proxy, SchedulingConfig(**policy), spec)
     taken = []
     for step in range(NUM_STEPS):
         batch: Batch = await controller.next_batch()

@@ -6,7 +6,7 @@ import multiprocessing
 from concurrent.futures import ProcessPoolExecutor
 
 from roll.config.simulation import SimulationConfig
-from roll.simulation.study import study
+from roll.simulation.report import study
 
 CONFIG = SimulationConfig.model_validate(
     {

@@ -13,7 +13,7 @@ from critic_helpers import VALUE_LOSS, reference_gradient, valued
 from training_helpers import grads_of, logprobs_of, make_batch, make_spec, relative_error, values_of
 
 from roll.algorithms.inputs import LossInputs, LossOutputs
-from roll.algorithms.losses import PolicyLoss, SharedLoss, ValueLoss
+from roll.algorithms.losses import PolicyAndValueLoss, PolicyLoss, ValueLoss
 from roll.config.model import LoRAConfig
 from roll.errors import CheckpointError, UnsupportedError
 from roll.models import load_causal_lm
@@ -22,7 +22,7 @@ from roll.training.precision import Precision
 from roll.types import Needs
 
 DOUBLE = Precision.of("float64")
-LOSS = SharedLoss(policy=PolicyLoss(), value=VALUE_LOSS, coefficient=0.3)
+LOSS = PolicyAndValueLoss(policy=PolicyLoss(), value=VALUE_LOSS, coefficient=0.3)
 LAYOUTS: list[dict[str, Any]] = [
     {"share_prefix": True},
     {"share_prefix": False, "max_tokens_per_micro_batch": 1},
@@ -113,7 +113,7 @@ def test_an_experts_tokens_have_no_value_to_learn(tiny_model: Path) -> None:
         return LossOutputs(loss=0.0 * inputs.logprobs.sum())
 
     nothing.needs = Needs()
-    only_value = SharedLoss(policy=nothing, value=ValueLoss(), coefficient=1.0)
+    only_value = PolicyAndValueLoss(policy=nothing, value=ValueLoss(), coefficient=1.0)
     backend = TorchBackend(spec_of(tiny_model), precision=DOUBLE)
     set_head(backend)
     backend.train_step(dataclasses.replace(batch, samples=tuple(samples)), only_value)

@@ -3,12 +3,12 @@
 from roll.algorithms.losses.credited import CreditedLoss
 from roll.algorithms.losses.distillation import DistillationLoss, TopDistillationLoss
 from roll.algorithms.losses.likelihood import LikelihoodLoss
-from roll.algorithms.losses.own import OwnLoss
 from roll.algorithms.losses.policy import PolicyLoss
+from roll.algorithms.losses.policy_and_value import PolicyAndValueLoss
 from roll.algorithms.losses.preference import KTOLoss, PreferenceLoss
 from roll.algorithms.losses.reward import BradleyTerryLoss, RegressionLoss
-from roll.algorithms.losses.shared import SharedLoss
 from roll.algorithms.losses.summed import SummedLoss
+from roll.algorithms.losses.user_function import UserLoss
 from roll.algorithms.losses.value import ValueLoss
 
 __all__ = [
@@ -17,12 +17,12 @@ __all__ = [
     "DistillationLoss",
     "KTOLoss",
     "LikelihoodLoss",
-    "OwnLoss",
+    "PolicyAndValueLoss",
     "PolicyLoss",
     "PreferenceLoss",
     "RegressionLoss",
-    "SharedLoss",
     "SummedLoss",
     "TopDistillationLoss",
+    "UserLoss",
     "ValueLoss",
 ]

@@ -24,7 +24,7 @@ class ValueLoss:
     clip: float | None = None
     """e; `None`: no clip."""
     needs = Needs()
-    """Nothing but a critic's values; within `SharedLoss`, that asks for them."""
+    """Nothing but a critic's values; within `PolicyAndValueLoss`, that asks for them."""
 
     def __call__(self, inputs: LossInputs) -> LossOutputs:
         """The micro-batch's share.

@@ -11,6 +11,8 @@ __all__ = ["DEFAULT_PIPELINE", "PIPELINES"]
 PIPELINES: Registry[type[RunConfig]] = Registry(
     "pipeline",
     {
+        "distill": "roll.config.pipelines.distill:CONFIG",
+        "rejection_sampling": "roll.config.pipelines.rejection_sampling:CONFIG",
         "rlvr": "roll.config.pipelines.rlvr:CONFIG",
         "preference": "roll.config.pipelines.preference:CONFIG",
         "sft": "roll.config.pipelines.sft:CONFIG",

@@ -7,42 +7,41 @@ table ── structure of every row ──► examples ── with few of them: 
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, TypeAlias, assert_never
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, assert_never
 
 from roll.config.examples import (
     ArithmeticExamples,
-    ExampleColumns,
     ExampleDataConfig,
     FileExamples,
     HuggingFaceExamples,
     PythonExamples,
 )
 from roll.data.chat import ChatRenderer
+from roll.data.examples.checking import Check, Source, left_out
 from roll.data.examples.reading import ExampleKind, ExampleReader
 from roll.data.examples.report import BadRows, Report
-from roll.data.examples.samples import TOO_LONG, Rendering, UnusableExample
+from roll.data.examples.samples import Rendering, UnusableExample
 from roll.data.examples.stream import ExampleStream
-from roll.data.examples.sums import ArithmeticExamplesSource, arithmetic_examples
-from roll.data.rows import RowItems, Table, split_rows
+from roll.data.examples.sums import arithmetic_examples
+from roll.data.rows import Table, split_rows
 from roll.data.source import Interleaved
 from roll.data.stream import WeightedSource
 from roll.errors import DataError
 from roll.protocols import Items
-from roll.types import Example, ExampleDraw, TrainingBatch, TrainingSample
+from roll.types import Example, ExampleDraw, TrainingSample
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 __all__ = ["EAGER_CHECK", "Examples", "build_examples", "count_examples"]
 
+logger = logging.getLogger(__name__)
+
 EAGER_CHECK = 20_000
 """With at most this many examples, all are rendered at once, so one that cannot be is known before training."""
-NUM_MEASURED = 200
-"""Of more examples, so many are rendered to say how long they are."""
-
-_Source: TypeAlias = RowItems[Example] | ArithmeticExamplesSource
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -67,7 +66,7 @@ class Examples:
         try:
             return self.rendering.samples(draw, config.too_long)[0]
         except UnusableExample as error:
-            if _left_out(config, error.reason):
+            if left_out(config, error.reason):
                 return error.reason
             raise UnusableExample(error.reason, f"example '{draw.uid}': {error}") from error
 
@@ -76,13 +75,6 @@ class Examples:
         chosen = [self.held_out[i] for i in range(min(num_examples, len(self.held_out)))]
         return [ExampleDraw(draw_id=i, example=example, position=-1) for i, example in enumerate(chosen)]
 
-    def held_out_batch(self, num_examples: int) -> TrainingBatch:
-        """The samples of these; without what is left out."""
-        found = [self.samples(draw) for draw in self.evaluation(num_examples)]
-        return TrainingBatch(
-            samples=tuple(sample for samples in found if not isinstance(samples, str) for sample in samples)
-        )
-
 
 @dataclass(kw_only=True, slots=True)
 class _Loaded:
@@ -90,8 +82,8 @@ class _Loaded:
 
     config: ExampleDataConfig
     domain: str
-    training: _Source
-    held_out: _Source
+    training: Source
+    held_out: Source
     bad: BadRows
 
 
@@ -121,10 +113,12 @@ def build_examples(
     if len({config.weight is None for config in configs}) == 2:
         raise DataError("some data sources have a weight and others none: give every one a weight, or none of them.")
     loaded = list(_load(configs, kind, seed, rendering.renderer.special_in))
-    num_examples = sum(len(entry.training) + len(entry.held_out) for entry in loaded)
-    check = _Check(rendering=rendering, every=num_examples <= EAGER_CHECK)
+    total = sum(len(entry.training) + len(entry.held_out) for entry in loaded)
+    check = Check(rendering=rendering, every=total <= EAGER_CHECK)
     for entry in loaded:
-        entry.training, entry.held_out = check.usable(entry, entry.training), check.usable(entry, entry.held_out)
+        entry.training, entry.held_out = (
+            check.usable(side, entry.config, entry.bad) for side in (entry.training, entry.held_out)
+        )
     _refuse_bad_rows(loaded)
     sources = [
         WeightedSource(
@@ -135,17 +129,15 @@ def build_examples(
         )
         for entry in loaded
     ]
+    report = check.report({entry.domain: entry.bad for entry in loaded})
+    if lines := list(report.lines()):
+        logger.warning("%s", "\n".join(lines))
     return Examples(
         train=ExampleStream(sources, seed),
         held_out=Interleaved([entry.held_out for entry in loaded]),
         rendering=rendering,
         settings={entry.domain: entry.config for entry in loaded},
-        report=Report(
-            bad={entry.domain: entry.bad for entry in loaded},
-            longest=check.longest if check.every else None,
-            num_tokens=check.num_learnt / max(check.num_rendered, 1),
-            num_cut=check.num_cut,
-        ),
+        report=report,
     )
 
 
@@ -167,7 +159,7 @@ def _load(
         domain, bad = config.domain or config.source, BadRows()
         if not isinstance(config, ArithmeticExamples):
             reader = ExampleReader(config, domain, kind, special_in, bad)
-            sides: tuple[_Source, _Source] = split_rows(reader, _tables(config, domain), seed)
+            sides: tuple[Source, Source] = split_rows(reader, _tables(config, domain), seed)
         elif kind == "supervised":
             sides = arithmetic_examples(config, domain, seed)
         else:
@@ -195,45 +187,6 @@ def _tables(config: FileExamples | HuggingFaceExamples | PythonExamples, domain:
             assert_never(config)
 
 
-@dataclass(kw_only=True, slots=True)
-class _Check:
-    """Renders examples before training, and keeps what is known of their lengths."""
-
-    rendering: Rendering
-    every: bool
-    """All of them, not some."""
-    longest: int = field(default=0, init=False)
-    num_learnt: int = field(default=0, init=False)
-    num_rendered: int = field(default=0, init=False)
-    num_cut: int = field(default=0, init=False)
-
-    def usable(self, entry: _Loaded, source: _Source) -> _Source:
-        """The source without examples that cannot be learnt from; of a large one, only some are tried."""
-        numbers = range(0, len(source), 1 if self.every else max(len(source) // NUM_MEASURED, 1))
-        out: list[int] = []
-        for index in numbers:
-            draw = ExampleDraw(draw_id=0, example=source[index], position=-1)
-            try:
-                samples, cut = self.rendering.samples(draw, entry.config.too_long)
-            except UnusableExample as error:
-                out.append(index)
-                if self.every or not _left_out(entry.config, error.reason):
-                    entry.bad.add(error.reason, f"{source.where(index)}: {error}")
-                continue
-            self.num_rendered += 1
-            self.num_cut += cut
-            self.num_learnt += sum(int(sample.loss_mask.sum()) for sample in samples)
-            self.longest = max(self.longest, *(len(sample) for sample in samples))
-        return source.without(out) if out and self.every else source
-
-
-def _left_out(config: ExampleDataConfig, reason: str) -> bool:
-    """Whether the source says that what is wrong for this reason is left out."""
-    if reason == TOO_LONG and config.too_long == "skip":
-        return True
-    return isinstance(config, ExampleColumns) and config.on_bad_row == "skip"
-
-
 def _refuse_bad_rows(loaded: Sequence[_Loaded]) -> None:
     """Say at once what is wrong in all sources, where it is not to be left out.
 
@@ -242,7 +195,7 @@ def _refuse_bad_rows(loaded: Sequence[_Loaded]) -> None:
     """
     lines: list[str] = []
     for entry in loaded:
-        if any(not _left_out(entry.config, reason) for reason in entry.bad.counts):
+        if any(not left_out(entry.config, reason) for reason in entry.bad.counts):
             lines += entry.bad.lines(entry.domain)
     if lines:
         raise DataError("\n".join([*lines, "Correct them, or leave them out with `on_bad_row: skip`."]))

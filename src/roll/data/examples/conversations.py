@@ -173,8 +173,8 @@ def _joined(content: Any) -> Any:
     """The text of content that is given as parts, if all of them are text."""
     if not isinstance(content, list) or not content:
         return content
-    texts = [part.get("text") if isinstance(part, Mapping) and part.get("type") == "text" else None for part in content]
-    return "".join(map(str, texts)) if all(isinstance(text, str) for text in texts) else content
+    texts = [part.get("text") for part in content if isinstance(part, Mapping) and part.get("type") == "text"]
+    return "".join(map(str, texts)) if len(texts) == len(content) else content
 
 
 def text_of(value: Any, key: str, where: str, what: str = "text") -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 __all__ = ["BadRows", "Report"]
 
@@ -47,8 +47,10 @@ class Report:
     num_tokens: float
     """Tokens of an example that the loss counts, on average."""
     num_cut: int
-    """Examples whose answers are too long and lose their ends, of those that were rendered."""
-    notes: tuple[str, ...] = field(default=())
+    """Examples, of those that were rendered, whose answers are too long and lose their ends."""
+    num_rewritten: int
+    """Conversations, of those that were rendered, with answers that are not learnt: see `roll.data.turns`."""
+    notes: tuple[str, ...] = ()
     """What else a user should know."""
 
     def lines(self) -> Iterator[str]:
@@ -57,6 +59,4 @@ class Report:
             if rows.counts:
                 yield from rows.lines(domain)
                 yield "  They are left out."
-        if self.num_cut:
-            yield f"{self.num_cut:,} examples have more tokens than the context takes: their answers lose their ends."
         yield from self.notes

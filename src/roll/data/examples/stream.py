@@ -13,10 +13,5 @@ class ExampleStream(WeightedStream[Example, ExampleDraw]):
 
     size_name = "num_examples"
 
-    @property
-    def num_examples(self) -> int:
-        """Different examples over all sources, which is an epoch where no source has a weight."""
-        return self.num_items
-
     def _drawn(self, draw_id: int, item: Example, position: int) -> ExampleDraw:
         return ExampleDraw(draw_id=draw_id, example=item, position=position)

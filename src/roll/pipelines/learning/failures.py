@@ -42,7 +42,7 @@ class Failures:
     timed_out: int = 0
     """Answers that took a verifier too long, and so got its 0."""
     causes: Counter[str] = field(default_factory=Counter)
-    """Of those without a reward."""
+    """How many answers got no reward, by cause."""
     prompts: dict[str, str] = field(default_factory=dict)
     """By cause, the first prompt that met it."""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from roll.algorithms import gates
 from roll.algorithms.correction import Correction
-from roll.algorithms.losses import CreditedLoss, OwnLoss, PolicyLoss, SharedLoss, ValueLoss
+from roll.algorithms.losses import CreditedLoss, PolicyAndValueLoss, PolicyLoss, UserLoss, ValueLoss
 from roll.config.algorithm import AlgorithmConfig
 from roll.protocols import LossFn
 from roll.registry import load_function
@@ -52,7 +52,7 @@ def policy_loss(algorithm: AlgorithmConfig, kl_coefficient: float | None = None)
     """
     loss, observed, form = _policy_loss(algorithm, kl_coefficient), attention_range(algorithm), algorithm.credit.type
     if algorithm.shares_critic:
-        loss = SharedLoss(policy=loss, value=value_loss(algorithm), coefficient=algorithm.critic.coefficient)
+        loss = PolicyAndValueLoss(policy=loss, value=value_loss(algorithm), coefficient=algorithm.critic.coefficient)
     if observed is None or form == "none":
         return loss
     settings = algorithm.credit.model_dump(exclude={"type", "window", "horizon_start", "horizon_end"})
@@ -61,7 +61,7 @@ def policy_loss(algorithm: AlgorithmConfig, kl_coefficient: float | None = None)
 
 def _policy_loss(algorithm: AlgorithmConfig, kl_coefficient: float | None) -> LossFn:
     if algorithm.loss is not None:
-        return OwnLoss(path=algorithm.loss)
+        return UserLoss(path=algorithm.loss)
     coefficient = algorithm.kl.coefficient if kl_coefficient is None else kl_coefficient
     return PolicyLoss(
         ratio_level=algorithm.ratio.level,

@@ -76,7 +76,7 @@ def training_metrics(results: Sequence[StepResult], prefix: str = "training") ->
 def learning_metrics(
     batch: TrainingBatch, results: Sequence[StepResult], critic_results: Sequence[StepResult]
 ) -> dict[str, float]:
-    """Of policy and critics."""
+    """What the updates of policy and critics reported, and how far engines and trainer agree."""
     metrics = training_metrics(results) | training_metrics(critic_results, "critic") | agreement(batch, results)
     place = "critic" if critic_results else "training"  # a shared head learns in the policy's updates
     if f"{place}/value/return" in metrics:

@@ -21,7 +21,7 @@ from roll.algorithms.weighing import kl_token_rewards, weigh
 from roll.config.algorithm import AlgorithmConfig
 from roll.config.rollout import RolloutConfig
 from roll.data.samples import build_batch
-from roll.pipelines.learner import Learner, update
+from roll.pipelines.learner import Learner, train_policy, update
 from roll.pipelines.learning.losses import attention_range, policy_loss, value_loss
 from roll.pipelines.learning.state import LearningState
 from roll.pipelines.run import Run
@@ -72,7 +72,9 @@ async def learn(
     learned = Learned(batch=batch)
     await _train_critics(run, learner, algorithm, learned, values)
     if run.state.step >= (algorithm.critic.warmup_steps if algorithm.uses_critic else 0):
-        await _train_policy(run, learner, algorithm, learned, coefficient)
+        with run.spans.phase("train"):
+            loss = policy_loss(algorithm, coefficient)
+            learned.results += await train_policy(run, learner.policy, batch, loss, algorithm.updates)
     _adapt(run, algorithm, learned, penalties, coefficient)
     return learned
 
@@ -122,17 +124,6 @@ async def _train_critics(
                 seed = (run.seed, step, 1 + index, epoch)
                 for part in minibatches(own, algorithm.updates.num_minibatches, seed):
                     learned.critic_results.append(await update(run, critic, part, value_loss(algorithm)))
-
-
-async def _train_policy(
-    run: Run[LearningState], learner: Learner, algorithm: AlgorithmConfig, learned: Learned, coefficient: float
-) -> None:
-    step = run.state.step
-    loss = policy_loss(algorithm, coefficient)
-    with run.spans.phase("train"):
-        for epoch in range(algorithm.updates.num_epochs):
-            for part in minibatches(learned.batch, algorithm.updates.num_minibatches, (run.seed, step, 0, epoch)):
-                learned.results.append(await update(run, learner.policy, part, loss))
 
 
 def _adapt(

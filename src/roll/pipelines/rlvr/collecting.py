@@ -9,14 +9,15 @@ from roll.algorithms.selection import Selection, select
 from roll.config.pipelines.rlvr import RLVRConfig
 from roll.pipelines.learning.state import LearningState
 from roll.pipelines.live_policy import LivePolicy
-from roll.pipelines.rlvr.circle import Circle
+from roll.pipelines.online.boundary import decided
+from roll.pipelines.online.circle import Circle
 from roll.pipelines.rlvr.demonstrations import demonstrations
 from roll.pipelines.rlvr.sampling import GREEDY
 from roll.pipelines.run import Run
-from roll.rollout import Batch, DataLedger
-from roll.types import Fate, Rollout
+from roll.rollout import Batch
+from roll.types import Rollout
 
-__all__ = ["Collected", "chosen", "collect", "settle"]
+__all__ = ["Collected", "chosen", "collect"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -29,7 +30,7 @@ class Collected:
     """Of prompts of the batch, whether the selection has them or not."""
 
 
-async def collect(circle: Circle, live: LivePolicy) -> Collected:
+async def collect(circle: Circle[RLVRConfig], live: LivePolicy) -> Collected:
     """Wait for the next batch, and choose; may be cancelled at any moment.
 
     With `filters.refill` (dynamic sampling, DAPO, arXiv 2503.14476 eq. 11) the batch also holds the groups that were
@@ -37,7 +38,7 @@ async def collect(circle: Circle, live: LivePolicy) -> Collected:
     """
     config = circle.config
     ahead = config.rollout.scheduling.async_ratio > 0
-    with live.generation.stages.waiting("wait" if ahead else "generate"):
+    with live.generation.wait_phases.waiting("wait" if ahead else "generate"):
         batch = await live.controller.next_batch()
         shown = await demonstrations(config, live, [group.draw for group in batch.groups])
     return chosen(config, circle.run, batch, shown)
@@ -45,8 +46,6 @@ async def collect(circle: Circle, live: LivePolicy) -> Collected:
 
 def chosen(config: RLVRConfig, run: Run[LearningState], batch: Batch, demonstrations: Sequence[Rollout]) -> Collected:
     """What a step learns from, of a batch and of demonstrations of its prompts."""
-    left_out = {draw_id: (Fate.FILTERED, why) for draw_id, why in batch.left_out.items()}
-    expired = {draw_id: (Fate.EXPIRED, why) for draw_id, why in batch.expired.items()}
     with run.spans.phase("advantages"):
         selection = select(
             batch.groups,
@@ -55,12 +54,6 @@ def chosen(config: RLVRConfig, run: Run[LearningState], batch: Batch, demonstrat
             moments=run.state.moments,
             greedy=batch.companions.get(GREEDY, ()),
             demonstrations=demonstrations,
-            decided=left_out | expired,
+            decided=decided(batch),
         )
     return Collected(batch=batch, selection=selection, demonstrations=tuple(demonstrations))
-
-
-def settle(ledger: DataLedger, selection: Selection, step: int) -> None:
-    """Write every group's fate into the ledger."""
-    for draw_id, (fate, why) in selection.fates.items():
-        ledger.settle(draw_id, fate, step, why)

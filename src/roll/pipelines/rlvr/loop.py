@@ -12,61 +12,46 @@ follows runs to the step's boundary, where the run can be saved.
 
 from __future__ import annotations
 
-import asyncio
-import logging
-
+from roll.config.pipelines.rlvr import RLVRConfig
 from roll.pipelines.evaluation import Evaluator
 from roll.pipelines.live_policy import LivePolicy
-from roll.pipelines.rlvr.circle import Circle
+from roll.pipelines.online.boundary import evaluate_if_due, running
+from roll.pipelines.online.circle import Circle
 from roll.pipelines.rlvr.collecting import collect
-from roll.pipelines.rlvr.step import learn_from, remember_verifiers
-from roll.pipelines.run import take_steps, whole_run
-from roll.rollout.watchdog import Watchdog
+from roll.pipelines.rlvr.step import learn_from
+from roll.pipelines.run import take_steps
 
 __all__ = ["train", "train_asynchronously", "train_synchronously"]
 
-logger = logging.getLogger(__name__)
 
-
-async def train(circle: Circle, live: LivePolicy, evaluator: Evaluator) -> None:
+async def train(circle: Circle[RLVRConfig], live: LivePolicy, evaluator: Evaluator) -> None:
     """Take the remaining steps.
 
     Raises:
         AlarmError: an alarm stops the run; everything up to this step's boundary is saved.
         Interrupted: a signal asked for a stop; everything up to the last step's boundary is saved.
     """
-    run, rollout = circle.run, circle.config.rollout
+    rollout = circle.config.rollout
     loop = train_asynchronously if rollout.scheduling.async_ratio > 0 else train_synchronously
-    dog = Watchdog(live.generation.scheduler.life, rollout.stall_s, logger.warning, run.spans.under_way)
-    watchdog = asyncio.create_task(dog.watch(), name="watchdog")
-    try:
-        async with whole_run(run, live.close):
-            run.tracker.note("bringing the weights to the engines")
-            await live.sync(run)
-            await loop(circle, live, evaluator)
-    finally:
-        watchdog.cancel()
+    async with running(circle.run, live, rollout.stall_s):
+        await loop(circle, live, evaluator)
 
 
-async def train_synchronously(circle: Circle, live: LivePolicy, evaluator: Evaluator) -> None:
+async def train_synchronously(circle: Circle[RLVRConfig], live: LivePolicy, evaluator: Evaluator) -> None:
     """One thing after the other: every batch comes from the newest policy."""
 
     async def step() -> list[str]:
         await live.wake(circle.run)
         collected = await circle.run.stop.unless(collect(circle, live))
         alarms = await learn_from(circle, collected)
-        await evaluate()
+        await evaluate_if_due(circle, evaluator)
         return alarms
 
-    async def evaluate() -> None:
-        if await evaluator.evaluate_if_due():
-            remember_verifiers(circle)  # nothing else was scored meanwhile: this is still the boundary
-
-    await evaluate()
+    await evaluate_if_due(circle, evaluator)
     await take_steps(circle.run, step)
 
 
-async def train_asynchronously(circle: Circle, live: LivePolicy, evaluator: Evaluator) -> None:
+async def train_asynchronously(circle: Circle[RLVRConfig], live: LivePolicy, evaluator: Evaluator) -> None:
     """Generation, training and evaluation side by side; engines stand still only while they get new weights."""
     run = circle.run
 

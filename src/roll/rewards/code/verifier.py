@@ -1,23 +1,32 @@
-"""Programs are scored by running them: see docs/code-rewards.md."""
+"""Programs are scored by running them: see docs/code-rewards.md.
+
+    stdin and call cases ──► one sandbox, a process per case ──► outputs ──► compared as text and plain data (`batch`)
+    assert, check, pytest ──► candidate's sandbox ◄── plain data ──► checker's sandbox ──► verdicts (`dialogue`)
+
+What comes from a candidate's sandbox is the candidate's claim of what it computed. The expected results are never
+there.
+"""
 
 from __future__ import annotations
 
 from collections import Counter, OrderedDict
+from collections.abc import Sequence
 
 from roll.config.rewards.code import CodeReward
 from roll.errors import ConfigError, MalformedPromptError, UnscorableError
 from roll.rewards.base import Judgement, Verifier
-from roll.rewards.code.execution import run_cases
+from roll.rewards.code.batch import Batch
+from roll.rewards.code.dialogue import Dialogue
 from roll.rewards.code.extract import extract_code
 from roll.rewards.code.languages import missing_tool
 from roll.rewards.code.sandboxes import CodeSandboxes
-from roll.rewards.code.tasks import MalformedTestsError, Task, parse_task
+from roll.rewards.code.tasks import MalformedTestsError, Task, TestCase, parse_task
 from roll.rewards.code.timeouts import AdaptiveLimits
-from roll.rewards.code.verdicts import BrokenTestsError, CaseVerdict
+from roll.rewards.code.verdicts import SKIPPED, BrokenTestsError, CaseVerdict
 from roll.sandbox import OversizedUploadError
 from roll.types import Prompt, Rollout
 
-__all__ = ["CodeVerifier", "code_verifier"]
+__all__ = ["CodeVerifier", "code_verifier", "run_cases"]
 
 _TASKS_KEPT = 1024
 
@@ -100,6 +109,34 @@ class CodeVerifier:
             reason = "correct" if solved else f"{first.replace('_', ' ')} {num_passed}/{len(shares)}"
         value = float(solved) if self._config.credit == "all" else share
         return Judgement(value=value, verdict=reason, correct=solved, parts=parts)
+
+
+async def run_cases(
+    sandboxes: CodeSandboxes, task: Task, code: str, limits_s: Sequence[float], config: CodeReward
+) -> list[CaseVerdict]:
+    """A verdict per case, in order.
+
+    Args:
+        limits_s: CPU time of each case.
+
+    Raises:
+        SandboxError: a sandbox broke.
+        RewardInfraError: one of our own programs crashed.
+        BrokenTestsError: see there.
+    """
+    verdicts = [SKIPPED] * len(task.cases)
+    numbered = list(enumerate(task.cases))
+    plain = [(i, case) for i, case in numbered if not isinstance(case, TestCase)]
+    tests = [(i, case) for i, case in numbered if isinstance(case, TestCase)]
+    if plain:
+        found = await Batch(sandboxes, task, code, config).run([(case, limits_s[i]) for i, case in plain])
+        for (i, _), verdict in zip(plain, found, strict=True):
+            verdicts[i] = verdict
+    if tests and not (config.credit == "all" and any(verdicts[i].passed < 1 for i, _ in plain)):
+        found = await Dialogue(sandboxes, task, code, config).run([(case, limits_s[i]) for i, case in tests])
+        for (i, _), verdict in zip(tests, found, strict=True):
+            verdicts[i] = verdict
+    return verdicts
 
 
 def code_verifier(config: CodeReward, sandboxes: CodeSandboxes | None) -> Verifier:

@@ -17,7 +17,7 @@ import io
 import json
 import shutil
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -97,21 +97,16 @@ class RecordingWriter:
         atomic.append(self._directory / INDEX, _encoded(line))
 
 
+@dataclass(frozen=True, eq=False)
 class Recording:
-    """A recording, for reading; made by `open`.
+    """A recording, for reading; made by `open`."""
 
-    Args:
-        directory: `RUN/recording`.
-        sessions: in order.
-        files: of each step, sizes and checksums by file name.
-    """
-
-    def __init__(
-        self, directory: Path, sessions: tuple[Session, ...], files: Mapping[int, Mapping[str, tuple[int, list[str]]]]
-    ) -> None:
-        self.directory = directory
-        self.sessions = sessions
-        self._files = files
+    directory: Path
+    """`RUN/recording`."""
+    sessions: tuple[Session, ...]
+    """In order."""
+    files: Mapping[int, Mapping[str, tuple[int, list[str]]]]
+    """Of each step, sizes and checksums by file name."""
 
     @classmethod
     def open(cls, run: Path) -> Recording:
@@ -154,12 +149,12 @@ class Recording:
     @property
     def first(self) -> int:
         """The first step."""
-        return min(self._files)
+        return min(self.files)
 
     @property
     def last(self) -> int:
         """The last step."""
-        return max(self._files)
+        return max(self.files)
 
     @property
     def start(self) -> Session:
@@ -177,7 +172,7 @@ class Recording:
         Raises:
             DataError: it is not recorded, or a file of it is missing, cut off, or damaged; says where.
         """
-        if step not in self._files:
+        if step not in self.files:
             raise DataError(
                 f"recording '{self.directory}' has steps {self.first} to {self.last}, not {step}: set "
                 f"training.num_steps to {self.last} at most."
@@ -194,12 +189,12 @@ class Recording:
             DataError: one is not.
         """
         for step in steps:
-            for name in self._files.get(step, {}):
+            for name in self.files.get(step, {}):
                 self._check_size(step, name)
 
     def _check_size(self, step: int, name: str) -> Path:
         path = self.directory / _name(step) / name
-        size, _ = self._files[step][name]
+        size, _ = self.files[step][name]
         if not path.is_file():
             raise DataError(f"recording '{path}' is missing: copy the run directory whole, 'recording' included.")
         found = path.stat().st_size
@@ -209,11 +204,11 @@ class Recording:
         return path
 
     def _content(self, step: int, name: str) -> bytes:
-        if name not in self._files[step]:
+        if name not in self.files[step]:
             raise DataError(f"recording '{self.directory / INDEX}': step {step} has no '{name}'.")
         path = self._check_size(step, name)
         content = path.read_bytes()
-        for number, (found, written) in enumerate(zip(_digests(content), self._files[step][name][1], strict=True)):
+        for number, (found, written) in enumerate(zip(_digests(content), self.files[step][name][1], strict=True)):
             if found != written:
                 block = _block_bytes(len(content))
                 end = min((number + 1) * block, len(content))

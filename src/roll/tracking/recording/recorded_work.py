@@ -33,7 +33,7 @@ class RecordedWork:
     turn_rewards: dict[RolloutId, tuple[tuple[float, str], ...]] = field(default_factory=dict)
     """Reward and state of each turn; only of rollouts with turns."""
     prompt_tokens: dict[int, int] = field(default_factory=dict)
-    """By draw id."""
+    """Length of each draw's prompt, by draw id."""
     train_s: dict[int, float] = field(default_factory=dict)
     """By step, from the batch to the weight sync."""
     sync_s: dict[int, float] = field(default_factory=dict)

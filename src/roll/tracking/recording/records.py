@@ -66,7 +66,7 @@ class Session:
     started: float
     """Seconds since 1970; all times of its steps count from here."""
     version: str
-    """Of ROLL."""
+    """The version of ROLL that wrote it."""
     config: Mapping[str, Any]
     """Resolved."""
     model: str
@@ -103,7 +103,7 @@ class RecordedStep:
     """Tokens of finished rollouts that were given up with their groups."""
     num_refills: int = 0
     kind: str = ""
-    """Of the round."""
+    """Of the round that made the batch: `short`, `long` or `last` with tail batching, otherwise empty."""
     staleness: tuple[int, ...] = ()
     """Of each trained group, in policy versions."""
     census: Mapping[str, Any] = field(default_factory=dict)

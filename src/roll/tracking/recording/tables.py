@@ -103,10 +103,7 @@ def facts_of(step: RecordedStep) -> dict[str, Any]:
         "census": dict(step.census),
         "left_out": [[draw_id, why] for draw_id, why in step.left_out.items()],
         "expired": [[draw_id, why] for draw_id, why in step.expired.items()],
-        "expired_lengths": list(step.expired_lengths),
-        "staleness": list(step.staleness),
-        "draws": [list(draw) for draw in step.draws],
-        "pending": [list(draw) for draw in step.pending],
+        **{name: list(getattr(step, name)) for name in ("expired_lengths", "staleness", "draws", "pending")},
     }
 
 

@@ -10,7 +10,13 @@ from typing import Any
 import pytest
 from transformers import PreTrainedTokenizerBase
 
-from roll.config.examples import ArithmeticExamples, FileExamples
+from roll.config.examples import (
+    ArithmeticExamples,
+    ExampleDataConfig,
+    FileExamples,
+    HuggingFaceExamples,
+    PythonExamples,
+)
 from roll.data.examples import ExampleKind, Examples, build_examples
 from roll.errors import DataError
 from roll.models import load_tokenizer
@@ -124,3 +130,141 @@ def test_sums_are_the_same_as_the_prompts(tokenizer: PreTrainedTokenizerBase) ->
     text = tokenizer.decode(sample.token_ids[sample.loss_mask])
     assert text.endswith("<|im_end|>") and 2 <= int(text.removesuffix("<|im_end|>")) <= 18
     assert examples.report.num_tokens == pytest.approx(2.4, abs=0.2)  # tokens are letters: some answers have two digits
+
+
+def test_a_text_is_learnt_as_a_whole_with_its_end(world: World) -> None:
+    assert world.texts({"text": "Once upon"}) == [("O", f"nce upon{world.tokenizer.eos_token}")]
+
+
+def test_a_text_may_be_a_chat_that_is_written_out_already(world: World) -> None:
+    examples = world.examples([{"text": f"{CHAT}2<|im_end|>"}])
+    (sample,) = first_samples(examples)
+    assert sample.token_ids[0] == world.tokenizer.convert_tokens_to_ids("<|im_start|>")
+    assert sample.token_ids.tolist().count(world.tokenizer.convert_tokens_to_ids("<|im_end|>")) == 2  # no third one
+
+
+def test_an_input_comes_below_its_instruction(world: World) -> None:
+    ((asked, learnt),) = world.texts({"instruction": "Add", "input": "1 and 1", "output": "2"})
+    assert asked == CHAT.replace("1 + 1?", "Add\n\n1 and 1") and learnt == "2<|im_end|>"
+
+
+def test_columns_may_have_other_names_and_a_form_may_be_turned_off(world: World) -> None:
+    row = {"messages": [USER, {**ANSWER, "content": "no"}], "q": "1 + 1?", "a": "2"}
+    assert world.texts(row, messages_key=None, prompt_key="q", completion_key="a") == [(CHAT, "2<|im_end|>")]
+    assert world.texts({"dialogue": [USER, ANSWER]}, messages_key="dialogue") == [(CHAT, "2<|im_end|>")]
+
+
+def test_prompts_are_dressed_as_prompt_sources_are(world: World) -> None:
+    settings = {"system_prompt": "Brief.", "prompt_template": "Q: {prompt}"}
+    system = "<|im_start|>system\nBrief.<|im_end|>\n"
+    ((asked, _),) = world.texts({"prompt": "1 + 1?", "completion": "2"}, **settings)
+    assert asked == system + CHAT.replace("1 + 1?", "Q: 1 + 1?")
+    ((asked, _),) = world.texts({"messages": [USER, ANSWER]}, **settings)
+    assert asked == system + CHAT  # a list of messages says all of it but the system's
+
+
+def test_content_in_parts_is_joined(world: World) -> None:
+    parts = [{"type": "text", "text": "1 + "}, {"type": "text", "text": "1?"}]
+    assert world.texts({"messages": [{"role": "user", "content": parts}, ANSWER]}) == [(CHAT, "2<|im_end|>")]
+    image = {"messages": [{"role": "user", "content": [{"type": "image"}]}, ANSWER]}
+    assert "`content` must be text, got [{'type': 'image'}]" in world.refusal([image])
+
+
+def test_answers_without_a_prompts_column_are_texts_that_differ_at_their_end(world: World) -> None:
+    row = {"chosen": "\n\nHuman: 1 + 1?\n\nAssistant: 2", "rejected": "\n\nHuman: 1 + 1?\n\nAssistant: 30"}
+    end, common = world.tokenizer.eos_token, "\n\nHuman: 1 + 1?\n\nAssistant: "
+    assert world.texts(row, "pair", prompt_key=None) == [(common, f"2{end}"), (common, f"30{end}")]
+
+
+def test_a_whole_conversation_on_each_side_needs_no_prompt_and_ignores_one(world: World) -> None:
+    other = {**ANSWER, "content": "3"}
+    row = {"prompt": "1 + 1?", "chosen": [USER, ANSWER], "rejected": [USER, other], "messages": [USER, ANSWER]}
+    assert world.texts(row, "pair") == [(CHAT, "2<|im_end|>"), (CHAT, "3<|im_end|>")]
+
+
+def test_answers_that_begin_alike_share_their_prompt_alone(world: World) -> None:
+    examples = world.examples([{"prompt": "1 + 1?", "chosen": "It is 2", "rejected": "It is 3"}], "pair")
+    better, worse = first_samples(examples)
+    assert world.tokenizer.decode(better.token_ids[: better.prefix_length]) == CHAT
+    assert int(better.loss_mask.argmax()) == int(worse.loss_mask.argmax()) == better.prefix_length
+
+
+@pytest.mark.parametrize("label", [True, 1, 1.0])
+def test_a_labelled_answer_says_whether_it_is_wanted(world: World, label: Any) -> None:
+    (wanted,) = first_samples(world.examples([{"prompt": "1 + 1?", "completion": "2", "label": label}], "labelled"))
+    (unwanted,) = first_samples(world.examples([{"prompt": "1 + 1?", "completion": "2", "label": 0}], "labelled"))
+    assert (wanted.preferred, unwanted.preferred, wanted.target) == (True, False, None)
+
+
+def test_of_a_whole_conversation_the_last_answer_is_judged(world: World) -> None:
+    row = {"messages": [USER, ANSWER, USER, ANSWER], "label": True}
+    ((asked, learnt),) = world.texts(row, "labelled")
+    assert asked == f"{CHAT}2<|im_end|>\n{CHAT}" and learnt == "2<|im_end|>"
+
+
+@pytest.mark.parametrize("kind", ["pair", "scored"])
+def test_a_score_is_read_after_the_last_token(world: World, kind: ExampleKind) -> None:
+    row = {"prompt": "1 + 1?", "completion": "2", "score": 2, "chosen": "2", "rejected": "3", "margin": None}
+    scored = first_samples(world.examples([row], kind, score_at_end=True))
+    plain = first_samples(world.examples([row], kind))
+    end = world.tokenizer.eos_token_id
+    for sample, before in zip(scored, plain, strict=True):
+        assert sample.token_ids.tolist() == [*before.token_ids.tolist(), end]
+        assert sample.loss_mask.tolist() == [False] * len(before) + [True]
+        assert sample.prefix_length == before.prefix_length
+        assert sample.target == (2.0 if kind == "scored" else None)
+
+
+def test_the_token_at_the_end_fits_into_the_context(world: World) -> None:
+    row = {"prompt": "1 + 1?", "completion": "2", "score": 2}
+    (sample,) = first_samples(world.examples([row], "scored", score_at_end=True))
+    world.examples([row], "scored", score_at_end=True, max_tokens=len(sample))
+    refusal = world.refusal([row], "scored", score_at_end=True, max_tokens=len(sample) - 1)
+    assert f"it has {len(sample) - 1} tokens, but the context takes {len(sample) - 2}" in refusal
+
+
+def test_further_columns_are_metadata(world: World) -> None:
+    examples = world.examples([{"prompt": "1 + 1?", "completion": "2", "topic": "sums", "label": 1}])
+    assert examples.train.draw(1)[0].example.metadata == {"topic": "sums"}
+
+
+def test_the_same_question_is_never_on_both_sides(world: World) -> None:
+    rows = [{"prompt": f"{i % 50}?", "completion": str(i)} for i in range(200)]
+    examples = world.examples(rows, held_out=0.3)
+    held_out = {e.conversations[0].messages[0]["content"] for e in (d.example for d in examples.evaluation(200))}
+    trained = {d.example.conversations[0].messages[0]["content"] for d in examples.train.draw(examples.train.num_items)}
+    assert held_out and trained and not held_out & trained and len(held_out | trained) == 50
+
+
+def test_parquet_and_datasets_and_objects_give_the_same(
+    world: World, tmp_path: Path, tokenizer: PreTrainedTokenizerBase
+) -> None:
+    import datasets
+    import pyarrow
+    from pyarrow import parquet
+
+    rows = [{"messages": [USER, ANSWER], "text": None}, {"messages": None, "text": "Once"}]
+    parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / "rows.parquet")
+    datasets.Dataset.from_list(rows).save_to_disk(str(tmp_path / "saved"))
+    entries: list[ExampleDataConfig] = [
+        FileExamples(source="file", path=str(tmp_path / "rows.parquet"), held_out=0),
+        HuggingFaceExamples(source="huggingface", path=str(tmp_path / "saved"), held_out=0),
+        PythonExamples(source="python", held_out=0).with_rows(rows),
+        PythonExamples(source="python", held_out=0).with_rows([rows[0], "Once"]),
+    ]
+    found = []
+    for entry in entries:
+        examples = build_examples([entry], "supervised", tokenizer, 0)
+        found.append(sorted(tokenizer.decode(s.token_ids) for d in examples.train.draw(2) for s in examples.samples(d)))
+    assert found[0] == found[1] == found[2] == found[3] == sorted([f"{CHAT}2<|im_end|>\n", "Once<|im_end|>"])
+
+
+def test_another_file_may_be_held_out(world: World, tmp_path: Path) -> None:
+    other = write(tmp_path / "other.jsonl", [{"prompt": "2 + 2?", "completion": "4"}])
+    examples = world.examples([{"prompt": "1 + 1?", "completion": "2"}], held_out=0.5, held_out_path=other)
+    assert [d.uid for d in examples.evaluation(9)] == ["file/held_out/1"] and examples.train.num_items == 1
+
+
+def test_sums_are_no_pairs(tokenizer: PreTrainedTokenizerBase) -> None:
+    with pytest.raises(DataError, match="'arithmetic' has one answer to each sum, which this pipeline cannot learn"):
+        build_examples([ArithmeticExamples(source="arithmetic")], "pair", tokenizer, 0)

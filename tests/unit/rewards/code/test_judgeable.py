@@ -10,7 +10,7 @@ from unit.rewards.code.test_right_answers import CASES
 
 from roll.config.pipelines.rlvr import RLVRConfig
 from roll.config.sandbox import SandboxConfig
-from roll.preflight.code_tests import notes_on_tests
+from roll.preflight.rewards import notes_on_tests
 from roll.rewards.code.judgeable import importable, why_not
 from roll.rewards.code.tasks import parse_task
 

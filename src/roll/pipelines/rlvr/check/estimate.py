@@ -1,202 +1,36 @@
-"""What a run will need, computed before anything is loaded: batch arithmetic, memory by role, disk.
-
-Pure functions of the configuration and the model's sizes. Memory is an upper estimate for full-length answers.
-"""
+"""What critics and a reference need of memory and disk, computed before anything is loaded."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping
-from dataclasses import dataclass
-
-from roll.config.estimate import (
-    LIBRARIES_BYTES,
-    DiskUse,
-    JudgeEngines,
-    ModelSizes,
-    RoleMemory,
-    element_bytes,
-    engine_bytes,
-    gathered_bytes,
-    logit_bytes,
-    num_trained,
-    pass_bytes,
-    trained_bytes,
-)
-from roll.config.judge import JudgeConfig
+from roll.config.estimate import ModelSizes, RoleMemory, element_bytes, num_trained
 from roll.config.pipelines.rlvr import RLVRConfig
+from roll.pipelines.online.check.estimate import BatchArithmetic, Further, frozen_memory, trainer_memory
 
-__all__ = ["BatchArithmetic", "batch_arithmetic", "disk_use", "memory_by_role"]
-
-STATS_BYTES_PER_ROLLOUT_TOKEN = 12
-"""Token id, log-prob and policy version of a recorded token, before compression."""
+__all__ = ["further_memory"]
 
 
-@dataclass(frozen=True, kw_only=True)
-class BatchArithmetic:
-    """How a step and a run divide; token counts are for answers of full length."""
-
-    prompts_per_step: int
-    rollouts_per_step: int
-    generated_tokens: int
-    """Per step, at most."""
-    trained_tokens: int
-    """Per step and at most: what goes through the network, shared prompts once."""
-    micro_batches: int
-    """Per rank and step, about."""
-    tokens_per_micro_batch: int
-    evaluation_samples: int
-    num_evaluations: int
-    prompts_in_run: int
-    epochs: Mapping[str, float]
-    """By domain: how often the run goes through the source's training prompts."""
-
-
-def batch_arithmetic(
-    config: RLVRConfig, *, longest_prompt: int, train_prompts: Mapping[str, int], held_out_prompts: int
-) -> BatchArithmetic:
-    """Divide a step and a run.
-
-    Args:
-        config: the run.
-        longest_prompt: tokens of the longest prompt.
-        train_prompts: by domain, how many prompts there are to train on.
-        held_out_prompts: how many there are for evaluation.
-    """
-    rollout, training, evaluation = config.rollout, config.training, config.evaluation
-    copies = 1 if training.share_prefix else rollout.group_size
-    per_group = copies * longest_prompt + rollout.group_size * config.max_answer_tokens
-    trained = rollout.prompts_per_step * per_group
-    per_rank = math.ceil(trained / config.num_ranks)
-    prompts_in_run = training.num_steps * rollout.prompts_per_step
-    weights = {entry.domain or entry.source: entry.weight for entry in config.data}
-    total_weight = sum(weights.values())
-    return BatchArithmetic(
-        prompts_per_step=rollout.prompts_per_step,
-        rollouts_per_step=config.rollouts_per_step,
-        generated_tokens=config.rollouts_per_step * config.max_answer_tokens,
-        trained_tokens=trained,
-        micro_batches=math.ceil(per_rank / training.max_tokens_per_micro_batch),
-        tokens_per_micro_batch=min(per_rank, training.max_tokens_per_micro_batch),
-        evaluation_samples=min(evaluation.num_prompts, held_out_prompts) * evaluation.samples_per_prompt,
-        num_evaluations=_num_evaluations(config) if held_out_prompts else 0,
-        prompts_in_run=prompts_in_run,
-        epochs={
-            domain: prompts_in_run * weights[domain] / total_weight / count
-            for domain, count in train_prompts.items()
-            if count and domain in weights
-        },
-    )
-
-
-def _num_evaluations(config: RLVRConfig) -> int:
-    steps, every = config.training.num_steps, config.evaluation.every_num_steps
-    during = (steps - 1) // every if every else 0
-    return during + 1 + config.evaluation.before_training
-
-
-def memory_by_role(
-    config: RLVRConfig,
-    sizes: ModelSizes,
-    batch: BatchArithmetic,
-    *,
-    engine_kind: str,
-    max_context: int,
-    on_accelerator: bool,
-    critic_sizes: ModelSizes | None = None,
-    judge: JudgeEngines | None = None,
-) -> list[RoleMemory]:
-    """Memory of each role.
+def further_memory(
+    config: RLVRConfig, sizes: ModelSizes, batch: BatchArithmetic, *, critic_sizes: ModelSizes | None = None
+) -> Further:
+    """Of the critics and the reference.
 
     Args:
         config: the run.
         sizes: of the model.
         batch: from `batch_arithmetic`.
-        engine_kind: `vllm` or `hf`.
-        max_context: longest prompt plus answer, in tokens.
-        on_accelerator: whether the figures are for a device's memory; host libraries are then left out.
         critic_sizes: of `algorithm.critic.model`, where it is not the policy's.
-        judge: the run's own, where there is one and its sizes are known.
     """
-    element, ranks, number = element_bytes(config.model.dtype), config.num_ranks, config.num_engines
-    policy = _trainer(config, sizes, batch, ranks)
-    policy["logits"] = logit_bytes(sizes, batch.tokens_per_micro_batch, element)
-    if config.trainer_holds_reference and config.model.lora is None:
-        policy["reference"] = sizes.num_parameters * element // ranks
-    engine = engine_bytes(
-        config.inference,
-        sizes,
-        num_requests=math.ceil(config.rollouts_per_step / number),
-        kind=engine_kind,
-        max_context=max_context,
-        element=element,
-        on_accelerator=on_accelerator,
-    )
-    roles = [
-        RoleMemory(role="actor_train", count=ranks, parts=policy),
-        RoleMemory(role="actor_infer", count=number, parts=engine),
-    ]
+    roles, critics = [], config.algorithm.num_critic_models
     if "critic" in config.roles:
         ranks = config.roles["critic"].count
-        parts = _trainer(config, critic_sizes or sizes, batch, ranks)
-        roles.append(RoleMemory(role="critic", count=ranks * config.algorithm.num_critic_models, parts=parts))
+        parts = trainer_memory(config, critic_sizes or sizes, batch, ranks)
+        roles.append(RoleMemory(role="critic", count=ranks * critics, parts=parts))
     if "reference" in config.roles:
-        ranks = config.roles["reference"].count
-        parts = {"weights": sizes.num_parameters * element // ranks, **gathered_bytes(sizes, ranks, element)}
-        parts["logits"] = logit_bytes(sizes, _micro_batch(config, batch, ranks), element)
-        roles.append(RoleMemory(role="reference", count=ranks, parts=parts))
-    if config.judge is not None and judge is not None:
-        roles.append(_judge(config, config.judge, judge, on_accelerator))
-    if not on_accelerator:
-        separate = config.cluster.type == "ray"
-        processes = 1 + (sum(role.count for role in roles) if separate else 0)
-        roles.append(RoleMemory(role="processes", count=processes, parts={"libraries": LIBRARIES_BYTES}))
-    return roles
-
-
-def _trainer(config: RLVRConfig, sizes: ModelSizes, batch: BatchArithmetic, ranks: int) -> dict[str, int]:
-    """What a rank of a trainer needs, up to the final hidden states."""
-    tokens, element = _micro_batch(config, batch, ranks), element_bytes(config.model.dtype)
-    passes = pass_bytes(config.training, sizes, tokens, ranks, element)
-    return trained_bytes(config.model, sizes, ranks) | passes
-
-
-def _micro_batch(config: RLVRConfig, batch: BatchArithmetic, ranks: int) -> int:
-    """Tokens that a rank sends through the network at once."""
-    return min(math.ceil(batch.trained_tokens / ranks), config.training.max_tokens_per_micro_batch)
-
-
-def _judge(config: RLVRConfig, section: JudgeConfig, judge: JudgeEngines, on_accelerator: bool) -> RoleMemory:
-    parts = engine_bytes(
-        section,
-        judge.sizes,
-        num_requests=math.ceil(config.rollouts_per_step / config.num_judges),
-        kind=judge.kind,
-        max_context=judge.max_context,
-        element=element_bytes(section.dtype),
-        on_accelerator=on_accelerator,
-    )
-    return RoleMemory(role="judge", count=config.num_judges, parts=parts)
-
-
-def disk_use(
-    config: RLVRConfig,
-    sizes: ModelSizes,
-    batch: BatchArithmetic,
-    *,
-    longest_prompt: int,
-    critic_sizes: ModelSizes | None = None,
-) -> DiskUse:
-    """What the run directory will hold: model and optimiser states per checkpoint, recorded rollouts."""
-    trained = num_trained(config.model, sizes)
-    trained += config.algorithm.num_critic_models * num_trained(config.model, critic_sizes or sizes)
-    checkpoint, steps = config.checkpoint, config.training.num_steps
-    saves = (steps // checkpoint.every_num_steps if checkpoint.every_num_steps else 0) + checkpoint.at_end
-    kept = min(saves, checkpoint.keep_last) + (checkpoint.keep_best and saves > 1)
-    tokens = config.max_answer_tokens + longest_prompt
-    rollouts = steps * batch.rollouts_per_step + batch.num_evaluations * batch.evaluation_samples
-    return DiskUse(
-        checkpoint_bytes=sizes.num_parameters * element_bytes(config.model.dtype) + 12 * trained,
-        num_checkpoints=kept,
-        rollout_bytes=rollouts * tokens * STATS_BYTES_PER_ROLLOUT_TOKEN if config.tracking.rollouts else 0,
+        roles.append(frozen_memory(config, "reference", sizes, batch))
+    held = config.trainer_holds_reference and config.model.lora is None
+    frozen = sizes.num_parameters * element_bytes(config.model.dtype) // config.num_ranks
+    return Further(
+        held={"reference": frozen} if held else {},
+        roles=roles,
+        num_trained=critics * num_trained(config.model, critic_sizes or sizes),
     )

@@ -1,205 +1,33 @@
-"""What can be known of an RLVR run before it starts, in seconds. Touches no weights.
-
-configuration ──► machine, model's sizes, prompts ──► arithmetic, memory, disk, one prompt, one reward ──► report
-"""
+"""What can be known of an RLVR run before it starts, beside what is known of any that generates."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-
-from roll.config.estimate import JudgeEngines
 from roll.config.pipelines.rlvr import RLVRConfig
 from roll.config.truncation import truncation_note
-from roll.errors import ConfigError, DataError
-from roll.pipelines.hand_over import hands_over
-from roll.pipelines.rlvr.check.estimate import BatchArithmetic, batch_arithmetic, disk_use, memory_by_role
-from roll.preflight.inspection import compare_memory, described, look, look_at_disk, look_at_places
-from roll.preflight.machine import inspect_machine
+from roll.pipelines.online.check.estimate import BatchArithmetic, Further
+from roll.pipelines.online.check.inspection import inspect_run
+from roll.pipelines.rlvr.check.estimate import further_memory
+from roll.preflight.inspection import described
 from roll.preflight.report import Report
-from roll.running import run_to_end
 
 __all__ = ["inspect"]
-
-MAX_DRAWS = 256
-"""Draws after which a domain with a tiny weight is left without an example."""
 
 
 def inspect(config: RLVRConfig) -> Report:
     """Find out all that can be known before a run."""
-    method = f"{config.algorithm.type}, {config.training.num_steps} steps"
-    return look(
-        Report(config=config, method=method, machine=inspect_machine()),
-        config,
-        _look_at_places,
-        _look_at_model,
-        _look_at_judge,
-        _look_at_prompts,
-        _look_at_tests,
-        _estimate,
-        look_at_disk,
-        _try_rewards,
-    )
+    return inspect_run(config, config.algorithm.type, _look_at_critic, _look_at_truncation, further=_further)
 
 
-def _look_at_places(report: Report, config: RLVRConfig) -> None:
-    look_at_places(report, config)
-    from roll.inference import resolve_engine_kind
-
-    report.engine_kind = resolve_engine_kind(config.inference.engine)
-    report.hands_over = hands_over(config, accelerated=bool(report.machine.accelerator_bytes))
-
-
-def _look_at_model(report: Report, config: RLVRConfig) -> None:
-    report.model = described(report, config.model.path, "the model")
-    if report.model is not None:
-        _check_context(config, report.model.context_length)
+def _look_at_critic(report: Report, config: RLVRConfig) -> None:
     if config.algorithm.uses_critic and config.algorithm.critic.model is not None:
         report.critic = described(report, config.algorithm.critic.model, "the critics' model")
 
 
-def _look_at_judge(report: Report, config: RLVRConfig) -> None:
-    if config.judge is None:
-        return
-    from roll.pipelines.judge.specs import judge_context, judge_kind
-
-    kind, path = judge_kind(config), config.judge.model
-    sizes = described(report, path, "the judge's model")
-    if sizes is not None:
-        report.judge = JudgeEngines(sizes=sizes, kind=kind, max_context=judge_context(config, path))
-
-
-def _check_context(config: RLVRConfig, context_length: int) -> None:
-    asked = config.inference.max_context
-    if asked is not None and asked > context_length:
-        raise ConfigError(
-            f"inference.max_context {asked} exceeds the {context_length} tokens that the model was made for: lower it."
-        )
-    if config.rollout.max_new_tokens >= (asked or context_length):
-        raise ConfigError(
-            f"rollout.max_new_tokens {config.rollout.max_new_tokens} leaves no room for prompts in a context of "
-            f"{asked or context_length} tokens: lower it."
-        )
-
-
-def _look_at_prompts(report: Report, config: RLVRConfig) -> None:
-    from roll.data import ChatRenderer, build_data
-    from roll.envs import longest_rollout
-    from roll.models import find_model, load_tokenizer
-
-    if report.model is None or find_model(config.model.path) is None:
-        _count_prompts(report, config)
-        return
-    tokenizer = load_tokenizer(config.model.path, trust_remote_code=config.model.trust_remote_code)
-    context = config.inference.max_context or report.model.context_length
-    if context <= config.rollout.max_new_tokens:
-        return  # a problem already
-    longest = longest_rollout(config.data, config.rollout.max_new_tokens, ChatRenderer(tokenizer), context)
-    data = build_data(config.data, tokenizer, config.seed, context - longest)
-    report.longest_rollout = longest
-    report.longest_prompt = data.longest_prompt or context - longest
-    report.train_prompts = {domain: entry["num_prompts"] for domain, entry in data.train.state().items()}
-    report.num_held_out = len(data.held_out)
-    for _ in range(MAX_DRAWS):
-        (draw,) = data.train.draw(1)
-        report.sample = report.sample or (draw.prompt, data.renderer.decode(draw.token_ids), len(draw.token_ids))
-        report.examples.setdefault(draw.prompt.domain, draw.prompt)
-        if len(report.examples) == len(config.data):
-            break
-
-
-def _count_prompts(report: Report, config: RLVRConfig) -> None:
-    """Without a tokenizer: read the sources, render nothing."""
-    from roll.data.build import SOURCES
-
-    for entry in config.data:
-        domain = entry.domain or entry.source
-        training, held_out = SOURCES.get(entry.source.partition(":")[0])(entry, domain, config.seed)
-        if not training:
-            raise DataError(f"data source '{domain}' leaves no prompt for training: lower its held_out.")
-        report.examples[domain] = training[0]
-        report.train_prompts[domain] = len(training)
-        report.num_held_out += len(held_out)
-
-
-def _look_at_tests(report: Report, config: RLVRConfig) -> None:
-    if any(reward.needs_sandbox for entry in config.data for reward in entry.reward):
-        from roll.preflight.code_tests import notes_on_tests
-
-        report.notes += notes_on_tests(config.data, config.sandbox, config.seed)
-
-
-def _estimate(report: Report, config: RLVRConfig) -> None:
-    model = report.model
-    if not report.train_prompts:
-        return
-    longest = report.longest_prompt or 0
-    batch = batch_arithmetic(
-        config,
-        longest_prompt=longest,
-        train_prompts=report.train_prompts,
-        held_out_prompts=report.num_held_out,
-    )
-    report.batch = list(_in_words(batch, config, report.train_prompts))
-    if not report.num_held_out:
-        report.notes.append("no source holds prompts out, so the run is not evaluated.")
+def _look_at_truncation(report: Report, config: RLVRConfig) -> None:
     truncation = truncation_note(config.algorithm, config.rollout)
     report.notes += [truncation] if truncation else []
-    if model is None or report.engine_kind is None:
-        return
-    context = config.inference.max_context or longest + (report.longest_rollout or config.max_answer_tokens)
-    report.disk = disk_use(config, model, batch, longest_prompt=longest, critic_sizes=report.critic)
-    report.memory = memory_by_role(
-        config,
-        model,
-        batch,
-        engine_kind=report.engine_kind,
-        max_context=context,
-        on_accelerator=bool(report.machine.accelerator_bytes),
-        critic_sizes=report.critic,
-        judge=report.judge,
-    )
-    compare_memory(report)
 
 
-def _try_rewards(report: Report, config: RLVRConfig) -> None:
-    """Score one prompt of every domain that has answers, in a worker process as a run does."""
-    entries = {entry.domain or entry.source: entry for entry in config.data}
-    # a game's reward comes from playing it: there is no answer to try
-    examples = [(entries[domain], p) for domain, p in report.examples.items() if p.environment is None]
-    asking = sorted({p.domain for entry, p in examples if any(reward.asks_own_judge for reward in entry.reward)})
-    if asking:
-        report.notes.append(f"the judge answers only during a run, so the reward of {', '.join(asking)} is not tried.")
-        examples = [(entry, p) for entry, p in examples if p.domain not in asking]
-    if not examples:
-        return
-    from roll.preflight.rewards import try_rewards
-
-    report.trials = run_to_end(try_rewards(config.sandbox, examples))
-    for trial in report.trials:
-        if not trial.tells_apart:
-            report.notes.append(
-                f"the reward of '{trial.domain}' gives its own reference answer {trial.right!r} "
-                f"{trial.right_value:g} and {trial.wrong!r} {trial.wrong_value:g}: see whether it asks for a form "
-                "that the bare answer does not have."
-            )
-
-
-def _in_words(batch: BatchArithmetic, config: RLVRConfig, train_prompts: Mapping[str, int]) -> Iterator[str]:
-    rollout, training = config.rollout, config.training
-    yield (
-        f"{rollout.prompts_per_step} prompts x {rollout.group_size} = {batch.rollouts_per_step} rollouts per step, "
-        f"up to {batch.generated_tokens:,} generated tokens"
-    )
-    shared = "prompts shared within groups" if training.share_prefix else "prompts repeated"
-    yield (
-        f"up to {batch.trained_tokens:,} trained tokens per step ({shared}): about {batch.micro_batches} "
-        f"micro-batch{'es' if batch.micro_batches > 1 else ''} of {batch.tokens_per_micro_batch:,} per rank"
-    )
-    if batch.evaluation_samples:
-        samples = config.evaluation.samples_per_prompt
-        yield (
-            f"evaluation {batch.num_evaluations} times: {batch.evaluation_samples // samples} prompts x {samples} = "
-            f"{batch.evaluation_samples} samples"
-        )
-    for domain, epochs in batch.epochs.items():
-        yield f"{domain}: {train_prompts[domain]:,} prompts to train on, {epochs:.2g} epochs in the run"
+def _further(report: Report, config: RLVRConfig, batch: BatchArithmetic) -> Further:
+    assert report.model is not None, "it was looked at"
+    return further_memory(config, report.model, batch, critic_sizes=report.critic)

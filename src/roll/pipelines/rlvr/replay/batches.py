@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Collection, Iterable
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -26,24 +26,21 @@ from roll.types import Group, Prompt, PromptDraw, Rollout, RolloutId
 __all__ = ["RecordedBatches", "bare_draw", "with_prompts"]
 
 
+@dataclass(eq=False)
 class RecordedBatches:
-    """Hands out what was recorded; has what a loop asks of `AsyncController`.
+    """Hands out what was recorded; has what a loop asks of `AsyncController`."""
 
-    Args:
-        recording: where from.
-        data: prompts, which the recording only names.
-        state: of the run, at a step's boundary.
-        ledger: in which draws are opened as they were.
-    """
-
-    def __init__(self, recording: Recording, data: Data, state: LearningState, ledger: DataLedger) -> None:
-        self._recording = recording
-        self._data = data
-        self._state = state
-        self._ledger = ledger
-        self._current: RecordedStep | None = None
-        self.demonstrations: tuple[Rollout, ...] = ()
-        """Of the last batch's prompts."""
+    recording: Recording
+    """Where from."""
+    data: Data
+    """Prompts, which the recording only names."""
+    state: LearningState
+    """Of the run, at a step's boundary."""
+    ledger: DataLedger
+    """In which draws are opened as they were."""
+    demonstrations: tuple[Rollout, ...] = field(init=False, default=())
+    """What experts answered to prompts of the last batch."""
+    _current: RecordedStep | None = field(init=False, default=None)
 
     async def next_batch(self) -> Batch:
         """The batch of the step after the state's.
@@ -51,17 +48,17 @@ class RecordedBatches:
         Raises:
             DataError: it is not recorded, or damaged, or the data have other prompts now.
         """
-        recorded = await asyncio.to_thread(self._recording.read, self._state.step + 1)
+        recorded = await asyncio.to_thread(self.recording.read, self.state.step + 1)
         for drawn in recorded.draws:
-            if drawn.draw_id == len(self._ledger):
-                self._ledger.open([bare_draw(drawn.draw_id, uid=drawn.uid)], drawn.step)
+            if drawn.draw_id == len(self.ledger):
+                self.ledger.open([bare_draw(drawn.draw_id, uid=drawn.uid)], drawn.step)
         self._current = recorded
-        groups = with_prompts(self._data, recorded.groups)
+        groups = with_prompts(self.data, recorded.groups)
         prompts = {group.draw.draw_id: group.draw.prompt for group in groups}
         self.demonstrations = tuple(replace(r, prompt=prompts[r.draw_id]) for r in recorded.demonstrations)
         return Batch(
             groups=groups,
-            companions={purpose: with_prompts(self._data, found) for purpose, found in recorded.companions.items()},
+            companions={purpose: with_prompts(self.data, found) for purpose, found in recorded.companions.items()},
             left_out=dict(recorded.left_out),
             expired=dict(recorded.expired),
             expired_lengths=list(recorded.expired_lengths),
@@ -74,7 +71,7 @@ class RecordedBatches:
     async def settle(self, version: int, trained: Collection[RolloutId]) -> None:
         """Bring the prompt stream to the recorded boundary."""
         assert self._current is not None, "a step has a batch"
-        self._data.train.restore(dict(self._current.stream))
+        self.data.train.restore(dict(self._current.stream))
 
     def in_flight(self) -> list[PromptDraw]:
         """As it was recorded at the last boundary."""

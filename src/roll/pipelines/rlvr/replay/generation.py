@@ -130,7 +130,7 @@ async def _step(world: _World, step: int, comparison: Comparison) -> None:
     tracker, controller, work = world.session.tracker, world.controller, world.work
     spans = tracker.spans
     beside = world.config.rollout.scheduling.async_ratio > 0
-    with world.generation.stages.waiting("wait" if beside else "generate"):
+    with world.generation.wait_phases.waiting("wait" if beside else "generate"):
         batch = await controller.next_batch()
     if beside:  # with nothing beside it, the time of training changes nothing
         with spans.phase("train"):
@@ -151,21 +151,19 @@ async def _step(world: _World, step: int, comparison: Comparison) -> None:
     tracker.log_step(step, metrics)
 
 
+@dataclass(frozen=True, eq=False)
 class SameLengths:
     """A rollout loop that makes answers as long as they were; see `roll.rollout.loops.RolloutLoop`.
 
     Rollouts of several turns get the recorded turns, with the recorded words of the environment between them: an
     environment that heard other answers would say something else. A loop of the user's own runs as it is, and each of
     its requests gets its recorded length.
-
-    Args:
-        work: what was recorded.
-        own: the user's own loop.
     """
 
-    def __init__(self, work: RecordedWork, own: RolloutLoop | None = None) -> None:
-        self._work = work
-        self._own = own
+    work: RecordedWork
+    """What was recorded."""
+    own: RolloutLoop | None = None
+    """The user's own loop."""
 
     async def __call__(
         self, draw: PromptDraw, index: int, first: GenerationRequest, generate: Generate, renderer: Renderer
@@ -173,18 +171,18 @@ class SameLengths:
         same = functools.partial(self._same, generate)
         recorded = RolloutId(purpose=TRAIN, draw_id=draw.draw_id, index=index)
         trains = first.request_id == recorded.request_id()
-        if trains and self._own is None and recorded in self._work.between:
+        if trains and self.own is None and recorded in self.work.between:
             return await self._turns(recorded, draw, first, same, renderer)
-        loop = self._own or loop_for(draw.prompt)
+        loop = self.own or loop_for(draw.prompt)
         return await loop(draw, index, first, same, renderer)
 
     async def _same(self, generate: Generate, request: GenerationRequest) -> Generation:
-        length = self._work.tokens.get(request.request_id)
+        length = self.work.tokens.get(request.request_id)
         if not length:
             return await generate(request)
         sampling = replace(request.sampling, max_new_tokens=length, stop_token_ids=())
         found = await generate(replace(request, sampling=sampling))
-        ended = found.finish_reason == "length" and self._work.stopped[request.request_id]
+        ended = found.finish_reason == "length" and self.work.stopped[request.request_id]
         return replace(found, finish_reason="stop") if ended else found
 
     async def _turns(
@@ -192,7 +190,7 @@ class SameLengths:
     ) -> Rollout:
         import numpy as np
 
-        between, said = self._work.between[recorded], self._work.turn_rewards[recorded]
+        between, said = self.work.between[recorded], self.work.turn_rewards[recorded]
         generations: list[Generation] = []
         turns: list[Turn] = []
         context, position = draw.token_ids, 0
@@ -207,19 +205,16 @@ class SameLengths:
         return joined(draw, recorded.index, generations, list(between), tuple(turns), renderer)
 
 
+@dataclass(frozen=True, eq=False)
 class SameRewards:
-    """A reward that takes its time and says what was recorded; see `roll.protocols.Reward`.
+    """A reward that takes its time and says what was recorded; see `roll.protocols.Reward`."""
 
-    Args:
-        inner: the run's own.
-        work: what was recorded.
-    """
-
-    def __init__(self, inner: Reward, work: RecordedWork) -> None:
-        self._inner = inner
-        self._work = work
+    inner: Reward
+    """The run's own."""
+    work: RecordedWork
+    """What was recorded."""
 
     async def __call__(self, rollout: Rollout) -> RewardResult:
-        result = await self._inner(rollout)
-        recorded = self._work.rewards.get(rollout.rollout_id)
+        result = await self.inner(rollout)
+        recorded = self.work.rewards.get(rollout.rollout_id)
         return result if recorded is None else replace(recorded, duration_s=result.duration_s)

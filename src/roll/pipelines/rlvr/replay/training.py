@@ -20,8 +20,8 @@ from roll.cluster.base import open_cluster, start_together
 from roll.config.pipelines.rlvr import RLVRConfig
 from roll.pipelines.learning.losses import check_own_functions
 from roll.pipelines.learning.state import LearningState
+from roll.pipelines.online.circle import Circle
 from roll.pipelines.preparation import prepare
-from roll.pipelines.rlvr.circle import Circle
 from roll.pipelines.rlvr.collecting import Collected, chosen
 from roll.pipelines.rlvr.replay.batches import RecordedBatches
 from roll.pipelines.rlvr.replay.checks import check_prepared, check_steps, check_training, open_recording, start_of
@@ -63,7 +63,7 @@ async def open_training(config: RLVRConfig, session: Session) -> AsyncIterator[C
         yield partial(_train_again, circle, batches)
 
 
-async def _train_again(circle: Circle, batches: RecordedBatches) -> None:
+async def _train_again(circle: Circle[RLVRConfig], batches: RecordedBatches) -> None:
     """Run the remaining recorded steps.
 
     Raises:

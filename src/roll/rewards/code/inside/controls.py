@@ -26,9 +26,7 @@ def equal(one, other):
     if other is None:
         return False
     if one._holds and (not _is_remote(other) or other._holds):
-        values = [
-            item._line.value(item._line.do("content", item)) if _is_remote(item) else item for item in (one, other)
-        ]
+        values = [_content(item) for item in (one, other)]
         if not any(map(_is_remote, values)):
             return bool(values[0] == values[1])
     if not _is_remote(other):

@@ -10,11 +10,11 @@ from roll.errors import LossError
 from roll.registry import load_function
 from roll.types import Needs
 
-__all__ = ["OwnLoss"]
+__all__ = ["UserLoss"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class OwnLoss:
+class UserLoss:
     """Calls the function; it is imported where it runs, so it need not be picklable."""
 
     path: str

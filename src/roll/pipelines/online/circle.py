@@ -1,21 +1,22 @@
-"""What the loops of `rlvr`, and a replay of one, go round with: from batches to weights, and to batches again."""
+"""What these loops, and a replay of one, go round with: from batches to weights, and to batches again."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Generic, Protocol, TypeVar
 
-from roll.config.pipelines.rlvr import RLVRConfig
+from roll.config.generating import GeneratingConfig
 from roll.pipelines.learner import Learner
 from roll.pipelines.learning.state import LearningState
 from roll.pipelines.live_policy import LivePolicy
-from roll.pipelines.rlvr.recorder import Recorder
 from roll.pipelines.run import Run
-from roll.rollout import Batch
-from roll.types import PromptDraw, RolloutId
+from roll.rollout import Batch, LifeCycle, LLMProxy
+from roll.types import PromptDraw, Rollout, RolloutId
 
-__all__ = ["Batches", "Circle"]
+__all__ = ["Batches", "Circle", "Recorder"]
+
+C = TypeVar("C", bound=GeneratingConfig)
 
 
 class Batches(Protocol):
@@ -28,11 +29,23 @@ class Batches(Protocol):
     def in_flight(self) -> list[PromptDraw]: ...
 
 
+class Recorder(Protocol):
+    """Keeps what crosses from generation to training, so that it can be played again."""
+
+    def listen(self, life: LifeCycle, proxy: LLMProxy) -> None:
+        """Be told of every transition, and of every request."""
+        ...
+
+    async def record(self, state: LearningState, batch: Batch, demonstrations: Sequence[Rollout]) -> None:
+        """A step is done, its boundary marked, its metrics not yet written."""
+        ...
+
+
 @dataclass(kw_only=True, slots=True)
-class Circle:
+class Circle(Generic[C]):
     """Everything that a step passes through."""
 
-    config: RLVRConfig
+    config: C
     run: Run[LearningState]
     learner: Learner
     batches: Batches

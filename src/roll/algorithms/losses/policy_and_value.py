@@ -9,11 +9,11 @@ from roll.algorithms.losses.value import ValueLoss
 from roll.protocols import LossFn
 from roll.types import Needs
 
-__all__ = ["SharedLoss"]
+__all__ = ["PolicyAndValueLoss"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class SharedLoss:
+class PolicyAndValueLoss:
     """Both losses divide by counts of the global batch, and so does their sum."""
 
     policy: LossFn

@@ -10,10 +10,10 @@ from torch import Tensor
 from roll.training.attention import AttentionPlan, Observer
 from roll.training.layout import PackedLayout
 
-__all__ = ["final_hidden"]
+__all__ = ["final_hidden_states"]
 
 
-def final_hidden(
+def final_hidden_states(
     decoder: Any, layout: PackedLayout, device: torch.device, dtype: torch.dtype, observer: Observer | None = None
 ) -> Tensor:
     """Hidden states [M, H] after the last norm, at the rows of the layout's predictions.

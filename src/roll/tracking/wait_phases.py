@@ -12,37 +12,35 @@ from __future__ import annotations
 import contextlib
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 
 from roll.tracking.rollout_trace import Move
 from roll.tracking.spans import Spans
 from roll.types import RolloutId
 
-__all__ = ["Stages"]
+__all__ = ["WaitPhases"]
 
 _WAITING = ("queued", "generating")
 
 
-class Stages:
-    """Divides a phase of `spans` by what rollouts do meanwhile.
+@dataclass(eq=False)
+class WaitPhases:
+    """Divides a phase of `spans` by what rollouts do meanwhile."""
 
-    Args:
-        spans: of the run.
-        ignored: purpose of rollouts that no step waits for.
-    """
-
-    def __init__(self, spans: Spans, ignored: str = "eval") -> None:
-        self._spans = spans
-        self._ignored = ignored
-        self._stage: dict[RolloutId, str] = {}
-        """By rollout, `model` or `reward`."""
-        self._counts: Counter[str] = Counter()
-        self._first: str | None = None
-        """What the phase of the model is called; `None` while nobody waits."""
+    spans: Spans
+    """Of the run."""
+    ignored: str = "eval"
+    """Purpose of rollouts that no step waits for."""
+    _stage: dict[RolloutId, str] = field(init=False, default_factory=dict)
+    """By rollout, `model` or `reward`."""
+    _counts: Counter[str] = field(init=False, default_factory=Counter)
+    _first: str | None = field(init=False, default=None)
+    """What the phase of the model is called; `None` while nobody waits."""
 
     def on_transition(self, event: Move) -> None:
         """Hear of a transition, as a listener of a life cycle; returns at once."""
         name = event.rollout_id
-        if name.purpose == self._ignored:
+        if name.purpose == self.ignored:
             return
         before = self._stage.pop(name, None)
         repeated = event.after == "queued" and before == "reward"  # its answer is there: only the verdict is due again
@@ -56,19 +54,19 @@ class Stages:
     def environment(self, start: float, end: float) -> None:
         """An environment acted; seconds of `time.perf_counter`."""
         if self._first is not None:
-            self._spans.move(start, end, source=self._open.name, target="environment")
+            self.spans.move(start, end, source=self._open.name, target="environment")
 
     @contextlib.contextmanager
     def waiting(self, first: str) -> Iterator[None]:
         """A wait for rollouts; while the model writes it is a phase called `first`."""
         self._first = first
-        self._open = self._spans.begin(self._name())
+        self._open = self.spans.begin(self._name())
         try:
-            with self._spans.inside(self._open):
+            with self.spans.inside(self._open):
                 yield
         finally:
             self._first = None
-            self._spans.end(self._open)
+            self.spans.end(self._open)
 
     def _name(self) -> str:
         assert self._first is not None
@@ -76,4 +74,4 @@ class Stages:
 
     def _shift(self) -> None:
         if self._first is not None and self._name() != self._open.name:
-            self._open = self._spans.follow(self._open, self._name())
+            self._open = self.spans.follow(self._open, self._name())

@@ -1,4 +1,4 @@
-"""What the controller draws from, and what it gives to a step."""
+"""The batches of a run: what each is made of, and what a step gets."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from roll.rollout.census import Census
 from roll.rollout.group_run import Doom
 from roll.types import Group, PromptDraw
 
-__all__ = ["Batch", "Feed"]
+__all__ = ["Batch", "BatchSpec"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Feed:
-    """What the controller draws from, and what it asks of finished groups."""
+class BatchSpec:
+    """What the controller makes batches of, and what it asks of finished groups."""
 
     draw: Callable[[int, str | None], Sequence[PromptDraw]]
     """The next prompts, of one domain if it is given; recorded in the ledger by the caller."""

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from roll.tracking.spans import Spans
-from roll.tracking.stages import Stages
+from roll.tracking.wait_phases import WaitPhases
 from roll.types import RolloutId
 
 
@@ -20,7 +20,7 @@ class World:
         self.now = 100.0
         self.shown: list[str] = []
         self.spans = Spans(path, clock=lambda: self.now, on_phase=self.shown.append)
-        self.stages = Stages(self.spans)
+        self.wait_phases = WaitPhases(self.spans)
         self._where: dict[str, str] = {}
 
     def move(self, *names: str, to: str, purpose: str = "train") -> None:
@@ -28,11 +28,11 @@ class World:
             before = self._where.get(name)
             self._where[name] = to
             rollout_id = RolloutId(purpose=purpose, draw_id=hash(name), index=0)
-            self.stages.on_transition(SimpleNamespace(rollout_id=rollout_id, before=before, after=to))
+            self.wait_phases.on_transition(SimpleNamespace(rollout_id=rollout_id, before=before, after=to))
 
     def act(self, seconds: float) -> None:
         start, self.now = self.now, self.now + seconds
-        self.stages.environment(start, self.now)
+        self.wait_phases.environment(start, self.now)
 
 
 @pytest.fixture
@@ -42,7 +42,7 @@ def world() -> World:
 
 def test_the_reward_holds_a_step_back_where_every_answer_waits_for_it(world: World) -> None:
     with world.spans.step(1):
-        with world.stages.waiting("generate"):
+        with world.wait_phases.waiting("generate"):
             world.move("a", "b", to="queued")
             world.now += 1
             world.move("a", "b", to="generating")
@@ -62,7 +62,7 @@ def test_the_reward_holds_a_step_back_where_every_answer_waits_for_it(world: Wor
 
 def test_waiting_to_be_scored_again_is_the_rewards_time(world: World) -> None:
     with world.spans.step(1):
-        with world.stages.waiting("wait"):
+        with world.wait_phases.waiting("wait"):
             for state in ("queued", "generating", "rewarding"):
                 world.move("a", to=state)
             world.now += 1
@@ -79,7 +79,7 @@ def test_waiting_to_be_scored_again_is_the_rewards_time(world: World) -> None:
 def test_an_environment_takes_its_time_from_whatever_else_was_open(world: World) -> None:
     with world.spans.step(1):
         world.act(5)  # beside the wait: no part of it
-        with world.stages.waiting("generate"):
+        with world.wait_phases.waiting("generate"):
             world.move("a", "b", to="generating")
             world.now += 1
             world.act(2)
@@ -94,14 +94,14 @@ def test_rollouts_of_an_evaluation_are_not_waited_for(world: World) -> None:
     with world.spans.step(1):
         world.move("a", to="rewarding")
         world.move("e", to="generating", purpose="eval")
-        with world.stages.waiting("wait"):
+        with world.wait_phases.waiting("wait"):
             world.now += 1
         assert world.spans.metrics()["time/reward_s"] == 1
 
 
 def test_the_stages_are_in_the_trace_and_what_is_inside_them_is_no_phase(tmp_path: Path) -> None:
     world = World(tmp_path / "trace.json")
-    with world.spans.step(1), world.stages.waiting("generate"):
+    with world.spans.step(1), world.wait_phases.waiting("generate"):
         world.now += 1
         world.act(2)
         with world.spans.phase("inner"):

@@ -1,0 +1,101 @@
+"""Which of a step's rollouts are learnt from where no algorithm says so: all, the best, or pairs. NumPy only."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+import numpy as np
+
+from roll.algorithms.filters import reason_to_leave_out
+from roll.types import Fate, Group, Rollout
+
+__all__ = ["Answers", "Choice", "Pairing", "all_answers", "best_answers", "chosen", "pairs", "why_failed"]
+
+Answers: TypeAlias = tuple[Rollout, ...]
+"""That are learnt from together: one alone, or the better and the worse one of a pair."""
+Pairing: TypeAlias = Literal["best_worst", "all"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Choice:
+    """What a step learns from, and what became of every group."""
+
+    answers: tuple[Answers, ...]
+    """In the order of their groups."""
+    fates: dict[int, tuple[Fate, str]]
+    """By draw id, with the reason where it is not trained."""
+
+    @property
+    def rollouts(self) -> tuple[Rollout, ...]:
+        """All that is learnt from; one that is in several pairs as often."""
+        return tuple(rollout for answers in self.answers for rollout in answers)
+
+
+def chosen(groups: Iterable[Group], choose: Callable[[Sequence[Rollout]], list[Answers] | str]) -> Choice:
+    """Choose in every group.
+
+    A rollout that infrastructure failed is never chosen; a group in which all failed has fate `failed`.
+
+    Args:
+        groups: of the step.
+        choose: from a group's scored rollouts, what is learnt from, or why nothing is.
+    """
+    answers: list[Answers] = []
+    fates: dict[int, tuple[Fate, str]] = {}
+    for group in groups:
+        written = [r for r in group.scored if any(turn.end > turn.start for turn in r.spans)]
+        found = choose(written) if written else []
+        if isinstance(found, str):
+            fates[group.draw.draw_id] = (Fate.FILTERED, found)
+            continue
+        answers += found
+        fates[group.draw.draw_id] = (Fate.TRAINED, "") if written else (Fate.FAILED, why_failed(group))
+    return Choice(answers=tuple(answers), fates=fates)
+
+
+def why_failed(group: Group) -> str:
+    """What infrastructure says of a group without a scored rollout that has a token."""
+    return "; ".join(sorted({r.cause for r in group.rollouts if r.cause})) or "no rollout has a token"
+
+
+def all_answers(rollouts: Sequence[Rollout]) -> list[Answers]:
+    """Every one."""
+    return [(rollout,) for rollout in rollouts]
+
+
+def best_answers(rollouts: Sequence[Rollout], *, keep: int, min_reward: float) -> list[Answers] | str:
+    """The `keep` best whose reward is `min_reward` or more (RAFT, arXiv 2304.06767); of equal ones the first."""
+    rewards = _rewards(rollouts)
+    best = [int(i) for i in np.argsort(-rewards, kind="stable")[:keep] if rewards[i] >= min_reward]
+    if not best:
+        return f"its best reward {rewards.max():g} is below {min_reward:g}"
+    return [(rollouts[i],) for i in sorted(best)]
+
+
+def pairs(rollouts: Sequence[Rollout], *, pairing: Pairing, min_difference: float = 0.0) -> list[Answers] | str:
+    """Pairs of a better and a worse answer.
+
+    Args:
+        rollouts: of one group.
+        pairing: the best one with the worst one (of equal ones the first), or every two.
+        min_difference: of their rewards; 0: any at all.
+    """
+    rewards = _rewards(rollouts)
+    if reason := reason_to_leave_out(rewards):
+        return reason
+    order = np.argsort(-rewards, kind="stable").tolist()
+    best, worst = order[0], int(np.argmin(rewards))
+    found = (
+        [(best, worst)] if pairing == "best_worst" else [(b, w) for i, b in enumerate(order) for w in order[i + 1 :]]
+    )
+    kept = [(b, w) for b, w in found if rewards[b] > rewards[w] and rewards[b] - rewards[w] >= min_difference]
+    if not kept:
+        return f"its rewards differ by {np.ptp(rewards):g}, less than {min_difference:g}"
+    return [(rollouts[b], rollouts[w]) for b, w in kept]
+
+
+def _rewards(rollouts: Sequence[Rollout]) -> np.ndarray:
+    """[G] as they were given."""
+    return np.array([r.reward.value for r in rollouts if r.reward is not None], dtype=np.float64)

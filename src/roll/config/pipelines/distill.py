@@ -1,0 +1,127 @@
+"""The configuration of on-policy distillation: the student answers, a teacher scores every token."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Annotated, Any, Literal, TypeAlias
+
+from pydantic import BeforeValidator, model_validator
+
+from roll.config.base import option
+from roll.config.cluster import ClusterConfig, DeviceMapping, Devices, RoleDevices
+from roll.config.distillation import DistillationConfig, TeacherConfig
+from roll.config.online import OnlineConfig
+
+__all__ = ["CONFIG", "DistillConfig"]
+
+
+def _as_list(value: Any) -> Any:
+    return value if isinstance(value, list) else [value]
+
+
+Teachers: TypeAlias = Annotated[list[TeacherConfig], BeforeValidator(_as_list)]
+
+
+class DistillDevices(DeviceMapping):
+    """Devices of each role, the teachers' too."""
+
+    teacher: Devices | None = option(
+        None,
+        "Devices of the teachers: every teacher in a trainer has a rank on each, those in engines have "
+        "`inference.tensor_parallel` of them each; by default those of `actor_train`, or the first of `actor_infer`.",
+    )
+
+
+class DistillCluster(ClusterConfig):
+    """Where roles run."""
+
+    device_mapping: DistillDevices = option(DistillDevices(), "Devices of each role.")
+
+
+class DistillConfig(OnlineConfig):
+    """On-policy distillation (GKD, arXiv 2306.13649): the student answers, a teacher scores every token."""
+
+    pipeline: Literal["distill"] = option("distill", "Which pipeline runs.")
+    teacher: Teachers = option(
+        ...,
+        "Who teaches: a model, or a list of teachers with the sources (`domains`) that each scores.",
+        min_length=1,
+        examples=["runs/quickstart"],
+    )
+    distillation: DistillationConfig = option(DistillationConfig(), "What is learnt from the teacher.")
+    cluster: DistillCluster = option(DistillCluster(), "Where roles run.")
+
+    @model_validator(mode="after")
+    def _taught(self) -> DistillConfig:
+        self._check_domains()
+        places = {teacher.place for teacher in self.teacher}
+        if len(places) > 1:
+            raise ValueError("some teachers are in trainers and others in engines: give all the same place")
+        if self.distillation.place == "loss" and "engine" in places:
+            raise ValueError(
+                "teacher.place is engine, which says the log-probs of sampled tokens alone, but distillation.place "
+                "loss compares whole distributions: set teacher.place to trainer, or distillation.place to reward"
+            )
+        if "engine" in places and self.rollout.temperature != 1.0:
+            raise ValueError(
+                f"rollout.temperature is {self.rollout.temperature:g}, but engines say a teacher's log-probs at "
+                "temperature 1: set it to 1, or teacher.place to trainer"
+            )
+        if self.distillation.reward_weight and self.rollout.group_size == 1:
+            raise ValueError(
+                f"distillation.reward_weight {self.distillation.reward_weight:g} compares the rewards of a group, but "
+                "rollout.group_size is 1: raise it, or set reward_weight to 0"
+            )
+        return self
+
+    def _check_domains(self) -> None:
+        known = [entry.domain or entry.source for entry in self.data]
+        named = Counter(domain for teacher in self.teacher for domain in teacher.domains)
+        for domain, count in named.items():
+            if domain not in known:
+                raise ValueError(f"teacher.domains names '{domain}', but the sources are {', '.join(known)}")
+            if count > 1:
+                raise ValueError(f"teacher.domains: '{domain}' has {count} teachers, but a source has one")
+        others = [teacher.model for teacher in self.teacher if not teacher.domains]
+        if len(others) > 1:
+            raise ValueError(
+                f"teachers '{others[0]}' and '{others[1]}' both name no domains: say which sources each one scores"
+            )
+        if not others and (left := [domain for domain in known if domain not in named]):
+            raise ValueError(f"nobody teaches '{left[0]}': add it to some teacher.domains")
+
+    @property
+    def teacher_of(self) -> dict[str, int]:
+        """By domain, which teacher scores its answers."""
+        named = {domain: i for i, teacher in enumerate(self.teacher) for domain in teacher.domains}
+        rest = next((i for i, teacher in enumerate(self.teacher) if not teacher.domains), -1)
+        return {name: named.get(name, rest) for name in (entry.domain or entry.source for entry in self.data)}
+
+    @property
+    def trainer_holds_teachers(self) -> bool:
+        """Whether the student's own loss needs the teachers' whole distributions."""
+        return self.distillation.place == "loss"
+
+    def why_without(self, role: str) -> str:
+        """See `RunConfig.why_without`."""
+        if role == "teacher":
+            return "with distillation.place loss the student's own trainer holds the teachers: remove it"
+        return super().why_without(role)
+
+    @property
+    def roles(self) -> dict[str, RoleDevices]:
+        """See `RunConfig.roles`."""
+        mapping, roles, width = self.cluster.device_mapping, super().roles, self.inference.tensor_parallel
+        if self.trainer_holds_teachers:
+            return roles
+        if self.teacher[0].place == "trainer":
+            roles["teacher"] = RoleDevices(kind="trainer", devices=mapping.teacher or mapping.actor_train)
+        else:
+            devices = mapping.teacher or mapping.actor_infer[: len(self.teacher) * width]
+            roles["teacher"] = RoleDevices(
+                kind="engine", devices=devices, tensor_parallel=width, section="inference", log_name="teacher"
+            )
+        return roles
+
+
+CONFIG = DistillConfig

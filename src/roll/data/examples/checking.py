@@ -1,0 +1,104 @@
+"""Examples rendered before training: what cannot be learnt from is known then, and how long the others are."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+import numpy as np
+
+from roll.config.examples import ExampleColumns, ExampleDataConfig
+from roll.data.examples.report import BadRows, Report
+from roll.data.examples.samples import TOO_LONG, Rendering, UnusableExample
+from roll.data.examples.sums import ArithmeticExamplesSource
+from roll.data.rows import RowItems
+from roll.types import Conversation, Example, ExampleDraw, TrainingSample
+
+__all__ = ["Check", "Source", "left_out"]
+
+Source: TypeAlias = RowItems[Example] | ArithmeticExamplesSource
+
+NUM_MEASURED = 200
+"""Of too many examples to render them all, so many are rendered to say how long they are."""
+
+
+@dataclass(kw_only=True, slots=True)
+class Check:
+    """Renders examples, and keeps what is to be known of them."""
+
+    rendering: Rendering
+    every: bool
+    """All of them, not some."""
+    longest: int = field(default=0, init=False)
+    num_learnt: int = field(default=0, init=False)
+    num_rendered: int = field(default=0, init=False)
+    num_cut: int = field(default=0, init=False)
+    num_rewritten: int = field(default=0, init=False)
+    """Examples with an answer that the template renders otherwise as the conversation goes on."""
+
+    def usable(self, source: Source, config: ExampleDataConfig, bad: BadRows) -> Source:
+        """The source without examples that cannot be learnt from; of too many, some are tried and none is left out."""
+        numbers = range(0, len(source), 1 if self.every else max(len(source) // NUM_MEASURED, 1))
+        out: list[int] = []
+        for index in numbers:
+            example = source[index]
+            draw = ExampleDraw(draw_id=0, example=example, position=-1)
+            try:
+                samples, cut = self.rendering.samples(draw, config.too_long)
+            except UnusableExample as error:
+                out.append(index)
+                if self.every or not left_out(config, error.reason):
+                    bad.add(error.reason, f"{source.where(index)}: {error}")
+            else:
+                self._measure(example, samples, cut)
+        return source.without(out) if out and self.every else source
+
+    def _measure(self, example: Example, samples: tuple[TrainingSample, ...], cut: bool) -> None:
+        self.num_rendered += 1
+        self.num_cut += cut
+        self.num_learnt += sum(int(sample.loss_mask.sum()) for sample in samples)
+        self.longest = max(self.longest, *(len(sample) for sample in samples))
+        if not cut and not self.rendering.score_at_end:
+            sides = zip(example.conversations, samples, strict=True)
+            self.num_rewritten += any(_num_answers(side) > _num_learnt(sample) for side, sample in sides)
+
+    def report(self, bad: Mapping[str, BadRows]) -> Report:
+        """All that was found, with what is wrong with the rows of each domain."""
+        looked_at = "" if self.every else f" of the {self.num_rendered:,} looked at"
+        notes = []
+        if self.num_cut:
+            notes.append(
+                f"{self.num_cut:,} examples{looked_at} have more tokens than the context takes: their answers lose "
+                "their ends."
+            )
+        if self.num_rewritten:
+            notes.append(
+                f"{self.num_rewritten:,} conversations{looked_at} have answers that the model's chat template changes "
+                "as the conversation goes on (some leave out earlier reasoning): these are context only, and the "
+                "later ones are learnt."
+            )
+        return Report(
+            bad=bad,
+            longest=self.longest if self.every else None,
+            num_tokens=self.num_learnt / max(self.num_rendered, 1),
+            num_cut=self.num_cut,
+            num_rewritten=self.num_rewritten,
+            notes=tuple(notes),
+        )
+
+
+def _num_answers(conversation: Conversation) -> int:
+    return sum(message["role"] == "assistant" for message in conversation.messages[conversation.num_given :])
+
+
+def _num_learnt(sample: TrainingSample) -> int:
+    """Stretches of tokens that are learnt."""
+    return int(np.count_nonzero(np.diff(sample.loss_mask.astype(np.int8)) == 1))
+
+
+def left_out(config: ExampleDataConfig, reason: str) -> bool:
+    """Whether the source says that what is wrong for this reason is left out."""
+    if reason == TOO_LONG and config.too_long == "skip":
+        return True
+    return isinstance(config, ExampleColumns) and config.on_bad_row == "skip"

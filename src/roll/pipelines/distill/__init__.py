@@ -1,0 +1,1 @@
+"""On-policy distillation: the student answers, a teacher scores every token."""

@@ -1,0 +1,63 @@
+"""What can be known of a distillation before it starts: its teachers beside what is known of any run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from roll.config.estimate import ModelSizes, RoleMemory, element_bytes, engine_bytes
+from roll.config.pipelines.distill import DistillConfig
+from roll.models import ModelDescription, find_model
+from roll.pipelines.checkpoint_files import find_model_directory
+from roll.pipelines.distill.teachers import teacher_paths
+from roll.pipelines.online.check.estimate import BatchArithmetic, Further, frozen_memory
+from roll.pipelines.online.check.inspection import inspect_run
+from roll.preflight.inspection import described
+from roll.preflight.report import Report
+
+__all__ = ["inspect"]
+
+
+def inspect(config: DistillConfig) -> Report:
+    """Find out all that can be known before a run."""
+    found: list[ModelDescription] = []
+
+    def look_at_teachers(report: Report, config: DistillConfig) -> None:
+        for teacher in config.teacher:
+            path = str(find_model_directory(Path(teacher.model)) or teacher.model)
+            sizes = described(report, path, "the teacher")
+            found.extend([sizes] if sizes else [])
+        places = [find_model_directory(Path(t.model)) or find_model(t.model) for t in config.teacher]
+        student = find_model(config.model.path)
+        if student is not None and all(places):
+            teacher_paths(config, student)
+
+    def further(report: Report, config: DistillConfig, batch: BatchArithmetic) -> Further:
+        return _memory(report, config, batch, found)
+
+    settings = config.distillation
+    return inspect_run(
+        config, f"{settings.divergence} divergence as a {settings.place}", look_at_teachers, further=further
+    )
+
+
+def _memory(report: Report, config: DistillConfig, batch: BatchArithmetic, teachers: list[ModelDescription]) -> Further:
+    element = element_bytes(config.model.dtype)
+    if config.trainer_holds_teachers:
+        held = sum(sizes.num_parameters for sizes in teachers) * element // config.num_ranks
+        return Further(held={"teachers": held})
+    if config.teacher[0].place == "trainer":
+        return Further(roles=[frozen_memory(config, "teacher", sizes, batch) for sizes in teachers])
+    return Further(roles=[_engine(report, config, sizes) for sizes in teachers])
+
+
+def _engine(report: Report, config: DistillConfig, sizes: ModelSizes) -> RoleMemory:
+    parts = engine_bytes(
+        config.inference,
+        sizes,
+        num_requests=config.rollouts_per_step,
+        kind=report.engine_kind or "hf",
+        max_context=(report.longest_prompt or 0) + config.max_answer_tokens,
+        element=element_bytes(config.model.dtype),
+        on_accelerator=bool(report.machine.accelerator_bytes),
+    )
+    return RoleMemory(role="teacher", count=1, parts=parts)

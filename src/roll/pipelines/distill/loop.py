@@ -1,0 +1,49 @@
+"""On-policy distillation, in one short loop:
+
+    sample ─► the teacher scores every token ─► learn ─► sync ─► evaluate ─► sample …
+
+    loss     divergence of whole distributions, token by token      GKD, arXiv 2306.13649, with lambda = 1
+    reward   A_t = log teacher_t - log student_t                     Thinking Machines, "On-Policy Distillation", 2025
+
+and in both, with a weight, the advantage of the sources' rewards within a group.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from roll.algorithms.choosing import all_answers
+from roll.config.pipelines.distill import DistillConfig
+from roll.data.samples import build_batch
+from roll.pipelines.distill.losses import distillation_loss, with_advantages
+from roll.pipelines.distill.teachers import teacher_logprobs
+from roll.pipelines.online.rounds import Rounds, Sampled
+from roll.types import TrainingBatch
+
+__all__ = ["train"]
+
+
+async def train(rounds: Rounds[DistillConfig]) -> None:
+    """Take the remaining steps."""
+    config, rollout = rounds.config, rounds.config.rollout
+    loss = distillation_loss(config.distillation)
+
+    async def step() -> list[str]:
+        sampled = await rounds.sample(all_answers)
+        batch = await taught(sampled)
+        metrics = await rounds.learn(batch, loss, config.updates)
+        return await rounds.cross_boundary(sampled, metrics, batch)
+
+    async def taught(sampled: Sampled) -> TrainingBatch:
+        rollouts = sampled.choice.rollouts
+        batch = build_batch(rollouts, temperature=rollout.temperature, max_new_tokens=rollout.max_new_tokens)
+        pairs = zip(batch.samples, rollouts, strict=True)
+        batch = replace(batch, samples=tuple(replace(s, teacher=config.teacher_of[r.prompt.domain]) for s, r in pairs))
+        if rounds.learner.teachers:
+            asked = teacher_logprobs(rounds.learner.teachers, config.teacher_of, batch, rollouts)
+            said = await rounds.ask("teacher", asked)
+            pairs = zip(batch.samples, said, strict=True)
+            batch = replace(batch, samples=tuple(replace(s, teacher_logprobs=column) for s, column in pairs))
+        return with_advantages(batch, rollouts, config.distillation)
+
+    await rounds.repeat(step)

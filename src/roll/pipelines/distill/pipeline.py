@@ -1,0 +1,55 @@
+"""On-policy distillation as a pipeline: what it opens, says of itself, and measures."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
+from functools import partial
+from typing import Any
+
+from roll.config.pipelines.distill import DistillConfig
+from roll.pipelines.distill.loop import train
+from roll.pipelines.distill.teachers import EngineTeacher, teacher_engines, teacher_paths
+from roll.pipelines.evaluation import measure
+from roll.pipelines.learner import Learner
+from roll.pipelines.learning.state import LearningState
+from roll.pipelines.online.opening import Placed, facts, frozen_spec, open_circle, policy_spec
+from roll.pipelines.preparation import prepare
+from roll.pipelines.registry import Pipeline, RunFacts
+from roll.pipelines.run import Session
+
+__all__ = ["PIPELINE"]
+
+
+@asynccontextmanager
+async def _open(config: DistillConfig, session: Session) -> AsyncIterator[Callable[[], Awaitable[None]]]:
+    """Start every role; the teachers are looked at before anything is started."""
+    session.tracker.note("reading the files of student and teacher, and the prompts")
+    prepared = await asyncio.to_thread(prepare, config)
+    paths = await asyncio.to_thread(teacher_paths, config, prepared.model_path)
+    held = tuple(map(str, paths)) if config.trainer_holds_teachers else ()
+    policy = policy_spec(config, prepared.model_path, teachers=held)
+    in_engines = not held and config.teacher[0].place == "engine"
+
+    placed = [Placed("actor_train", policy)]
+    if in_engines:
+        placed.append(Placed("teacher", teacher_engines(config, prepared, paths, session.directory)))
+    elif not held:
+        placed += [Placed("teacher", frozen_spec(config, path)) for path in paths]
+
+    def learner_of(started: Sequence[Any]) -> Learner:
+        student, *others = started
+        teachers = [EngineTeacher(engine) for engine in others[0].engines] if in_engines else others
+        return Learner(policy=student, teachers=tuple(teachers))
+
+    async with open_circle(config, session, prepared, placed, learner_of) as rounds:
+        yield partial(train, rounds)
+
+
+def _facts(config: DistillConfig) -> RunFacts:
+    settings = config.distillation
+    return facts(config, f"{settings.divergence} divergence as a {settings.place}")
+
+
+PIPELINE = Pipeline(open=_open, facts=_facts, evaluate=measure, state=LearningState)

@@ -1,0 +1,92 @@
+"""Who teaches: found before anything is started, and asked for the log-probs of the student's tokens."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from roll.config.pipelines.distill import DistillConfig
+from roll.errors import ModelError
+from roll.inference import EngineSpec
+from roll.models import describe_model, load_tokenizer, resolve_model
+from roll.pipelines.checkpoint_files import find_model_directory
+from roll.pipelines.preparation import Prepared, engine_specs
+from roll.protocols import InferenceEngine, Scorer
+from roll.tracking import RunDirectory
+from roll.types import FloatArray, Output, Outputs, Rollout, TrainingBatch
+
+__all__ = ["EngineTeacher", "teacher_engines", "teacher_logprobs", "teacher_paths"]
+
+
+def teacher_paths(config: DistillConfig, model_path: Path) -> list[Path]:
+    """The models of all teachers.
+
+    Raises:
+        ModelError: one cannot be found, or does not write the student's tokens.
+    """
+    tokenizer = load_tokenizer(model_path, trust_remote_code=config.model.trust_remote_code)
+    vocabulary, found = tokenizer.get_vocab(), []
+    for teacher in config.teacher:
+        path = find_model_directory(Path(teacher.model)) or resolve_model(teacher.model)
+        other = load_tokenizer(path, trust_remote_code=config.model.trust_remote_code).get_vocab()
+        if other != vocabulary:
+            differing = sum(other.get(token) != number for token, number in vocabulary.items())
+            raise ModelError(
+                f"teacher.model '{teacher.model}' has another tokenizer than model.path '{config.model.path}' "
+                f"({len(other):,} and {len(vocabulary):,} tokens; {differing:,} of the student's differ): a teacher "
+                "scores the student's tokens, so take a model of the same family."
+            )
+        rows, own = describe_model(path).vocab_size, describe_model(model_path).vocab_size
+        if config.trainer_holds_teachers and rows != own:
+            raise ModelError(
+                f"teacher.model '{teacher.model}' predicts {rows:,} tokens and model.path '{config.model.path}' "
+                f"{own:,}: set distillation.place to reward, which compares the sampled tokens alone."
+            )
+        found.append(path)
+    return found
+
+
+def teacher_engines(
+    config: DistillConfig, prepared: Prepared, paths: Sequence[Path], run: RunDirectory
+) -> list[EngineSpec]:
+    """An engine for each teacher, like those of the student."""
+    like = engine_specs(config, prepared, run)[0]
+    return [
+        replace(like, engine_id=f"teacher-{i}", model_path=str(path), log_path=run.log_path("teacher", i))
+        for i, path in enumerate(paths)
+    ]
+
+
+class EngineTeacher:
+    """A teacher in an engine; implements `Scorer`."""
+
+    def __init__(self, engine: InferenceEngine) -> None:
+        self._engine = engine
+
+    async def forward(self, batch: TrainingBatch, outputs: Outputs) -> Mapping[Output, list[Any]]:
+        """See `Scorer.forward`; log-probs are all that an engine says, at temperature 1."""
+        assert set(outputs) == {"logprobs"} and batch.temperature == 1.0, "the configuration was checked"
+        return {"logprobs": await self._engine.logprobs([sample.token_ids for sample in batch.samples])}
+
+
+async def teacher_logprobs(
+    teachers: Sequence[Scorer], teacher_of: Mapping[str, int], batch: TrainingBatch, rollouts: Sequence[Rollout]
+) -> list[FloatArray]:
+    """What every sample's own teacher says of its tokens [L].
+
+    Args:
+        teachers: all.
+        teacher_of: by domain, which one.
+        batch: of the rollouts, in their order.
+        rollouts: see there.
+    """
+    places = [[i for i, r in enumerate(rollouts) if teacher_of[r.prompt.domain] == t] for t in range(len(teachers))]
+    parts = [replace(batch, samples=tuple(batch.samples[i] for i in own)) for own in places]
+    asked = (t.forward(part, ["logprobs"]) for t, part in zip(teachers, parts, strict=True) if part.samples)
+    said = await asyncio.gather(*asked)
+    order = [i for own in places for i in own]
+    columns = [column for part in said for column in part["logprobs"]]
+    return [column for _, column in sorted(zip(order, columns, strict=True), key=lambda pair: pair[0])]

@@ -1,0 +1,256 @@
+"""From a configuration to everything that a step passes through, and its end in reverse order."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, nullcontext
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
+
+from roll.cluster.base import Cluster, num_accelerators, open_cluster
+from roll.config.generating import GeneratingConfig
+from roll.config.online import OnlineConfig
+from roll.data import Data
+from roll.inference import EngineSpec, resolve_engine_kind
+from roll.pipelines.checkpoint_files import SavedRun
+from roll.pipelines.evaluation import Evaluator
+from roll.pipelines.generation import Roles, open_generation, start_roles
+from roll.pipelines.hand_over import EVERYTHING, SharingTrainers, hands_over
+from roll.pipelines.learner import Learner
+from roll.pipelines.learning.state import LearningState
+from roll.pipelines.live_policy import LivePolicy
+from roll.pipelines.online.circle import Circle, Recorder
+from roll.pipelines.online.rounds import Rounds
+from roll.pipelines.online.sampling import build_controller
+from roll.pipelines.preparation import Prepared, prepare, probe_sequences, sampling_plans
+from roll.pipelines.registry import RunFacts
+from roll.pipelines.run import Run, Session, beginning
+from roll.protocols import EngineGroup, TrainerGroup
+from roll.rollout import AsyncController, LLMProxy
+from roll.training import Schedule, TrainerSpec
+from roll.types import PromptDraw
+from roll.weights import WeightSync
+
+__all__ = ["Placed", "facts", "frozen_spec", "open_alone", "open_circle", "policy_spec"]
+
+logger = logging.getLogger(__name__)
+
+C = TypeVar("C", bound=GeneratingConfig)
+L = TypeVar("L", bound=OnlineConfig)
+
+
+class Placed(NamedTuple):
+    """A trainer, or engines, beside the policy's own."""
+
+    role: str
+    """What the device mapping calls it."""
+    spec: TrainerSpec | Sequence[EngineSpec]
+
+
+@asynccontextmanager
+async def open_circle(
+    config: C,
+    session: Session,
+    prepared: Prepared,
+    placed: Sequence[Placed],
+    learner_of: Callable[[Sequence[Any]], Learner],
+    *,
+    controlled: Callable[..., AsyncController] = build_controller,
+    recorder_of: Callable[[Run[LearningState]], Recorder] | None = None,
+    proxy_type: type[LLMProxy] = LLMProxy,
+) -> AsyncIterator[Rounds[C]]:
+    """Start every role, restore what a checkpoint holds, and end every role afterwards, also after an error.
+
+    Args:
+        config: of the run.
+        session: what this process works with.
+        prepared: the model's files and the prompts.
+        placed: the policy's trainer, and whatever else there is beside its engines and a judge.
+        learner_of: these, in order, once they have started.
+        controlled: what makes batches; called as `build_controller` is.
+        recorder_of: what records the run.
+        proxy_type: what hands requests to engines.
+
+    Raises:
+        UserError: it cannot be done; says why.
+    """
+    tracker, data = session.tracker, prepared.data
+    state = beginning(session.saved, data.train, LearningState)
+    async with AsyncExitStack() as stack:
+        cluster = open_cluster(config.cluster, config.roles, session.directory)
+        stack.push_async_callback(cluster.close)
+        roles, started, memory = await _start(config, session, cluster, prepared, placed, stack)
+        learner = learner_of(started)
+        run = Run.of(config, config.training.num_steps, session, state, data.train, learner.policy, learner.critics)
+        weights = _weight_sync(cluster, config, data, learner.policy, roles.engines, memory)
+        recorder = recorder_of(run) if recorder_of else None
+        generation = await open_generation(
+            config, roles, data.renderer, stack, tracker=tracker, proxy_type=proxy_type, bring_up=weights.push_to
+        )
+        for domain, reward in generation.rewards.items():
+            reward.restore(state.verifiers.get(domain, {}))
+        if recorder is not None:
+            recorder.listen(generation.scheduler.life, generation.proxy)
+        plan, eval_plan = sampling_plans(config, prepared.stop_token_ids)
+        controller = controlled(config, state, data, run.ledger, generation, plan)
+        live = LivePolicy(generation=generation, controller=controller, weights=weights, plan=plan, sharing=memory)
+        circle = _circle(config, run, learner, live, recorder)
+        evaluator = Evaluator(run, live, _held_out(config, data), eval_plan, config.evaluation, config.alarms)
+        await _restore(run, learner, live, session.saved)
+        yield Rounds(circle=circle, live=live, evaluator=evaluator)
+
+
+async def _start(
+    config: GeneratingConfig,
+    session: Session,
+    cluster: Cluster,
+    prepared: Prepared,
+    placed: Sequence[Placed],
+    stack: AsyncExitStack,
+) -> tuple[Roles, list[Any], SharingTrainers | None]:
+    """All roles; what was placed, in order; and which of it hands memory over to engines."""
+    hand_over = hands_over(config, accelerated=num_accelerators() > 0)
+    beside = config.trainers_beside("actor_infer") if hand_over else []
+
+    async def start(role: str, spec: TrainerSpec | Sequence[EngineSpec]) -> Any:
+        if not isinstance(spec, TrainerSpec):
+            return await cluster.start_engines(spec, role)
+        trainer = await cluster.start_trainer(spec, role)
+        if role in beside:  # out of the way of engines that start after it
+            await trainer.offload(EVERYTHING)
+        return trainer
+
+    roles, started = await start_roles(
+        config,
+        cluster,
+        prepared,
+        stack,
+        run=session.directory,
+        tracker=session.tracker,
+        trainers=[("policy" if role == "actor_train" else role, start(role, spec)) for role, spec in placed],
+        hand_over=hand_over,
+    )
+    sharing = [trainer for (role, _), trainer in zip(placed, started, strict=True) if role in beside]
+    return roles, started, SharingTrainers(policy=started[0], trainers=sharing) if hand_over else None
+
+
+async def _restore(run: Run[Any], learner: Learner, live: LivePolicy, saved: SavedRun[Any] | None) -> None:
+    """Load what a checkpoint holds of the trainers, which must have their memory for that, as for writing one."""
+    run.checkpointer.before_writing = partial(live.hand_to_trainers, run)
+    if saved is not None:
+        run.tracker.note(f"loading the checkpoint of step {run.state.step}")
+        await live.hand_to_trainers(run)
+        await learner.load(saved)
+
+
+@asynccontextmanager
+async def open_alone(
+    config: L, session: Session, *, train: Callable[[Rounds[L]], Awaitable[None]]
+) -> AsyncIterator[Callable[[], Awaitable[None]]]:
+    """Open a run that needs no trainer but the policy's; inside, what is to be done.
+
+    Args:
+        config: of the run.
+        session: what this process works with.
+        train: its loop.
+    """
+    session.tracker.note("reading the model's files and the prompts")
+    prepared = await asyncio.to_thread(prepare, config)
+    placed = [Placed("actor_train", policy_spec(config, prepared.model_path))]
+    async with open_circle(config, session, prepared, placed, lambda started: Learner(policy=started[0])) as rounds:
+        yield partial(train, rounds)
+
+
+def _circle(
+    config: C, run: Run[LearningState], learner: Learner, live: LivePolicy, recorder: Recorder | None
+) -> Circle[C]:
+    return Circle(
+        config=config,
+        run=run,
+        learner=learner,
+        batches=live.controller,
+        engine_counts=live.generation.proxy.counts,
+        live=live,
+        recorder=recorder,
+    )
+
+
+def _weight_sync(
+    cluster: Cluster,
+    config: GeneratingConfig,
+    data: Data,
+    policy: TrainerGroup,
+    engines: EngineGroup,
+    memory: SharingTrainers | None,
+) -> WeightSync:
+    return WeightSync(
+        policy,
+        engines,
+        config.weight_sync,
+        probe=probe_sequences(data),
+        transport=cluster.transport(resolve_engine_kind(config.inference.engine)),
+        at_hand=memory.syncing if memory else nullcontext,
+    )
+
+
+def _held_out(config: GeneratingConfig, data: Data) -> list[PromptDraw]:
+    """What every evaluation answers."""
+    found = data.evaluation(config.evaluation.num_prompts)
+    if not found:
+        best = ", and keep_best has nothing to go by" if config.checkpoint.keep_best else ""
+        logger.warning("no source holds prompts out, so the run is not evaluated%s: set held_out", best)
+    return found
+
+
+def facts(config: GeneratingConfig, method: str, *, engines: str | None = None, ranks: str | None = None) -> RunFacts:
+    """What is said of a run before its first step.
+
+    Args:
+        config: of the run.
+        method: what it learns by.
+        engines: in place of how many there are.
+        ranks: in place of how many trainer ranks there are.
+    """
+    kind = "" if config.inference.engine == "auto" else f"{config.inference.engine} "
+    engines = engines or _count(config.num_engines, f"{kind}engine")
+    ranks = ranks or _count(config.num_ranks, "trainer rank")
+    return RunFacts(
+        method=method,
+        where=f"{config.cluster.type}: {engines}, {ranks}, {_count(os.cpu_count() or 1, 'core')}",
+        num_steps=config.training.num_steps,
+        rollouts_per_step=config.rollouts_per_step,
+    )
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}" + ("s" if number != 1 else "")
+
+
+def policy_spec(config: OnlineConfig, model_path: Path, **more: Any) -> TrainerSpec:
+    """The policy, seen from its only rank.
+
+    Args:
+        config: of the run.
+        model_path: its files.
+        more: that its trainer holds.
+    """
+    return TrainerSpec(
+        model_path=str(model_path),
+        model=config.model,
+        training=config.training,
+        schedule=Schedule.of(config.training, updates_per_step=config.updates_per_step),
+        seed=config.seed,
+        **more,
+    )
+
+
+def frozen_spec(config: OnlineConfig, model_path: Path) -> TrainerSpec:
+    """A model that only says log-probs, seen from its only rank."""
+    model = config.model.model_copy(update={"lora": None})
+    return TrainerSpec(
+        model_path=str(model_path), model=model, training=config.training, role="reference", seed=config.seed
+    )

@@ -1,0 +1,65 @@
+"""Where a run's batches of rollouts come from."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from roll.config.generating import GeneratingConfig
+from roll.data import Data
+from roll.pipelines.generation import Generation
+from roll.pipelines.learning.state import LearningState
+from roll.rollout import AsyncController, BatchSpec, DataLedger, SamplingPlan
+from roll.types import PromptDraw
+
+__all__ = ["build_controller"]
+
+
+def build_controller(
+    config: GeneratingConfig,
+    state: LearningState,
+    data: Data,
+    ledger: DataLedger,
+    generation: Generation,
+    plan: SamplingPlan,
+    *companions: SamplingPlan,
+    **asked: Any,
+) -> AsyncController:
+    """The controller of a run, with what an earlier process left in flight.
+
+    Args:
+        config: of the run.
+        state: at a boundary.
+        data: the prompts.
+        ledger: is told of every draw.
+        generation: what answers and scores.
+        plan: how groups are sampled.
+        companions: how further answers to their prompts are.
+        asked: of finished groups, as in `BatchSpec`.
+    """
+
+    def draw(count: int, domain: str | None) -> Sequence[PromptDraw]:
+        drawn = data.train.draw(count, domain)
+        ledger.open(drawn, state.step + 1)
+        return drawn
+
+    rollout = config.rollout
+    pending = [data.train.again(*entry) for entry in state.pending]
+    ahead = rollout.scheduling.async_ratio > 0
+    quotas = {entry.domain or entry.source: entry.weight for entry in config.data}
+    return AsyncController(
+        generation.scheduler,
+        generation.proxy,
+        rollout.scheduling,
+        BatchSpec(
+            draw=draw,
+            plans=(plan, *companions),
+            batch_size=rollout.prompts_per_step,
+            num_steps=config.training.num_steps - state.step,
+            weights=quotas if rollout.scheduling.domain_quotas else {},
+            num_dealt=state.step * rollout.prompts_per_step + (len(pending) if ahead else 0),
+            **asked,
+        ),
+        version=state.policy_version,
+        pending=pending,
+    )

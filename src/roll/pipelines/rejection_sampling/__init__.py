@@ -1,0 +1,1 @@
+"""Rejection sampling: fine-tuning on the policy's own best answers."""

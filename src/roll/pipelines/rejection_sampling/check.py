@@ -1,0 +1,14 @@
+"""What can be known of rejection sampling before it starts."""
+
+from __future__ import annotations
+
+from roll.config.pipelines.rejection_sampling import RejectionSamplingConfig
+from roll.pipelines.online.check.inspection import inspect_run
+from roll.preflight.report import Report
+
+__all__ = ["inspect"]
+
+
+def inspect(config: RejectionSamplingConfig) -> Report:
+    """Find out all that can be known before a run."""
+    return inspect_run(config, "rejection sampling")
