@@ -166,3 +166,27 @@ def test_what_the_template_refuses_is_said_in_its_words(tiny_model: Path, name: 
 def test_two_answers_in_a_row_are_learnt_where_the_template_takes_them(tiny_model: Path) -> None:
     tokenizer = tokenizer_of(tiny_model, TEMPLATES["llama-3"])
     assert learnt(tokenizer, [user("a"), assistant("b"), assistant("c")]) == ["b<|eot_id|>", "c<|eot_id|>"]
+
+
+def test_tokens_that_begin_with_a_space_stay_whole_at_an_answers_beginning() -> None:
+    """As in Llama 2 and the first Mistral: `▁` stands for a space, and a text begins with one that nobody wrote."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    letters = ["<unk>", "<s>", "</s>", "▁", *"Whatis1+2?:.3ITIN[]/S", "▁3", "▁I", "▁[", "IN"]
+    vocabulary = {token: i for i, token in enumerate(dict.fromkeys(letters))}
+    merges = [("▁", "3"), ("▁", "I"), ("▁", "["), ("I", "N")]
+    inner = Tokenizer(models.BPE(vocabulary, merges, unk_token="<unk>"))
+    inner.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first", split=False)
+    inner.decoder = decoders.Metaspace(prepend_scheme="first", split=False)
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=inner,
+        unk_token="<unk>",
+        bos_token="<s>",
+        eos_token="</s>",
+        chat_template=TEMPLATES["mistral"].text,
+    )
+    chat = [user("1+1?"), assistant("3"), user("What?"), assistant("3")]
+    ids, mask = ChatRenderer(tokenizer).conversation(chat)
+    assert ids.tolist() == tokenizer.apply_chat_template(chat, return_dict=False)  # type: ignore[arg-type]
+    assert [tokenizer.convert_ids_to_tokens(int(token)) for token in ids[mask]] == ["▁3", "</s>"] * 2
