@@ -59,6 +59,7 @@ CHECKS: Registry[Callable[[Any], Report]] = Registry(
         "distill": "roll.pipelines.distill.check:inspect",
         "rejection_sampling": "roll.pipelines.rejection_sampling.check:inspect",
         "rlvr": "roll.pipelines.rlvr.check:inspect",
+        "preference": "roll.pipelines.preference.check:inspect",
         "sft": "roll.pipelines.sft.check:inspect",
     },
 )

@@ -207,6 +207,14 @@ def test_what_is_missing_is_named(tiny_model: Path, teachers: tuple[Path, ...]) 
         build(tiny_model, ()).train_step(batch, DistillationLoss())
     with pytest.raises(ValueError, match="the loss needs teacher_top of every sample"):
         build(tiny_model, ()).train_step(batch, TopDistillationLoss())
+    foreign = TopLogprobs(token_ids=np.full((99, 2), 260, np.int32), logprobs=np.zeros((99, 2), np.float32))
+    given = dataclasses.replace(
+        batch, samples=tuple(dataclasses.replace(s, teacher_top=foreign) for s in batch.samples)
+    )
+    with pytest.raises(ValueError, match="teacher_top names token 260, and the model has 260"):
+        build(tiny_model, ()).train_step(given, TopDistillationLoss())
+    with pytest.raises(ValueError, match="the 261 likeliest tokens are asked for, and the model has 260"):
+        build(tiny_model, ()).forward(batch, ["top_logprobs"], num_top=261)
     different = SummedLoss(
         parts=((1.0, DistillationLoss()), (1.0, DistillationLoss(divergence=Divergence(kind="forward_kl"))))
     )
