@@ -47,6 +47,7 @@ PIPELINES: Registry[Pipeline] = Registry(
     "pipeline",
     {
         "distill": "roll.pipelines.distill.pipeline:PIPELINE",
+        "preference_online": "roll.pipelines.preference_online.pipeline:PIPELINE",
         "rejection_sampling": "roll.pipelines.rejection_sampling.pipeline:PIPELINE",
         "rlvr": "roll.pipelines.rlvr.pipeline:PIPELINE",
         "preference": "roll.pipelines.preference.pipeline:PIPELINE",
@@ -57,6 +58,7 @@ CHECKS: Registry[Callable[[Any], Report]] = Registry(
     "pipeline",
     {
         "distill": "roll.pipelines.distill.check:inspect",
+        "preference_online": "roll.pipelines.preference_online.check:inspect",
         "rejection_sampling": "roll.pipelines.rejection_sampling.check:inspect",
         "rlvr": "roll.pipelines.rlvr.check:inspect",
         "preference": "roll.pipelines.preference.check:inspect",

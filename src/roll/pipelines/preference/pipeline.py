@@ -9,9 +9,10 @@ from functools import partial
 
 from roll.cluster.base import Cluster
 from roll.config.pipelines.preference import PreferenceConfig
+from roll.pipelines.learning.losses import preference_loss
 from roll.pipelines.preference import loop
 from roll.pipelines.preference.kept import KeptLogprobs
-from roll.pipelines.preference.objective import Objective, fixed_loss, kind_of
+from roll.pipelines.preference.objective import Objective, kind_of
 from roll.pipelines.preference.reference import (
     all_samples,
     held_out_samples,
@@ -33,7 +34,7 @@ __all__ = ["PIPELINE"]
 async def _open(config: PreferenceConfig, session: Session) -> AsyncIterator[Callable[[], Awaitable[None]]]:
     section, kept = config.preference, KeptLogprobs()
     if section.method.compares_pairs:
-        fixed_loss(section)  # what cannot be is refused before anything starts
+        preference_loss(section)  # what cannot be is refused before anything starts
 
     async def first(cluster: Cluster, prepared: Prepared) -> None:
         nonlocal kept
