@@ -49,6 +49,7 @@ PIPELINES: Registry[Pipeline] = Registry(
         "distill": "roll.pipelines.distill.pipeline:PIPELINE",
         "preference_online": "roll.pipelines.preference_online.pipeline:PIPELINE",
         "rejection_sampling": "roll.pipelines.rejection_sampling.pipeline:PIPELINE",
+        "reward_model": "roll.pipelines.reward_model.pipeline:PIPELINE",
         "rlvr": "roll.pipelines.rlvr.pipeline:PIPELINE",
         "preference": "roll.pipelines.preference.pipeline:PIPELINE",
         "sft": "roll.pipelines.sft.pipeline:PIPELINE",

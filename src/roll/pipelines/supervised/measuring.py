@@ -46,13 +46,15 @@ class Measuring:
 
 
 @asynccontextmanager
-async def open_measuring(config: SupervisedConfig, kind: ExampleKind) -> AsyncIterator[Measuring]:
+async def open_measuring(
+    config: SupervisedConfig, kind: ExampleKind, *, score_at_end: bool = False
+) -> AsyncIterator[Measuring]:
     """Everything but the model.
 
     Raises:
         DataError: no source holds examples out.
     """
-    prepared = await asyncio.to_thread(prepare, config, kind)
+    prepared = await asyncio.to_thread(prepare, config, kind, score_at_end=score_at_end)
     if not prepared.examples.held_out:
         raise DataError("no source holds examples out: set `held_out`, a held-out file, or a held-out split.")
     batch = await asyncio.to_thread(held_out_batch, config, prepared.examples)
@@ -69,14 +71,14 @@ def named(found: StepResult) -> dict[str, float]:
 
 
 async def measure_model(
-    config: SupervisedConfig, *, kind: ExampleKind, loss: LossFn, role: Role = "reference"
+    config: SupervisedConfig, *, kind: ExampleKind, loss: LossFn, role: Role = "reference", score_at_end: bool = False
 ) -> dict[str, float]:
     """The loss of the configuration's model, and the loss's metrics, under `eval/…`.
 
     Raises:
         DataError: no source holds examples out.
     """
-    async with open_measuring(config, kind) as measuring:
+    async with open_measuring(config, kind, score_at_end=score_at_end) as measuring:
         trainer = await measuring.start(role)
         found = named(await trainer.measure(measuring.batch, loss))
     return found | await answered(config)

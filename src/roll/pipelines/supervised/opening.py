@@ -52,6 +52,7 @@ async def open_course(
     specs: Callable[[SupervisedConfig, Prepared], Sequence[TrainerSpec]] = _only_policy,
     learner_of: Callable[[Sequence[TrainerGroup]], Learner] = _no_reference,
     first: Callable[[Cluster, Prepared], Awaitable[None]] | None = None,
+    score_at_end: bool = False,
 ) -> AsyncIterator[Course]:
     """Start every role, restore what a checkpoint holds, and end every role afterwards, also after an error.
 
@@ -62,10 +63,11 @@ async def open_course(
         specs: the trainers; the first is the one that learns.
         learner_of: these, in order, once they have started.
         first: is waited for before they start.
+        score_at_end: see `build_examples`.
     """
     tracker, saved = session.tracker, session.saved
     tracker.note("reading the model's files and the examples")
-    prepared = await asyncio.to_thread(prepare, config, kind)
+    prepared = await asyncio.to_thread(prepare, config, kind, score_at_end=score_at_end)
     state = beginning(saved, prepared.examples.train)
     async with AsyncExitStack() as stack:
         cluster = open_cluster(config.cluster, config.roles, session.directory)
