@@ -70,7 +70,7 @@ class ConfigError(UserError):
 
 
 class DataError(UserError):
-    """A prompt source that cannot be used."""
+    """A source of prompts or examples that cannot be used."""
 
 
 class HubError(UserError):

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from chaos.harness import tiny_config
 from recorded.runs import hashes
+from worlds.tiny_model import write_tiny_model
 
 import roll
 from roll.errors import ConfigError, LossError
@@ -81,6 +82,17 @@ def config(directory: Path, source: Path, /, *, hand_over: bool | str = True, **
     for section, values in changes.items():
         base[section] = {**base.get(section, {}), **values}
     return base
+
+
+def test_a_teacher_that_shares_the_students_device_hands_over_too(
+    seen: Counter[str], tmp_path: Path, tiny_model: Path
+) -> None:
+    other = write_tiny_model(tmp_path / "teacher", seed=7)
+    for name, hand_over in (("with", True), ("without", False)):
+        asked = config(tmp_path / name, tiny_model, hand_over=hand_over)
+        roll.train({**asked, "pipeline": "distill", "teacher": str(other), "distillation": {"place": "reward"}})
+    assert (seen["sleep"], seen["wake"]) == (6, 5)
+    assert hashes(tmp_path / "with" / "run") == hashes(tmp_path / "without" / "run")
 
 
 @pytest.mark.parametrize("kind", RUNS)

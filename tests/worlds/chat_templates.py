@@ -132,6 +132,13 @@ _ZEPHYR = """\
 {% endif %}
 {% endfor %}"""
 
+_PHI_3 = """\
+{% for message in messages %}
+{{ '<|' + message['role'] + '|>\\n' + message['content'] + '<|end|>\\n' }}
+{%- endfor %}
+{% if add_generation_prompt %}{{ '<|assistant|>\\n' }}{% else %}{{ eos_token }}{% endif %}
+"""
+
 _MARKED = """\
 {%- for message in messages %}
     {{- '<|im_start|>' + message.role + '\\n' }}
@@ -169,6 +176,7 @@ TEMPLATES = {
     "gemma": Template(text=_GEMMA, special=("<eos>", "<bos>", "<start_of_turn>", "<end_of_turn>"), end="<end_of_turn>"),
     "mistral": Template(text=_MISTRAL, special=("</s>", "<s>", "[INST]", "[/INST]"), end="</s>"),
     "zephyr": Template(text=_ZEPHYR, special=("</s>", "<s>"), end="</s>"),
+    "phi-3": Template(text=_PHI_3, special=("<|endoftext|>", "<|end|>", "<|user|>", "<|assistant|>"), end="<|end|>"),
     "marked": Template(text=_MARKED, special=_CHATML, end="<|im_end|>"),
     "marked-with-header": Template(text=_MARKED_WITH_HEADER, special=_CHATML, end="<|im_end|>"),
 }

@@ -101,7 +101,9 @@ class ChatRenderer:
         before = messages[: answers[0]]
         header = self._text(before, True)[len(self._text(before, False)) :]
         turns = marked_turns(text, [s for s, _ in kept], [c for _, c in kept], header, self._special)
-        return (text, turns) if turns else prefix_turns(messages, num_given, self._text, self._special)
+        return (
+            (text, turns) if len(turns) == len(kept) else prefix_turns(messages, num_given, self._text, self._special)
+        )
 
     def _without_template(self, messages: Sequence[Message], num_given: int) -> tuple[IntArray, BoolArray]:
         """Texts one after the other as `render`, `answer` and `follow_up` put them, without a template."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_left
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
@@ -35,23 +35,39 @@ class SpecialTokens:
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
         added = getattr(tokenizer, "added_tokens_decoder", {})
         names = {str(token) for token in added.values() if token.special} | set(tokenizer.all_special_tokens)
-        longest_first = sorted((name for name in names if name), key=len, reverse=True)
-        self._pattern = re.compile("|".join(map(re.escape, longest_first)) or r"(?!)")
+        self._names = {name for name in names if name}
+        self._lengths = sorted({len(name) for name in self._names}, reverse=True)
+        # some tokenizers have thousands, which one expression for all would try at every `<`
+        self._beginnings = re.compile("|".join({re.escape(name[:3]) for name in self._names}) or r"(?!)")
 
     def first(self, text: str) -> str | None:
         """The first one in the text."""
-        found = self._pattern.search(text)
-        return None if found is None else found.group()
+        return next((text[begin:end] for begin, end in self._found(text, 0)), None)
 
-    def last_end(self, text: str, begin: int, end: int) -> int | None:
-        """Where the last one between these places ends."""
-        ends = [found.end() for found in self._pattern.finditer(text, begin, end)]
-        return ends[-1] if ends else None
+    def end_of_turn(self, text: str, begin: int, limit: int, content: str) -> int | None:
+        """Where the first one ends that follows this content, whatever the template's spaces; `None` if none does.
 
-    def end_at(self, text: str, place: int) -> int | None:
-        """Where the one that begins here ends."""
-        found = self._pattern.match(text, place)
-        return None if found is None else found.end()
+        Args:
+            begin: where the turn begins.
+            limit: where that token may begin at the latest.
+        """
+        wanted = _squeezed(content)
+        for start, end in self._found(text, begin):
+            if start > limit:
+                return None
+            if wanted in _squeezed(text[begin:start]):
+                return end
+        return None
+
+    def _found(self, text: str, begin: int) -> Iterator[Span]:
+        """Where each one begins and ends; of several that begin at a place, the longest."""
+        while (found := self._beginnings.search(text, begin)) is not None:
+            start = found.start()
+            names = (text[start : start + length] for length in self._lengths)
+            length = len(next((name for name in names if name in self._names), ""))
+            if length:
+                yield start, start + length
+            begin = start + max(length, 1)
 
 
 def prefix_turns(
@@ -74,12 +90,12 @@ def prefix_turns(
     for i in places:
         head = render(messages[:i], True)
         so_far = text if i == len(messages) - 1 else render(messages[: i + 1], False)
-        end = special.last_end(so_far, len(head), len(so_far)) if so_far.startswith(head) else None
-        whole = end is not None and _squeezed(messages[i]["content"]) in _squeezed(so_far[len(head) : end])
-        if end is not None and whole and text.startswith(so_far[:end]):
+        follows = so_far.startswith(head)
+        end = special.end_of_turn(so_far, len(head), len(so_far), messages[i]["content"]) if follows else None
+        if end is not None and text.startswith(so_far[:end]):
             turns.append((len(head), end))
         elif i == places[-1]:
-            raise DataError(_why(text, head, messages[i], whole))
+            raise DataError(_why(text, head, messages[i], end))
     return text, turns
 
 
@@ -101,8 +117,8 @@ def marked_turns(
     for (begin, end), content in zip(spans, contents, strict=True):
         if header and text.startswith(header, begin):
             begin += len(header)
-        last = special.last_end(text, begin, end) or special.end_at(text, end)
-        if last is not None and _squeezed(content) in _squeezed(text[begin:last]):
+        last = special.end_of_turn(text, begin, end, content)
+        if last is not None:
             turns.append((begin, last))
     return turns
 
@@ -111,11 +127,11 @@ def _squeezed(text: str) -> str:
     return "".join(text.split())
 
 
-def _why(text: str, head: str, message: Message, whole: bool) -> str:
+def _why(text: str, head: str, message: Message, end: int | None) -> str:
     beginning = repr(message["content"][:60])
     if not text.startswith(head):
         what = f"begins an assistant's message differently once there is one (after {head[-30:]!r})"
-    elif not whole:
+    elif end is None:
         what = "leaves out a part of the assistant's text, or ends it without a special token"
     else:
         what = "changes earlier messages as the conversation goes on"

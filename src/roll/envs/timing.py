@@ -10,11 +10,7 @@ from contextvars import ContextVar
 __all__ = ["acting", "watched"]
 
 
-def _nobody(start: float, end: float) -> None:
-    pass
-
-
-_watcher: ContextVar[Callable[[float, float], None]] = ContextVar("environment_watcher", default=_nobody)
+_watcher: ContextVar[Callable[[float, float], None]] = ContextVar("environment_watcher", default=lambda *_: None)
 
 
 @contextlib.contextmanager

@@ -49,6 +49,7 @@ PIPELINES: Registry[Pipeline] = Registry(
         "distill": "roll.pipelines.distill.pipeline:PIPELINE",
         "preference_online": "roll.pipelines.preference_online.pipeline:PIPELINE",
         "rejection_sampling": "roll.pipelines.rejection_sampling.pipeline:PIPELINE",
+        "reward_model": "roll.pipelines.reward_model.pipeline:PIPELINE",
         "rlvr": "roll.pipelines.rlvr.pipeline:PIPELINE",
         "preference": "roll.pipelines.preference.pipeline:PIPELINE",
         "sft": "roll.pipelines.sft.pipeline:PIPELINE",
@@ -61,6 +62,7 @@ CHECKS: Registry[Callable[[Any], Report]] = Registry(
         "preference_online": "roll.pipelines.preference_online.check:inspect",
         "rejection_sampling": "roll.pipelines.rejection_sampling.check:inspect",
         "rlvr": "roll.pipelines.rlvr.check:inspect",
+        "preference": "roll.pipelines.preference.check:inspect",
         "sft": "roll.pipelines.sft.check:inspect",
     },
 )

@@ -13,7 +13,6 @@ from roll.config.data import DataConfig
 from roll.config.rewards.code import CodeReward
 from roll.config.sandbox import SandboxConfig
 from roll.data.build import load_source
-from roll.data.source import Source
 from roll.errors import ConfigError, InfraError
 from roll.preflight.report import RewardTrial
 from roll.rewards.base import answered
@@ -88,7 +87,8 @@ def notes_on_tests(data: Sequence[DataConfig], sandbox: SandboxConfig, seed: int
 
 def _of_source(entry: DataConfig, reward: CodeReward, sandbox: SandboxConfig, seed: int) -> Iterator[str]:
     domain = entry.domain or entry.source
-    prompts = [prompt for source in load_source(entry, domain, seed) for prompt in _some(source)]
+    sources = load_source(entry, domain, seed)
+    prompts = [source[index] for source in sources for index in range(min(len(source), MAX_PROMPTS))]
     verifier = CodeVerifier(reward, CodeSandboxes(sandbox))
     packages = importable(sandbox)
     found: list[tuple[str, str]] = []
@@ -105,7 +105,3 @@ def _of_source(entry: DataConfig, reward: CodeReward, sandbox: SandboxConfig, se
             f"the tests of {len(found)} of {len(prompts)} prompts of '{domain}' cannot judge an answer: leave these "
             f"prompts out, or change their tests. The first is '{uid}': {reason.rstrip('.')}."
         )
-
-
-def _some(source: Source) -> list[Prompt]:
-    return [source[index] for index in range(min(len(source), MAX_PROMPTS))]

@@ -122,16 +122,6 @@ def _postscript(text: str, arguments: Arguments) -> bool:
 _OPTIONS = ("My answer is yes.", "My answer is no.", "My answer is maybe.")
 
 
-def _highlights(text: str, arguments: Arguments) -> bool:
-    found = re.findall(r"\*{1,2}([^\n*]+)\*{1,2}", text)
-    return sum(bool(part.strip()) for part in found) >= _integer(arguments, "num_highlights")
-
-
-def _sections(text: str, arguments: Arguments) -> bool:
-    mark = re.escape(_text(arguments, "section_spliter"))
-    return len(re.findall(rf"{mark}\s?\d+", text)) >= _integer(arguments, "num_sections")
-
-
 def _json(text: str, arguments: Arguments) -> bool:
     fenced = re.fullmatch(r"```(?:json)?\s*\n?(.*?)```", text.strip(), re.DOTALL | re.IGNORECASE)
     try:
@@ -145,11 +135,6 @@ def _two_responses(text: str, arguments: Arguments) -> bool:
     parts = [part.strip() for part in text.split("******")]
     given = [part for part in parts if part]
     return all(parts[1:-1]) and len(given) == 2 and given[0] != given[1]
-
-
-def _quoted(text: str, arguments: Arguments) -> bool:
-    text = text.strip()
-    return len(text) > 1 and text[0] == text[-1] == '"'
 
 
 INSTRUCTIONS: dict[str, Check] = {
@@ -168,11 +153,16 @@ INSTRUCTIONS: dict[str, Check] = {
     "detectable_content:postscript": _postscript,
     "detectable_format:constrained_response": lambda text, _: any(option in text for option in _OPTIONS),
     "detectable_format:json_format": _json,
-    "detectable_format:multiple_sections": _sections,
+    "detectable_format:multiple_sections": lambda text, given: (
+        len(re.findall(rf"{re.escape(_text(given, 'section_spliter'))}\s?\d+", text)) >= _integer(given, "num_sections")
+    ),
     "detectable_format:number_bullet_lists": lambda text, given: (
         len(re.findall(r"(?m)^[^\S\n]*(?:\*(?!\*)|-).", text)) == _integer(given, "num_bullets")
     ),
-    "detectable_format:number_highlighted_sections": _highlights,
+    "detectable_format:number_highlighted_sections": lambda text, given: (
+        sum(not part.isspace() for part in re.findall(r"\*{1,2}([^\n*]+)\*{1,2}", text))
+        >= _integer(given, "num_highlights")
+    ),
     "detectable_format:title": lambda text, _: any(map(str.strip, re.findall(r"<<([^\n<>]+)>>", text))),
     "keywords:existence": lambda text, given: all(_occurrences(word, text) for word in _texts(given, "keywords")),
     "keywords:forbidden_words": _forbidden_words,
@@ -193,7 +183,7 @@ INSTRUCTIONS: dict[str, Check] = {
     "startend:end_checker": lambda text, given: (
         text.strip().strip('"').lower().endswith(_text(given, "end_phrase").lower())
     ),
-    "startend:quotation": _quoted,
+    "startend:quotation": lambda text, _: re.fullmatch(r'".*"', text.strip(), re.DOTALL) is not None,
 }
 """By name, the rule: of an answer's text and the instruction's arguments."""
 

@@ -142,7 +142,7 @@ def choose(buffer: SampleBuffer, current: Round, wanted: int, quota: Counter[str
         return None
     first = sorted(buffer.ready, key=lambda live: (live.draw_id not in current.mandatory, live.finished))
     taken = list(_within(first, wanted, quota))
-    return _in_launch_order(taken) if len(taken) == wanted or not buffer.running else None
+    return sorted(taken, key=lambda live: live.order) if len(taken) == wanted or not buffer.running else None
 
 
 def _launched_first(buffer: SampleBuffer, wanted: int, quota: Counter[str]) -> list[LiveGroup] | None:
@@ -168,7 +168,3 @@ def _within(entries: Iterable[LiveGroup], wanted: int, quota: Counter[str]) -> I
         left[domain] -= 1
         count += 1
         yield live
-
-
-def _in_launch_order(entries: list[LiveGroup]) -> list[LiveGroup]:
-    return sorted(entries, key=lambda live: live.order)

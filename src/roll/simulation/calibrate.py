@@ -271,7 +271,9 @@ def _workload(
     engine["prefix_block"] = inference.options.get("block_size", CPU_BLOCK_SIZE)
     engine["max_batched_tokens"] = max(4096, inference.max_num_seqs + 1)
     if capacity is not None:
-        engine["kv_capacity"] = max(1, capacity // _kv_bytes(config))
+        num_bytes = 2 if config.model.dtype == "bfloat16" else 4
+        per_token = describe_model(config.model.path).kv_bytes_per_token(num_bytes)
+        engine["kv_capacity"] = max(1, capacity // per_token)
     return {
         "name": f"{config.name}-calibrated",
         "model": str(paths["model.yaml"]),
@@ -290,10 +292,6 @@ def _workload(
         },
         "training": {"passes": PASSES, "overhead_s": 0.0},
     }
-
-
-def _kv_bytes(config: RunConfig) -> int:
-    return describe_model(config.model.path).kv_bytes_per_token(2 if config.model.dtype == "bfloat16" else 4)
 
 
 # ---- showing

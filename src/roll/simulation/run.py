@@ -38,7 +38,7 @@ from roll.simulation.roles import (
     SimulatedTrainer,
 )
 from roll.simulation.workload import DOMAIN
-from roll.types import TRAIN, Group, PromptDraw, Rollout, SamplingParams
+from roll.types import TRAIN, Group, PromptDraw, SamplingParams
 
 __all__ = ["SimulatedRun", "engine_settings", "simulate"]
 
@@ -185,7 +185,6 @@ class _World:
                 batch_size=config.rollout.prompts_per_step,
                 left_out=_no_signal if config.reward.filter_groups else None,
                 max_refills=config.reward.max_refills if config.reward.filter_groups else 0,
-                doomed=_cannot_differ if config.reward.filter_groups and scheduling.stop_doomed_groups else None,
             ),
         )
 
@@ -214,10 +213,6 @@ def _no_signal(group: Group) -> str:
     """Dynamic sampling: a group whose rewards are all equal teaches nothing."""
     values = {rollout.reward.value for rollout in group.scored if rollout.reward is not None}
     return "all rewards are equal" if len(values) < 2 else ""
-
-
-def _cannot_differ(finished: Sequence[Rollout], num_missing: int) -> bool:
-    return num_missing == 0 and len({r.reward.value for r in finished if r.reward is not None}) < 2
 
 
 async def _main(config: SimulationConfig, seed: int, recorder: Recorder) -> int:

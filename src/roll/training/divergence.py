@@ -88,7 +88,8 @@ def normalised(logits: Tensor, temperature: float, largest: Tensor, total: Tenso
     scaled = scaled_logits(logits, temperature, largest.dtype)
     torch.amax(scaled, dim=1, out=largest)
     scaled.sub_(largest[:, None])
-    torch.logsumexp(scaled, dim=1, out=total)
+    torch.sum(scaled.exp(), dim=1, out=total)
+    total.log_()
     return scaled.sub_(total[:, None])
 
 

@@ -74,7 +74,7 @@ class PolicyNetwork(nn.Module):
 
         Raises:
             ValueError: a divergence is asked for, and there is no such teacher, or neither a reference nor an adapter
-                to leave out.
+                to leave out; or there are no such tokens, or not so many.
         """
         targets = torch.from_numpy(layout.targets).to(self.device)
         policy = _project(self.model, layout, observer)
@@ -87,6 +87,7 @@ class PolicyNetwork(nn.Module):
             ids, top_logprobs = likeliest(policy, top, temperature=temperature)
             found = found._replace(top_ids=ids, top_logprobs=top_logprobs)
         elif top is not None:  # the targets' come from the same logits
+            _check_tokens(top, len(policy.weight))
             ids = torch.cat([torch.from_numpy(top).to(self.device), targets[:, None]], dim=1)
             several = logprobs_of(policy, ids, temperature=temperature)
             found = found._replace(logprobs=several[:, -1], top_logprobs=several[:, :-1])
@@ -172,6 +173,14 @@ def _check_head(model: Any, use: str) -> None:
         raise ModelError(f"{type(model).__name__} cannot {use}: it needs a vocabulary projection without bias")
     if changes:
         raise ModelError(f"{type(model).__name__} cannot {use}: its logits are changed by {changes}")
+
+
+def _check_tokens(ids: Int64Array, num_tokens: int) -> None:
+    if ids.size and not 0 <= ids.min() <= ids.max() < num_tokens:
+        raise ValueError(
+            f"teacher_top names token {ids.max() if ids.min() >= 0 else ids.min()}, and the model has {num_tokens}: "
+            "the teacher has another vocabulary"
+        )
 
 
 def _project(model: Any, layout: PackedLayout, observer: Observer | None = None) -> Projection:

@@ -68,8 +68,14 @@ def logprobs_of(policy: Projection, ids: Tensor, *, temperature: float = 1.0) ->
 
 @torch.no_grad()
 def likeliest(policy: Projection, num: int, *, temperature: float = 1.0) -> tuple[Tensor, Tensor]:
-    """The `num` likeliest tokens [M, num] int64 at every prediction and their log-probs, descending; no gradient."""
+    """The `num` likeliest tokens [M, num] int64 at every prediction and their log-probs, descending; no gradient.
+
+    Raises:
+        ValueError: the vocabulary has fewer tokens.
+    """
     hidden, weight = policy
+    if num > len(weight):
+        raise ValueError(f"the {num} likeliest tokens are asked for, and the model has {len(weight)}: ask for fewer")
     dtype = torch.promote_types(hidden.dtype, torch.float32)
     ids = torch.empty(len(hidden), num, dtype=torch.int64, device=hidden.device)
     logprobs = hidden.new_empty(ids.shape, dtype=dtype)

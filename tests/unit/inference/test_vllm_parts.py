@@ -6,9 +6,11 @@ import os
 import pickle
 import subprocess
 import sys
+from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,8 +19,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import save_file
 
-from roll.errors import ConfigError, DataError, ModelError, WeightSyncError
+from roll.errors import ConfigError, DataError, InfraError, ModelError, WeightSyncError
 from roll.inference import EngineSpec, build_engine, resolve_engine_kind
+from roll.inference.vllm import VLLMEngine
 from roll.inference.vllm.arguments import engine_arguments
 from roll.inference.vllm.child import LogStream
 from roll.inference.vllm.conversion import check_fits, check_tokens
@@ -26,7 +29,7 @@ from roll.inference.vllm.direct import DirectLoad, Place
 from roll.inference.vllm.environment import prepare_environment, temporary_environment
 from roll.inference.vllm.launch import Launch, Stats, _start_error
 from roll.inference.vllm.worker import check_applied, check_manifest, checkpoint_shapes
-from roll.types import GenerationRequest, SamplingParams, TensorSpec
+from roll.types import GenerationRequest, SamplingParams, TensorSpec, WeightUpdate
 
 SPEC = EngineSpec(engine_id="e", kind="vllm", model_path="/model", max_context=100, max_num_seqs=8, seed=3)
 
@@ -110,6 +113,44 @@ def test_an_engine_on_a_device_takes_its_own_share_and_sleeps_only_where_it_is_t
     assert "enforce_eager" not in alone and "enable_chunked_prefill" not in alone
     shared = EngineSpec(engine_id="e", kind="vllm", model_path="/model", max_context=1, sleeps=True)
     assert engine_arguments(shared, cpu=False)["enable_sleep_mode"] is True
+
+
+class Client:
+    """vLLM's, of an engine on a device: does as it is told."""
+
+    errored = False
+
+    def __init__(self) -> None:
+        self.told: list[str] = []
+
+    def __getattr__(self, name: str) -> Any:
+        async def call(*args: Any, **keys: Any) -> Any:
+            self.told.append(name)
+            return [{"checksums": {"w": 1}}] if name == "collective_rpc" else None
+
+        return call
+
+    async def generate(self, *args: Any, **keys: Any) -> AsyncIterator[Any]:
+        raise RuntimeError("asked")
+        yield
+
+
+async def test_an_engine_that_slept_answers_only_after_a_weight_sync() -> None:
+    engine, client = VLLMEngine(replace(SPEC, sleeps=True)), Client()
+    stats = SimpleNamespace(steps=SimpleNamespace(begin=lambda: None))
+    engine._launch = SimpleNamespace(llm=client, cpu=False, stats=stats, vocab_size=9)  # type: ignore[assignment]
+    update = WeightUpdate(policy_version=3, manifest=(), transport="shared_memory", handle=None)
+    await engine.sleep()
+    await engine.sleep()
+    assert client.told == ["sleep"]
+    with pytest.raises(WeightSyncError, match=r"sleeps: call wake\(\)"):
+        await engine.update_weights(update)
+    await engine.wake()
+    with pytest.raises(WeightSyncError, match="sync its weights before it answers"):
+        await engine.generate(request(2, 3))
+    assert (await engine.update_weights(update)).checksums == {"w": 1}
+    with pytest.raises(InfraError, match="asked"):
+        await engine.generate(request(2, 3))
 
 
 def test_the_users_engine_options_win() -> None:

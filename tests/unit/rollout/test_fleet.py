@@ -79,6 +79,45 @@ def test_an_engine_that_dies_again_while_it_is_brought_up_is_brought_up_again(ca
     assert within(main()) == (1, NUM_TOKENS)
 
 
+def test_an_engine_that_dies_asleep_is_replaced_when_the_others_wake() -> None:
+    async def main() -> tuple[list[str], list[int]]:
+        first, other = engine("a"), engine("b")
+        engines = group(first, other)
+        proxy = LLMProxy(engines, ready)  # type: ignore[arg-type]
+        await proxy.sleep()
+        assert first.asleep and other.asleep
+        first.die()
+        proxy.replace(first)  # type: ignore[arg-type]
+        await asyncio.sleep(100)
+        counts = [len(engines.all)]
+        await proxy.wake()
+        await proxy.settle()
+        assert not other.asleep
+        return [e.engine_id for e in engines.all], [*counts, proxy.num_replaced]
+
+    assert within(main()) == (["a", "b", "a"], [2, 1])
+
+
+def test_an_engine_that_is_being_started_serves_before_all_sleep() -> None:
+    async def main() -> tuple[float, bool]:
+        now = asyncio.get_running_loop().time
+        own = engine("a")
+        engines = group(own)
+
+        async def prepare(fresh: Any) -> None:
+            await asyncio.sleep(50)
+
+        proxy = LLMProxy(engines, prepare)  # type: ignore[arg-type]
+        own.die()
+        proxy.replace(own)  # type: ignore[arg-type]
+        await asyncio.sleep(0)
+        await proxy.sleep()
+        return now(), engines.engines[0].asleep and engines.engines[0] is not own
+
+    ended, fresh_sleeps = within(main())
+    assert ended >= 50 and fresh_sleeps
+
+
 def test_an_engine_that_fails_again_and_again_leaves_its_work_to_the_others() -> None:
     async def main() -> tuple[list[str], int]:
         first, other = engine("a"), engine("b")

@@ -148,8 +148,7 @@ def test_huge_logits_stay_finite(form: Divergence) -> None:
     assert torch.isfinite(h.grad).all()
 
 
-@pytest.mark.parametrize("form", [KINDS[0], KINDS[2]], ids=lambda f: f.kind)
-def test_memory_does_not_grow_with_vocabulary_times_tokens(monkeypatch: pytest.MonkeyPatch, form: Divergence) -> None:
+def test_memory_does_not_grow_with_vocabulary_times_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(logprobs, "CHUNK_ELEMENTS", 2**18)  # 1 MiB
     monkeypatch.setattr(logprobs, "KEEP_BYTES", 2**18)
     monkeypatch.setattr(logprobs, "CPU_BLOCK_ELEMENTS", 2**17)
@@ -161,11 +160,12 @@ def test_memory_does_not_grow_with_vocabulary_times_tokens(monkeypatch: pytest.M
         teacher, targets = Projection(torch.randn(m, 8), torch.randn(vocab, 8)), torch.zeros(m, dtype=torch.int64)
 
         def run() -> None:
-            divergence_from(Projection(h, w), teacher, targets, form)[1].sum().backward()
+            divergence_from(Projection(h, w), teacher, targets, Divergence(kind="jsd"))[1].sum().backward()
             logprobs_of(Projection(h, w), targets[:, None]).sum().backward()
 
         return peak_bytes_of(run)
 
-    logits = 4 * 4096 * 8192  # 128 MiB
-    assert peak(4096) < 14 * 2**20 < logits
-    assert peak(4096) < 1.2 * peak(1024)
+    logits = 4 * 1024 * 8192  # 32 MiB
+    large, small = peak(1024), peak(256)
+    assert large < 14 * 2**20 < logits
+    assert large < 1.2 * small

@@ -24,6 +24,7 @@ from roll.algorithms.losses import (
     SummedLoss,
     TopDistillationLoss,
 )
+from roll.config.model import LoRAConfig
 from roll.errors import ModelError
 from roll.models import load_causal_lm
 from roll.training import TorchBackend
@@ -190,6 +191,15 @@ def test_a_teacher_stays_and_is_no_part_of_what_is_trained_or_sent(
     assert backend.masters.parameters.keys() == plain.masters.parameters.keys()
 
 
+def test_with_adapters_the_first_step_is_that_of_the_whole_model(tiny_model: Path, teachers: tuple[Path, ...]) -> None:
+    batch, loss = two_domains(make_batch(6)), DistillationLoss()
+    adapted, plain = (build(tiny_model, teachers, lora=lora) for lora in (LoRAConfig(rank=2), None))
+    assert adapted.train_step(batch, loss).loss == pytest.approx(plain.train_step(batch, loss).loss, rel=LIMIT)
+    grads = grads_of(adapted)
+    assert all("lora" in name for name in grads)
+    assert any(grad.any() for grad in grads.values())
+
+
 def test_a_student_comes_to_say_what_its_teacher_says(tiny_model: Path, teachers: tuple[Path, ...]) -> None:
     batch = make_batch(7)
     for loss, given in (
@@ -207,6 +217,14 @@ def test_what_is_missing_is_named(tiny_model: Path, teachers: tuple[Path, ...]) 
         build(tiny_model, ()).train_step(batch, DistillationLoss())
     with pytest.raises(ValueError, match="the loss needs teacher_top of every sample"):
         build(tiny_model, ()).train_step(batch, TopDistillationLoss())
+    foreign = TopLogprobs(token_ids=np.full((99, 2), 260, np.int32), logprobs=np.zeros((99, 2), np.float32))
+    given = dataclasses.replace(
+        batch, samples=tuple(dataclasses.replace(s, teacher_top=foreign) for s in batch.samples)
+    )
+    with pytest.raises(ValueError, match="teacher_top names token 260, and the model has 260"):
+        build(tiny_model, ()).train_step(given, TopDistillationLoss())
+    with pytest.raises(ValueError, match="the 261 likeliest tokens are asked for, and the model has 260"):
+        build(tiny_model, ()).forward(batch, ["top_logprobs"], num_top=261)
     different = SummedLoss(
         parts=((1.0, DistillationLoss()), (1.0, DistillationLoss(divergence=Divergence(kind="forward_kl"))))
     )

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from roll.algorithms.losses import KTOLoss
+from roll.algorithms.losses import KTOLoss, LikelihoodLoss, PreferenceLoss
 from roll.algorithms.losses.preference import reference_point
 from roll.config.preference import PreferenceSection
 from roll.data.examples import ExampleKind
@@ -22,6 +22,10 @@ from roll.protocols import LossFn, TrainerGroup
 from roll.types import FloatArray, TrainingBatch, TrainingSample
 
 __all__ = ["Objective", "kind_of", "with_other_answers"]
+
+LIKE_PAIRS = PreferenceLoss(against_reference=False)
+LIKE_ANSWERS = LikelihoodLoss()
+"""What takes as long as the methods do, on samples of which no reference has said anything."""
 
 
 def kind_of(section: PreferenceSection) -> ExampleKind:

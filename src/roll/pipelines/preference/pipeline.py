@@ -22,7 +22,7 @@ from roll.pipelines.preference.reference import (
 )
 from roll.pipelines.registry import Pipeline, RunFacts
 from roll.pipelines.run import Session
-from roll.pipelines.supervised.measuring import named, open_measuring
+from roll.pipelines.supervised.measuring import answered, named, open_measuring
 from roll.pipelines.supervised.opening import facts, open_course
 from roll.pipelines.supervised.preparation import Prepared
 from roll.protocols import TrainerGroup
@@ -66,7 +66,8 @@ async def _measure(config: PreferenceConfig) -> dict[str, float]:
         trainer = await measuring.start("reference")
         objective = _objective(config, trainer, kept, prepared.examples.rendering.max_tokens)
         batch = await objective.completed(measuring.batch)
-        return named(await trainer.measure(batch, await objective.loss(batch.samples)))
+        found = named(await trainer.measure(batch, await objective.loss(batch.samples)))
+    return found | await answered(config)
 
 
 def _facts(config: PreferenceConfig) -> RunFacts:

@@ -24,8 +24,13 @@ class Prepared:
     """With the number of steps that the run has."""
 
 
-def prepare(config: SupervisedConfig, kind: ExampleKind) -> Prepared:
+def prepare(config: SupervisedConfig, kind: ExampleKind, *, score_at_end: bool = False) -> Prepared:
     """Resolve the model and read the data.
+
+    Args:
+        config: of the run.
+        kind: of its examples.
+        score_at_end: see `build_examples`.
 
     Raises:
         UserError: the model or a source cannot be used.
@@ -37,7 +42,7 @@ def prepare(config: SupervisedConfig, kind: ExampleKind) -> Prepared:
             f"training.max_example_tokens {asked} exceeds the {longest} tokens that the model was made for: lower it."
         )
     tokenizer = load_tokenizer(model_path, trust_remote_code=config.model.trust_remote_code)
-    examples = build_examples(config.data, kind, tokenizer, config.seed, asked or longest)
+    examples = build_examples(config.data, kind, tokenizer, config.seed, asked or longest, score_at_end=score_at_end)
     return Prepared(model_path=model_path, examples=examples, training=config.training.within(examples.train.num_items))
 
 

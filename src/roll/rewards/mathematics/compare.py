@@ -48,7 +48,7 @@ def _same(given: Shape, right: Shape) -> bool:
     if isinstance(given, Relation) or isinstance(right, Relation):
         return _same_relations(given, right)
     if isinstance(given, Union) or isinstance(right, Union):
-        return _same_unions(given, right)
+        return _unordered(_union_parts(given), _union_parts(right))
     if isinstance(given, Matrix) or isinstance(right, Matrix):
         return _same_matrices(given, right)
     if isinstance(given, Group) or isinstance(right, Group):
@@ -184,10 +184,6 @@ def _turned(bracket: str) -> str:
 
 
 # ---- unions, matrices, groups
-
-
-def _same_unions(given: Shape, right: Shape) -> bool:
-    return _unordered(_union_parts(given), _union_parts(right))
 
 
 def _union_parts(shape: Shape) -> list[Shape]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -268,3 +269,15 @@ def test_another_file_may_be_held_out(world: World, tmp_path: Path) -> None:
 def test_sums_are_no_pairs(tokenizer: PreTrainedTokenizerBase) -> None:
     with pytest.raises(DataError, match="'arithmetic' has one answer to each sum, which this pipeline cannot learn"):
         build_examples([ArithmeticExamples(source="arithmetic")], "pair", tokenizer, 0)
+
+
+def test_every_row_of_the_documentation_is_read(world: World) -> None:
+    page = (Path(__file__).parents[4] / "docs" / "examples.md").read_text()
+    rows = [json.loads(row) for row in re.findall(r"`(\{\".*?\})`(?= \||\s\()", page)]
+    kinds: dict[str, ExampleKind] = {"chosen": "pair", "label": "labelled", "score": "scored"}
+    found: list[ExampleKind] = []
+    for row in rows:
+        kind = next((kind for column, kind in kinds.items() if column in row), "supervised")
+        assert len(world.texts(row, kind)) == (2 if kind == "pair" else 1)
+        found.append(kind)
+    assert [found.count(kind) for kind in ("supervised", "pair", "labelled", "scored")] == [6, 3, 1, 1]
