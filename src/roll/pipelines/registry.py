@@ -47,6 +47,7 @@ PIPELINES: Registry[Pipeline] = Registry(
     "pipeline",
     {
         "distill": "roll.pipelines.distill.pipeline:PIPELINE",
+        "preference_online": "roll.pipelines.preference_online.pipeline:PIPELINE",
         "rejection_sampling": "roll.pipelines.rejection_sampling.pipeline:PIPELINE",
         "reward_model": "roll.pipelines.reward_model.pipeline:PIPELINE",
         "rlvr": "roll.pipelines.rlvr.pipeline:PIPELINE",
@@ -58,6 +59,7 @@ CHECKS: Registry[Callable[[Any], Report]] = Registry(
     "pipeline",
     {
         "distill": "roll.pipelines.distill.check:inspect",
+        "preference_online": "roll.pipelines.preference_online.check:inspect",
         "rejection_sampling": "roll.pipelines.rejection_sampling.check:inspect",
         "rlvr": "roll.pipelines.rlvr.check:inspect",
         "preference": "roll.pipelines.preference.check:inspect",

@@ -12,6 +12,7 @@ PIPELINES: Registry[type[RunConfig]] = Registry(
     "pipeline",
     {
         "distill": "roll.config.pipelines.distill:CONFIG",
+        "preference_online": "roll.config.pipelines.preference_online:CONFIG",
         "rejection_sampling": "roll.config.pipelines.rejection_sampling:CONFIG",
         "reward_model": "roll.config.pipelines.reward_model:CONFIG",
         "rlvr": "roll.config.pipelines.rlvr:CONFIG",

@@ -19,7 +19,10 @@ def _as_list(value: Any) -> Any:
     return value if isinstance(value, list) else [value]
 
 
-Teachers: TypeAlias = Annotated[list[TeacherConfig], BeforeValidator(_as_list)]
+Teachers: TypeAlias = Annotated[
+    list[TeacherConfig],
+    BeforeValidator(_as_list, json_schema_input_type=str | TeacherConfig | list[str | TeacherConfig]),
+]
 
 
 class DistillDevices(DeviceMapping):

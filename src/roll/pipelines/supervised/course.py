@@ -10,17 +10,20 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 
 from roll.config.supervised import SupervisedConfig, SupervisedTraining
 from roll.data.examples import Examples
+from roll.pipelines.evaluation import Evaluator
 from roll.pipelines.learner import Learner, update
 from roll.pipelines.learning.alarms import check_alarms
 from roll.pipelines.learning.measures import training_metrics
 from roll.pipelines.run import Run
+from roll.pipelines.supervised.measuring import named
 from roll.pipelines.supervised.preparation import held_out_batch
 from roll.protocols import LossFn
-from roll.types import ExampleDraw, Fate, StepResult, TrainingBatch, TrainingSample
+from roll.types import ExampleDraw, Fate, Group, StepResult, TrainingBatch, TrainingSample
 
 __all__ = ["Course", "Drawn", "next_draws", "rendered"]
 
@@ -72,6 +75,8 @@ class Course:
     examples: Examples
     completed: Callable[[TrainingBatch], Awaitable[TrainingBatch]] = _nothing_added
     """Adds the columns that the loss needs and no example brings."""
+    answers: Evaluator | None = None
+    """What engines answer whenever the held-out loss is measured."""
     _held_out: TrainingBatch | None = None
 
     async def draw(self) -> Drawn:
@@ -86,9 +91,10 @@ class Course:
         self.run.ledger.open(drawn.draws, self.run.state.step + 1)
         if not drawn.samples:
             return None
-        batch = await self.completed(TrainingBatch(samples=drawn.samples))
-        with self.run.spans.phase("train"):
-            return await update(self.run, self.learner.policy, batch, loss)
+        async with self.answers.live.learning(self.run) if self.answers else nullcontext():
+            batch = await self.completed(TrainingBatch(samples=drawn.samples))
+            with self.run.spans.phase("train"):
+                return await update(self.run, self.learner.policy, batch, loss)
 
     def cross_boundary(self, drawn: Drawn, result: StepResult | None) -> list[str]:
         """The step is done: every draw gets its fate, and the run may be saved; returns alarms that stop the run."""
@@ -126,20 +132,30 @@ class Course:
             await self.evaluate(loss)
 
     async def evaluate(self, loss: LossFn) -> None:
-        """Measure the loss on the held-out examples."""
-        run = self.run
+        """Measure the loss on the held-out examples, and what engines answer, if there are any."""
+        run, answers, groups = self.run, self.answers, list[Group]()
         with run.spans.phase("evaluate"):
+            if answers is not None:
+                await answers.live.hand_to_trainers(run)
             metrics = await run.stop.unless(self.measure(loss))
+            score = metrics.get("eval/accuracy", -metrics["eval/loss"])
+        if answers is not None:
+            await answers.live.sync(run)
+            with run.spans.phase("evaluate"):
+                answered, groups = await run.stop.unless(answers.measure())
+            metrics |= answered
+            score = answered.get("eval/score", score)
         run.state.evaluated_at = run.state.step
-        run.state.note_score(run.state.step, metrics.get("accuracy", -metrics["loss"]))
-        run.tracker.log_evaluation(run.state.step, metrics)
+        run.state.note_score(run.state.step, score)
+        run.tracker.log_evaluation(run.state.step, metrics, groups)
+        if answers is not None:
+            answers.check(groups)
 
     async def measure(self, loss: LossFn) -> dict[str, float]:
-        """The loss and its metrics on the held-out examples."""
+        """The loss and its metrics on the held-out examples, under `eval/…`."""
         batch = await self.held_out()
         found = await self.learner.policy.measure(batch, loss)
-        named = {name.rpartition("/")[2]: value for name, value in found.metrics.items()}
-        return {"loss": found.loss, "num_examples": float(batch.num_units), **named}
+        return {**named(found), "eval/num_examples": float(batch.num_units)}
 
     async def held_out(self) -> TrainingBatch:
         """What every evaluation measures."""

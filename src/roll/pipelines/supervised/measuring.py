@@ -11,6 +11,7 @@ from roll.cluster.base import Cluster, open_cluster
 from roll.config.supervised import SupervisedConfig
 from roll.data.examples import ExampleKind
 from roll.errors import DataError
+from roll.pipelines.evaluation import measure
 from roll.pipelines.supervised.preparation import Prepared, held_out_batch, prepare
 from roll.protocols import LossFn, TrainerGroup
 from roll.training import Role, TrainerSpec
@@ -79,4 +80,11 @@ async def measure_model(
     """
     async with open_measuring(config, kind, score_at_end=score_at_end) as measuring:
         trainer = await measuring.start(role)
-        return named(await trainer.measure(measuring.batch, loss))
+        found = named(await trainer.measure(measuring.batch, loss))
+    return found | await answered(config)
+
+
+async def answered(config: SupervisedConfig) -> dict[str, float]:
+    """What engines with the configuration's model answer to `evaluation.answers`; nothing without that."""
+    answering = config.answering()
+    return {} if answering is None else await measure(answering)

@@ -6,6 +6,7 @@ import asyncio
 import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
+from functools import partial
 
 from roll.cluster.base import Cluster, open_cluster, start_together
 from roll.config.supervised import SupervisedConfig
@@ -14,6 +15,7 @@ from roll.pipelines.learner import Learner
 from roll.pipelines.registry import RunFacts
 from roll.pipelines.run import Run, Session, beginning
 from roll.pipelines.start_notes import StartNotes
+from roll.pipelines.supervised.answers import open_answers
 from roll.pipelines.supervised.course import Course
 from roll.pipelines.supervised.preparation import Prepared, planned_steps, prepare
 from roll.protocols import TrainerGroup
@@ -83,7 +85,18 @@ async def open_course(
             await learner.load(saved)
         stream, num_steps = prepared.examples.train, prepared.training.num_steps
         run = Run.of(config, num_steps, session, state, stream, learner.policy)
-        yield Course(config=config, training=prepared.training, run=run, learner=learner, examples=prepared.examples)
+        answering, answers = config.answering(), None
+        if answering is not None:
+            answers = await open_answers(answering, session, cluster, run, learner.policy, stack)
+            run.checkpointer.before_writing = partial(answers.live.hand_to_trainers, run)
+        yield Course(
+            config=config,
+            training=prepared.training,
+            run=run,
+            learner=learner,
+            examples=prepared.examples,
+            answers=answers,
+        )
 
 
 def _device_role(spec: TrainerSpec) -> str:
