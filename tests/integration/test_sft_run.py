@@ -185,9 +185,9 @@ def test_engines_answer_prompts_with_the_weights_of_that_step(
     summary = roll.train(given)
     evaluations = rows_of(tmp_path, "evaluation")
     assert [row["step"] for row in evaluations] == [0, 4, 8]
-    assert all({"eval/loss", "eval/accuracy", "eval/length_mean"} <= set(row) for row in evaluations)
-    assert summary.measure == "accuracy" and summary.accuracy_after == evaluations[-1]["eval/accuracy"]
-    assert (tmp_path / "run" / "rollouts" / "evaluation-step-000008.parquet").exists()
+    assert all({"eval/loss", "eval/score", "eval/length_mean"} <= set(row) for row in evaluations)
+    assert summary.measure == "mean reward" and summary.score_after == evaluations[-1]["eval/score"]
+    assert (tmp_path / "run" / "rollouts" / "eval-step-000008.parquet").exists()
     again = roll.evaluate(given, model=tmp_path / "run")
-    assert again["eval/accuracy"] == evaluations[-1]["eval/accuracy"]  # the engines had the last step's weights
+    assert again["eval/score"] == evaluations[-1]["eval/score"]  # the engines had the last step's weights
     assert again["eval/loss"] == pytest.approx(evaluations[-1]["eval/loss"], rel=1e-6)

@@ -53,11 +53,12 @@ class ValueNetwork(nn.Module):
     def __init__(self, model: Any) -> None:
         super().__init__()
         self._backbone: str = model.base_model_prefix
-        self.scores_texts = isinstance(head := getattr(model, "score", None), nn.Linear)
+        head = getattr(model, "score", None)
+        self.scores_texts = isinstance(head, nn.Linear)
         """Whether it is a reward model."""
-        if self.scores_texts:
+        if isinstance(head, nn.Linear):
             self.add_module(self._backbone, model.base_model)
-            self.score = head
+            self.score: nn.Linear = head
             return
         projection = model.get_output_embeddings()
         if projection is None:

@@ -8,6 +8,7 @@ from dataclasses import replace
 from functools import partial
 
 from roll.config.pipelines.reward_model import RewardModelConfig
+from roll.config.supervised import SupervisedConfig
 from roll.data.examples import ExampleKind
 from roll.pipelines.registry import Pipeline, RunFacts
 from roll.pipelines.reward_model import loop
@@ -20,7 +21,7 @@ from roll.training import TrainerSpec
 __all__ = ["PIPELINE", "scorer_specs"]
 
 
-def scorer_specs(config: RewardModelConfig, prepared: Prepared) -> list[TrainerSpec]:
+def scorer_specs(config: SupervisedConfig, prepared: Prepared) -> list[TrainerSpec]:
     """What is trained: the model with a score in the place of its vocabulary."""
     return [replace(policy_spec(config, prepared), role="reward_model")]
 
