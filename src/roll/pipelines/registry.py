@@ -61,6 +61,7 @@ CHECKS: Registry[Callable[[Any], Report]] = Registry(
         "distill": "roll.pipelines.distill.check:inspect",
         "preference_online": "roll.pipelines.preference_online.check:inspect",
         "rejection_sampling": "roll.pipelines.rejection_sampling.check:inspect",
+        "reward_model": "roll.pipelines.reward_model.check:inspect",
         "rlvr": "roll.pipelines.rlvr.check:inspect",
         "preference": "roll.pipelines.preference.check:inspect",
         "sft": "roll.pipelines.sft.check:inspect",

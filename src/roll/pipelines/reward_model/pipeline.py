@@ -14,8 +14,8 @@ from roll.pipelines.registry import Pipeline, RunFacts
 from roll.pipelines.reward_model import loop
 from roll.pipelines.run import Session
 from roll.pipelines.supervised.measuring import measure_model
-from roll.pipelines.supervised.opening import facts, open_course, policy_spec
-from roll.pipelines.supervised.preparation import Prepared
+from roll.pipelines.supervised.opening import facts, open_course
+from roll.pipelines.supervised.preparation import Prepared, policy_spec
 from roll.training import TrainerSpec
 
 __all__ = ["PIPELINE", "scorer_specs"]

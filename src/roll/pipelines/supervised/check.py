@@ -23,12 +23,12 @@ from roll.config.estimate import (
 from roll.config.supervised import SupervisedConfig
 from roll.data.examples import ExampleKind
 from roll.models import find_model
-from roll.pipelines.supervised.opening import policy_spec
-from roll.pipelines.supervised.preparation import Prepared, prepare
+from roll.pipelines.supervised.preparation import Prepared, policy_spec, prepare
 from roll.preflight.inspection import compare_memory, described, look, look_at_disk, look_at_places
 from roll.preflight.machine import inspect_machine
 from roll.preflight.report import Report
 from roll.preflight.timing import can_be_timed, step_time
+from roll.training import Role
 from roll.training.packing import pack
 from roll.types import TrainingBatch, TrainingSample
 
@@ -38,7 +38,9 @@ NUM_STEPS_LOOKED_AT = 8
 """Whose examples say how long a step's are."""
 
 
-def inspect(config: SupervisedConfig, *, kind: ExampleKind, method: str, loss: str, references: int = 0) -> Report:
+def inspect(
+    config: SupervisedConfig, *, kind: ExampleKind, method: str, loss: str, references: int = 0, role: Role = "policy"
+) -> Report:
     """Find out all that can be known before a run.
 
     Args:
@@ -47,13 +49,14 @@ def inspect(config: SupervisedConfig, *, kind: ExampleKind, method: str, loss: s
         method: what it learns by.
         loss: import path of the same as a function.
         references: frozen models that are started beside the one that learns.
+        role: of this; a reward model scores texts at their ends.
     """
     return look(
         Report(config=config, method=method, machine=inspect_machine()),
         config,
         look_at_places,
         _look_at_model,
-        partial(_look_at_examples, kind=kind, loss=loss, references=references),
+        partial(_look_at_examples, kind=kind, loss=loss, references=references, role=role),
         look_at_disk,
     )
 
@@ -62,10 +65,12 @@ def _look_at_model(report: Report, config: SupervisedConfig) -> None:
     report.model = described(report, config.model.path, "the model")
 
 
-def _look_at_examples(report: Report, config: SupervisedConfig, kind: ExampleKind, loss: str, references: int) -> None:
+def _look_at_examples(
+    report: Report, config: SupervisedConfig, kind: ExampleKind, loss: str, references: int, role: Role
+) -> None:
     if report.model is None or find_model(config.model.path) is None:
         return
-    prepared = prepare(config, kind)
+    prepared = prepare(config, kind, score_at_end=role == "reward_model")
     examples, training = prepared.examples, prepared.training
     report.num_held_out = len(examples.held_out)
     if not report.num_held_out:
@@ -82,9 +87,9 @@ def _look_at_examples(report: Report, config: SupervisedConfig, kind: ExampleKin
         f"micro-batches of up to {micro:,} tokens",
         f"{report.num_held_out:,} examples held out",
     ]
-    _estimate_memory(report, config, micro, references)
+    _estimate_memory(report, config, micro, references, role)
     _estimate_disk(report, config, training.num_steps)
-    _estimate_time(report, config, prepared, steps, loss)
+    _estimate_time(report, config, prepared, steps, loss, role)
 
 
 def _first_steps(prepared: Prepared) -> list[TrainingBatch]:
@@ -107,11 +112,12 @@ def _tokens(config: SupervisedConfig, batch: TrainingBatch) -> int:
     return max(sum(block.num_tokens for micro in rank for block in micro) for rank in ranks)
 
 
-def _estimate_memory(report: Report, config: SupervisedConfig, micro: int, references: int) -> None:
+def _estimate_memory(report: Report, config: SupervisedConfig, micro: int, references: int, role: Role) -> None:
     sizes, ranks, element = report.model, config.roles["actor_train"].count, element_bytes(config.model.dtype)
     assert sizes is not None
     parts = trained_bytes(config.model, sizes, ranks) | pass_bytes(config.training, sizes, micro, ranks, element)
-    parts["logits"] = logit_bytes(sizes, micro, element)
+    if role == "policy":
+        parts["logits"] = logit_bytes(sizes, micro, element)
     report.memory = [RoleMemory(role="actor_train", count=ranks, parts=parts)]
     if references:
         frozen = {"weights": sizes.num_parameters * element // ranks, **gathered_bytes(sizes, ranks, element)}
@@ -136,7 +142,7 @@ def _estimate_disk(report: Report, config: SupervisedConfig, num_steps: int) -> 
 
 
 def _estimate_time(
-    report: Report, config: SupervisedConfig, prepared: Prepared, steps: list[TrainingBatch], loss: str
+    report: Report, config: SupervisedConfig, prepared: Prepared, steps: list[TrainingBatch], loss: str, role: Role
 ) -> None:
     sizes, ranks = report.model, config.roles["actor_train"].count
     assert sizes is not None
@@ -146,7 +152,7 @@ def _estimate_time(
     usual = min(steps, key=lambda batch: abs(_tokens(config, batch) - fmean(_tokens(config, b) for b in steps)))
     probe = _beginning(usual, 2 * prepared.training.max_tokens_per_micro_batch)
     share = _tokens(config, usual) / _tokens(config, probe)
-    spec = replace(policy_spec(config, prepared), seed=0)
+    spec = replace(policy_spec(config, prepared), role=role, seed=0)
     found = step_time(spec, sizes.num_layers, probe, loss)
     step_s = share * found.learn_s + found.optimizer_s
     evaluation = config.evaluation
