@@ -47,6 +47,7 @@ PIPELINES: Registry[Pipeline] = Registry(
     "pipeline",
     {
         "distill": "roll.pipelines.distill.pipeline:PIPELINE",
+        "distill_offline": "roll.pipelines.distill_offline.pipeline:PIPELINE",
         "rejection_sampling": "roll.pipelines.rejection_sampling.pipeline:PIPELINE",
         "rlvr": "roll.pipelines.rlvr.pipeline:PIPELINE",
         "preference": "roll.pipelines.preference.pipeline:PIPELINE",
@@ -57,6 +58,7 @@ CHECKS: Registry[Callable[[Any], Report]] = Registry(
     "pipeline",
     {
         "distill": "roll.pipelines.distill.check:inspect",
+        "distill_offline": "roll.pipelines.distill_offline.check:inspect",
         "rejection_sampling": "roll.pipelines.rejection_sampling.check:inspect",
         "rlvr": "roll.pipelines.rlvr.check:inspect",
         "preference": "roll.pipelines.preference.check:inspect",

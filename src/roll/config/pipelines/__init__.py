@@ -12,6 +12,7 @@ PIPELINES: Registry[type[RunConfig]] = Registry(
     "pipeline",
     {
         "distill": "roll.config.pipelines.distill:CONFIG",
+        "distill_offline": "roll.config.pipelines.distill_offline:CONFIG",
         "rejection_sampling": "roll.config.pipelines.rejection_sampling:CONFIG",
         "rlvr": "roll.config.pipelines.rlvr:CONFIG",
         "preference": "roll.config.pipelines.preference:CONFIG",
