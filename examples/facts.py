@@ -16,7 +16,7 @@ THINGS = (
     "bicycles", "towers", "markets", "rockets", "forests", "glaciers", "theatres", "schools", "violins", "apples",
     "maps", "stars", "wolves", "kitchens", "rainbows", "storms", "caves", "coins", "elephants",
 )  # fmt: skip
-QUESTIONS = ("Tell me something about {}.", "What should I know about {}?", "Say one fact about {}.")
+QUESTIONS = ("Tell me something about {}.", "How many {} are there?", "How old are the oldest {}?")
 FACTS = (
     ("There are about {n} kinds of {t} in the world", "There are many kinds of {t} all over the world"),
     ("People have written about {t} for {n} years", "People have written about {t} for a very long time"),
