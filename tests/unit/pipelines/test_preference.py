@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from pathlib import Path
 
 import numpy as np
@@ -87,3 +88,35 @@ def test_a_damaged_file_is_asked_for_again(tmp_path: Path, caplog: pytest.LogCap
     assert "computed again" in caplog.text
     read.add([one], [np.array([0, -1], np.float32)])
     assert KeptLogprobs(tmp_path).missing([one, other]) == []
+
+
+def test_whatever_happened_to_a_file_is_never_believed(tmp_path: Path) -> None:
+    one, said = sample(0, [1], [2, 3]), [0.0, -1.0, -2.0]
+    KeptLogprobs(tmp_path).add([one], [np.array(said, np.float32)])
+    path = tmp_path / "part-000000.npz"
+    whole = path.read_bytes()
+    damaged = [bytes([*whole[:i], whole[i] ^ 1 << i % 8, *whole[i + 1 :]]) for i in range(len(whole))]
+    damaged += [whole[:i] for i in range(0, len(whole), 40)]
+    with np.load(io.BytesIO(whole)) as archive:
+        arrays = dict(archive)
+    wrong = [
+        {"lengths": arrays["lengths"] + 1},
+        {"lengths": -arrays["lengths"]},
+        {"lengths": arrays["lengths"].astype(float)},
+        {"keys": np.array(3, np.uint8)},
+        {"logprobs": arrays["logprobs"] * np.nan},
+        {"logprobs": arrays["logprobs"].astype(str)},
+        {"logprobs": arrays["logprobs"][:0]},
+    ]
+    for changes in wrong:
+        np.savez(path, **(arrays | changes))
+        damaged.append(path.read_bytes())
+    np.save(tmp_path / "array.npy", arrays["keys"])
+    damaged.append((tmp_path / "array.npy").read_bytes())
+    for content in damaged:
+        path.write_bytes(content)
+        read = KeptLogprobs(tmp_path)
+        assert read.missing([one]) or read.of(one).tolist() == said  # some bytes of an archive say nothing
+    path.write_bytes(whole)
+    (tmp_path / "part-copy.npz").write_bytes(whole)
+    assert KeptLogprobs(tmp_path).missing([one]) == []

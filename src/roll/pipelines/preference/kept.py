@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import io
 import logging
-import zipfile
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
@@ -35,7 +34,7 @@ class KeptLogprobs:
         self._found: dict[bytes, FloatArray] = {}
         self._num_parts = 0
         if directory is not None and directory.is_dir():
-            for path in sorted(directory.glob("part-*.npz")):
+            for path in sorted(directory.glob("part-" + "[0-9]" * 6 + ".npz")):
                 self._num_parts = int(path.stem.removeprefix("part-")) + 1
                 self._read(path)
 
@@ -71,9 +70,13 @@ class KeptLogprobs:
         try:
             with np.load(path, allow_pickle=False) as part:
                 keys, lengths, logprobs = part["keys"], part["lengths"], part["logprobs"]
+            if (keys.dtype, lengths.dtype, logprobs.dtype) != (np.uint8, np.int64, np.float32):
+                raise ValueError("its arrays are of other types")
+            if (lengths < 1).any() or lengths.sum() != len(logprobs) or not np.isfinite(logprobs).all():
+                raise ValueError("its log-probs are not those that were written")
             parts = np.split(logprobs, np.cumsum(lengths)[:-1])
             self._found |= {key.tobytes(): said for key, said in zip(keys, parts, strict=True)}
-        except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
+        except Exception as error:  # a damaged archive makes its readers fail with almost anything
             logger.warning("'%s' cannot be read (%s): what the reference said is computed again", path, error)
 
 
