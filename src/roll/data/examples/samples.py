@@ -88,6 +88,8 @@ class Rendering:
                 raise UnusableExample(TOO_LONG, f"{message}, and what is asked fills it: nothing is left to learn.")
         if len(rendered) == 2 and np.array_equal(rendered[0][0], rendered[1][0]):
             raise UnusableExample("equal sides", "both answers are the same tokens, so nothing tells them apart.")
+        if not self.score_at_end and not all(mask.any() for _, mask in rendered):
+            raise UnusableExample("nothing to learn", "no token of it comes after another: make it longer.")
         return rendered, cut
 
     def _tokens(self, conversation: Conversation) -> Tokens:
