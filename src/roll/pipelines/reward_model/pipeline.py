@@ -7,18 +7,27 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 from functools import partial
 
-from roll.config.pipelines.reward_model import RewardModelConfig
+from roll.algorithms.losses import BradleyTerryLoss, RegressionLoss
+from roll.config.pipelines.reward_model import RewardModelConfig, RewardModelSection
 from roll.config.supervised import SupervisedConfig
 from roll.data.examples import ExampleKind
 from roll.pipelines.registry import Pipeline, RunFacts
-from roll.pipelines.reward_model import loop
 from roll.pipelines.run import Session
+from roll.pipelines.supervised.loop import train
 from roll.pipelines.supervised.measuring import measure_model
 from roll.pipelines.supervised.opening import facts, open_course, policy_spec
 from roll.pipelines.supervised.preparation import Prepared
+from roll.protocols import LossFn
 from roll.training import TrainerSpec
 
-__all__ = ["PIPELINE", "scorer_specs"]
+__all__ = ["BRADLEY_TERRY", "PIPELINE", "REGRESSION", "loss_of", "scorer_specs"]
+
+BRADLEY_TERRY, REGRESSION = BradleyTerryLoss(), RegressionLoss()
+
+
+def loss_of(section: RewardModelSection) -> LossFn:
+    """What scores are learnt by."""
+    return REGRESSION if section.loss == "regression" else BradleyTerryLoss(centring=section.centring)
 
 
 def scorer_specs(config: SupervisedConfig, prepared: Prepared) -> list[TrainerSpec]:
@@ -33,11 +42,11 @@ def _kind(config: RewardModelConfig) -> ExampleKind:
 @asynccontextmanager
 async def _open(config: RewardModelConfig, session: Session) -> AsyncIterator[Callable[[], Awaitable[None]]]:
     async with open_course(config, session, _kind(config), specs=scorer_specs, score_at_end=True) as course:
-        yield partial(loop.train, course, loop.loss_of(config.reward_model))
+        yield partial(train, course, loss_of(config.reward_model))
 
 
 async def _measure(config: RewardModelConfig) -> dict[str, float]:
-    loss = loop.loss_of(config.reward_model)
+    loss = loss_of(config.reward_model)
     return await measure_model(config, kind=_kind(config), loss=loss, role="reward_model", score_at_end=True)
 
 

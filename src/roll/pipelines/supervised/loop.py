@@ -1,20 +1,21 @@
-"""Supervised fine-tuning in one short loop:
+"""Learning from examples by one loss, in one short loop:
 
-draw examples → learn to write what the assistant wrote → evaluate → draw …
+draw examples → learn → evaluate → draw …
+
+Fine-tuning learns to write what the assistant wrote; a reward model, to score the preferred answer higher, or as its
+row says.
 """
 
 from __future__ import annotations
 
-from roll.algorithms.losses import LikelihoodLoss
 from roll.pipelines.run import take_steps, whole_run
 from roll.pipelines.supervised.course import Course
+from roll.protocols import LossFn
 
 __all__ = ["train"]
 
-LOSS = LikelihoodLoss()
 
-
-async def train(course: Course) -> None:
+async def train(course: Course, loss: LossFn) -> None:
     """Take the remaining steps.
 
     Raises:
@@ -24,11 +25,11 @@ async def train(course: Course) -> None:
 
     async def step() -> list[str]:
         drawn = await course.draw()
-        result = await course.learn(drawn, LOSS)
+        result = await course.learn(drawn, loss)
         alarms = course.cross_boundary(drawn, result)
-        await course.evaluate_if_due(LOSS)
+        await course.evaluate_if_due(loss)
         return alarms
 
     async with whole_run(course.run):
-        await course.evaluate_if_due(LOSS)
+        await course.evaluate_if_due(loss)
         await take_steps(course.run, step)
