@@ -57,6 +57,7 @@ class Rendering:
                 token_ids=ids,
                 loss_mask=mask,
                 attachments=example.attachments,
+                domain=example.domain,
                 preferred=side == 0 if pair else example.preferred,
                 target=example.target,
             )

@@ -10,7 +10,7 @@ from typing import Any
 
 from roll.config.pipelines.distill import DistillConfig
 from roll.pipelines.distill.loop import train
-from roll.pipelines.distill.teachers import EngineTeacher, teacher_engines, teacher_paths
+from roll.pipelines.distill.teachers import EngineTeacher, teacher_engines, teachers_of
 from roll.pipelines.evaluation import measure
 from roll.pipelines.learner import Learner
 from roll.pipelines.learning.state import LearningState
@@ -27,7 +27,7 @@ async def _open(config: DistillConfig, session: Session) -> AsyncIterator[Callab
     """Start every role; the teachers are looked at before anything is started."""
     session.tracker.note("reading the files of student and teacher, and the prompts")
     prepared = await asyncio.to_thread(prepare, config)
-    paths = await asyncio.to_thread(teacher_paths, config, prepared.model_path)
+    paths = await asyncio.to_thread(teachers_of, config, prepared.model_path)
     held = tuple(map(str, paths)) if config.trainer_holds_teachers else ()
     policy = policy_spec(config, prepared.model_path, teachers=held)
     in_engines = not held and config.teacher[0].place == "engine"

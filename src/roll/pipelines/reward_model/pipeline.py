@@ -7,27 +7,19 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 from functools import partial
 
-from roll.algorithms.losses import BradleyTerryLoss, RegressionLoss
-from roll.config.pipelines.reward_model import RewardModelConfig, RewardModelSection
+from roll.config.pipelines.reward_model import RewardModelConfig
 from roll.config.supervised import SupervisedConfig
 from roll.data.examples import ExampleKind
 from roll.pipelines.registry import Pipeline, RunFacts
+from roll.pipelines.reward_model.losses import loss_of
 from roll.pipelines.run import Session
 from roll.pipelines.supervised.loop import train
 from roll.pipelines.supervised.measuring import measure_model
-from roll.pipelines.supervised.opening import facts, open_course, policy_spec
-from roll.pipelines.supervised.preparation import Prepared
-from roll.protocols import LossFn
+from roll.pipelines.supervised.opening import facts, open_course
+from roll.pipelines.supervised.preparation import Prepared, policy_spec
 from roll.training import TrainerSpec
 
-__all__ = ["BRADLEY_TERRY", "PIPELINE", "REGRESSION", "loss_of", "scorer_specs"]
-
-BRADLEY_TERRY, REGRESSION = BradleyTerryLoss(), RegressionLoss()
-
-
-def loss_of(section: RewardModelSection) -> LossFn:
-    """What scores are learnt by."""
-    return REGRESSION if section.loss == "regression" else BradleyTerryLoss(centring=section.centring)
+__all__ = ["PIPELINE", "scorer_specs"]
 
 
 def scorer_specs(config: SupervisedConfig, prepared: Prepared) -> list[TrainerSpec]:

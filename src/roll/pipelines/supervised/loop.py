@@ -2,8 +2,8 @@
 
 draw examples → learn → evaluate → draw …
 
-Fine-tuning learns to write what the assistant wrote; a reward model, to score the preferred answer higher, or as its
-row says.
+Fine-tuning learns to write what the assistant wrote, a reward model to score the preferred answer higher or as its row
+says, a student to come near to its teachers; what these said is among the columns of the samples.
 """
 
 from __future__ import annotations

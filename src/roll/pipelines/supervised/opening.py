@@ -17,22 +17,11 @@ from roll.pipelines.run import Run, Session, beginning
 from roll.pipelines.start_notes import StartNotes
 from roll.pipelines.supervised.answers import open_answers
 from roll.pipelines.supervised.course import Course
-from roll.pipelines.supervised.preparation import Prepared, planned_steps, prepare
+from roll.pipelines.supervised.preparation import Prepared, planned_steps, policy_spec, prepare
 from roll.protocols import TrainerGroup
-from roll.training import Schedule, TrainerSpec
+from roll.training import TrainerSpec
 
-__all__ = ["facts", "open_course", "policy_spec"]
-
-
-def policy_spec(config: SupervisedConfig, prepared: Prepared) -> TrainerSpec:
-    """What is trained, seen from its only rank."""
-    return TrainerSpec(
-        model_path=str(prepared.model_path),
-        model=config.model,
-        training=prepared.training,
-        schedule=Schedule.of(prepared.training),
-        seed=config.seed,
-    )
+__all__ = ["facts", "open_course"]
 
 
 def _only_policy(config: SupervisedConfig, prepared: Prepared) -> list[TrainerSpec]:

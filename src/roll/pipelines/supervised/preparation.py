@@ -9,9 +9,10 @@ from roll.config.supervised import SupervisedConfig, SupervisedTraining
 from roll.data.examples import ExampleKind, Examples, build_examples, count_examples
 from roll.errors import ConfigError
 from roll.models import context_length, load_tokenizer, resolve_model
+from roll.training import Schedule, TrainerSpec
 from roll.types import TrainingBatch
 
-__all__ = ["Prepared", "held_out_batch", "planned_steps", "prepare"]
+__all__ = ["Prepared", "held_out_batch", "planned_steps", "policy_spec", "prepare"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -44,6 +45,17 @@ def prepare(config: SupervisedConfig, kind: ExampleKind, *, score_at_end: bool =
     tokenizer = load_tokenizer(model_path, trust_remote_code=config.model.trust_remote_code)
     examples = build_examples(config.data, kind, tokenizer, config.seed, asked or longest, score_at_end=score_at_end)
     return Prepared(model_path=model_path, examples=examples, training=config.training.within(examples.train.num_items))
+
+
+def policy_spec(config: SupervisedConfig, prepared: Prepared) -> TrainerSpec:
+    """What is trained, seen from its only rank."""
+    return TrainerSpec(
+        model_path=str(prepared.model_path),
+        model=config.model,
+        training=prepared.training,
+        schedule=Schedule.of(prepared.training),
+        seed=config.seed,
+    )
 
 
 def planned_steps(config: SupervisedConfig, kind: ExampleKind) -> int:
