@@ -9,7 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from chaos.harness import Run
+from safetensors.torch import load_file
 
 import roll
 
@@ -107,3 +109,19 @@ def test_a_killed_and_resumed_run_equals_an_uninterrupted_one(tmp_path: Path, ti
     assert run.ledger() == reference.ledger()
     ours, theirs = (r.checkpoint() / "model" / "model.safetensors" for r in (run, reference))
     assert ours.read_bytes() == theirs.read_bytes()
+
+
+@pytest.mark.slow
+@pytest.mark.ray
+@pytest.mark.timeout(600)
+def test_two_ranks_on_ray_learn_and_export_as_one_does(tmp_path: Path, tiny_model: Path) -> None:
+    training = {"num_steps": 3, "examples_per_step": 16, "learning_rate": 1e-3, "num_threads": 1}
+    ray = {"type": "ray", "devices_per_node": 2, "device_mapping": {"actor_train": "0-1"}}
+    weights, last = [], []
+    for name, cluster in (("one", {}), ("two", ray)):
+        run = Run(tmp_path / name, config(tmp_path, tiny_model, training=training, cluster=cluster))
+        run.finish()
+        last.append(recorded(run.path, "evaluation")[-1])
+        weights.append(load_file(run.checkpoint() / "model" / "model.safetensors")["score.weight"])
+    assert last[1]["eval/loss"] == pytest.approx(last[0]["eval/loss"], abs=1e-4)
+    torch.testing.assert_close(weights[1], weights[0], rtol=0, atol=1e-4)
