@@ -40,10 +40,10 @@ async def _open(config: DistillOfflineConfig, session: Session) -> AsyncIterator
             samples = await asyncio.to_thread(_all_samples, config, prepared, session)
             taught = await ask_teachers(config, prepared, cluster, paths, samples, session)
 
-    def specs(config: SupervisedConfig, prepared: Prepared) -> list[TrainerSpec]:
-        return [replace(policy_spec(config, prepared), teachers=held)]
+    def student(config: SupervisedConfig, prepared: Prepared) -> TrainerSpec:
+        return replace(policy_spec(config, prepared), teachers=held)
 
-    async with open_course(config, session, "supervised", specs=specs, first=first) as course:
+    async with open_course(config, session, "supervised", spec_of=student, first=first) as course:
         course.completed = taught.completed
         yield partial(train, course, offline_loss(config.distillation))
 

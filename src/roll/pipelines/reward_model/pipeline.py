@@ -19,12 +19,12 @@ from roll.pipelines.supervised.opening import facts, open_course
 from roll.pipelines.supervised.preparation import Prepared, policy_spec
 from roll.training import TrainerSpec
 
-__all__ = ["PIPELINE", "scorer_specs"]
+__all__ = ["PIPELINE"]
 
 
-def scorer_specs(config: SupervisedConfig, prepared: Prepared) -> list[TrainerSpec]:
+def _scorer_spec(config: SupervisedConfig, prepared: Prepared) -> TrainerSpec:
     """What is trained: the model with a score in the place of its vocabulary."""
-    return [replace(policy_spec(config, prepared), role="reward_model")]
+    return replace(policy_spec(config, prepared), role="reward_model")
 
 
 def _kind(config: RewardModelConfig) -> ExampleKind:
@@ -33,7 +33,7 @@ def _kind(config: RewardModelConfig) -> ExampleKind:
 
 @asynccontextmanager
 async def _open(config: RewardModelConfig, session: Session) -> AsyncIterator[Callable[[], Awaitable[None]]]:
-    async with open_course(config, session, _kind(config), specs=scorer_specs, score_at_end=True) as course:
+    async with open_course(config, session, _kind(config), spec_of=_scorer_spec, score_at_end=True) as course:
         yield partial(train, course, loss_of(config.reward_model))
 
 

@@ -1,22 +1,26 @@
-"""Learning from examples by one loss, in one short loop:
+"""Learning from examples, in one short loop:
 
-draw examples → learn → evaluate → draw …
+draw examples → what other models say of them → learn → evaluate → draw …
 
-Fine-tuning learns to write what the assistant wrote, a reward model to score the preferred answer higher or as its row
-says, a student to come near to its teachers; what these said is among the columns of the samples.
+Pipelines differ in their loss alone: fine-tuning learns to write what the assistant wrote, preferences to write rather
+what was preferred, a reward model to score that higher, a student to come near to its teacher.
 """
 
 from __future__ import annotations
 
 from roll.pipelines.run import take_steps, whole_run
-from roll.pipelines.supervised.course import Course
+from roll.pipelines.supervised.course import Course, LossOf
 from roll.protocols import LossFn
 
 __all__ = ["train"]
 
 
-async def train(course: Course, loss: LossFn) -> None:
+async def train(course: Course, loss: LossFn | LossOf) -> None:
     """Take the remaining steps.
+
+    Args:
+        course: the run, its examples, and who learns from them.
+        loss: of every batch.
 
     Raises:
         AlarmError: an alarm stops the run; everything up to this step's boundary is saved.
