@@ -11,7 +11,7 @@ from roll.data.chat import ChatRenderer
 from roll.errors import DataError
 from roll.types import BoolArray, Conversation, ExampleDraw, IntArray, TrainingSample
 
-__all__ = ["TOO_LONG", "Rendering", "UnusableExample", "samples_of"]
+__all__ = ["TOO_LONG", "Rendering", "UnusableExample"]
 
 TOO_LONG = "too long"
 Tokens = tuple[IntArray, BoolArray]
@@ -96,29 +96,6 @@ class Rendering:
         if conversation.text is not None:
             return self.renderer.plain(conversation.text)
         return self.renderer.conversation(conversation.messages, conversation.num_given)
-
-
-def samples_of(
-    draw: ExampleDraw,
-    renderer: ChatRenderer,
-    max_tokens: int | None = None,
-    too_long: TooLong = "refuse",
-    *,
-    score_at_end: bool = False,
-) -> tuple[TrainingSample, ...]:
-    """One sample for a conversation or text; two of one unit for a pair, the preferred one first.
-
-    Args:
-        draw: the example.
-        renderer: of the model's template.
-        max_tokens: see `Rendering`.
-        too_long: what becomes of more tokens than that.
-        score_at_end: see `Rendering`.
-
-    Raises:
-        UnusableExample: see `Rendering.samples`.
-    """
-    return Rendering(renderer=renderer, max_tokens=max_tokens, score_at_end=score_at_end).samples(draw, too_long)[0]
 
 
 def _shared_prefix(rendered: list[Tokens]) -> int:
