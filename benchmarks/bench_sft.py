@@ -123,7 +123,7 @@ def run_roll(kind: str, rows: Path, num_steps: int) -> dict[str, Any]:
 
 
 def run_trl(kind: str, rows: Path, num_steps: int, dtype: str) -> dict[str, Any]:
-    """TRL's trainer on the examples that ROLL draws in so many steps."""
+    """TRL's trainer on the examples that ROLL draws in so many steps; twice as many where it packs, for full rows."""
     from roll.config.pipelines.preference import PreferenceConfig
     from roll.config.pipelines.sft import SFTConfig
     from roll.pipelines.supervised.preparation import prepare
@@ -131,7 +131,7 @@ def run_trl(kind: str, rows: Path, num_steps: int, dtype: str) -> dict[str, Any]
     section = SFTConfig if kind == "sft" else PreferenceConfig
     config = section.model_validate(run_config(kind, rows, "runs", num_steps))
     examples = prepare(config, "supervised" if kind == "sft" else "pair").examples
-    draws = examples.train.draw(num_steps * PER_STEP[kind])
+    draws = examples.train.draw(num_steps * PER_STEP[kind] * (2 if kind == "sft" else 1))
     work = Work(model=MODEL, num_steps=num_steps, learning_rate=LEARNING_RATE)
     if kind == "dpo":
         return train_dpo([_pair(*draw.example.conversations) for draw in draws], setting_of(kind, dtype), work)
