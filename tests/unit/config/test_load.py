@@ -346,3 +346,7 @@ def test_a_run_keeps_what_it_is_when_it_is_continued(tmp_path):
         load_run_config(tmp_path, ["model.path=other"])
     with pytest.raises(ConfigError, match="'name' is 'quickstart' in this run and cannot change"):
         load_run_config(tmp_path, ["name=other"])
+
+
+def test_a_number_too_long_to_be_written_is_named():
+    assert "got a number that is too long" in refusal(changed() | {"name": [16**5000]})

@@ -11,9 +11,11 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+import pyarrow as pa
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from pyarrow import parquet
 from transformers import ByT5Tokenizer, PreTrainedTokenizerBase
 from worlds.chat_templates import TEMPLATES
 
@@ -142,6 +144,24 @@ def test_what_data_frames_write_for_nothing_is_nothing(tokenizer: PreTrainedToke
     assert learnt(examples_of([row], tokenizer), tokenizer) == "b<|im_end|>"
     row = {"completion": nothing, "instruction": "a", "input": nothing, "output": "b", "text": nothing}
     assert learnt(examples_of([row], tokenizer), tokenizer) == "b<|im_end|>"
+
+
+@pytest.mark.parametrize(
+    "column",
+    [
+        pa.array([2**30], pa.int32()).cast(pa.date32()),
+        pa.array([2**62]).cast(pa.timestamp("us")),
+        pa.array([1]).cast(pa.timestamp("us")).cast(pa.timestamp("us", tz="Mars/Olympus")),
+        pa.Array.from_buffers(pa.string(), 1, [None, pa.py_buffer(b"\0\0\0\0\1\0\0\0"), pa.py_buffer(b"\xff")]),
+    ],
+)
+def test_columns_that_python_cannot_hold_are_named(
+    tmp_path: Path, tokenizer: PreTrainedTokenizerBase, column: Any
+) -> None:
+    path = tmp_path / "rows.parquet"
+    parquet.write_table(pa.table({"text": ["ab"], "x": column}), path)
+    with pytest.raises(DataError, match=r"rows\.parquet' is not a readable Parquet file: "):
+        build_examples([FileExamples(source="file", path=str(path))], "supervised", tokenizer, 0)
 
 
 def test_a_data_frame_is_told_what_to_be(tokenizer: PreTrainedTokenizerBase) -> None:
