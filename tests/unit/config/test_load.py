@@ -350,3 +350,9 @@ def test_a_run_keeps_what_it_is_when_it_is_continued(tmp_path):
 
 def test_a_number_too_long_to_be_written_is_named():
     assert "got a number that is too long" in refusal(changed() | {"name": [16**5000]})
+
+
+def test_epochs_without_end_are_a_number_of_steps():
+    tree = {"pipeline": "sft", "name": "x", "model": "m", "data": [{"source": "arithmetic"}]}
+    config = load_config(tree | {"training": {"num_epochs": 1e308, "num_steps": 5}})
+    assert config.training.within(10).num_steps == 5
