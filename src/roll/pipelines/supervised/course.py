@@ -1,4 +1,4 @@
-"""What the loops of supervised pipelines go through: examples in, an update, the step's boundary.
+"""The parts of a step that learns from examples: what is drawn, the update, the step's boundary, measuring.
 
 stream ─ draw ─► samples ─► batch ─ columns ─► update ─► boundary: every draw has its fate, the run may be saved
 
@@ -75,7 +75,7 @@ async def _nothing_added(batch: TrainingBatch) -> TrainingBatch:
 
 @dataclass(kw_only=True, slots=True)
 class Course:
-    """Everything that a step passes through."""
+    """A run on its way through its examples."""
 
     config: SupervisedConfig
     training: SupervisedTraining
