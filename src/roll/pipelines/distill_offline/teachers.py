@@ -91,7 +91,9 @@ async def ask_teachers(
         session: that shows how far this is; without one, nothing is kept but in a directory that is configured.
     """
     settings, rows = config.distillation, describe_model(prepared.model_path).vocab_size
-    directory = Path(settings.directory) if settings.directory else session and session.directory.path / "teacher"
+    directory = session.directory.path / "teacher" if session else None
+    if settings.directory is not None:
+        directory = Path(settings.directory)
     all_kept = []
     for number, path in enumerate(paths):
         spec = frozen_spec(config, prepared, path)

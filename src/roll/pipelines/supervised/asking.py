@@ -8,8 +8,9 @@ The model is let go before the policy starts, so the two never share memory.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable, Coroutine
 from pathlib import Path
+from typing import Any
 
 from roll.cluster.base import Cluster
 from roll.config.supervised import SupervisedConfig
@@ -26,7 +27,7 @@ __all__ = ["Ask", "ask_once", "frozen_spec", "remaining_steps", "weights_name"]
 
 CHUNK = 256
 """Samples that are computed and written at once."""
-Ask = Callable[[TrainerGroup, TrainingBatch], Awaitable[list[Rows]]]
+Ask = Callable[[TrainerGroup, TrainingBatch], Coroutine[Any, Any, list[Rows]]]
 """What the model is asked of a batch: the rows of each sample."""
 
 
