@@ -39,8 +39,8 @@ from roll.rewards.control_tokens import defused
 from roll.rewards.format import form_problems
 from roll.rewards.instructions import followed
 from roll.rewards.math import prepare_worker, score_math
-from roll.rewards.penalties import repeated_share
 from roll.rewards.short_answer import compared
+from roll.rewards.simple import repeated_share
 
 MATH_LIMIT_S = 0.5
 SLOWEST_S = 20.0

@@ -84,8 +84,6 @@ def resume(
         held_out: as `data`.
         reward: the functions that the run began with, where they were given as objects.
         on_step: as for `train`, and so are the others.
-        on_evaluation: see there.
-        on_save: see there.
 
     Raises:
         RunDirectoryError: there is no run in that directory.
@@ -123,8 +121,6 @@ def replay(
         only: `train` trains on the recorded batches; `rollout` answers the recorded prompts.
         checkpoint: where to begin, in place of the model that the run began with.
         data: as for `resume`, and so are `held_out` and `reward`.
-        held_out: see there.
-        reward: see there.
 
     Raises:
         UserError: this cannot be replayed; says why.
@@ -149,11 +145,7 @@ def evaluate(
 
     Args:
         config: as for `train`, and so are `overrides`, `data`, `held_out` and `reward`.
-        overrides: see there.
         model: a model, a run, or a checkpoint, in place of the configuration's model.
-        data: see there.
-        held_out: see there.
-        reward: see there.
 
     Returns:
         `eval/…` figures by name.
@@ -180,10 +172,6 @@ def check(
 
     Args:
         config: as for `train`, and so are `overrides`, `data`, `held_out` and `reward`.
-        overrides: see there.
-        data: see there.
-        held_out: see there.
-        reward: see there.
 
     Returns:
         The report: `print` shows it, and `problems` holds what keeps the run from starting, if anything does.

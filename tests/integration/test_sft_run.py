@@ -169,3 +169,25 @@ def test_rows_may_be_python_objects(tmp_path: Path, tiny_model: Path) -> None:
     assert summary.score_after is not None and summary.num_steps == 3
     with pytest.raises(ConfigError, match=r"the pipeline sft learns from examples and scores"):
         roll.train({**plain, "name": "other"}, data=rows, reward="math")
+
+
+def test_engines_answer_prompts_with_the_weights_of_that_step(
+    tmp_path: Path, tiny_model: Path, apart: list[dict[str, Any]]
+) -> None:
+    reward = {"type": "regex", "pattern": "[a-c]", "require_finished": False}
+    answers = {
+        "data": [{"source": "arithmetic", "reward": [reward]}],
+        "num_prompts": 4,
+        "max_new_tokens": 4,
+        "inference": {"engine": "hf"},
+    }
+    given = config(tmp_path, tiny_model, data=apart, evaluation={"every_num_steps": 4, "answers": answers})
+    summary = roll.train(given)
+    evaluations = rows_of(tmp_path, "evaluation")
+    assert [row["step"] for row in evaluations] == [0, 4, 8]
+    assert all({"eval/loss", "eval/score", "eval/length_mean"} <= set(row) for row in evaluations)
+    assert summary.measure == "mean reward" and summary.score_after == evaluations[-1]["eval/score"]
+    assert (tmp_path / "run" / "rollouts" / "eval-step-000008.parquet").exists()
+    again = roll.evaluate(given, model=tmp_path / "run")
+    assert again["eval/score"] == evaluations[-1]["eval/score"]  # the engines had the last step's weights
+    assert again["eval/loss"] == pytest.approx(evaluations[-1]["eval/loss"], rel=1e-6)

@@ -143,14 +143,12 @@ class RayCluster:
         }
 
     async def start_trainer(self, spec: TrainerSpec, role: str) -> RayTrainerGroup:
-        """See `Cluster.start_trainer`."""
         threads = spec.training.num_threads or self._threads
         training = spec.training.model_copy(update={"num_threads": threads})
         seats = [self._options(seat, threads, spec.role, rank) for rank, seat in enumerate(self.placement.seats[role])]
         return await RayTrainerGroup.start(replace(spec, training=training), seats)
 
     async def start_engines(self, specs: Sequence[EngineSpec], role: str) -> StartedEngines:
-        """See `Cluster.start_engines`."""
         makers = {}
         name = f"{self.roles[role].log_name}_actor"
         for index, (spec, seat) in enumerate(zip(specs, self.placement.seats[role], strict=True)):

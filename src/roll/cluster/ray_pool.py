@@ -107,7 +107,6 @@ class RayWorkerPool:
         self._closed = False
 
     async def submit(self, function: Callable[..., Any], *args: Any, time_limit_s: float) -> Any:
-        """See `WorkerPool.submit`."""
         if self._closed:
             raise WorkerDiedError("the worker pool is closed")
         place = min(self._places, key=lambda p: p.num_calls / p.num_workers)
@@ -140,7 +139,6 @@ class RayWorkerPool:
         return value
 
     def beside(self, num_workers: int) -> RayWorkerPool:
-        """See `WorkerPool.beside`."""
         return RayWorkerPool(num_workers, self._options, memory_limit_bytes=0)
 
     def health(self) -> dict[str, int]:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, TypeAlias, get_args
+from typing import Any, Literal, Self, TypeAlias, get_args
 
 from pydantic import model_validator
 
 from roll.config.base import Section, option
 
-__all__ = ["METHODS", "Method", "MethodName", "PreferenceSection"]
+__all__ = ["METHODS", "Method", "MethodName", "PreferenceLossSection", "PreferenceSection"]
 
 MethodName: TypeAlias = Literal[
     "dpo",
@@ -171,7 +171,7 @@ METHODS: Mapping[MethodName, Method] = {
 }
 
 
-class PreferenceSection(Section):
+class PreferenceLossSection(Section):
     """How preferences become a loss. A setting that is left out is the method's own: see the table of methods."""
 
     type: MethodName = option("dpo", "The method: see the table in docs/post-training.md.")
@@ -184,27 +184,13 @@ class PreferenceSection(Section):
     tau: float | None = option(None, "Of DiscoPOP: where its two parts meet.", gt=0, lt=1)
     desirable_weight: float | None = option(None, "Of KTO: weight of wanted answers.", ge=0)
     undesirable_weight: float | None = option(None, "Of KTO: weight of the others.", ge=0)
-    reference: Literal["kept", "adapters"] = option(
-        "kept",
-        "What says the reference's log-probs. `kept`: a model, once for each example, before the first step; the run "
-        "directory keeps them. `adapters`: in every step the policy without its LoRA adapters; nothing is kept.",
-    )
-    reference_model: str | None = option(
-        None, "The reference, where it is not the model that training begins with.", min_length=1
-    )
 
     @model_validator(mode="after")
-    def _method_has_settings(self) -> PreferenceSection:
+    def _method_has_settings(self) -> Self:
         known = METHODS[self.type].defaults
         for name in _SETTINGS:
             if getattr(self, name) is not None and name not in known:
                 raise ValueError(f"`{name}` means nothing to {self.type}, whose settings are {', '.join(known)}")
-        if self.reference == "adapters" and self.reference_model is not None:
-            raise ValueError(
-                "the policy without its adapters is no other model: remove `reference_model`, or `adapters`"
-            )
-        if self.reference_model is not None and not self.method.uses_reference:
-            raise ValueError(f"{self.type} needs no reference: remove `reference_model`")
         return self
 
     @property
@@ -225,3 +211,26 @@ class PreferenceSection(Section):
     def _of(self, what: Literal["loss", "form"]) -> dict[str, float]:
         known = self.method.defaults
         return {name: value for name, value in known.items() if (name in _FORM_SETTINGS) == (what == "form")}
+
+
+class PreferenceSection(PreferenceLossSection):
+    """The same, and what answers are compared with."""
+
+    reference: Literal["kept", "adapters"] = option(
+        "kept",
+        "What says the reference's log-probs. `kept`: a model, once for each example, before the first step; the run "
+        "directory keeps them. `adapters`: in every step the policy without its LoRA adapters; nothing is kept.",
+    )
+    reference_model: str | None = option(
+        None, "The reference, where it is not the model that training begins with.", min_length=1
+    )
+
+    @model_validator(mode="after")
+    def _reference_is_one(self) -> Self:
+        if self.reference == "adapters" and self.reference_model is not None:
+            raise ValueError(
+                "the policy without its adapters is no other model: remove `reference_model`, or `adapters`"
+            )
+        if self.reference_model is not None and not self.method.uses_reference:
+            raise ValueError(f"{self.type} needs no reference: remove `reference_model`")
+        return self

@@ -76,8 +76,8 @@ class PythonTable(Section):
     function: str | None = option(
         None,
         "Where it is: `package.module:name`, or a file: `path/to/file.py:name`. Called with `options`, it gives rows: "
-        "dictionaries, or texts, which are prompts without an answer. Rows for evaluation alone are its `held_out`, if "
-        "it has that. `null` where rows are given as objects.",
+        "dictionaries, or texts, which are prompts without an answer, or plain texts to learn. Rows for evaluation "
+        "alone are its `held_out`, if it has that. `null` where rows are given as objects.",
         examples=["my_package.tasks:make", "tasks.py:Sums"],
         pattern=FUNCTION,
     )

@@ -7,12 +7,18 @@ from typing import Self
 from pydantic import field_validator
 
 from roll.config.base import Section, option
+from roll.config.cluster import RoleDevices
+from roll.config.data import DataConfig
 from roll.config.examples import ExampleDataConfig
+from roll.config.generating import GeneratingConfig
+from roll.config.inference import InferenceConfig
+from roll.config.rollout import EvaluationConfig, RolloutConfig
 from roll.config.run import RunConfig
+from roll.config.sandbox import SandboxConfig
 from roll.config.training import TrainingConfig
 from roll.errors import ConfigError
 
-__all__ = ["HeldOutConfig", "SupervisedConfig", "SupervisedTraining"]
+__all__ = ["AnswersConfig", "HeldOutConfig", "SupervisedConfig", "SupervisedTraining"]
 
 
 class SupervisedTraining(TrainingConfig):
@@ -55,12 +61,32 @@ class SupervisedTraining(TrainingConfig):
         return self.model_copy(update={"num_steps": min(steps)})
 
 
+class AnswersConfig(Section):
+    """Answers that engines write to prompts whenever the held-out loss is measured, scored as rewards are."""
+
+    data: list[DataConfig] = option(
+        ...,
+        "Prompt sources, of which the held-out prompts are used.",
+        min_length=1,
+        examples=[[{"source": "arithmetic", "reward": "math"}]],
+    )
+    num_prompts: int = option(64, "Held-out prompts to use, at most.", ge=1)
+    samples_per_prompt: int = option(1, "Answers per prompt.", ge=1)
+    temperature: float = option(0.0, "Sampling temperature; 0 means greedy.", ge=0)
+    max_new_tokens: int = option(512, "Longest answer.", unit="tokens", ge=1)
+    inference: InferenceConfig = option(InferenceConfig(), "The engines that answer.")
+    sandbox: SandboxConfig = option(SandboxConfig(), "Where programs that the model writes run.")
+
+
 class HeldOutConfig(Section):
     """The loss on examples that are not trained on."""
 
     every_num_steps: int = option(50, "Measure every N steps; 0 means only before and after training.", ge=0)
     num_examples: int = option(256, "Held-out examples to use, at most.", ge=1)
     before_training: bool = option(True, "Also measure before the first step.")
+    answers: AnswersConfig | None = option(
+        None, "Also let engines answer prompts, which says more than a loss; without it no engine is started."
+    )
 
 
 class SupervisedConfig(RunConfig):
@@ -83,3 +109,44 @@ class SupervisedConfig(RunConfig):
         if twice:
             raise ValueError(f"several sources are called {twice}: give each its own `domain`")
         return value
+
+    @property
+    def roles(self) -> dict[str, RoleDevices]:
+        """See `RunConfig.roles`."""
+        roles, answers = super().roles, self.evaluation.answers
+        if answers is not None:
+            roles["actor_infer"] = RoleDevices(
+                kind="engine",
+                devices=self.cluster.device_mapping.actor_infer,
+                tensor_parallel=answers.inference.tensor_parallel,
+                section="evaluation.answers.inference",
+                log_name="engine",
+            )
+        return roles
+
+    def answering(self) -> GeneratingConfig | None:
+        """What opens the engines of `evaluation.answers`, where a run has any."""
+        answers = self.evaluation.answers
+        if answers is None:
+            return None
+        return GeneratingConfig(
+            pipeline=self.pipeline,
+            name=self.name,
+            output_dir=self.output_dir,
+            seed=self.seed,
+            model=self.model,
+            checkpoint=self.checkpoint,
+            cluster=self.cluster,
+            tracking=self.tracking,
+            alarms=self.alarms,
+            data=answers.data,
+            rollout=RolloutConfig(max_new_tokens=answers.max_new_tokens),
+            inference=answers.inference,
+            training=self.training,
+            evaluation=EvaluationConfig(
+                num_prompts=answers.num_prompts,
+                samples_per_prompt=answers.samples_per_prompt,
+                temperature=answers.temperature,
+            ),
+            sandbox=answers.sandbox,
+        )

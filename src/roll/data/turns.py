@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_left
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
@@ -35,13 +35,14 @@ class SpecialTokens:
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
         added = getattr(tokenizer, "added_tokens_decoder", {})
         names = {str(token) for token in added.values() if token.special} | set(tokenizer.all_special_tokens)
-        longest_first = sorted((name for name in names if name), key=len, reverse=True)
-        self._pattern = re.compile("|".join(map(re.escape, longest_first)) or r"(?!)")
+        self._names = {name for name in names if name}
+        self._lengths = sorted({len(name) for name in self._names}, reverse=True)
+        # some tokenizers have thousands, which one expression for all would try at every `<`
+        self._beginnings = re.compile("|".join({re.escape(name[:3]) for name in self._names}) or r"(?!)")
 
     def first(self, text: str) -> str | None:
         """The first one in the text."""
-        found = self._pattern.search(text)
-        return None if found is None else found.group()
+        return next((text[begin:end] for begin, end in self._found(text, 0)), None)
 
     def end_of_turn(self, text: str, begin: int, limit: int, content: str) -> int | None:
         """Where the first one ends that follows this content, whatever the template's spaces; `None` if none does.
@@ -51,12 +52,22 @@ class SpecialTokens:
             limit: where that token may begin at the latest.
         """
         wanted = _squeezed(content)
-        for found in self._pattern.finditer(text, begin):
-            if found.start() > limit:
+        for start, end in self._found(text, begin):
+            if start > limit:
                 return None
-            if wanted in _squeezed(text[begin : found.start()]):
-                return found.end()
+            if wanted in _squeezed(text[begin:start]):
+                return end
         return None
+
+    def _found(self, text: str, begin: int) -> Iterator[Span]:
+        """Where each one begins and ends; of several that begin at a place, the longest."""
+        while (found := self._beginnings.search(text, begin)) is not None:
+            start = found.start()
+            names = (text[start : start + length] for length in self._lengths)
+            length = len(next((name for name in names if name in self._names), ""))
+            if length:
+                yield start, start + length
+            begin = start + max(length, 1)
 
 
 def prefix_turns(

@@ -21,7 +21,7 @@ _loading = threading.Lock()
 """Loading patches modules of torch for its duration: two at once, in a trainer's and an engine's thread, leave tied or
 fresh weights wrong."""
 
-__all__ = ["load_causal_lm", "load_tokenizer", "stop_token_ids"]
+__all__ = ["load_causal_lm", "load_scorer", "load_tokenizer", "pad_token", "stop_token_ids"]
 
 
 def load_tokenizer(path: str | Path, *, trust_remote_code: bool = False) -> PreTrainedTokenizerBase:
@@ -61,31 +61,81 @@ def load_causal_lm(
     Raises:
         ModelError: the model cannot be found or loaded.
     """
+    from transformers import AutoModelForCausalLM
+
+    model, missing = _load(AutoModelForCausalLM, path, dtype, attention, trust_remote_code)
+    if missing:  # `transformers` would go on with random numbers in their place
+        raise ModelError(f"model '{path}' lacks {len(missing)} of its weights, first '{missing[0]}': copy it again.")
+    return model
+
+
+def load_scorer(
+    path: str | Path,
+    dtype: str | torch.dtype,
+    *,
+    attention: str = "sdpa",
+    trust_remote_code: bool = False,
+) -> PreTrainedModel:
+    """Load a reward model, or a language model as one whose scores are all 0; otherwise as `load_causal_lm`.
+
+    Raises:
+        ModelError: the model cannot be found or loaded, or none of its kind reads a score off a text's last state.
+    """
+    from torch import nn
+    from transformers import AutoModelForSequenceClassification
+
+    model, missing = _load(AutoModelForSequenceClassification, path, dtype, attention, trust_remote_code, num_labels=1)
+    head = getattr(model, "score", None)
+    if not isinstance(head, nn.Linear) or head.bias is not None:
+        raise ModelError(f"model '{path}' cannot score texts: {type(model).__name__} has no linear head `score`.")
+    if missing == ["score.weight"]:
+        nn.init.zeros_(head.weight)
+    elif missing:
+        raise ModelError(f"model '{path}' lacks {len(missing)} of its weights, first '{missing[0]}': copy it again.")
+    return model
+
+
+def _load(
+    kind: Any, path: str | Path, dtype: str | torch.dtype, attention: str, trust_remote_code: bool, **settings: Any
+) -> tuple[PreTrainedModel, list[str]]:
+    """The model, and which of its weights its files lack."""
     directory = resolve_model(path)
     import torch
-    from transformers import AutoModelForCausalLM
 
     wanted = getattr(torch, dtype, None) if isinstance(dtype, str) else dtype
     if not isinstance(wanted, torch.dtype):
         raise ModelError(f"model '{path}': dtype '{dtype}' is not a number format; write 'bfloat16' or 'float32'.")
     try:
         with _loading, quiet_transformers():
-            model, report = AutoModelForCausalLM.from_pretrained(
+            model, report = kind.from_pretrained(
                 directory,
                 dtype=wanted,
                 attn_implementation=attention,
                 trust_remote_code=trust_remote_code,
                 output_loading_info=True,
+                **settings,
             )
     except Exception as error:  # files from anywhere: safetensors, JSON and model code each fail in their own way
         raise ModelError(f"model '{path}' cannot be loaded: {_brief(error)}") from error
-    missing = sorted(report["missing_keys"])
-    if missing:  # `transformers` would go on with random numbers in their place
-        raise ModelError(f"model '{path}' lacks {len(missing)} of its weights, first '{missing[0]}': copy it again.")
-    if report["unexpected_keys"]:
-        unused = sorted(report["unexpected_keys"])
+    unused = sorted(set(report["unexpected_keys"]) - ({"lm_head.weight"} if settings else set()))
+    if unused:
         logger.warning("Model %s has %d weights that are not used, first %s.", path, len(unused), unused[0])
-    return model.eval()
+    return model.eval(), sorted(report["missing_keys"])
+
+
+def pad_token(tokenizer: PreTrainedTokenizerBase) -> str:
+    """A token to pad with that no text ends with: `transformers` reads a text's score at the last other one.
+
+    Raises:
+        ModelError: every special token may end a text.
+    """
+    ends = {tokenizer.eos_token_id, _turn_end(tokenizer)}
+    likely = [tokenizer.pad_token, tokenizer.unk_token, tokenizer.bos_token, *tokenizer.all_special_tokens]
+    added = [token.content for token in tokenizer.added_tokens_decoder.values() if token.special]
+    for token in (*likely, *added):
+        if token is not None and tokenizer.convert_tokens_to_ids(token) not in ends:
+            return str(token)
+    raise ModelError("the model's tokenizer has no special token but those that end a text: add one to pad with.")
 
 
 def stop_token_ids(path: str | Path, tokenizer: PreTrainedTokenizerBase | None = None) -> tuple[int, ...]:

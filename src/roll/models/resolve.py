@@ -12,7 +12,7 @@ from roll.errors import ModelError
 from roll.models.catalogue import CATALOGUE, cached_directory, prepare
 from roll.registry import looked_from, nearest
 
-__all__ = ["find_model", "read_json", "resolve_model", "weight_files"]
+__all__ = ["find_model", "find_model_directory", "read_json", "resolve_model", "weight_files"]
 
 logger = logging.getLogger(__name__)
 
@@ -24,7 +24,8 @@ def resolve_model(path: str | Path) -> Path:
     """Return the Hugging Face directory of a model.
 
     Args:
-        path: a catalogue name (prepared once, then cached), a local directory (checked), or a hub id (downloaded once).
+        path: a catalogue name (prepared once, then cached), a local directory (checked), a run or a checkpoint of one
+            (its newest model), or a hub id (downloaded once).
 
     Raises:
         ModelError: there is no such model, it is incomplete, or it cannot be fetched.
@@ -48,6 +49,7 @@ def find_model(path: str | Path) -> Path | None:
         return directory if (directory / "config.json").is_file() else None
     local = Path(name).expanduser()
     if local.is_dir():
+        local = find_model_directory(local) or local
         _validate(local)
         return local.resolve()
     looks_local = name.startswith((".", "/", "~")) or name.count("/") > 1 or local.exists()
@@ -58,6 +60,14 @@ def find_model(path: str | Path) -> Path | None:
             kind if looks_local else "is neither in the catalogue nor a directory, nor a hub id (owner/name)",
         )
     return _in_hub_cache(name)
+
+
+def find_model_directory(source: Path) -> Path | None:
+    """The model inside a run (of its newest checkpoint) or a checkpoint; `None` where `source` is neither."""
+    saved = [path for path in source.glob("checkpoints/step-*") if path.is_dir()]
+    newest = max(saved, key=lambda path: (len(path.name), path.name), default=source)
+    model = newest / "model"
+    return model if (model / "config.json").is_file() else None
 
 
 def weight_files(directory: Path) -> list[Path]:

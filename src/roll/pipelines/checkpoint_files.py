@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Generic, TypeVar
 
 from roll.errors import CheckpointError
+from roll.models import find_model_directory
 from roll.pipelines.state import RunState
 from roll.rollout.ledger import DataLedger
 
@@ -75,14 +76,6 @@ def checkpoints(directory: Path) -> dict[int, Path]:
 def find_checkpoint(directory: Path) -> Path | None:
     """The newest complete checkpoint, or `None` where there is none."""
     return next(reversed(checkpoints(directory).values()), None)
-
-
-def find_model_directory(source: Path) -> Path | None:
-    """The model inside a run (of its newest checkpoint) or a checkpoint; `None` where `source` is neither."""
-    directory = source / "checkpoints"
-    checkpoint = find_checkpoint(directory) if directory.is_dir() else source
-    model = checkpoint / "model" if checkpoint else None
-    return model if model is not None and (model / "config.json").is_file() else None
 
 
 def read_checkpoint(path: Path, kind: type[S]) -> SavedRun[S]:

@@ -21,7 +21,7 @@ from roll.pipelines.live_policy import LivePolicy
 from roll.pipelines.preparation import prepare, sampling_plans
 from roll.pipelines.run import Run
 from roll.rollout import SamplingPlan
-from roll.types import PromptDraw
+from roll.types import Group, PromptDraw
 
 __all__ = ["Evaluator", "measure"]
 
@@ -82,19 +82,31 @@ class Evaluator:
             AlarmError: we failed every answer before the first step, so that training would fail in the same way.
         """
         run, step = self.run, self.run.state.step
-        groups = await self.live.generation.scheduler.collect(self.held_out, self.plan)
-        metrics = measures.evaluation_metrics(groups)
+        metrics, groups = await self.measure()
         run.state.evaluated_at = step
         if "eval/score" in metrics:
             run.state.note_score(step, metrics["eval/score"])
         run.tracker.log_evaluation(step, metrics, groups)
-        failures = failures_of(groups)
+        self.check(groups)
+        return metrics
+
+    async def measure(self) -> tuple[dict[str, float], list[Group]]:
+        """Answer the held-out prompts; their figures, and the answers."""
+        groups = await self.live.generation.scheduler.collect(self.held_out, self.plan)
+        return measures.evaluation_metrics(groups), groups
+
+    def check(self, groups: Sequence[Group]) -> None:
+        """Say what we failed of an evaluation.
+
+        Raises:
+            AlarmError: every answer before the first step, so that training would fail in the same way.
+        """
+        step, failures = self.run.state.step, failures_of(groups)
         if text := describe(failures):
             logger.warning("evaluation after step %d: %s", step, text)
         alarms = check_failures(self.alarms, [failures.counts], failures, first=True) if step == 0 else []
         if stopping := [alarm.message for alarm in alarms if alarm.stops]:
             raise AlarmError("; ".join(stopping))
-        return metrics
 
 
 async def measure(config: GeneratingConfig) -> dict[str, float]:

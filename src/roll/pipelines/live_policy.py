@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,8 +26,8 @@ class LivePolicy:
     """Engines that follow a trainer."""
 
     generation: Generation
-    controller: AsyncController
-    """Makes its rollouts up to batches."""
+    controller: AsyncController | None = None
+    """Makes its rollouts up to batches; `None` where it only answers to be measured."""
     weights: WeightSync
     plan: SamplingPlan
     """How its rollouts are sampled."""
@@ -71,8 +71,9 @@ class LivePolicy:
                 self.engines_turn = True
                 await self.sharing.step_aside()
                 await self.generation.proxy.wake()
+        still = self.controller.updating() if self.controller else nullcontext()
         with run.spans.phase("sync"):
-            report = await self.weights.push(run.state.policy_version, still=self.controller.updating())
+            report = await self.weights.push(run.state.policy_version, still=still)
             self.generation.proxy.restore(report.dead)
         return report
 
@@ -85,4 +86,5 @@ class LivePolicy:
         """End what runs beside the steps; may be called twice."""
         if self.evaluation is not None:
             self.evaluation.cancel()
-        await self.controller.close()
+        if self.controller is not None:
+            await self.controller.close()

@@ -78,7 +78,6 @@ class SandboxJob:
         self._job.kill()
 
     async def bound(self, *, wall_s: float, cpu_s: float | None) -> float:
-        """See `protocols.Job`."""
         self._give_up.cancel()
         counted = self._job.bound(wall_s, cpu_s)
         if not self.done():
@@ -161,21 +160,17 @@ class AgentSandbox:
         at_loss: Callable[[], Awaitable[set[Limit]]] | None = None,
     ) -> None:
         self.spec = spec
-        self._home: str = settings["home"]
+        self.home: str = settings["home"]
+        """Where relative paths begin, and where programs start."""
         self._namespaces: bool = settings["mount_space"]
         # Without isolation /tmp is the host's.
-        self._places = (f"home={self._home}", "tmp=/tmp") if settings["isolated"] else (f"home={self._home}",)
+        self._places = (f"home={self.home}", "tmp=/tmp") if settings["isolated"] else (f"home={self.home}",)
         self._connection = connection
         self._destroy = destroy
         self._ended = ended
         self._counters = counters
         self._at_loss = at_loss
         self._ready = connection.configure(settings)
-
-    @property
-    def home(self) -> str:
-        """Where relative paths begin, and where programs start."""
-        return self._home
 
     @property
     def broken(self) -> bool:
@@ -260,21 +255,17 @@ class AgentSandbox:
         return ShellSession(self, self._connection, job._job.channel)
 
     async def read_file(self, path: str, *, max_bytes: int = 2**26) -> bytes:
-        """See `protocols.Sandbox`."""
         return await self._file_program(file_programs.READ, (path, str(max_bytes)), output_bytes=max_bytes + 1)
 
     async def write_file(self, path: str, data: bytes, *, mode: int = 0o644) -> None:
-        """See `protocols.Sandbox`."""
         await self._file_program(file_programs.WRITE, (path, str(mode)), stdin=data)
 
     async def snapshot(self) -> Snapshot:
-        """See `protocols.Sandbox`."""
         most = 2 * self.spec.limits.disk_bytes + 4096 * self.spec.limits.max_files
         archive = await self._file_program(file_programs.SAVE, self._places, output_bytes=most)
         return Snapshot(archive=archive)
 
     async def restore(self, snapshot: Snapshot) -> None:
-        """See `protocols.Sandbox`."""
         await self._file_program(file_programs.LOAD, self._places, stdin=snapshot.archive)
 
     async def _file_program(

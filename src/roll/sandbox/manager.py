@@ -59,7 +59,8 @@ class SandboxManager:
         warm: int | None = None,
         max_sandboxes: int = 512,
     ) -> None:
-        self._runtime = RUNTIMES.get(runtime)() if isinstance(runtime, str) else runtime
+        self.runtime: Runtime = RUNTIMES.get(runtime)() if isinstance(runtime, str) else runtime
+        """What isolates."""
         self._spec = spec or SandboxSpec()
         self._warm = (os.cpu_count() or 1) if warm is None else warm
         self._places = asyncio.Semaphore(max_sandboxes)
@@ -68,11 +69,6 @@ class SandboxManager:
         self._tasks: set[asyncio.Task[None]] = set()
         self._counts: Counter[str] = Counter()
         self._open = False
-
-    @property
-    def runtime(self) -> Runtime:
-        """What isolates."""
-        return self._runtime
 
     async def __aenter__(self) -> SandboxManager:
         await self.start()
@@ -89,7 +85,7 @@ class SandboxManager:
         Raises:
             SandboxUnavailableError: this machine cannot; the message says why and what to do.
         """
-        await self._runtime.start()
+        await self.runtime.start()
         self._open = True
         try:
             await asyncio.gather(*(self._fill(self._spec) for _ in range(self._warm)))
@@ -118,7 +114,7 @@ class SandboxManager:
         spec = spec or self._spec
         async with self._places:
             sandbox, runs = await self._take(spec, fresh=False)
-            reusable = self._runtime.fresh_programs
+            reusable = self.runtime.fresh_programs
             keep = False
             try:
                 job = await sandbox.start_fresh(program)
@@ -179,7 +175,7 @@ class SandboxManager:
     async def _launch(self, spec: SandboxSpec) -> AgentSandbox:
         for attempt in range(LAUNCH_ATTEMPTS):
             try:
-                sandbox = await self._runtime.launch(spec)
+                sandbox = await self.runtime.launch(spec)
             except SandboxError:
                 self._counts["failed_starts"] += 1
                 if attempt + 1 == LAUNCH_ATTEMPTS:
@@ -231,4 +227,4 @@ class SandboxManager:
         idle = [sandbox for entries in self._idle.values() for sandbox, _ in entries]
         self._idle.clear()
         await asyncio.gather(*(sandbox.close() for sandbox in idle))
-        await self._runtime.close()
+        await self.runtime.close()

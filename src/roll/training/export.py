@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from roll.config.model import LoRAConfig
-from roll.models import load_tokenizer
+from roll.models import load_tokenizer, pad_token
 from roll.protocols import WeightSource
 from roll.tracking import atomic
 from roll.training.lora import Adapter
@@ -47,11 +47,16 @@ def export_model(
     own._attn_implementation = attention
     config.update(dtype=str(dtype).removeprefix("torch."), architectures=[network.architecture])
     if isinstance(network, ValueNetwork):
-        config.update(id2label={0: "value"}, label2id={"value": 0})
+        label = "score" if network.scores_texts else "value"
+        config.update(id2label={0: label}, label2id={label: 0})
     elif model.can_generate():
         model.generation_config.save_pretrained(path)
+    tokenizer = load_tokenizer(source)
+    if isinstance(network, ValueNetwork) and network.scores_texts:
+        tokenizer.pad_token = pad_token(tokenizer)
+        config["pad_token_id"] = tokenizer.pad_token_id
     type(own).from_dict(config).save_pretrained(path)
-    load_tokenizer(source).save_pretrained(path)
+    tokenizer.save_pretrained(path)
     _finish(path)
 
 

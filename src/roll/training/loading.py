@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from roll.errors import ModelError
-from roll.models import load_causal_lm, load_tokenizer
+from roll.models import load_causal_lm, load_scorer, load_tokenizer
 from roll.training.attention import register_attention
 from roll.training.fused import fuse
 from roll.training.lora import add_adapters
@@ -27,7 +27,7 @@ def build_network(spec: TrainerSpec, dtype: torch.dtype) -> PolicyNetwork | Valu
         ModelError: the model cannot be loaded, or not be used in this role.
     """
     model = _load_model(spec, dtype)
-    if spec.role == "critic":
+    if spec.role in ("critic", "reward_model"):
         return ValueNetwork(model)
     copies = spec.holds_reference and spec.model.lora is None
     reference = _load_model(replace(spec, role="reference"), dtype) if copies else None
@@ -60,12 +60,13 @@ def _load_teacher(spec: TrainerSpec, path: str, model: Any, dtype: torch.dtype) 
 
 
 def _load_model(spec: TrainerSpec, dtype: torch.dtype) -> Any:
-    """The HF causal language model.
+    """The HF causal language model, or of a reward model the sequence classifier.
 
     Dropout of the model itself is off: log-probs must be those of the policy that sampled. An adapter's stays
     as configured.
     """
-    model = load_causal_lm(
+    load = load_scorer if spec.role == "reward_model" else load_causal_lm
+    model: Any = load(
         spec.model_path, dtype, attention=register_attention(), trust_remote_code=spec.model.trust_remote_code
     )
     fuse(model)
@@ -75,7 +76,8 @@ def _load_model(spec: TrainerSpec, dtype: torch.dtype) -> Any:
     if spec.role == "reference":
         return model.requires_grad_(False)
     if spec.model.lora is not None:
-        add_adapters(model, spec.model.lora, spec.seed)
+        adapted = model.base_model if spec.role == "reward_model" else model  # its head is trained whole
+        add_adapters(adapted, spec.model.lora, spec.seed)
     if spec.training.activation_checkpointing:
         model.gradient_checkpointing_enable({"use_reentrant": False})
     return model

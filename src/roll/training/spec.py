@@ -11,9 +11,10 @@ from roll.training.schedule import Schedule
 
 __all__ = ["Role", "TrainerSpec"]
 
-Role: TypeAlias = Literal["policy", "critic", "reference"]
+Role: TypeAlias = Literal["policy", "critic", "reference", "reward_model"]
 """`policy`: log-probs, trained, sent to engines. `critic`: a value per token, trained. `reference`: the policy as it
-was at first, frozen: no master weights, no gradients, no optimiser."""
+was at first, frozen: no master weights, no gradients, no optimiser. `reward_model`: a score of a
+whole text, trained."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -28,7 +28,8 @@ def new_value_head(projection: Tensor) -> nn.Linear:
 def values_of(head: nn.Linear, hidden: Tensor) -> Tensor:
     """[M] of hidden states [M, H]; float32 or better."""
     dtype = torch.promote_types(head.weight.dtype, torch.float32)
-    return F.linear(hidden.to(dtype), head.weight.to(dtype), head.bias.to(dtype)).squeeze(-1)
+    bias = None if head.bias is None else head.bias.to(dtype)
+    return F.linear(hidden.to(dtype), head.weight.to(dtype), bias).squeeze(-1)
 
 
 class ValueNetwork(nn.Module):
@@ -38,8 +39,12 @@ class ValueNetwork(nn.Module):
     The vocabulary projection is let go; where it is tied to the embeddings, these stay. Parameters are named as in
     HF's token classifiers, which this is one of, without dropout.
 
+    Of an HF sequence classifier it takes the head as it is, without a bias: a reward model, whose score of a text is
+    the value of the state after its last token. So samples have a dummy token there.
+
     Args:
-        model: an HF model loaded with the attention `roll_packed`; with LoRA, what lies inside the peft wrapper.
+        model: an HF model loaded with the attention `roll_packed`: a causal language model, or a classifier that reads
+            a text's last state; with LoRA, what lies inside the peft wrapper.
 
     Raises:
         ModelError: the model has no vocabulary projection to take the head's place from.
@@ -47,10 +52,17 @@ class ValueNetwork(nn.Module):
 
     def __init__(self, model: Any) -> None:
         super().__init__()
+        self._backbone: str = model.base_model_prefix
+        head = getattr(model, "score", None)
+        self.scores_texts = isinstance(head, nn.Linear)
+        """Whether it is a reward model."""
+        if isinstance(head, nn.Linear):
+            self.add_module(self._backbone, model.base_model)
+            self.score: nn.Linear = head
+            return
         projection = model.get_output_embeddings()
         if projection is None:
             raise ModelError(f"{type(model).__name__} cannot be a critic: it has no vocabulary projection to replace")
-        self._backbone: str = model.base_model_prefix
         self.add_module(self._backbone, model.get_decoder())
         self.score = new_value_head(projection.weight)
 
@@ -76,7 +88,8 @@ class ValueNetwork(nn.Module):
     @property
     def architecture(self) -> str:
         """The class of `transformers` that an export is loaded with, where there is one for this backbone."""
-        from transformers import MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING
+        from transformers import MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING, MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING
 
-        known: Any = MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING.get(type(self.decoder.config), type(self.decoder))
+        texts, tokens = MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING, MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING
+        known: Any = (texts if self.scores_texts else tokens).get(type(self.decoder.config), type(self.decoder))
         return known.__name__

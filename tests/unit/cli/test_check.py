@@ -158,7 +158,7 @@ def test_too_little_memory_and_disk_are_noted(place):
 def test_roles_that_hand_a_devices_memory_over_need_it_one_after_the_other(place, monkeypatch):
     def looked_at(free, *overrides):
         machine = Machine(num_cores=2, memory_bytes=10**12, accelerator_bytes=(free,))
-        monkeypatch.setattr("roll.pipelines.rlvr.check.inspection.inspect_machine", lambda: machine)
+        monkeypatch.setattr("roll.pipelines.online.check.inspection.inspect_machine", lambda: machine)
         return inspect(load_config("config.yaml", overrides))
 
     trainer, engine = (role.bytes_total for role in looked_at(10**12).memory)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import numpy as np
@@ -73,6 +74,32 @@ def test_every_learnt_turn_follows_what_the_engine_is_given(tiny_model: Path, na
     head = renderer.render(CHAT[:3])
     assert ids[: len(head)].tolist() == head.tolist()
     assert int(mask.argmax()) == len(head)
+
+
+def test_marks_and_prefixes_and_transformers_agree(tiny_model: Path) -> None:
+    marked = TEMPLATES["marked"]
+    tokenizer = tokenizer_of(tiny_model, marked)
+    ids, mask = ChatRenderer(tokenizer).conversation(CHAT)
+    theirs = tokenizer.apply_chat_template(
+        CHAT,  # type: ignore[arg-type]
+        return_dict=True,
+        return_assistant_tokens_mask=True,
+    )
+    assert ids.tolist() == theirs["input_ids"] and mask.astype(int).tolist() == theirs["assistant_masks"]
+    tokenizer.chat_template = marked.text.replace("{%- generation %}", "").replace("{%- endgeneration %}", "")
+    assert ChatRenderer(tokenizer).conversation(CHAT)[1].tolist() == mask.tolist()
+
+
+def test_thousands_of_special_tokens_are_found_fast(tiny_model: Path) -> None:
+    """As Gemma 3 has them."""
+    tokenizer = load_tokenizer(str(tiny_model))
+    tokenizer.add_special_tokens({"additional_special_tokens": [f"<unused{i}>" for i in range(6000)]})
+    renderer = ChatRenderer(tokenizer)
+    assert renderer.special_in("a<<unused599>") == "<unused599>"
+    assert renderer.special_in("<unused6000><unused 1>") is None
+    started = time.monotonic()
+    assert renderer.special_in("<unused" * 10_000 + "<div>" * 20_000) is None
+    assert time.monotonic() - started < 5  # about 30 ms on one core
 
 
 def test_a_turn_that_the_template_rewrites_later_is_context_only(tiny_model: Path) -> None:

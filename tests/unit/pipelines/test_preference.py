@@ -10,7 +10,8 @@ from roll.algorithms.losses import PreferenceLoss
 from roll.algorithms.losses.preference.forms import Sigmoid, Squared
 from roll.config.preference import METHODS, PreferenceSection
 from roll.errors import ConfigError
-from roll.pipelines.preference.objective import fixed_loss, with_other_answers
+from roll.pipelines.learning.losses import preference_loss
+from roll.pipelines.preference.objective import with_other_answers
 from roll.types import TrainingSample
 
 
@@ -24,14 +25,14 @@ def sample(draw: int, asked: list[int], answer: list[int]) -> TrainingSample:
 @pytest.mark.parametrize("name", [name for name, method in METHODS.items() if method.compares_pairs])
 def test_every_method_is_a_loss_that_needs_a_reference_where_it_says_so(name: str) -> None:
     section = PreferenceSection.model_validate({"type": name})
-    loss = fixed_loss(section)
+    loss = preference_loss(section)
     assert loss.against_reference == section.method.uses_reference
     assert loss.needs.whole_units
 
 
 def test_methods_are_as_their_papers_have_them() -> None:
     def of(**settings: object) -> PreferenceLoss:
-        return fixed_loss(PreferenceSection.model_validate(settings))
+        return preference_loss(PreferenceSection.model_validate(settings))
 
     assert of(type="dpo") == PreferenceLoss(form=Sigmoid(), beta=0.1)
     assert of(type="robust", label_smoothing=0.2).form == Sigmoid(label_smoothing=0.2, robust=True)
@@ -47,7 +48,7 @@ def test_a_setting_that_means_nothing_to_a_method_is_refused() -> None:
     with pytest.raises(ValidationError, match="simpo needs no reference"):
         PreferenceSection.model_validate({"type": "simpo", "reference_model": "m"})
     with pytest.raises(ConfigError, match=r"preference\.type exo: label_smoothing is 0"):
-        fixed_loss(PreferenceSection(type="exo", label_smoothing=0.0))
+        preference_loss(PreferenceSection(type="exo", label_smoothing=0.0))
 
 
 def test_every_prompt_gets_the_answer_before_it() -> None:

@@ -19,8 +19,8 @@ from roll.protocols import Reward
 from roll.rewards import build_reward
 from roll.rewards.choice import chosen_letter
 from roll.rewards.final_answer import last_tagged
-from roll.rewards.penalties import overlength, repeated_share
 from roll.rewards.short_answer import exact_match, f1
+from roll.rewards.simple import overlength, repeated_share
 from roll.types import Rollout
 
 MakeRollout = Callable[..., Rollout]

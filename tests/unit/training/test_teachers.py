@@ -24,6 +24,7 @@ from roll.algorithms.losses import (
     SummedLoss,
     TopDistillationLoss,
 )
+from roll.config.model import LoRAConfig
 from roll.errors import ModelError
 from roll.models import load_causal_lm
 from roll.training import TorchBackend
@@ -188,6 +189,15 @@ def test_a_teacher_stays_and_is_no_part_of_what_is_trained_or_sent(
         assert parameter.grad is None
     assert backend.weights().names() == plain.weights().names()
     assert backend.masters.parameters.keys() == plain.masters.parameters.keys()
+
+
+def test_with_adapters_the_first_step_is_that_of_the_whole_model(tiny_model: Path, teachers: tuple[Path, ...]) -> None:
+    batch, loss = two_domains(make_batch(6)), DistillationLoss()
+    adapted, plain = (build(tiny_model, teachers, lora=lora) for lora in (LoRAConfig(rank=2), None))
+    assert adapted.train_step(batch, loss).loss == pytest.approx(plain.train_step(batch, loss).loss, rel=LIMIT)
+    grads = grads_of(adapted)
+    assert all("lora" in name for name in grads)
+    assert any(grad.any() for grad in grads.values())
 
 
 def test_a_student_comes_to_say_what_its_teacher_says(tiny_model: Path, teachers: tuple[Path, ...]) -> None:

@@ -59,6 +59,13 @@ class DistillConfig(OnlineConfig):
                 f"rollout.temperature is {self.rollout.temperature:g}, but engines say a teacher's log-probs at "
                 "temperature 1: set it to 1, or teacher.place to trainer"
             )
+        needed, width = len(self.teacher), self.inference.tensor_parallel
+        if "engine" in places and self.cluster.type == "ray" and self.roles["teacher"].count != needed:
+            found = len(self.roles["teacher"].devices)
+            raise ValueError(
+                f"{needed} teachers in engines need {needed * width} devices, {width} each, but there are {found}: set "
+                "cluster.device_mapping.teacher"
+            )
         if self.distillation.reward_weight and self.rollout.group_size == 1:
             raise ValueError(
                 f"distillation.reward_weight {self.distillation.reward_weight:g} compares the rewards of a group, but "

@@ -9,16 +9,10 @@ Critics may be smaller than the policy (`critic.model`). Constants that the pape
 entropy coefficient 0.001, small enough that short answers keep ending.
 """
 
-from __future__ import annotations
-
-from typing import Any
-
-__all__ = ["COST", "PRESET", "STABILITY", "WHEN"]
-
 WHEN = "PPO for a large policy with small critics."
 COST = "policy and 2 critics"
 STABILITY = "steadier than one critic"
-PRESET: dict[str, Any] = {
+PRESET = {
     "advantage": {"estimator": "gae", "mean": "none", "std": "none", "gae_lambda": 1.0, "whiten": "token"},
     "critic": {"num_critics": 2, "drop_agreed": 0.2, "value_clip": 0.5},
     "entropy": {"coefficient": 0.001, "drop_divergent": 0.2},

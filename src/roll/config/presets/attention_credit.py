@@ -8,13 +8,7 @@ several updates per batch, in the one before them. Thresholds of the coupled for
 are not in the paper; here they are quantiles of the answer (docs/algorithms.md).
 """
 
-from __future__ import annotations
-
-from typing import Any
-
-__all__ = ["COST", "PRESET", "STABILITY", "WHEN"]
-
 WHEN = "Long reasoning, where few tokens decide."
 COST = "1 model; 5 layers' maps"
 STABILITY = "as grpo; sharp in its constants"
-PRESET: dict[str, Any] = {"credit": {"type": "coupled"}}
+PRESET = {"credit": {"type": "coupled"}}

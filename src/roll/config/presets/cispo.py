@@ -8,16 +8,10 @@ e_high: 1 + e_high = 3 here lets a token count three times at most, which a firs
 never reaches. The one weight holds staleness, mismatch and earlier updates alike, so nothing else is corrected.
 """
 
-from __future__ import annotations
-
-from typing import Any
-
-__all__ = ["COST", "PRESET", "STABILITY", "WHEN"]
-
 WHEN = "Several updates per batch, stale rollouts; rare tokens must keep their gradient."
 COST = "1 model"
 STABILITY = "steady; not trust-region bounded"
-PRESET: dict[str, Any] = {
+PRESET = {
     "ratio": {"against": "rollout"},
     "gate": {"type": "stop_gradient", "lower": 0.0, "upper": 3.0},
     "aggregation": "token_mean",

@@ -7,16 +7,10 @@ Soft overlong punishment depends on the answer's length limit: set `reward.overl
 tokens). No KL. Refills cost generation: at most `filters.max_refills` per step, counted in `data/refills`.
 """
 
-from __future__ import annotations
-
-from typing import Any
-
-__all__ = ["COST", "PRESET", "STABILITY", "WHEN"]
-
 WHEN = "Long reasoning; many prompts that are solved or hopeless."
 COST = "up to max_refills + 1 times the generation"
 STABILITY = "keeps entropy; set reward.overlong_buffer"
-PRESET: dict[str, Any] = {
+PRESET = {
     "gate": {"type": "min_clip", "low": 0.2, "high": 0.28},
     "aggregation": "token_mean",
     "filters": {"refill": True, "metric": "accuracy"},

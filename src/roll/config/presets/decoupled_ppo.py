@@ -8,13 +8,7 @@ Mean over an answer's tokens, then over answers, as in GRPO; AReaL's code takes 
 (`aggregation: token_mean`).
 """
 
-from __future__ import annotations
-
-from typing import Any
-
-__all__ = ["COST", "PRESET", "STABILITY", "WHEN"]
-
 WHEN = "Stale rollouts and several updates per batch."
 COST = "one more forward pass when there are several updates"
 STABILITY = "steady off-policy"
-PRESET: dict[str, Any] = {"correction": {"level": "token", "upper": 5.0}}
+PRESET = {"correction": {"level": "token", "upper": 5.0}}

@@ -7,13 +7,7 @@ own length favours long wrong answers. Both are left out; the constant L_max is 
 and with it the fitting learning rate, is smaller than GRPO's where answers are shorter than that.
 """
 
-from __future__ import annotations
-
-from typing import Any
-
-__all__ = ["COST", "PRESET", "STABILITY", "WHEN"]
-
 WHEN = "GRPO without its favour for long wrong answers."
 COST = "1 model"
 STABILITY = "steady; needs a larger learning rate where answers are short"
-PRESET: dict[str, Any] = {"advantage": {"std": "none"}, "aggregation": "constant_length"}
+PRESET = {"advantage": {"std": "none"}, "aggregation": "constant_length"}

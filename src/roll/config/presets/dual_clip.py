@@ -5,13 +5,7 @@
 Without the second bound a token with a negative advantage and a huge ratio has an unbounded loss.
 """
 
-from __future__ import annotations
-
-from typing import Any
-
-__all__ = ["COST", "PRESET", "STABILITY", "WHEN"]
-
 WHEN = "Several updates per batch, large negative advantages."
 COST = "1 model"
 STABILITY = "steadier than grpo off-policy"
-PRESET: dict[str, Any] = {"gate": {"type": "dual_clip", "bound": 3.0}}
+PRESET = {"gate": {"type": "dual_clip", "bound": 3.0}}

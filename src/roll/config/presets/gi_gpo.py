@@ -8,16 +8,10 @@ that never recur GiGPO is GRPO. A group whose rewards are all equal is kept: rol
 way, still differ in G_k.
 """
 
-from __future__ import annotations
-
-from typing import Any
-
-__all__ = ["COST", "PRESET", "STABILITY", "WHEN"]
-
 WHEN = "Episodes of several turns in which states recur."
 COST = "1 model"
 STABILITY = "as grpo"
-PRESET: dict[str, Any] = {
+PRESET = {
     "advantage": {"estimator": "anchor_state", "gamma": 0.95, "step_weight": 1.0},
     "filters": {"skip_zero_variance": False},
 }

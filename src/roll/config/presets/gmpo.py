@@ -7,16 +7,10 @@ is e^-0.4 to e^0.4). The geometric mean keeps single tokens from dominating an a
 one as well.
 """
 
-from __future__ import annotations
-
-from typing import Any
-
-__all__ = ["COST", "PRESET", "STABILITY", "WHEN"]
-
 WHEN = "Several updates per batch with outlier tokens."
 COST = "1 model"
 STABILITY = "steady"
-PRESET: dict[str, Any] = {
+PRESET = {
     "ratio": {"level": "sequence", "token_limit": 0.4},
     "gate": {"type": "none"},
     "correction": {"level": "geometric"},

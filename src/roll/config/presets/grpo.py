@@ -8,13 +8,7 @@ later work, so that no reference model is loaded. A group whose rewards are all 
 out, also of the counts and of a KL penalty (`filters.skip_zero_variance`); std is the unbiased one.
 """
 
-from __future__ import annotations
-
-from typing import Any
-
-__all__ = ["COST", "PRESET", "STABILITY", "WHEN"]
-
 WHEN = "Verifiable rewards, groups of 4 or more; the default."
 COST = "1 model"
 STABILITY = "steady; a group's deviation can blow small differences up"
-PRESET: dict[str, Any] = {}
+PRESET = {}

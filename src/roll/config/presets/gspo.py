@@ -7,16 +7,10 @@ jump. The clip range is that of the paper, which uses 4 mini-batches; with one u
 engine is corrected for at the same level: one factor for an answer, the geometric mean of its tokens'.
 """
 
-from __future__ import annotations
-
-from typing import Any
-
-__all__ = ["COST", "PRESET", "STABILITY", "WHEN"]
-
 WHEN = "Mixture-of-experts models; several updates per batch."
 COST = "1 model"
 STABILITY = "steady where token ratios jump"
-PRESET: dict[str, Any] = {
+PRESET = {
     "ratio": {"level": "sequence"},
     "gate": {"type": "min_clip", "low": 0.0003, "high": 0.0004},
     "correction": {"level": "geometric"},

@@ -5,16 +5,10 @@
 Equal to GSPO in value and gradient while all tokens of an answer have one advantage; takes per-token advantages too.
 """
 
-from __future__ import annotations
-
-from typing import Any
-
-__all__ = ["COST", "PRESET", "STABILITY", "WHEN"]
-
 WHEN = "As gspo, with advantages that differ within an answer."
 COST = "1 model"
 STABILITY = "as gspo"
-PRESET: dict[str, Any] = {
+PRESET = {
     "ratio": {"level": "sequence_token"},
     "gate": {"type": "min_clip", "low": 0.0003, "high": 0.0004},
     "correction": {"level": "geometric"},

@@ -11,16 +11,10 @@ nothing where failure is 0: here it is all that the rollout got, whichever turn 
 that failures have the negative sign that the split needs.
 """
 
-from __future__ import annotations
-
-from typing import Any
-
-__all__ = ["COST", "PRESET", "STABILITY", "WHEN"]
-
 WHEN = "Episodes of many turns, tools, mismatch between engine and trainer."
 COST = "1 model"
 STABILITY = "steady off-policy"
-PRESET: dict[str, Any] = {
+PRESET = {
     "advantage": {"estimator": "chunk", "std": "none", "gamma": 0.95},
     "ratio": {"level": "chunk", "against": "rollout"},
     "gate": {"type": "sign_split"},

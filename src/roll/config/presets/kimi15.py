@@ -6,13 +6,7 @@ The squared log-ratio holds the policy near the old one in place of a clip; it a
 Per token, as in ROLL Flash (arXiv 2510.11345); the paper squares the log-ratio of the whole answer and gives no tau.
 """
 
-from __future__ import annotations
-
-from typing import Any
-
-__all__ = ["COST", "PRESET", "STABILITY", "WHEN"]
-
 WHEN = "Several updates per batch, a squared penalty in place of a clip."
 COST = "1 model"
 STABILITY = "steady; tau sets how far it moves"
-PRESET: dict[str, Any] = {"advantage": {"std": "none"}, "gate": {"type": "squared_penalty", "tau": 0.1}}
+PRESET = {"advantage": {"std": "none"}, "gate": {"type": "squared_penalty", "tau": 0.1}}

@@ -6,13 +6,7 @@ No critic, no KL. The batch's deviation is that of the rollouts of a domain. Wit
 GRPO's.
 """
 
-from __future__ import annotations
-
-from typing import Any
-
-__all__ = ["COST", "PRESET", "STABILITY", "WHEN"]
-
 WHEN = "Base models, rewards of any spread."
 COST = "1 model"
 STABILITY = "steady"
-PRESET: dict[str, Any] = {"advantage": {"std": "batch"}, "aggregation": "token_mean"}
+PRESET = {"advantage": {"std": "batch"}, "aggregation": "token_mean"}

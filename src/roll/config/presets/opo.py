@@ -6,16 +6,10 @@ The length-weighted mean minimises the gradient's variance where a rollout's squ
 Exactly on-policy: one update per batch, no clip, no KL, no entropy bonus.
 """
 
-from __future__ import annotations
-
-from typing import Any
-
-__all__ = ["COST", "PRESET", "STABILITY", "WHEN"]
-
 WHEN = "Answers of very different lengths, strictly on-policy."
 COST = "1 model"
 STABILITY = "one update per batch only"
-PRESET: dict[str, Any] = {
+PRESET = {
     "advantage": {"mean": "length_weighted", "std": "none"},
     "gate": {"type": "log_prob"},
     "aggregation": "sequence_sum",

@@ -9,16 +9,10 @@ makes the return unbiased for outcome rewards (arXiv 2503.24290 finds it best); 
 Works with one rollout per prompt. Costs a second model.
 """
 
-from __future__ import annotations
-
-from typing import Any
-
-__all__ = ["COST", "PRESET", "STABILITY", "WHEN"]
-
 WHEN = "Dense or delayed rewards, one rollout per prompt, long episodes."
 COST = "policy and critic"
 STABILITY = "the critic must be warm; see critic.warmup_steps"
-PRESET: dict[str, Any] = {
+PRESET = {
     "advantage": {"estimator": "gae", "mean": "none", "std": "none", "gae_lambda": 1.0, "whiten": "token"},
     "aggregation": "token_mean",
     "critic": {"value_clip": 0.5},

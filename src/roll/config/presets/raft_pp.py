@@ -7,16 +7,10 @@ Works on groups of one. A group in which every answer is right is trained as wel
 an answer whose penalties (`algorithm.reward`) leave nothing is not kept.
 """
 
-from __future__ import annotations
-
-from typing import Any
-
-__all__ = ["COST", "PRESET", "STABILITY", "WHEN"]
-
 WHEN = "Only right answers are to be trusted (a noisy verifier of wrong ones)."
 COST = "1 model"
 STABILITY = "entropy falls fast"
-PRESET: dict[str, Any] = {
+PRESET = {
     "advantage": {"mean": "none", "std": "none"},
     "filters": {"skip_zero_variance": False, "keep": "positive"},
 }

@@ -8,16 +8,10 @@ games, where it teaches to finish sooner; on one-turn tasks it is batch whitenin
 rollouts.
 """
 
-from __future__ import annotations
-
-from typing import Any
-
-__all__ = ["COST", "PRESET", "STABILITY", "WHEN"]
-
 WHEN = "Episodes of several turns, rewards on the way, a discount."
 COST = "1 model"
 STABILITY = "one update per batch only"
-PRESET: dict[str, Any] = {
+PRESET = {
     "advantage": {"estimator": "turn", "mean": "none", "std": "none", "gamma": 0.9, "whiten": "turn"},
     "gate": {"type": "log_prob"},
     "aggregation": "sequence_sum",

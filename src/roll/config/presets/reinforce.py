@@ -6,16 +6,10 @@ No ratio, no clip: for one on-policy update per batch. The batch's mean is the o
 rollout per prompt; variance is large where prompts differ in difficulty. Set `advantage.mean: none` for none at all.
 """
 
-from __future__ import annotations
-
-from typing import Any
-
-__all__ = ["COST", "PRESET", "STABILITY", "WHEN"]
-
 WHEN = "The simplest baseline; one rollout per prompt."
 COST = "1 model"
 STABILITY = "noisy; one update per batch only"
-PRESET: dict[str, Any] = {
+PRESET = {
     "advantage": {"mean": "batch", "std": "none"},
     "gate": {"type": "log_prob"},
     "aggregation": "sequence_sum",

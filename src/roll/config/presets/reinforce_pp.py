@@ -7,16 +7,10 @@ No critic and no group: works with one rollout per prompt. The KL penalty lies i
 so that no reference is loaded; the paper uses 0.01. Group filters are off, since groups play no role.
 """
 
-from __future__ import annotations
-
-from typing import Any
-
-__all__ = ["COST", "PRESET", "STABILITY", "WHEN"]
-
 WHEN = "One rollout per prompt, prompts of equal difficulty."
 COST = "1 model"
 STABILITY = "steady; noisy where prompts differ in difficulty"
-PRESET: dict[str, Any] = {
+PRESET = {
     "advantage": {"estimator": "token", "mean": "none", "std": "none", "whiten": "token"},
     "kl": {"estimator": "k1", "place": "reward"},
     "aggregation": "token_mean",

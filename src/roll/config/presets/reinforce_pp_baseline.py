@@ -7,16 +7,10 @@ with their zeros, though they are not trained. The paper's KL is k2 in the loss;
 its coefficient is 0 by default, so that no reference is loaded.
 """
 
-from __future__ import annotations
-
-from typing import Any
-
-__all__ = ["COST", "PRESET", "STABILITY", "WHEN"]
-
 WHEN = "Groups, with a deviation that single groups cannot blow up."
 COST = "1 model"
 STABILITY = "steady"
-PRESET: dict[str, Any] = {
+PRESET = {
     "advantage": {"std": "none", "whiten": "token"},
     "kl": {"estimator": "k2"},
     "aggregation": "token_mean",

@@ -6,16 +6,10 @@ Costs one more (greedy) answer per prompt and works with one rollout per prompt.
 still says something where the greedy answer differs, so it is not left out.
 """
 
-from __future__ import annotations
-
-from typing import Any
-
-__all__ = ["COST", "PRESET", "STABILITY", "WHEN"]
-
 WHEN = "One rollout per prompt and a baseline of its own."
 COST = "one more answer per prompt"
 STABILITY = "steady; one update per batch only"
-PRESET: dict[str, Any] = {
+PRESET = {
     "advantage": {"mean": "greedy", "std": "none"},
     "gate": {"type": "log_prob"},
     "aggregation": "sequence_sum",

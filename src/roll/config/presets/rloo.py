@@ -6,16 +6,10 @@ Unbiased: a rollout is not in its own baseline. A_i is G/(G-1) times the group-c
 action: log-probs are summed over its tokens. Needs groups of at least 2.
 """
 
-from __future__ import annotations
-
-from typing import Any
-
-__all__ = ["COST", "PRESET", "STABILITY", "WHEN"]
-
 WHEN = "Unbiased, on-policy, small groups."
 COST = "1 model"
 STABILITY = "one update per batch only"
-PRESET: dict[str, Any] = {
+PRESET = {
     "advantage": {"mean": "leave_one_out", "std": "none"},
     "gate": {"type": "log_prob"},
     "aggregation": "sequence_sum",

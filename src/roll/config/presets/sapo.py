@@ -5,13 +5,7 @@
 A smooth gate in place of the clip: its gradient is 1 at r = 1 and fades on both sides, faster where A is negative.
 """
 
-from __future__ import annotations
-
-from typing import Any
-
-__all__ = ["COST", "PRESET", "STABILITY", "WHEN"]
-
 WHEN = "Several updates per batch without a hard clip."
 COST = "1 model"
 STABILITY = "steady"
-PRESET: dict[str, Any] = {"gate": {"type": "soft"}}
+PRESET = {"gate": {"type": "soft"}}

@@ -7,13 +7,7 @@ StarPO-S: `filters.top_variance: 0.25` (train the prompts with the largest devia
 RAGEN adds an entropy bonus of 0.001, which needs a pass over the vocabulary and is off here.
 """
 
-from __future__ import annotations
-
-from typing import Any
-
-__all__ = ["COST", "PRESET", "STABILITY", "WHEN"]
-
 WHEN = "Episodes of several turns, reward at the end."
 COST = "1 model"
 STABILITY = "echo traps: use top_variance"
-PRESET: dict[str, Any] = {"aggregation": "token_mean"}
+PRESET = {"aggregation": "token_mean"}

@@ -9,16 +9,10 @@ corrected. Against the trainer's policy before the update (`ratio.against: old`,
 batch's only update, however stale the batch is.
 """
 
-from __future__ import annotations
-
-from typing import Any
-
-__all__ = ["COST", "PRESET", "STABILITY", "WHEN"]
-
 WHEN = "Stale rollouts (asynchronous training)."
 COST = "1 model"
 STABILITY = "steady off-policy"
-PRESET: dict[str, Any] = {
+PRESET = {
     "ratio": {"against": "rollout"},
     "gate": {"type": "stop_gradient", "lower": 0.0, "upper": 1.0},
     "correction": {"upper": None},

@@ -8,16 +8,10 @@ likely they have become since they were sampled. The sign is the advantage's; th
 baseline. The paper takes the ratio of the whole answer: `ratio.level: sequence` with `ratio.reduce: product`.
 """
 
-from __future__ import annotations
-
-from typing import Any
-
-__all__ = ["COST", "PRESET", "STABILITY", "WHEN"]
-
 WHEN = "Stale rollouts, right answers rare."
 COST = "1 model"
 STABILITY = "steady off-policy; may lose entropy"
-PRESET: dict[str, Any] = {
+PRESET = {
     "ratio": {"against": "rollout"},
     "gate": {"type": "sign_split"},
     "correction": {"upper": None},

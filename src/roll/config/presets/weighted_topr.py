@@ -6,16 +6,10 @@ The paper names the weights and gives none. Here w- = 0.5: with group-centred re
 ones weigh the same in sum, and a smaller negative side slows the loss of entropy.
 """
 
-from __future__ import annotations
-
-from typing import Any
-
-__all__ = ["COST", "PRESET", "STABILITY", "WHEN"]
-
 WHEN = "As topr, with the negative side held back."
 COST = "1 model"
 STABILITY = "as topr"
-PRESET: dict[str, Any] = {
+PRESET = {
     "ratio": {"against": "rollout"},
     "gate": {"type": "sign_split", "positive_weight": 1.0, "negative_weight": 0.5},
     "correction": {"upper": None},

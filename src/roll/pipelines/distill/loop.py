@@ -15,7 +15,7 @@ from dataclasses import replace
 from roll.algorithms.choosing import all_answers
 from roll.config.pipelines.distill import DistillConfig
 from roll.data.samples import build_batch
-from roll.pipelines.distill.losses import distillation_loss, with_advantages
+from roll.pipelines.distill.losses import distillation_loss, sampled_divergence, with_advantages
 from roll.pipelines.distill.teachers import teacher_logprobs
 from roll.pipelines.online.rounds import Rounds, Sampled
 from roll.types import TrainingBatch
@@ -31,7 +31,7 @@ async def train(rounds: Rounds[DistillConfig]) -> None:
     async def step() -> list[str]:
         sampled = await rounds.sample(all_answers)
         batch = await taught(sampled)
-        metrics = await rounds.learn(batch, loss, config.updates)
+        metrics = await rounds.learn(batch, loss, config.updates) | sampled_divergence(batch)
         return await rounds.cross_boundary(sampled, metrics, batch)
 
     async def taught(sampled: Sampled) -> TrainingBatch:

@@ -15,7 +15,7 @@ from roll.config.distillation import DistillationConfig
 from roll.protocols import LossFn
 from roll.types import Rollout, TrainingBatch
 
-__all__ = ["distillation_loss", "with_advantages"]
+__all__ = ["distillation_loss", "sampled_divergence", "with_advantages"]
 
 
 def distillation_loss(config: DistillationConfig) -> LossFn:
@@ -55,3 +55,15 @@ def with_advantages(batch: TrainingBatch, rollouts: Sequence[Rollout], config: D
             )
         samples.append(replace(sample, advantages=advantages))
     return replace(batch, samples=tuple(samples))
+
+
+def sampled_divergence(batch: TrainingBatch) -> dict[str, float]:
+    """KL(student || teacher) per token before the update, as the sampled tokens show it; empty without log-probs of a
+    teacher. It is the metric that the exact divergence has.
+    """
+    found = [
+        (s.rollout_logprobs - s.teacher_logprobs)[s.loss_mask]
+        for s in batch.samples
+        if s.rollout_logprobs is not None and s.teacher_logprobs is not None
+    ]
+    return {"training/distill/divergence": float(np.concatenate(found).mean())} if found else {}

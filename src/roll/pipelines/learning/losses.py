@@ -1,16 +1,21 @@
-"""The algorithm's settings as the callables that trainers run."""
+"""The settings of an algorithm, or of a method of preference, as the callables that trainers run."""
 
 from __future__ import annotations
 
+from typing import Any
+
 from roll.algorithms import gates
 from roll.algorithms.correction import Correction
-from roll.algorithms.losses import CreditedLoss, PolicyAndValueLoss, PolicyLoss, UserLoss, ValueLoss
+from roll.algorithms.losses import CreditedLoss, PolicyAndValueLoss, PolicyLoss, PreferenceLoss, UserLoss, ValueLoss
+from roll.algorithms.losses.preference import forms
 from roll.config.algorithm import AlgorithmConfig
+from roll.config.preference import PreferenceLossSection
+from roll.errors import ConfigError
 from roll.protocols import LossFn
 from roll.registry import load_function
 from roll.types import AttentionRange
 
-__all__ = ["attention_range", "check_own_functions", "policy_loss", "value_loss"]
+__all__ = ["attention_range", "check_own_functions", "policy_loss", "preference_loss", "value_loss"]
 
 _GATES: dict[str, type[gates.Gate]] = {
     "min_clip": gates.MinClip,
@@ -80,3 +85,18 @@ def _policy_loss(algorithm: AlgorithmConfig, kl_coefficient: float | None) -> Lo
 def value_loss(algorithm: AlgorithmConfig) -> ValueLoss:
     """The critics' loss."""
     return ValueLoss(clip=algorithm.critic.value_clip)
+
+
+def preference_loss(section: PreferenceLossSection) -> PreferenceLoss:
+    """The loss of a method that compares two answers.
+
+    Raises:
+        ConfigError: a setting cannot be.
+    """
+    method = section.method
+    try:
+        form = getattr(forms, method.form)(**method.form_arguments, **section.form_settings)
+        arguments: dict[str, Any] = {**method.arguments, **section.settings}
+        return PreferenceLoss(form=form, **arguments)
+    except ValueError as error:
+        raise ConfigError(f"preference.type {section.type}: {error}.") from None

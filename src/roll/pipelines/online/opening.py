@@ -35,7 +35,7 @@ from roll.training import Schedule, TrainerSpec
 from roll.types import PromptDraw
 from roll.weights import WeightSync
 
-__all__ = ["Placed", "facts", "frozen_spec", "open_alone", "open_circle", "policy_spec"]
+__all__ = ["Placed", "facts", "frozen_spec", "open_alone", "open_circle", "policy_spec", "weight_sync"]
 
 logger = logging.getLogger(__name__)
 
@@ -86,7 +86,7 @@ async def open_circle(
         roles, started, memory = await _start(config, session, cluster, prepared, placed, stack)
         learner = learner_of(started)
         run = Run.of(config, config.training.num_steps, session, state, data.train, learner.policy, learner.critics)
-        weights = _weight_sync(cluster, config, data, learner.policy, roles.engines, memory)
+        weights = weight_sync(cluster, config, data, learner.policy, roles.engines, memory)
         recorder = recorder_of(run) if recorder_of else None
         generation = await open_generation(
             config, roles, data.renderer, stack, tracker=tracker, proxy_type=proxy_type, bring_up=weights.push_to
@@ -98,7 +98,7 @@ async def open_circle(
         plan, eval_plan = sampling_plans(config, prepared.stop_token_ids)
         controller = controlled(config, state, data, run.ledger, generation, plan)
         live = LivePolicy(generation=generation, controller=controller, weights=weights, plan=plan, sharing=memory)
-        circle = _circle(config, run, learner, live, recorder)
+        circle = _circle(config, run, learner, live, controller, recorder)
         evaluator = Evaluator(run, live, _held_out(config, data), eval_plan, config.evaluation, config.alarms)
         await _restore(run, learner, live, session.saved)
         yield Rounds(circle=circle, live=live, evaluator=evaluator)
@@ -166,20 +166,25 @@ async def open_alone(
 
 
 def _circle(
-    config: C, run: Run[LearningState], learner: Learner, live: LivePolicy, recorder: Recorder | None
+    config: C,
+    run: Run[LearningState],
+    learner: Learner,
+    live: LivePolicy,
+    controller: AsyncController,
+    recorder: Recorder | None,
 ) -> Circle[C]:
     return Circle(
         config=config,
         run=run,
         learner=learner,
-        batches=live.controller,
+        batches=controller,
         engine_counts=live.generation.proxy.counts,
         live=live,
         recorder=recorder,
     )
 
 
-def _weight_sync(
+def weight_sync(
     cluster: Cluster,
     config: GeneratingConfig,
     data: Data,
@@ -187,6 +192,16 @@ def _weight_sync(
     engines: EngineGroup,
     memory: SharingTrainers | None,
 ) -> WeightSync:
+    """How the policy's weights reach its engines.
+
+    Args:
+        cluster: in which both are.
+        config: of the run.
+        data: whose prompts probe them.
+        policy: the trainer.
+        engines: its engines.
+        memory: of devices that they share, where they hand it over.
+    """
     return WeightSync(
         policy,
         engines,

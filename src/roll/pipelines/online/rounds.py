@@ -67,7 +67,7 @@ class Rounds(Generic[C]):
         """The next prompts' rollouts with their rewards, and those of each group that are learnt from."""
         await self.live.wake(self.run)
         with self.live.generation.wait_phases.waiting("generate"):
-            batch = await self.run.stop.unless(self.live.controller.next_batch())
+            batch = await self.run.stop.unless(self.circle.batches.next_batch())
         choice = chosen(batch.groups, choose)
         choice.fates.update(decided(batch))
         return Sampled(batch=batch, choice=choice)

@@ -22,15 +22,11 @@ async def train(course: Course, objective: Objective) -> None:
 
     async def step() -> list[str]:
         drawn = await course.draw()
-        result = await course.learn(drawn, await objective.loss(drawn.samples))
+        result = await course.learn(drawn, objective.loss)
         alarms = course.cross_boundary(drawn, result)
-        await evaluate()
+        await course.evaluate_if_due(objective.loss)
         return alarms
 
-    async def evaluate() -> None:
-        if course.evaluation_due:
-            await course.evaluate(await objective.loss((await course.held_out()).samples))
-
     async with whole_run(course.run):
-        await evaluate()
+        await course.evaluate_if_due(objective.loss)
         await take_steps(course.run, step)

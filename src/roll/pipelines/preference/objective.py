@@ -8,21 +8,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 
 from roll.algorithms.losses import KTOLoss, LikelihoodLoss, PreferenceLoss
-from roll.algorithms.losses.preference import forms, reference_point
+from roll.algorithms.losses.preference import reference_point
 from roll.config.preference import PreferenceSection
 from roll.data.examples import ExampleKind
-from roll.errors import ConfigError
 from roll.pipelines.learner import WithoutAdapters
+from roll.pipelines.learning.losses import preference_loss
 from roll.pipelines.supervised.kept import Kept
 from roll.protocols import LossFn, TrainerGroup
 from roll.types import FloatArray, TrainingBatch, TrainingSample
 
-__all__ = ["Objective", "fixed_loss", "kind_of", "with_other_answers"]
+__all__ = ["Objective", "kind_of", "with_other_answers"]
 
 LIKE_PAIRS = PreferenceLoss(against_reference=False)
 LIKE_ANSWERS = LikelihoodLoss()
@@ -32,21 +31,6 @@ LIKE_ANSWERS = LikelihoodLoss()
 def kind_of(section: PreferenceSection) -> ExampleKind:
     """What a method's examples are."""
     return "pair" if section.method.compares_pairs else "labelled"
-
-
-def fixed_loss(section: PreferenceSection) -> PreferenceLoss:
-    """The loss of a method that compares two answers.
-
-    Raises:
-        ConfigError: a setting cannot be.
-    """
-    method = section.method
-    try:
-        form = getattr(forms, method.form)(**method.form_arguments, **section.form_settings)
-        arguments: dict[str, Any] = {**method.arguments, **section.settings}
-        return PreferenceLoss(form=form, **arguments)
-    except ValueError as error:
-        raise ConfigError(f"preference.type {section.type}: {error}.") from None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -73,7 +57,7 @@ class Objective:
     async def loss(self, samples: Sequence[TrainingSample]) -> LossFn:
         """Of these samples as a batch, under the policy's current weights."""
         if self.section.method.compares_pairs:
-            return fixed_loss(self.section)
+            return preference_loss(self.section)
         others = with_other_answers(samples, self.max_tokens)
         return KTOLoss(reference_point=await self._reference_point(others), **self.section.settings)
 

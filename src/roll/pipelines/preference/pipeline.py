@@ -9,14 +9,15 @@ from functools import partial
 
 from roll.cluster.base import Cluster
 from roll.config.pipelines.preference import PreferenceConfig
+from roll.pipelines.learning.losses import preference_loss
 from roll.pipelines.preference import loop
-from roll.pipelines.preference.objective import Objective, fixed_loss, kind_of
+from roll.pipelines.preference.objective import Objective, kind_of
 from roll.pipelines.preference.reference import all_samples, held_out_samples, logprobs, reference_spec
 from roll.pipelines.registry import Pipeline, RunFacts
 from roll.pipelines.run import Session
 from roll.pipelines.supervised.asking import ask_once, weights_name
 from roll.pipelines.supervised.kept import Kept
-from roll.pipelines.supervised.measuring import named, open_measuring
+from roll.pipelines.supervised.measuring import answered, named, open_measuring
 from roll.pipelines.supervised.opening import facts, open_course
 from roll.pipelines.supervised.preparation import Prepared
 from roll.protocols import TrainerGroup
@@ -28,7 +29,7 @@ __all__ = ["PIPELINE"]
 async def _open(config: PreferenceConfig, session: Session) -> AsyncIterator[Callable[[], Awaitable[None]]]:
     section, kept = config.preference, Kept()
     if section.method.compares_pairs:
-        fixed_loss(section)  # what cannot be is refused before anything starts
+        preference_loss(section)  # what cannot be is refused before anything starts
 
     async def first(cluster: Cluster, prepared: Prepared) -> None:
         nonlocal kept
@@ -62,7 +63,8 @@ async def _measure(config: PreferenceConfig) -> dict[str, float]:
         trainer = await measuring.start("reference")
         objective = _objective(config, trainer, kept, prepared.examples.rendering.max_tokens)
         batch = await objective.completed(measuring.batch)
-        return named(await trainer.measure(batch, await objective.loss(batch.samples)))
+        found = named(await trainer.measure(batch, await objective.loss(batch.samples)))
+    return found | await answered(config)
 
 
 def _facts(config: PreferenceConfig) -> RunFacts:

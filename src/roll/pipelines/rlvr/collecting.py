@@ -39,7 +39,7 @@ async def collect(circle: Circle[RLVRConfig], live: LivePolicy) -> Collected:
     config = circle.config
     ahead = config.rollout.scheduling.async_ratio > 0
     with live.generation.wait_phases.waiting("wait" if ahead else "generate"):
-        batch = await live.controller.next_batch()
+        batch = await circle.batches.next_batch()
         shown = await demonstrations(config, live, [group.draw for group in batch.groups])
     return chosen(config, circle.run, batch, shown)
 

@@ -11,6 +11,7 @@ from roll.cluster.base import Cluster, open_cluster
 from roll.config.supervised import SupervisedConfig
 from roll.data.examples import ExampleKind
 from roll.errors import DataError
+from roll.pipelines.evaluation import measure
 from roll.pipelines.supervised.preparation import Prepared, held_out_batch, prepare
 from roll.protocols import LossFn, TrainerGroup
 from roll.training import Role, TrainerSpec
@@ -46,13 +47,15 @@ class Measuring:
 
 
 @asynccontextmanager
-async def open_measuring(config: SupervisedConfig, kind: ExampleKind) -> AsyncIterator[Measuring]:
+async def open_measuring(
+    config: SupervisedConfig, kind: ExampleKind, *, score_at_end: bool = False
+) -> AsyncIterator[Measuring]:
     """Everything but the model.
 
     Raises:
         DataError: no source holds examples out.
     """
-    prepared = await asyncio.to_thread(prepare, config, kind)
+    prepared = await asyncio.to_thread(prepare, config, kind, score_at_end=score_at_end)
     if not prepared.examples.held_out:
         raise DataError("no source holds examples out: set `held_out`, a held-out file, or a held-out split.")
     batch = await asyncio.to_thread(held_out_batch, config, prepared.examples)
@@ -69,13 +72,20 @@ def named(found: StepResult) -> dict[str, float]:
 
 
 async def measure_model(
-    config: SupervisedConfig, *, kind: ExampleKind, loss: LossFn, role: Role = "reference"
+    config: SupervisedConfig, *, kind: ExampleKind, loss: LossFn, role: Role = "reference", score_at_end: bool = False
 ) -> dict[str, float]:
     """The loss of the configuration's model, and the loss's metrics, under `eval/…`.
 
     Raises:
         DataError: no source holds examples out.
     """
-    async with open_measuring(config, kind) as measuring:
+    async with open_measuring(config, kind, score_at_end=score_at_end) as measuring:
         trainer = await measuring.start(role)
-        return named(await trainer.measure(measuring.batch, loss))
+        found = named(await trainer.measure(measuring.batch, loss))
+    return found | await answered(config)
+
+
+async def answered(config: SupervisedConfig) -> dict[str, float]:
+    """What engines with the configuration's model answer to `evaluation.answers`; nothing without that."""
+    answering = config.answering()
+    return {} if answering is None else await measure(answering)

@@ -6,6 +6,7 @@ import asyncio
 import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
+from functools import partial
 
 from roll.cluster.base import Cluster, open_cluster, start_together
 from roll.config.supervised import SupervisedConfig
@@ -14,23 +15,13 @@ from roll.pipelines.learner import Learner
 from roll.pipelines.registry import RunFacts
 from roll.pipelines.run import Run, Session, beginning
 from roll.pipelines.start_notes import StartNotes
+from roll.pipelines.supervised.answers import open_answers
 from roll.pipelines.supervised.course import Course
-from roll.pipelines.supervised.preparation import Prepared, planned_steps, prepare
+from roll.pipelines.supervised.preparation import Prepared, planned_steps, policy_spec, prepare
 from roll.protocols import TrainerGroup
-from roll.training import Schedule, TrainerSpec
+from roll.training import TrainerSpec
 
-__all__ = ["facts", "open_course", "policy_spec"]
-
-
-def policy_spec(config: SupervisedConfig, prepared: Prepared) -> TrainerSpec:
-    """What is trained, seen from its only rank."""
-    return TrainerSpec(
-        model_path=str(prepared.model_path),
-        model=config.model,
-        training=prepared.training,
-        schedule=Schedule.of(prepared.training),
-        seed=config.seed,
-    )
+__all__ = ["facts", "open_course"]
 
 
 def _only_policy(config: SupervisedConfig, prepared: Prepared) -> list[TrainerSpec]:
@@ -50,6 +41,7 @@ async def open_course(
     specs: Callable[[SupervisedConfig, Prepared], Sequence[TrainerSpec]] = _only_policy,
     learner_of: Callable[[Sequence[TrainerGroup]], Learner] = _no_reference,
     first: Callable[[Cluster, Prepared], Awaitable[None]] | None = None,
+    score_at_end: bool = False,
 ) -> AsyncIterator[Course]:
     """Start every role, restore what a checkpoint holds, and end every role afterwards, also after an error.
 
@@ -60,10 +52,11 @@ async def open_course(
         specs: the trainers; the first is the one that learns.
         learner_of: these, in order, once they have started.
         first: is waited for before they start.
+        score_at_end: see `build_examples`.
     """
     tracker, saved = session.tracker, session.saved
     tracker.note("reading the model's files and the examples")
-    prepared = await asyncio.to_thread(prepare, config, kind)
+    prepared = await asyncio.to_thread(prepare, config, kind, score_at_end=score_at_end)
     state = beginning(saved, prepared.examples.train)
     async with AsyncExitStack() as stack:
         cluster = open_cluster(config.cluster, config.roles, session.directory)
@@ -81,7 +74,18 @@ async def open_course(
             await learner.load(saved)
         stream, num_steps = prepared.examples.train, prepared.training.num_steps
         run = Run.of(config, num_steps, session, state, stream, learner.policy)
-        yield Course(config=config, training=prepared.training, run=run, learner=learner, examples=prepared.examples)
+        answering, answers = config.answering(), None
+        if answering is not None:
+            answers = await open_answers(answering, session, cluster, run, learner.policy, stack)
+            run.checkpointer.before_writing = partial(answers.live.hand_to_trainers, run)
+        yield Course(
+            config=config,
+            training=prepared.training,
+            run=run,
+            learner=learner,
+            examples=prepared.examples,
+            answers=answers,
+        )
 
 
 def _device_role(spec: TrainerSpec) -> str:

@@ -9,9 +9,10 @@ from roll.config.supervised import SupervisedConfig, SupervisedTraining
 from roll.data.examples import ExampleKind, Examples, build_examples, count_examples
 from roll.errors import ConfigError
 from roll.models import context_length, load_tokenizer, resolve_model
+from roll.training import Schedule, TrainerSpec
 from roll.types import TrainingBatch
 
-__all__ = ["Prepared", "held_out_batch", "planned_steps", "prepare"]
+__all__ = ["Prepared", "held_out_batch", "planned_steps", "policy_spec", "prepare"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -24,8 +25,13 @@ class Prepared:
     """With the number of steps that the run has."""
 
 
-def prepare(config: SupervisedConfig, kind: ExampleKind) -> Prepared:
+def prepare(config: SupervisedConfig, kind: ExampleKind, *, score_at_end: bool = False) -> Prepared:
     """Resolve the model and read the data.
+
+    Args:
+        config: of the run.
+        kind: of its examples.
+        score_at_end: see `build_examples`.
 
     Raises:
         UserError: the model or a source cannot be used.
@@ -37,8 +43,19 @@ def prepare(config: SupervisedConfig, kind: ExampleKind) -> Prepared:
             f"training.max_example_tokens {asked} exceeds the {longest} tokens that the model was made for: lower it."
         )
     tokenizer = load_tokenizer(model_path, trust_remote_code=config.model.trust_remote_code)
-    examples = build_examples(config.data, kind, tokenizer, config.seed, asked or longest)
+    examples = build_examples(config.data, kind, tokenizer, config.seed, asked or longest, score_at_end=score_at_end)
     return Prepared(model_path=model_path, examples=examples, training=config.training.within(examples.train.num_items))
+
+
+def policy_spec(config: SupervisedConfig, prepared: Prepared) -> TrainerSpec:
+    """What is trained, seen from its only rank."""
+    return TrainerSpec(
+        model_path=str(prepared.model_path),
+        model=config.model,
+        training=prepared.training,
+        schedule=Schedule.of(prepared.training),
+        seed=config.seed,
+    )
 
 
 def planned_steps(config: SupervisedConfig, kind: ExampleKind) -> int:

@@ -37,7 +37,8 @@ class CodeSandboxes:
         self._manager = SandboxManager(
             config.runtime, spec=self._candidate, warm=warm, max_sandboxes=2 * self.max_parallel
         )
-        self._places = asyncio.Semaphore(self.max_parallel)
+        self.places = asyncio.Semaphore(self.max_parallel)
+        """Inside one of them, an answer may run."""
         self._with_pytest: SandboxSpec | None = None
 
     def _spec(self, pool: str, modules: tuple[str, ...], packages: list[str]) -> SandboxSpec:
@@ -74,10 +75,6 @@ class CodeSandboxes:
             SandboxUnavailableError: this machine cannot; the message says why and what to do.
         """
         await self._manager.start()
-
-    def place(self) -> AbstractAsyncContextManager[None]:
-        """Wait until one more answer may run."""
-        return self._places
 
     async def run(self, program: Program) -> ExecutionResult:
         """Run a candidate."""

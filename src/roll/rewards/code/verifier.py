@@ -59,7 +59,7 @@ class CodeVerifier:
             return self._judgement([], task, "too long")
         limits_s = [self.limits.cpu_s(uid, case) for case in range(len(task.cases))]
         try:
-            async with self._sandboxes.place():
+            async with self._sandboxes.places:
                 verdicts = await run_cases(self._sandboxes, task, code, limits_s, self._config)
         except (BrokenTestsError, OversizedUploadError, ConfigError) as error:
             # Tests may be in order and only this answer ask of them what they cannot do: others go on being tried.

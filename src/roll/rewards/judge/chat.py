@@ -93,7 +93,6 @@ class EndpointChat:
         self._key = _key(config)
 
     async def ask(self, messages: Sequence[Message], schema: Mapping[str, Any]) -> str:
-        """See `Chat.ask`."""
         body = self._body(messages, schema)
         failure = _Failure("")
         for attempt in range(self._config.max_attempts):
@@ -157,7 +156,6 @@ class EndpointChat:
         return text.replace(self._key, "…") if self._key else text
 
     async def close(self) -> None:
-        """See `Chat.close`."""
         session, self._session = self._session, None
         if session is not None:
             await session.close()

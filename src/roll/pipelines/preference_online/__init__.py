@@ -1,0 +1,1 @@
+"""Learning from preferences among fresh rollouts."""

@@ -1,0 +1,23 @@
+"""What can be known of a run that learns from preferences among fresh rollouts before it starts."""
+
+from __future__ import annotations
+
+from roll.config.pipelines.preference_online import PreferenceOnlineConfig
+from roll.pipelines.online.check.estimate import BatchArithmetic, Further, frozen_memory
+from roll.pipelines.online.check.inspection import inspect_run
+from roll.preflight.report import Report
+
+__all__ = ["inspect"]
+
+
+def inspect(config: PreferenceOnlineConfig) -> Report:
+    """Find out all that can be known before a run."""
+    size = config.rollout.group_size
+    pairs = 1 if config.pairing.type == "best_worst" else size * (size - 1) // 2
+    name = f"online {config.preference.type}"
+    return inspect_run(config, name, further=_further, trained_per_group=(pairs, 2 * pairs))
+
+
+def _further(report: Report, config: PreferenceOnlineConfig, batch: BatchArithmetic) -> Further:
+    assert report.model is not None, "it was looked at"
+    return Further(roles=[frozen_memory(config, "reference", report.model, batch)] if config.starts_reference else [])

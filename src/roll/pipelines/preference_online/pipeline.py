@@ -1,0 +1,48 @@
+"""Preferences among fresh rollouts as a pipeline: what it opens, says of itself, and measures."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
+from functools import partial
+from typing import Any
+
+from roll.config.pipelines.preference_online import PreferenceOnlineConfig
+from roll.pipelines.evaluation import measure
+from roll.pipelines.learner import Learner, WithoutAdapters
+from roll.pipelines.learning.losses import preference_loss
+from roll.pipelines.learning.state import LearningState
+from roll.pipelines.online.opening import Placed, facts, frozen_spec, open_circle, policy_spec
+from roll.pipelines.preference_online.loop import train
+from roll.pipelines.preparation import prepare
+from roll.pipelines.registry import Pipeline, RunFacts
+from roll.pipelines.run import Session
+
+__all__ = ["PIPELINE"]
+
+
+@asynccontextmanager
+async def _open(config: PreferenceOnlineConfig, session: Session) -> AsyncIterator[Callable[[], Awaitable[None]]]:
+    preference_loss(config.preference)  # what cannot be is refused before anything starts
+    session.tracker.note("reading the model's files and the prompts")
+    prepared = await asyncio.to_thread(prepare, config)
+    placed = [Placed("actor_train", policy_spec(config, prepared.model_path))]
+    if config.starts_reference:
+        placed.append(Placed("reference", frozen_spec(config, prepared.model_path)))
+
+    def learner_of(started: Sequence[Any]) -> Learner:
+        policy, *own = started
+        if not config.preference.method.uses_reference:
+            return Learner(policy=policy)
+        return Learner(policy=policy, reference=own[0] if own else WithoutAdapters(policy))
+
+    async with open_circle(config, session, prepared, placed, learner_of) as rounds:
+        yield partial(train, rounds)
+
+
+def _facts(config: PreferenceOnlineConfig) -> RunFacts:
+    return facts(config, f"online {config.preference.type}")
+
+
+PIPELINE = Pipeline(open=_open, facts=_facts, evaluate=measure, state=LearningState)

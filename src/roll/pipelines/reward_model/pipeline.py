@@ -1,0 +1,48 @@
+"""Training a reward model as a pipeline: what it opens, says of itself, and measures."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from functools import partial
+
+from roll.config.pipelines.reward_model import RewardModelConfig
+from roll.config.supervised import SupervisedConfig
+from roll.data.examples import ExampleKind
+from roll.pipelines.registry import Pipeline, RunFacts
+from roll.pipelines.reward_model import loop
+from roll.pipelines.run import Session
+from roll.pipelines.supervised.measuring import measure_model
+from roll.pipelines.supervised.opening import facts, open_course
+from roll.pipelines.supervised.preparation import Prepared, policy_spec
+from roll.training import TrainerSpec
+
+__all__ = ["PIPELINE", "scorer_specs"]
+
+
+def scorer_specs(config: SupervisedConfig, prepared: Prepared) -> list[TrainerSpec]:
+    """What is trained: the model with a score in the place of its vocabulary."""
+    return [replace(policy_spec(config, prepared), role="reward_model")]
+
+
+def _kind(config: RewardModelConfig) -> ExampleKind:
+    return "scored" if config.reward_model.loss == "regression" else "pair"
+
+
+@asynccontextmanager
+async def _open(config: RewardModelConfig, session: Session) -> AsyncIterator[Callable[[], Awaitable[None]]]:
+    async with open_course(config, session, _kind(config), specs=scorer_specs, score_at_end=True) as course:
+        yield partial(loop.train, course, loop.loss_of(config.reward_model))
+
+
+async def _measure(config: RewardModelConfig) -> dict[str, float]:
+    loss = loop.loss_of(config.reward_model)
+    return await measure_model(config, kind=_kind(config), loss=loss, role="reward_model", score_at_end=True)
+
+
+def _facts(config: RewardModelConfig) -> RunFacts:
+    return facts(config, _kind(config), config.reward_model.loss)
+
+
+PIPELINE = Pipeline(open=_open, facts=_facts, evaluate=_measure)

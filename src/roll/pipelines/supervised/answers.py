@@ -1,0 +1,63 @@
+"""Engines beside a supervised run, that answer prompts whenever it is measured."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import AsyncExitStack
+from typing import Any
+
+from roll.cluster.base import Cluster, num_accelerators
+from roll.config.generating import GeneratingConfig
+from roll.errors import DataError
+from roll.pipelines.evaluation import Evaluator
+from roll.pipelines.generation import open_generation, start_roles
+from roll.pipelines.hand_over import EVERYTHING, SharingTrainers, hands_over
+from roll.pipelines.live_policy import LivePolicy
+from roll.pipelines.online.opening import weight_sync
+from roll.pipelines.preparation import prepare, sampling_plans
+from roll.pipelines.run import Run, Session
+from roll.protocols import TrainerGroup
+
+__all__ = ["open_answers"]
+
+
+async def open_answers(
+    config: GeneratingConfig,
+    session: Session,
+    cluster: Cluster,
+    run: Run[Any],
+    policy: TrainerGroup,
+    stack: AsyncExitStack,
+) -> Evaluator:
+    """Start engines that get the policy's weights before they answer.
+
+    Args:
+        config: of the engines, the prompts and the rewards.
+        session: what this process works with.
+        cluster: where they start.
+        run: of the policy.
+        policy: has started.
+        stack: closes what is opened here.
+
+    Raises:
+        UserError: it cannot be done; says why.
+    """
+    prepared = await asyncio.to_thread(prepare, config)
+    draws = prepared.data.evaluation(config.evaluation.num_prompts)
+    if not draws:
+        raise DataError("no source of evaluation.answers.data holds prompts out: set its held_out.")
+    hand_over = hands_over(config, accelerated=num_accelerators() > 0)
+    memory = SharingTrainers(policy=policy, trainers=[policy]) if hand_over else None
+    if hand_over:
+        await policy.offload(EVERYTHING)
+    tracker = session.tracker
+    roles, _ = await start_roles(
+        config, cluster, prepared, stack, run=session.directory, tracker=tracker, hand_over=hand_over
+    )
+    weights = weight_sync(cluster, config, prepared.data, policy, roles.engines, memory)
+    generation = await open_generation(
+        config, roles, prepared.data.renderer, stack, tracker=tracker, bring_up=weights.push_to
+    )
+    plan = sampling_plans(config, prepared.stop_token_ids)[1]
+    live = LivePolicy(generation=generation, weights=weights, plan=plan, sharing=memory)
+    return Evaluator(run, live, draws, plan, config.evaluation, config.alarms)

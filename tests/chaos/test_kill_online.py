@@ -1,0 +1,54 @@
+"""Runs that learn from fresh rollouts without an algorithm, killed and resumed: bit for bit as if they never were."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from chaos.harness import Run, tiny_config
+from worlds.tiny_model import write_tiny_model
+
+METHODS: dict[str, dict[str, Any]] = {
+    "distill": {"pipeline": "distill", "distillation": {"reward_weight": 0.5}},
+    "distill_reward": {"pipeline": "distill", "distillation": {"place": "reward"}},
+    "preference_online": {"pipeline": "preference_online"},
+    "rejection_sampling": {"pipeline": "rejection_sampling"},
+}
+
+
+def configuration(name: str, model: Path, teacher: Path) -> dict[str, Any]:
+    taught = {"teacher": str(teacher)} if METHODS[name]["pipeline"] == "distill" else {}
+    return {**tiny_config(model), **METHODS[name], **taught}
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_a_killed_and_resumed_run_equals_an_uninterrupted_one(tmp_path: Path, tiny_model: Path, name: str) -> None:
+    teacher = write_tiny_model(tmp_path / "teacher", seed=1)
+    settings = configuration(name, tiny_model, teacher)
+    reference, run = Run(tmp_path / "reference", settings), Run(tmp_path / "killed", settings)
+    reference.finish()
+    kill_after_a_checkpoint(run, random.Random(name).uniform(0.0, 0.3))
+    run.finish()
+    assert run.metrics() == reference.metrics()
+    assert run.rollouts() == reference.rollouts()
+    assert run.ledger() == reference.ledger()
+    ours, theirs = (r.checkpoint() / "model" / "model.safetensors" for r in (run, reference))
+    assert ours.read_bytes() == theirs.read_bytes()
+    assert [entry["draw_id"] for entry in run.ledger()] == list(range(18))
+    assert {entry["fate"] for entry in run.ledger()} <= {"trained", "filtered"}
+
+
+def kill_after_a_checkpoint(run: Run, seconds: float) -> None:
+    """Begin a run, and kill -9 so many seconds after its first checkpoint is there."""
+    process = run.begin()
+    while process.poll() is None and not list((run.path / "checkpoints").glob("step-*/ledger.jsonl")):
+        time.sleep(0.01)
+    time.sleep(seconds)
+    if process.poll() is None:
+        os.kill(process.pid, signal.SIGKILL)
+    process.communicate()

@@ -1,0 +1,100 @@
+"""What runs that learn from fresh rollouts refuse, and the roles that they have."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from roll.config.load import load_config
+from roll.errors import ConfigError
+
+BASE: dict[str, Any] = {
+    "name": "run",
+    "model": "smollm2-135m-instruct",
+    "data": [{"source": "arithmetic", "reward": "math"}],
+    "training": {"num_steps": 3},
+}
+DISTILL = {**BASE, "pipeline": "distill", "teacher": "runs/quickstart"}
+PREFER = {**BASE, "pipeline": "preference_online"}
+REJECT = {**BASE, "pipeline": "rejection_sampling"}
+IN_ENGINE = {"teacher": {"model": "t", "place": "engine"}}
+AS_REWARD = {"distillation": {"place": "reward"}}
+TWO = [{"source": "arithmetic", "domain": name, "reward": "math"} for name in ("a", "b")]
+
+
+@pytest.mark.parametrize("base", [DISTILL, PREFER, REJECT])
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"rollout": {"scheduling": {"async_ratio": 1.0}}}, r"async_ratio is 1, but the pipeline \w+ learns from"),
+        ({"tracking": {"record_rollouts": True}}, r"`roll replay`, which cannot replay"),
+        ({"updates": {"num_minibatches": 9}}, r"num_minibatches 9 exceeds rollout.prompts_per_step 8"),
+        ({"data": [{"source": "guess_number", "demonstrations": True}]}, r"brings demonstrations"),
+    ],
+)
+def test_what_none_of_them_does_is_refused(base: dict[str, Any], change: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        load_config({**base, **change})
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (IN_ENGINE, r"distillation.place loss compares whole distributions"),
+        ({**IN_ENGINE, **AS_REWARD, "rollout": {"temperature": 0.8}}, r"rollout.temperature is 0.8, but engines say"),
+        ({"distillation": {"place": "reward", "divergence": "jsd"}}, r"divergence jsd needs whole distributions"),
+        ({"distillation": {"limit": 2.0}}, r"limit cuts advantages, which place loss does not have"),
+        ({"distillation": {"reward_weight": 1.0}, "rollout": {"group_size": 1}}, r"rollout.group_size is 1: raise it"),
+        ({"teacher": ["a", "b"]}, r"teachers 'a' and 'b' both name no domains"),
+        ({"teacher": {"model": "a", "domains": ["x"]}}, r"names 'x', but the sources are arithmetic"),
+        ({"data": TWO, "teacher": {"model": "a", "domains": ["a"]}}, r"nobody teaches 'b'"),
+        ({"data": TWO, "teacher": [{"model": "m", "domains": ["a"]}, {"model": "n", "domains": ["a", "b"]}]},
+         r"'a' has 2 teachers"),
+        ({"data": TWO, "teacher": [{"model": "m", "domains": ["a"]}, {"model": "n", "place": "engine"}]},
+         r"give all the same place"),
+        ({"data": TWO, **AS_REWARD, "cluster": {"type": "ray"}, "teacher": [
+            {"model": "m", "domains": ["a"], "place": "engine"}, {"model": "n", "place": "engine"}]},
+         r"2 teachers in engines need 2 devices, 1 each, but there are 1"),
+        ({"cluster": {"device_mapping": {"teacher": [0]}}}, r"the student's own trainer holds the teachers"),
+    ],
+)  # fmt: skip
+def test_a_distillation_that_cannot_be_is_refused(change: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        load_config({**DISTILL, **change})
+
+
+def test_teachers_are_a_role_where_the_students_trainer_does_not_hold_them() -> None:
+    assert "teacher" not in load_config(DISTILL).roles
+    assert load_config({**DISTILL, **AS_REWARD}).roles["teacher"].kind == "trainer"
+    assert load_config({**DISTILL, **AS_REWARD, **IN_ENGINE}).roles["teacher"].kind == "engine"
+
+
+def test_every_source_has_the_teacher_that_names_it_or_the_one_that_names_none() -> None:
+    config: Any = load_config({**DISTILL, "data": TWO, "teacher": ["m", {"model": "n", "domains": ["b"]}]})
+    assert config.teacher_of == {"a": 0, "b": 1}
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"preference": {"type": "kto"}}, r"kto learns from single answers"),
+        ({"rollout": {"group_size": 1}}, r"a pair needs two rollouts"),
+        ({"preference": {"type": "simpo"}, "cluster": {"device_mapping": {"reference": [0]}}}, r"needs no reference"),
+    ],
+)
+def test_pairs_that_cannot_be_are_refused(change: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        load_config({**PREFER, **change})
+
+
+def test_a_reference_is_a_role_where_a_method_compares_with_one_and_there_are_no_adapters_to_leave_out() -> None:
+    assert "reference" in load_config(PREFER).roles
+    assert "reference" not in load_config({**PREFER, "preference": {"type": "simpo"}}).roles
+    lora = {"path": "smollm2-135m-instruct", "lora": {"rank": 4}}
+    assert "reference" not in load_config({**PREFER, "model": lora}).roles
+
+
+def test_no_more_answers_can_be_kept_than_there_are() -> None:
+    with pytest.raises(ConfigError, match=r"rejection.keep 9 exceeds rollout.group_size 8"):
+        load_config({**REJECT, "rejection": {"keep": 9}})
