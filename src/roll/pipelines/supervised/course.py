@@ -22,7 +22,7 @@ from roll.pipelines.learner import update
 from roll.pipelines.learning.alarms import check_alarms
 from roll.pipelines.learning.measures import training_metrics
 from roll.pipelines.run import Run
-from roll.pipelines.supervised.measuring import named
+from roll.pipelines.supervised.measuring import held_out_metrics
 from roll.pipelines.supervised.preparation import held_out_batch
 from roll.protocols import LossFn, TrainerGroup
 from roll.types import ExampleDraw, Fate, Group, StepResult, TrainingBatch, TrainingSample
@@ -148,9 +148,9 @@ class Course:
         if answers is not None:
             await answers.live.sync(run)
             with run.spans.phase("evaluate"):
-                answered, groups = await run.stop.unless(answers.measure())
-            metrics |= answered
-            score = answered.get("eval/score", score)
+                figures, groups = await run.stop.unless(answers.measure())
+            metrics |= figures
+            score = figures.get("eval/score", score)
         run.state.evaluated_at = run.state.step
         run.state.note_score(run.state.step, score)
         run.tracker.log_evaluation(run.state.step, metrics, groups)
@@ -160,8 +160,8 @@ class Course:
     async def _measure(self, loss: LossFn | LossOf) -> dict[str, float]:
         """The loss and its metrics on the held-out examples, under `eval/…`."""
         batch = await self.held_out()
-        found = await self.policy.measure(batch, await _of(loss, batch.samples))
-        return {**named(found), "eval/num_examples": float(batch.num_units)}
+        measured = await self.policy.measure(batch, await _of(loss, batch.samples))
+        return {**held_out_metrics(measured), "eval/num_examples": float(batch.num_units)}
 
     async def held_out(self) -> TrainingBatch:
         """What every evaluation measures."""
