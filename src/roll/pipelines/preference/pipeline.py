@@ -22,6 +22,7 @@ from roll.pipelines.preference.reference import (
 )
 from roll.pipelines.registry import Pipeline, RunFacts
 from roll.pipelines.run import Session
+from roll.pipelines.state import RunState
 from roll.pipelines.supervised.measuring import answered, named, open_measuring
 from roll.pipelines.supervised.opening import facts, open_course
 from roll.pipelines.supervised.preparation import Prepared
@@ -70,8 +71,8 @@ async def _measure(config: PreferenceConfig) -> dict[str, float]:
     return found | await answered(config)
 
 
-def _facts(config: PreferenceConfig) -> RunFacts:
-    return facts(config, kind_of(config.preference), config.preference.type)
+def _facts(config: PreferenceConfig, at: RunState) -> RunFacts:
+    return facts(config, at, kind_of(config.preference), config.preference.type)
 
 
 PIPELINE = Pipeline(open=_open, facts=_facts, evaluate=_measure)
