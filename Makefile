@@ -9,7 +9,7 @@ CODE := src tests tools benchmarks
 OFFLINE := HF_HUB_OFFLINE=1 VLLM_NO_USAGE_STATS=1 DO_NOT_TRACK=1 RAY_USAGE_STATS_ENABLED=0
 
 .DEFAULT_GOAL := help
-.PHONY: help setup quickstart example-code example-reasoning test test-all chaos lint format bench-step bench-parts bench-algorithms bench-rewards fuzz-rewards sweep bench-async bench-scheduler bench-policies bench-calibration mutation-scheduler bench-simulator simulate-paper sweep-multi-turn bench-sandbox docs clean
+.PHONY: help setup quickstart example-code example-reasoning test test-all chaos lint format bench-step bench-sft gallery-post-training bench-parts bench-algorithms bench-rewards fuzz-rewards sweep bench-async bench-scheduler bench-policies bench-calibration mutation-scheduler bench-simulator simulate-paper sweep-multi-turn bench-sandbox docs clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-18s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -49,6 +49,13 @@ format: setup ## rewrite the code in the house style
 bench-step: setup ## time per training step, beside TRL's GRPOTrainer
 	@$(INSTALL) -r requirements/bench.txt
 	@$(PY) benchmarks/bench_step.py $(ARGS)
+
+gallery-post-training: setup ## what each post-training pipeline learns, three seeds: table and curves (about an hour)
+	@$(PY) benchmarks/gallery_post_training.py $(ARGS)
+
+bench-sft: setup ## trained tokens per second of SFT and DPO, beside TRL's SFTTrainer and DPOTrainer
+	@$(INSTALL) -r requirements/bench.txt
+	@$(PY) benchmarks/bench_sft.py $(ARGS)
 
 bench-parts: setup ## trainer utilisation, weight sync, idle engine, command latency
 	@$(PY) benchmarks/bench_parts.py $(ARGS)

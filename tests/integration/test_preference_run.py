@@ -118,3 +118,19 @@ def test_a_killed_and_resumed_run_equals_an_uninterrupted_one(
     assert run.ledger() == reference.ledger()
     ours, theirs = (r.checkpoint() / "model" / "model.safetensors" for r in (run, reference))
     assert ours.read_bytes() == theirs.read_bytes()
+
+
+@pytest.mark.slow
+@pytest.mark.ray
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("preference", [{"type": "dpo"}, {"type": "kto"}], ids=lambda p: p["type"])
+def test_two_ranks_on_ray_learn_as_one_does(tmp_path: Path, tiny_model: Path, preference: dict[str, Any]) -> None:
+    training = {"num_steps": 3, "examples_per_step": 16, "learning_rate": 1e-3, "num_threads": 1}
+    ray = {"type": "ray", "devices_per_node": 2, "device_mapping": {"actor_train": "0-1"}}
+    last = []
+    for name, cluster in (("one", {}), ("two", ray)):
+        run = Run(tmp_path / name, config(tmp_path, tiny_model, preference, training=training, cluster=cluster))
+        run.finish()
+        last.append(evaluations(run.path)[-1])
+    assert last[1]["eval/loss"] == pytest.approx(last[0]["eval/loss"], abs=1e-4)
+    assert last[1]["eval/margin"] == pytest.approx(last[0]["eval/margin"], abs=1e-3)

@@ -1,14 +1,31 @@
-"""On-policy distillation: who teaches, and what is learnt from it."""
+"""Distillation: who teaches, and what is learnt from it."""
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, Literal, TypeAlias
 
-from pydantic import model_validator
+from pydantic import BeforeValidator, model_validator
 
 from roll.config.base import Section, option
+from roll.types import Divergence
 
-__all__ = ["DistillationConfig", "TeacherConfig"]
+__all__ = [
+    "DistillationConfig",
+    "OfflineDistillationConfig",
+    "TeacherConfig",
+    "Teachers",
+    "check_domains",
+    "teacher_by_domain",
+]
+
+DivergenceName: TypeAlias = Literal["reverse", "forward", "jsd"]
+_KINDS: Mapping[DivergenceName, Literal["reverse_kl", "forward_kl", "jsd"]] = {
+    "reverse": "reverse_kl",
+    "forward": "forward_kl",
+    "jsd": "jsd",
+}
 
 
 class TeacherConfig(Section):
@@ -25,13 +42,55 @@ class TeacherConfig(Section):
     place: Literal["trainer", "engine"] = option(
         "trainer",
         "What computes its log-probs: a frozen trainer, or an engine of the kind that `inference.engine` says. For "
-        "`distillation.place` loss, the student's own trainer holds it.",
+        "`distillation.place` loss, the student's own trainer holds it. For given texts, a trainer.",
     )
 
     @model_validator(mode="before")
     @classmethod
     def _from_name(cls, value: Any) -> Any:
         return {"model": value} if isinstance(value, str) else value
+
+
+def _as_list(value: Any) -> Any:
+    return value if isinstance(value, list) else [value]
+
+
+Teachers: TypeAlias = Annotated[
+    list[TeacherConfig],
+    BeforeValidator(_as_list, json_schema_input_type=str | TeacherConfig | list[str | TeacherConfig]),
+]
+
+
+def check_domains(teachers: Sequence[TeacherConfig], known: Sequence[str]) -> None:
+    """Whether every source has one teacher.
+
+    Args:
+        teachers: all.
+        known: the domains of the run's sources.
+
+    Raises:
+        ValueError: one has none, or several, or there is no such source.
+    """
+    named = Counter(domain for teacher in teachers for domain in teacher.domains)
+    for domain, count in named.items():
+        if domain not in known:
+            raise ValueError(f"teacher.domains names '{domain}', but the sources are {', '.join(known)}")
+        if count > 1:
+            raise ValueError(f"teacher.domains: '{domain}' has {count} teachers, but a source has one")
+    others = [teacher.model for teacher in teachers if not teacher.domains]
+    if len(others) > 1:
+        raise ValueError(
+            f"teachers '{others[0]}' and '{others[1]}' both name no domains: say which sources each one scores"
+        )
+    if not others and (left := [domain for domain in known if domain not in named]):
+        raise ValueError(f"nobody teaches '{left[0]}': add it to some teacher.domains")
+
+
+def teacher_by_domain(teachers: Sequence[TeacherConfig], known: Sequence[str]) -> dict[str, int]:
+    """Which teacher scores what comes from each source."""
+    named = {domain: i for i, teacher in enumerate(teachers) for domain in teacher.domains}
+    rest = next((i for i, teacher in enumerate(teachers) if not teacher.domains), -1)
+    return {name: named.get(name, rest) for name in known}
 
 
 class DistillationConfig(Section):
@@ -43,7 +102,7 @@ class DistillationConfig(Section):
         "`loss`: the divergence over the whole vocabulary, token by token, exact (GKD). `reward`: the log-ratio at the "
         "sampled tokens alone, as their advantages in a policy gradient.",
     )
-    divergence: Literal["reverse", "forward", "jsd"] = option(
+    divergence: DivergenceName = option(
         "reverse",
         "`reverse`: KL(student || teacher). `forward`: KL(teacher || student). `jsd`: generalised Jensen-Shannon, "
         "between the two. A reward is always the reverse one.",
@@ -71,3 +130,58 @@ class DistillationConfig(Section):
         if self.place == "loss" and self.limit is not None:
             raise ValueError("limit cuts advantages, which place loss does not have: remove it, or set place to reward")
         return self
+
+    @property
+    def form(self) -> Divergence:
+        """The divergence itself."""
+        return Divergence(kind=_KINDS[self.divergence], beta=self.beta)
+
+
+class OfflineDistillationConfig(Section):
+    """How the student comes near its teacher, on given texts."""
+
+    place: Literal["kept", "loss"] = option(
+        "kept",
+        "`kept`: the teacher is asked once, before the first step, for its likeliest tokens, which are kept on disk; "
+        "all others count as one. `loss`: the student's own trainer holds it, and compares whole distributions.",
+    )
+    divergence: DivergenceName = option(
+        "forward",
+        "`forward`: KL(teacher || student). With `place` loss also `reverse`: KL(student || teacher), and `jsd`: "
+        "generalised Jensen-Shannon, between the two.",
+    )
+    beta: float = option(0.5, "Of `jsd`: near 0 it is like `forward`, near 1 like `reverse`.", gt=0, lt=1)
+    weight: float = option(
+        1.0, "What the teacher counts; the rest to 1 is for the likelihood of the given answers (Hinton).", gt=0, le=1
+    )
+    num_top: int = option(32, "With `place` kept: how many of the teacher's likeliest tokens are kept.", ge=1)
+    directory: str | None = option(
+        None,
+        "With `place` kept: where they are kept, for several runs to share; by default `teacher` in the run directory.",
+        min_length=1,
+    )
+    aggregation: Literal["token_mean", "sequence_mean"] = option(
+        "token_mean", "Whether every token counts alike, or every answer."
+    )
+
+    @model_validator(mode="after")
+    def _used(self) -> OfflineDistillationConfig:
+        if self.place == "kept" and self.divergence != "forward":
+            raise ValueError(
+                f"divergence {self.divergence} needs whole distributions, but place is kept, which has the teacher's "
+                "likeliest tokens alone: set place to loss, or divergence to forward"
+            )
+        if self.place == "loss" and self.directory is not None:
+            raise ValueError("with place loss nothing is kept: remove directory, or set place to kept")
+        return self
+
+    @property
+    def form(self) -> Divergence:
+        """The divergence itself."""
+        return Divergence(kind=_KINDS[self.divergence], beta=self.beta)
+
+    @property
+    def method(self) -> str:
+        """What is learnt by, in a few words."""
+        over = f" over {self.num_top} kept tokens" if self.place == "kept" else ""
+        return f"{self.divergence} divergence{over}"

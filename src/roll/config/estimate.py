@@ -103,12 +103,14 @@ class DiskUse:
     """Kept at the end; one more exists while saving."""
     rollout_bytes: int
     """All recorded rollouts, at most."""
+    kept_bytes: int = 0
+    """What other models said of the examples."""
 
     @property
     def peak_bytes(self) -> int:
         """At most, while the last checkpoint is being saved."""
         extra = 1 if self.num_checkpoints else 0
-        return self.checkpoint_bytes * (self.num_checkpoints + extra) + self.rollout_bytes
+        return self.checkpoint_bytes * (self.num_checkpoints + extra) + self.rollout_bytes + self.kept_bytes
 
 
 def num_lora_parameters(sizes: ModelSizes, rank: int) -> int:

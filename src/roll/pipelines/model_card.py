@@ -21,8 +21,12 @@ from roll.version import __version__
 __all__ = ["model_card"]
 
 _SETTINGS = (
+    "pipeline",
     "algorithm.type",
     "algorithm.kl.coefficient",
+    "preference.type",
+    "preference.beta",
+    "reward_model.loss",
     "rollout.prompts_per_step",
     "rollout.group_size",
     "rollout.max_new_tokens",
@@ -30,9 +34,20 @@ _SETTINGS = (
     "rollout.scheduling.async_ratio",
     "training.learning_rate",
     "training.num_steps",
+    "training.num_epochs",
+    "training.examples_per_step",
     "model.dtype",
     "seed",
 )
+_LEARNT_BY = {
+    "distill": "distillation",
+    "preference": "learning from preferences",
+    "preference_online": "learning from preferences",
+    "rejection_sampling": "rejection sampling",
+    "reward_model": "training as a reward model",
+    "sft": "supervised fine-tuning",
+}
+"""By pipeline, where it is not reinforcement learning."""
 _RECENT = 5
 
 
@@ -54,7 +69,7 @@ def model_card(checkpoint: Path, title: str, *, adapter: bool = False) -> str:
         "",
         f"# {title}",
         "",
-        f"{_shown(name) or 'A language model'}, trained for {step} steps of reinforcement learning with "
+        f"{_shown(name) or 'A language model'}, trained for {step} steps of {_learnt_by(config)} with "
         f"ROLL {__version__}" + (". This is the adapter alone, for `peft`:" if adapter else "."),
         "",
         *(_use(name) if adapter else ()),
@@ -75,10 +90,16 @@ def _config(checkpoint: Path, step: int) -> dict[str, Any]:
 
 def _header(name: str, config: Mapping[str, Any], *, adapter: bool) -> dict[str, Any]:
     header: dict[str, Any] = {"library_name": "peft" if adapter else "transformers", "pipeline_tag": "text-generation"}
+    if value_at(config, "pipeline") == "reward_model":
+        header["pipeline_tag"] = "text-classification"
     if name.count("/") == 1 and not Path(name).exists() and not name.startswith((".", "/", "~")):
         header["base_model"] = name  # an id on the hub
     algorithm = value_at(config, "algorithm.type")
-    return header | {"tags": ["reinforcement-learning", "roll", *([str(algorithm)] if algorithm else [])]}
+    return header | {"tags": [_learnt_by(config).replace(" ", "-"), "roll", *([str(algorithm)] if algorithm else [])]}
+
+
+def _learnt_by(config: Mapping[str, Any]) -> str:
+    return _LEARNT_BY.get(str(value_at(config, "pipeline")), "reinforcement learning")
 
 
 def _shown(name: str) -> str:

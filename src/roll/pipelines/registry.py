@@ -49,6 +49,7 @@ PIPELINES: Registry[Pipeline] = Registry(
     {
         "distill": "roll.pipelines.distill.pipeline:PIPELINE",
         "preference_online": "roll.pipelines.preference_online.pipeline:PIPELINE",
+        "distill_offline": "roll.pipelines.distill_offline.pipeline:PIPELINE",
         "rejection_sampling": "roll.pipelines.rejection_sampling.pipeline:PIPELINE",
         "reward_model": "roll.pipelines.reward_model.pipeline:PIPELINE",
         "rlvr": "roll.pipelines.rlvr.pipeline:PIPELINE",
@@ -61,7 +62,9 @@ CHECKS: Registry[Callable[[Any], Report]] = Registry(
     {
         "distill": "roll.pipelines.distill.check:inspect",
         "preference_online": "roll.pipelines.preference_online.check:inspect",
+        "distill_offline": "roll.pipelines.distill_offline.check:inspect",
         "rejection_sampling": "roll.pipelines.rejection_sampling.check:inspect",
+        "reward_model": "roll.pipelines.reward_model.check:inspect",
         "rlvr": "roll.pipelines.rlvr.check:inspect",
         "preference": "roll.pipelines.preference.check:inspect",
         "sft": "roll.pipelines.sft.check:inspect",

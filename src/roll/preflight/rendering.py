@@ -85,7 +85,9 @@ def _files(report: Report) -> Iterator[str]:
         number = report.disk.num_checkpoints
         yield (
             f"{number} checkpoint{'' if number == 1 else 's'} of {_size(report.disk.checkpoint_bytes)}, "
-            f"rollouts up to {_size(report.disk.rollout_bytes)}; {_size(report.disk.peak_bytes)} while saving"
+            f"rollouts up to {_size(report.disk.rollout_bytes)}"
+            + (f", kept of teachers {_size(report.disk.kept_bytes)}" if report.disk.kept_bytes else "")
+            + f"; {_size(report.disk.peak_bytes)} while saving"
         )
     if report.free_disk_bytes is not None:
         yield f"{_size(report.free_disk_bytes)} free on this disk"

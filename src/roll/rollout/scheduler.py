@@ -14,12 +14,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Collection, Sequence
 
-from roll.rollout.attempts import Attempts, SamplingPlan, request_seed
+from roll.rollout.attempts import Attempts, SamplingPlan
 from roll.rollout.group_run import GroupRun
 from roll.rollout.lifecycle import RolloutState
 from roll.types import Group, PromptDraw
 
-__all__ = ["RolloutScheduler", "SamplingPlan", "request_seed"]
+__all__ = ["RolloutScheduler"]
 
 
 class RolloutScheduler(Attempts):

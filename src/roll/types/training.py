@@ -115,6 +115,8 @@ class TrainingSample:
     """True where the loss counts the token: the policy sampled it, or is to imitate it."""
     attachments: tuple[Any, ...] = ()
     """As `Prompt.attachments`."""
+    domain: str = ""
+    """Of the example that it was made of."""
     advantages: FloatArray | None = None
     rollout_logprobs: FloatArray | None = None
     """The engine's; 0 outside `loss_mask`."""

@@ -159,6 +159,7 @@ def test_metrics_are_the_whole_batchs_however_it_is_cut() -> None:
         "preference/reward_chosen": 0.1 * ratios[chosen].mean().item(),
         "preference/reward_rejected": 0.1 * ratios[rejected].mean().item(),
         "preference/margin": 0.1 * (ratios[chosen] - ratios[rejected]).mean().item(),
+        "preference/accuracy": torch.cat([ratios[chosen] > 0.3, ratios[rejected] <= 0.3]).double().mean().item(),
         "preference/reference_point": 0.3,
     })  # fmt: skip
     assert metrics(LikelihoodLoss(aggregation="sequence_mean")) == pytest.approx(

@@ -289,3 +289,19 @@ def saved_bytes(sizes: Sizes, num_layers: int, dtype: str, checkpointing: bool) 
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
         model.model(inputs_embeds=embeddings, use_cache=False)
     return sum(tensor.untyped_storage().nbytes() for tensor in saved.values())
+
+
+@pytest.mark.parametrize(
+    ("share", "per_group", "tokens"),
+    [
+        (True, None, 40 + 8 * 32),
+        (False, None, 8 * (40 + 32)),
+        (True, (1, 2), 40 + 2 * 32),  # the two best, or a pair
+        (False, (1, 2), 2 * (40 + 32)),
+        (True, (28, 56), 28 * 40 + 56 * 32),  # all pairs of 8
+    ],
+)
+def test_a_step_trains_what_is_learnt_from_its_groups(share, per_group, tokens):
+    config = load_config(QUICKSTART, [f"training.share_prefix={str(share).lower()}"])
+    numbers = {"longest_prompt": 40, "train_prompts": {"arithmetic": 57}, "held_out_prompts": 24}
+    assert batch_arithmetic(config, **numbers, trained_per_group=per_group).trained_tokens == 8 * tokens

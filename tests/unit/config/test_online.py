@@ -53,6 +53,9 @@ def test_what_none_of_them_does_is_refused(base: dict[str, Any], change: dict[st
          r"'a' has 2 teachers"),
         ({"data": TWO, "teacher": [{"model": "m", "domains": ["a"]}, {"model": "n", "place": "engine"}]},
          r"give all the same place"),
+        ({"data": TWO, **AS_REWARD, "cluster": {"type": "ray"}, "teacher": [
+            {"model": "m", "domains": ["a"], "place": "engine"}, {"model": "n", "place": "engine"}]},
+         r"2 teachers in engines need 2 devices, 1 each, but there are 1"),
         ({"cluster": {"device_mapping": {"teacher": [0]}}}, r"the student's own trainer holds the teachers"),
     ],
 )  # fmt: skip

@@ -69,7 +69,7 @@ class RegressionLoss:
         scores, targets = _scores(inputs), inputs.need("targets")
         error = scores - targets
         sums = {
-            "reward_model/score": scores.sum(),
+            "reward_model/value": scores.sum(),
             "reward_model/target": targets.sum(),
             "reward_model/absolute_error": error.abs().sum(),
         }

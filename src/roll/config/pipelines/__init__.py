@@ -13,6 +13,7 @@ PIPELINES: Registry[type[RunConfig]] = Registry(
     {
         "distill": "roll.config.pipelines.distill:CONFIG",
         "preference_online": "roll.config.pipelines.preference_online:CONFIG",
+        "distill_offline": "roll.config.pipelines.distill_offline:CONFIG",
         "rejection_sampling": "roll.config.pipelines.rejection_sampling:CONFIG",
         "reward_model": "roll.config.pipelines.reward_model:CONFIG",
         "rlvr": "roll.config.pipelines.rlvr:CONFIG",

@@ -2,27 +2,16 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from typing import Annotated, Any, Literal, TypeAlias
+from typing import Literal
 
-from pydantic import BeforeValidator, model_validator
+from pydantic import model_validator
 
 from roll.config.base import option
 from roll.config.cluster import ClusterConfig, DeviceMapping, Devices, RoleDevices
-from roll.config.distillation import DistillationConfig, TeacherConfig
+from roll.config.distillation import DistillationConfig, Teachers, check_domains, teacher_by_domain
 from roll.config.online import OnlineConfig
 
 __all__ = ["CONFIG", "DistillConfig"]
-
-
-def _as_list(value: Any) -> Any:
-    return value if isinstance(value, list) else [value]
-
-
-Teachers: TypeAlias = Annotated[
-    list[TeacherConfig],
-    BeforeValidator(_as_list, json_schema_input_type=str | TeacherConfig | list[str | TeacherConfig]),
-]
 
 
 class DistillDevices(DeviceMapping):
@@ -56,7 +45,7 @@ class DistillConfig(OnlineConfig):
 
     @model_validator(mode="after")
     def _taught(self) -> DistillConfig:
-        self._check_domains()
+        check_domains(self.teacher, self.domains)
         places = {teacher.place for teacher in self.teacher}
         if len(places) > 1:
             raise ValueError("some teachers are in trainers and others in engines: give all the same place")
@@ -70,6 +59,13 @@ class DistillConfig(OnlineConfig):
                 f"rollout.temperature is {self.rollout.temperature:g}, but engines say a teacher's log-probs at "
                 "temperature 1: set it to 1, or teacher.place to trainer"
             )
+        needed, width = len(self.teacher), self.inference.tensor_parallel
+        if "engine" in places and self.cluster.type == "ray" and self.roles["teacher"].count != needed:
+            found = len(self.roles["teacher"].devices)
+            raise ValueError(
+                f"{needed} teachers in engines need {needed * width} devices, {width} each, but there are {found}: set "
+                "cluster.device_mapping.teacher"
+            )
         if self.distillation.reward_weight and self.rollout.group_size == 1:
             raise ValueError(
                 f"distillation.reward_weight {self.distillation.reward_weight:g} compares the rewards of a group, but "
@@ -77,28 +73,15 @@ class DistillConfig(OnlineConfig):
             )
         return self
 
-    def _check_domains(self) -> None:
-        known = [entry.domain or entry.source for entry in self.data]
-        named = Counter(domain for teacher in self.teacher for domain in teacher.domains)
-        for domain, count in named.items():
-            if domain not in known:
-                raise ValueError(f"teacher.domains names '{domain}', but the sources are {', '.join(known)}")
-            if count > 1:
-                raise ValueError(f"teacher.domains: '{domain}' has {count} teachers, but a source has one")
-        others = [teacher.model for teacher in self.teacher if not teacher.domains]
-        if len(others) > 1:
-            raise ValueError(
-                f"teachers '{others[0]}' and '{others[1]}' both name no domains: say which sources each one scores"
-            )
-        if not others and (left := [domain for domain in known if domain not in named]):
-            raise ValueError(f"nobody teaches '{left[0]}': add it to some teacher.domains")
+    @property
+    def domains(self) -> list[str]:
+        """Of the sources."""
+        return [entry.domain or entry.source for entry in self.data]
 
     @property
     def teacher_of(self) -> dict[str, int]:
         """By domain, which teacher scores its answers."""
-        named = {domain: i for i, teacher in enumerate(self.teacher) for domain in teacher.domains}
-        rest = next((i for i, teacher in enumerate(self.teacher) if not teacher.domains), -1)
-        return {name: named.get(name, rest) for name in (entry.domain or entry.source for entry in self.data)}
+        return teacher_by_domain(self.teacher, self.domains)
 
     @property
     def trainer_holds_teachers(self) -> bool:

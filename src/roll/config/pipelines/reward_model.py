@@ -32,9 +32,11 @@ class RewardModelConfig(SupervisedConfig):
     reward_model: RewardModelSection = option(RewardModelSection(), "What scores are learnt from.")
 
     @model_validator(mode="after")
-    def _centring_is_of_pairs(self) -> Self:
+    def _settings_apply(self) -> Self:
         if self.reward_model.loss == "regression" and self.reward_model.centring:
             raise ValueError("reward_model.centring is for pairs: a regression's scores are where its rows put them")
+        if self.evaluation.answers is not None:
+            raise ValueError("a reward model writes nothing: remove evaluation.answers")
         return self
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Literal
 
 import numpy as np
 
@@ -14,15 +13,9 @@ from roll.algorithms.normalise import standardised
 from roll.algorithms.teaching import teacher_advantages
 from roll.config.distillation import DistillationConfig
 from roll.protocols import LossFn
-from roll.types import Divergence, Rollout, TrainingBatch
+from roll.types import Rollout, TrainingBatch
 
 __all__ = ["distillation_loss", "sampled_divergence", "with_advantages"]
-
-_KINDS: dict[str, Literal["reverse_kl", "forward_kl", "jsd"]] = {
-    "reverse": "reverse_kl",
-    "forward": "forward_kl",
-    "jsd": "jsd",
-}
 
 
 def distillation_loss(config: DistillationConfig) -> LossFn:
@@ -33,8 +26,7 @@ def distillation_loss(config: DistillationConfig) -> LossFn:
     gradient = PolicyLoss(ratio_against="rollout", aggregation=config.aggregation, correction=Correction(upper=None))
     if config.place == "reward":
         return gradient
-    form = Divergence(kind=_KINDS[config.divergence], beta=config.beta)
-    divergence = DistillationLoss(divergence=form, aggregation=config.aggregation)
+    divergence = DistillationLoss(divergence=config.form, aggregation=config.aggregation)
     if not config.reward_weight:
         return divergence if config.coefficient == 1.0 else SummedLoss(parts=((config.coefficient, divergence),))
     return SummedLoss(parts=((config.coefficient, divergence), (1.0, gradient)))

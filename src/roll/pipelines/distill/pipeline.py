@@ -10,11 +10,11 @@ from typing import Any
 
 from roll.config.pipelines.distill import DistillConfig
 from roll.pipelines.distill.loop import train
-from roll.pipelines.distill.teachers import EngineTeacher, teacher_engines, teacher_paths
+from roll.pipelines.distill.teachers import EngineTeacher, teacher_engines, teachers_of
 from roll.pipelines.evaluation import measure
 from roll.pipelines.learner import Learner
 from roll.pipelines.learning.state import LearningState
-from roll.pipelines.online.opening import Placed, facts, frozen_spec, open_circle, policy_spec
+from roll.pipelines.online.opening import Placed, facts, frozen_spec, open_online, policy_spec
 from roll.pipelines.preparation import prepare
 from roll.pipelines.registry import Pipeline, RunFacts
 from roll.pipelines.run import Session
@@ -28,7 +28,7 @@ async def _open(config: DistillConfig, session: Session) -> AsyncIterator[Callab
     """Start every role; the teachers are looked at before anything is started."""
     session.tracker.note("reading the files of student and teacher, and the prompts")
     prepared = await asyncio.to_thread(prepare, config)
-    paths = await asyncio.to_thread(teacher_paths, config, prepared.model_path)
+    paths = await asyncio.to_thread(teachers_of, config, prepared.model_path)
     held = tuple(map(str, paths)) if config.trainer_holds_teachers else ()
     policy = policy_spec(config, prepared.model_path, teachers=held)
     in_engines = not held and config.teacher[0].place == "engine"
@@ -44,8 +44,8 @@ async def _open(config: DistillConfig, session: Session) -> AsyncIterator[Callab
         teachers = [EngineTeacher(engine) for engine in others[0].engines] if in_engines else others
         return Learner(policy=student, teachers=tuple(teachers))
 
-    async with open_circle(config, session, prepared, placed, learner_of) as rounds:
-        yield partial(train, rounds)
+    async with open_online(config, session, prepared, placed, learner_of) as loop:
+        yield partial(train, loop)
 
 
 def _facts(config: DistillConfig, at: RunState) -> RunFacts:

@@ -1,4 +1,4 @@
-"""Who teaches: found before anything is started, and asked for the log-probs of the student's tokens."""
+"""Who teaches: asked for the log-probs of the student's tokens."""
 
 from __future__ import annotations
 
@@ -9,44 +9,21 @@ from pathlib import Path
 from typing import Any
 
 from roll.config.pipelines.distill import DistillConfig
-from roll.errors import ModelError
 from roll.inference import EngineSpec
-from roll.models import describe_model, load_tokenizer, resolve_model
-from roll.pipelines.checkpoint_files import find_model_directory
 from roll.pipelines.preparation import Prepared, engine_specs
+from roll.pipelines.teachers import teacher_paths
 from roll.protocols import InferenceEngine, Scorer
 from roll.tracking import RunDirectory
 from roll.types import FloatArray, Output, Outputs, Rollout, TrainingBatch
 
-__all__ = ["EngineTeacher", "teacher_engines", "teacher_logprobs", "teacher_paths"]
+__all__ = ["EngineTeacher", "teacher_engines", "teacher_logprobs", "teachers_of"]
 
 
-def teacher_paths(config: DistillConfig, model_path: Path) -> list[Path]:
-    """The models of all teachers.
-
-    Raises:
-        ModelError: one cannot be found, or does not write the student's tokens.
-    """
-    tokenizer = load_tokenizer(model_path, trust_remote_code=config.model.trust_remote_code)
-    vocabulary, found = tokenizer.get_vocab(), []
-    for teacher in config.teacher:
-        path = find_model_directory(Path(teacher.model)) or resolve_model(teacher.model)
-        other = load_tokenizer(path, trust_remote_code=config.model.trust_remote_code).get_vocab()
-        if other != vocabulary:
-            differing = sum(other.get(token) != number for token, number in vocabulary.items())
-            raise ModelError(
-                f"teacher.model '{teacher.model}' has another tokenizer than model.path '{config.model.path}' "
-                f"({len(other):,} and {len(vocabulary):,} tokens; {differing:,} of the student's differ): a teacher "
-                "scores the student's tokens, so take a model of the same family."
-            )
-        rows, own = describe_model(path).vocab_size, describe_model(model_path).vocab_size
-        if config.trainer_holds_teachers and rows != own:
-            raise ModelError(
-                f"teacher.model '{teacher.model}' predicts {rows:,} tokens and model.path '{config.model.path}' "
-                f"{own:,}: set distillation.place to reward, which compares the sampled tokens alone."
-            )
-        found.append(path)
-    return found
+def teachers_of(config: DistillConfig, model_path: Path) -> list[Path]:
+    """See `teacher_paths`."""
+    otherwise = "set distillation.place to reward, which compares the sampled tokens alone"
+    holds = config.trainer_holds_teachers
+    return teacher_paths(config.teacher, config.model, model_path, otherwise=otherwise if holds else None)
 
 
 def teacher_engines(

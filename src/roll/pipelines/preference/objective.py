@@ -17,7 +17,7 @@ from roll.config.preference import PreferenceSection
 from roll.data.examples import ExampleKind
 from roll.pipelines.learner import WithoutAdapters
 from roll.pipelines.learning.losses import preference_loss
-from roll.pipelines.preference.kept import KeptLogprobs
+from roll.pipelines.supervised.kept import Kept
 from roll.protocols import LossFn, TrainerGroup
 from roll.types import FloatArray, TrainingBatch, TrainingSample
 
@@ -39,7 +39,7 @@ class Objective:
 
     section: PreferenceSection
     policy: TrainerGroup
-    kept: KeptLogprobs
+    kept: Kept
     """What the reference says, where it is not the policy without its adapters."""
     max_tokens: int | None
     """Of a sample."""
@@ -72,7 +72,14 @@ class Objective:
     async def _reference(self, batch: TrainingBatch) -> list[FloatArray]:
         if self.section.reference == "adapters":
             return (await WithoutAdapters(self.policy).forward(batch, ("logprobs",)))["logprobs"]
-        return [self.kept.of(sample) for sample in batch.samples]
+        return [_spread(sample, self.kept.of(sample)["logprobs"]) for sample in batch.samples]
+
+
+def _spread(sample: TrainingSample, logprobs: FloatArray) -> FloatArray:
+    """[L] log-probs of the tokens that count; 0 elsewhere."""
+    result = np.zeros(len(sample), np.float32)
+    result[sample.loss_mask] = logprobs
+    return result
 
 
 def _sums(samples: Sequence[TrainingSample], logprobs: Sequence[FloatArray]) -> list[float]:

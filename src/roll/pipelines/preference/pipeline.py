@@ -10,19 +10,14 @@ from functools import partial
 from roll.cluster.base import Cluster
 from roll.config.pipelines.preference import PreferenceConfig
 from roll.pipelines.learning.losses import preference_loss
-from roll.pipelines.preference import loop
-from roll.pipelines.preference.kept import KeptLogprobs
 from roll.pipelines.preference.objective import Objective, kind_of
-from roll.pipelines.preference.reference import (
-    all_samples,
-    held_out_samples,
-    keep_reference,
-    kept_for,
-    reference_spec,
-)
+from roll.pipelines.preference.reference import all_samples, held_out_samples, logprobs, reference_spec
 from roll.pipelines.registry import Pipeline, RunFacts
 from roll.pipelines.run import Session
 from roll.pipelines.state import RunState
+from roll.pipelines.supervised.asking import ask_once, weights_name
+from roll.pipelines.supervised.kept import Kept
+from roll.pipelines.supervised.loop import train
 from roll.pipelines.supervised.measuring import answered, named, open_measuring
 from roll.pipelines.supervised.opening import facts, open_course
 from roll.pipelines.supervised.preparation import Prepared
@@ -33,7 +28,7 @@ __all__ = ["PIPELINE"]
 
 @asynccontextmanager
 async def _open(config: PreferenceConfig, session: Session) -> AsyncIterator[Callable[[], Awaitable[None]]]:
-    section, kept = config.preference, KeptLogprobs()
+    section, kept = config.preference, Kept()
     if section.method.compares_pairs:
         preference_loss(section)  # what cannot be is refused before anything starts
 
@@ -41,29 +36,31 @@ async def _open(config: PreferenceConfig, session: Session) -> AsyncIterator[Cal
         nonlocal kept
         if section.method.uses_reference and section.reference == "kept":
             spec = reference_spec(config, prepared)
-            kept = await asyncio.to_thread(kept_for, spec, session.directory.path)
+            name = await asyncio.to_thread(weights_name, spec)
+            kept = await asyncio.to_thread(Kept, session.directory.path / "reference" / name)
             samples = await asyncio.to_thread(all_samples, config, prepared, session)
-            await keep_reference(cluster, spec, kept, samples, session)
+            await ask_once(cluster, spec, kept, samples, logprobs, who="the reference", session=session)
 
     async with open_course(config, session, kind_of(section), first=first) as course:
-        objective = _objective(config, course.learner.policy, kept, course.examples.rendering.max_tokens)
+        objective = _objective(config, course.policy, kept, course.examples.rendering.max_tokens)
         course.completed = objective.completed
-        yield partial(loop.train, course, objective)
+        yield partial(train, course, objective.loss)
 
 
-def _objective(config: PreferenceConfig, policy: TrainerGroup, kept: KeptLogprobs, max_tokens: int | None) -> Objective:
+def _objective(config: PreferenceConfig, policy: TrainerGroup, kept: Kept, max_tokens: int | None) -> Objective:
     return Objective(section=config.preference, policy=policy, kept=kept, max_tokens=max_tokens)
 
 
 async def _measure(config: PreferenceConfig) -> dict[str, float]:
     """Held-out preferences by the configuration's model, beside its reference."""
     section = config.preference.model_copy(update={"reference": "kept"})
-    config, kept = config.model_copy(update={"preference": section}), KeptLogprobs()
+    config, kept = config.model_copy(update={"preference": section}), Kept()
     async with open_measuring(config, kind_of(section)) as measuring:
         prepared = measuring.prepared
         if section.method.uses_reference:
             samples = await asyncio.to_thread(held_out_samples, config, prepared)
-            await keep_reference(measuring.cluster, reference_spec(config, prepared), kept, samples)
+            spec = reference_spec(config, prepared)
+            await ask_once(measuring.cluster, spec, kept, samples, logprobs, who="the reference")
         trainer = await measuring.start("reference")
         objective = _objective(config, trainer, kept, prepared.examples.rendering.max_tokens)
         batch = await objective.completed(measuring.batch)

@@ -12,7 +12,10 @@ __all__ = ["inspect"]
 
 def inspect(config: PreferenceOnlineConfig) -> Report:
     """Find out all that can be known before a run."""
-    return inspect_run(config, f"online {config.preference.type}", further=_further)
+    size = config.rollout.group_size
+    pairs = 1 if config.pairing.type == "best_worst" else size * (size - 1) // 2
+    name = f"online {config.preference.type}"
+    return inspect_run(config, name, further=_further, trained_per_group=(pairs, 2 * pairs))
 
 
 def _further(report: Report, config: PreferenceOnlineConfig, batch: BatchArithmetic) -> Further:

@@ -11,4 +11,4 @@ __all__ = ["inspect"]
 
 def inspect(config: RejectionSamplingConfig) -> Report:
     """Find out all that can be known before a run."""
-    return inspect_run(config, "rejection sampling")
+    return inspect_run(config, "rejection sampling", trained_per_group=(1, config.rejection.keep))

@@ -5,7 +5,7 @@ configuration ──► machine, model's sizes, examples ──► steps, memory
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from statistics import fmean
 
@@ -14,7 +14,6 @@ from roll.config.estimate import (
     DiskUse,
     RoleMemory,
     element_bytes,
-    gathered_bytes,
     logit_bytes,
     num_trained,
     pass_bytes,
@@ -22,23 +21,44 @@ from roll.config.estimate import (
 )
 from roll.config.supervised import SupervisedConfig
 from roll.data.examples import ExampleKind
-from roll.models import find_model
-from roll.pipelines.supervised.opening import policy_spec
-from roll.pipelines.supervised.preparation import Prepared, prepare
+from roll.models import describe_model, find_model
+from roll.pipelines.supervised.preparation import Prepared, policy_spec, prepare
 from roll.preflight.inspection import compare_memory, described, look, look_at_disk, look_at_places
 from roll.preflight.machine import inspect_machine
 from roll.preflight.report import Report
 from roll.preflight.timing import can_be_timed, step_time
+from roll.training import Role
 from roll.training.packing import pack
 from roll.types import TrainingBatch, TrainingSample
 
-__all__ = ["inspect"]
+__all__ = ["Other", "inspect"]
 
 NUM_STEPS_LOOKED_AT = 8
 """Whose examples say how long a step's are."""
 
 
-def inspect(config: SupervisedConfig, *, kind: ExampleKind, method: str, loss: str, references: int = 0) -> Report:
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Other:
+    """What models beside the one that learns add to a run."""
+
+    paths: tuple[str, ...] = ()
+    """Of those that its trainer holds."""
+    kept_token_bytes: int = 0
+    """What is kept on disk of each token that is learnt."""
+
+
+NO_OTHER = Other()
+
+
+def inspect(
+    config: SupervisedConfig,
+    *,
+    kind: ExampleKind,
+    method: str,
+    loss: str,
+    other: Other = NO_OTHER,
+    role: Role = "policy",
+) -> Report:
     """Find out all that can be known before a run.
 
     Args:
@@ -46,14 +66,15 @@ def inspect(config: SupervisedConfig, *, kind: ExampleKind, method: str, loss: s
         kind: of its examples.
         method: what it learns by.
         loss: import path of the same as a function.
-        references: frozen models that are started beside the one that learns.
+        other: models beside the one that learns.
+        role: of this; a reward model scores texts at their ends.
     """
     return look(
         Report(config=config, method=method, machine=inspect_machine()),
         config,
         look_at_places,
         _look_at_model,
-        partial(_look_at_examples, kind=kind, loss=loss, references=references),
+        partial(_look_at_examples, kind=kind, loss=loss, other=other, role=role),
         look_at_disk,
     )
 
@@ -62,10 +83,12 @@ def _look_at_model(report: Report, config: SupervisedConfig) -> None:
     report.model = described(report, config.model.path, "the model")
 
 
-def _look_at_examples(report: Report, config: SupervisedConfig, kind: ExampleKind, loss: str, references: int) -> None:
+def _look_at_examples(
+    report: Report, config: SupervisedConfig, kind: ExampleKind, loss: str, other: Other, role: Role
+) -> None:
     if report.model is None or find_model(config.model.path) is None:
         return
-    prepared = prepare(config, kind)
+    prepared = prepare(config, kind, score_at_end=role == "reward_model")
     examples, training = prepared.examples, prepared.training
     report.num_held_out = len(examples.held_out)
     if not report.num_held_out:
@@ -82,9 +105,10 @@ def _look_at_examples(report: Report, config: SupervisedConfig, kind: ExampleKin
         f"micro-batches of up to {micro:,} tokens",
         f"{report.num_held_out:,} examples held out",
     ]
-    _estimate_memory(report, config, micro, references)
-    _estimate_disk(report, config, training.num_steps)
-    _estimate_time(report, config, prepared, steps, loss)
+    _estimate_memory(report, config, micro, other, role)
+    learnt = fmean(b.num_loss_tokens / b.num_units for b in steps) * (examples.train.num_items + report.num_held_out)
+    _estimate_disk(report, config, training.num_steps, round(learnt * other.kept_token_bytes))
+    _estimate_time(report, config, prepared, steps, loss, other, role)
 
 
 def _first_steps(prepared: Prepared) -> list[TrainingBatch]:
@@ -107,15 +131,15 @@ def _tokens(config: SupervisedConfig, batch: TrainingBatch) -> int:
     return max(sum(block.num_tokens for micro in rank for block in micro) for rank in ranks)
 
 
-def _estimate_memory(report: Report, config: SupervisedConfig, micro: int, references: int) -> None:
+def _estimate_memory(report: Report, config: SupervisedConfig, micro: int, other: Other, role: Role) -> None:
     sizes, ranks, element = report.model, config.roles["actor_train"].count, element_bytes(config.model.dtype)
     assert sizes is not None
     parts = trained_bytes(config.model, sizes, ranks) | pass_bytes(config.training, sizes, micro, ranks, element)
-    parts["logits"] = logit_bytes(sizes, micro, element)
+    if role == "policy":
+        parts["logits"] = logit_bytes(sizes, micro, element) * (2 if other.paths else 1)
+    if other.paths:
+        parts["teachers"] = sum(describe_model(path).num_parameters for path in other.paths) * element // ranks
     report.memory = [RoleMemory(role="actor_train", count=ranks, parts=parts)]
-    if references:
-        frozen = {"weights": sizes.num_parameters * element // ranks, **gathered_bytes(sizes, ranks, element)}
-        report.memory.append(RoleMemory(role="reference", count=ranks * references, parts=frozen))
     if not report.machine.accelerator_bytes:
         separate = config.cluster.type == "ray"
         processes = 1 + (sum(role.count for role in report.memory) if separate else 0)
@@ -123,7 +147,7 @@ def _estimate_memory(report: Report, config: SupervisedConfig, micro: int, refer
     compare_memory(report)
 
 
-def _estimate_disk(report: Report, config: SupervisedConfig, num_steps: int) -> None:
+def _estimate_disk(report: Report, config: SupervisedConfig, num_steps: int, kept_bytes: int) -> None:
     sizes, checkpoint = report.model, config.checkpoint
     assert sizes is not None
     saves = (num_steps // checkpoint.every_num_steps if checkpoint.every_num_steps else 0) + checkpoint.at_end
@@ -132,11 +156,18 @@ def _estimate_disk(report: Report, config: SupervisedConfig, num_steps: int) -> 
         + 12 * num_trained(config.model, sizes),
         num_checkpoints=min(saves, checkpoint.keep_last) + (checkpoint.keep_best and saves > 1),
         rollout_bytes=0,
+        kept_bytes=kept_bytes,
     )
 
 
 def _estimate_time(
-    report: Report, config: SupervisedConfig, prepared: Prepared, steps: list[TrainingBatch], loss: str
+    report: Report,
+    config: SupervisedConfig,
+    prepared: Prepared,
+    steps: list[TrainingBatch],
+    loss: str,
+    other: Other,
+    role: Role,
 ) -> None:
     sizes, ranks = report.model, config.roles["actor_train"].count
     assert sizes is not None
@@ -146,7 +177,7 @@ def _estimate_time(
     usual = min(steps, key=lambda batch: abs(_tokens(config, batch) - fmean(_tokens(config, b) for b in steps)))
     probe = _beginning(usual, 2 * prepared.training.max_tokens_per_micro_batch)
     share = _tokens(config, usual) / _tokens(config, probe)
-    spec = replace(policy_spec(config, prepared), seed=0)
+    spec = replace(policy_spec(config, prepared), role=role, seed=0, teachers=other.paths)
     found = step_time(spec, sizes.num_layers, probe, loss)
     step_s = share * found.learn_s + found.optimizer_s
     evaluation = config.evaluation

@@ -8,26 +8,32 @@ Drawing changes nothing that lasts, so a signal can end it; an update runs to th
 from __future__ import annotations
 
 import asyncio
+import inspect
 import logging
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
+from typing import TypeAlias, cast
 
 from roll.config.supervised import SupervisedConfig, SupervisedTraining
 from roll.data.examples import Examples
 from roll.pipelines.evaluation import Evaluator
-from roll.pipelines.learner import Learner, update
+from roll.pipelines.learner import update
 from roll.pipelines.learning.alarms import check_alarms
 from roll.pipelines.learning.measures import training_metrics
 from roll.pipelines.run import Run
 from roll.pipelines.supervised.measuring import named
 from roll.pipelines.supervised.preparation import held_out_batch
-from roll.protocols import LossFn
+from roll.protocols import LossFn, TrainerGroup
 from roll.types import ExampleDraw, Fate, Group, StepResult, TrainingBatch, TrainingSample
 
-__all__ = ["Course", "Drawn", "next_draws", "rendered"]
+__all__ = ["Course", "Drawn", "LossOf", "next_draws", "rendered"]
 
 logger = logging.getLogger(__name__)
+
+
+LossOf: TypeAlias = Callable[[Sequence[TrainingSample]], Awaitable[LossFn]]
+"""A coroutine function: the loss of a batch, where that depends on the batch and on the current weights."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -59,6 +65,10 @@ def rendered(draws: Sequence[ExampleDraw], examples: Examples) -> Drawn:
     return Drawn(draws=draws, samples=tuple(samples), left_out=left_out)
 
 
+async def _of(loss: LossFn | LossOf, samples: Sequence[TrainingSample]) -> LossFn:
+    return await cast(LossOf, loss)(samples) if inspect.iscoroutinefunction(loss) else cast(LossFn, loss)
+
+
 async def _nothing_added(batch: TrainingBatch) -> TrainingBatch:
     return batch
 
@@ -71,7 +81,8 @@ class Course:
     training: SupervisedTraining
     """With the number of steps that the run has."""
     run: Run
-    learner: Learner
+    policy: TrainerGroup
+    """What learns."""
     examples: Examples
     completed: Callable[[TrainingBatch], Awaitable[TrainingBatch]] = _nothing_added
     """Adds the columns that the loss needs and no example brings."""
@@ -86,7 +97,7 @@ class Course:
     def _draw(self) -> Drawn:
         return rendered(next_draws(self.examples, self.training), self.examples)
 
-    async def learn(self, drawn: Drawn, loss: LossFn) -> StepResult | None:
+    async def learn(self, drawn: Drawn, loss: LossFn | LossOf) -> StepResult | None:
         """One optimiser step; `None` where nothing can be learnt from what was drawn."""
         self.run.ledger.open(drawn.draws, self.run.state.step + 1)
         if not drawn.samples:
@@ -94,7 +105,7 @@ class Course:
         async with self.answers.live.learning(self.run) if self.answers else nullcontext():
             batch = await self.completed(TrainingBatch(samples=drawn.samples))
             with self.run.spans.phase("train"):
-                return await update(self.run, self.learner.policy, batch, loss)
+                return await update(self.run, self.policy, batch, await _of(loss, batch.samples))
 
     def cross_boundary(self, drawn: Drawn, result: StepResult | None) -> list[str]:
         """The step is done: every draw gets its fate, and the run may be saved; returns alarms that stop the run."""
@@ -117,44 +128,39 @@ class Course:
         run.tracker.log_step(state.step, metrics | run.spans.metrics())
         return [alarm.message for alarm in alarms if alarm.stops]
 
-    @property
-    def evaluation_due(self) -> bool:
-        """Whether the configuration asks for a measurement now."""
+    async def evaluate_if_due(self, loss: LossFn | LossOf) -> None:
+        """Measure the loss on the held-out examples, where the configuration asks for it now."""
         run, every = self.run, self.config.evaluation.every_num_steps
         step = run.state.step
         last = step == run.num_steps
         due = self.config.evaluation.before_training if step == 0 else last or bool(every and step % every == 0)
-        return due and run.state.evaluated_at != step and len(self.examples.held_out) > 0
+        if due and run.state.evaluated_at != step and self.examples.held_out:
+            await self._evaluate(loss)
 
-    async def evaluate_if_due(self, loss: LossFn) -> None:
-        """Measure the loss on the held-out examples, where the configuration asks for it now."""
-        if self.evaluation_due:
-            await self.evaluate(loss)
-
-    async def evaluate(self, loss: LossFn) -> None:
+    async def _evaluate(self, loss: LossFn | LossOf) -> None:
         """Measure the loss on the held-out examples, and what engines answer, if there are any."""
         run, answers, groups = self.run, self.answers, list[Group]()
         with run.spans.phase("evaluate"):
             if answers is not None:
                 await answers.live.hand_to_trainers(run)
-            metrics = await run.stop.unless(self.measure(loss))
+            metrics = await run.stop.unless(self._measure(loss))
             score = metrics.get("eval/accuracy", -metrics["eval/loss"])
         if answers is not None:
             await answers.live.sync(run)
             with run.spans.phase("evaluate"):
                 answered, groups = await run.stop.unless(answers.measure())
             metrics |= answered
-            score = answered.get("eval/score", score)
+            score = answered.get("eval/score", float("nan"))  # never a loss among scores
         run.state.evaluated_at = run.state.step
         run.state.note_score(run.state.step, score)
         run.tracker.log_evaluation(run.state.step, metrics, groups)
         if answers is not None:
             answers.check(groups)
 
-    async def measure(self, loss: LossFn) -> dict[str, float]:
+    async def _measure(self, loss: LossFn | LossOf) -> dict[str, float]:
         """The loss and its metrics on the held-out examples, under `eval/…`."""
         batch = await self.held_out()
-        found = await self.learner.policy.measure(batch, loss)
+        found = await self.policy.measure(batch, await _of(loss, batch.samples))
         return {**named(found), "eval/num_examples": float(batch.num_units)}
 
     async def held_out(self) -> TrainingBatch:

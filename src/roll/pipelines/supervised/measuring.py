@@ -31,14 +31,15 @@ class Measuring:
     """The held-out examples."""
     stack: AsyncExitStack
 
-    async def start(self, role: Role) -> TrainerGroup:
-        """The configuration's model as it is."""
+    async def start(self, role: Role, *, teachers: tuple[str, ...] = ()) -> TrainerGroup:
+        """The configuration's model as it is, with the teachers that a loss compares it with."""
         spec = TrainerSpec(
             model_path=str(self.prepared.model_path),
             model=self.config.model.model_copy(update={"lora": None}),
             training=self.prepared.training,
             role=role,
             seed=self.config.seed,
+            teachers=teachers,
         )
         trainer = await self.cluster.start_trainer(spec, "actor_train")
         self.stack.push_async_callback(trainer.close)

@@ -10,9 +10,10 @@ from roll.data.examples import ExampleKind, Examples, build_examples, count_exam
 from roll.errors import ConfigError
 from roll.models import context_length, load_tokenizer, resolve_model
 from roll.pipelines.state import RunState
+from roll.training import Schedule, TrainerSpec
 from roll.types import TrainingBatch
 
-__all__ = ["Prepared", "held_out_batch", "planned_steps", "prepare"]
+__all__ = ["Prepared", "held_out_batch", "planned_steps", "policy_spec", "prepare"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -49,6 +50,17 @@ def prepare(
     examples = build_examples(config.data, kind, tokenizer, config.seed, asked or longest, score_at_end=score_at_end)
     training = _from(config.training, examples.train.num_items, at or RunState())
     return Prepared(model_path=model_path, examples=examples, training=training)
+
+
+def policy_spec(config: SupervisedConfig, prepared: Prepared) -> TrainerSpec:
+    """What is trained, seen from its only rank."""
+    return TrainerSpec(
+        model_path=str(prepared.model_path),
+        model=config.model,
+        training=prepared.training,
+        schedule=Schedule.of(prepared.training),
+        seed=config.seed,
+    )
 
 
 def _from(training: SupervisedTraining, num_examples: int, at: RunState) -> SupervisedTraining:

@@ -26,7 +26,6 @@ __all__ = ["CallCase", "Case", "MalformedTestsError", "StdinCase", "Task", "Test
 MAX_CASES = 1000
 MAX_BYTES = 16 * 2**20
 """Of all cases of one task."""
-_NOTHING = object()
 
 
 class MalformedTestsError(DataError):

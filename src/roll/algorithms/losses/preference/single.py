@@ -25,7 +25,7 @@ class KTOLoss:
     """A mean over the answers of the global batch.
 
     Metrics of wanted answers are means over these, those of the others over those; `preference/margin` is the
-    difference of both rewards.
+    difference of both rewards. An answer is told rightly that is wanted and above the reference point, or neither.
     """
 
     reference_point: float
@@ -50,10 +50,11 @@ class KTOLoss:
         desirable, undesirable = torch.sigmoid(-distance), torch.sigmoid(distance)  # 1 - sigmoid(x) is sigmoid(-x)
         losses = torch.where(wanted, self.desirable_weight * desirable, self.undesirable_weight * undesirable)
         return LossOutputs(
-            loss=losses.sum() / inputs.num_sequences, metrics=self._metrics(inputs, wanted, self.beta * scores.detach())
+            loss=losses.sum() / inputs.num_sequences, metrics=self._metrics(inputs, wanted, scores.detach())
         )
 
-    def _metrics(self, inputs: LossInputs, wanted: Tensor, rewards: Tensor) -> dict[str, Tensor]:
+    def _metrics(self, inputs: LossInputs, wanted: Tensor, scores: Tensor) -> dict[str, Tensor]:
+        rewards, right = self.beta * scores, (scores > self.reference_point) == wanted
         counts = inputs.num_preferred, inputs.num_sequences - inputs.num_preferred
         chosen, rejected = (
             rewards[these].sum() / max(count, 1.0) for these, count in zip((wanted, ~wanted), counts, strict=True)
@@ -62,6 +63,7 @@ class KTOLoss:
             "preference/reward_chosen": chosen,
             "preference/reward_rejected": rejected,
             "preference/margin": chosen - rejected,
+            "preference/accuracy": right.to(scores.dtype).sum() / inputs.num_sequences,
             "preference/reference_point": rewards.new_tensor(
                 self.reference_point * len(rewards) / inputs.num_sequences
             ),

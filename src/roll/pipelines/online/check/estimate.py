@@ -62,7 +62,12 @@ class BatchArithmetic:
 
 
 def batch_arithmetic(
-    config: GeneratingConfig, *, longest_prompt: int, train_prompts: Mapping[str, int], held_out_prompts: int
+    config: GeneratingConfig,
+    *,
+    longest_prompt: int,
+    train_prompts: Mapping[str, int],
+    held_out_prompts: int,
+    trained_per_group: tuple[int, int] | None = None,
 ) -> BatchArithmetic:
     """Divide a step and a run.
 
@@ -71,10 +76,11 @@ def batch_arithmetic(
         longest_prompt: tokens of the longest prompt.
         train_prompts: by domain, how many prompts there are to train on.
         held_out_prompts: how many there are for evaluation.
+        trained_per_group: units and answers that are learnt from, at most; by default one unit of every answer.
     """
     rollout, training, evaluation = config.rollout, config.training, config.evaluation
-    copies = 1 if training.share_prefix else rollout.group_size
-    per_group = copies * longest_prompt + rollout.group_size * config.max_answer_tokens
+    units, answers = trained_per_group or (1, rollout.group_size)
+    per_group = (units if training.share_prefix else answers) * longest_prompt + answers * config.max_answer_tokens
     trained = rollout.prompts_per_step * per_group
     per_rank = math.ceil(trained / config.num_ranks)
     prompts_in_run = training.num_steps * rollout.prompts_per_step

@@ -39,6 +39,7 @@ def inspect_run(
     method: str,
     *looks: Callable[[Report, C], None],
     further: Callable[[Report, C, BatchArithmetic], Further] = lambda report, config, batch: NOTHING_FURTHER,
+    trained_per_group: tuple[int, int] | None = None,
 ) -> Report:
     """Find out all that can be known before a run.
 
@@ -47,6 +48,7 @@ def inspect_run(
         method: what it learns by.
         looks: of the pipeline, taken once the model was looked at.
         further: what it has beside a policy, engines and a judge.
+        trained_per_group: see `batch_arithmetic`.
     """
     return look(
         Report(config=config, method=f"{method}, {config.training.num_steps} steps", machine=inspect_machine()),
@@ -57,7 +59,7 @@ def inspect_run(
         _look_at_judge,
         _look_at_prompts,
         _look_at_tests,
-        partial(_estimate, further=further),
+        partial(_estimate, further=further, trained_per_group=trained_per_group),
         look_at_disk,
         _try_rewards,
     )
@@ -148,7 +150,13 @@ def _look_at_tests(report: Report, config: GeneratingConfig) -> None:
         report.notes += notes_on_tests(config.data, config.sandbox, config.seed)
 
 
-def _estimate(report: Report, config: C, *, further: Callable[[Report, C, BatchArithmetic], Further]) -> None:
+def _estimate(
+    report: Report,
+    config: C,
+    *,
+    further: Callable[[Report, C, BatchArithmetic], Further],
+    trained_per_group: tuple[int, int] | None,
+) -> None:
     model = report.model
     if not report.train_prompts:
         return
@@ -158,6 +166,7 @@ def _estimate(report: Report, config: C, *, further: Callable[[Report, C, BatchA
         longest_prompt=longest,
         train_prompts=report.train_prompts,
         held_out_prompts=report.num_held_out,
+        trained_per_group=trained_per_group,
     )
     report.batch = list(_in_words(batch, config, report.train_prompts))
     if not report.num_held_out:

@@ -1,0 +1,1 @@
+"""Offline distillation: a teacher judges every token of given answers."""

@@ -1,0 +1,54 @@
+"""What `roll check` says of offline distillation: its teachers beside what is known of any run on examples."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from roll.config.pipelines.distill_offline import DistillOfflineConfig
+from roll.errors import UserError
+from roll.models import describe_model, find_model
+from roll.pipelines.checkpoint_files import find_model_directory
+from roll.pipelines.distill_offline.teachers import teachers_of
+from roll.pipelines.supervised.check import Other
+from roll.pipelines.supervised.check import inspect as look
+from roll.preflight import Report
+from roll.preflight.inspection import described
+
+__all__ = ["inspect"]
+
+
+def inspect(config: DistillOfflineConfig) -> Report:
+    """Find out all that can be known before a run; teachers whose words are kept are gone before training begins."""
+    problems: list[str] = []
+    other, loss = Other(), "LIKELIHOOD"
+    student = find_model(config.model.path)
+    try:
+        if student is not None and all(_found(teacher.model) for teacher in config.teacher):
+            paths = tuple(map(str, teachers_of(config, student)))
+            if config.trainer_holds_teachers:
+                other, loss = Other(paths=paths), "EXACT"
+            else:
+                other = Other(kept_token_bytes=_token_bytes(config, student))
+    except UserError as error:
+        problems.append(str(error))
+    path = f"roll.pipelines.distill_offline.losses:{loss}"
+    report = look(config, kind="supervised", method=config.distillation.method, loss=path, other=other)
+    report.problems += problems
+    for teacher in config.teacher:
+        described(report, str(_found(teacher.model) or teacher.model), "the teacher")
+    if not config.trainer_holds_teachers:
+        report.notes.append(
+            "the teacher is asked once for each example, before the first step: as long as an evaluation of as many."
+        )
+    return report
+
+
+def _found(name: str) -> Path | None:
+    return find_model_directory(Path(name)) or find_model(name)
+
+
+def _token_bytes(config: DistillOfflineConfig, student: Path) -> int:
+    number = np.min_scalar_type(describe_model(student).vocab_size - 1).itemsize
+    return config.distillation.num_top * (number + np.dtype(np.float32).itemsize)

@@ -1,0 +1,27 @@
+"""What offline distillation learns by."""
+
+from __future__ import annotations
+
+from roll.algorithms.losses import DistillationLoss, LikelihoodLoss, SummedLoss, TopDistillationLoss
+from roll.config.distillation import OfflineDistillationConfig
+from roll.protocols import LossFn
+
+__all__ = ["EXACT", "LIKELIHOOD", "offline_loss"]
+
+EXACT = DistillationLoss()
+"""What takes as long as any divergence over whole distributions."""
+LIKELIHOOD = LikelihoodLoss()
+"""What takes as long as a teacher's likeliest tokens do, on samples of which none has said anything."""
+
+
+def offline_loss(config: OfflineDistillationConfig) -> LossFn:
+    """weight D(teacher, student) + (1 - weight) NLL, which is arXiv 1503.02531 for `forward`."""
+    divergence: LossFn = (
+        TopDistillationLoss(aggregation=config.aggregation)
+        if config.place == "kept"
+        else DistillationLoss(divergence=config.form, aggregation=config.aggregation)
+    )
+    if config.weight == 1.0:
+        return divergence
+    likelihood = LikelihoodLoss(aggregation=config.aggregation)
+    return SummedLoss(parts=((config.weight, divergence), (1.0 - config.weight, likelihood)))

@@ -1,0 +1,75 @@
+"""Offline distillation as a pipeline: what it opens, says of itself, and measures."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from functools import partial
+
+from roll.cluster.base import Cluster
+from roll.config.pipelines.distill_offline import DistillOfflineConfig
+from roll.config.supervised import SupervisedConfig
+from roll.models import resolve_model
+from roll.pipelines.distill_offline.losses import offline_loss
+from roll.pipelines.distill_offline.teachers import Taught, ask_teachers, teachers_of
+from roll.pipelines.registry import Pipeline, RunFacts
+from roll.pipelines.run import Session
+from roll.pipelines.state import RunState
+from roll.pipelines.supervised.asking import remaining_steps
+from roll.pipelines.supervised.loop import train
+from roll.pipelines.supervised.measuring import named, open_measuring
+from roll.pipelines.supervised.opening import facts, open_course, policy_spec
+from roll.pipelines.supervised.preparation import Prepared, held_out_batch
+from roll.training import TrainerSpec
+from roll.types import TrainingSample
+
+__all__ = ["PIPELINE"]
+
+
+@asynccontextmanager
+async def _open(config: DistillOfflineConfig, session: Session) -> AsyncIterator[Callable[[], Awaitable[None]]]:
+    """Start every role; the teachers are looked at before anything is started."""
+    paths = await asyncio.to_thread(lambda: teachers_of(config, resolve_model(config.model.path)))
+    held = tuple(map(str, paths)) if config.trainer_holds_teachers else ()
+    taught = Taught(teacher_of=config.teacher_of)
+
+    async def first(cluster: Cluster, prepared: Prepared) -> None:
+        nonlocal taught
+        if not held:
+            samples = await asyncio.to_thread(_all_samples, config, prepared, session)
+            taught = await ask_teachers(config, prepared, cluster, paths, samples, session)
+
+    def student(config: SupervisedConfig, prepared: Prepared) -> TrainerSpec:
+        return replace(policy_spec(config, prepared), teachers=held)
+
+    async with open_course(config, session, "supervised", spec_of=student, first=first) as course:
+        course.completed = taught.completed
+        yield partial(train, course, offline_loss(config.distillation))
+
+
+def _all_samples(config: DistillOfflineConfig, prepared: Prepared, session: Session) -> Sequence[TrainingSample]:
+    """Everything that the teachers will be asked of: what remains to be drawn, and what is held out."""
+    drawn = [sample for samples in remaining_steps(prepared, session) for sample in samples]
+    return [*drawn, *held_out_batch(config, prepared.examples).samples]
+
+
+async def _measure(config: DistillOfflineConfig) -> dict[str, float]:
+    """How far the configuration's model is from its teachers on held-out examples."""
+    paths = await asyncio.to_thread(lambda: teachers_of(config, resolve_model(config.model.path)))
+    held = tuple(map(str, paths)) if config.trainer_holds_teachers else ()
+    async with open_measuring(config, "supervised") as measuring:
+        taught = Taught(teacher_of=config.teacher_of)
+        if not held:
+            taught = await ask_teachers(config, measuring.prepared, measuring.cluster, paths, measuring.batch.samples)
+        trainer = await measuring.start("reference", teachers=held)
+        batch = await taught.completed(measuring.batch)
+        return named(await trainer.measure(batch, offline_loss(config.distillation)))
+
+
+def _facts(config: DistillOfflineConfig, at: RunState) -> RunFacts:
+    return facts(config, at, "supervised", config.distillation.method)
+
+
+PIPELINE = Pipeline(open=_open, facts=_facts, evaluate=_measure)

@@ -1,0 +1,127 @@
+"""What teachers say of given answers: found before anything is started, asked once, told to the loss with each sample.
+
+kept   remaining draws, held-out examples ─ each source's teacher, frozen ─► k likeliest tokens, on disk ─► samples
+loss   the number of its teacher ─► samples; the student's trainer holds all teachers
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+
+from roll.cluster.base import Cluster
+from roll.config.pipelines.distill_offline import DistillOfflineConfig
+from roll.errors import ConfigError, ModelError
+from roll.models import describe_model
+from roll.pipelines.run import Session
+from roll.pipelines.supervised.asking import ask_once, frozen_spec, weights_name
+from roll.pipelines.supervised.kept import Kept, Rows, rows_of
+from roll.pipelines.supervised.preparation import Prepared
+from roll.pipelines.teachers import teacher_paths
+from roll.protocols import TrainerGroup
+from roll.types import TopLogprobs, TrainingBatch, TrainingSample
+
+__all__ = ["Taught", "ask_teachers", "teachers_of"]
+
+
+def teachers_of(config: DistillOfflineConfig, model_path: Path) -> list[Path]:
+    """The models of all teachers.
+
+    Raises:
+        UserError: one cannot teach this student, or has fewer tokens than are to be kept.
+    """
+    settings = config.distillation
+    otherwise = "set distillation.place to kept, which compares the teacher's likeliest tokens alone"
+    holds = config.trainer_holds_teachers
+    paths = teacher_paths(config.teacher, config.model, model_path, otherwise=otherwise if holds else None)
+    for teacher, path in zip(config.teacher, paths, strict=True):
+        rows = describe_model(path).vocab_size
+        if settings.place == "kept" and settings.num_top > rows:
+            raise ConfigError(
+                f"distillation.num_top is {settings.num_top:,}, but teacher.model '{teacher.model}' predicts {rows:,} "
+                "tokens: lower it, or set distillation.place to loss, which compares all of them."
+            )
+    return paths
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Taught:
+    """What teachers said, or who they are."""
+
+    teacher_of: dict[str, int]
+    """By domain."""
+    kept: tuple[Kept, ...] = ()
+    """By teacher; empty where the student's trainer holds them."""
+
+    async def completed(self, batch: TrainingBatch) -> TrainingBatch:
+        """The batch with what the loss needs of the teachers."""
+        return replace(batch, samples=tuple(map(self._of, batch.samples)))
+
+    def _of(self, sample: TrainingSample) -> TrainingSample:
+        teacher = self.teacher_of[sample.domain]
+        if not self.kept:
+            return replace(sample, teacher=teacher)
+        rows = self.kept[teacher].of(sample)
+        shape = len(sample), *rows["logprobs"].shape[1:]
+        top = TopLogprobs(token_ids=np.zeros(shape, np.int32), logprobs=np.zeros(shape, np.float32))
+        top.token_ids[sample.loss_mask], top.logprobs[sample.loss_mask] = rows["token_ids"], rows["logprobs"]
+        return replace(sample, teacher_top=top)
+
+
+async def ask_teachers(
+    config: DistillOfflineConfig,
+    prepared: Prepared,
+    cluster: Cluster,
+    paths: Sequence[Path],
+    samples: Sequence[TrainingSample],
+    session: Session | None = None,
+) -> Taught:
+    """Let every teacher say what is not kept yet of its own samples, one teacher after the other.
+
+    Args:
+        config: of the run.
+        prepared: of the run.
+        cluster: where teachers are started.
+        paths: their models.
+        samples: of which they are asked.
+        session: that shows how far this is; without one, nothing is kept but in a directory that is configured.
+    """
+    settings, rows = config.distillation, describe_model(prepared.model_path).vocab_size
+    directory = session.directory.path / "teacher" if session else None
+    if settings.directory is not None:
+        directory = Path(settings.directory)
+    all_kept = []
+    for number, path in enumerate(paths):
+        spec = frozen_spec(config, prepared, path)
+        name = f"{await asyncio.to_thread(weights_name, spec)}-top{settings.num_top}"
+        kept = await asyncio.to_thread(Kept, directory / name if directory else None)
+        own = [sample for sample in samples if config.teacher_of[sample.domain] == number]
+        model = config.teacher[number].model
+
+        async def ask(teacher: TrainerGroup, batch: TrainingBatch, model: str = model) -> list[Rows]:
+            said = (await teacher.forward(batch, ("top_logprobs",), num_top=settings.num_top))["top_logprobs"]
+            pairs = zip(batch.samples, said, strict=True)
+            return [_counted(sample, top, rows, model) for sample, top in pairs]
+
+        await ask_once(cluster, spec, kept, own, ask, who=f"the teacher '{model}'", session=session)
+        all_kept.append(kept)
+    return Taught(teacher_of=config.teacher_of, kept=tuple(all_kept))
+
+
+def _counted(sample: TrainingSample, top: TopLogprobs, num_tokens: int, model: str) -> Rows:
+    """The rows of the tokens that the loss counts, as small as they can be.
+
+    Raises:
+        ModelError: one of the likeliest tokens is none of the student's.
+    """
+    ids = top.token_ids[sample.loss_mask]
+    if ids.size and ids.max() >= num_tokens:
+        raise ModelError(
+            f"teacher.model '{model}' finds token {ids.max():,} likely, but the student predicts {num_tokens:,} "
+            "tokens: lower distillation.num_top, or resize the teacher's vocabulary to the student's."
+        )
+    return rows_of(token_ids=ids.astype(np.min_scalar_type(num_tokens - 1)), logprobs=top.logprobs[sample.loss_mask])

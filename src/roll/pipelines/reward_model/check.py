@@ -1,0 +1,21 @@
+"""What `roll check` says of training a reward model."""
+
+from __future__ import annotations
+
+from roll.config.pipelines.reward_model import RewardModelConfig
+from roll.pipelines.supervised.check import inspect as look
+from roll.preflight import Report
+
+__all__ = ["inspect"]
+
+
+def inspect(config: RewardModelConfig) -> Report:
+    """Find out all that can be known before a run."""
+    loss = config.reward_model.loss
+    return look(
+        config,
+        kind="scored" if loss == "regression" else "pair",
+        method=loss,
+        loss=f"roll.pipelines.reward_model.losses:{loss.upper()}",
+        role="reward_model",
+    )

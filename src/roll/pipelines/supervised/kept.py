@@ -1,0 +1,105 @@
+"""What a model said once of the tokens that are learnt, on disk: by what was said of which tokens.
+
+An entry is found by the tokens themselves and by which of them count. So nothing that changes the data, the template
+or the lengths can make an entry wrong, only miss.
+
+    NAME.npy   a row for each token that counts, one sample after the other; mapped into memory, not read into it
+    NAME.npz   keys and lengths of the samples, and the checksum of the rows: written last, so that it vouches for them
+
+Names come from the keys, so several runs may keep what they were told in one directory.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import logging
+import zipfile
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
+import xxhash
+
+from roll.tracking import atomic
+from roll.types import TrainingSample
+
+__all__ = ["Kept", "Rows", "rows_of"]
+
+logger = logging.getLogger(__name__)
+
+Rows: TypeAlias = "np.ndarray[tuple[int], np.dtype[np.void]]"
+"""[N] what was said of a sample's tokens that count, in named columns."""
+
+
+def rows_of(**columns: np.ndarray[Any, Any]) -> Rows:
+    """Columns [N] or [N, k] as rows."""
+    size = len(next(iter(columns.values())))
+    rows = np.empty(size, dtype=[(name, column.dtype, column.shape[1:]) for name, column in columns.items()])
+    for name, column in columns.items():
+        rows[name] = column
+    return rows
+
+
+class Kept:
+    """What one model said of samples; files are only ever added.
+
+    Args:
+        directory: of this model and of what it is asked; `None` keeps everything in memory.
+    """
+
+    def __init__(self, directory: Path | None = None) -> None:
+        self._directory = directory
+        self._found: dict[bytes, Rows] = {}
+        if directory is not None and directory.is_dir():
+            for index in sorted(directory.glob("*.npz")):
+                self._read(index)
+
+    def missing(self, samples: Iterable[TrainingSample]) -> list[TrainingSample]:
+        """Those of which nothing is kept, each once."""
+        return list({key: s for s in samples if (key := _key(s)) not in self._found}.values())
+
+    def add(self, samples: Sequence[TrainingSample], said: Sequence[Rows]) -> None:
+        """Keep what was said of samples of which nothing is kept yet, and write it."""
+        new = {_key(sample): rows for sample, rows in zip(samples, said, strict=True)}
+        self._found |= new
+        if self._directory is None or not new:
+            return
+        self._directory.mkdir(parents=True, exist_ok=True)
+        keys = b"".join(new)
+        index = self._directory / f"{hashlib.blake2b(keys, digest_size=8).hexdigest()}.npz"
+        rows, about = io.BytesIO(), io.BytesIO()
+        np.save(rows, np.concatenate([*new.values()]))
+        np.savez(
+            about,
+            keys=np.frombuffer(keys, np.uint8).reshape(len(new), -1),
+            lengths=[len(own) for own in new.values()],
+            checksum=xxhash.xxh3_64_hexdigest(rows.getvalue()),
+        )
+        atomic.write_bytes(index.with_suffix(".npy"), rows.getvalue())
+        atomic.write_bytes(index, about.getvalue())
+        self._read(index)
+
+    def of(self, sample: TrainingSample) -> Rows:
+        """What was said of it."""
+        return self._found[_key(sample)]
+
+    def _read(self, index: Path) -> None:
+        path = index.with_suffix(".npy")
+        try:
+            with np.load(index, allow_pickle=False) as about:
+                keys, lengths, checksum = about["keys"], about["lengths"], str(about["checksum"])
+            if xxhash.xxh3_64_hexdigest(path.read_bytes()) != checksum:
+                raise ValueError("its checksum is another one")
+            rows = np.asarray(np.load(path, mmap_mode="r", allow_pickle=False))
+            parts = np.split(rows, np.cumsum(lengths)[:-1])
+            self._found |= {key.tobytes(): said for key, said in zip(keys, parts, strict=True)}
+        except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
+            logger.warning("'%s' cannot be read (%s): what a model said is computed again", path, error)
+
+
+def _key(sample: TrainingSample) -> bytes:
+    digest = hashlib.blake2b(sample.token_ids.astype(np.int32).tobytes(), digest_size=16)
+    digest.update(np.packbits(sample.loss_mask).tobytes())
+    return digest.digest()
