@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from chaos.harness import tiny_config
+from chaos.test_kill_pipelines import configuration
 from recorded.runs import hashes
 from worlds.tiny_model import write_tiny_model
 
@@ -60,7 +61,7 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     monkeypatch.setattr(StatePlacement, "reload", reload)
     for name in ("train_step", "save", "load", "export"):
         needing(name, BOTH)
-    for name in ("forward", "weights"):
+    for name in ("forward", "measure", "weights"):
         needing(name, {"parameters"})
     for name in ("sleep", "wake", "start"):
         _counted(monkeypatch, name, counts)
@@ -92,6 +93,18 @@ def test_a_teacher_that_shares_the_students_device_hands_over_too(
         asked = config(tmp_path / name, tiny_model, hand_over=hand_over)
         roll.train({**asked, "pipeline": "distill", "teacher": str(other), "distillation": {"place": "reward"}})
     assert (seen["sleep"], seen["wake"]) == (6, 5)
+    assert hashes(tmp_path / "with" / "run") == hashes(tmp_path / "without" / "run")
+
+
+@pytest.mark.parametrize("name", ["sft_hand_over", "kto_adapters"])
+def test_engines_that_answer_beside_a_run_on_examples_hand_over(
+    name: str, seen: Counter[str], tmp_path: Path, tiny_model: Path
+) -> None:
+    """What a preference's loss must know before the update is asked of a policy that has its memory, too."""
+    settings = configuration(name, tmp_path, tiny_model)
+    for directory, hand_over in (("with", True), ("without", False)):
+        roll.train({**settings, "output_dir": str(tmp_path / directory), "cluster": {"hand_over": hand_over}})
+    assert seen["sleep"] > 0 and seen["measure"] > 0
     assert hashes(tmp_path / "with" / "run") == hashes(tmp_path / "without" / "run")
 
 

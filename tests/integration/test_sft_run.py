@@ -115,6 +115,22 @@ def test_a_resumed_run_goes_on_to_more_epochs(tmp_path: Path, tiny_model: Path, 
     assert roll.resume(tmp_path / "run", ["training.num_epochs=2"]).num_steps == 4
 
 
+@pytest.mark.parametrize(("per_step", "num_epochs", "num_steps"), [(4, 2, 6), (3, 1, 3), (8, 2, 5)])
+def test_what_remains_of_the_epochs_is_counted_from_where_a_run_stands(
+    tmp_path: Path, tiny_model: Path, apart: list[dict[str, Any]], per_step: int, num_epochs: int, num_steps: int
+) -> None:
+    """An epoch that ended inside a step, and steps that had another size, leave no example out."""
+    training = {"num_epochs": 1, "examples_per_step": 4, "num_threads": 1}
+    first = {**training, "num_steps": 2} if num_epochs == 1 else training
+    roll.train(config(tmp_path, tiny_model, data=apart, training=first, evaluation={"before_training": False}))
+    changes = ["training.num_steps=0", f"training.num_epochs={num_epochs}", f"training.examples_per_step={per_step}"]
+    assert roll.resume(tmp_path / "run", changes).num_steps == num_steps
+    uses = Counter(entry["uid"] for entry in Run.at(tmp_path / "run").ledger())
+    assert uses == {f"file/{n}": num_epochs for n in range(1, 11)}
+    with pytest.raises(ConfigError, match="is at step"):
+        roll.resume(tmp_path / "run", ["training.num_epochs=0.1"])
+
+
 def test_adapters_are_trained_alone(tmp_path: Path, tiny_model: Path, apart: list[dict[str, Any]]) -> None:
     model = {"path": str(tiny_model), "dtype": "float32", "lora": {"rank": 4}}
     summary = roll.train(config(tmp_path, tiny_model, data=apart, model=model))

@@ -48,15 +48,21 @@ class SupervisedTraining(TrainingConfig):
         epochs = self.num_epochs if self.num_epochs or self.num_steps else 1.0
         return None if epochs is None else max(round(min(epochs * num_examples, MOST_DRAWS)), 1)
 
-    def within(self, num_examples: int) -> Self:
+    def within(self, num_examples: int, step: int = 0, num_drawn: int = 0) -> Self:
         """The same with the number of steps that the run has.
+
+        Args:
+            num_examples: of all sources together.
+            step: where the run stands. An epoch may have ended inside a step, and steps may have had another size, so
+                what remains is counted from here.
+            num_drawn: draws up to there.
 
         Raises:
             ConfigError: the warm-up is longer.
         """
         draws = self.most_draws(num_examples)
         steps = [self.num_steps] if self.num_steps else []
-        steps += [-(-draws // self.examples_per_step)] if draws is not None else []
+        steps += [step - (num_drawn - draws) // self.examples_per_step] if draws is not None else []
         if self.warmup_steps > min(steps):
             raise ConfigError(
                 f"training.warmup_steps {self.warmup_steps} exceeds the {min(steps)} steps that {num_examples} "

@@ -21,6 +21,7 @@ from roll.pipelines.checkpoint_files import (
 )
 from roll.pipelines.registry import PIPELINES
 from roll.pipelines.run import Session
+from roll.pipelines.state import RunState
 from roll.pipelines.stop import Interrupted, StopRequest, stop_on_signals
 from roll.running import run_to_end
 from roll.tracking import RunDirectory, Summary, Tracker, read_metrics
@@ -57,8 +58,7 @@ def resume(
         remove_unfinished(run.checkpoints_dir)
         path, pipeline = find_checkpoint(run.checkpoints_dir), PIPELINES.get(config.pipeline)
         saved = read_checkpoint(path, pipeline.state) if path else None
-        num_steps = pipeline.facts(config).num_steps
-        if saved is not None and num_steps < saved.state.step:
+        if saved is not None and (num_steps := pipeline.facts(config, saved.state).num_steps) < saved.state.step:
             raise ConfigError(
                 f"training.num_steps is {num_steps}, but '{run_path}' is at step {saved.state.step}: "
                 "raise it, or export the model as it is."
@@ -75,7 +75,7 @@ async def _train(
 ) -> Summary:
     step = saved.state.step if saved else 0
     stop, pipeline = StopRequest(), PIPELINES.get(config.pipeline)
-    facts = asdict(pipeline.facts(config))
+    facts = asdict(pipeline.facts(config, saved.state if saved else RunState()))
     tracker = Tracker(run, config, **facts, resumed_at=step if saved else None, callbacks=callbacks)
     with tracker, stop_on_signals(stop):
         try:

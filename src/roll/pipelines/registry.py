@@ -36,7 +36,8 @@ class Pipeline:
 
     open: Callable[[Any, Session], AbstractAsyncContextManager[Callable[[], Awaitable[None]]]]
     """Starts what a run needs, and ends it afterwards; inside, what is to be done."""
-    facts: Callable[[Any], RunFacts]
+    facts: Callable[[Any, RunState], RunFacts]
+    """Of a run that stands there."""
     evaluate: Callable[[Any], Coroutine[Any, Any, dict[str, float]]]
     """Measures the configuration's model, without training."""
     state: type[RunState] = RunState

@@ -6,6 +6,7 @@ side by side.
 
 from __future__ import annotations
 
+import math
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Self
 
@@ -41,8 +42,11 @@ class RunState:
 
     def note_score(self, step: int, score: float) -> None:
         """Remember an evaluation's score, of which more is better. The model before training is no candidate for the
-        best: where it is as good as any, the best that training made is kept.
+        best: where it is as good as any, the best that training made is kept. What is no number is none either, and
+        no file could hold it.
         """
+        if not math.isfinite(score):
+            return
         best = max((found for at, found in self.scores.items() if at != "0"), default=float("-inf"))
         self.scores[str(step)] = score
         if step > 0 and score > best:

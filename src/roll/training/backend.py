@@ -128,7 +128,8 @@ class TorchBackend:
         started = time.perf_counter()
         self.masters.clear_grads()
         self.network.train()
-        found = self._losses(batch, loss, learn=True)
+        with self._randomness.untouched_by_errors():
+            found = self._losses(batch, loss, learn=True)
         backward_done = time.perf_counter()
         grad_norm = self.optimizer.grad_norm()
         rate = self.schedule.rate(self.num_steps)

@@ -45,6 +45,16 @@ class Randomness:
             self.states = self._current()
             self._put(outer)
 
+    @contextlib.contextmanager
+    def untouched_by_errors(self) -> Iterator[None]:
+        """Where the block fails, nothing was drawn in it: what is saved then is as it was before."""
+        before = self.states
+        try:
+            yield
+        except BaseException:
+            self.states = before
+            raise
+
     def _current(self) -> dict[str, Tensor]:
         states = {"cpu": torch.get_rng_state()}
         if self._module is not None:

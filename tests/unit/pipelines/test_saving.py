@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import math
 from types import SimpleNamespace
 from typing import Any
 
@@ -99,6 +101,7 @@ async def test_the_boundary_stands_until_a_weight_may_have_moved(
         ({0: 0.9, 10: 0.2, 20: 0.4}, 20),  # which is no candidate
         ({0: 0.1, 10: 0.4, 20: 0.4}, 10),
         ({0: 0.5}, None),
+        ({10: math.nan, 20: -math.inf, 30: -2.0, 40: -3.0}, 30),  # a loss that overflowed
     ],
 )
 def test_the_best_step_is_one_that_training_made(scores: dict[int, float], best: int | None) -> None:
@@ -106,3 +109,4 @@ def test_the_best_step_is_one_that_training_made(scores: dict[int, float], best:
     for step, score in scores.items():
         state.note_score(step, score)
     assert state.best_step == best
+    json.dumps(state.to_json(), allow_nan=False)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
+import pytest
 import torch
 from training_helpers import logprobs_of, make_batch, make_spec
 
@@ -47,6 +49,25 @@ def test_trainers_of_one_process_do_not_move_each_others_dropout(tiny_model: Pat
         other.train_step(batch, PolicyLoss())
 
 
+def test_a_step_that_failed_drew_nothing(tiny_model: Path) -> None:
+    """A run that it ends is saved as it was before, so the resumed run makes the step as if it had not failed."""
+
+    class FailsOnce(PolicyLoss):
+        def __call__(self, inputs: Any) -> Any:
+            raise RuntimeError("a test breaks it")
+
+    spec, batch = make_spec(tiny_model, lora=DROPOUT, learning_rate=0.01), make_batch()
+    losses = []
+    for fails in (False, True):
+        backend = TorchBackend(spec)
+        backend.train_step(batch, PolicyLoss())
+        if fails:
+            with pytest.raises(RuntimeError, match="a test breaks it"):
+                backend.train_step(batch, FailsOnce())
+        losses.append([backend.train_step(batch, PolicyLoss()).loss for _ in range(2)])
+    assert losses[0] == losses[1]
+
+
 def test_dropout_differs_from_step_to_step(tiny_model: Path) -> None:
     backend = TorchBackend(make_spec(tiny_model, lora=DROPOUT, learning_rate=0.01))
     for _ in range(2):  # B begins at 0
@@ -54,10 +75,10 @@ def test_dropout_differs_from_step_to_step(tiny_model: Path) -> None:
     backend.network.train()
     once, again = (logprobs_of(backend, make_batch(1)) for _ in range(2))
     assert all((a == b).all() for a, b in zip(once, again, strict=True))  # scoring has none
-    (blocks,) = backend._share(make_batch(1).samples, every_token=True)
+    ((_, blocks),) = backend._share(make_batch(1).samples, every_token=True, needs=Needs())
     layout = build_layout(blocks, every_token=True)
     backend.network.train()
-    first, second = (backend._predict(layout, make_batch(1), Needs()).logprobs for _ in range(2))
+    first, second = (backend._predict(layout, make_batch(1), Needs(), None, None).logprobs for _ in range(2))
     assert not torch.equal(first, second)
 
 

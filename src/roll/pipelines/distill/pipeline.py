@@ -18,6 +18,7 @@ from roll.pipelines.online.opening import Placed, facts, frozen_spec, open_onlin
 from roll.pipelines.preparation import prepare
 from roll.pipelines.registry import Pipeline, RunFacts
 from roll.pipelines.run import Session
+from roll.pipelines.state import RunState
 
 __all__ = ["PIPELINE"]
 
@@ -47,9 +48,9 @@ async def _open(config: DistillConfig, session: Session) -> AsyncIterator[Callab
         yield partial(train, loop)
 
 
-def _facts(config: DistillConfig) -> RunFacts:
+def _facts(config: DistillConfig, at: RunState) -> RunFacts:
     settings = config.distillation
-    return facts(config, f"{settings.divergence} divergence as a {settings.place}")
+    return facts(config, at, f"{settings.divergence} divergence as a {settings.place}")
 
 
 PIPELINE = Pipeline(open=_open, facts=_facts, evaluate=measure, state=LearningState)

@@ -16,6 +16,7 @@ from roll.pipelines.distill_offline.losses import offline_loss
 from roll.pipelines.distill_offline.teachers import Taught, ask_teachers, teachers_of
 from roll.pipelines.registry import Pipeline, RunFacts
 from roll.pipelines.run import Session
+from roll.pipelines.state import RunState
 from roll.pipelines.supervised.asking import remaining_steps
 from roll.pipelines.supervised.loop import train
 from roll.pipelines.supervised.measuring import held_out_metrics, measure_answers, open_measuring
@@ -68,8 +69,8 @@ async def _measure(config: DistillOfflineConfig) -> dict[str, float]:
     return metrics | await measure_answers(config)
 
 
-def _facts(config: DistillOfflineConfig) -> RunFacts:
-    return facts(config, "supervised", config.distillation.method)
+def _facts(config: DistillOfflineConfig, at: RunState) -> RunFacts:
+    return facts(config, at, "supervised", config.distillation.method)
 
 
 PIPELINE = Pipeline(open=_open, facts=_facts, evaluate=_measure)

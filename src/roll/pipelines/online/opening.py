@@ -28,6 +28,7 @@ from roll.pipelines.online.sampling import build_controller
 from roll.pipelines.preparation import Prepared, probe_sequences, sampling_plans
 from roll.pipelines.registry import RunFacts
 from roll.pipelines.run import Run, Session, beginning
+from roll.pipelines.state import RunState
 from roll.protocols import EngineGroup, TrainerGroup
 from roll.rollout import AsyncController, LLMProxy
 from roll.training import Schedule, TrainerSpec
@@ -190,11 +191,14 @@ def _held_out(config: GeneratingConfig, data: Data) -> list[PromptDraw]:
     return found
 
 
-def facts(config: GeneratingConfig, method: str, *, engines: str | None = None, ranks: str | None = None) -> RunFacts:
+def facts(
+    config: GeneratingConfig, _: RunState, method: str, *, engines: str | None = None, ranks: str | None = None
+) -> RunFacts:
     """What is said of a run before its first step.
 
     Args:
         config: of the run.
+        _: where it stands; its steps do not depend on that.
         method: what it learns by.
         engines: in place of how many there are.
         ranks: in place of how many trainer ranks there are.

@@ -14,6 +14,7 @@ from roll.pipelines.preference.objective import Objective, kind_of
 from roll.pipelines.preference.reference import all_samples, held_out_samples, logprobs, reference_spec
 from roll.pipelines.registry import Pipeline, RunFacts
 from roll.pipelines.run import Session
+from roll.pipelines.state import RunState
 from roll.pipelines.supervised.asking import ask_once, weights_name
 from roll.pipelines.supervised.kept import Kept
 from roll.pipelines.supervised.loop import train
@@ -67,8 +68,8 @@ async def _measure(config: PreferenceConfig) -> dict[str, float]:
     return metrics | await measure_answers(config)
 
 
-def _facts(config: PreferenceConfig) -> RunFacts:
-    return facts(config, kind_of(config.preference), config.preference.type)
+def _facts(config: PreferenceConfig, at: RunState) -> RunFacts:
+    return facts(config, at, kind_of(config.preference), config.preference.type)
 
 
 PIPELINE = Pipeline(open=_open, facts=_facts, evaluate=_measure)

@@ -18,6 +18,7 @@ from roll.pipelines.preference_online.loop import train
 from roll.pipelines.preparation import prepare
 from roll.pipelines.registry import Pipeline, RunFacts
 from roll.pipelines.run import Session
+from roll.pipelines.state import RunState
 
 __all__ = ["PIPELINE"]
 
@@ -41,8 +42,8 @@ async def _open(config: PreferenceOnlineConfig, session: Session) -> AsyncIterat
         yield partial(train, loop)
 
 
-def _facts(config: PreferenceOnlineConfig) -> RunFacts:
-    return facts(config, f"online {config.preference.type}")
+def _facts(config: PreferenceOnlineConfig, at: RunState) -> RunFacts:
+    return facts(config, at, f"online {config.preference.type}")
 
 
 PIPELINE = Pipeline(open=_open, facts=_facts, evaluate=measure, state=LearningState)

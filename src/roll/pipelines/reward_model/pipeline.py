@@ -13,6 +13,7 @@ from roll.data.examples import ExampleKind
 from roll.pipelines.registry import Pipeline, RunFacts
 from roll.pipelines.reward_model.losses import loss_of
 from roll.pipelines.run import Session
+from roll.pipelines.state import RunState
 from roll.pipelines.supervised.loop import train
 from roll.pipelines.supervised.measuring import measure_model
 from roll.pipelines.supervised.opening import facts, open_course
@@ -42,8 +43,8 @@ async def _measure(config: RewardModelConfig) -> dict[str, float]:
     return await measure_model(config, kind=_kind(config), loss=loss, role="reward_model", score_at_end=True)
 
 
-def _facts(config: RewardModelConfig) -> RunFacts:
-    return facts(config, _kind(config), config.reward_model.loss)
+def _facts(config: RewardModelConfig, at: RunState) -> RunFacts:
+    return facts(config, at, _kind(config), config.reward_model.loss)
 
 
 PIPELINE = Pipeline(open=_open, facts=_facts, evaluate=_measure)

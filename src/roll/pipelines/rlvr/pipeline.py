@@ -22,6 +22,7 @@ from roll.pipelines.rlvr.replay.training import open_training
 from roll.pipelines.rlvr.sampling import build_controller
 from roll.pipelines.rlvr.trainers import device_role, learner_of, trainer_specs
 from roll.pipelines.run import Run, Session
+from roll.pipelines.state import RunState
 from roll.rollout import LLMProxy
 
 __all__ = ["PIPELINE"]
@@ -65,10 +66,10 @@ async def _open_run(config: RLVRConfig, session: Session) -> AsyncIterator[Calla
         yield partial(loop.train, opened.online, opened.live, opened.evaluator)
 
 
-def _facts(config: RLVRConfig) -> RunFacts:
+def _facts(config: RLVRConfig, at: RunState) -> RunFacts:
     only = config.replay.only if config.replay else ""
     engines, ranks = "no engine" if only == "train" else None, "no trainer" if only == "rollout" else None
-    return facts(config, config.algorithm.type, engines=engines, ranks=ranks)
+    return facts(config, at, config.algorithm.type, engines=engines, ranks=ranks)
 
 
 PIPELINE = Pipeline(open=_open, facts=_facts, evaluate=measure, state=LearningState)

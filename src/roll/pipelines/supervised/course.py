@@ -150,7 +150,7 @@ class Course:
             with run.spans.phase("evaluate"):
                 figures, groups = await run.stop.unless(answers.measure())
             metrics |= figures
-            score = figures.get("eval/score", score)
+            score = figures.get("eval/score", float("nan"))  # never a loss among scores
         run.state.evaluated_at = run.state.step
         run.state.note_score(run.state.step, score)
         run.tracker.log_evaluation(run.state.step, metrics, groups)

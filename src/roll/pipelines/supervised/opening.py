@@ -13,6 +13,7 @@ from roll.config.supervised import SupervisedConfig
 from roll.data.examples import ExampleKind
 from roll.pipelines.registry import RunFacts
 from roll.pipelines.run import Run, Session, beginning
+from roll.pipelines.state import RunState
 from roll.pipelines.supervised.answers import open_answers
 from roll.pipelines.supervised.course import Course
 from roll.pipelines.supervised.preparation import Prepared, planned_steps, policy_spec, prepare
@@ -43,7 +44,8 @@ async def open_course(
     """
     tracker, saved = session.tracker, session.saved
     tracker.note("reading the model's files and the examples")
-    prepared = await asyncio.to_thread(prepare, config, kind, score_at_end=score_at_end)
+    at = saved.state if saved else RunState()
+    prepared = await asyncio.to_thread(prepare, config, kind, at, score_at_end=score_at_end)
     state = beginning(saved, prepared.examples.train)
     async with AsyncExitStack() as stack:
         cluster = open_cluster(config.cluster, config.roles, session.directory)
@@ -73,8 +75,8 @@ async def open_course(
         )
 
 
-def facts(config: SupervisedConfig, kind: ExampleKind, method: str) -> RunFacts:
-    """What is said of a run before its first step."""
+def facts(config: SupervisedConfig, at: RunState, kind: ExampleKind, method: str) -> RunFacts:
+    """What is said of a run that stands there."""
     ranks, cores = config.roles["actor_train"].count, os.cpu_count() or 1
     where = f"{config.cluster.type}: {ranks} trainer rank{'s' * (ranks != 1)}, {cores} core{'s' * (cores != 1)}"
-    return RunFacts(method=method, where=where, num_steps=planned_steps(config, kind))
+    return RunFacts(method=method, where=where, num_steps=planned_steps(config, kind, at))

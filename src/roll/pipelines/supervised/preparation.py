@@ -9,6 +9,7 @@ from roll.config.supervised import SupervisedConfig, SupervisedTraining
 from roll.data.examples import ExampleKind, Examples, build_examples, count_examples
 from roll.errors import ConfigError, DataError
 from roll.models import context_length, load_tokenizer, resolve_model
+from roll.pipelines.state import RunState
 from roll.training import Schedule, TrainerSpec
 from roll.types import TrainingBatch
 
@@ -25,12 +26,15 @@ class Prepared:
     """With the number of steps that the run has."""
 
 
-def prepare(config: SupervisedConfig, kind: ExampleKind, *, score_at_end: bool = False) -> Prepared:
+def prepare(
+    config: SupervisedConfig, kind: ExampleKind, at: RunState | None = None, *, score_at_end: bool = False
+) -> Prepared:
     """Resolve the model and read the data.
 
     Args:
         config: of the run.
         kind: of its examples.
+        at: where it stands; without it at its beginning.
         score_at_end: see `build_examples`.
 
     Raises:
@@ -44,7 +48,8 @@ def prepare(config: SupervisedConfig, kind: ExampleKind, *, score_at_end: bool =
         )
     tokenizer = load_tokenizer(model_path, trust_remote_code=config.model.trust_remote_code)
     examples = build_examples(config.data, kind, tokenizer, config.seed, asked or longest, score_at_end=score_at_end)
-    return Prepared(model_path=model_path, examples=examples, training=config.training.within(examples.train.num_items))
+    training = _from(config.training, examples.train.num_items, at or RunState())
+    return Prepared(model_path=model_path, examples=examples, training=training)
 
 
 def policy_spec(config: SupervisedConfig, prepared: Prepared) -> TrainerSpec:
@@ -58,12 +63,16 @@ def policy_spec(config: SupervisedConfig, prepared: Prepared) -> TrainerSpec:
     )
 
 
-def planned_steps(config: SupervisedConfig, kind: ExampleKind) -> int:
-    """How many steps a run has, without reading more of the data than that takes."""
+def _from(training: SupervisedTraining, num_examples: int, at: RunState) -> SupervisedTraining:
+    return training.within(num_examples, at.step, at.num_draws)
+
+
+def planned_steps(config: SupervisedConfig, kind: ExampleKind, at: RunState) -> int:
+    """How many steps a run has that stands there, without reading more of the data than that takes."""
     training = config.training
     if training.num_steps and training.num_epochs is None:
         return training.num_steps
-    return training.within(count_examples(config.data, kind, config.seed)).num_steps
+    return _from(training, count_examples(config.data, kind, config.seed), at).num_steps
 
 
 def held_out_batch(config: SupervisedConfig, examples: Examples) -> TrainingBatch:
