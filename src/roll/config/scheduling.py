@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import model_validator
+from pydantic import Strict, model_validator
 
 from roll.config.base import Section, option
 
@@ -71,7 +71,7 @@ class SchedulingConfig(Section):
         "Stop a group as soon as no outcome of its running rollouts could let it pass the filters; needs "
         "`reward_range`.",
     )
-    reward_range: tuple[float, float] | None = option(
+    reward_range: Annotated[tuple[float, float], Strict(False)] | None = option(
         None, "Lowest and highest possible reward of a rollout, for `stop_doomed_groups`.", examples=[[0.0, 1.0]]
     )
     domain_quotas: bool = option(

@@ -8,7 +8,7 @@ from typing import Any
 from roll.errors import DataError
 from roll.registry import nearest
 
-__all__ = ["ROLES", "BadRow", "Row", "column", "is_message", "short", "unicode_text"]
+__all__ = ["ROLES", "BadRow", "Row", "as_list", "column", "is_message", "is_null", "short", "unicode_text"]
 
 Row = Mapping[str, Any]
 
@@ -38,10 +38,23 @@ def column(row: Row, name: str, where: str, option: str) -> Any:
         columns = ", ".join(short(column) for column in list(row)[:20]) or "none"
         raise BadRow(
             "missing column",
-            f"{where}: there is no column '{name}'.{nearest(name, list(row))} It has: {columns}. "
+            f"{where}: there is no column '{name}'.{nearest(name, [c for c in row if isinstance(c, str)])} It has: "
+            f"{columns}. "
             f"Set `{option}` to the right one.",
         )
     return row[name]
+
+
+def is_null(value: Any) -> bool:
+    """Whether a cell says nothing: null, or what data frames write for it (NaN, NA, NaT)."""
+    return (
+        value is None or (isinstance(value, float) and value != value) or type(value).__name__ in ("NAType", "NaTType")
+    )
+
+
+def as_list(value: Any) -> Any:
+    """An array, or a column of a data frame, as the list that it holds; anything else as it is."""
+    return value.tolist() if hasattr(value, "tolist") and not isinstance(value, str) else value
 
 
 def is_message(value: Any) -> bool:

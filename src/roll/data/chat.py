@@ -63,7 +63,8 @@ class ChatRenderer:
         if not self.has_template:
             return self._without_template(messages, num_given)
         text, turns = self._turns(messages, num_given)
-        return tokenized(self._tokenizer, text, turns)
+        with _refusals(messages):
+            return tokenized(self._tokenizer, text, turns)
 
     def plain(self, text: str) -> tuple[IntArray, BoolArray]:
         """[L] ids of a text with the tokenizer's own special tokens and the one that ends it; all are learnt."""
@@ -128,7 +129,7 @@ class ChatRenderer:
             DataError: the template begins an assistant's message differently once there is one.
         """
         if not self.has_template:
-            ids = [*self._tokenizer(text, add_special_tokens=False)["input_ids"], self._tokenizer.eos_token_id]
+            ids = [*self._tokenizer(text, add_special_tokens=False)["input_ids"], self.end_token]
             return np.asarray(ids, dtype=np.int32)
         question: list[Message] = [{"role": "user", "content": "a"}]
         head = list(self._rendered(question))
@@ -207,9 +208,12 @@ def _refusals(messages: Sequence[Message]) -> Iterator[None]:
 
     try:
         yield
-    except TemplateError as error:
-        roles = ", ".join(message["role"] for message in messages)
+    except DataError:
+        raise
+    except Exception as error:  # a template is a program, which may fail with anything
+        roles = ", ".join(message["role"] for message in messages[:8])
+        name = "" if isinstance(error, TemplateError) else f"{type(error).__name__}: "
         raise DataError(
-            f"the model's chat template refuses a conversation of {roles}: {error}. Change the prompts "
+            f"the model's chat template refuses a conversation of {roles}: {name}{error}. Change the prompts "
             "(without `system_prompt`, for instance), or choose a model that takes them."
         ) from error

@@ -71,6 +71,8 @@ class ObjectTable:
         self._text_key = text_key
         if isinstance(rows, str | bytes | Mapping) or not isinstance(rows, Iterable):
             raise DataError(f"{name} is of type {type(rows).__name__}: give {_GIVE}.")
+        if hasattr(rows, "to_dict") and hasattr(rows, "columns"):
+            raise DataError(f"{name} is a data frame: give its rows, as `frame.to_dict('records')`.")
         in_place = hasattr(rows, "__getitem__") and hasattr(rows, "__len__")
         try:
             self._rows: Any = rows if in_place and not isinstance(rows, list) else list(rows)

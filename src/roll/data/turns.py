@@ -118,7 +118,7 @@ def marked_turns(
         if header and text.startswith(header, begin):
             begin += len(header)
         last = special.end_of_turn(text, begin, end, content)
-        if last is not None:
+        if last is not None and not (header and header in text[begin:last]):  # else it marks what was asked as well
             turns.append((begin, last))
     return turns
 
@@ -174,4 +174,10 @@ def _pieces(tokenizer: PreTrainedTokenizerBase, text: str, borders: Sequence[int
 
 def _encoded(tokenizer: PreTrainedTokenizerBase, text: str) -> Any:
     """Without the tokenizer's own warning of long texts: what is too long is said with its row."""
-    return tokenizer(text, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
+    encoded = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
+    if "offset_mapping" not in encoded:
+        raise DataError(
+            "the model's tokenizer, which is written in Python, cannot say where its tokens stand in a text: choose a "
+            "model that has a tokenizer.json."
+        )
+    return encoded

@@ -262,8 +262,8 @@ async def two_steps(config: RLVRConfig, session: Any, learner: Any, answers: Ans
     plan = SamplingPlan(purpose="train", group_size=SIZE, sampling=SamplingParams(max_new_tokens=4))
     data: Any = SimpleNamespace(train=Prompts())
     controller = build_controller(config, session.state, data, session.ledger, generation, plan)
-    live: Any = SimpleNamespace(generation=generation, controller=controller, plan=plan)
-    parts: Any = SimpleNamespace(config=config, run=session)
+    live: Any = SimpleNamespace(generation=generation, plan=plan)
+    parts: Any = SimpleNamespace(config=config, run=session, batches=controller)
     for _ in range(2):
         collected = await collect(parts, live)
         await learn(session, learner, config.algorithm, collected.selection, config.rollout)

@@ -346,3 +346,13 @@ def test_a_run_keeps_what_it_is_when_it_is_continued(tmp_path):
         load_run_config(tmp_path, ["model.path=other"])
     with pytest.raises(ConfigError, match="'name' is 'quickstart' in this run and cannot change"):
         load_run_config(tmp_path, ["name=other"])
+
+
+def test_a_range_is_written_as_a_list():
+    config = load_config(
+        QUICKSTART, ["rollout.scheduling.stop_doomed_groups=true", "rollout.scheduling.reward_range=[0, 1]"]
+    )
+    assert config.rollout.scheduling.reward_range == (0.0, 1.0)
+    assert load_config(resolved(config)).rollout.scheduling.reward_range == (0.0, 1.0)
+    with pytest.raises(ConfigError, match=r"reward_range"):
+        load_config(QUICKSTART, ["rollout.scheduling.reward_range=[0, 1, 2]"])

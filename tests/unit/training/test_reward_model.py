@@ -22,7 +22,7 @@ from roll.algorithms.losses import BradleyTerryLoss
 from roll.config.model import LoRAConfig
 from roll.config.rewards import RewardModelReward
 from roll.data.chat import ChatRenderer
-from roll.data.examples import samples_of
+from roll.data.examples import Rendering
 from roll.errors import ModelError
 from roll.models import load_tokenizer, pad_token
 from roll.rewards.reward_model import score_batch
@@ -44,7 +44,7 @@ def conversation(question: str, answer: str) -> Conversation:
 
 
 def batch_of(path: Path) -> TrainingBatch:
-    renderer = ChatRenderer(load_tokenizer(path))
+    rendering = Rendering(renderer=ChatRenderer(load_tokenizer(path)), score_at_end=True)
     samples = []
     for number, sides in enumerate(ANSWERS):
         asked = f"question {number}"
@@ -52,7 +52,7 @@ def batch_of(path: Path) -> TrainingBatch:
             uid=str(number), domain="pairs", conversations=tuple(conversation(asked, side) for side in sides)
         )
         draw = ExampleDraw(draw_id=number, example=example, position=-1)
-        samples += samples_of(draw, renderer, score_at_end=True)
+        samples += rendering.samples(draw)[0]
     return TrainingBatch(samples=tuple(samples))
 
 

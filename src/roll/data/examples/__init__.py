@@ -3,16 +3,16 @@
 from roll.data.examples.build import Examples, build_examples, count_examples
 from roll.data.examples.reading import ExampleKind
 from roll.data.examples.report import Report
-from roll.data.examples.samples import UnusableExample, samples_of
+from roll.data.examples.samples import Rendering, UnusableExample
 from roll.data.examples.stream import ExampleStream
 
 __all__ = [
     "ExampleKind",
     "ExampleStream",
     "Examples",
+    "Rendering",
     "Report",
     "UnusableExample",
     "build_examples",
     "count_examples",
-    "samples_of",
 ]

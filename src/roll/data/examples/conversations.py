@@ -7,7 +7,7 @@ from itertools import pairwise
 from typing import Any
 
 from roll.config.examples import ExampleColumns
-from roll.data.cells import ROLES, BadRow, Row, column, short, unicode_text
+from roll.data.cells import ROLES, BadRow, Row, as_list, column, is_null, short, unicode_text
 from roll.data.rows import messages_of
 from roll.types import Conversation, Message
 
@@ -15,12 +15,14 @@ __all__ = ["answered", "checked", "conversation_of_row", "has"]
 
 MAX_MESSAGES = 1000
 """Of one conversation: templates are rendered up to each answer, which takes time with the square of their number."""
+_UNREAD = ("tool_calls", "function_call", "reasoning_content")
+"""Fields of a message in which a model says something."""
 _SHAREGPT = {"human": "user", "gpt": "assistant", "observation": "tool", "function_response": "tool"}
 
 
 def has(row: Row, key: str | None) -> bool:
     """Whether the row says anything in this column; data sets fill columns of other rows' forms with null."""
-    return key is not None and row.get(key) is not None
+    return key is not None and not is_null(row.get(key))
 
 
 def conversation_of_row(row: Row, config: ExampleColumns, where: str) -> Conversation:
@@ -105,8 +107,11 @@ def checked(conversation: Conversation, where: str) -> Conversation:
 def _instructed(row: Row, config: ExampleColumns, where: str) -> Conversation:
     assert config.instruction_key is not None and config.output_key is not None
     asked = text_of(row[config.instruction_key], config.instruction_key, where, what="prompt")
-    if config.input_key is not None and (given := row.get(config.input_key)) not in (None, ""):
-        asked += "\n\n" + text_of(given, config.input_key, where, what="prompt")
+    if config.input_key is not None and has(row, config.input_key):
+        given = row[config.input_key]
+        asked += (
+            "" if isinstance(given, str) and not given else "\n\n" + text_of(given, config.input_key, where, "prompt")
+        )
     output = text_of(column(row, config.output_key, where, "output_key"), config.output_key, where, what="answer")
     messages = messages_of(asked, config.system_prompt, config.prompt_template)
     answer: Message = {"role": "assistant", "content": output}
@@ -116,7 +121,7 @@ def _instructed(row: Row, config: ExampleColumns, where: str) -> Conversation:
 def _asked(row: Row, config: ExampleColumns, where: str) -> tuple[Message, ...]:
     name = config.prompt_key or "prompt"
     value = column(row, name, where, "prompt_key")
-    if value is None:
+    if is_null(value):
         raise BadRow("empty prompt", f"{where}: column '{name}' is null: fill it in, or leave the row out.")
     if isinstance(value, str):
         return messages_of(text_of(value, name, where, what="prompt"), config.system_prompt, config.prompt_template)
@@ -134,7 +139,7 @@ def _with_system(messages: tuple[Message, ...], config: ExampleColumns) -> tuple
 
 
 def _messages(value: Any, key: str, where: str) -> tuple[Message, ...]:
-    value = value.tolist() if hasattr(value, "tolist") else value
+    value = as_list(value)
     if isinstance(value, list | tuple) and len(value) > MAX_MESSAGES:
         raise BadRow(
             "too many messages",
@@ -157,10 +162,19 @@ def _message(value: Any, key: str, where: str) -> Message:
         role = _SHAREGPT.get(role, role) if isinstance(role, str) else role
     if not isinstance(role, str) or role not in ROLES:
         raise BadRow("unknown role", f"{where}: the role must be one of {', '.join(ROLES)}, got {short(role)}.")
-    if value.get("tool_calls"):
+    for field in _UNREAD:
+        said = as_list(value.get(field))
+        if not is_null(said) and said:
+            raise BadRow(
+                "reasoning content" if field == "reasoning_content" else "tool calls",
+                f"{where}: `{field}` are not read: write what they say into `content` as the model spells it.",
+            )
+    weight = as_list(value.get("weight"))
+    if not is_null(weight) and weight != 1:
         raise BadRow(
-            "tool calls",
-            f"{where}: `tool_calls` are not read: write the call into `content` as the model spells it.",
+            "message with a weight",
+            f"{where}: its `weight` is {short(weight)}, but every answer of a conversation counts alike: give what is "
+            "not to be learnt as the `prompt`, and the answer as its `completion`.",
         )
     content = _joined(content)
     if not isinstance(content, str):
@@ -171,10 +185,12 @@ def _message(value: Any, key: str, where: str) -> Message:
 
 def _joined(content: Any) -> Any:
     """The text of content that is given as parts, if all of them are text."""
-    if not isinstance(content, list) or not content:
+    content = as_list(content)
+    if not isinstance(content, list | tuple) or not content:
         return content
     texts = [part.get("text") for part in content if isinstance(part, Mapping) and part.get("type") == "text"]
-    return "".join(map(str, texts)) if len(texts) == len(content) else content
+    readable = len(texts) == len(content) and all(isinstance(text, str) for text in texts)
+    return "".join(map(str, texts)) if readable else content
 
 
 def text_of(value: Any, key: str, where: str, what: str = "text") -> str:

@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
+from decimal import Decimal
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
 from roll.config.examples import ExampleColumns
 from roll.data.cells import BadRow, Row, column, short
-from roll.data.examples.conversations import answered, checked, conversation_of_row, has
+from roll.data.examples.conversations import answered, checked, conversation_of_row
 from roll.data.examples.report import BadRows
 from roll.errors import DataError
 from roll.types import Conversation, Example
 
 __all__ = ["ExampleKind", "ExampleReader"]
 
+LARGEST = 1e18
+"""Of scores and margins; a loss takes their squares, in float32."""
 ExampleKind: TypeAlias = Literal["supervised", "pair", "labelled", "scored"]
 """One conversation; two answers to the same, the preferred one first; one answer and whether it is wanted; one answer
 and its score."""
@@ -46,6 +49,14 @@ class ExampleReader:
 
     def read(self, row: Row, key: str, where: str) -> Example:
         """See `RowReader.read`."""
+        try:
+            return self._example(row, key, where)
+        except DataError:
+            raise
+        except Exception as error:  # rows that Python makes may be of classes that fail with anything
+            raise BadRow("unreadable", f"{where}: cannot be read: {type(error).__name__}: {error}") from error
+
+    def _example(self, row: Row, key: str, where: str) -> Example:
         config = self._config
         conversations = (
             _pair(row, config, where) if self._kind == "pair" else (_single(row, config, where, self._kind),)
@@ -95,7 +106,7 @@ class ExampleReader:
         config = self._config
         if self._kind == "scored":
             return _number(column(row, config.score_key, where, "score_key"), config.score_key, where)
-        if self._kind == "pair" and config.margin_key is not None and has(row, config.margin_key):
+        if self._kind == "pair" and config.margin_key is not None and row.get(config.margin_key) is not None:
             return _number(row[config.margin_key], config.margin_key, where)
         return None
 
@@ -115,7 +126,13 @@ def _pair(row: Row, config: ExampleColumns, where: str) -> tuple[Conversation, C
         raise BadRow("wrong type", f"{where}: one answer is text and the other a list of chat messages: use one form.")
     if chosen == rejected:
         raise BadRow("equal sides", f"{where}: both answers are the same, so nothing can be learnt from them.")
-    if chosen.text is not None:
+    if chosen.text is not None and rejected.text is not None:
+        if chosen.text[0] != rejected.text[0]:
+            raise BadRow(
+                "different prompts",
+                f"{where}: the two texts begin differently, but what both begin with is what is asked: compare answers "
+                "to the same, or name the prompt's column (prompt_key).",
+            )
         return chosen, rejected
     a, b = chosen.messages, rejected.messages
     common = next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
@@ -138,7 +155,7 @@ def _common(*texts: str) -> int:
 
 
 def _plain(value: Any) -> Any:
-    return value.item() if isinstance(value, np.generic) else value
+    return value.item() if isinstance(value, np.generic) and value.dtype.kind in "biuf" else value
 
 
 def _label(row: Row, config: ExampleColumns, where: str) -> bool:
@@ -153,12 +170,19 @@ def _label(row: Row, config: ExampleColumns, where: str) -> bool:
 
 def _number(value: Any, key: str, where: str) -> float:
     value = _plain(value)
-    if isinstance(value, bool) or not isinstance(value, int | float):
+    if isinstance(value, bool) or not isinstance(value, int | float | Decimal):
         raise BadRow("wrong type", f"{where}: column '{key}' must be a number, got {short(value)}.")
     try:
         number = float(value)
     except OverflowError:
         number = math.inf
+    except ValueError:  # a Decimal that signals
+        number = math.nan
     if not math.isfinite(number):
         raise BadRow("not a finite number", f"{where}: column '{key}' is {short(value)}: give a finite number.")
+    if abs(number) > LARGEST:
+        raise BadRow(
+            "too large a number",
+            f"{where}: column '{key}' is {short(value)}: give numbers between -{LARGEST:g} and {LARGEST:g}.",
+        )
     return number

@@ -11,7 +11,7 @@ from roll.data.chat import ChatRenderer
 from roll.errors import DataError
 from roll.types import BoolArray, Conversation, ExampleDraw, IntArray, TrainingSample
 
-__all__ = ["TOO_LONG", "Rendering", "UnusableExample", "samples_of"]
+__all__ = ["TOO_LONG", "Rendering", "UnusableExample"]
 
 TOO_LONG = "too long"
 Tokens = tuple[IntArray, BoolArray]
@@ -88,35 +88,14 @@ class Rendering:
                 raise UnusableExample(TOO_LONG, f"{message}, and what is asked fills it: nothing is left to learn.")
         if len(rendered) == 2 and np.array_equal(rendered[0][0], rendered[1][0]):
             raise UnusableExample("equal sides", "both answers are the same tokens, so nothing tells them apart.")
+        if not self.score_at_end and not all(mask.any() for _, mask in rendered):
+            raise UnusableExample("nothing to learn", "no token of it comes after another: make it longer.")
         return rendered, cut
 
     def _tokens(self, conversation: Conversation) -> Tokens:
         if conversation.text is not None:
             return self.renderer.plain(conversation.text)
         return self.renderer.conversation(conversation.messages, conversation.num_given)
-
-
-def samples_of(
-    draw: ExampleDraw,
-    renderer: ChatRenderer,
-    max_tokens: int | None = None,
-    too_long: TooLong = "refuse",
-    *,
-    score_at_end: bool = False,
-) -> tuple[TrainingSample, ...]:
-    """One sample for a conversation or text; two of one unit for a pair, the preferred one first.
-
-    Args:
-        draw: the example.
-        renderer: of the model's template.
-        max_tokens: see `Rendering`.
-        too_long: what becomes of more tokens than that.
-        score_at_end: see `Rendering`.
-
-    Raises:
-        UnusableExample: see `Rendering.samples`.
-    """
-    return Rendering(renderer=renderer, max_tokens=max_tokens, score_at_end=score_at_end).samples(draw, too_long)[0]
 
 
 def _shared_prefix(rendered: list[Tokens]) -> int:

@@ -17,33 +17,33 @@ from roll.config.pipelines.distill import DistillConfig
 from roll.data.samples import build_batch
 from roll.pipelines.distill.losses import distillation_loss, sampled_divergence, with_advantages
 from roll.pipelines.distill.teachers import teacher_logprobs
-from roll.pipelines.online.rounds import Rounds, Sampled
+from roll.pipelines.online.online_loop import OnlineLoop, Sampled
 from roll.types import TrainingBatch
 
 __all__ = ["train"]
 
 
-async def train(rounds: Rounds[DistillConfig]) -> None:
+async def train(loop: OnlineLoop[DistillConfig]) -> None:
     """Take the remaining steps."""
-    config, rollout = rounds.config, rounds.config.rollout
+    config, rollout = loop.config, loop.config.rollout
     loss = distillation_loss(config.distillation)
 
     async def step() -> list[str]:
-        sampled = await rounds.sample(all_answers)
+        sampled = await loop.sample(all_answers)
         batch = await taught(sampled)
-        metrics = await rounds.learn(batch, loss, config.updates) | sampled_divergence(batch)
-        return await rounds.cross_boundary(sampled, metrics, batch)
+        metrics = await loop.learn(batch, loss, config.updates) | sampled_divergence(batch)
+        return await loop.cross_boundary(sampled, metrics, batch)
 
     async def taught(sampled: Sampled) -> TrainingBatch:
         rollouts = sampled.choice.rollouts
         batch = build_batch(rollouts, temperature=rollout.temperature, max_new_tokens=rollout.max_new_tokens)
         pairs = zip(batch.samples, rollouts, strict=True)
         batch = replace(batch, samples=tuple(replace(s, teacher=config.teacher_of[r.prompt.domain]) for s, r in pairs))
-        if rounds.learner.teachers:
-            asked = teacher_logprobs(rounds.learner.teachers, config.teacher_of, batch, rollouts)
-            said = await rounds.ask("teacher", asked)
+        if loop.learner.teachers:
+            asked = teacher_logprobs(loop.learner.teachers, config.teacher_of, batch, rollouts)
+            said = await loop.ask("teacher", asked)
             pairs = zip(batch.samples, said, strict=True)
             batch = replace(batch, samples=tuple(replace(s, teacher_logprobs=column) for s, column in pairs))
         return with_advantages(batch, rollouts, config.distillation)
 
-    await rounds.repeat(step)
+    await loop.repeat(step)

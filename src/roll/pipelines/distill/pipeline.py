@@ -14,7 +14,7 @@ from roll.pipelines.distill.teachers import EngineTeacher, teacher_engines, teac
 from roll.pipelines.evaluation import measure
 from roll.pipelines.learner import Learner
 from roll.pipelines.learning.state import LearningState
-from roll.pipelines.online.opening import Placed, facts, frozen_spec, open_circle, policy_spec
+from roll.pipelines.online.opening import Placed, facts, frozen_spec, open_online, policy_spec
 from roll.pipelines.preparation import prepare
 from roll.pipelines.registry import Pipeline, RunFacts
 from roll.pipelines.run import Session
@@ -43,8 +43,8 @@ async def _open(config: DistillConfig, session: Session) -> AsyncIterator[Callab
         teachers = [EngineTeacher(engine) for engine in others[0].engines] if in_engines else others
         return Learner(policy=student, teachers=tuple(teachers))
 
-    async with open_circle(config, session, prepared, placed, learner_of) as rounds:
-        yield partial(train, rounds)
+    async with open_online(config, session, prepared, placed, learner_of) as loop:
+        yield partial(train, loop)
 
 
 def _facts(config: DistillConfig) -> RunFacts:

@@ -12,12 +12,12 @@ from roll.cluster.base import Cluster
 from roll.config.pipelines.distill_offline import DistillOfflineConfig
 from roll.config.supervised import SupervisedConfig
 from roll.models import resolve_model
-from roll.pipelines.distill_offline import loop
 from roll.pipelines.distill_offline.losses import offline_loss
 from roll.pipelines.distill_offline.teachers import Taught, ask_teachers, teachers_of
 from roll.pipelines.registry import Pipeline, RunFacts
 from roll.pipelines.run import Session
 from roll.pipelines.supervised.asking import remaining_steps
+from roll.pipelines.supervised.loop import train
 from roll.pipelines.supervised.measuring import answered, named, open_measuring
 from roll.pipelines.supervised.opening import facts, open_course
 from roll.pipelines.supervised.preparation import Prepared, held_out_batch, policy_spec
@@ -40,12 +40,12 @@ async def _open(config: DistillOfflineConfig, session: Session) -> AsyncIterator
             samples = await asyncio.to_thread(_all_samples, config, prepared, session)
             taught = await ask_teachers(config, prepared, cluster, paths, samples, session)
 
-    def specs(config: SupervisedConfig, prepared: Prepared) -> list[TrainerSpec]:
-        return [replace(policy_spec(config, prepared), teachers=held)]
+    def student(config: SupervisedConfig, prepared: Prepared) -> TrainerSpec:
+        return replace(policy_spec(config, prepared), teachers=held)
 
-    async with open_course(config, session, "supervised", specs=specs, first=first) as course:
+    async with open_course(config, session, "supervised", spec_of=student, first=first) as course:
         course.completed = taught.completed
-        yield partial(loop.train, course, offline_loss(config.distillation))
+        yield partial(train, course, offline_loss(config.distillation))
 
 
 def _all_samples(config: DistillOfflineConfig, prepared: Prepared, session: Session) -> Sequence[TrainingSample]:

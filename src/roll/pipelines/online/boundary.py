@@ -15,7 +15,7 @@ from roll.pipelines.learning.alarms import check_alarms
 from roll.pipelines.learning.failures import step_alarms
 from roll.pipelines.learning.state import LearningState
 from roll.pipelines.live_policy import LivePolicy
-from roll.pipelines.online.circle import Circle
+from roll.pipelines.online.online_run import OnlineRun
 from roll.pipelines.run import Run, whole_run
 from roll.rollout import Batch, DataLedger
 from roll.rollout.watchdog import Watchdog
@@ -67,7 +67,7 @@ async def batch_figures(state: LearningState, batch: Batch, fates: Mapping[int, 
 
 
 async def cross_boundary(
-    circle: Circle[Any],
+    online: OnlineRun[Any],
     batch: Batch,
     fates: Mapping[int, tuple[Fate, str]],
     trained: Collection[RolloutId],
@@ -77,55 +77,55 @@ async def cross_boundary(
     """The step is done: everything gets its fate, and the run may be saved; returns alarms that stop the run.
 
     Args:
-        circle: whose weights have moved, and are in the engines.
+        online: whose weights have moved, and are in the engines.
         batch: of the step.
         fates: of all its draws.
         trained: the rollouts that were learnt from.
         metrics: of the step so far; more are added.
         demonstrations: that belong to the batch.
     """
-    run, live, limits = circle.run, circle.live, circle.config.alarms
+    run, live, limits = online.run, online.live, online.config.alarms
     state = run.state
     run.mid_update = True
     state.step += 1
     settle(run.ledger, fates, state.step)
     if "reward/mean" in metrics:  # something was answered
         state.first_lengths = [*state.first_lengths, metrics["rollout/length_mean"]][:BASELINE_STEPS]
-    await circle.batches.settle(state.policy_version, trained)
-    _mark(circle)
+    await online.batches.settle(state.policy_version, trained)
+    _mark(online)
     run.mid_update = False
     state.alarms, alarms = check_alarms(limits, metrics, state.alarms)
     alarms += step_alarms(limits, state, batch.groups, first=state.step == run.began_at + 1)
-    metrics |= measures.run_metrics(state, run.ledger, circle.engine_counts())
+    metrics |= measures.run_metrics(state, run.ledger, online.engine_counts())
     metrics |= live.generation.metrics() if live else {"rollout/retries": 0.0}
     for alarm in alarms:
         logger.warning("%s", alarm.message)
     with run.spans.phase("record"):
-        if circle.recorder is not None:
-            await circle.recorder.record(state, batch, demonstrations)
+        if online.recorder is not None:
+            await online.recorder.record(state, batch, demonstrations)
         if live is not None:
             trace_engine_steps(live.generation.proxy.engines, run.spans.event)
         run.tracker.log_step(state.step, metrics | run.spans.metrics())
     return [alarm.message for alarm in alarms if alarm.stops]
 
 
-def _mark(circle: Circle[Any]) -> None:
+def _mark(online: OnlineRun[Any]) -> None:
     """Note what was drawn, and what of it is in flight, so that a resumed run launches exactly that again."""
-    state, stream = circle.run.state, circle.run.stream
+    state, stream = online.run.state, online.run.stream
     state.data = stream.state()
     state.num_draws = stream.num_drawn
-    state.pending = [[d.draw_id, d.prompt.domain, d.position] for d in circle.batches.in_flight()]
-    _remember_verifiers(circle)
+    state.pending = [[d.draw_id, d.prompt.domain, d.position] for d in online.batches.in_flight()]
+    _remember_verifiers(online)
 
 
-async def evaluate_if_due(circle: Circle[Any], evaluator: Evaluator) -> None:
+async def evaluate_if_due(online: OnlineRun[Any], evaluator: Evaluator) -> None:
     """Measure the policy where it is due, while nothing else runs: this is still the boundary."""
     if await evaluator.evaluate_if_due():
-        _remember_verifiers(circle)
+        _remember_verifiers(online)
 
 
-def _remember_verifiers(circle: Circle[Any]) -> None:
+def _remember_verifiers(online: OnlineRun[Any]) -> None:
     """Note what rewards know that later judgements depend on."""
-    if circle.live is not None:
-        states = {domain: reward.state() for domain, reward in circle.live.generation.rewards.items()}
-        circle.run.state.verifiers = {domain: state for domain, state in states.items() if state}
+    if online.live is not None:
+        states = {domain: reward.state() for domain, reward in online.live.generation.rewards.items()}
+        online.run.state.verifiers = {domain: state for domain, state in states.items() if state}

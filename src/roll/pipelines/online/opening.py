@@ -23,8 +23,8 @@ from roll.pipelines.hand_over import EVERYTHING, SharingTrainers, hands_over
 from roll.pipelines.learner import Learner
 from roll.pipelines.learning.state import LearningState
 from roll.pipelines.live_policy import LivePolicy
-from roll.pipelines.online.circle import Circle, Recorder
-from roll.pipelines.online.rounds import Rounds
+from roll.pipelines.online.online_loop import OnlineLoop
+from roll.pipelines.online.online_run import OnlineRun, Recorder
 from roll.pipelines.online.sampling import build_controller
 from roll.pipelines.preparation import Prepared, prepare, probe_sequences, sampling_plans
 from roll.pipelines.registry import RunFacts
@@ -35,7 +35,7 @@ from roll.training import Schedule, TrainerSpec
 from roll.types import PromptDraw
 from roll.weights import WeightSync
 
-__all__ = ["Placed", "facts", "frozen_spec", "open_alone", "open_circle", "policy_spec", "weight_sync"]
+__all__ = ["Placed", "facts", "frozen_spec", "open_alone", "open_online", "policy_spec", "weight_sync"]
 
 logger = logging.getLogger(__name__)
 
@@ -52,7 +52,7 @@ class Placed(NamedTuple):
 
 
 @asynccontextmanager
-async def open_circle(
+async def open_online(
     config: C,
     session: Session,
     prepared: Prepared,
@@ -62,7 +62,7 @@ async def open_circle(
     controlled: Callable[..., AsyncController] = build_controller,
     recorder_of: Callable[[Run[LearningState]], Recorder] | None = None,
     proxy_type: type[LLMProxy] = LLMProxy,
-) -> AsyncIterator[Rounds[C]]:
+) -> AsyncIterator[OnlineLoop[C]]:
     """Start every role, restore what a checkpoint holds, and end every role afterwards, also after an error.
 
     Args:
@@ -98,10 +98,18 @@ async def open_circle(
         plan, eval_plan = sampling_plans(config, prepared.stop_token_ids)
         controller = controlled(config, state, data, run.ledger, generation, plan)
         live = LivePolicy(generation=generation, controller=controller, weights=weights, plan=plan, sharing=memory)
-        circle = _circle(config, run, learner, live, controller, recorder)
+        online = OnlineRun(
+            config=config,
+            run=run,
+            learner=learner,
+            batches=controller,
+            engine_counts=generation.proxy.counts,
+            live=live,
+            recorder=recorder,
+        )
         evaluator = Evaluator(run, live, _held_out(config, data), eval_plan, config.evaluation, config.alarms)
         await _restore(run, learner, live, session.saved)
-        yield Rounds(circle=circle, live=live, evaluator=evaluator)
+        yield OnlineLoop(online=online, live=live, evaluator=evaluator)
 
 
 async def _start(
@@ -149,7 +157,7 @@ async def _restore(run: Run[Any], learner: Learner, live: LivePolicy, saved: Sav
 
 @asynccontextmanager
 async def open_alone(
-    config: L, session: Session, *, train: Callable[[Rounds[L]], Awaitable[None]]
+    config: L, session: Session, *, train: Callable[[OnlineLoop[L]], Awaitable[None]]
 ) -> AsyncIterator[Callable[[], Awaitable[None]]]:
     """Open a run that needs no trainer but the policy's; inside, what is to be done.
 
@@ -161,27 +169,8 @@ async def open_alone(
     session.tracker.note("reading the model's files and the prompts")
     prepared = await asyncio.to_thread(prepare, config)
     placed = [Placed("actor_train", policy_spec(config, prepared.model_path))]
-    async with open_circle(config, session, prepared, placed, lambda started: Learner(policy=started[0])) as rounds:
-        yield partial(train, rounds)
-
-
-def _circle(
-    config: C,
-    run: Run[LearningState],
-    learner: Learner,
-    live: LivePolicy,
-    controller: AsyncController,
-    recorder: Recorder | None,
-) -> Circle[C]:
-    return Circle(
-        config=config,
-        run=run,
-        learner=learner,
-        batches=controller,
-        engine_counts=live.generation.proxy.counts,
-        live=live,
-        recorder=recorder,
-    )
+    async with open_online(config, session, prepared, placed, lambda started: Learner(policy=started[0])) as loop:
+        yield partial(train, loop)
 
 
 def weight_sync(

@@ -10,13 +10,13 @@ from functools import partial
 from roll.cluster.base import Cluster
 from roll.config.pipelines.preference import PreferenceConfig
 from roll.pipelines.learning.losses import preference_loss
-from roll.pipelines.preference import loop
 from roll.pipelines.preference.objective import Objective, kind_of
 from roll.pipelines.preference.reference import all_samples, held_out_samples, logprobs, reference_spec
 from roll.pipelines.registry import Pipeline, RunFacts
 from roll.pipelines.run import Session
 from roll.pipelines.supervised.asking import ask_once, weights_name
 from roll.pipelines.supervised.kept import Kept
+from roll.pipelines.supervised.loop import train
 from roll.pipelines.supervised.measuring import answered, named, open_measuring
 from roll.pipelines.supervised.opening import facts, open_course
 from roll.pipelines.supervised.preparation import Prepared
@@ -41,9 +41,9 @@ async def _open(config: PreferenceConfig, session: Session) -> AsyncIterator[Cal
             await ask_once(cluster, spec, kept, samples, logprobs, who="the reference", session=session)
 
     async with open_course(config, session, kind_of(section), first=first) as course:
-        objective = _objective(config, course.learner.policy, kept, course.examples.rendering.max_tokens)
+        objective = _objective(config, course.policy, kept, course.examples.rendering.max_tokens)
         course.completed = objective.completed
-        yield partial(loop.train, course, objective)
+        yield partial(train, course, objective.loss)
 
 
 def _objective(config: PreferenceConfig, policy: TrainerGroup, kept: Kept, max_tokens: int | None) -> Objective:

@@ -14,30 +14,30 @@ from roll.algorithms.choosing import Choice, pairs
 from roll.config.pipelines.preference_online import PreferenceOnlineConfig
 from roll.data.samples import build_sample
 from roll.pipelines.learning.losses import preference_loss
-from roll.pipelines.online.rounds import Rounds
+from roll.pipelines.online.online_loop import OnlineLoop
 from roll.types import TrainingBatch
 
 __all__ = ["pair_batch", "train"]
 
 
-async def train(rounds: Rounds[PreferenceOnlineConfig]) -> None:
+async def train(loop: OnlineLoop[PreferenceOnlineConfig]) -> None:
     """Take the remaining steps."""
-    config, reference = rounds.config, rounds.learner.reference
+    config, reference = loop.config, loop.learner.reference
     choose = partial(pairs, pairing=config.pairing.type, min_difference=config.pairing.min_difference)
     loss = preference_loss(config.preference)
 
     async def step() -> list[str]:
-        sampled = await rounds.sample(choose)
+        sampled = await loop.sample(choose)
         batch = pair_batch(sampled.choice, config.rollout.temperature)
         if reference is not None and batch.samples:
-            said = await rounds.ask("reference", reference.forward(batch, ["logprobs"]))
+            said = await loop.ask("reference", reference.forward(batch, ["logprobs"]))
             both = zip(batch.samples, said["logprobs"], strict=True)
             batch = replace(batch, samples=tuple(replace(s, ref_logprobs=column) for s, column in both))
-        metrics = await rounds.learn(batch, loss, config.updates)
+        metrics = await loop.learn(batch, loss, config.updates)
         metrics["data/pairs"] = float(len(sampled.choice.answers))
-        return await rounds.cross_boundary(sampled, metrics)
+        return await loop.cross_boundary(sampled, metrics)
 
-    await rounds.repeat(step)
+    await loop.repeat(step)
 
 
 def pair_batch(choice: Choice, temperature: float) -> TrainingBatch:

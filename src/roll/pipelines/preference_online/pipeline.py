@@ -13,7 +13,7 @@ from roll.pipelines.evaluation import measure
 from roll.pipelines.learner import Learner, WithoutAdapters
 from roll.pipelines.learning.losses import preference_loss
 from roll.pipelines.learning.state import LearningState
-from roll.pipelines.online.opening import Placed, facts, frozen_spec, open_circle, policy_spec
+from roll.pipelines.online.opening import Placed, facts, frozen_spec, open_online, policy_spec
 from roll.pipelines.preference_online.loop import train
 from roll.pipelines.preparation import prepare
 from roll.pipelines.registry import Pipeline, RunFacts
@@ -37,8 +37,8 @@ async def _open(config: PreferenceOnlineConfig, session: Session) -> AsyncIterat
             return Learner(policy=policy)
         return Learner(policy=policy, reference=own[0] if own else WithoutAdapters(policy))
 
-    async with open_circle(config, session, prepared, placed, learner_of) as rounds:
-        yield partial(train, rounds)
+    async with open_online(config, session, prepared, placed, learner_of) as loop:
+        yield partial(train, loop)
 
 
 def _facts(config: PreferenceOnlineConfig) -> RunFacts:

@@ -16,6 +16,6 @@ def inspect(config: RewardModelConfig) -> Report:
         config,
         kind="scored" if loss == "regression" else "pair",
         method=loss,
-        loss=f"roll.pipelines.reward_model.loop:{loss.upper()}",
+        loss=f"roll.pipelines.reward_model.losses:{loss.upper()}",
         role="reward_model",
     )

@@ -11,19 +11,20 @@ from roll.config.pipelines.reward_model import RewardModelConfig
 from roll.config.supervised import SupervisedConfig
 from roll.data.examples import ExampleKind
 from roll.pipelines.registry import Pipeline, RunFacts
-from roll.pipelines.reward_model import loop
+from roll.pipelines.reward_model.losses import loss_of
 from roll.pipelines.run import Session
+from roll.pipelines.supervised.loop import train
 from roll.pipelines.supervised.measuring import measure_model
 from roll.pipelines.supervised.opening import facts, open_course
 from roll.pipelines.supervised.preparation import Prepared, policy_spec
 from roll.training import TrainerSpec
 
-__all__ = ["PIPELINE", "scorer_specs"]
+__all__ = ["PIPELINE"]
 
 
-def scorer_specs(config: SupervisedConfig, prepared: Prepared) -> list[TrainerSpec]:
+def _scorer_spec(config: SupervisedConfig, prepared: Prepared) -> TrainerSpec:
     """What is trained: the model with a score in the place of its vocabulary."""
-    return [replace(policy_spec(config, prepared), role="reward_model")]
+    return replace(policy_spec(config, prepared), role="reward_model")
 
 
 def _kind(config: RewardModelConfig) -> ExampleKind:
@@ -32,12 +33,12 @@ def _kind(config: RewardModelConfig) -> ExampleKind:
 
 @asynccontextmanager
 async def _open(config: RewardModelConfig, session: Session) -> AsyncIterator[Callable[[], Awaitable[None]]]:
-    async with open_course(config, session, _kind(config), specs=scorer_specs, score_at_end=True) as course:
-        yield partial(loop.train, course, loop.loss_of(config.reward_model))
+    async with open_course(config, session, _kind(config), spec_of=_scorer_spec, score_at_end=True) as course:
+        yield partial(train, course, loss_of(config.reward_model))
 
 
 async def _measure(config: RewardModelConfig) -> dict[str, float]:
-    loss = loop.loss_of(config.reward_model)
+    loss = loss_of(config.reward_model)
     return await measure_model(config, kind=_kind(config), loss=loss, role="reward_model", score_at_end=True)
 
 

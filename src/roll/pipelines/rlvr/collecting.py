@@ -10,7 +10,7 @@ from roll.config.pipelines.rlvr import RLVRConfig
 from roll.pipelines.learning.state import LearningState
 from roll.pipelines.live_policy import LivePolicy
 from roll.pipelines.online.boundary import decided
-from roll.pipelines.online.circle import Circle
+from roll.pipelines.online.online_run import OnlineRun
 from roll.pipelines.rlvr.demonstrations import demonstrations
 from roll.pipelines.rlvr.sampling import GREEDY
 from roll.pipelines.run import Run
@@ -30,18 +30,18 @@ class Collected:
     """Of prompts of the batch, whether the selection has them or not."""
 
 
-async def collect(circle: Circle[RLVRConfig], live: LivePolicy) -> Collected:
+async def collect(online: OnlineRun[RLVRConfig], live: LivePolicy) -> Collected:
     """Wait for the next batch, and choose; may be cancelled at any moment.
 
     With `filters.refill` (dynamic sampling, DAPO, arXiv 2503.14476 eq. 11) the batch also holds the groups that were
     left out and replaced. Every draw in it gets a fate.
     """
-    config = circle.config
+    config = online.config
     ahead = config.rollout.scheduling.async_ratio > 0
     with live.generation.wait_phases.waiting("wait" if ahead else "generate"):
-        batch = await circle.batches.next_batch()
+        batch = await online.batches.next_batch()
         shown = await demonstrations(config, live, [group.draw for group in batch.groups])
-    return chosen(config, circle.run, batch, shown)
+    return chosen(config, online.run, batch, shown)
 
 
 def chosen(config: RLVRConfig, run: Run[LearningState], batch: Batch, demonstrations: Sequence[Rollout]) -> Collected:

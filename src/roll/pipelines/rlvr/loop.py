@@ -1,4 +1,4 @@
-"""Reinforcement learning with verifiable rewards, in two short loops round the same circle:
+"""Reinforcement learning with verifiable rewards, in two short loops:
 
     synchronous      generate → reward → filter → advantages → train → sync → evaluate → generate …
 
@@ -16,7 +16,7 @@ from roll.config.pipelines.rlvr import RLVRConfig
 from roll.pipelines.evaluation import Evaluator
 from roll.pipelines.live_policy import LivePolicy
 from roll.pipelines.online.boundary import evaluate_if_due, running
-from roll.pipelines.online.circle import Circle
+from roll.pipelines.online.online_run import OnlineRun
 from roll.pipelines.rlvr.collecting import collect
 from roll.pipelines.rlvr.step import learn_from
 from roll.pipelines.run import take_steps
@@ -24,40 +24,40 @@ from roll.pipelines.run import take_steps
 __all__ = ["train", "train_asynchronously", "train_synchronously"]
 
 
-async def train(circle: Circle[RLVRConfig], live: LivePolicy, evaluator: Evaluator) -> None:
+async def train(online: OnlineRun[RLVRConfig], live: LivePolicy, evaluator: Evaluator) -> None:
     """Take the remaining steps.
 
     Raises:
         AlarmError: an alarm stops the run; everything up to this step's boundary is saved.
         Interrupted: a signal asked for a stop; everything up to the last step's boundary is saved.
     """
-    rollout = circle.config.rollout
+    rollout = online.config.rollout
     loop = train_asynchronously if rollout.scheduling.async_ratio > 0 else train_synchronously
-    async with running(circle.run, live, rollout.stall_s):
-        await loop(circle, live, evaluator)
+    async with running(online.run, live, rollout.stall_s):
+        await loop(online, live, evaluator)
 
 
-async def train_synchronously(circle: Circle[RLVRConfig], live: LivePolicy, evaluator: Evaluator) -> None:
+async def train_synchronously(online: OnlineRun[RLVRConfig], live: LivePolicy, evaluator: Evaluator) -> None:
     """One thing after the other: every batch comes from the newest policy."""
 
     async def step() -> list[str]:
-        await live.wake(circle.run)
-        collected = await circle.run.stop.unless(collect(circle, live))
-        alarms = await learn_from(circle, collected)
-        await evaluate_if_due(circle, evaluator)
+        await live.wake(online.run)
+        collected = await online.run.stop.unless(collect(online, live))
+        alarms = await learn_from(online, collected)
+        await evaluate_if_due(online, evaluator)
         return alarms
 
-    await evaluate_if_due(circle, evaluator)
-    await take_steps(circle.run, step)
+    await evaluate_if_due(online, evaluator)
+    await take_steps(online.run, step)
 
 
-async def train_asynchronously(circle: Circle[RLVRConfig], live: LivePolicy, evaluator: Evaluator) -> None:
+async def train_asynchronously(online: OnlineRun[RLVRConfig], live: LivePolicy, evaluator: Evaluator) -> None:
     """Generation, training and evaluation side by side; engines stand still only while they get new weights."""
-    run = circle.run
+    run = online.run
 
     async def step() -> list[str]:
-        collected = await run.stop.unless(collect(circle, live))
-        alarms = await learn_from(circle, collected)
+        collected = await run.stop.unless(collect(online, live))
+        alarms = await learn_from(online, collected)
         if live.evaluation is not None and live.evaluation.done():
             live.evaluation.result()  # of one that failed; here, all that was learnt can be saved
         evaluator.begin_if_due()

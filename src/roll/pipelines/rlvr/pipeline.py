@@ -11,8 +11,8 @@ from roll.config.pipelines.rlvr import RLVRConfig
 from roll.pipelines.evaluation import measure
 from roll.pipelines.learning.losses import check_own_functions
 from roll.pipelines.learning.state import LearningState
-from roll.pipelines.online.circle import Recorder
-from roll.pipelines.online.opening import Placed, facts, open_circle
+from roll.pipelines.online.online_run import Recorder
+from roll.pipelines.online.opening import Placed, facts, open_online
 from roll.pipelines.preparation import prepare
 from roll.pipelines.registry import Pipeline, RunFacts
 from roll.pipelines.rlvr import loop
@@ -52,7 +52,7 @@ async def _open_run(config: RLVRConfig, session: Session) -> AsyncIterator[Calla
         return open_recorder(config, prepared, run.state, tracker, run.ledger)
 
     records = config.tracking.record_rollouts
-    async with open_circle(
+    async with open_online(
         config,
         session,
         prepared,
@@ -62,7 +62,7 @@ async def _open_run(config: RLVRConfig, session: Session) -> AsyncIterator[Calla
         recorder_of=recorder if records else None,
         proxy_type=RecordingProxy if records else LLMProxy,
     ) as opened:
-        yield partial(loop.train, opened.circle, opened.live, opened.evaluator)
+        yield partial(loop.train, opened.online, opened.live, opened.evaluator)
 
 
 def _facts(config: RLVRConfig) -> RunFacts:

@@ -8,31 +8,31 @@ from roll.config.pipelines.rlvr import RLVRConfig
 from roll.pipelines.learning.measures import learning_metrics, mean_advantages
 from roll.pipelines.learning.updates import learn
 from roll.pipelines.online.boundary import batch_figures, cross_boundary
-from roll.pipelines.online.circle import Circle
+from roll.pipelines.online.online_run import OnlineRun
 from roll.pipelines.rlvr.collecting import Collected
 
 __all__ = ["learn_from"]
 
 
-async def learn_from(circle: Circle[RLVRConfig], collected: Collected) -> list[str]:
+async def learn_from(online: OnlineRun[RLVRConfig], collected: Collected) -> list[str]:
     """Learn from a batch, bring the weights to engines, and cross the boundary; returns alarms that stop the run."""
-    run, selection = circle.run, collected.selection
-    metrics = await _update(circle, collected)
+    run, selection = online.run, collected.selection
+    metrics = await _update(online, collected)
     run.mid_update, run.state.moments = True, selection.moments
     trained = {rollout.rollout_id for rollout in selection.rollouts}
     shown = collected.demonstrations
-    return await cross_boundary(circle, collected.batch, selection.fates, trained, metrics, shown)
+    return await cross_boundary(online, collected.batch, selection.fates, trained, metrics, shown)
 
 
-async def _update(circle: Circle[RLVRConfig], collected: Collected) -> dict[str, float]:
+async def _update(online: OnlineRun[RLVRConfig], collected: Collected) -> dict[str, float]:
     """New weights, where engines are, too; returns metrics. The step is `state.step + 1`."""
-    run, live, config = circle.run, circle.live, circle.config
+    run, live, config = online.run, online.live, online.config
     state, selection, batch = run.state, collected.selection, collected.batch
     metrics = await batch_figures(state, batch, selection.fates)
     advantages: dict[str, float] = {}
     if selection.rollouts:
         async with live.learning(run) if live else nullcontext():
-            learned = await learn(run, circle.learner, config.algorithm, selection, config.rollout)
+            learned = await learn(run, online.learner, config.algorithm, selection, config.rollout)
             metrics |= learning_metrics(learned.batch, learned.results, learned.critic_results) | learned.metrics
             if any(entry.has_demonstrations for entry in config.data):
                 metrics["data/demonstrations"] = float(sum(s.expert for s in learned.batch.samples))

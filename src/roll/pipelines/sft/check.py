@@ -6,4 +6,4 @@ from roll.pipelines.supervised.check import inspect as look
 
 __all__ = ["inspect"]
 
-inspect = partial(look, kind="supervised", method="likelihood", loss="roll.pipelines.sft.loop:LOSS")
+inspect = partial(look, kind="supervised", method="likelihood", loss="roll.pipelines.sft.pipeline:LOSS")

@@ -6,24 +6,27 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from functools import partial
 
+from roll.algorithms.losses import LikelihoodLoss
 from roll.config.pipelines.sft import SFTConfig
 from roll.pipelines.registry import Pipeline
 from roll.pipelines.run import Session
-from roll.pipelines.sft import loop
+from roll.pipelines.supervised.loop import train
 from roll.pipelines.supervised.measuring import measure_model
 from roll.pipelines.supervised.opening import facts, open_course
 
-__all__ = ["PIPELINE"]
+__all__ = ["LOSS", "PIPELINE"]
+
+LOSS = LikelihoodLoss()
 
 
 @asynccontextmanager
 async def _open(config: SFTConfig, session: Session) -> AsyncIterator[Callable[[], Awaitable[None]]]:
     async with open_course(config, session, "supervised") as course:
-        yield partial(loop.train, course)
+        yield partial(train, course, LOSS)
 
 
 PIPELINE = Pipeline(
     open=_open,
     facts=partial(facts, kind="supervised", method="likelihood"),
-    evaluate=partial(measure_model, kind="supervised", loss=loop.LOSS),
+    evaluate=partial(measure_model, kind="supervised", loss=LOSS),
 )

@@ -18,16 +18,16 @@ from typing import TypeAlias, cast
 from roll.config.supervised import SupervisedConfig, SupervisedTraining
 from roll.data.examples import Examples
 from roll.pipelines.evaluation import Evaluator
-from roll.pipelines.learner import Learner, update
+from roll.pipelines.learner import update
 from roll.pipelines.learning.alarms import check_alarms
 from roll.pipelines.learning.measures import training_metrics
 from roll.pipelines.run import Run
 from roll.pipelines.supervised.measuring import named
 from roll.pipelines.supervised.preparation import held_out_batch
-from roll.protocols import LossFn
+from roll.protocols import LossFn, TrainerGroup
 from roll.types import ExampleDraw, Fate, Group, StepResult, TrainingBatch, TrainingSample
 
-__all__ = ["Course", "Drawn", "next_draws", "rendered"]
+__all__ = ["Course", "Drawn", "LossOf", "next_draws", "rendered"]
 
 logger = logging.getLogger(__name__)
 
@@ -81,7 +81,8 @@ class Course:
     training: SupervisedTraining
     """With the number of steps that the run has."""
     run: Run
-    learner: Learner
+    policy: TrainerGroup
+    """What learns."""
     examples: Examples
     completed: Callable[[TrainingBatch], Awaitable[TrainingBatch]] = _nothing_added
     """Adds the columns that the loss needs and no example brings."""
@@ -104,7 +105,7 @@ class Course:
         async with self.answers.live.learning(self.run) if self.answers else nullcontext():
             batch = await self.completed(TrainingBatch(samples=drawn.samples))
             with self.run.spans.phase("train"):
-                return await update(self.run, self.learner.policy, batch, await _of(loss, batch.samples))
+                return await update(self.run, self.policy, batch, await _of(loss, batch.samples))
 
     def cross_boundary(self, drawn: Drawn, result: StepResult | None) -> list[str]:
         """The step is done: every draw gets its fate, and the run may be saved; returns alarms that stop the run."""
@@ -134,15 +135,15 @@ class Course:
         last = step == run.num_steps
         due = self.config.evaluation.before_training if step == 0 else last or bool(every and step % every == 0)
         if due and run.state.evaluated_at != step and self.examples.held_out:
-            await self.evaluate(loss)
+            await self._evaluate(loss)
 
-    async def evaluate(self, loss: LossFn | LossOf) -> None:
+    async def _evaluate(self, loss: LossFn | LossOf) -> None:
         """Measure the loss on the held-out examples, and what engines answer, if there are any."""
         run, answers, groups = self.run, self.answers, list[Group]()
         with run.spans.phase("evaluate"):
             if answers is not None:
                 await answers.live.hand_to_trainers(run)
-            metrics = await run.stop.unless(self.measure(loss))
+            metrics = await run.stop.unless(self._measure(loss))
             score = metrics.get("eval/accuracy", -metrics["eval/loss"])
         if answers is not None:
             await answers.live.sync(run)
@@ -156,10 +157,10 @@ class Course:
         if answers is not None:
             answers.check(groups)
 
-    async def measure(self, loss: LossFn | LossOf) -> dict[str, float]:
+    async def _measure(self, loss: LossFn | LossOf) -> dict[str, float]:
         """The loss and its metrics on the held-out examples, under `eval/…`."""
         batch = await self.held_out()
-        found = await self.learner.policy.measure(batch, await _of(loss, batch.samples))
+        found = await self.policy.measure(batch, await _of(loss, batch.samples))
         return {**named(found), "eval/num_examples": float(batch.num_units)}
 
     async def held_out(self) -> TrainingBatch:

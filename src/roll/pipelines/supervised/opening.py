@@ -4,32 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 
-from roll.cluster.base import Cluster, open_cluster, start_together
+from roll.cluster.base import Cluster, open_cluster
 from roll.config.supervised import SupervisedConfig
 from roll.data.examples import ExampleKind
-from roll.pipelines.learner import Learner
 from roll.pipelines.registry import RunFacts
 from roll.pipelines.run import Run, Session, beginning
-from roll.pipelines.start_notes import StartNotes
 from roll.pipelines.supervised.answers import open_answers
 from roll.pipelines.supervised.course import Course
 from roll.pipelines.supervised.preparation import Prepared, planned_steps, policy_spec, prepare
-from roll.protocols import TrainerGroup
 from roll.training import TrainerSpec
 
 __all__ = ["facts", "open_course"]
-
-
-def _only_policy(config: SupervisedConfig, prepared: Prepared) -> list[TrainerSpec]:
-    return [policy_spec(config, prepared)]
-
-
-def _no_reference(trainers: Sequence[TrainerGroup]) -> Learner:
-    return Learner(policy=trainers[0], critics=(), reference=None)
 
 
 @asynccontextmanager
@@ -38,8 +27,7 @@ async def open_course(
     session: Session,
     kind: ExampleKind,
     *,
-    specs: Callable[[SupervisedConfig, Prepared], Sequence[TrainerSpec]] = _only_policy,
-    learner_of: Callable[[Sequence[TrainerGroup]], Learner] = _no_reference,
+    spec_of: Callable[[SupervisedConfig, Prepared], TrainerSpec] = policy_spec,
     first: Callable[[Cluster, Prepared], Awaitable[None]] | None = None,
     score_at_end: bool = False,
 ) -> AsyncIterator[Course]:
@@ -49,9 +37,8 @@ async def open_course(
         config: of the run.
         session: what this process works with.
         kind: of the examples that are learnt from.
-        specs: the trainers; the first is the one that learns.
-        learner_of: these, in order, once they have started.
-        first: is waited for before they start.
+        spec_of: of the trainer that learns.
+        first: is waited for before it starts.
         score_at_end: see `build_examples`.
     """
     tracker, saved = session.tracker, session.saved
@@ -63,33 +50,27 @@ async def open_course(
         stack.push_async_callback(cluster.close)
         if first is not None:
             await first(cluster, prepared)
-        notes = StartNotes(tracker.note)
-        starting = [
-            notes.of(f"trainer ({spec.role})", cluster.start_trainer(spec, _device_role(spec)))
-            for spec in specs(config, prepared)
-        ]
-        learner = learner_of(await start_together(stack, *starting))
+        spec = spec_of(config, prepared)
+        tracker.note(f"starting trainer ({spec.role})")
+        policy = await cluster.start_trainer(spec, "actor_train")
+        stack.push_async_callback(policy.close)
         if saved is not None:
             tracker.note(f"loading the checkpoint of step {state.step}")
-            await learner.load(saved)
+            await policy.load(saved.trainer_path)
         stream, num_steps = prepared.examples.train, prepared.training.num_steps
-        run = Run.of(config, num_steps, session, state, stream, learner.policy)
+        run = Run.of(config, num_steps, session, state, stream, policy)
         answering, answers = config.answering(), None
         if answering is not None:
-            answers = await open_answers(answering, session, cluster, run, learner.policy, stack)
+            answers = await open_answers(answering, session, cluster, run, policy, stack)
             run.checkpointer.before_writing = partial(answers.live.hand_to_trainers, run)
         yield Course(
             config=config,
             training=prepared.training,
             run=run,
-            learner=learner,
+            policy=policy,
             examples=prepared.examples,
             answers=answers,
         )
-
-
-def _device_role(spec: TrainerSpec) -> str:
-    return "reference" if spec.role == "reference" else "actor_train"
 
 
 def facts(config: SupervisedConfig, kind: ExampleKind, method: str) -> RunFacts:

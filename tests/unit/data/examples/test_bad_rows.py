@@ -72,6 +72,10 @@ BAD: list[tuple[ExampleKind, dict[str, Any], str, str]] = [
     ("supervised", messages(user("a"), {"role": "robot", "content": "b"}), "unknown role", "got 'robot'"),
     ("supervised", messages(user("a"), {"role": ["x"], "content": "b"}), "unknown role", "got ['x']"),
     ("supervised", messages(user("a"), {**assistant(""), "tool_calls": [1]}), "tool calls", "`tool_calls` are not"),
+    ("supervised", messages(user("a"), {**assistant("b"), "reasoning_content": "c"}), "reasoning content", "are not"),
+    ("supervised", messages(user("a"), {**assistant("b"), "weight": 0}), "message with a weight", "`weight` is 0"),
+    ("supervised", messages(user("a"), assistant([{"type": "text"}])), "wrong type", "`content` must be text"),
+    ("supervised", {"text": "<|im_end|>"}, "nothing to learn", "no token of it comes after another"),
     ("supervised", messages(user("a")), "roles out of order", "the last message must be the assistant's"),
     ("supervised", messages(assistant("a")), "roles out of order", "must be the user's (the roles are assistant)"),
     ("supervised", messages(SYSTEM), "roles out of order", "must be the user's"),
@@ -117,6 +121,7 @@ BAD: list[tuple[ExampleKind, dict[str, Any], str, str]] = [
     ("labelled", {"prompt": "a", "completion": "b"}, "missing column", "there is no column 'label'"),
     ("scored", {**GOOD["scored"], "score": float("inf")}, "not a finite number", "column 'score' is inf"),
     ("scored", {**GOOD["scored"], "score": True}, "wrong type", "column 'score' must be a number, got True"),
+    ("scored", {**GOOD["scored"], "score": 1e300}, "too large a number", "column 'score' is 1e+300"),
     ("scored", {**GOOD["scored"], "score": 10**400}, "not a finite number", "give a finite number"),
 ]
 

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import datetime
 import json
 import time
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from transformers import PreTrainedTokenizerBase
+from transformers import ByT5Tokenizer, PreTrainedTokenizerBase
 from worlds.chat_templates import TEMPLATES
 
 from roll.config.examples import FileExamples, PythonExamples
@@ -101,6 +104,101 @@ def test_any_row_is_an_example_or_a_named_mistake(
     else:
         for sample in examples.samples(examples.train.draw(1)[0]):
             assert sample.loss_mask.any() and not sample.loss_mask[0]
+
+
+class Failing(dict[str, Any]):
+    def get(self, *key: Any) -> Any:
+        raise RuntimeError("not today")
+
+
+USER, ANSWER = {"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}
+OBJECTS: list[tuple[Any, Any, str]] = [
+    ("pair", {1: 2, None: 3, ("prompt",): 4}, "there is no column 'chosen'. It has: 1, None, ('prompt',)"),
+    ("supervised", {"messages": [USER, {**ANSWER, "tool_calls": np.array([1, 2])}]}, "`tool_calls` are not read"),
+    ("supervised", {"instruction": "a", "input": np.array([1, 2]), "output": "b"}, "column 'input' must be text"),
+    ("supervised", {"text": datetime.datetime(2026, 1, 1)}, "column 'text' must be text"),
+    ("supervised", {"text": b"a"}, "column 'text' must be text, got b'a'"),
+    ("supervised", Failing(text="a"), "cannot be read: RuntimeError: not today"),
+    ("scored", {"text": "a", "score": np.timedelta64(5, "ns")}, "column 'score' must be a number"),
+    ("scored", {"text": "a", "score": Decimal("sNaN")}, "give a finite number"),
+    ("labelled", {"text": "a", "label": np.array([True])}, "must be true or false"),
+    ("labelled", {"text": "a", "label": "true"}, "must be true or false, 1 or 0, got 'true'"),
+]
+
+
+@pytest.mark.parametrize(("kind", "row", "words"), OBJECTS)
+def test_objects_that_no_file_holds_are_named_mistakes(
+    tokenizer: PreTrainedTokenizerBase, kind: Any, row: Any, words: str
+) -> None:
+    with pytest.raises(DataError) as caught:
+        build_examples([PythonExamples(source="python", held_out=0).with_rows([row])], kind, tokenizer, 0)
+    assert str(caught.value).startswith("1 of 1 rows") and words in str(caught.value)
+
+
+@pytest.mark.parametrize("nothing", [None, float("nan"), pd.NA, pd.NaT])
+def test_what_data_frames_write_for_nothing_is_nothing(tokenizer: PreTrainedTokenizerBase, nothing: Any) -> None:
+    answer = {**ANSWER, "tool_calls": nothing, "weight": nothing}
+    row = {"messages": nothing, "prompt": np.array([USER]), "completion": [answer], "input": nothing}
+    assert learnt(examples_of([row], tokenizer), tokenizer) == "b<|im_end|>"
+    row = {"completion": nothing, "instruction": "a", "input": nothing, "output": "b", "text": nothing}
+    assert learnt(examples_of([row], tokenizer), tokenizer) == "b<|im_end|>"
+
+
+def test_a_data_frame_is_told_what_to_be(tokenizer: PreTrainedTokenizerBase) -> None:
+    with pytest.raises(DataError, match="is a data frame: give its rows"):
+        examples_of(pd.DataFrame({"text": ["a"]}), tokenizer)  # pyrefly: ignore[bad-argument-type]
+
+
+def test_texts_that_have_no_question_in_common_are_no_pair(tokenizer: PreTrainedTokenizerBase) -> None:
+    entry = PythonExamples(source="python", held_out=0, prompt_key=None).with_rows([{"chosen": "a", "rejected": "b"}])
+    with pytest.raises(DataError, match="1 × different prompts"):
+        build_examples([entry], "pair", tokenizer, 0)
+
+
+CHATML = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{{ 1 / 0 }}",
+        "{{ messages[0].content + 1 }}",
+        "{% for i in range(10**9) %}x{% endfor %}",
+        "{% macro f(x) %}{{ f(x) }}{% endmacro %}{{ f(1) }}",
+        "{% include 'x' %}",
+        "{% for %}",
+        "",
+        {"one": CHATML, "other": CHATML},
+        CHATML.replace("<|im_start|>", "\ud800"),
+        " ",
+        CHATML.replace("{{ m.content }}", "{{ m.content | upper }}"),
+    ],
+)
+def test_whatever_a_template_does_is_a_named_mistake(tiny_model: Path, template: Any) -> None:
+    tokenizer = load_tokenizer(str(tiny_model))
+    tokenizer.chat_template = template or "{{ '' }}"
+    with pytest.raises(DataError, match="1 × refused by the chat template"):
+        examples_of([chat("a", "b")], tokenizer)
+
+
+def test_a_template_that_marks_what_is_asked_does_not_make_it_learnt(tiny_model: Path) -> None:
+    tokenizer = load_tokenizer(str(tiny_model))
+    tokenizer.chat_template = "{% generation %}" + CHATML + "{% endgeneration %}"
+    assert learnt(examples_of([chat("a", "b")], tokenizer), tokenizer) == "b<|im_end|>"
+
+
+def test_a_tokenizer_without_an_end_or_places_is_refused(tiny_model: Path) -> None:
+    tokenizer = load_tokenizer(str(tiny_model))
+    tokenizer.chat_template = tokenizer.eos_token = None
+    with pytest.raises(DataError, match="has no token that ends a text"):
+        examples_of([chat("a", "b")], tokenizer)
+    slow = ByT5Tokenizer()
+    slow.chat_template = CHATML.replace("<|im_end|>", "</s>")
+    with pytest.raises(DataError, match=r"choose a model that has a tokenizer\.json"):
+        examples_of([chat("a", "b")], slow)
 
 
 def test_long_texts_and_many_turns_take_time_with_their_length(tokenizer: PreTrainedTokenizerBase) -> None:

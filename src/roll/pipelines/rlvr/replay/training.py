@@ -20,7 +20,7 @@ from roll.cluster.base import open_cluster, start_together
 from roll.config.pipelines.rlvr import RLVRConfig
 from roll.pipelines.learning.losses import check_own_functions
 from roll.pipelines.learning.state import LearningState
-from roll.pipelines.online.circle import Circle
+from roll.pipelines.online.online_run import OnlineRun
 from roll.pipelines.preparation import prepare
 from roll.pipelines.rlvr.collecting import Collected, chosen
 from roll.pipelines.rlvr.replay.batches import RecordedBatches
@@ -59,11 +59,11 @@ async def open_training(config: RLVRConfig, session: Session) -> AsyncIterator[C
             await learner.load(saved)
         run = Run.of(config, config.training.num_steps, session, state, data.train, learner.policy, learner.critics)
         batches = RecordedBatches(recording, data, state, run.ledger)
-        circle = Circle(config=config, run=run, learner=learner, batches=batches, engine_counts=batches.counts)
-        yield partial(_train_again, circle, batches)
+        online = OnlineRun(config=config, run=run, learner=learner, batches=batches, engine_counts=batches.counts)
+        yield partial(_train_again, online, batches)
 
 
-async def _train_again(circle: Circle[RLVRConfig], batches: RecordedBatches) -> None:
+async def _train_again(online: OnlineRun[RLVRConfig], batches: RecordedBatches) -> None:
     """Run the remaining recorded steps.
 
     Raises:
@@ -71,7 +71,7 @@ async def _train_again(circle: Circle[RLVRConfig], batches: RecordedBatches) -> 
         DataError: the recording is damaged, or the data are not those of the recorded run.
         Interrupted: a signal asked for a stop; everything up to the last step's boundary is saved.
     """
-    run, config = circle.run, circle.config
+    run, config = online.run, online.config
 
     async def read() -> Collected:
         with run.spans.phase("read"):
@@ -80,7 +80,7 @@ async def _train_again(circle: Circle[RLVRConfig], batches: RecordedBatches) -> 
         return chosen(config, run, batch, batches.demonstrations if weighed else ())
 
     async def step() -> list[str]:
-        return await learn_from(circle, await run.stop.unless(read()))
+        return await learn_from(online, await run.stop.unless(read()))
 
     async with whole_run(run):
         await take_steps(run, step)

@@ -1,4 +1,4 @@
-"""What these loops, and a replay of one, go round with: from batches to weights, and to batches again."""
+"""The parts of a run whose policy answers prompts while it learns, or of the replay of one."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from roll.pipelines.run import Run
 from roll.rollout import Batch, LifeCycle, LLMProxy
 from roll.types import PromptDraw, Rollout, RolloutId
 
-__all__ = ["Batches", "Circle", "Recorder"]
+__all__ = ["Batches", "OnlineRun", "Recorder"]
 
 C = TypeVar("C", bound=GeneratingConfig)
 
@@ -42,8 +42,8 @@ class Recorder(Protocol):
 
 
 @dataclass(kw_only=True, slots=True)
-class Circle(Generic[C]):
-    """Everything that a step passes through."""
+class OnlineRun(Generic[C]):
+    """A run, where its batches come from, what learns from them, and the engines that get the weights."""
 
     config: C
     run: Run[LearningState]

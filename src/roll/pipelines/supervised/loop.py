@@ -1,28 +1,26 @@
-"""Training a reward model in one short loop:
+"""Learning from examples, in one short loop:
 
-draw examples → score the preferred answer higher, or as its row says → evaluate → draw …
+draw examples → what other models say of them → learn → evaluate → draw …
+
+Pipelines differ in their loss alone: fine-tuning learns to write what the assistant wrote, preferences to write rather
+what was preferred, a reward model to score that higher, a student to come near to its teacher.
 """
 
 from __future__ import annotations
 
-from roll.algorithms.losses import BradleyTerryLoss, RegressionLoss
-from roll.config.pipelines.reward_model import RewardModelSection
 from roll.pipelines.run import take_steps, whole_run
-from roll.pipelines.supervised.course import Course
+from roll.pipelines.supervised.course import Course, LossOf
 from roll.protocols import LossFn
 
-__all__ = ["BRADLEY_TERRY", "REGRESSION", "loss_of", "train"]
-
-BRADLEY_TERRY, REGRESSION = BradleyTerryLoss(), RegressionLoss()
+__all__ = ["train"]
 
 
-def loss_of(section: RewardModelSection) -> LossFn:
-    """What scores are learnt by."""
-    return REGRESSION if section.loss == "regression" else BradleyTerryLoss(centring=section.centring)
-
-
-async def train(course: Course, loss: LossFn) -> None:
+async def train(course: Course, loss: LossFn | LossOf) -> None:
     """Take the remaining steps.
+
+    Args:
+        course: the run, its examples, and who learns from them.
+        loss: of every batch.
 
     Raises:
         AlarmError: an alarm stops the run; everything up to this step's boundary is saved.

@@ -1,4 +1,4 @@
-"""What the loops of pipelines go through that learn from rollouts of the newest policy, one step after the other:
+"""The parts of a step that pipelines share which learn from rollouts of the newest policy, one step after the other:
 
     sample ─► choose ─► learn ─► weight sync ─► boundary: every draw has its fate ─► evaluate ─► sample …
 
@@ -20,13 +20,13 @@ from roll.pipelines.learning.measures import learning_metrics, mean_advantages
 from roll.pipelines.learning.state import LearningState
 from roll.pipelines.live_policy import LivePolicy
 from roll.pipelines.online.boundary import batch_figures, cross_boundary, decided, evaluate_if_due, running
-from roll.pipelines.online.circle import Circle
+from roll.pipelines.online.online_run import OnlineRun
 from roll.pipelines.run import Run, take_steps
 from roll.protocols import LossFn
 from roll.rollout import Batch
 from roll.types import Rollout, TrainingBatch
 
-__all__ = ["Rounds", "Sampled"]
+__all__ = ["OnlineLoop", "Sampled"]
 
 C = TypeVar("C", bound=GeneratingConfig)
 T = TypeVar("T")
@@ -41,33 +41,33 @@ class Sampled:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Rounds(Generic[C]):
-    """Everything that a step passes through."""
+class OnlineLoop(Generic[C]):
+    """What a `loop.py` composes its step of."""
 
-    circle: Circle[C]
+    online: OnlineRun[C]
     live: LivePolicy
     evaluator: Evaluator
 
     @property
     def config(self) -> C:
         """Of the run."""
-        return self.circle.config
+        return self.online.config
 
     @property
     def run(self) -> Run[LearningState]:
         """Where it stands."""
-        return self.circle.run
+        return self.online.run
 
     @property
     def learner(self) -> Learner:
         """Who learns."""
-        return self.circle.learner
+        return self.online.learner
 
     async def sample(self, choose: Callable[[Sequence[Rollout]], list[Answers] | str]) -> Sampled:
         """The next prompts' rollouts with their rewards, and those of each group that are learnt from."""
         await self.live.wake(self.run)
         with self.live.generation.wait_phases.waiting("generate"):
-            batch = await self.run.stop.unless(self.circle.batches.next_batch())
+            batch = await self.run.stop.unless(self.online.batches.next_batch())
         choice = chosen(batch.groups, choose)
         choice.fates.update(decided(batch))
         return Sampled(batch=batch, choice=choice)
@@ -107,7 +107,7 @@ class Rounds(Generic[C]):
         with run.spans.phase("record"):
             run.tracker.log_rollouts(run.state.step + 1, batch.groups, mean_advantages(trained) if trained else {})
         learnt = {rollout.rollout_id for rollout in sampled.choice.rollouts}
-        return await cross_boundary(self.circle, batch, fates, learnt, metrics)
+        return await cross_boundary(self.online, batch, fates, learnt, metrics)
 
     async def repeat(self, step: Callable[[], Awaitable[list[str]]]) -> None:
         """Take the remaining steps, and evaluate between them.
@@ -119,9 +119,9 @@ class Rounds(Generic[C]):
 
         async def step_and_evaluate() -> list[str]:
             alarms = await step()
-            await evaluate_if_due(self.circle, self.evaluator)
+            await evaluate_if_due(self.online, self.evaluator)
             return alarms
 
         async with running(self.run, self.live, self.config.rollout.stall_s):
-            await evaluate_if_due(self.circle, self.evaluator)
+            await evaluate_if_due(self.online, self.evaluator)
             await take_steps(self.run, step_and_evaluate)

@@ -1,0 +1,16 @@
+"""What a reward model learns by."""
+
+from __future__ import annotations
+
+from roll.algorithms.losses import BradleyTerryLoss, RegressionLoss
+from roll.config.pipelines.reward_model import RewardModelSection
+from roll.protocols import LossFn
+
+__all__ = ["BRADLEY_TERRY", "REGRESSION", "loss_of"]
+
+BRADLEY_TERRY, REGRESSION = BradleyTerryLoss(), RegressionLoss()
+
+
+def loss_of(section: RewardModelSection) -> LossFn:
+    """As the configuration says."""
+    return REGRESSION if section.loss == "regression" else BradleyTerryLoss(centring=section.centring)
