@@ -33,7 +33,7 @@ class SupervisedTraining(TrainingConfig):
         None, "Passes over the data, at most; without it and without `num_steps` there is one.", gt=0, examples=[2]
     )
     learning_rate: float = option(1e-5, "Peak learning rate of AdamW.", gt=0)
-    examples_per_step: int = option(32, "Examples behind one optimiser step, over all ranks.", ge=1)
+    examples_per_step: int = option(32, "Examples behind one optimiser step, over all ranks.", ge=1, le=1_000_000)
     max_example_tokens: int | None = option(
         None, "Longest example; by default what the model was made for.", unit="tokens", ge=2
     )

@@ -91,6 +91,8 @@ def remaining_steps(prepared: Prepared, session: Session, *, again: bool = False
                 draws = list({draw.uid: draw for draw in draws if draw.uid not in seen}.values())
                 seen |= {draw.uid for draw in draws}
             steps.append(rendered(draws, prepared.examples).samples)
+            if not again and len(seen) == stream.num_items:
+                break
     finally:
         stream.restore(state.data)
     return steps
