@@ -23,9 +23,12 @@ import tempfile
 import time
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from _trl_sides import Setting, Work, train_dpo, train_sft
+
+if TYPE_CHECKING:
+    from roll.types import Conversation
 
 KINDS = ("sft", "dpo")
 MODEL = "smollm2-135m-instruct"
@@ -120,21 +123,30 @@ def run_roll(kind: str, rows: Path, num_steps: int) -> dict[str, Any]:
 
 
 def run_trl(kind: str, rows: Path, num_steps: int, dtype: str) -> dict[str, Any]:
-    """TRL's trainer on the examples that ROLL draws in so many steps, or on as many pairs."""
-    work = Work(model=MODEL, num_steps=num_steps, learning_rate=LEARNING_RATE)
-    count = num_steps * PER_STEP[kind]
-    if kind == "dpo":
-        read = [json.loads(line) for line in rows.read_text().splitlines()]
-        return train_dpo(read[:count], setting_of(kind, dtype), work)
+    """TRL's trainer on the examples that ROLL draws in so many steps; twice as many where it packs, for full rows."""
+    from roll.config.pipelines.preference import PreferenceConfig
     from roll.config.pipelines.sft import SFTConfig
     from roll.pipelines.supervised.preparation import prepare
 
-    config = SFTConfig.model_validate(run_config(kind, rows, "runs", num_steps))
-    examples = prepare(config, "supervised").examples
-    samples = [sample for draw in examples.train.draw(count) for sample in examples.samples(draw)]
+    section = SFTConfig if kind == "sft" else PreferenceConfig
+    config = section.model_validate(run_config(kind, rows, "runs", num_steps))
+    examples = prepare(config, "supervised" if kind == "sft" else "pair").examples
+    draws = examples.train.draw(num_steps * PER_STEP[kind] * (2 if kind == "sft" else 1))
+    work = Work(model=MODEL, num_steps=num_steps, learning_rate=LEARNING_RATE)
+    if kind == "dpo":
+        return train_dpo([_pair(*draw.example.conversations) for draw in draws], setting_of(kind, dtype), work)
+    samples = [sample for draw in draws for sample in examples.rendering.samples(draw)[0]]
     learnt = [(s.token_ids.tolist(), s.loss_mask.tolist()) for s in samples]
     given = [{"input_ids": i, "labels": [t if m else -100 for t, m in zip(i, k, strict=True)]} for i, k in learnt]
     return train_sft(given, setting_of(kind, dtype), work)
+
+
+def _pair(chosen: Conversation, rejected: Conversation) -> dict[str, Any]:
+    return {
+        "prompt": list(chosen.messages[: chosen.num_given]),
+        "chosen": list(chosen.messages[chosen.num_given :]),
+        "rejected": list(rejected.messages[rejected.num_given :]),
+    }
 
 
 def machine_rate() -> dict[str, float]:
@@ -227,8 +239,8 @@ def main() -> None:
         print(json.dumps(machine_rate()))
         return
     if arguments.side:
-        run = run_roll if arguments.side == "roll" else lambda *rest: run_trl(*rest, arguments.dtype)
-        print(json.dumps(run(arguments.kind, arguments.data, arguments.steps)))
+        given = arguments.kind, arguments.data, arguments.steps
+        print(json.dumps(run_roll(*given) if arguments.side == "roll" else run_trl(*given, arguments.dtype)))
         return
     from _report import report
 

@@ -93,6 +93,9 @@ def pairs(rollouts: Sequence[Rollout], *, pairing: Pairing, min_difference: floa
     kept = [(b, w) for b, w in found if rewards[b] > rewards[w] and rewards[b] - rewards[w] >= min_difference]
     if not kept:
         return f"its rewards differ by {np.ptp(rewards):g}, less than {min_difference:g}"
+    kept = [(b, w) for b, w in kept if not np.array_equal(rollouts[b].token_ids, rollouts[w].token_ids)]
+    if not kept:
+        return "its better and worse answers are the same tokens"
     return [(rollouts[b], rollouts[w]) for b, w in kept]
 
 

@@ -75,7 +75,10 @@ def show(value: Any) -> str:
         try:
             text = json.dumps(value, ensure_ascii=False)
         except (TypeError, ValueError):
-            text = repr(value)
+            try:
+                text = repr(value)
+            except ValueError:  # Python writes no whole number of more than 4,300 digits
+                text = "a number that is too long"
     return text if len(text) <= 80 else text[:76] + " ..."
 
 

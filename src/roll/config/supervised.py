@@ -21,6 +21,10 @@ from roll.errors import ConfigError
 __all__ = ["AnswersConfig", "HeldOutConfig", "SupervisedConfig", "SupervisedTraining"]
 
 
+MOST_DRAWS = 2**53
+"""Of a run: far more than any takes, and still a whole number as a float."""
+
+
 class SupervisedTraining(TrainingConfig):
     """Optimisation on examples; a run ends with its steps or its epochs, whichever come first."""
 
@@ -42,7 +46,7 @@ class SupervisedTraining(TrainingConfig):
             num_examples: of all sources together.
         """
         epochs = self.num_epochs if self.num_epochs or self.num_steps else 1.0
-        return None if epochs is None else max(round(epochs * num_examples), 1)
+        return None if epochs is None else max(round(min(epochs * num_examples, MOST_DRAWS)), 1)
 
     def within(self, num_examples: int, step: int = 0, num_drawn: int = 0) -> Self:
         """The same with the number of steps that the run has.

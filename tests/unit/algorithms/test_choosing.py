@@ -21,7 +21,7 @@ def group(draw_id: int, *rewards: float | None, length: int = 2) -> Group:
             index=i,
             prompt=prompt,
             prompt_token_ids=draw.token_ids,
-            token_ids=np.zeros(length, np.int32),
+            token_ids=np.full(length, i, np.int32),
             logprobs=np.zeros(length, np.float32),
             policy_versions=np.zeros(length, np.int32),
             finish_reason="stop",
@@ -88,3 +88,10 @@ def test_rewards_that_are_equal_or_too_near_make_no_pair(pairing: str) -> None:
 def test_one_answer_alone_is_no_pair() -> None:
     one = replace(group(0, 1.0), rollouts=group(0, 1.0).rollouts[:1])
     assert isinstance(pairs(one.scored, pairing="best_worst"), str)
+
+
+def test_answers_of_the_same_tokens_are_no_pair_whatever_a_judge_says_of_them() -> None:
+    better, worse, other = group(0, 1.0, 0.0, 0.5).rollouts
+    worse = replace(worse, token_ids=better.token_ids)
+    assert pairs([better, worse], pairing="best_worst") == "its better and worse answers are the same tokens"
+    assert places(pairs([better, worse, other], pairing="all")) == [(0, 2), (2, 1)]

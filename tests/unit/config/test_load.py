@@ -356,3 +356,13 @@ def test_a_range_is_written_as_a_list():
     assert load_config(resolved(config)).rollout.scheduling.reward_range == (0.0, 1.0)
     with pytest.raises(ConfigError, match=r"reward_range"):
         load_config(QUICKSTART, ["rollout.scheduling.reward_range=[0, 1, 2]"])
+
+
+def test_a_number_too_long_to_be_written_is_named():
+    assert "got a number that is too long" in refusal(changed() | {"name": [16**5000]})
+
+
+def test_epochs_without_end_are_a_number_of_steps():
+    tree = {"pipeline": "sft", "name": "x", "model": "m", "data": [{"source": "arithmetic"}]}
+    config = load_config(tree | {"training": {"num_epochs": 1e308, "num_steps": 5}})
+    assert config.training.within(10).num_steps == 5

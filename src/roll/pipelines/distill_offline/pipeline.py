@@ -19,9 +19,9 @@ from roll.pipelines.run import Session
 from roll.pipelines.state import RunState
 from roll.pipelines.supervised.asking import remaining_steps
 from roll.pipelines.supervised.loop import train
-from roll.pipelines.supervised.measuring import named, open_measuring
-from roll.pipelines.supervised.opening import facts, open_course, policy_spec
-from roll.pipelines.supervised.preparation import Prepared, held_out_batch
+from roll.pipelines.supervised.measuring import held_out_metrics, measure_answers, open_measuring
+from roll.pipelines.supervised.opening import facts, open_course
+from roll.pipelines.supervised.preparation import Prepared, held_out_batch, policy_spec
 from roll.training import TrainerSpec
 from roll.types import TrainingSample
 
@@ -65,7 +65,8 @@ async def _measure(config: DistillOfflineConfig) -> dict[str, float]:
             taught = await ask_teachers(config, measuring.prepared, measuring.cluster, paths, measuring.batch.samples)
         trainer = await measuring.start("reference", teachers=held)
         batch = await taught.completed(measuring.batch)
-        return named(await trainer.measure(batch, offline_loss(config.distillation)))
+        metrics = held_out_metrics(await trainer.measure(batch, offline_loss(config.distillation)))
+    return metrics | await measure_answers(config)
 
 
 def _facts(config: DistillOfflineConfig, at: RunState) -> RunFacts:

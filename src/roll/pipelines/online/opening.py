@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import os
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, nullcontext
 from functools import partial
 from pathlib import Path
@@ -26,7 +25,7 @@ from roll.pipelines.live_policy import LivePolicy
 from roll.pipelines.online.online_loop import OnlineLoop
 from roll.pipelines.online.online_run import OnlineRun, Recorder
 from roll.pipelines.online.sampling import build_controller
-from roll.pipelines.preparation import Prepared, prepare, probe_sequences, sampling_plans
+from roll.pipelines.preparation import Prepared, probe_sequences, sampling_plans
 from roll.pipelines.registry import RunFacts
 from roll.pipelines.run import Run, Session, beginning
 from roll.pipelines.state import RunState
@@ -36,12 +35,11 @@ from roll.training import Schedule, TrainerSpec
 from roll.types import PromptDraw
 from roll.weights import WeightSync
 
-__all__ = ["Placed", "facts", "frozen_spec", "open_alone", "open_online", "policy_spec", "weight_sync"]
+__all__ = ["Placed", "facts", "frozen_spec", "open_online", "policy_spec", "weight_sync"]
 
 logger = logging.getLogger(__name__)
 
 C = TypeVar("C", bound=GeneratingConfig)
-L = TypeVar("L", bound=OnlineConfig)
 
 
 class Placed(NamedTuple):
@@ -154,24 +152,6 @@ async def _restore(run: Run[Any], learner: Learner, live: LivePolicy, saved: Sav
         run.tracker.note(f"loading the checkpoint of step {run.state.step}")
         await live.hand_to_trainers(run)
         await learner.load(saved)
-
-
-@asynccontextmanager
-async def open_alone(
-    config: L, session: Session, *, train: Callable[[OnlineLoop[L]], Awaitable[None]]
-) -> AsyncIterator[Callable[[], Awaitable[None]]]:
-    """Open a run that needs no trainer but the policy's; inside, what is to be done.
-
-    Args:
-        config: of the run.
-        session: what this process works with.
-        train: its loop.
-    """
-    session.tracker.note("reading the model's files and the prompts")
-    prepared = await asyncio.to_thread(prepare, config)
-    placed = [Placed("actor_train", policy_spec(config, prepared.model_path))]
-    async with open_online(config, session, prepared, placed, lambda started: Learner(policy=started[0])) as loop:
-        yield partial(train, loop)
 
 
 def weight_sync(

@@ -18,7 +18,7 @@ from roll.pipelines.state import RunState
 from roll.pipelines.supervised.asking import ask_once, weights_name
 from roll.pipelines.supervised.kept import Kept
 from roll.pipelines.supervised.loop import train
-from roll.pipelines.supervised.measuring import answered, named, open_measuring
+from roll.pipelines.supervised.measuring import held_out_metrics, measure_answers, open_measuring
 from roll.pipelines.supervised.opening import facts, open_course
 from roll.pipelines.supervised.preparation import Prepared
 from roll.protocols import TrainerGroup
@@ -64,8 +64,8 @@ async def _measure(config: PreferenceConfig) -> dict[str, float]:
         trainer = await measuring.start("reference")
         objective = _objective(config, trainer, kept, prepared.examples.rendering.max_tokens)
         batch = await objective.completed(measuring.batch)
-        found = named(await trainer.measure(batch, await objective.loss(batch.samples)))
-    return found | await answered(config)
+        metrics = held_out_metrics(await trainer.measure(batch, await objective.loss(batch.samples)))
+    return metrics | await measure_answers(config)
 
 
 def _facts(config: PreferenceConfig, at: RunState) -> RunFacts:

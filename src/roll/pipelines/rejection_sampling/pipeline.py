@@ -2,19 +2,33 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from functools import partial
 
+from roll.config.pipelines.rejection_sampling import RejectionSamplingConfig
 from roll.pipelines.evaluation import measure
+from roll.pipelines.learner import Learner
 from roll.pipelines.learning.state import LearningState
-from roll.pipelines.online.opening import facts, open_alone
+from roll.pipelines.online.opening import Placed, facts, open_online, policy_spec
+from roll.pipelines.preparation import prepare
 from roll.pipelines.registry import Pipeline
 from roll.pipelines.rejection_sampling.loop import train
+from roll.pipelines.run import Session
 
 __all__ = ["PIPELINE"]
 
+
+@asynccontextmanager
+async def _open(config: RejectionSamplingConfig, session: Session) -> AsyncIterator[Callable[[], Awaitable[None]]]:
+    session.tracker.note("reading the model's files and the prompts")
+    prepared = await asyncio.to_thread(prepare, config)
+    placed = [Placed("actor_train", policy_spec(config, prepared.model_path))]
+    async with open_online(config, session, prepared, placed, lambda started: Learner(policy=started[0])) as loop:
+        yield partial(train, loop)
+
+
 PIPELINE = Pipeline(
-    open=partial(open_alone, train=train),
-    facts=partial(facts, method="rejection_sampling"),
-    evaluate=measure,
-    state=LearningState,
+    open=_open, facts=partial(facts, method="rejection_sampling"), evaluate=measure, state=LearningState
 )

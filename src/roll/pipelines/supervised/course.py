@@ -1,4 +1,4 @@
-"""What the loops of supervised pipelines go through: examples in, an update, the step's boundary.
+"""The parts of a step that learns from examples: what is drawn, the update, the step's boundary, measuring.
 
 stream ─ draw ─► samples ─► batch ─ columns ─► update ─► boundary: every draw has its fate, the run may be saved
 
@@ -22,7 +22,7 @@ from roll.pipelines.learner import update
 from roll.pipelines.learning.alarms import check_alarms
 from roll.pipelines.learning.measures import training_metrics
 from roll.pipelines.run import Run
-from roll.pipelines.supervised.measuring import named
+from roll.pipelines.supervised.measuring import held_out_metrics
 from roll.pipelines.supervised.preparation import held_out_batch
 from roll.protocols import LossFn, TrainerGroup
 from roll.types import ExampleDraw, Fate, Group, StepResult, TrainingBatch, TrainingSample
@@ -75,7 +75,7 @@ async def _nothing_added(batch: TrainingBatch) -> TrainingBatch:
 
 @dataclass(kw_only=True, slots=True)
 class Course:
-    """Everything that a step passes through."""
+    """A run on its way through its examples."""
 
     config: SupervisedConfig
     training: SupervisedTraining
@@ -148,9 +148,9 @@ class Course:
         if answers is not None:
             await answers.live.sync(run)
             with run.spans.phase("evaluate"):
-                answered, groups = await run.stop.unless(answers.measure())
-            metrics |= answered
-            score = answered.get("eval/score", float("nan"))  # never a loss among scores
+                figures, groups = await run.stop.unless(answers.measure())
+            metrics |= figures
+            score = figures.get("eval/score", float("nan"))  # never a loss among scores
         run.state.evaluated_at = run.state.step
         run.state.note_score(run.state.step, score)
         run.tracker.log_evaluation(run.state.step, metrics, groups)
@@ -160,8 +160,8 @@ class Course:
     async def _measure(self, loss: LossFn | LossOf) -> dict[str, float]:
         """The loss and its metrics on the held-out examples, under `eval/…`."""
         batch = await self.held_out()
-        found = await self.policy.measure(batch, await _of(loss, batch.samples))
-        return {**named(found), "eval/num_examples": float(batch.num_units)}
+        measured = await self.policy.measure(batch, await _of(loss, batch.samples))
+        return {**held_out_metrics(measured), "eval/num_examples": float(batch.num_units)}
 
     async def held_out(self) -> TrainingBatch:
         """What every evaluation measures."""

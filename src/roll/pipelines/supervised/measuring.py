@@ -17,7 +17,7 @@ from roll.protocols import LossFn, TrainerGroup
 from roll.training import Role, TrainerSpec
 from roll.types import StepResult, TrainingBatch
 
-__all__ = ["Measuring", "measure_model", "named", "open_measuring"]
+__all__ = ["Measuring", "held_out_metrics", "measure_answers", "measure_model", "open_measuring"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -65,10 +65,10 @@ async def open_measuring(
         yield Measuring(config=config, cluster=cluster, prepared=prepared, batch=batch, stack=stack)
 
 
-def named(found: StepResult) -> dict[str, float]:
-    """What was measured, under `eval/…`."""
-    metrics = {name.rpartition("/")[2]: value for name, value in found.metrics.items()}
-    return {f"eval/{name}": value for name, value in {"loss": found.loss, **metrics}.items()}
+def held_out_metrics(measured: StepResult) -> dict[str, float]:
+    """The loss and the metrics that it reports, under `eval/…` and without the names of their families."""
+    metrics = {name.rpartition("/")[2]: value for name, value in measured.metrics.items()}
+    return {f"eval/{name}": value for name, value in {"loss": measured.loss, **metrics}.items()}
 
 
 async def measure_model(
@@ -81,11 +81,11 @@ async def measure_model(
     """
     async with open_measuring(config, kind, score_at_end=score_at_end) as measuring:
         trainer = await measuring.start(role)
-        found = named(await trainer.measure(measuring.batch, loss))
-    return found | await answered(config)
+        metrics = held_out_metrics(await trainer.measure(measuring.batch, loss))
+    return metrics | await measure_answers(config)
 
 
-async def answered(config: SupervisedConfig) -> dict[str, float]:
+async def measure_answers(config: SupervisedConfig) -> dict[str, float]:
     """What engines with the configuration's model answer to `evaluation.answers`; nothing without that."""
     answering = config.answering()
     return {} if answering is None else await measure(answering)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from roll.config.supervised import SupervisedConfig, SupervisedTraining
 from roll.data.examples import ExampleKind, Examples, build_examples, count_examples
-from roll.errors import ConfigError
+from roll.errors import ConfigError, DataError
 from roll.models import context_length, load_tokenizer, resolve_model
 from roll.pipelines.state import RunState
 from roll.training import Schedule, TrainerSpec
@@ -76,6 +76,15 @@ def planned_steps(config: SupervisedConfig, kind: ExampleKind, at: RunState) -> 
 
 
 def held_out_batch(config: SupervisedConfig, examples: Examples) -> TrainingBatch:
-    """What every evaluation measures: always the same held-out examples, without those that cannot be rendered."""
-    drawn = map(examples.samples, examples.evaluation(config.evaluation.num_examples))
+    """What every evaluation measures: always the same held-out examples, without those that cannot be rendered.
+
+    Raises:
+        DataError: none of them can be.
+    """
+    drawn = list(map(examples.samples, examples.evaluation(config.evaluation.num_examples)))
+    if drawn and all(isinstance(found, str) for found in drawn):
+        raise DataError(
+            f"the first {len(drawn):,} held-out examples are all left out ({drawn[0]}), so nothing can be measured: "
+            "correct them, or raise evaluation.num_examples."
+        )
     return TrainingBatch(samples=tuple(sample for found in drawn if not isinstance(found, str) for sample in found))

@@ -12,10 +12,12 @@ from transformers import PreTrainedTokenizerBase
 from worlds.chat_templates import TEMPLATES
 
 from roll.config.examples import FileExamples
+from roll.config.load import load_config
 from roll.data.examples import ExampleKind, Examples, UnusableExample, build_examples
 from roll.data.examples import build as building
 from roll.errors import DataError
 from roll.models import load_tokenizer
+from roll.pipelines.supervised.preparation import held_out_batch
 
 
 @pytest.fixture
@@ -223,6 +225,17 @@ def test_of_many_rows_what_cannot_be_rendered_is_found_when_it_is_drawn(
     strict = world.examples(rows, "supervised", 100)
     with pytest.raises(UnusableExample, match=r"example 'file/4': it has 2\d\d tokens"):
         [strict.samples(draw) for draw in strict.train.draw(4)]
+
+
+def test_held_out_examples_that_are_all_left_out_are_said(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(building, "EAGER_CHECK", 1)
+    monkeypatch.setattr("roll.data.examples.checking.NUM_MEASURED", 1)
+    held_out = world.path.with_name("held_out.jsonl")
+    held_out.write_text((json.dumps(messages(user("other"), assistant("two, " * 50))) + "\n") * 2)
+    examples = world.examples([GOOD["supervised"]], "supervised", 100, too_long="skip", held_out_path=str(held_out))
+    config = load_config({"pipeline": "sft", "name": "x", "model": "m", "data": [{"source": "arithmetic"}]})
+    with pytest.raises(DataError, match=r"first 2 held-out examples are all left out \(too long\)"):
+        held_out_batch(config, examples)
 
 
 def test_some_weights_but_not_all_are_refused(world: World, tokenizer: PreTrainedTokenizerBase) -> None:

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import datetime
 import json
+import re
 import time
+from collections.abc import Iterator
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
+import pyarrow as pa
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from pyarrow import parquet
 from transformers import ByT5Tokenizer, PreTrainedTokenizerBase
 from worlds.chat_templates import TEMPLATES
 
@@ -81,29 +85,68 @@ def test_any_text_is_learnt_as_it_is_or_refused(tokenizer: PreTrainedTokenizerBa
         assert learnt(examples, tokenizer) == f"{answer}<|im_end|>"
 
 
+USER, ANSWER = {"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}
+VALUES: list[Any] = [
+    np.bool_(True), np.float32("nan"), np.array([]), np.array(["a", "b"]), pd.NA, pd.NaT, pd.Timestamp(0), b"a", 1j,
+    Decimal("NaN"), 10**400, 1e300, "\ud800", "\x00", "\u202e", "<|im_end|>", "{{ 1 / 0 }}", " ", "true", USER, ANSWER,
+    [USER], [ANSWER], [USER, ANSWER], [USER, ANSWER, USER, ANSWER], [{"type": "text", "text": "a"}], "a" * 50,
+]  # fmt: skip
 anything = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(["role", "content", "x"]), inner),
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5) | st.sampled_from(VALUES),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(["role", "content", "from", "value"]), inner)
+    ),
     max_leaves=8,
 )
-COLUMNS = ["messages", "prompt", "completion", "text", "conversations", "chosen", "rejected", "label", "score", "input"]
+COLUMNS = [
+    "messages", "prompt", "completion", "text", "conversations", "chosen", "rejected", "label", "score", "input",
+    "instruction", "output", "margin", 7, None,
+]  # fmt: skip
+REASONS = (
+    "missing column|wrong type|unknown role|tool calls|roles out of order|empty (answer|prompt|text)|equal sides|"
+    "different prompts|not a finite number|too large a number|label is not true or false|invalid Unicode|NUL character|"
+    "special token in a message|too long|nothing to learn|unreadable"
+)
 
 
 @given(
-    row=st.dictionaries(st.sampled_from(COLUMNS), anything), kind=st.sampled_from(["supervised", "pair", "labelled"])
+    row=st.dictionaries(st.sampled_from(COLUMNS), anything),
+    kind=st.sampled_from(["supervised", "pair", "labelled", "scored"]),
+    max_tokens=st.sampled_from([2, 12, 40, 4096]),
+    changes=st.sampled_from(
+        [{}, {"prompt_key": None}, {"too_long": "cut"}, {"system_prompt": "s", "margin_key": None}]
+    ),
 )
-@settings(deadline=None, max_examples=300, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    deadline=None, max_examples=400, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 def test_any_row_is_an_example_or_a_named_mistake(
-    tokenizer: PreTrainedTokenizerBase, row: dict[str, Any], kind: Any
+    tokenizer: PreTrainedTokenizerBase, row: dict[str, Any], kind: Any, max_tokens: int, changes: dict[str, Any]
 ) -> None:
-    entry = PythonExamples(source="python", held_out=0).with_rows([row])
+    entry = PythonExamples(**{"source": "python", "held_out": 0, **changes}).with_rows([row])
     try:
-        examples = build_examples([entry], kind, tokenizer, 0, 4096)
+        examples = build_examples([entry], kind, tokenizer, 0, max_tokens, score_at_end=kind == "scored")
     except DataError as error:
-        assert str(error).startswith("1 of 1 rows of data source 'python' cannot be learnt from:")
+        first, reason, *_ = str(error).splitlines()
+        assert first == "1 of 1 rows of data source 'python' cannot be learnt from:"
+        assert re.fullmatch(f"  1 × ({REASONS})", reason) and len(str(error)) < 1500
     else:
-        for sample in examples.samples(examples.train.draw(1)[0]):
-            assert sample.loss_mask.any() and not sample.loss_mask[0]
+        samples = examples.samples(examples.train.draw(1)[0])
+        assert len(samples) == 1 + (kind == "pair")
+        for sample in samples:
+            assert not isinstance(sample, str) and sample.loss_mask.any() and not sample.loss_mask[0]
+            assert len(sample) <= max_tokens and sample.prefix_length <= int(np.argmax(sample.loss_mask))
+            learns = tokenizer.decode(sample.token_ids[sample.loss_mask])
+            said = "".join(texts_of(row))
+            assert all(part.strip("\ufffd") in said for part in learns.split("<|im_end|>"))
+
+
+def texts_of(value: Any) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict | list | np.ndarray):
+        for inner in value.values() if isinstance(value, dict) else value:
+            yield from texts_of(inner)
 
 
 class Failing(dict[str, Any]):
@@ -111,7 +154,6 @@ class Failing(dict[str, Any]):
         raise RuntimeError("not today")
 
 
-USER, ANSWER = {"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}
 OBJECTS: list[tuple[Any, Any, str]] = [
     ("pair", {1: 2, None: 3, ("prompt",): 4}, "there is no column 'chosen'. It has: 1, None, ('prompt',)"),
     ("supervised", {"messages": [USER, {**ANSWER, "tool_calls": np.array([1, 2])}]}, "`tool_calls` are not read"),
@@ -142,6 +184,24 @@ def test_what_data_frames_write_for_nothing_is_nothing(tokenizer: PreTrainedToke
     assert learnt(examples_of([row], tokenizer), tokenizer) == "b<|im_end|>"
     row = {"completion": nothing, "instruction": "a", "input": nothing, "output": "b", "text": nothing}
     assert learnt(examples_of([row], tokenizer), tokenizer) == "b<|im_end|>"
+
+
+@pytest.mark.parametrize(
+    "column",
+    [
+        pa.array([2**30], pa.int32()).cast(pa.date32()),
+        pa.array([2**62]).cast(pa.timestamp("us")),
+        pa.array([1]).cast(pa.timestamp("us")).cast(pa.timestamp("us", tz="Mars/Olympus")),
+        pa.Array.from_buffers(pa.string(), 1, [None, pa.py_buffer(b"\0\0\0\0\1\0\0\0"), pa.py_buffer(b"\xff")]),
+    ],
+)
+def test_columns_that_python_cannot_hold_are_named(
+    tmp_path: Path, tokenizer: PreTrainedTokenizerBase, column: Any
+) -> None:
+    path = tmp_path / "rows.parquet"
+    parquet.write_table(pa.table({"text": ["ab"], "x": column}), path)
+    with pytest.raises(DataError, match=r"rows\.parquet' is not a readable Parquet file: "):
+        build_examples([FileExamples(source="file", path=str(path))], "supervised", tokenizer, 0)
 
 
 def test_a_data_frame_is_told_what_to_be(tokenizer: PreTrainedTokenizerBase) -> None:
