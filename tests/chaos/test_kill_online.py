@@ -26,7 +26,9 @@ def configuration(name: str, model: Path, teacher: Path) -> dict[str, Any]:
     return {**tiny_config(model), **METHODS[name], **taught}
 
 
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize(
+    "name", [name if name == "distill" else pytest.param(name, marks=pytest.mark.slow) for name in METHODS]
+)
 def test_a_killed_and_resumed_run_equals_an_uninterrupted_one(tmp_path: Path, tiny_model: Path, name: str) -> None:
     teacher = write_tiny_model(tmp_path / "teacher", seed=1)
     settings = configuration(name, tiny_model, teacher)

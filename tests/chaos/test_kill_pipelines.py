@@ -142,7 +142,7 @@ def check_draws(run: Run) -> None:
         assert set(Counter(entry["uid"] for entry in entries[begin : begin + size]).values()) == {1}
 
 
-@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", ["reward_model", "sft_hand_over"])
 def test_a_killed_and_resumed_run_equals_an_uninterrupted_one(
     tmp_path: Path, tiny_model: Path, name: str, seed: int

@@ -9,7 +9,7 @@ import pytest
 from chaos.harness import Run, tiny_config
 from worlds.tiny_model import write_tiny_model
 
-pytestmark = pytest.mark.ray
+pytestmark = [pytest.mark.ray, pytest.mark.slow]
 
 TRAINERS = {"actor_train": "0-1", "actor_infer": "2"}
 METHODS: dict[str, tuple[dict[str, Any], dict[str, str], str]] = {
@@ -45,5 +45,6 @@ def test_a_run_on_ray_learns_what_one_process_learns(tmp_path: Path, tiny_model:
     together.finish()
     found, other = ([row for row in run.metrics() if row["kind"] == "train"] for run in (alone, together))
     assert found[0][metric] == pytest.approx(other[0][metric], abs=1e-4)
-    assert other[1]["training/stepped"] and other[1]["policy_version"] == 2
+    stepped = sum(bool(row.get("training/stepped")) for row in found)  # a step without a pair changes nothing
+    assert 1 <= stepped == sum(bool(row.get("training/stepped")) for row in other) == other[1]["policy_version"]
     assert {entry["fate"] for entry in together.ledger()} <= {"trained", "filtered"}

@@ -78,7 +78,10 @@ def test_held_out_preferences_are_learnt_and_every_example_is_used_once_an_epoch
     assert measured["eval/margin"] == pytest.approx(last["eval/margin"], abs=1e-3)
 
 
-@pytest.mark.parametrize("name", list(METHODS))
+@pytest.mark.parametrize(
+    "name",
+    [name if name in ("dpo", "simpo", "kto") else pytest.param(name, marks=pytest.mark.slow) for name in METHODS],
+)
 def test_every_method_prefers_what_was_preferred(tmp_path: Path, tiny_model: Path, name: str) -> None:
     quick = {"num_steps": 6, "examples_per_step": 16, "learning_rate": 3e-3, "num_threads": 1}
     evaluation = {"every_num_steps": 0}

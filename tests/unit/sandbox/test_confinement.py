@@ -144,28 +144,33 @@ async def test_a_slot_has_left_the_privileges_of_root(forked: SandboxManager) ->
         assert "Groups:\t \n" in status and "Uid:\t0" not in status
 
 
+async def _first_agents(manager: SandboxManager) -> list[psutil.Process]:
+    """The agents, as soon as there is one to be seen: on a busy machine that may be a moment later."""
+    for _ in range(500):
+        if found := agents(manager):
+            return found
+        await asyncio.sleep(0.02)
+    raise AssertionError("no agent was seen in 10 s")
+
+
 async def test_a_sandbox_started_where_another_was_finds_nothing_of_it() -> None:
     """The zygote and the slot that both were forked from have not heard of what the first was given."""
     secret = f"CANARY-{secrets.token_hex(16)}"
     search = next(each.program for each in HOSTILE if each.name == "searching the memory")
     async for manager in started("bubblewrap", warm=0, instance=BubblewrapRuntime()):
         async with await manager.create(spec_for("bubblewrap", pool="checker")) as sandbox:
-            slot = agents(manager)[0].ppid()
+            slot = (await _first_agents(manager))[0].ppid()
             told = PythonCode(source=f"print({secret!r})", stdin=secret.encode(), env={"WORD": secret}, argv=(secret,))
             assert secret.encode() in (await sandbox.execute(told)).stdout
         async with await manager.create() as sandbox:
-            assert agents(manager)[0].ppid() == slot
+            assert (await _first_agents(manager))[0].ppid() == slot
             assert (await sandbox.execute(search)).stdout == b"searched\n"
 
 
 async def test_a_killed_slot_ends_its_sandbox_and_no_other() -> None:
     async for manager in started("bubblewrap", warm=0, instance=BubblewrapRuntime()):
         async with await manager.create() as sandbox:
-            for _ in range(200):  # on a busy machine a process may be seen a moment later
-                if found := agents(manager):
-                    break
-                await asyncio.sleep(0.02)
-            (agent,) = found
+            (agent,) = await _first_agents(manager)
             async with await manager.create() as other:
                 agent.parent().kill()
                 with pytest.raises(SandboxError):
