@@ -143,7 +143,7 @@ def check_draws(run: Run) -> None:
 
 
 @pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("name", ["reward_model", "sft_hand_over"])
+@pytest.mark.parametrize("name", [pytest.param("reward_model", marks=pytest.mark.slow), "sft_hand_over"])
 def test_a_killed_and_resumed_run_equals_an_uninterrupted_one(
     tmp_path: Path, tiny_model: Path, name: str, seed: int
 ) -> None:

@@ -82,7 +82,7 @@ def test_runs_that_share_a_directory_ask_the_teacher_once(tmp_path: Path, tiny_m
     assert not (tmp_path / "other" / "teacher").exists()
 
 
-@pytest.mark.parametrize("place", ["kept", "loss"])
+@pytest.mark.parametrize("place", ["kept", pytest.param("loss", marks=pytest.mark.slow)])
 def test_a_killed_and_resumed_run_equals_an_uninterrupted_one(
     tmp_path: Path, tiny_model: Path, teacher: Path, place: str
 ) -> None:

@@ -160,7 +160,7 @@ def test_a_model_is_measured_without_training(tmp_path: Path, tiny_model: Path, 
     assert trained["eval/loss"] == pytest.approx(rows_of(tmp_path, "evaluation")[-1]["eval/loss"], rel=1e-6)
 
 
-@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_a_killed_and_resumed_run_equals_an_uninterrupted_one(tmp_path: Path, tiny_model: Path, seed: int) -> None:
     rng = random.Random(seed)
     reference = Run(tmp_path / "reference", settings(tmp_path, tiny_model))
