@@ -207,3 +207,13 @@ def test_engines_answer_prompts_with_the_weights_of_that_step(
     again = roll.evaluate(given, model=tmp_path / "run")
     assert again["eval/score"] == evaluations[-1]["eval/score"]  # the engines had the last step's weights
     assert again["eval/loss"] == pytest.approx(evaluations[-1]["eval/loss"], rel=1e-6)
+
+
+def test_a_look_before_the_run_counts_its_steps_and_the_engines_that_answer(
+    tmp_path: Path, tiny_model: Path, apart: list[dict[str, Any]]
+) -> None:
+    answers = {"data": [{"source": "arithmetic", "reward": "math"}], "max_new_tokens": 4, "inference": {"engine": "hf"}}
+    report = roll.check(config(tmp_path, tiny_model, data=apart, evaluation={"answers": answers}))
+    assert not report.problems
+    assert [role.role for role in report.memory] == ["actor_train", "actor_infer", "processes"]
+    assert report.batch[0] == "10 examples to train on, 4 per step: 8 steps, 3.2 epochs"

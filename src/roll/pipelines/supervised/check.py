@@ -5,6 +5,7 @@ configuration ──► machine, model's sizes, examples ──► steps, memory
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from functools import partial
 from statistics import fmean
@@ -14,6 +15,7 @@ from roll.config.estimate import (
     DiskUse,
     RoleMemory,
     element_bytes,
+    engine_bytes,
     logit_bytes,
     num_trained,
     pass_bytes,
@@ -21,7 +23,9 @@ from roll.config.estimate import (
 )
 from roll.config.supervised import SupervisedConfig
 from roll.data.examples import ExampleKind
+from roll.inference import resolve_engine_kind
 from roll.models import describe_model, find_model
+from roll.pipelines.preparation import prepare as prepare_prompts
 from roll.pipelines.supervised.preparation import Prepared, policy_spec, prepare
 from roll.preflight.inspection import compare_memory, described, look, look_at_disk, look_at_places
 from roll.preflight.machine import inspect_machine
@@ -139,12 +143,31 @@ def _estimate_memory(report: Report, config: SupervisedConfig, micro: int, other
         parts["logits"] = logit_bytes(sizes, micro, element) * (2 if other.paths else 1)
     if other.paths:
         parts["teachers"] = sum(describe_model(path).num_parameters for path in other.paths) * element // ranks
-    report.memory = [RoleMemory(role="actor_train", count=ranks, parts=parts)]
+    report.memory = [RoleMemory(role="actor_train", count=ranks, parts=parts), *_answering(report, config)]
     if not report.machine.accelerator_bytes:
         separate = config.cluster.type == "ray"
         processes = 1 + (sum(role.count for role in report.memory) if separate else 0)
         report.memory.append(RoleMemory(role="processes", count=processes, parts={"libraries": LIBRARIES_BYTES}))
     compare_memory(report)
+
+
+def _answering(report: Report, config: SupervisedConfig) -> list[RoleMemory]:
+    """The engines of `evaluation.answers`."""
+    answering, sizes = config.answering(), report.model
+    if answering is None or sizes is None:
+        return []
+    evaluation, count = answering.evaluation, answering.num_engines
+    report.engine_kind = resolve_engine_kind(answering.inference.engine)
+    parts = engine_bytes(
+        answering.inference,
+        sizes,
+        num_requests=math.ceil(evaluation.num_prompts * evaluation.samples_per_prompt / count),
+        kind=report.engine_kind,
+        max_context=prepare_prompts(answering).max_context,
+        element=element_bytes(config.model.dtype),
+        on_accelerator=bool(report.machine.accelerator_bytes),
+    )
+    return [RoleMemory(role="actor_infer", count=count, parts=parts)]
 
 
 def _estimate_disk(report: Report, config: SupervisedConfig, num_steps: int, kept_bytes: int) -> None:
