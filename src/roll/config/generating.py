@@ -15,6 +15,7 @@ from roll.config.operations import WeightSyncConfig
 from roll.config.rollout import EvaluationConfig, RolloutConfig
 from roll.config.run import RunConfig
 from roll.config.sandbox import SandboxConfig
+from roll.config.sources import named_apart
 from roll.config.training import TrainingConfig
 
 __all__ = ["GeneratingConfig"]
@@ -39,14 +40,7 @@ class GeneratingConfig(RunConfig):
     weight_sync: WeightSyncConfig = option(WeightSyncConfig(), "How new weights are brought to the engines.")
     sandbox: SandboxConfig = option(SandboxConfig(), "Where programs that the model writes run.")
 
-    @field_validator("data")
-    @classmethod
-    def _domains(cls, value: list[DataConfig]) -> list[DataConfig]:
-        names = [entry.domain or entry.source for entry in value]
-        twice = sorted({name for name in names if names.count(name) > 1})
-        if twice:
-            raise ValueError(f"several sources are called {twice}: give each its own `domain`")
-        return value
+    _domains = field_validator("data")(named_apart)
 
     @model_validator(mode="after")
     def _generation_fits(self) -> Self:

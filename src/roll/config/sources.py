@@ -8,7 +8,7 @@ from pydantic import PrivateAttr, field_validator, model_validator
 
 from roll.config.base import FUNCTION, Section, option
 
-__all__ = ["FileTable", "HuggingFaceTable", "PythonTable", "Share", "SumsTask"]
+__all__ = ["FileTable", "HuggingFaceTable", "PythonTable", "Share", "SumsTask", "named_apart"]
 
 
 class Share(Section):
@@ -26,6 +26,15 @@ class Share(Section):
         if "{prompt}" not in value:
             raise ValueError(f"{value!r} does not contain '{{prompt}}': the prompt's text would be lost")
         return value
+
+
+def named_apart(entries: list[Any]) -> list[Any]:
+    """The sources, no two of one name: a validator of every pipeline's `data`."""
+    names = [entry.domain or entry.source for entry in entries]
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        raise ValueError(f"several sources are called {twice}: give each its own `domain`")
+    return entries
 
 
 class SumsTask(Share):

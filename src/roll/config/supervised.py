@@ -15,6 +15,7 @@ from roll.config.inference import InferenceConfig
 from roll.config.rollout import EvaluationConfig, RolloutConfig
 from roll.config.run import RunConfig
 from roll.config.sandbox import SandboxConfig
+from roll.config.sources import named_apart
 from roll.config.training import TrainingConfig
 from roll.errors import ConfigError
 
@@ -111,14 +112,7 @@ class SupervisedConfig(RunConfig):
     training: SupervisedTraining = option(SupervisedTraining(), "How the model is updated.")
     evaluation: HeldOutConfig = option(HeldOutConfig(), "How the model is measured on held-out examples.")
 
-    @field_validator("data")
-    @classmethod
-    def _domains(cls, value: list[ExampleDataConfig]) -> list[ExampleDataConfig]:
-        names = [entry.domain or entry.source for entry in value]
-        twice = sorted({name for name in names if names.count(name) > 1})
-        if twice:
-            raise ValueError(f"several sources are called {twice}: give each its own `domain`")
-        return value
+    _domains = field_validator("data")(named_apart)
 
     @property
     def roles(self) -> dict[str, RoleDevices]:
