@@ -31,11 +31,6 @@ class Env(Protocol):
         """
         ...
 
-    @property
-    def longest_observation(self) -> str:
-        """A text at least as long, in bytes, as any that `step` gives while the episode goes on: engines keep room."""
-        ...
-
 
 ENVS: Registry[type[Env]] = Registry("environment", {"guess_number": "roll.envs.guess_number:GuessNumber"})
 

@@ -54,10 +54,6 @@ class GuessNumber:
         over = len(self._history) >= self._num_turns
         return f"{hint} {question(self._max_number)}", 0.0, over, False, {"state": ", ".join(self._history)}
 
-    @property
-    def longest_observation(self) -> str:
-        return f"{_hint('higher', 10**_MOST_DIGITS - 1)} {question(self._max_number)}"
-
 
 def _hint(direction: str, guess: int) -> str:
     return f"No, my number is {direction} than {guess}."

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from roll.registry import load_function
-from roll.rollout.loops import loop_for, play, single_answer
+from roll.rollout.episode import loop_for
 from roll.types import (
     EnvironmentSettings,
     Generation,
