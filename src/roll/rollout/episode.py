@@ -65,7 +65,7 @@ def loop_for(prompt: Prompt, hosts: EnvHosts | None = None, plan: EpisodePlan | 
     """
     if prompt.environment is None:
         return single_answer
-    return partial(play, hosts=hosts or EnvHosts(), plan=plan or EpisodePlan())
+    return partial(play, hosts=hosts, plan=plan) if hosts or plan else play
 
 
 async def play(
@@ -75,8 +75,8 @@ async def play(
     generate: Generate,
     renderer: Renderer,
     *,
-    hosts: EnvHosts,
-    plan: EpisodePlan,
+    hosts: EnvHosts | None = None,
+    plan: EpisodePlan | None = None,
 ) -> Rollout:
     """A conversation with the prompt's environment, until one of the two ends it or the prompt's turns are over.
 
@@ -85,6 +85,7 @@ async def play(
     """
     settings = draw.prompt.environment
     assert settings is not None, "`loop_for` plays only prompts with an environment"
+    plan, hosts = plan or EpisodePlan(), hosts or EnvHosts()
     dialogue = Dialogue(
         renderer=renderer,
         history=settings.history or plan.history,

@@ -13,6 +13,7 @@ __all__ = [
     "EXPERT",
     "TRAIN",
     "Branch",
+    "EnvironmentHost",
     "EnvironmentSettings",
     "Fate",
     "FinishReason",
@@ -32,6 +33,7 @@ __all__ = [
     "Turn",
 ]
 
+EnvironmentHost: TypeAlias = Literal["loop", "pool", "sandbox", "http"]
 FinishReason: TypeAlias = Literal["stop", "length", "abort", "context"]
 """`context` is of rollouts alone: the context was full before the episode was over."""
 TRAIN, EXPERT = "train", "expert"
@@ -79,6 +81,14 @@ class EnvironmentSettings:
     """Of the episode, given to `reset`; `None` where the options say all of it."""
     history: History | None = None
     """What the model sees of earlier turns; `None`: what the run's configuration says for all."""
+    host: EnvironmentHost | None = None
+    """Where it runs; `None`: a shipped one in the loop, a user's own in the pool."""
+    url: str = ""
+    """Of its server, for the host `http`."""
+    reset_time_limit_s: float = 60.0
+    """Beyond it an episode that does not begin is given up."""
+    step_time_limit_s: float = 30.0
+    """Beyond it an episode whose `step` does not return is given up."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
