@@ -146,7 +146,11 @@ async def open_generation(
     rollout, scheduling = config.rollout, config.rollout.scheduling
     policy = "round_robin" if scheduling.type == "batch" else "least_loaded"
     proxy = proxy_type(
-        roles.engines, bring_up, max_attempts=rollout.max_attempts, router=Router(policy, scheduling.max_kv_used)
+        roles.engines,
+        bring_up,
+        max_attempts=rollout.max_attempts,
+        router=Router(policy, scheduling.max_kv_used),
+        restarts=scheduling.interrupted_turns == "restart",
     )
     stack.push_async_callback(proxy.close)
     judge = roles.judge.model if roles.judge else None
