@@ -20,7 +20,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeAlias
 
-from roll.envs.base import ENVS, make
+from roll.envs.registration import ENVS, make
 from roll.envs.timing import acting
 from roll.errors import ConfigError, InfraError, UnscorableError, UserError
 from roll.types import EnvironmentHost, EnvironmentSettings
@@ -172,10 +172,10 @@ class _Guarded:
     async def _call(self, what: str, limit_s: float, call: Callable[[], Awaitable[Any]]) -> Any:
         """Call it within its time; what it raises is a failure of ours, of this rollout alone."""
         name, loop = self.settings.name, asyncio.get_running_loop()
-        begun = loop.time()
+        begun, scope = loop.time(), asyncio.timeout(limit_s)
         try:
             with acting():
-                async with asyncio.timeout(limit_s) as scope:
+                async with scope:
                     return await call()
         except (UnscorableError, UserError):
             self._count("failures")

@@ -12,6 +12,7 @@ from roll.types.arrays import FloatArray, IntArray
 __all__ = [
     "EXPERT",
     "TRAIN",
+    "Branch",
     "EnvironmentHost",
     "EnvironmentSettings",
     "Fate",
@@ -218,6 +219,19 @@ class Turn:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Branch:
+    """Where a rollout's history was rewritten: a window slid, thinking was stripped, a summary took its place.
+
+    It reaches to where the next branch starts, or to the rollout's last token.
+    """
+
+    start: int
+    """Where a turn begins: `token_ids[start:]` of the rollout follow `context`, not the tokens before them."""
+    context: IntArray
+    """[C] exactly as the engine saw it."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Rollout:
     """One attempt at a prompt."""
 
@@ -245,6 +259,8 @@ class Rollout:
     engine_id: str = ""
     turns: tuple[Turn, ...] = ()
     """In order; empty: all of `token_ids` is one turn."""
+    branches: tuple[Branch, ...] = ()
+    """In order; before the first, and where there is none, a turn's context is the prompt and all tokens before it."""
     expert: bool = False
     """Not the policy's own: to be imitated. Its `logprobs` are 0."""
 
