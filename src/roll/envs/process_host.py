@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from roll.envs.base import make
+from roll.envs.registration import make
 from roll.envs.hosting import Begun, HostedEnv, Stepped
 from roll.protocols import KeptObject, WorkerPool
 from roll.registry import load_function

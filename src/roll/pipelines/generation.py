@@ -153,8 +153,6 @@ async def open_generation(
     stack.push_async_callback(proxy.close)
     judge = roles.judge.model if roles.judge else None
     rewards = await stack.enter_async_context(open_rewards(config.data, config.sandbox, roles.pool, judge))
-    hosts = EnvHosts({"pool": PoolHost(roles.pool)})
-    stack.push_async_callback(hosts.close)
     scheduler = RolloutScheduler(
         proxy,
         {domain: scored_by(reward) for domain, reward in rewards.items()},
@@ -165,7 +163,7 @@ async def open_generation(
         replicate=scheduling.replicate_prompts and scheduling.type != "batch",
         loop=own_loop(config) if loop is None else loop,
         episodes=episode_plan(config, roles.max_context),
-        hosts=hosts,
+        hosts=_open_hosts(roles, stack),
         on_rollout=tracker.on_rollout if tracker else _say_nothing,
     )
     generation = Generation(
@@ -179,6 +177,12 @@ async def open_generation(
     if tracker is not None:
         _listen(generation, tracker, stack, traced=config.tracking.trace_rollouts)
     return generation
+
+
+def _open_hosts(roles: Roles, stack: AsyncExitStack) -> EnvHosts:
+    hosts = EnvHosts({"pool": PoolHost(roles.pool)})
+    stack.push_async_callback(hosts.close)
+    return hosts
 
 
 def episode_plan(config: GeneratingConfig, max_context: int) -> EpisodePlan:
