@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from roll.envs.registration import make
 from roll.envs.hosting import Begun, HostedEnv, Stepped
+from roll.envs.registration import make
 from roll.protocols import KeptObject, WorkerPool
 from roll.registry import load_function
 from roll.types import EnvironmentSettings
