@@ -150,8 +150,6 @@ async def open_generation(
     stack.push_async_callback(proxy.close)
     judge = roles.judge.model if roles.judge else None
     rewards = await stack.enter_async_context(open_rewards(config.data, config.sandbox, roles.pool, judge))
-    hosts = EnvHosts({"pool": PoolHost(roles.pool)})
-    stack.push_async_callback(hosts.close)
     scheduler = RolloutScheduler(
         proxy,
         {domain: scored_by(reward) for domain, reward in rewards.items()},
@@ -161,7 +159,7 @@ async def open_generation(
         retry_wait_s=rollout.retry_wait_s,
         replicate=scheduling.replicate_prompts and scheduling.type != "batch",
         loop=own_loop(config) if loop is None else loop,
-        hosts=hosts,
+        hosts=EnvHosts({"pool": PoolHost(roles.pool)}),
         on_rollout=tracker.on_rollout if tracker else _say_nothing,
     )
     generation = Generation(
