@@ -12,8 +12,8 @@ from roll.envs.base import shown
 
 __all__ = ["Policy", "Transcript", "TranscriptTurn", "as_html", "as_text", "play_episode", "random_policy"]
 
-Policy: TypeAlias = Callable[["Transcript"], str | Awaitable[str]]
-"""Given the episode so far, the next action."""
+Policy: TypeAlias = Callable[["Transcript"], str | Awaitable[str] | None]
+"""Given the episode so far, the next action; None leaves the episode."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,6 +63,8 @@ async def play_episode(
     played = Transcript(environment=environment, seed=seed, first=shown(observation, info), turns=[])
     while len(played.turns) < most_turns and not (played.terminated or played.truncated):
         action = await _awaited(policy(played))
+        if action is None:
+            break
         observation, reward, terminated, truncated, info = await _awaited(env.step(action))
         turn = TranscriptTurn(
             action=action,
