@@ -21,6 +21,10 @@ from roll.types.rollouts import Message
 __all__ = ["Sampling", "conversation", "person", "rollouts"]
 
 
+_MOST_CONTEXT = 8192
+"""Tokens for which the embedded engine keeps room, where the model takes as many."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Sampling:
     """Which model answers, and how."""
@@ -113,30 +117,39 @@ async def _embedded(sampling: Sampling) -> AsyncIterator[Policy]:
     prepare_environment()
     from roll.data import ChatRenderer
     from roll.inference.spec import EngineSpec, build_engine
-    from roll.models import context_length, load_tokenizer, resolve_model, stop_token_ids
+    from roll.models import describe_model, load_tokenizer, resolve_model, stop_token_ids
     from roll.types import GenerationRequest, SamplingParams
 
     path = resolve_model(sampling.model)
     renderer = ChatRenderer(load_tokenizer(path))
-    most = context_length(path)
+    model = describe_model(path)
+    most = min(model.context_length, _MOST_CONTEXT)
     engine = build_engine(
-        EngineSpec(engine_id="play", kind="hf", model_path=str(path), dtype="float32", max_context=most, max_num_seqs=1)
+        EngineSpec(
+            engine_id="play",
+            kind="hf",
+            model_path=str(path),
+            dtype="float32",
+            max_context=most,
+            max_num_seqs=1,
+            kv_cache_bytes=2 * most * model.kv_bytes_per_token(element_bytes=4),
+        )
     )
-    await engine.start()
     stops = stop_token_ids(path)
+    await engine.start()
 
     async def answer(so_far: Transcript) -> str:
         tokens = renderer.render(conversation(so_far))
         if len(tokens) + sampling.max_new_tokens > most:
             raise UserError(
-                f"after {len(so_far.turns)} turns the conversation has {len(tokens)} tokens, and the model takes "
+                f"after {len(so_far.turns)} turns the conversation has {len(tokens)} tokens, and there is room for "
                 f"{most}: lower --turns or --max-new-tokens."
             )
         name = f"{so_far.environment}-{so_far.seed}-{len(so_far.turns)}"
         how = SamplingParams(
             max_new_tokens=sampling.max_new_tokens,
             temperature=sampling.temperature,
-            stop_token_ids=tuple(stops),
+            stop_token_ids=stops,
             seed=1000 * (so_far.seed or 0) + len(so_far.turns),
         )
         generation = await engine.generate(GenerationRequest(request_id=name, token_ids=tokens, sampling=how))
