@@ -15,6 +15,8 @@ from typing import Any, cast
 from roll.cluster.base import Cluster, start_together
 from roll.config.generating import GeneratingConfig
 from roll.data import ChatRenderer
+from roll.envs.hosting import EnvHosts
+from roll.envs.process_host import PoolHost
 from roll.envs.timing import watched
 from roll.inference import resolve_engine_kind
 from roll.pipelines.judge import JudgeRole, start_judge
@@ -165,6 +167,7 @@ async def open_generation(
         replicate=scheduling.replicate_prompts and scheduling.type != "batch",
         loop=own_loop(config) if loop is None else loop,
         episodes=episode_plan(config, roles.max_context),
+        hosts=EnvHosts({"pool": PoolHost(roles.pool)}),
         on_rollout=tracker.on_rollout if tracker else _say_nothing,
     )
     generation = Generation(
