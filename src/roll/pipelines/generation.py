@@ -15,6 +15,8 @@ from typing import Any, cast
 from roll.cluster.base import Cluster, start_together
 from roll.config.generating import GeneratingConfig
 from roll.data import ChatRenderer
+from roll.envs.hosting import EnvHosts
+from roll.envs.process_host import PoolHost
 from roll.envs.timing import watched
 from roll.inference import resolve_engine_kind
 from roll.pipelines.judge import JudgeRole, start_judge
@@ -26,6 +28,7 @@ from roll.registry import load_function
 from roll.rewards.compose import WeightedReward
 from roll.rewards.opening import open_rewards
 from roll.rollout import LLMProxy, RolloutScheduler, Router
+from roll.rollout.episode import EpisodePlan
 from roll.rollout.lifecycle import FINAL
 from roll.rollout.loops import RolloutLoop
 from roll.tracking import RunDirectory, Spans, Tracker
@@ -42,6 +45,8 @@ class Roles:
     engines: EngineGroup
     pool: WorkerPool
     judge: JudgeRole | None
+    max_context: int
+    """Of the engines."""
 
 
 async def start_roles(
@@ -86,7 +91,7 @@ async def start_roles(
         starting.append(progress.of("judge", start_judge(config, cluster, run, emit)))
     engines, pool, *others = await start_together(stack, *starting)
     judge = others.pop() if config.judge is not None else None
-    return Roles(engines=engines, pool=pool, judge=judge), before or others
+    return Roles(engines=engines, pool=pool, judge=judge, max_context=prepared.max_context), before or others
 
 
 def _say_nothing(*_: object, **__: object) -> None:
@@ -157,6 +162,8 @@ async def open_generation(
         retry_wait_s=rollout.retry_wait_s,
         replicate=scheduling.replicate_prompts and scheduling.type != "batch",
         loop=own_loop(config) if loop is None else loop,
+        episodes=episode_plan(config, roles.max_context),
+        hosts=EnvHosts({"pool": PoolHost(roles.pool)}),
         on_rollout=tracker.on_rollout if tracker else _say_nothing,
     )
     generation = Generation(
@@ -170,6 +177,17 @@ async def open_generation(
     if tracker is not None:
         _listen(generation, tracker, stack, traced=config.tracking.trace_rollouts)
     return generation
+
+
+def episode_plan(config: GeneratingConfig, max_context: int) -> EpisodePlan:
+    """How episodes are played, in contexts of this many tokens."""
+    episodes = config.rollout.episodes
+    return EpisodePlan(
+        max_context=max_context,
+        history=episodes.history.settings,
+        long_observations=episodes.long_observations,
+        min_answer_tokens=episodes.min_answer_tokens,
+    )
 
 
 def own_loop(config: GeneratingConfig) -> RolloutLoop | None:
