@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -86,6 +87,11 @@ class ChatRenderer:
         if end is None:
             raise DataError("the model's tokenizer has no token that ends a text (`eos_token`): choose another model.")
         return int(end)
+
+    @cached_property
+    def longest_token(self) -> int:
+        """Characters of the longest token that stands for text."""
+        return max(map(len, self._tokenizer.get_vocab()))
 
     def special_in(self, text: str) -> str | None:
         """The first special token that is spelt in the text, which the model would take for the real one."""

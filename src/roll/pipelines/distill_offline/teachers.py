@@ -18,7 +18,7 @@ from roll.config.pipelines.distill_offline import DistillOfflineConfig
 from roll.errors import ConfigError, ModelError
 from roll.models import describe_model
 from roll.pipelines.run import Session
-from roll.pipelines.supervised.asking import ask_once, frozen_spec, weights_name
+from roll.pipelines.supervised.asking import CHUNK, ask_once, frozen_spec, weights_name
 from roll.pipelines.supervised.kept import Kept, Rows, rows_of
 from roll.pipelines.supervised.preparation import Prepared
 from roll.pipelines.teachers import teacher_paths
@@ -107,7 +107,8 @@ async def ask_teachers(
             pairs = zip(batch.samples, said, strict=True)
             return [_counted(sample, top, rows, model) for sample, top in pairs]
 
-        await ask_once(cluster, spec, kept, own, ask, who=f"the teacher '{model}'", session=session)
+        batches = [own[start : start + CHUNK] for start in range(0, len(own), CHUNK)]
+        await ask_once(cluster, spec, kept, batches, ask, who=f"the teacher '{model}'", session=session)
         all_kept.append(kept)
     return Taught(teacher_of=config.teacher_of, kept=tuple(all_kept))
 
