@@ -35,9 +35,7 @@ def teachers_of(config: DistillOfflineConfig, model_path: Path) -> list[Path]:
         UserError: one cannot teach this student, or has fewer tokens than are to be kept.
     """
     settings = config.distillation
-    otherwise = "set distillation.place to kept, which compares the teacher's likeliest tokens alone"
-    holds = config.trainer_holds_teachers
-    paths = teacher_paths(config.teacher, config.model, model_path, otherwise=otherwise if holds else None)
+    paths = teacher_paths(config.teacher, config.model, model_path)
     for teacher, path in zip(config.teacher, paths, strict=True):
         rows = describe_model(path).vocab_size
         if settings.place == "kept" and settings.num_top > rows:
