@@ -165,6 +165,11 @@ class ChatRenderer:
             raise DataError("the model's tokenizer has no token that ends a text (`eos_token`): choose another model.")
         return int(end)
 
+    @cached_property
+    def longest_token(self) -> int:
+        """Characters of the longest token that stands for text."""
+        return max(map(len, self._tokenizer.get_vocab()))
+
     def special_in(self, text: str) -> str | None:
         """The first special token that is spelt in the text, which the model would take for the real one."""
         return self._special.first(text)
