@@ -75,12 +75,27 @@ def rollout_metrics(groups: Sequence[Group]) -> dict[str, float]:
     by_domain: dict[str, list[Rollout]] = defaultdict(list)
     for rollout in scored:
         by_domain[rollout.prompt.domain].append(rollout)
+    metrics |= _episode_metrics(by_domain)
     for domain, rollouts in sorted(by_domain.items()):
         metrics[f"reward/{domain}/mean"] = _mean(_rewards(rollouts))
         components = sorted({name for r in rollouts if r.reward for name in r.reward.components})
         for name in components:
             values = [r.reward.components[name] for r in rollouts if r.reward and name in r.reward.components]
             metrics[f"reward/{domain}/{name}"] = _mean(values)
+    return metrics
+
+
+def _episode_metrics(by_domain: Mapping[str, Sequence[Rollout]]) -> dict[str, float]:
+    """Of each environment: how many episodes succeeded, how long they were, and how many the model did not finish."""
+    metrics: dict[str, float] = {}
+    for domain, rollouts in sorted(by_domain.items()):
+        if rollouts[0].prompt.environment is None:
+            continue
+        metrics |= _accuracy(rollouts, f"env/{domain}/") | {
+            f"env/{domain}/num_episodes": float(len(rollouts)),
+            f"env/{domain}/turns_mean": _mean([len(r.spans) for r in rollouts]),
+            f"env/{domain}/unfinished_share": _mean([float(not r.finished) for r in rollouts]),
+        }
     return metrics
 
 

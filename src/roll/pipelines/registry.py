@@ -47,6 +47,7 @@ class Pipeline:
 PIPELINES: Registry[Pipeline] = Registry(
     "pipeline",
     {
+        "agentic": "roll.pipelines.agentic.pipeline:PIPELINE",
         "distill": "roll.pipelines.distill.pipeline:PIPELINE",
         "preference_online": "roll.pipelines.preference_online.pipeline:PIPELINE",
         "distill_offline": "roll.pipelines.distill_offline.pipeline:PIPELINE",
@@ -60,6 +61,7 @@ PIPELINES: Registry[Pipeline] = Registry(
 CHECKS: Registry[Callable[[Any], Report]] = Registry(
     "pipeline",
     {
+        "agentic": "roll.pipelines.agentic.check:inspect",
         "distill": "roll.pipelines.distill.check:inspect",
         "preference_online": "roll.pipelines.preference_online.check:inspect",
         "distill_offline": "roll.pipelines.distill_offline.check:inspect",
