@@ -24,7 +24,7 @@ import signal
 import socket
 import sys
 from dataclasses import dataclass, field
-from typing import Any, BinaryIO, NoReturn
+from typing import Any, BinaryIO, NoReturn, cast
 
 from roll.cluster.pool_worker import (
     HEADER,
@@ -193,7 +193,7 @@ def _live(connection: socket.socket, memory_limit_bytes: int) -> NoReturn:
     os.dup2(nothing, 0)
     if memory_limit_bytes:
         limit_memory(memory_limit_bytes)
-    stream = connection.makefile("rwb")
+    stream = cast(BinaryIO, connection.makefile("rwb"))
     kept: list[Any] = []
     loop = asyncio.new_event_loop()
     code = 1

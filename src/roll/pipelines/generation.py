@@ -146,10 +146,7 @@ async def open_generation(
         ConfigError: `rollout.loop` cannot be imported.
     """
     rollout, scheduling = config.rollout, config.rollout.scheduling
-    policy = "round_robin" if scheduling.type == "batch" else "least_loaded"
-    proxy = proxy_type(
-        roles.engines, bring_up, max_attempts=rollout.max_attempts, router=Router(policy, scheduling.max_kv_used)
-    )
+    proxy = _proxy(config, roles, proxy_type, bring_up)
     stack.push_async_callback(proxy.close)
     judge = roles.judge.model if roles.judge else None
     rewards = await stack.enter_async_context(open_rewards(config.data, config.sandbox, roles.pool, judge))
@@ -177,6 +174,24 @@ async def open_generation(
     if tracker is not None:
         _listen(generation, tracker, stack, traced=config.tracking.trace_rollouts)
     return generation
+
+
+def _proxy(
+    config: GeneratingConfig,
+    roles: Roles,
+    proxy_type: type[LLMProxy],
+    bring_up: Callable[[InferenceEngine], Awaitable[object]] | None,
+) -> LLMProxy:
+    scheduling = config.rollout.scheduling
+    policy = "round_robin" if scheduling.type == "batch" else "least_loaded"
+    return proxy_type(
+        roles.engines,
+        bring_up,
+        max_attempts=config.rollout.max_attempts,
+        router=Router(policy, scheduling.max_kv_used),
+        restarts=scheduling.interrupted_turns == "restart",
+    )
+
 
 
 def episode_plan(config: GeneratingConfig, max_context: int) -> EpisodePlan:
