@@ -2,7 +2,8 @@
 
     call ─► line of JSON ─► standard input ─► `episode_program` ─► file descriptor 3 ─► line of JSON ─► value
 
-Nothing that comes out is believed: a line is as long as it may be, and its values are checked as any environment's.
+Nothing that comes out is believed: a line is as long as it may be, and its values are checked as any environment's. In
+there is what this Python has installed, and of a class in a file that file alone.
 """
 
 from __future__ import annotations
@@ -45,15 +46,18 @@ class SandboxHost:
         """See `Host`."""
         async with self._starting:
             if self._manager is None:
-                manager = SandboxManager(self._config.runtime, spec=self._spec(None), warm=0)
+                manager = SandboxManager(self._config.runtime, spec=self._spec(), warm=0)
                 await manager.start()
                 self._manager = manager
         place, _, kind = settings.name.rpartition(":")
         own = Path(place).expanduser().resolve() if place.endswith(".py") else None
-        name = settings.name if own is None or self._unsafe else f"{_LIBRARY}/own/{own.name}:{kind}"
-        program = PythonCode(source=f"from {_MODULE} import main; main()", interactive=True, result=True)
+        files, name = {}, settings.name
+        if own is not None:
+            files, name = {own.name: await asyncio.to_thread(own.read_bytes)}, f"{own.name}:{kind}"
+        source = f"from {_MODULE} import main; main()"
+        program = PythonCode(source=source, files=files, interactive=True, result=True)
         stack = AsyncExitStack()
-        job = await stack.enter_async_context(self._manager.running(program, spec=self._spec(own)))
+        job = await stack.enter_async_context(self._manager.running(program, spec=self._spec()))
         env = _InSandbox(job, stack)
         try:
             options, wrappers = dict(settings.options), [list(pair) for pair in settings.wrappers]
@@ -68,7 +72,7 @@ class SandboxHost:
         """Without a file system of its own."""
         return self._config.runtime == "subprocess"
 
-    def _spec(self, own: Path | None) -> SandboxSpec:
+    def _spec(self) -> SandboxSpec:
         config, packages = self._config, sysconfig.get_paths()["purelib"]
         library = str(Path(__file__).parents[2])
         limits = Limits(
@@ -82,8 +86,6 @@ class SandboxHost:
         if self._unsafe:
             return SandboxSpec(limits=limits, trust="trusted", python_path=(library, packages))
         mounts = [Mount(source=library, target=f"{_LIBRARY}/source"), Mount(source=packages, target=f"{_LIBRARY}/site")]
-        if own is not None:
-            mounts.append(Mount(source=str(own.parent), target=f"{_LIBRARY}/own"))
         return SandboxSpec(
             limits=limits,
             trust="untrusted",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import textwrap
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -41,6 +42,9 @@ async def test_a_server_plays_what_this_process_would_play(hosts: EnvHosts) -> N
         there = EnvironmentSettings(name="guess_number", options=OPTIONS, host="http", url=url + "/")
         assert await transcript(hosts, there) == here
         async with hosts.open(there):
+            async with asyncio.timeout(20):
+                while served.num_open > 1:  # the first one's end is on its way
+                    await asyncio.sleep(0)
             assert served.num_open == 1
     assert served.num_open == 0  # the server is gone, and what it played with it
 

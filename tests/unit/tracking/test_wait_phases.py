@@ -116,5 +116,5 @@ def test_the_stages_are_in_the_trace_and_what_is_inside_them_is_no_phase(tmp_pat
     world.spans.close()
     events = [e for e in json.loads((tmp_path / "trace.json").read_text()) if e["ph"] == "X"]
     assert [(e["name"], e["dur"] / 1e6) for e in events] == [
-        ("environment", 2), ("generate", 3), ("inner", 4), ("reward", 4), ("step 1", 7)
+        ("generate", 1), ("environment", 2), ("generate", 0), ("inner", 4), ("reward", 4), ("step 1", 7)
     ]  # fmt: skip
