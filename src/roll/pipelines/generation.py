@@ -15,8 +15,7 @@ from typing import Any, cast
 from roll.cluster.base import Cluster, start_together
 from roll.config.generating import GeneratingConfig
 from roll.data import ChatRenderer
-from roll.envs.hosting import EnvHosts
-from roll.envs.process_host import PoolHost
+from roll.envs.places import open_hosts
 from roll.envs.timing import watched
 from roll.inference import resolve_engine_kind
 from roll.pipelines.judge import JudgeRole, start_judge
@@ -113,8 +112,9 @@ class Generation:
     retries: Retries = field(default_factory=Retries)
 
     def metrics(self) -> dict[str, float]:
-        """What became of requests since this was last asked: attempts made again, and the judge's figures."""
-        return self.retries.metrics() | (self.judge.metrics() if self.judge else {})
+        """What became of requests since this was last asked: attempts made again; environments' and the judge's."""
+        figures = self.retries.metrics() | self.scheduler.hosts.metrics()
+        return figures | (self.judge.metrics() if self.judge else {})
 
 
 async def open_generation(
@@ -160,7 +160,7 @@ async def open_generation(
         replicate=scheduling.replicate_prompts and scheduling.type != "batch",
         loop=own_loop(config) if loop is None else loop,
         episodes=episode_plan(config, roles.max_context),
-        hosts=_hosts(roles, stack),
+        hosts=await stack.enter_async_context(open_hosts(roles.pool, config.sandbox)),
         on_rollout=tracker.on_rollout if tracker else _say_nothing,
     )
     generation = Generation(
@@ -192,11 +192,6 @@ def _proxy(
         restarts=scheduling.interrupted_turns == "restart",
     )
 
-
-def _hosts(roles: Roles, stack: AsyncExitStack) -> EnvHosts:
-    hosts = EnvHosts({"pool": PoolHost(roles.pool)})
-    stack.push_async_callback(hosts.close)
-    return hosts
 
 
 def episode_plan(config: GeneratingConfig, max_context: int) -> EpisodePlan:

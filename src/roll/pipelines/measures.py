@@ -75,6 +75,7 @@ def rollout_metrics(groups: Sequence[Group]) -> dict[str, float]:
     by_domain: dict[str, list[Rollout]] = defaultdict(list)
     for rollout in scored:
         by_domain[rollout.prompt.domain].append(rollout)
+    metrics |= _episode_metrics(by_domain)
     for domain, rollouts in sorted(by_domain.items()):
         metrics[f"reward/{domain}/mean"] = _mean(_rewards(rollouts))
         metrics |= {f"reward/{domain}/{name}": value for name, value in _components(rollouts).items()}
@@ -88,6 +89,20 @@ def _components(rollouts: Sequence[Rollout]) -> dict[str, float]:
         for name, value in rollout.reward.components.items() if rollout.reward else ():
             values[name].append(value)
     return {name: _mean(values[name]) for name in sorted(values)}
+
+
+def _episode_metrics(by_domain: Mapping[str, Sequence[Rollout]]) -> dict[str, float]:
+    """Of each environment: how many episodes succeeded, how long they were, and how many the model did not finish."""
+    metrics: dict[str, float] = {}
+    for domain, rollouts in sorted(by_domain.items()):
+        if rollouts[0].prompt.environment is None:
+            continue
+        metrics |= _accuracy(rollouts, f"env/{domain}/") | {
+            f"env/{domain}/num_episodes": float(len(rollouts)),
+            f"env/{domain}/turns_mean": _mean([len(r.spans) for r in rollouts]),
+            f"env/{domain}/unfinished_share": _mean([float(not r.finished) for r in rollouts]),
+        }
+    return metrics
 
 
 def fate_metrics(fates: Mapping[int, tuple[Fate, str]]) -> dict[str, float]:
