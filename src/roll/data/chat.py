@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 __all__ = ["ChatRenderer"]
 
+_MARK = "\ue000answer\ue001"
+"""Stands for an answer where only what comes after it is wanted; private characters, so that no text holds it."""
 _MARKER = re.compile(r"\{%-?\s*generation\s*-?%\}")
 
 
@@ -35,14 +37,18 @@ class ChatRenderer:
         self._marks = isinstance(template, str) and bool(_MARKER.search(template))
         self._special = SpecialTokens(tokenizer)
 
-    def render(self, messages: Sequence[Message]) -> IntArray:
+    def render(self, messages: Sequence[Message], tools: Sequence[Any] = ()) -> IntArray:
         """[P] ids of the conversation, up to where the assistant's answer begins.
+
+        Args:
+            messages: the conversation; where its template takes tools, also calls of them and what they said.
+            tools: that the model may call, as JSON schemas of functions.
 
         Raises:
             DataError: the template refuses the conversation (some models have no system role, for instance).
         """
         if self.has_template:
-            ids = self._rendered(messages)
+            ids = self._rendered(messages, tools=tools)
         else:
             ids = self._tokenizer("\n\n".join(message["content"] for message in messages))["input_ids"]
         return np.asarray(ids, dtype=np.int32)
@@ -173,11 +179,73 @@ class ChatRenderer:
             self._tokenizer.decode(token_ids.tolist(), skip_special_tokens=True, clean_up_tokenization_spaces=False)
         )
 
-    def _rendered(self, messages: Sequence[Message], *, generation_prompt: bool = True, tokenize: bool = True) -> Any:
+    def after_answer(
+        self,
+        answer: Message,
+        following: Sequence[Message],
+        *,
+        ends: Sequence[int],
+        ended: bool,
+        tools: Sequence[Any] = (),
+    ) -> IntArray:
+        """Ids from an answer's last token to where the next answer begins; the answer's own stay as they were written.
+
+        Args:
+            answer: a message of the assistant.
+            following: what came after it.
+            ends: tokens that end an answer.
+            ended: whether one of them ended this one; otherwise it is among what comes.
+            tools: see `render`.
+
+        Raises:
+            DataError: the template refuses the conversation, or nothing in it ends an answer.
+        """
+        if not self.has_template:
+            return self.tokens("\n\n".join(["", *(message["content"] for message in following), ""]))
+        question: Message = {"role": "user", "content": "a"}
+        text = str(self._rendered([question, {**answer, "content": _MARK}, *following], tokenize=False, tools=tools))
+        begin = text.find(_MARK) + len(_MARK)
+        if begin < len(_MARK):  # some templates drop what is said beside calls of tools
+            head = str(self._rendered([question, answer], generation_prompt=False, tokenize=False, tools=tools))
+            begin = max((head.rfind(self.spelt([end])) for end in ends), default=-1) if text.startswith(head) else -1
+        places = [(place, self.spelt([end])) for end in ends if (place := text.find(self.spelt([end]), begin)) >= begin]
+        if begin < 0 or not places:
+            raise DataError("the model's chat template does not say where an answer ends once a conversation goes on.")
+        place, end = min(places)
+        return self.tokens(text[place + len(end) * ended :])
+
+    def tokens(self, text: str) -> IntArray:
+        """Ids of a piece of text, with nothing added."""
+        return np.asarray(self._tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"], dtype=np.int32)
+
+    def spelt(self, token_ids: Sequence[int]) -> str:
+        """The text, special tokens included, exactly as the model wrote it."""
+        return str(self._tokenizer.decode(token_ids, skip_special_tokens=False, clean_up_tokenization_spaces=False))
+
+    @property
+    def vocabulary(self) -> int:
+        """How many tokens the tokenizer knows."""
+        return len(self._tokenizer)
+
+    @property
+    def template(self) -> str:
+        """The chat template's own text; empty where there is none."""
+        template = getattr(self._tokenizer, "chat_template", None)
+        return template if isinstance(template, str) else ""
+
+    def _rendered(
+        self,
+        messages: Sequence[Message],
+        *,
+        generation_prompt: bool = True,
+        tokenize: bool = True,
+        tools: Sequence[Any] = (),
+    ) -> Any:
         template: Any = self._tokenizer.apply_chat_template
         with _refusals(messages):
             return template(
                 [dict(message) for message in messages],
+                tools=list(tools) or None,
                 add_generation_prompt=generation_prompt,
                 tokenize=tokenize,
                 return_dict=False,

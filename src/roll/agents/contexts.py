@@ -1,0 +1,153 @@
+"""What the engine sees of a request: the model's own tokens, wherever the request repeats an answer that it was given.
+
+    messages ── the longest beginning that ends with an answer given before? ──► its context + its tokens + what follows
+         └────── none ──────────────────────────────────────────────────────► a fresh rendering
+
+An answer is known again by all messages before it, the tools, its text (spaces around it aside) and its calls of tools.
+So an agent that sends its history back unchanged has a context that extends the engine's tokens exactly. One that
+changes it gets what the template makes of the changed history.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+import numpy as np
+import xxhash
+
+from roll.agents.refusals import Refusal
+from roll.agents.tool_calls import ToolFormat, plainly
+from roll.data import ChatRenderer
+from roll.errors import DataError
+from roll.types import IntArray, Message
+
+__all__ = ["Contexts", "Conversation"]
+
+CHARACTERS_PER_TOKEN = 64
+"""A text longer than so many for each token of the engine's context is refused before anything is tokenised."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Known:
+    """An answer that was given, with what it followed."""
+
+    whole: IntArray
+    """Its context and its tokens."""
+    ended: bool
+    """Whether its last token is one that ends answers."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Conversation:
+    """What a request says, in no vendor's form."""
+
+    messages: Sequence[Message]
+    """Those with calls of tools have `tool_calls`, those of tools `tool_call_id`, as chat templates take them."""
+    tools: Sequence[Mapping[str, Any]] = ()
+    """`{"type": "function", "function": {"name", "description", "parameters"}}`"""
+
+
+class Contexts:
+    """Of one session.
+
+    Args:
+        renderer: of the policy's tokenizer.
+        ends: tokens that end an answer.
+        tool_format: in which the model calls tools.
+        max_context: of the engine, in tokens.
+    """
+
+    def __init__(
+        self, renderer: ChatRenderer, *, ends: Sequence[int], tool_format: ToolFormat, max_context: int
+    ) -> None:
+        self._renderer = renderer
+        self._ends = tuple(ends)
+        self._plain = tool_format in ("plain", "none")
+        self._max_characters = CHARACTERS_PER_TOKEN * max_context
+        self._answers: dict[bytes, _Known] = {}
+        self._texts: dict[str, IntArray] = {}
+
+    def of_conversation(self, conversation: Conversation) -> IntArray:
+        """[C] ids up to where the answer begins.
+
+        Raises:
+            Refusal: the template refuses it, or it is far too long.
+        """
+        messages = conversation.messages
+        self._bound(sum(len(message["content"]) for message in messages), "messages")
+        digests = _digests(conversation)
+        try:
+            for place in range(len(messages) - 1, 0, -1):
+                known = self._answers.get(digests[place]) if messages[place - 1]["role"] == "assistant" else None
+                if known is not None:
+                    answer, *following = self._said(messages[place - 1 :], ())
+                    tail = self._renderer.after_answer(
+                        answer, following, ends=self._ends, ended=known.ended, tools=self._tools(conversation)
+                    )
+                    return np.concatenate([known.whole, tail]).astype(np.int32, copy=False)
+            said = self._said(messages, conversation.tools)
+            return self._renderer.render(said, self._tools(conversation))
+        except DataError as error:
+            raise Refusal(400, "invalid_request", str(error), field="messages") from error
+
+    def of_text(self, text: str) -> IntArray:
+        """[C] ids of a text to be continued.
+
+        Raises:
+            Refusal: it is empty or far too long.
+        """
+        self._bound(len(text), "prompt")
+        known = max((seen for seen in self._texts if text.startswith(seen)), key=len, default="")
+        rest = self._renderer.tokens(text[len(known) :])
+        ids = np.concatenate([self._texts[known], rest]).astype(np.int32, copy=False) if known else rest
+        if not len(ids):
+            raise Refusal(400, "invalid_request", "the prompt is empty: send some text.", field="prompt")
+        return ids
+
+    def remember(self, conversation: Conversation, answer: Message, context: IntArray, token_ids: IntArray) -> None:
+        """An answer was given to a conversation."""
+        whole = np.concatenate([context, token_ids]).astype(np.int32, copy=False)
+        key = _digests(Conversation(messages=[*conversation.messages, answer], tools=conversation.tools))[-1]
+        self._answers[key] = _Known(whole, bool(len(token_ids)) and int(token_ids[-1]) in self._ends)
+
+    def remember_text(self, text: str, context: IntArray, token_ids: IntArray) -> None:
+        """A text was continued; `text` is all of it, as the agent has it."""
+        if len(token_ids) and int(token_ids[-1]) in self._ends:
+            token_ids = token_ids[:-1]  # no text says it
+        if text:
+            self._texts[text] = np.concatenate([context, token_ids]).astype(np.int32, copy=False)
+
+    def _bound(self, num_characters: int, field: str) -> None:
+        if num_characters > self._max_characters:
+            raise Refusal(
+                400,
+                "context_length_exceeded",
+                f"{num_characters} characters are more than the model's context holds: send fewer.",
+                field=field,
+            )
+
+    def _said(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> list[Message]:
+        return plainly(messages, tools) if self._plain else list(messages)
+
+    def _tools(self, conversation: Conversation) -> Sequence[Any]:
+        return () if self._plain else conversation.tools
+
+
+def _digests(conversation: Conversation) -> list[bytes]:
+    """Of the tools with the first 0, 1, 2, … messages."""
+    state = xxhash.xxh3_128(json.dumps(conversation.tools, sort_keys=True).encode())
+    digests = [state.digest()]
+    for message in conversation.messages:
+        full = cast(Mapping[str, Any], message)
+        content = message["content"]
+        said: list[Any] = [message["role"], content.strip() if message["role"] == "assistant" else content]
+        if full.get("tool_calls"):
+            said += [[call["function"]["name"], call["function"]["arguments"]] for call in full["tool_calls"]]
+        if full.get("tool_call_id"):
+            said.append(full["tool_call_id"])
+        state.update(json.dumps(said, sort_keys=True).encode())
+        digests.append(state.digest())
+    return digests
