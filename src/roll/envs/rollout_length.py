@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from roll.config.data import DataConfig
-from roll.envs.base import make
+from roll.envs.registration import make
 from roll.errors import ConfigError
 
 if TYPE_CHECKING:

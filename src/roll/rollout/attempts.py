@@ -20,6 +20,7 @@ from dataclasses import KW_ONLY, dataclass, field, replace
 
 import numpy as np
 
+from roll.envs.hosting import EnvHosts
 from roll.errors import InfraError, MalformedPromptError, UnscorableError
 from roll.protocols import Reward
 from roll.rollout.lifecycle import LifeCycle, RolloutState
@@ -79,6 +80,8 @@ class Attempts:
     """Whether a prompt's rollouts may run on different engines."""
     loop: RolloutLoop | None = None
     """Makes a rollout, in place of ROLL's own."""
+    hosts: EnvHosts = field(default_factory=EnvHosts)
+    """Where environments run."""
     on_rollout: Callable[[Rollout], None] = lambda rollout: None
     """Told of every rollout as it ends (for a display); must return at once."""
     _malformed: dict[tuple[str, str], str] = field(init=False, default_factory=dict)
@@ -135,7 +138,7 @@ class Attempts:
             sampling=replace(plan.sampling, seed=request_seed(self.seed, plan.purpose, draw.draw_id, index)),
         )
         session = str(rollout_id) if self.replicate else f"{plan.purpose}-{draw.draw_id}"
-        loop = self.loop or loop_for(draw.prompt)
+        loop = self.loop or loop_for(draw.prompt, self.hosts)
 
         def started(engine_id: str) -> None:
             if life.state(rollout_id) is RolloutState.QUEUED:

@@ -10,13 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
-from typing import Any, Protocol, TypeAlias
+from functools import partial
+from typing import Protocol, TypeAlias
 
 import numpy as np
 
-from roll.envs import make
-from roll.envs.timing import acting
-from roll.errors import InfraError
+from roll.envs.hosting import EnvHosts, HostedEnv
 from roll.types import Generation, GenerationRequest, IntArray, Prompt, PromptDraw, Rollout, Turn
 
 __all__ = ["Generate", "Renderer", "RolloutLoop", "joined", "loop_for", "next_turn", "play", "single_answer"]
@@ -46,9 +45,9 @@ class RolloutLoop(Protocol):
         ...
 
 
-def loop_for(prompt: Prompt) -> RolloutLoop:
-    """The loop that makes a prompt's rollouts, unless the user gives another one."""
-    return single_answer if prompt.environment is None else play
+def loop_for(prompt: Prompt, hosts: EnvHosts | None = None) -> RolloutLoop:
+    """The loop that makes a prompt's rollouts, unless the user gives another one; environments run in `hosts`."""
+    return single_answer if prompt.environment is None else partial(play, hosts=hosts) if hosts else play
 
 
 async def single_answer(
@@ -60,7 +59,13 @@ async def single_answer(
 
 
 async def play(
-    draw: PromptDraw, index: int, first: GenerationRequest, generate: Generate, renderer: Renderer
+    draw: PromptDraw,
+    index: int,
+    first: GenerationRequest,
+    generate: Generate,
+    renderer: Renderer,
+    *,
+    hosts: EnvHosts | None = None,
 ) -> Rollout:
     """A conversation with the prompt's environment, until one of the two ends it or the prompt's turns are over.
 
@@ -68,8 +73,15 @@ async def play(
     """
     settings = draw.prompt.environment
     assert settings is not None, "`loop_for` plays only prompts with an environment"
-    env = make(settings.name, settings.options)
-    _, info = _act(settings.name, env.reset, settings.seed)
+    async with (hosts or EnvHosts()).open(settings) as env:
+        return await _conversation(draw, index, first, generate, renderer, env)
+
+
+async def _conversation(
+    draw: PromptDraw, index: int, first: GenerationRequest, generate: Generate, renderer: Renderer, env: HostedEnv
+) -> Rollout:
+    assert draw.prompt.environment is not None
+    _, info = await env.reset(draw.prompt.environment.seed)
     generations: list[Generation] = []
     between: list[IntArray] = []
     turns: list[Turn] = []
@@ -82,7 +94,7 @@ async def play(
         over, reward, observation, state = True, 0.0, "", str(info.get("state", ""))
         if generation.finish_reason == "stop":
             action = renderer.decode(generation.token_ids)
-            observation, reward, ended, cut_off, info = _act(settings.name, env.step, action)
+            observation, reward, ended, cut_off, info = await env.step(action)
             over = ended or cut_off or len(turns) + 1 >= draw.prompt.turns
         turns.append(Turn(start=position, end=end, reward=reward, state=state))
         if over:
@@ -91,17 +103,6 @@ async def play(
         between.append(follow_up)
         context = np.concatenate([context, generation.token_ids, follow_up]).astype(np.int32)
         position = end + len(follow_up)
-
-
-def _act(name: str, call: Callable[..., Any], *arguments: object) -> Any:
-    """Let an environment act; what it raises is a failure of ours, of this rollout alone."""
-    try:
-        with acting():
-            return call(*arguments)
-    except InfraError:
-        raise
-    except Exception as error:
-        raise InfraError(f"environment '{name}' failed: {type(error).__name__}: {error}") from error
 
 
 def next_turn(first: GenerationRequest, context: IntArray, turn: int) -> GenerationRequest:

@@ -13,6 +13,7 @@ __all__ = [
     "EXPERT",
     "TRAIN",
     "Branch",
+    "EnvironmentHost",
     "EnvironmentSettings",
     "Fate",
     "FinishReason",
@@ -30,6 +31,7 @@ __all__ = [
     "Turn",
 ]
 
+EnvironmentHost: TypeAlias = Literal["loop", "pool", "sandbox", "http"]
 FinishReason: TypeAlias = Literal["stop", "length", "abort"]
 TRAIN, EXPERT = "train", "expert"
 """Purposes (`RolloutId.purpose`) of the rollouts that a step trains, and of demonstrations."""
@@ -51,6 +53,14 @@ class EnvironmentSettings:
     """Plain data only."""
     seed: int | None = None
     """Of the episode, given to `reset`; `None` where the options say all of it."""
+    host: EnvironmentHost | None = None
+    """Where it runs; `None`: a shipped one in the loop, a user's own in the pool."""
+    url: str = ""
+    """Of its server, for the host `http`."""
+    reset_time_limit_s: float = 60.0
+    """Beyond it an episode that does not begin is given up."""
+    step_time_limit_s: float = 30.0
+    """Beyond it an episode whose `step` does not return is given up."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -18,7 +18,7 @@ from roll.pipelines.state import RunState
 from roll.pipelines.supervised.asking import ask_once, weights_name
 from roll.pipelines.supervised.kept import Kept
 from roll.pipelines.supervised.loop import train
-from roll.pipelines.supervised.measuring import held_out_metrics, measure_answers, open_measuring
+from roll.pipelines.supervised.measuring import beside_answers, held_out_metrics, measure_answers, open_measuring
 from roll.pipelines.supervised.opening import facts, open_course
 from roll.pipelines.supervised.preparation import Prepared
 from roll.protocols import TrainerGroup
@@ -65,7 +65,7 @@ async def _measure(config: PreferenceConfig) -> dict[str, float]:
         objective = _objective(config, trainer, kept, prepared.examples.rendering.max_tokens)
         batch = await objective.completed(measuring.batch)
         metrics = held_out_metrics(await trainer.measure(batch, await objective.loss(batch.samples)))
-    return metrics | await measure_answers(config)
+    return beside_answers(metrics, await measure_answers(config))
 
 
 def _facts(config: PreferenceConfig, at: RunState) -> RunFacts:
