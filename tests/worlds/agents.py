@@ -41,7 +41,7 @@ class Speaker:
         if self.latency_s:
             await asyncio.sleep(self.latency_s)
         said = self.says.pop(0) if isinstance(self.says, list) else self.says(self.renderer.spelt(request.token_ids))
-        ids = [*self.renderer.tokens(said).tolist(), self.end]
+        ids = [*self.renderer.piece(said).tolist(), self.end]
         cut = len(ids) > request.sampling.max_new_tokens
         ids = ids[: request.sampling.max_new_tokens]
         generation = Generation(

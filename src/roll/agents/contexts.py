@@ -34,10 +34,8 @@ CHARACTERS_PER_TOKEN = 64
 class _Known:
     """An answer that was given, with what it followed."""
 
-    whole: IntArray
-    """Its context and its tokens."""
-    ended: bool
-    """Whether its last token is one that ends answers."""
+    context: IntArray
+    token_ids: IntArray
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -85,11 +83,14 @@ class Contexts:
                 if known is not None:
                     answer, *following = self._said(messages[place - 1 :], ())
                     tail = self._renderer.after_answer(
-                        answer, following, ends=self._ends, ended=known.ended, tools=self._tools(conversation)
+                        answer,
+                        following,
+                        ends=self._ends,
+                        ended=self._is_end(known.token_ids[-1:]),
+                        tools=self._tools(conversation),
                     )
-                    return np.concatenate([known.whole, tail]).astype(np.int32, copy=False)
-            said = self._said(messages, conversation.tools)
-            return self._renderer.render(said, self._tools(conversation))
+                    return np.concatenate([known.context, known.token_ids, tail]).astype(np.int32, copy=False)
+            return self._rendered(self._said(messages, conversation.tools), self._tools(conversation))
         except DataError as error:
             raise Refusal(400, "invalid_request", str(error), field="messages") from error
 
@@ -101,7 +102,7 @@ class Contexts:
         """
         self._bound(len(text), "prompt")
         known = max((seen for seen in self._texts if text.startswith(seen)), key=len, default="")
-        rest = self._renderer.tokens(text[len(known) :])
+        rest = self._renderer.piece(text[len(known) :], first=not known)
         ids = np.concatenate([self._texts[known], rest]).astype(np.int32, copy=False) if known else rest
         if not len(ids):
             raise Refusal(400, "invalid_request", "the prompt is empty: send some text.", field="prompt")
@@ -109,16 +110,28 @@ class Contexts:
 
     def remember(self, conversation: Conversation, answer: Message, context: IntArray, token_ids: IntArray) -> None:
         """An answer was given to a conversation."""
-        whole = np.concatenate([context, token_ids]).astype(np.int32, copy=False)
         key = _digests(Conversation(messages=[*conversation.messages, answer], tools=conversation.tools))[-1]
-        self._answers[key] = _Known(whole, bool(len(token_ids)) and int(token_ids[-1]) in self._ends)
+        self._answers[key] = _Known(context, token_ids)
 
     def remember_text(self, text: str, context: IntArray, token_ids: IntArray) -> None:
         """A text was continued; `text` is all of it, as the agent has it."""
-        if len(token_ids) and int(token_ids[-1]) in self._ends:
+        if self._is_end(token_ids[-1:]):
             token_ids = token_ids[:-1]  # no text says it
         if text:
             self._texts[text] = np.concatenate([context, token_ids]).astype(np.int32, copy=False)
+
+    def _rendered(self, messages: Sequence[Message], tools: Sequence[Any]) -> IntArray:
+        try:
+            return self._renderer.render(messages, tools)
+        except DataError:  # some models have no system role: what it says is then the beginning of the user's message
+            first, *rest = messages
+            if first["role"] != "system" or not rest or rest[0]["role"] != "user":
+                raise
+            merged: Message = {"role": "user", "content": f"{first['content']}\n\n{rest[0]['content']}"}
+            return self._renderer.render([merged, *rest[1:]], tools)
+
+    def _is_end(self, last: IntArray) -> bool:
+        return bool(len(last)) and int(last[0]) in self._ends
 
     def _bound(self, num_characters: int, field: str) -> None:
         if num_characters > self._max_characters:

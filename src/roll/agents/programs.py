@@ -26,7 +26,8 @@ __all__ = ["AgentFailed", "AgentTask", "Program", "open_program"]
 MOST_OUTPUT = 2**20
 """Bytes of a program's output that are read; more of it is passed over."""
 LONGEST_COMPLAINT = 400
-_SOCKET = "/run/roll"
+_SOCKET = "/run/roll/endpoint"
+"""In a sandbox. A mount of the directory would be a copy of its names, and nobody listens at a copy of a socket."""
 _PLACE = "http://127.0.0.1:{}"
 
 
@@ -85,8 +86,8 @@ async def open_program(config: AgentConfig, sandbox: SandboxConfig, socket: Path
     else:
         assert socket is not None, "sandboxes reach the endpoint by a socket"
         files = {name: _content(name, path) for name, path in config.files.items()}
-        async with _manager(sandbox, socket.parent, config.limits.time_s) as (manager, spec):
-            yield _Sandboxed(config.command or [], config.environment, files, manager, spec, socket.name)
+        async with _manager(sandbox, socket, config.limits.time_s) as (manager, spec):
+            yield _Sandboxed(config.command or [], config.environment, files, manager, spec, str(socket))
 
 
 def _coroutine(path: str) -> Program:
@@ -187,7 +188,7 @@ def _complaint(code: int | None, stderr: bytes) -> str:
 
 @asynccontextmanager
 async def _manager(
-    config: SandboxConfig, socket_directory: Path, time_s: float
+    config: SandboxConfig, socket: Path, time_s: float
 ) -> AsyncIterator[tuple[SandboxManager, SandboxSpec]]:
     from roll.sandbox import Limits, Mount, SandboxManager, SandboxSpec
 
@@ -202,7 +203,7 @@ async def _manager(
             output_bytes=MOST_OUTPUT,
         ),
         trust="trusted" if config.trust_programs else "untrusted",
-        mounts=() if unsafe else (Mount(source=str(socket_directory), target=_SOCKET),),
+        mounts=() if unsafe else (Mount(source=str(socket), target=_SOCKET),),
         pool="agents",
         image=config.image,
     )
@@ -224,8 +225,7 @@ class _Sandboxed:
     ) -> None:
         self._command, self._environment, self._files = command, environment, files
         self._manager, self._spec = manager, spec
-        directory = spec.mounts[0].target if spec.mounts else ""
-        self._socket = f"{directory}/{socket}"
+        self._socket = spec.mounts[0].target if spec.mounts else socket
         self._launcher = (Path(__file__).parent / "inside" / "launch.py").read_text(encoding="utf-8")
 
     async def __call__(self, task: AgentTask, base_url: str, api_key: str) -> str | None:

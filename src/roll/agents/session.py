@@ -196,11 +196,12 @@ class Session:
         return Answer(call=call, text=text, reasoning=thought, tool_calls=calls, stopped_by=stopped_by)
 
     def num_tokens_of(self, token_ids: IntArray, num_characters: int) -> int:
-        """How many of the tokens it takes to say so many characters."""
+        """How many of the tokens it takes to say so many characters; half a character says none."""
+        said = self.renderer.decode(token_ids)[:num_characters]
         low, high = 0, len(token_ids)
         while low < high:
             middle = (low + high) // 2
-            if len(self.renderer.decode(token_ids[:middle])) >= num_characters:
+            if self.renderer.decode(token_ids[:middle]).startswith(said):
                 high = middle
             else:
                 low = middle + 1

@@ -201,7 +201,7 @@ class ChatRenderer:
             DataError: the template refuses the conversation, or nothing in it ends an answer.
         """
         if not self.has_template:
-            return self.tokens("\n\n".join(["", *(message["content"] for message in following), ""]))
+            return self.piece("\n\n".join(["", *(message["content"] for message in following), ""]))
         question: Message = {"role": "user", "content": "a"}
         text = str(self._rendered([question, {**answer, "content": _MARK}, *following], tokenize=False, tools=tools))
         begin = text.find(_MARK) + len(_MARK)
@@ -212,11 +212,11 @@ class ChatRenderer:
         if begin < 0 or not places:
             raise DataError("the model's chat template does not say where an answer ends once a conversation goes on.")
         place, end = min(places)
-        return self.tokens(text[place + len(end) * ended :])
+        return self.piece(text[place + len(end) * ended :])
 
-    def tokens(self, text: str) -> IntArray:
-        """Ids of a piece of text, with nothing added."""
-        return np.asarray(self._tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"], dtype=np.int32)
+    def piece(self, text: str, *, first: bool = False) -> IntArray:
+        """Ids of a piece of text; before the `first` one comes what the tokenizer puts before texts."""
+        return np.asarray(self._tokenizer(text, add_special_tokens=first, verbose=False)["input_ids"], dtype=np.int32)
 
     def spelt(self, token_ids: Sequence[int]) -> str:
         """The text, special tokens included, exactly as the model wrote it."""

@@ -12,6 +12,7 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from typing import Any, cast
 
+from roll.agents.agent_loop import open_agents
 from roll.cluster.base import Cluster, start_together
 from roll.config.generating import GeneratingConfig
 from roll.data import ChatRenderer
@@ -42,6 +43,8 @@ class Roles:
     engines: EngineGroup
     pool: WorkerPool
     judge: JudgeRole | None
+    max_context: int
+    """Of the engines, in tokens."""
 
 
 async def start_roles(
@@ -86,7 +89,8 @@ async def start_roles(
         starting.append(progress.of("judge", start_judge(config, cluster, run, emit)))
     engines, pool, *others = await start_together(stack, *starting)
     judge = others.pop() if config.judge is not None else None
-    return Roles(engines=engines, pool=pool, judge=judge), before or others
+    roles = Roles(engines=engines, pool=pool, judge=judge, max_context=prepared.max_context)
+    return roles, before or others
 
 
 def _say_nothing(*_: object, **__: object) -> None:
@@ -156,7 +160,7 @@ async def open_generation(
         max_attempts=rollout.max_attempts,
         retry_wait_s=rollout.retry_wait_s,
         replicate=scheduling.replicate_prompts and scheduling.type != "batch",
-        loop=own_loop(config) if loop is None else loop,
+        loop=await _loop(config, roles, stack) if loop is None else loop,
         on_rollout=tracker.on_rollout if tracker else _say_nothing,
     )
     generation = Generation(
@@ -170,6 +174,14 @@ async def open_generation(
     if tracker is not None:
         _listen(generation, tracker, stack, traced=config.tracking.trace_rollouts)
     return generation
+
+
+async def _loop(config: GeneratingConfig, roles: Roles, stack: AsyncExitStack) -> RolloutLoop | None:
+    """The configuration's way to make a rollout, where it has one; `stack` closes what it needs."""
+    agent = config.rollout.agent
+    if agent is None:
+        return own_loop(config)
+    return await stack.enter_async_context(open_agents(agent, config.sandbox, max_context=roles.max_context))
 
 
 def own_loop(config: GeneratingConfig) -> RolloutLoop | None:

@@ -48,7 +48,8 @@ def prepare(config: GeneratingConfig, *, scores: bool = True) -> Prepared:
     max_context = config.inference.max_context or context_length(model_path)
     answer = longest_rollout(config.data, config.rollout.max_new_tokens, ChatRenderer(tokenizer), max_context)
     data = build_data(config.data, tokenizer, config.seed, max_context - answer)
-    if config.inference.max_context is None and data.longest_prompt is not None:
+    clear = config.rollout.agent is None  # how long an agent's contexts become, no prompt says
+    if clear and config.inference.max_context is None and data.longest_prompt is not None:
         max_context = min(max_context, data.longest_prompt + answer)
     return Prepared(
         model_path=model_path,
