@@ -166,8 +166,8 @@ def _stop_reason(answer: Answer) -> str:
 
 
 def _stream(body: dict[str, Any], answer: Answer) -> Iterator[Piece]:
-    def said(name: str, **data: Any) -> bytes:
-        return event({"type": name, **data}, name)
+    def said(kind: str, /, **data: Any) -> bytes:
+        return event({"type": kind, **data}, kind)
 
     usage = body["usage"]
     begun = {**body, "content": [], "stop_reason": None, "stop_sequence": None, "usage": {**usage, "output_tokens": 0}}

@@ -26,6 +26,8 @@ from roll.types import IntArray, Message
 
 __all__ = ["Contexts", "Conversation"]
 
+_MARK = "\ue000answer\ue001"
+"""Stands for an answer where only what comes after it is wanted; of private characters, which no text has."""
 CHARACTERS_PER_TOKEN = 64
 """A text longer than so many for each token of the engine's context is refused before anything is tokenised."""
 
@@ -63,6 +65,7 @@ class Contexts:
     ) -> None:
         self._renderer = renderer
         self._ends = tuple(ends)
+        self._spelt_ends = [renderer.spelt(np.array([end])) for end in self._ends]
         self._plain = tool_format in ("plain", "none")
         self._max_characters = CHARACTERS_PER_TOKEN * max_context
         self._answers: dict[bytes, _Known] = {}
@@ -82,13 +85,8 @@ class Contexts:
                 known = self._answers.get(digests[place]) if messages[place - 1]["role"] == "assistant" else None
                 if known is not None:
                     answer, *following = self._said(messages[place - 1 :], ())
-                    tail = self._renderer.after_answer(
-                        answer,
-                        following,
-                        ends=self._ends,
-                        ended=self._is_end(known.token_ids[-1:]),
-                        tools=self._tools(conversation),
-                    )
+                    ended = self._is_end(known.token_ids[-1:])
+                    tail = self._after(answer, following, ended, self._tools(conversation))
                     return np.concatenate([known.context, known.token_ids, tail]).astype(np.int32, copy=False)
             return self._rendered(self._said(messages, conversation.tools), self._tools(conversation))
         except DataError as error:
@@ -130,6 +128,30 @@ class Contexts:
             merged: Message = {"role": "user", "content": f"{first['content']}\n\n{rest[0]['content']}"}
             return self._renderer.render([merged, *rest[1:]], tools)
 
+    def _after(self, answer: Message, following: Sequence[Message], ended: bool, tools: Sequence[Any]) -> IntArray:
+        """Ids from an answer's last token to where the next answer begins.
+
+        Args:
+            answer: of the assistant.
+            following: what came after it.
+            ended: whether a token that ends answers ended it; otherwise that is among what comes.
+            tools: for the template.
+
+        Raises:
+            DataError: the template refuses the conversation, or nothing in it ends an answer.
+        """
+        renderer = self._renderer
+        if not renderer.has_template:
+            return renderer.piece("\n\n".join(["", *(message["content"] for message in following), ""]))
+        question: Message = {"role": "user", "content": "a"}
+        text = renderer.text([question, _marked(answer), *following], tools)
+        begin = text.rfind(_MARK)
+        places = [(place, end) for end in self._spelt_ends if (place := text.find(end, begin)) >= 0]
+        if begin < 0 or not places:
+            raise DataError("the model's chat template does not say where an answer ends once a conversation goes on.")
+        place, end = min(places)
+        return renderer.piece(text[place + len(end) * ended :])
+
     def _is_end(self, last: IntArray) -> bool:
         return bool(len(last)) and int(last[0]) in self._ends
 
@@ -147,6 +169,15 @@ class Contexts:
 
     def _tools(self, conversation: Conversation) -> Sequence[Any]:
         return () if self._plain else conversation.tools
+
+
+def _marked(answer: Message) -> Message:
+    """The answer, marked near its end: in its text, and in the last of its calls, as some templates drop the text."""
+    full: dict[str, Any] = {**answer, "content": _MARK}
+    if full.get("tool_calls"):
+        *before, last = full["tool_calls"]
+        full["tool_calls"] = [*before, {**last, "function": {**last["function"], "name": _MARK}}]
+    return cast(Message, full)
 
 
 def _digests(conversation: Conversation) -> list[bytes]:

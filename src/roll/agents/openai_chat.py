@@ -228,7 +228,7 @@ def usage(answers: Sequence[Answer]) -> dict[str, int]:
 def token_logprobs(session: Session, answer: Answer) -> list[dict[str, Any]]:
     """Of every token that the model wrote; engines say nothing of tokens that it did not write."""
     call = answer.call
-    texts = [session.renderer.spelt([token]) for token in call.token_ids.tolist()]
+    texts = [session.renderer.spelt(token) for token in call.token_ids[:, None]]
     return [
         {"token": text, "logprob": logprob, "bytes": list(text.encode()), "top_logprobs": []}
         for text, logprob in zip(texts, call.logprobs.tolist(), strict=True)

@@ -103,7 +103,7 @@ def _stream(
 
 def _logprobs(session: Session, answer: Answer) -> dict[str, Any]:
     """Of every token that the model wrote; engines say nothing of tokens that it did not write."""
-    texts = [session.renderer.spelt([token]) for token in answer.call.token_ids.tolist()]
+    texts = [session.renderer.spelt(token) for token in answer.call.token_ids[:, None]]
     offsets = np.cumsum([0, *map(len, texts)])[: len(texts)].tolist()
     logprobs = answer.call.logprobs.tolist()
     return {"tokens": texts, "token_logprobs": logprobs, "top_logprobs": None, "text_offset": offsets}

@@ -187,10 +187,10 @@ def _response(response_id: str, request: ResponsesRequest, answer: Answer) -> di
 def _stream(body: dict[str, Any], answer: Answer) -> Iterator[Piece]:
     number = -1
 
-    def said(name: str, **data: Any) -> bytes:
+    def said(kind: str, /, **data: Any) -> bytes:
         nonlocal number
         number += 1
-        return event({"type": name, "sequence_number": number, **data}, name)
+        return event({"type": kind, "sequence_number": number, **data}, kind)
 
     begun = {**body, "status": "in_progress", "output": [], "usage": None}
     yield Piece(said("response.created", response=begun), answer, 0)

@@ -288,6 +288,11 @@ class Sessions:
         """Answer its requests from now on."""
         self._open[session.session_id] = session
 
+    @property
+    def num_open(self) -> int:
+        """How many there are."""
+        return len(self._open)
+
     def end(self, session: Session) -> None:
         """Answer them no more."""
         session.close()

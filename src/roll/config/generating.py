@@ -125,6 +125,15 @@ class GeneratingConfig(RunConfig):
         return self.rollout.max_new_tokens * max(entry.turns for entry in self.data)
 
     @property
+    def max_rollout_tokens(self) -> int:
+        """Tokens that engines keep room for behind a prompt: all answers, and an observation between each two."""
+        between = self.rollout.episodes.observation_tokens
+        return self.rollout.max_new_tokens + max(
+            (entry.turns - 1) * (self.rollout.max_new_tokens + between * (entry.environment_call is not None))
+            for entry in self.data
+        )
+
+    @property
     def rollouts_per_step(self) -> int:
         """Rollouts generated for each step."""
         return self.rollout.prompts_per_step * self.rollout.group_size

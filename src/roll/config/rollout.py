@@ -8,6 +8,7 @@ from pydantic import model_validator
 
 from roll.config.agents import AgentConfig
 from roll.config.base import FUNCTION, Section, option
+from roll.config.episodes import EpisodesConfig
 from roll.config.scheduling import SchedulingConfig
 
 __all__ = ["EvaluationConfig", "RolloutConfig"]
@@ -59,6 +60,7 @@ class RolloutConfig(Section):
         "An agent program that makes every rollout, in place of ROLL's loop.",
         examples=[{"function": "examples/agents/with_openai.py:agent"}],
     )
+    episodes: EpisodesConfig = option(EpisodesConfig(), "How conversations with an environment are held.")
     scheduling: SchedulingConfig = option(SchedulingConfig(), "Order of rollouts, and what a step takes of them.")
 
     @model_validator(mode="after")

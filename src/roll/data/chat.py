@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from datetime import datetime
+from itertools import groupby
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
@@ -16,10 +18,12 @@ from roll.types import BoolArray, IntArray, Message
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-__all__ = ["ChatRenderer"]
+__all__ = ["ChatRenderer", "Tool"]
 
-_MARK = "\ue000answer\ue001"
-"""Stands for an answer where only what comes after it is wanted; private characters, so that no text holds it."""
+Tool: TypeAlias = Mapping[str, Any]
+"""A function's JSON schema, as chat templates take it."""
+TODAY = datetime(2025, 1, 1)
+"""For templates that write the date: an episode that passes midnight, and a run that is resumed, see the same one."""
 _MARKER = re.compile(r"\{%-?\s*generation\s*-?%\}")
 
 
@@ -34,24 +38,95 @@ class ChatRenderer:
         self._tokenizer = tokenizer
         template = getattr(tokenizer, "chat_template", None)
         self.has_template = bool(template)
+        self._asks_date = "strftime_now" in str(template)
         self._marks = isinstance(template, str) and bool(_MARKER.search(template))
         self._special = SpecialTokens(tokenizer)
 
-    def render(self, messages: Sequence[Message], tools: Sequence[Any] = ()) -> IntArray:
+    def render(self, messages: Sequence[Message], tools: Sequence[Tool] = ()) -> IntArray:
         """[P] ids of the conversation, up to where the assistant's answer begins.
 
         Args:
-            messages: the conversation; where its template takes tools, also calls of them and what they said.
-            tools: that the model may call, as JSON schemas of functions.
+            messages: the conversation.
+            tools: JSON schemas of the functions that the model is told of.
 
         Raises:
             DataError: the template refuses the conversation (some models have no system role, for instance).
         """
+        return self.tokens(self.text(messages, tools))
+
+    def text(self, messages: Sequence[Message], tools: Sequence[Tool] = ()) -> str:
+        """The text whose tokens `render` gives.
+
+        Raises:
+            DataError: as for `render`.
+        """
         if self.has_template:
-            ids = self._rendered(messages, tools=tools)
-        else:
-            ids = self._tokenizer("\n\n".join(message["content"] for message in messages))["input_ids"]
+            return self._rendered(messages, tokenize=False, tools=tools)
+        return self._joined(messages)
+
+    def tokens(self, text: str) -> IntArray:
+        """[P] ids of a text of `text`."""
+        ids = self._tokenizer(text, add_special_tokens=not self.has_template, verbose=False)["input_ids"]
         return np.asarray(ids, dtype=np.int32)
+
+    def written(self, answer: IntArray, after: IntArray, stops: Collection[int] = ()) -> tuple[str, bool]:
+        """The text of an answer, special tokens included, and whether one at its end, not in the text, ended it.
+
+        Args:
+            answer: [T] ids.
+            after: [C] ids before it: some tokenizers show a space only where it stands behind something.
+            stops: ids that end an answer, beside the special ones.
+        """
+        ended = bool(len(answer)) and (int(answer[-1]) in stops or self._special.has(self.spelt(answer[-1:])))
+        body, anchor = answer[: len(answer) - ended], after[-1:]
+        before, whole = self.spelt(anchor), self.spelt(np.concatenate([anchor, body]))
+        return (whole[len(before) :] if whole.startswith(before) else self.spelt(body)), ended
+
+    def following(self, text: str, ended: bool) -> IntArray | None:
+        """[N] ids of what a template puts behind an answer; `None` where no special token parts the two.
+
+        Args:
+            text: from the answer's last character on: what ends its message, and all after that.
+            ended: the answer has a token that stands for the one which ends the message: it is not among the ids.
+        """
+        end = self._special.beginning(text)
+        if end is None:
+            return None
+        ids = np.asarray(self._tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"], dtype=np.int32)
+        return ids[ended:] if len(ids) and self.spelt(ids[:1]) == end else None
+
+    def spelt(self, token_ids: IntArray) -> str:
+        """The text, special tokens included, as the model wrote it."""
+        return str(
+            self._tokenizer.decode(token_ids.tolist(), skip_special_tokens=False, clean_up_tokenization_spaces=False)
+        )
+
+    def piece(self, text: str, *, first: bool = False) -> IntArray:
+        """[N] ids of a piece of text; before the `first` one stands what the tokenizer puts before texts."""
+        return np.asarray(self._tokenizer(text, add_special_tokens=first, verbose=False)["input_ids"], dtype=np.int32)
+
+    @property
+    def vocabulary(self) -> int:
+        """How many tokens the tokenizer knows."""
+        return len(self._tokenizer)
+
+    @property
+    def template(self) -> str:
+        """The chat template itself; empty where there is none."""
+        template = getattr(self._tokenizer, "chat_template", None)
+        return template if isinstance(template, str) else ""
+
+    def _joined(self, messages: Sequence[Message]) -> str:
+        """Without a template: texts one after the other, as `answer` and `follow_up` put them."""
+        text = ""
+        for answers, block in groupby(messages, lambda message: message["role"] == "assistant"):
+            contents = [message["content"] for message in block]
+            if answers:
+                text += "".join(content + self.spelt(np.array([self.end_token])) for content in contents)
+            else:
+                asked = "\n\n".join(contents)
+                text += f"\n\n{asked}\n\n" if text else asked
+        return text
 
     def conversation(self, messages: Sequence[Message], num_given: int = 0) -> tuple[IntArray, BoolArray]:
         """[L] ids of a whole conversation, and [L] which of them the assistant would have written.
@@ -179,76 +254,24 @@ class ChatRenderer:
             self._tokenizer.decode(token_ids.tolist(), skip_special_tokens=True, clean_up_tokenization_spaces=False)
         )
 
-    def after_answer(
-        self,
-        answer: Message,
-        following: Sequence[Message],
-        *,
-        ends: Sequence[int],
-        ended: bool,
-        tools: Sequence[Any] = (),
-    ) -> IntArray:
-        """Ids from an answer's last token to where the next answer begins; the answer's own stay as they were written.
-
-        Args:
-            answer: a message of the assistant.
-            following: what came after it.
-            ends: tokens that end an answer.
-            ended: whether one of them ended this one; otherwise it is among what comes.
-            tools: see `render`.
-
-        Raises:
-            DataError: the template refuses the conversation, or nothing in it ends an answer.
-        """
-        if not self.has_template:
-            return self.piece("\n\n".join(["", *(message["content"] for message in following), ""]))
-        question: Message = {"role": "user", "content": "a"}
-        text = str(self._rendered([question, {**answer, "content": _MARK}, *following], tokenize=False, tools=tools))
-        begin = text.find(_MARK) + len(_MARK)
-        if begin < len(_MARK):  # some templates drop what is said beside calls of tools
-            head = str(self._rendered([question, answer], generation_prompt=False, tokenize=False, tools=tools))
-            begin = max((head.rfind(self.spelt([end])) for end in ends), default=-1) if text.startswith(head) else -1
-        places = [(place, self.spelt([end])) for end in ends if (place := text.find(self.spelt([end]), begin)) >= begin]
-        if begin < 0 or not places:
-            raise DataError("the model's chat template does not say where an answer ends once a conversation goes on.")
-        place, end = min(places)
-        return self.piece(text[place + len(end) * ended :])
-
-    def piece(self, text: str, *, first: bool = False) -> IntArray:
-        """Ids of a piece of text; before the `first` one comes what the tokenizer puts before texts."""
-        return np.asarray(self._tokenizer(text, add_special_tokens=first, verbose=False)["input_ids"], dtype=np.int32)
-
-    def spelt(self, token_ids: Sequence[int]) -> str:
-        """The text, special tokens included, exactly as the model wrote it."""
-        return str(self._tokenizer.decode(token_ids, skip_special_tokens=False, clean_up_tokenization_spaces=False))
-
-    @property
-    def vocabulary(self) -> int:
-        """How many tokens the tokenizer knows."""
-        return len(self._tokenizer)
-
-    @property
-    def template(self) -> str:
-        """The chat template's own text; empty where there is none."""
-        template = getattr(self._tokenizer, "chat_template", None)
-        return template if isinstance(template, str) else ""
-
     def _rendered(
         self,
         messages: Sequence[Message],
         *,
         generation_prompt: bool = True,
         tokenize: bool = True,
-        tools: Sequence[Any] = (),
+        tools: Sequence[Tool] = (),
     ) -> Any:
         template: Any = self._tokenizer.apply_chat_template
+        further: dict[str, Any] = {"strftime_now": TODAY.strftime} if self._asks_date else {}
         with _refusals(messages):
             return template(
                 [dict(message) for message in messages],
-                tools=list(tools) or None,
+                tools=[dict(tool) for tool in tools] or None,
                 add_generation_prompt=generation_prompt,
                 tokenize=tokenize,
                 return_dict=False,
+                **further,
             )
 
     def _text(self, messages: Sequence[Message], generation_prompt: bool) -> str:
@@ -259,7 +282,8 @@ class ChatRenderer:
         from transformers.utils.chat_template_utils import render_jinja_template
 
         chat: Any = [[dict(message) for message in messages]]
-        settings: Any = self._tokenizer.special_tokens_map
+        settings: Any = dict(self._tokenizer.special_tokens_map)
+        settings |= {"strftime_now": TODAY.strftime} if self._asks_date else {}
         template = str(self._tokenizer.chat_template)
         with _refusals(messages):
             rendered: Any = render_jinja_template(

@@ -2,7 +2,6 @@
 
 from roll.envs.base import Env, EnvWrapper, shown
 from roll.envs.registration import ENVS, EnvSpec, make, make_vec, register
-from roll.envs.rollout_length import longest_rollout
 from roll.envs.vector import AsyncVectorEnv, SyncVectorEnv, VectorEnv
 
 __all__ = [
@@ -13,7 +12,6 @@ __all__ = [
     "EnvWrapper",
     "SyncVectorEnv",
     "VectorEnv",
-    "longest_rollout",
     "make",
     "make_vec",
     "register",

@@ -65,10 +65,6 @@ class GuessNumber:
         given: dict[str, Any] = {"max_number": self._max_number, "num_turns": self._num_turns, "secret": self._given}
         return GuessNumber(**{**given, **overrides})
 
-    @property
-    def longest_observation(self) -> str:
-        return f"{_hint('higher', 10**_MOST_DIGITS - 1)} {question(self._max_number)}"
-
 
 def _hint(direction: str, guess: int) -> str:
     return f"No, my number is {direction} than {guess}."

@@ -22,7 +22,7 @@ from typing import Any, Protocol, TypeAlias
 
 from roll.envs.registration import ENVS, make
 from roll.envs.timing import acting
-from roll.errors import ConfigError, InfraError, UserError
+from roll.errors import ConfigError, InfraError, UnscorableError, UserError
 from roll.types import EnvironmentHost, EnvironmentSettings
 
 __all__ = ["Begun", "EnvHosts", "Host", "HostedEnv", "LoopHost", "Stepped", "default_host"]
@@ -177,7 +177,7 @@ class _Guarded:
             with acting():
                 async with scope:
                     return await call()
-        except (InfraError, UserError):
+        except (UnscorableError, UserError):
             self._count("failures")
             raise
         except Exception as error:

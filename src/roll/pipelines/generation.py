@@ -16,6 +16,8 @@ from roll.agents.agent_loop import open_agents
 from roll.cluster.base import Cluster, start_together
 from roll.config.generating import GeneratingConfig
 from roll.data import ChatRenderer
+from roll.envs.hosting import EnvHosts
+from roll.envs.process_host import PoolHost
 from roll.envs.timing import watched
 from roll.inference import resolve_engine_kind
 from roll.pipelines.judge import JudgeRole, start_judge
@@ -27,6 +29,7 @@ from roll.registry import load_function
 from roll.rewards.compose import WeightedReward
 from roll.rewards.opening import open_rewards
 from roll.rollout import LLMProxy, RolloutScheduler, Router
+from roll.rollout.episode import EpisodePlan
 from roll.rollout.lifecycle import FINAL
 from roll.rollout.loops import RolloutLoop
 from roll.tracking import RunDirectory, Spans, Tracker
@@ -44,7 +47,7 @@ class Roles:
     pool: WorkerPool
     judge: JudgeRole | None
     max_context: int
-    """Of the engines, in tokens."""
+    """Of the engines."""
 
 
 async def start_roles(
@@ -89,8 +92,7 @@ async def start_roles(
         starting.append(progress.of("judge", start_judge(config, cluster, run, emit)))
     engines, pool, *others = await start_together(stack, *starting)
     judge = others.pop() if config.judge is not None else None
-    roles = Roles(engines=engines, pool=pool, judge=judge, max_context=prepared.max_context)
-    return roles, before or others
+    return Roles(engines=engines, pool=pool, judge=judge, max_context=prepared.max_context), before or others
 
 
 def _say_nothing(*_: object, **__: object) -> None:
@@ -161,6 +163,8 @@ async def open_generation(
         retry_wait_s=rollout.retry_wait_s,
         replicate=scheduling.replicate_prompts and scheduling.type != "batch",
         loop=await _loop(config, roles, stack) if loop is None else loop,
+        episodes=episode_plan(config, roles.max_context),
+        hosts=_open_hosts(roles, stack),
         on_rollout=tracker.on_rollout if tracker else _say_nothing,
     )
     generation = Generation(
@@ -174,6 +178,23 @@ async def open_generation(
     if tracker is not None:
         _listen(generation, tracker, stack, traced=config.tracking.trace_rollouts)
     return generation
+
+
+def _open_hosts(roles: Roles, stack: AsyncExitStack) -> EnvHosts:
+    hosts = EnvHosts({"pool": PoolHost(roles.pool)})
+    stack.push_async_callback(hosts.close)
+    return hosts
+
+
+def episode_plan(config: GeneratingConfig, max_context: int) -> EpisodePlan:
+    """How episodes are played, in contexts of this many tokens."""
+    episodes = config.rollout.episodes
+    return EpisodePlan(
+        max_context=max_context,
+        history=episodes.history.settings,
+        long_observations=episodes.long_observations,
+        min_answer_tokens=episodes.min_answer_tokens,
+    )
 
 
 async def _loop(config: GeneratingConfig, roles: Roles, stack: AsyncExitStack) -> RolloutLoop | None:

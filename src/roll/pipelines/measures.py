@@ -70,6 +70,8 @@ def rollout_metrics(groups: Sequence[Group]) -> dict[str, float]:
         }
     )
     metrics |= failures_of(groups).metrics()
+    for name in sorted({name for r in scored for name in r.counts}):
+        metrics[f"rollout/{name}"] = float(sum(r.counts.get(name, 0) for r in scored))
     by_domain: dict[str, list[Rollout]] = defaultdict(list)
     for rollout in scored:
         by_domain[rollout.prompt.domain].append(rollout)

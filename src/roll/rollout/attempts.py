@@ -23,8 +23,9 @@ import numpy as np
 from roll.envs.hosting import EnvHosts
 from roll.errors import InfraError, MalformedPromptError, UnscorableError
 from roll.protocols import Reward
+from roll.rollout.episode import EpisodePlan, loop_for
 from roll.rollout.lifecycle import LifeCycle, RolloutState
-from roll.rollout.loops import Renderer, RolloutLoop, loop_for
+from roll.rollout.loops import Renderer, RolloutLoop
 from roll.rollout.proxy import LLMProxy
 from roll.types import Generation, GenerationRequest, PromptDraw, Rollout, RolloutId, RolloutStatus, SamplingParams
 
@@ -82,6 +83,8 @@ class Attempts:
     """Makes a rollout, in place of ROLL's own."""
     hosts: EnvHosts = field(default_factory=EnvHosts)
     """Where environments run."""
+    episodes: EpisodePlan = field(default_factory=EpisodePlan)
+    """How conversations with them are held."""
     on_rollout: Callable[[Rollout], None] = lambda rollout: None
     """Told of every rollout as it ends (for a display); must return at once."""
     _malformed: dict[tuple[str, str], str] = field(init=False, default_factory=dict)
@@ -138,7 +141,7 @@ class Attempts:
             sampling=replace(plan.sampling, seed=request_seed(self.seed, plan.purpose, draw.draw_id, index)),
         )
         session = str(rollout_id) if self.replicate else f"{plan.purpose}-{draw.draw_id}"
-        loop = self.loop or loop_for(draw.prompt, self.hosts)
+        loop = self.loop or loop_for(draw.prompt, self.hosts, self.episodes)
 
         def started(engine_id: str) -> None:
             if life.state(rollout_id) is RolloutState.QUEUED:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import replace
 from functools import partial
@@ -20,7 +20,7 @@ from roll.simulation.costs import train_s
 from roll.simulation.engine import AnswerTokens, EngineSettings, SimulatedEngine
 from roll.simulation.hardware import Device, Model
 from roll.simulation.workload import Workload, observation
-from roll.types import Generation, GenerationRequest, IntArray, PromptDraw, RewardResult, Rollout, WeightUpdate
+from roll.types import Generation, GenerationRequest, IntArray, Message, PromptDraw, RewardResult, Rollout, WeightUpdate
 
 __all__ = ["EnvironmentTurns", "SimulatedEngines", "SimulatedRenderer", "SimulatedReward", "SimulatedTrainer"]
 
@@ -124,6 +124,18 @@ class SimulatedRenderer:
         return ""
 
     def follow_up(self, observation: str) -> IntArray:
+        return np.ones(1, np.int32)
+
+    def text(self, messages: Sequence[Message], tools: Sequence[object] = ()) -> str:
+        return ""
+
+    def tokens(self, text: str) -> IntArray:
+        return np.ones(1, np.int32)
+
+    def written(self, answer: IntArray, after: IntArray, stops: Collection[int] = ()) -> tuple[str, bool]:
+        return "", True
+
+    def following(self, text: str, ended: bool) -> IntArray | None:
         return np.ones(1, np.int32)
 
 

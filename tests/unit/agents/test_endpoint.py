@@ -190,6 +190,38 @@ async def test_a_stream_says_the_same_as_one_object(renderer: ChatRenderer, path
     assert len(here.session.calls) == 1
 
 
+@pytest.mark.parametrize("path", ["/chat/completions", "/responses", "/messages"])
+async def test_streamed_calls_of_tools_are_those_of_one_object(renderer: ChatRenderer, path: str) -> None:
+    text = "Hm. " + '<tool_call>{"name": "look", "arguments": {"at": "x"}}</tool_call>' * 2
+    schema = {"type": "object"}
+    body: dict[str, Any] = {
+        "/chat/completions": {
+            **CHAT,
+            "tools": [{"type": "function", "function": {"name": "look", "parameters": schema}}],
+        },
+        "/responses": {
+            "model": "m",
+            "input": "a",
+            "tools": [{"type": "function", "name": "look", "parameters": schema}],
+        },
+        "/messages": {**MESSAGES, "max_tokens": 300, "tools": [{"name": "look", "input_schema": schema}]},
+    }[path]
+    async with world(renderer, text) as here:
+        status, said = await here.post(path, {**body, "stream": True})
+    assert status == 200
+    parts: list[str] = []
+    for event in (json.loads(line[6:]) for line in said.splitlines() if line.startswith("data: {")):
+        if path == "/chat/completions":
+            calls = event["choices"][0]["delta"].get("tool_calls", ())
+            parts += [call["function"]["arguments"] for call in calls if call["function"]["arguments"]]
+        elif path == "/responses":
+            parts += [event["delta"]] if event["type"] == "response.function_call_arguments.delta" else []
+        elif event["type"] == "content_block_delta" and event["delta"]["type"] == "input_json_delta":
+            parts.append(event["delta"]["partial_json"])
+    assert [json.loads(part) for part in parts] == [{"at": "x"}] * 2
+    assert "Hm." in said
+
+
 # ---- what is refused
 
 

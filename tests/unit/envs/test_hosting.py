@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import textwrap
+from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
+from roll.cluster.pool import LocalWorkerPool
 from roll.envs.hosting import EnvHosts, HostedEnv
+from roll.envs.process_host import PoolHost
 from roll.errors import ConfigError, DataError, InfraError
 from roll.simulation.clock import run as simulate
 from roll.types import EnvironmentSettings
@@ -36,10 +42,28 @@ class Waits:
         type(self).closed += 1
 
 
-@pytest.fixture(autouse=True)
-def _waits(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def waits(monkeypatch: pytest.MonkeyPatch) -> None:
     Waits.closed = 0
     monkeypatch.setattr("roll.envs.registration.load_function", lambda name, kind: Waits)
+
+
+OWN = """
+    import os, time
+
+    class Own:
+        def reset(self, seed=None):
+            return f"seed {seed}", {"state": str(os.getpid())}
+
+        def step(self, action):
+            if action == "hang":
+                time.sleep(1000)
+            if action == "crash":
+                os._exit(3)
+            if action == "leak":
+                self.held = bytearray(2**40)
+            return eval(action), 0.5, False, False, {}
+    """
 
 
 def settings(**options: Any) -> EnvironmentSettings:
@@ -53,6 +77,7 @@ async def one_step(hosts: EnvHosts, given: EnvironmentSettings) -> Any:
         return await env.step("go")
 
 
+@pytest.mark.usefixtures("waits")
 def test_a_step_gives_five_values_of_their_types() -> None:
     hosts = EnvHosts()
     observation, reward, ended, cut_off, info = simulate(one_step(hosts, settings()))
@@ -74,6 +99,7 @@ def test_a_step_gives_five_values_of_their_types() -> None:
         ({"returns": "win"}, "its step returned a value of type str"),
     ],
 )
+@pytest.mark.usefixtures("waits")
 def test_whatever_an_environment_does_is_a_failure_of_ours_and_it_is_closed(
     options: dict[str, Any], message: str
 ) -> None:
@@ -84,6 +110,7 @@ def test_whatever_an_environment_does_is_a_failure_of_ours_and_it_is_closed(
     assert hosts.counts["own.module:Waits", "failures"] == 1
 
 
+@pytest.mark.usefixtures("waits")
 def test_an_episode_that_is_cancelled_closes_its_environment() -> None:
     hosts = EnvHosts()
 
@@ -99,6 +126,7 @@ def test_an_episode_that_is_cancelled_closes_its_environment() -> None:
     assert (Waits.closed, hosts.num_open) == (1, 0)
 
 
+@pytest.mark.usefixtures("waits")
 def test_an_environment_that_does_not_close_is_given_up(caplog: pytest.LogCaptureFixture) -> None:
     class Stuck:
         async def start(self, settings: EnvironmentSettings) -> HostedEnv:
@@ -112,8 +140,47 @@ def test_an_environment_that_does_not_close_is_given_up(caplog: pytest.LogCaptur
     assert "does not close: TimeoutError" in caplog.text
 
 
+@pytest.mark.usefixtures("waits")
 def test_a_host_that_a_run_does_not_have_and_wrong_options_are_the_users_to_mend() -> None:
     with pytest.raises(ConfigError, match="asks for the host 'http', which this run does not have: it has loop"):
         simulate(one_step(EnvHosts(), EnvironmentSettings(name="guess_number", host="http")))
     with pytest.raises(DataError, match="has no argument 'colour'"):
         simulate(one_step(EnvHosts(), settings(colour=1)))
+
+
+@pytest.mark.parametrize(
+    ("action", "message"),
+    [
+        ("hang", "its step took longer than 0.5 s"),
+        ("crash", r"its step failed: WorkerDiedError: its process \(\d+\) ended with code 3"),
+        ("leak", "its step failed: MemoryError: its process is over its limit of memory"),
+        ("1/0", r"its step failed: ZeroDivisionError: division by zero \(<string>:1\)"),
+    ],
+)
+async def test_in_the_pool_a_users_own_class_costs_its_own_episode_alone(
+    tmp_path: Path, action: str, message: str
+) -> None:
+    (tmp_path / "own.py").write_text(textwrap.dedent(OWN))
+    given = EnvironmentSettings(name=f"{tmp_path}/own.py:Own", step_time_limit_s=0.5)
+    pool = LocalWorkerPool(1)
+    hosts = EnvHosts({"pool": PoolHost(pool)})
+
+    async def good() -> str:
+        async with hosts.open(given) as env:
+            _, info = await env.reset(1)
+            await asyncio.sleep(0.1)
+            assert await env.step("'so'") == ("so", 0.5, False, False, {})
+            return info["state"]
+
+    async def bad() -> None:
+        async with hosts.open(given) as env:
+            await env.reset(2)
+            await env.step(action)
+
+    one, failed, two = await asyncio.gather(good(), bad(), good(), return_exceptions=True)
+    assert os.getpid() not in {int(one), int(two)} and one != two
+    assert isinstance(failed, InfraError)
+    with pytest.raises(InfraError, match=message):
+        raise failed
+    await pool.close()
+    assert not [p for p in psutil.Process().children(recursive=True) if "pool_fork" in " ".join(p.cmdline())]

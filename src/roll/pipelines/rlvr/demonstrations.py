@@ -19,7 +19,7 @@ from roll.config.pipelines.rlvr import RLVRConfig
 from roll.data import ChatRenderer
 from roll.errors import InfraError
 from roll.pipelines.live_policy import LivePolicy
-from roll.rollout.loops import loop_for
+from roll.rollout.episode import loop_for
 from roll.types import EXPERT, Generation, GenerationRequest, PromptDraw, Rollout, RolloutId
 
 __all__ = ["demonstrations"]
@@ -47,7 +47,9 @@ async def _scored(config: RLVRConfig, live: LivePolicy, draw: PromptDraw) -> Rol
     request = GenerationRequest(
         request_id=name.request_id(), token_ids=draw.token_ids, sampling=replace(plan.sampling, seed=0)
     )
-    rollout = await loop_for(draw.prompt)(draw, name.index, request, script.generate, renderer)
+    scheduler = live.generation.scheduler
+    loop = loop_for(draw.prompt, scheduler.hosts, scheduler.episodes)
+    rollout = await loop(draw, name.index, request, script.generate, renderer)
     rollout = replace(rollout, purpose=name.purpose, expert=True)
     attempts = config.rollout.max_attempts
     for attempt in range(1, attempts + 1):

@@ -104,8 +104,7 @@ def _check_context(config: GeneratingConfig, context_length: int) -> None:
 
 
 def _look_at_prompts(report: Report, config: GeneratingConfig) -> None:
-    from roll.data import ChatRenderer, build_data
-    from roll.envs import longest_rollout
+    from roll.data import build_data
     from roll.models import find_model, load_tokenizer
 
     if report.model is None or find_model(config.model.path) is None:
@@ -115,10 +114,10 @@ def _look_at_prompts(report: Report, config: GeneratingConfig) -> None:
     context = config.inference.max_context or report.model.context_length
     if context <= config.rollout.max_new_tokens:
         return  # a problem already
-    longest = longest_rollout(config.data, config.rollout.max_new_tokens, ChatRenderer(tokenizer), context)
-    data = build_data(config.data, tokenizer, config.seed, context - longest)
-    report.longest_rollout = longest
-    report.longest_prompt = data.longest_prompt or context - longest
+    data = build_data(config.data, tokenizer, config.seed, context - config.rollout.max_new_tokens)
+    report.longest_prompt = data.longest_prompt or context - config.rollout.max_new_tokens
+    wanted = report.longest_prompt + config.max_rollout_tokens
+    report.max_context = config.inference.max_context or min(context, wanted)
     report.train_prompts = {domain: entry["num_prompts"] for domain, entry in data.train.state().items()}
     report.num_held_out = len(data.held_out)
     for _ in range(MAX_DRAWS):
@@ -173,7 +172,7 @@ def _estimate(
         report.notes.append("no source holds prompts out, so the run is not evaluated.")
     if model is None or report.engine_kind is None:
         return
-    context = config.inference.max_context or longest + (report.longest_rollout or config.max_answer_tokens)
+    context = report.max_context or config.inference.max_context or longest + config.max_rollout_tokens
     more = further(report, config, batch)
     report.disk = disk_use(config, model, batch, longest_prompt=longest, further=more)
     report.memory = memory_by_role(
