@@ -10,7 +10,7 @@ from roll.config.base import Section, option
 from roll.config.cluster import RoleDevices
 from roll.config.data import DataConfig
 from roll.config.examples import ExampleDataConfig
-from roll.config.generating import GeneratingConfig
+from roll.config.generating import PromptedConfig
 from roll.config.inference import InferenceConfig
 from roll.config.rollout import EvaluationConfig, RolloutConfig
 from roll.config.run import RunConfig
@@ -128,12 +128,12 @@ class SupervisedConfig(RunConfig):
             )
         return roles
 
-    def answering(self) -> GeneratingConfig | None:
+    def answering(self) -> PromptedConfig | None:
         """What opens the engines of `evaluation.answers`, where a run has any."""
         answers = self.evaluation.answers
         if answers is None:
             return None
-        return GeneratingConfig(
+        return PromptedConfig(
             pipeline=self.pipeline,
             name=self.name,
             output_dir=self.output_dir,

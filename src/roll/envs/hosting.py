@@ -20,6 +20,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeAlias
 
+from roll.envs.base import shown
 from roll.envs.registration import ENVS, make
 from roll.envs.timing import acting
 from roll.errors import ConfigError, InfraError, UnscorableError, UserError
@@ -141,7 +142,8 @@ class _Guarded:
     async def reset(self, seed: int | None = None) -> Begun:
         env = self._opened()
         found = await self._call("reset", self.settings.reset_time_limit_s, lambda: env.reset(seed))
-        return self._checked("reset", found, (str, dict), "(observation: str, info: dict)")
+        observation, info = self._checked("reset", found, (str, dict), "(observation: str, info: dict)")
+        return shown(observation, info), info
 
     async def step(self, action: str) -> Stepped:
         env = self._opened()
@@ -149,7 +151,7 @@ class _Guarded:
         rule = "(observation: str, reward: float, terminated: bool, truncated: bool, info: dict)"
         observation, reward, ended, cut_off, info = self._checked("step", found, (str, None, None, None, dict), rule)
         try:
-            return observation, float(reward), bool(ended), bool(cut_off), info
+            return shown(observation, info), float(reward), bool(ended), bool(cut_off), info
         except (TypeError, ValueError) as error:
             raise self._broken("step", found, rule) from error
 

@@ -164,7 +164,7 @@ async def open_generation(
         replicate=scheduling.replicate_prompts and scheduling.type != "batch",
         loop=await _loop(config, roles, stack) if loop is None else loop,
         episodes=episode_plan(config, roles.max_context),
-        hosts=_open_hosts(roles, stack),
+        hosts=EnvHosts({"pool": PoolHost(roles.pool)}),
         on_rollout=tracker.on_rollout if tracker else _say_nothing,
     )
     generation = Generation(
@@ -178,12 +178,6 @@ async def open_generation(
     if tracker is not None:
         _listen(generation, tracker, stack, traced=config.tracking.trace_rollouts)
     return generation
-
-
-def _open_hosts(roles: Roles, stack: AsyncExitStack) -> EnvHosts:
-    hosts = EnvHosts({"pool": PoolHost(roles.pool)})
-    stack.push_async_callback(hosts.close)
-    return hosts
 
 
 def episode_plan(config: GeneratingConfig, max_context: int) -> EpisodePlan:

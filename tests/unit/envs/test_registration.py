@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from roll.envs import ENVS, make, make_vec, register
+from roll.envs.registration import FAMILIES
 from roll.errors import ConfigError, DataError
 
 OWN = """
@@ -75,6 +76,11 @@ def test_a_name_belongs_to_one_environment() -> None:
             register("mine:Number-v0", "roll.envs.games.guess_the_number:GuessTheNumber")
     finally:
         ENVS.pop("mine:Number-v0", None)
+
+
+def test_a_family_builds_by_what_stands_behind_its_colon(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(FAMILIES, "letters", "collections:Counter")
+    assert make("letters:aab", c=3) == {"a": 2, "b": 1, "c": 3}
 
 
 def test_vectors_take_arguments_for_all_and_for_each() -> None:

@@ -7,9 +7,11 @@ from typing import Any
 
 import pytest
 
-from roll.envs import EnvWrapper, make, make_vec
+from roll.envs import ENVS, EnvWrapper, make, make_vec, register
+from roll.envs.hosting import EnvHosts
 from roll.envs.wrappers import EpisodeTracking, FormatPenalty, ObservationHistory, TimeLimit, wrapper_functions
 from roll.errors import ConfigError
+from roll.types import EnvironmentSettings
 
 
 class Board:
@@ -51,6 +53,19 @@ def test_histories_show_the_board_with_the_newest_observation_alone() -> None:
     env.step("up")
     assert env.step("down")[0] == "Rules\nup\ndid 1\ndown\ndid 2\n[2]"
     assert env.reset()[0] == "Rules\n[0]"
+
+
+async def test_hosts_show_the_board_once_with_or_without_a_history() -> None:
+    register("mine:Board-v0", Board)
+    register("mine:RememberedBoard-v0", lambda: ObservationHistory(Board()))
+    try:
+        seen = []
+        for name in ("mine:Board-v0", "mine:RememberedBoard-v0"):
+            async with EnvHosts().open(EnvironmentSettings(name=name, options={})) as env:
+                seen += [(await env.reset())[0], (await env.step("up"))[0]]
+    finally:
+        del ENVS["mine:Board-v0"], ENVS["mine:RememberedBoard-v0"]
+    assert seen == ["Rules[0]", "did 1[1]", "Rules\n[0]", "Rules\nup\ndid 1\n[1]"]
 
 
 def test_the_last_turns_alone_are_kept() -> None:

@@ -14,8 +14,9 @@ __all__ = ["ObservationHistory"]
 class ObservationHistory(EnvWrapper):
     """Every observation holds those before it, as GEM's `ObservationWrapper` writes them.
 
-    What the environment says in `info["suffix"]` and `info["prefix"]` is shown with the newest observation alone;
-    `info["parsed_action"]` stands in place of the action; with `info["use_tool"]`, the observation is a tool's message.
+    What the environment says in `info["suffix"]` and `info["prefix"]` is shown with the newest observation alone, and
+    taken out of `info`; `info["parsed_action"]` stands in place of the action; with `info["use_tool"]`, the observation
+    is a tool's message.
 
     Args:
         env: the environment.
@@ -56,13 +57,13 @@ class ObservationHistory(EnvWrapper):
         if self._chat == "on_reset":
             observation = self._rendered([{"role": "user", "content": observation}])
         self._seen.append((observation, bool(info.get("use_tool"))))
-        return shown(self._history(), info), info
+        return shown(self._history(), info), _without_shown(info)
 
     def on_step(self, action: str, stepped: Stepped) -> Stepped:
         observation, reward, terminated, truncated, info = stepped
         self._done.append(info.get("parsed_action", action))
         self._seen.append((observation, bool(info.get("use_tool"))))
-        return shown(self._history(), info), reward, terminated, truncated, info
+        return shown(self._history(), info), reward, terminated, truncated, _without_shown(info)
 
     def _history(self) -> str:
         if self._chat == "always":
@@ -80,6 +81,11 @@ class ObservationHistory(EnvWrapper):
 
     def _rendered(self, messages: list[dict[str, str]]) -> str:
         return self._tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+
+
+def _without_shown(info: dict[str, Any]) -> dict[str, Any]:
+    """What is in the observation now is not to be shown again."""
+    return {key: value for key, value in info.items() if key not in ("prefix", "suffix")}
 
 
 def _line(text: str) -> str:

@@ -18,11 +18,12 @@ from roll.config.pipelines.distill_offline import DistillOfflineConfig
 from roll.errors import ConfigError, ModelError
 from roll.models import describe_model
 from roll.pipelines.run import Session
-from roll.pipelines.supervised.asking import ask_once, frozen_spec, weights_name
+from roll.pipelines.supervised.asking import ask_once, weights_name
 from roll.pipelines.supervised.kept import Kept, Rows, rows_of
 from roll.pipelines.supervised.preparation import Prepared
 from roll.pipelines.teachers import teacher_paths
 from roll.protocols import TrainerGroup
+from roll.training import TrainerSpec
 from roll.types import TopLogprobs, TrainingBatch, TrainingSample
 
 __all__ = ["Taught", "ask_teachers", "teachers_of"]
@@ -96,7 +97,7 @@ async def ask_teachers(
         directory = Path(settings.directory)
     all_kept = []
     for number, path in enumerate(paths):
-        spec = frozen_spec(config, prepared, path)
+        spec = TrainerSpec.frozen(path, config.model, prepared.training, config.seed)
         name = f"{await asyncio.to_thread(weights_name, spec)}-top{settings.num_top}"
         kept = await asyncio.to_thread(Kept, directory / name if directory else None)
         own = [sample for sample in samples if config.teacher_of[sample.domain] == number]

@@ -35,7 +35,7 @@ from roll.training import Schedule, TrainerSpec
 from roll.types import PromptDraw
 from roll.weights import WeightSync
 
-__all__ = ["Placed", "facts", "frozen_spec", "open_online", "policy_spec", "weight_sync"]
+__all__ = ["Placed", "facts", "open_online", "policy_spec", "weight_sync"]
 
 logger = logging.getLogger(__name__)
 
@@ -233,12 +233,4 @@ def policy_spec(config: OnlineConfig, model_path: Path, **more: Any) -> TrainerS
         schedule=Schedule.of(config.training, updates_per_step=config.updates_per_step),
         seed=config.seed,
         **more,
-    )
-
-
-def frozen_spec(config: OnlineConfig, model_path: Path) -> TrainerSpec:
-    """A model that only says log-probs, seen from its only rank."""
-    model = config.model.model_copy(update={"lora": None})
-    return TrainerSpec(
-        model_path=str(model_path), model=model, training=config.training, role="reference", seed=config.seed
     )

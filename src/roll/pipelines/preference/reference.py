@@ -9,7 +9,7 @@ from roll.errors import ModelError
 from roll.models import load_tokenizer, resolve_model
 from roll.pipelines.preference.objective import with_other_answers
 from roll.pipelines.run import Session
-from roll.pipelines.supervised.asking import frozen_spec, remaining_steps
+from roll.pipelines.supervised.asking import remaining_steps
 from roll.pipelines.supervised.kept import Rows, rows_of
 from roll.pipelines.supervised.preparation import Prepared, held_out_batch
 from roll.protocols import TrainerGroup
@@ -32,7 +32,7 @@ def reference_spec(config: PreferenceConfig, prepared: Prepared) -> TrainerSpec:
             f"preference.reference_model '{name}' has another tokenizer than model.path '{config.model.path}': a "
             "reference reads the policy's tokens, so take a model of the same family."
         )
-    return frozen_spec(config, prepared, path)
+    return TrainerSpec.frozen(path, config.model, prepared.training, config.seed)
 
 
 async def logprobs(reference: TrainerGroup, batch: TrainingBatch) -> list[Rows]:

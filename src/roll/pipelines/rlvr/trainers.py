@@ -124,8 +124,7 @@ def reference_specs(config: RLVRConfig, model_path: Path) -> list[TrainerSpec]:
     """The reference, where it is a role of its own."""
     if not config.starts_reference:
         return []
-    model, training = config.model, config.training
-    return [TrainerSpec(model_path=str(model_path), model=model, training=training, role="reference", seed=config.seed)]
+    return [TrainerSpec.frozen(model_path, config.model, config.training, config.seed)]
 
 
 def reference_of(config: RLVRConfig, policy: TrainerGroup, own: list[TrainerGroup]) -> Scorer | None:

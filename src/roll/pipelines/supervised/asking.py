@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 from roll.cluster.base import Cluster
-from roll.config.supervised import SupervisedConfig
 from roll.models.fingerprint import model_fingerprint
 from roll.pipelines.run import Session, beginning
 from roll.pipelines.supervised.course import next_draws, rendered
@@ -23,20 +22,12 @@ from roll.protocols import TrainerGroup
 from roll.training import TrainerSpec
 from roll.types import TrainingBatch, TrainingSample
 
-__all__ = ["Ask", "ask_once", "frozen_spec", "remaining_steps", "weights_name"]
+__all__ = ["Ask", "ask_once", "remaining_steps", "weights_name"]
 
 CHUNK = 256
 """Samples that are computed and written at once."""
 Ask = Callable[[TrainerGroup, TrainingBatch], Coroutine[Any, Any, list[Rows]]]
 """What the model is asked of a batch: the rows of each sample."""
-
-
-def frozen_spec(config: SupervisedConfig, prepared: Prepared, path: Path) -> TrainerSpec:
-    """A model that says something of the run's samples, as a role."""
-    model = config.model.model_copy(update={"lora": None})
-    return TrainerSpec(
-        model_path=str(path), model=model, training=prepared.training, role="reference", seed=config.seed
-    )
 
 
 def weights_name(spec: TrainerSpec) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from roll.cluster.base import Cluster, open_cluster
 from roll.config.supervised import SupervisedConfig
@@ -33,15 +33,9 @@ class Measuring:
 
     async def start(self, role: Role, *, teachers: tuple[str, ...] = ()) -> TrainerGroup:
         """The configuration's model as it is, with the teachers that a loss compares it with."""
-        spec = TrainerSpec(
-            model_path=str(self.prepared.model_path),
-            model=self.config.model.model_copy(update={"lora": None}),
-            training=self.prepared.training,
-            role=role,
-            seed=self.config.seed,
-            teachers=teachers,
-        )
-        trainer = await self.cluster.start_trainer(spec, "actor_train")
+        config, prepared = self.config, self.prepared
+        spec = TrainerSpec.frozen(prepared.model_path, config.model, prepared.training, config.seed)
+        trainer = await self.cluster.start_trainer(replace(spec, role=role, teachers=teachers), "actor_train")
         self.stack.push_async_callback(trainer.close)
         return trainer
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import TypeVar
 
-from roll.config.estimate import JudgeEngines
+from roll.config.estimate import JudgeEngines, disk_use
 from roll.config.generating import GeneratingConfig
 from roll.errors import ConfigError, DataError
 from roll.pipelines.hand_over import hands_over
@@ -18,8 +18,8 @@ from roll.pipelines.online.check.estimate import (
     BatchArithmetic,
     Further,
     batch_arithmetic,
-    disk_use,
     memory_by_role,
+    rollout_bytes,
 )
 from roll.preflight.inspection import compare_memory, described, look, look_at_disk, look_at_places
 from roll.preflight.machine import inspect_machine
@@ -174,7 +174,10 @@ def _estimate(
         return
     context = report.max_context or config.inference.max_context or longest + config.max_rollout_tokens
     more = further(report, config, batch)
-    report.disk = disk_use(config, model, batch, longest_prompt=longest, further=more)
+    recorded = rollout_bytes(config, batch, longest)
+    report.disk = disk_use(
+        config, model, config.training.num_steps, num_further=more.num_trained, rollout_bytes=recorded
+    )
     report.memory = memory_by_role(
         config,
         model,
