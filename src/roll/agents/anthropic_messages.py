@@ -110,7 +110,7 @@ async def answer_messages(session: Session, raw: bytes) -> Reply:
         context,
         max_tokens=request.max_tokens,
         stop=stops(request.stop_sequences),
-        form="tools" if tools else "chat",
+        tools=conversation.tools,
     )
     session.contexts.remember(conversation, assistant(answer), context, answer.call.token_ids)
     body = {

@@ -13,6 +13,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, cast
 
 import numpy as np
@@ -40,7 +41,7 @@ class _Known:
     token_ids: IntArray
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, kw_only=True)
 class Conversation:
     """What a request says, in no vendor's form."""
 
@@ -48,6 +49,14 @@ class Conversation:
     """Those with calls of tools have `tool_calls`, those of tools `tool_call_id`, as chat templates take them."""
     tools: Sequence[Mapping[str, Any]] = ()
     """`{"type": "function", "function": {"name", "description", "parameters"}}`"""
+
+    @cached_property
+    def digests(self) -> list[bytes]:
+        """Of the tools with the first 0, 1, 2, … messages."""
+        digests = [xxhash.xxh3_128_digest(json.dumps(self.tools, sort_keys=True).encode() if self.tools else b"")]
+        for message in self.messages:
+            digests.append(_digest(digests[-1], message))
+        return digests
 
 
 class Contexts:
@@ -79,7 +88,7 @@ class Contexts:
         """
         messages = conversation.messages
         self._bound(sum(len(message["content"]) for message in messages), "messages")
-        digests = _digests(conversation)
+        digests = conversation.digests
         try:
             for place in range(len(messages) - 1, 0, -1):
                 known = self._answers.get(digests[place]) if messages[place - 1]["role"] == "assistant" else None
@@ -108,7 +117,7 @@ class Contexts:
 
     def remember(self, conversation: Conversation, answer: Message, context: IntArray, token_ids: IntArray) -> None:
         """An answer was given to a conversation."""
-        key = _digests(Conversation(messages=[*conversation.messages, answer], tools=conversation.tools))[-1]
+        key = _digest(conversation.digests[-1], answer)
         self._answers[key] = _Known(context, token_ids)
 
     def remember_text(self, text: str, context: IntArray, token_ids: IntArray) -> None:
@@ -180,18 +189,14 @@ def _marked(answer: Message) -> Message:
     return cast(Message, full)
 
 
-def _digests(conversation: Conversation) -> list[bytes]:
-    """Of the tools with the first 0, 1, 2, … messages."""
-    state = xxhash.xxh3_128(json.dumps(conversation.tools, sort_keys=True).encode())
-    digests = [state.digest()]
-    for message in conversation.messages:
-        full = cast(Mapping[str, Any], message)
-        content = message["content"]
-        said: list[Any] = [message["role"], content.strip() if message["role"] == "assistant" else content]
-        if full.get("tool_calls"):
-            said += [[call["function"]["name"], call["function"]["arguments"]] for call in full["tool_calls"]]
-        if full.get("tool_call_id"):
-            said.append(full["tool_call_id"])
-        state.update(json.dumps(said, sort_keys=True).encode())
-        digests.append(state.digest())
-    return digests
+def _digest(before: bytes, message: Message) -> bytes:
+    """Of a history that goes on with a message."""
+    role, content = message["role"], message["content"]
+    said = f"{role}\0{content.strip() if role == 'assistant' else content}"
+    full = cast(Mapping[str, Any], message)
+    if full.get("tool_calls"):
+        calls = [[call["function"]["name"], call["function"]["arguments"]] for call in full["tool_calls"]]
+        said += "\0" + json.dumps(calls, sort_keys=True)
+    if full.get("tool_call_id"):
+        said += "\1" + full["tool_call_id"]
+    return xxhash.xxh3_128_digest(before + said.encode())

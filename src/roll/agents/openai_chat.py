@@ -118,7 +118,7 @@ async def chat(session: Session, raw: bytes) -> Reply:
         n=request.n or 1,
         max_tokens=request.max_completion_tokens or request.max_tokens,
         stop=stops(request.stop),
-        form="tools" if tools else "chat",
+        tools=tools,
     )
     for answer in answers:
         session.contexts.remember(conversation, assistant(answer), context, answer.call.token_ids)

@@ -58,7 +58,7 @@ async def complete(session: Session, raw: bytes) -> Reply:
                 field="prompt",
             )
     answers = await session.ask(
-        context, n=request.n or 1, max_tokens=request.max_tokens, stop=stops(request.stop), form="text"
+        context, n=request.n or 1, max_tokens=request.max_tokens, stop=stops(request.stop), raw=True
     )
     if isinstance(prompt, str):
         for answer in answers:

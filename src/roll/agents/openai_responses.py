@@ -83,7 +83,7 @@ async def respond(session: Session, raw: bytes) -> Reply:
         tools=[function_tool(tool.name, tool.description or "", tool.parameters) for tool in tools],
     )
     context = session.contexts.of_conversation(conversation)
-    [answer] = await session.ask(context, max_tokens=request.max_output_tokens, form="tools" if tools else "chat")
+    [answer] = await session.ask(context, max_tokens=request.max_output_tokens, tools=conversation.tools)
     session.contexts.remember(conversation, assistant(answer), context, answer.call.token_ids)
     response_id = f"resp_{secrets.token_hex(12)}"
     session.answers[response_id] = (*said, assistant(answer))

@@ -6,6 +6,7 @@ import asyncio
 import inspect
 import os
 import signal
+import tempfile
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
@@ -25,6 +26,8 @@ __all__ = ["AgentFailed", "AgentTask", "Program", "open_program"]
 
 MOST_OUTPUT = 2**20
 """Bytes of a program's output that are read; more of it is passed over."""
+LAST_OUTPUT_S = 1.0
+"""To read the rest of a program's output once it has ended."""
 LONGEST_COMPLAINT = 400
 _SOCKET = "/run/roll/endpoint"
 """In a sandbox. A mount of the directory would be a copy of its names, and nobody listens at a copy of a socket."""
@@ -139,46 +142,61 @@ class _Process:
 
     async def __call__(self, task: AgentTask, base_url: str, api_key: str) -> str | None:
         variables = _variables(task, base_url.removesuffix("/v1"), api_key)
-        try:
-            process = await asyncio.create_subprocess_exec(
-                *self._command,
-                env={**os.environ, **variables, **self._environment},
-                stdin=asyncio.subprocess.PIPE,
-                stdout=asyncio.subprocess.PIPE,
-                stderr=asyncio.subprocess.PIPE,
-                start_new_session=True,
-            )
-        except OSError as error:
-            raise ConfigError(f"agent.command: '{self._command[0]}' cannot be started: {error.strerror}.") from error
-        assert process.stdin is not None and process.stdout is not None and process.stderr is not None
-        reading = asyncio.gather(_first(process.stdout), _first(process.stderr))
-        feeding = asyncio.ensure_future(_feed(process.stdin, task.text.encode()))
-        try:
-            code = await process.wait()
-        finally:
-            feeding.cancel()
-            with suppress(ProcessLookupError):  # also what it started and left behind, which may hold its outputs
-                os.killpg(process.pid, signal.SIGKILL)
-            await process.wait()
-            said, complaint = await reading
+        said, complaint = _Output(), _Output()
+        with tempfile.TemporaryFile() as given:
+            given.write(task.text.encode())
+            given.seek(0)
+            async with said.open() as stdout, complaint.open() as stderr:
+                try:
+                    process = await asyncio.create_subprocess_exec(
+                        *self._command,
+                        env={**os.environ, **variables, **self._environment},
+                        stdin=given,
+                        stdout=stdout,
+                        stderr=stderr,
+                        start_new_session=True,
+                    )
+                except OSError as error:
+                    text = f"agent.command: '{self._command[0]}' cannot be started: {error.strerror}."
+                    raise ConfigError(text) from error
+                try:
+                    code = await process.wait()
+                finally:
+                    with suppress(ProcessLookupError):  # also what it started and left behind
+                        os.killpg(process.pid, signal.SIGKILL)
+                    await process.wait()
         if code:
-            raise AgentFailed(_complaint(code, complaint))
-        return said.decode(errors="replace")
+            raise AgentFailed(_complaint(code, complaint.kept))
+        return said.kept.decode(errors="replace")
 
 
-async def _feed(stdin: asyncio.StreamWriter, data: bytes) -> None:
-    with suppress(OSError):  # it ended without reading its task
-        stdin.write(data)
-        await stdin.drain()
-    stdin.close()
+class _Output(asyncio.Protocol):
+    """The beginning of what a program writes. A pipe of our own: asyncio's would make its end wait for their ends."""
 
+    def __init__(self) -> None:
+        self.kept = b""
+        self._ended = asyncio.get_running_loop().create_future()
 
-async def _first(stream: asyncio.StreamReader) -> bytes:
-    """The beginning of an output, which is read to its end."""
-    kept = bytearray()
-    while data := await stream.read(65536):
-        kept += data[: MOST_OUTPUT - len(kept)]
-    return bytes(kept)
+    @asynccontextmanager
+    async def open(self) -> AsyncIterator[int]:
+        """The end to write to; what was written is here after the block."""
+        ours, theirs = os.pipe()
+        transport, _ = await asyncio.get_running_loop().connect_read_pipe(lambda: self, os.fdopen(ours, "rb"))
+        try:
+            yield theirs
+        finally:
+            os.close(theirs)
+            await asyncio.wait({self._ended}, timeout=LAST_OUTPUT_S)  # somebody may have taken the other end along
+            transport.close()
+
+    def data_received(self, data: bytes) -> None:
+        """Keep it, as far as there is room."""
+        self.kept += data[: MOST_OUTPUT - len(self.kept)]
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Nobody writes any more."""
+        if not self._ended.done():
+            self._ended.set_result(None)
 
 
 def _complaint(code: int | None, stderr: bytes) -> str:

@@ -14,9 +14,9 @@ import asyncio
 import hmac
 import secrets
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any
 
 from roll.agents.contexts import Contexts
 from roll.agents.refusals import Refusal
@@ -33,8 +33,6 @@ __all__ = ["Answer", "Session", "Sessions"]
 
 NUM_ENDED = 10_000
 """Sessions that are remembered after their end, so that their agents hear what is wrong."""
-Form: TypeAlias = Literal["text", "chat", "tools"]
-"""Of an answer: as it is, with reasoning told apart, or with calls of tools told apart as well."""
 _THINK, _THOUGHT = "<think>", "</think>"
 
 
@@ -106,7 +104,8 @@ class Session:
         n: int = 1,
         max_tokens: int | None = None,
         stop: Sequence[str] = (),
-        form: Form = "chat",
+        tools: Sequence[Mapping[str, Any]] = (),
+        raw: bool = False,
     ) -> list[Answer]:
         """Answers of the model to one context.
 
@@ -115,7 +114,8 @@ class Session:
             n: how many.
             max_tokens: of each; the session's own bounds hold beside it.
             stop: texts that end an answer.
-            form: what is told apart in them.
+            tools: whose calls are told apart in them.
+            raw: they are texts, in which nothing is told apart.
 
         Raises:
             Refusal: the session is over, its budget is used up, the context is too long, or we failed.
@@ -133,7 +133,7 @@ class Session:
         wanted = room if max_tokens is None else min(room, max_tokens)
         requests = [self._next_request(context, wanted) for _ in range(n)]
         generations = await self._generated(requests)
-        return [self._recorded(context, generation, stop, form) for generation in generations]
+        return [self._recorded(context, generation, stop, tools, raw) for generation in generations]
 
     def _next_request(self, context: IntArray, max_tokens: int) -> GenerationRequest:
         request = next_turn(self._first, context, self._num_asked)
@@ -163,7 +163,14 @@ class Session:
             raise self._over()
         return done
 
-    def _recorded(self, context: IntArray, generation: Generation, stop: Sequence[str], form: Form) -> Answer:
+    def _recorded(
+        self,
+        context: IntArray,
+        generation: Generation,
+        stop: Sequence[str],
+        tools: Sequence[Mapping[str, Any]],
+        raw: bool,
+    ) -> Answer:
         ids = generation.token_ids
         ends = self._first.sampling.stop_token_ids
         shown = ids[:-1] if len(ids) and int(ids[-1]) in ends else ids
@@ -187,11 +194,11 @@ class Session:
         self._num_tokens += len(ids)
         calls: tuple[ToolCall, ...] = ()
         thought = ""
-        if form != "text":
+        if not raw:
             thought, text = _apart(text)
-        if form == "tools":
+        if tools:
             spelt = text if stopped_by is not None else _apart(self.renderer.spelt(shown))[1]
-            beside, calls = read_calls(spelt, self.tool_format)
+            beside, calls = read_calls(spelt, self.tool_format, tools)
             text = beside if calls else text
         return Answer(call=call, text=text, reasoning=thought, tool_calls=calls, stopped_by=stopped_by)
 

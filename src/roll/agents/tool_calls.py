@@ -1,30 +1,26 @@
 """Calls of tools in what a model wrote, in the model's own format, and tools in what it is given.
 
-What a model wrote is hostile: all reading here is linear in its length, bounded, and never raises. What is not a
-well-formed call stays text.
+What a model wrote is hostile: `roll.envs.tools.calls` reads it, in linear time. What is no well-formed call stays text.
 """
 
 from __future__ import annotations
 
 import json
 import secrets
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
-from pydantic_core import from_json
-
+from roll.envs.tools.calls import FORMS
 from roll.types import Message
 
-__all__ = ["FORMATS", "ToolCall", "ToolFormat", "format_of", "plainly", "read_calls"]
+__all__ = ["ToolCall", "ToolFormat", "format_of", "plainly", "read_calls"]
 
 ToolFormat: TypeAlias = Literal["hermes", "llama3", "mistral", "plain", "none"]
-FORMATS: tuple[ToolFormat, ...] = ("hermes", "llama3", "mistral", "plain", "none")
-MOST_CALLS = 128
-"""In one answer; the rest stays text."""
-LONGEST_NAME = 256
+_FORMS = {"hermes": "hermes", "plain": "hermes", "llama3": "llama", "mistral": "mistral"}
+"""What `roll.envs.tools` calls them."""
 _OPEN, _CLOSE = "<tool_call>", "</tool_call>"
-_MISTRAL, _ARGUMENTS = "[TOOL_CALLS]", "[ARGS]"
+_MISTRAL = "[TOOL_CALLS]"
 _PYTHON_TAG = "<|python_tag|>"
 _ID_CHARACTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789"
 
@@ -44,6 +40,19 @@ class ToolCall:
         return json.dumps(self.arguments, ensure_ascii=False)
 
 
+@dataclass(frozen=True, slots=True)
+class _Offered:
+    """A tool that the agent has: nothing here calls it."""
+
+    name: str
+    description: str
+    parameters: Mapping[str, Any]
+
+    def call(self, arguments: Mapping[str, Any], /) -> str:
+        """See `roll.envs.tools.Tool`."""
+        raise NotImplementedError("an agent calls its tools itself")
+
+
 def format_of(template: str) -> ToolFormat:
     """The format that a chat template teaches; `plain` where it takes no tools."""
     if "tools" not in template:
@@ -55,15 +64,48 @@ def format_of(template: str) -> ToolFormat:
     return "llama3" if '"parameters"' in template else "hermes"
 
 
-def read_calls(text: str, tool_format: ToolFormat) -> tuple[str, tuple[ToolCall, ...]]:
-    """What is said beside calls, and the calls.
+def read_calls(
+    text: str, tool_format: ToolFormat, tools: Sequence[Mapping[str, Any]] = ()
+) -> tuple[str, tuple[ToolCall, ...]]:
+    """What is said beside calls, and the calls; where one of them is malformed, all of it stays text.
 
     Args:
         text: special tokens included, without the one that ended it.
         tool_format: see `format_of`.
+        tools: that were offered, as chat templates take them.
     """
-    reader = _READERS.get(tool_format)
-    return (text, ()) if reader is None else reader(text)
+    if tool_format == "none":
+        return text, ()
+    found = FORMS[_FORMS[tool_format]].parse(text, {tool.name: tool for tool in map(_offered, tools)})
+    if found.problems or not found.calls or not all(_is_json(call.arguments) for call in found.calls):
+        return text, ()
+    calls = tuple(ToolCall(name=call.name, arguments=call.arguments) for call in found.calls)
+    return _beside(text, tool_format).strip(), calls
+
+
+def _offered(tool: Mapping[str, Any]) -> _Offered:
+    function = tool["function"]
+    schema = function["parameters"]  # an agent may send anything for it
+    sound = isinstance(schema.get("properties", {}), dict)
+    return _Offered(function["name"], function["description"], schema if sound else {})
+
+
+def _beside(text: str, tool_format: ToolFormat) -> str:
+    if tool_format == "llama3":
+        return text.partition(_PYTHON_TAG)[0] if _PYTHON_TAG in text else ""
+    if tool_format == "mistral":
+        return text.partition(_MISTRAL)[0] if _MISTRAL in text else ""
+    head, *parts = text.split(_OPEN)
+    return "".join([head, *(part.partition(_CLOSE)[2] for part in parts)])
+
+
+def _is_json(arguments: Mapping[str, Any]) -> bool:
+    """Whether all numbers are: one beyond all floats has no JSON."""
+    try:
+        json.dumps(arguments, allow_nan=False)
+    except ValueError:
+        return False
+    return True
 
 
 def plainly(messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> list[Message]:
@@ -93,109 +135,3 @@ def _offer(tools: Sequence[Mapping[str, Any]]) -> str:
         f"You may call these functions, described by JSON schemas:\n<tools>\n{listed}\n</tools>\nTo call one, write "
         f'{_OPEN}{{"name": its name, "arguments": {{its arguments}}}}{_CLOSE}, several times for several calls.'
     )
-
-
-def _hermes(text: str) -> tuple[str, tuple[ToolCall, ...]]:
-    """`<tool_call>{"name": …, "arguments": {…}}</tool_call>`, any number of them; the last may be unclosed."""
-    calls: list[ToolCall] = []
-    rest: list[str] = []
-    position = 0
-    while (begin := text.find(_OPEN, position)) >= 0 and len(calls) < MOST_CALLS:
-        close = text.find(_CLOSE, begin)
-        body = text[begin + len(_OPEN) : close if close >= 0 else len(text)]
-        end = close + len(_CLOSE) if close >= 0 else len(text)
-        found = _calls_of(body)
-        rest += [text[position:begin], "" if found else text[begin:end]]
-        calls += found
-        position = end
-    rest.append(text[position:])
-    return ("".join(rest).strip() if calls else text), tuple(calls[:MOST_CALLS])
-
-
-def _llama3(text: str) -> tuple[str, tuple[ToolCall, ...]]:
-    """The whole answer is `{"name": …, "parameters": {…}}`, or several of these with `;` between them."""
-    body = text.strip().removeprefix(_PYTHON_TAG).lstrip()
-    calls: list[ToolCall] = []
-    position = 0
-    while position < len(body) and len(calls) < MOST_CALLS:
-        value, position = _value_at(body, position)
-        found = [call for call in [_call_of(value)] if call is not None]
-        if not found:
-            return text, ()
-        calls += found
-        while position < len(body) and body[position] in "; \t\r\n":
-            position += 1
-    return ("", tuple(calls)) if calls else (text, ())
-
-
-def _mistral(text: str) -> tuple[str, tuple[ToolCall, ...]]:
-    """`[TOOL_CALLS][{"name": …, "arguments": {…}}, …]`, or in later models `[TOOL_CALLS]name[ARGS]{…}`, repeated."""
-    before, *parts = text.split(_MISTRAL, MOST_CALLS)
-    calls: list[ToolCall] = []
-    for part in parts:
-        name, separator, arguments = part.partition(_ARGUMENTS)
-        if separator:
-            value, _ = _value_at(arguments, len(arguments) - len(arguments.lstrip()))
-            call = _call_of({"name": name.strip(), "arguments": value})
-            found = [] if call is None else [call]
-        else:
-            value, _ = _value_at(part, len(part) - len(part.lstrip()))
-            found = _calls_in(value)
-        if not found:
-            return text, ()
-        calls += found
-    return (before.strip(), tuple(calls[:MOST_CALLS])) if calls else (text, ())
-
-
-_READERS: dict[str, Callable[[str], tuple[str, tuple[ToolCall, ...]]]] = {
-    "hermes": _hermes,
-    "plain": _hermes,
-    "llama3": _llama3,
-    "mistral": _mistral,
-}
-
-
-def _value_at(text: str, position: int) -> tuple[Any, int]:
-    """The JSON value that begins there and where it ends; `None` and the text's end where there is none."""
-    try:
-        return _DECODER.raw_decode(text, position)
-    except (ValueError, RecursionError):
-        return None, len(text)
-
-
-def _no_number(text: str) -> Any:
-    raise ValueError(f"{text} is not JSON")
-
-
-_DECODER = json.JSONDecoder(parse_constant=_no_number)
-
-
-def _calls_of(body: str) -> list[ToolCall]:
-    try:
-        return _calls_in(from_json(body.strip(), allow_inf_nan=False))
-    except ValueError:
-        return []
-
-
-def _calls_in(value: Any) -> list[ToolCall]:
-    """The calls of an object or a list of objects; none where one of them is no call."""
-    calls = [_call_of(item) for item in (value if isinstance(value, list) else [value])]
-    return [] if any(call is None for call in calls) else [call for call in calls if call is not None]
-
-
-def _call_of(value: Any) -> ToolCall | None:
-    if not isinstance(value, dict):
-        return None
-    name, arguments = value.get("name"), value.get("arguments", value.get("parameters"))
-    if isinstance(arguments, str):
-        try:
-            arguments = from_json(arguments, allow_inf_nan=False)
-        except ValueError:
-            return None
-    if not isinstance(name, str) or not 0 < len(name) <= LONGEST_NAME or not isinstance(arguments or {}, dict):
-        return None
-    try:
-        json.dumps(arguments, allow_nan=False)
-    except ValueError:  # a number beyond all floats
-        return None
-    return ToolCall(name=name, arguments=arguments or {})

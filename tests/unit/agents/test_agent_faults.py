@@ -51,7 +51,7 @@ class Faulty:
     async def _work(self, http: aiohttp.ClientSession, url: str, headers: dict[str, str]) -> str:
         messages = [{"role": "user", "content": "a"}]
         for _ in range(3):
-            fault = self.chance.choice(["crash", "hang", "leave", *["none"] * 20])
+            fault = self.chance.choice(["crash", "hang", "leave", *["none"] * 12])
             self.faults += fault in ("crash", "hang")
             if fault == "crash":
                 raise AgentFailed("it crashed")
@@ -77,9 +77,9 @@ async def reward(rollout: Rollout) -> RewardResult:
 async def test_groups_complete_whatever_fails(tiny_model: Path) -> None:
     renderer = ChatRenderer(load_tokenizer(str(tiny_model)))
     chance = random.Random(5)
-    config = AgentConfig(command=["-"], limits={"time_s": 1.5})
+    config = AgentConfig(command=["-"], limits={"time_s": 1.0})
     draw = draw_of(renderer)
-    plan = SamplingPlan(purpose="train", group_size=40, sampling=SamplingParams(max_new_tokens=99, stop_token_ids=(2,)))
+    plan = SamplingPlan(purpose="train", group_size=20, sampling=SamplingParams(max_new_tokens=99, stop_token_ids=(2,)))
     async with AgentServer() as server:
         program = Faulty(chance)
         loop = AgentLoop(server, program, config, max_context=4096)
@@ -96,7 +96,7 @@ async def test_groups_complete_whatever_fails(tiny_model: Path) -> None:
         assert program.running == 0 and server.sessions.num_open == 0
         assert program.faults >= 3
     completed = [rollout for rollout in rollouts if rollout.status is RolloutStatus.COMPLETED]
-    assert len(completed) >= 35
+    assert len(completed) >= 15
     for rollout in rollouts:
         if rollout.status is RolloutStatus.COMPLETED:
             assert rollout.reward == RewardResult(value=1.0) and len(rollout.turns) >= 1
