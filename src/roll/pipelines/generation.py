@@ -12,6 +12,7 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from typing import Any, cast
 
+from roll.agents.agent_loop import open_agents
 from roll.cluster.base import Cluster, start_together
 from roll.config.generating import GeneratingConfig
 from roll.data import ChatRenderer
@@ -158,7 +159,7 @@ async def open_generation(
         max_attempts=rollout.max_attempts,
         retry_wait_s=rollout.retry_wait_s,
         replicate=scheduling.replicate_prompts and scheduling.type != "batch",
-        loop=own_loop(config) if loop is None else loop,
+        loop=await _loop(config, roles, stack) if loop is None else loop,
         episodes=episode_plan(config, roles.max_context),
         hosts=await stack.enter_async_context(open_hosts(roles.pool, config.sandbox)),
         on_rollout=tracker.on_rollout if tracker else _say_nothing,
@@ -203,6 +204,14 @@ def episode_plan(config: GeneratingConfig, max_context: int) -> EpisodePlan:
         long_observations=episodes.long_observations,
         min_answer_tokens=episodes.min_answer_tokens,
     )
+
+
+async def _loop(config: GeneratingConfig, roles: Roles, stack: AsyncExitStack) -> RolloutLoop | None:
+    """The configuration's way to make a rollout, where it has one; `stack` closes what it needs."""
+    agent = config.rollout.agent
+    if agent is None:
+        return own_loop(config)
+    return await stack.enter_async_context(open_agents(agent, config.sandbox, max_context=roles.max_context))
 
 
 def own_loop(config: GeneratingConfig) -> RolloutLoop | None:

@@ -55,7 +55,8 @@ def prepare(config: GeneratingConfig, *, scores: bool = True) -> Prepared:
             f"{config.rollout.max_new_tokens}: lower it, or raise inference.max_context (where the model allows it)."
         )
     data = build_data(config.data, tokenizer, config.seed, max_context - config.rollout.max_new_tokens)
-    if config.inference.max_context is None and data.longest_prompt is not None:
+    clear = config.rollout.agent is None  # how long an agent's contexts become, no prompt says
+    if clear and config.inference.max_context is None and data.longest_prompt is not None:
         max_context = min(max_context, data.longest_prompt + config.max_rollout_tokens)
     return Prepared(
         model_path=model_path,
