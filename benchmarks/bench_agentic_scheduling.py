@@ -84,6 +84,8 @@ class Engines:
 class Renderer:
     """A character is a token."""
 
+    drops_tools = False
+
     def text(self, messages: Sequence[Any], tools: Sequence[Any] = ()) -> str:
         return "".join(f"<{message['role']}>{message['content']}" for message in messages) + "<assistant>"
 

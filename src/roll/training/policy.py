@@ -83,7 +83,8 @@ class PolicyNetwork(nn.Module):
             teacher, own = self._project_teacher(layout), needs.divergence.temperature or temperature
             rows = min(len(policy.weight), len(teacher.weight))  # what one has beyond is padding: tokenizers agree
             logprobs, distance = divergence_from(
-                *(of._replace(weight=of.weight[:rows]) for of in (policy, teacher)),
+                policy._replace(weight=policy.weight[:rows]),
+                teacher._replace(weight=teacher.weight[:rows]),
                 targets.clamp(max=rows - 1),
                 needs.divergence,
                 temperature=own,
