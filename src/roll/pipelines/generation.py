@@ -35,7 +35,7 @@ from roll.tracking import RunDirectory, Spans, Tracker
 from roll.tracking.rollout_trace import RolloutTrace
 from roll.tracking.wait_phases import WaitPhases
 
-__all__ = ["Generation", "Roles", "open_generation", "own_loop", "start_roles"]
+__all__ = ["Generation", "Roles", "episode_plan", "open_generation", "own_loop", "start_roles"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -146,14 +146,7 @@ async def open_generation(
         ConfigError: `rollout.loop` cannot be imported.
     """
     rollout, scheduling = config.rollout, config.rollout.scheduling
-    policy = "round_robin" if scheduling.type == "batch" else "least_loaded"
-    proxy = proxy_type(
-        roles.engines,
-        bring_up,
-        max_attempts=rollout.max_attempts,
-        router=Router(policy, scheduling.max_kv_used),
-        restarts=scheduling.interrupted_turns == "restart",
-    )
+    proxy = _proxy(config, roles.engines, proxy_type, bring_up)
     stack.push_async_callback(proxy.close)
     judge = roles.judge.model if roles.judge else None
     rewards = await stack.enter_async_context(open_rewards(config.data, config.sandbox, roles.pool, judge))
@@ -181,6 +174,22 @@ async def open_generation(
     if tracker is not None:
         _listen(generation, tracker, stack, traced=config.tracking.trace_rollouts)
     return generation
+
+
+def _proxy(
+    config: GeneratingConfig,
+    engines: EngineGroup,
+    kind: type[LLMProxy],
+    bring_up: Callable[[InferenceEngine], Awaitable[object]] | None,
+) -> LLMProxy:
+    scheduling = config.rollout.scheduling
+    return kind(
+        engines,
+        bring_up,
+        max_attempts=config.rollout.max_attempts,
+        router=Router("round_robin" if scheduling.type == "batch" else "least_loaded", scheduling.max_kv_used),
+        restarts=scheduling.interrupted_turns == "restart",
+    )
 
 
 def episode_plan(config: GeneratingConfig, max_context: int) -> EpisodePlan:
