@@ -35,7 +35,7 @@ from roll.tracking import RunDirectory, Spans, Tracker
 from roll.tracking.rollout_trace import RolloutTrace
 from roll.tracking.wait_phases import WaitPhases
 
-__all__ = ["Generation", "Roles", "open_generation", "own_loop", "start_roles"]
+__all__ = ["Generation", "Roles", "episode_plan", "open_generation", "own_loop", "start_roles"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -192,7 +192,6 @@ def _proxy(
         router=Router(policy, scheduling.max_kv_used),
         restarts=scheduling.interrupted_turns == "restart",
     )
-
 
 
 def episode_plan(config: GeneratingConfig, max_context: int) -> EpisodePlan:

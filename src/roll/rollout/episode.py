@@ -21,7 +21,7 @@ from typing import Any, Literal, cast
 import numpy as np
 
 from roll.envs.hosting import EnvHosts
-from roll.errors import DataError
+from roll.errors import DataError, InfraError
 from roll.rollout.dialogue import Dialogue, Following
 from roll.rollout.history import shortened, with_text, without_thinking
 from roll.rollout.loops import Generate, Renderer, RolloutLoop, joined, next_turn, single_answer
@@ -289,5 +289,8 @@ class _Episode:
 def _replies(observation: str, info: Mapping[str, Any]) -> list[Message]:
     """An observation as messages: a tool's (`use_tool`, as in GEM), several tools' (`tool_results`), or a user's."""
     if results := info.get("tool_results"):
-        return [cast(Message, {"role": "tool", **result}) for result in results]
+        try:
+            return [cast(Message, {**result, "role": "tool", "content": str(result["content"])}) for result in results]
+        except (TypeError, KeyError) as error:
+            raise InfraError("an environment's info['tool_results'] is no list of {'content': …, …}") from error
     return [{"role": "tool" if info.get("use_tool") else "user", "content": observation}]

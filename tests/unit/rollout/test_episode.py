@@ -64,9 +64,10 @@ def test_the_middle_of_a_long_text_gives_way() -> None:
     assert shortened([user("01234")], 5) == (user("01234"),)
 
 
-def said(model: Path, *answers: str) -> tuple[ChatRenderer, Engine]:
+def said(model: Path, *answers: str, template: bool = True) -> tuple[ChatRenderer, Engine]:
     """The tiny model's tokens are bytes; each answer ends with its token for that."""
     tokenizer = load_tokenizer(str(model))
+    tokenizer.chat_template = tokenizer.chat_template if template else None
     (stop,) = tokenizer.encode(END, add_special_tokens=False)
     return ChatRenderer(tokenizer), Engine(
         [[*tokenizer.encode(a, add_special_tokens=False), stop] for a in answers], (stop,)
@@ -90,6 +91,13 @@ def test_a_window_rewrites_the_context_once_it_slides(tiny_model: Path) -> None:
     assert [branch.start for branch in rollout.branches] == [rollout.turns[2].start]
     assert [(t.reward, t.state) for t in rollout.turns] == [(0.5, "s0"), (0.5, "s1"), (0.5, "s2")]
     assert rollout.counts == {"contexts_rewritten": 1}
+
+
+def test_a_model_without_a_template_reads_texts_one_after_the_other(tiny_model: Path) -> None:
+    renderer, engine = said(tiny_model, "a1", "a2", "a3", template=False)
+    rollout = run_episode(renderer, engine, Script(OBSERVED))
+    check_exact(rollout, engine)
+    assert contexts(renderer, engine)[2] == "Play.a1\n\no1\n\na2\n\no2\n\n" and not rollout.branches
 
 
 @pytest.mark.parametrize("trained", [True, False])

@@ -15,7 +15,7 @@ import asyncio
 import functools
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from roll.cluster.base import open_cluster
@@ -25,7 +25,7 @@ from roll.models import resolve_model
 from roll.pipelines import measures
 from roll.pipelines.checkpoint_files import find_model_directory
 from roll.pipelines.generation import Generation as Answering
-from roll.pipelines.generation import open_generation, own_loop, start_roles
+from roll.pipelines.generation import episode_plan, open_generation, own_loop, start_roles
 from roll.pipelines.learning.state import LearningState
 from roll.pipelines.preparation import prepare, sampling_plans
 from roll.pipelines.rlvr.replay.batches import bare_draw
@@ -35,7 +35,7 @@ from roll.pipelines.rlvr.sampling import build_controller
 from roll.pipelines.run import Session
 from roll.protocols import Reward
 from roll.rollout import AsyncController, DataLedger
-from roll.rollout.episode import loop_for
+from roll.rollout.episode import EpisodePlan, loop_for
 from roll.rollout.loops import Generate, Renderer, RolloutLoop, joined, next_turn
 from roll.tracking.recording import RecordedWork
 from roll.types import TRAIN, Generation, GenerationRequest, PromptDraw, RewardResult, Rollout, RolloutId, Turn
@@ -82,7 +82,7 @@ async def open_answering(config: RLVRConfig, session: Session) -> AsyncIterator[
             prepared.data.renderer,
             stack,
             tracker=tracker,
-            loop=SameLengths(work, own_loop(config)) if same else None,
+            loop=SameLengths(work, own_loop(config), episode_plan(config, prepared.max_context)) if same else None,
             scored_by=(lambda reward: SameRewards(reward, work)) if same else (lambda reward: reward),
         )
         plan = sampling_plans(config, prepared.stop_token_ids)[0]
@@ -165,6 +165,8 @@ class SameLengths:
     """What was recorded."""
     own: RolloutLoop | None = None
     """The user's own loop."""
+    episodes: EpisodePlan = field(default_factory=EpisodePlan)
+    """How episodes are played that were not recorded."""
 
     async def __call__(
         self, draw: PromptDraw, index: int, first: GenerationRequest, generate: Generate, renderer: Renderer
@@ -174,7 +176,7 @@ class SameLengths:
         trains = first.request_id == recorded.request_id()
         if trains and self.own is None and recorded in self.work.between:
             return await self._turns(recorded, draw, first, same, renderer)
-        loop = self.own or loop_for(draw.prompt)
+        loop = self.own or loop_for(draw.prompt, plan=self.episodes)
         return await loop(draw, index, first, same, renderer)
 
     async def _same(self, generate: Generate, request: GenerationRequest) -> Generation:
