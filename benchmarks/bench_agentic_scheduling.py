@@ -3,7 +3,7 @@
     make bench-agentic
 
 1. Turns of Normal(1 s, 1 s): the production loop of episodes over `EnvHosts`, in virtual time, and once in real time at
-   a twentieth of it. Stepped together, every turn waits for the slowest environment.
+   a quarter of it. Stepped together, every turn waits for the slowest environment.
 2. Workloads like ALFWorld and SWE (`examples/simulation/`) in the simulator, against the synchronous baseline.
 3. 2,000 episodes at once on one driver, engines that answer when it is their time: CPU of the driver for each turn,
    with environments in the loop.
@@ -40,7 +40,7 @@ from roll.types import (
     SamplingParams,
 )
 
-NUM_EPISODES, NUM_TURNS, SCALE = 64, 32, 1 / 20
+NUM_EPISODES, NUM_TURNS, SCALE = 64, 32, 1 / 4
 GOALS = {"alone_virtual": 2.0, "alone_real": 2.0, "alfworld": 2.72, "swe": 1.81}
 GOAL_MS_PER_TURN = 1.0
 NUM_CONCURRENT, TURNS_OF_EACH, NUM_ENGINES = 2000, 8, 16
@@ -164,7 +164,7 @@ async def nothing(engine: object) -> None:
 async def played(hosts: EnvHosts, number: int, num_turns: int, answer_s: float, **settings: Any) -> float:
     """Seconds of the loop's time in which so many episodes are played, all at once."""
     proxy = LLMProxy(Engines(answer_s), nothing)  # type: ignore[arg-type]
-    scheduler = RolloutScheduler(proxy, {"d": reward}, Renderer(), seed=0, hosts=hosts)
+    scheduler = RolloutScheduler(proxy, {"d": reward}, Renderer(), seed=0, hosts=hosts)  # type: ignore[arg-type]
     draws = [
         PromptDraw(
             draw_id=index,

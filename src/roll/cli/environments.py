@@ -159,6 +159,44 @@ def check(id: str, options: tuple[str, ...], seeds: int) -> int:
     return 1 if broken else 0
 
 
+@env.command()
+@click.argument("ids", nargs=-1, metavar="[ID]...")
+@click.option(
+    "--host", default="127.0.0.1", show_default=True, help="Where to listen; anybody who reaches it can play."
+)
+@click.option("--port", type=click.IntRange(0, 65535), default=8500, show_default=True, help="0 takes a free one.")
+def serve(ids: tuple[str, ...], host: str, port: int) -> None:
+    """Serve environments to runs elsewhere (`host: http`): those that are shipped, and yours (ID), until Ctrl-C."""
+    from roll.cluster.pool import LocalWorkerPool
+    from roll.config.sandbox import SandboxConfig
+    from roll.envs.places import open_hosts
+    from roll.envs.registration import ENVS, find
+    from roll.envs.server import environment_server
+    from roll.errors import ConfigError
+    from roll.running import run_to_end
+
+    for name in ids:
+        find(name)
+
+    async def served() -> None:
+        import asyncio
+
+        pool = LocalWorkerPool(1)
+        try:
+            async with (
+                open_hosts(pool, SandboxConfig()) as hosts,
+                environment_server(hosts, {*ENVS, *ids}, host=host, port=port) as url,
+            ):
+                click.echo(f"{len({*ENVS, *ids})} environments at {url}; {url}/environments lists them.")
+                await asyncio.Event().wait()
+        except OSError as error:
+            raise ConfigError(f"cannot listen at {host}:{port}: {error}. Choose another --port.") from error
+        finally:
+            await pool.close()
+
+    run_to_end(served())
+
+
 def _environments_in(file: str) -> list[str]:
     """The classes of a file that look like environments: those with `reset` or `step` that it defines."""
     import ast

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 from roll.algorithms.selection import Selection, select
 from roll.config.reinforcing import ReinforcingConfig
@@ -19,6 +20,8 @@ from roll.types import Rollout
 
 __all__ = ["Collected", "chosen", "collect"]
 
+C = TypeVar("C", bound=ReinforcingConfig)
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Collected:
@@ -30,7 +33,7 @@ class Collected:
     """Of prompts of the batch, whether the selection has them or not."""
 
 
-async def collect(online: OnlineRun[ReinforcingConfig], live: LivePolicy) -> Collected:
+async def collect(online: OnlineRun[C], live: LivePolicy) -> Collected:
     """Wait for the next batch, and choose; may be cancelled at any moment.
 
     With `filters.refill` (dynamic sampling, DAPO, arXiv 2503.14476 eq. 11) the batch also holds the groups that were

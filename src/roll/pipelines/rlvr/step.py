@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import nullcontext
+from typing import TypeVar
 
 from roll.config.reinforcing import ReinforcingConfig
 from roll.pipelines.learning.measures import learning_metrics, mean_advantages
@@ -13,8 +14,10 @@ from roll.pipelines.rlvr.collecting import Collected
 
 __all__ = ["learn_from"]
 
+C = TypeVar("C", bound=ReinforcingConfig)
 
-async def learn_from(online: OnlineRun[ReinforcingConfig], collected: Collected) -> list[str]:
+
+async def learn_from(online: OnlineRun[C], collected: Collected) -> list[str]:
     """Learn from a batch, bring the weights to engines, and cross the boundary; returns alarms that stop the run."""
     run, selection = online.run, collected.selection
     metrics = await _update(online, collected)
@@ -24,7 +27,7 @@ async def learn_from(online: OnlineRun[ReinforcingConfig], collected: Collected)
     return await cross_boundary(online, collected.batch, selection.fates, trained, metrics, shown)
 
 
-async def _update(online: OnlineRun[ReinforcingConfig], collected: Collected) -> dict[str, float]:
+async def _update(online: OnlineRun[C], collected: Collected) -> dict[str, float]:
     """New weights, where engines are, too; returns metrics. The step is `state.step + 1`."""
     run, live, config = online.run, online.live, online.config
     state, selection, batch = run.state, collected.selection, collected.batch
