@@ -6,6 +6,7 @@ import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import datetime
+from functools import cached_property
 from itertools import groupby
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -24,6 +25,7 @@ Tool: TypeAlias = Mapping[str, Any]
 """A function's JSON schema, as chat templates take it."""
 TODAY = datetime(2025, 1, 1)
 """For templates that write the date: an episode that passes midnight, and a run that is resumed, see the same one."""
+_PROBE = "7321640958"
 _MARKER = re.compile(r"\{%-?\s*generation\s*-?%\}")
 
 
@@ -94,6 +96,17 @@ class ChatRenderer:
             return None
         ids = np.asarray(self._tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"], dtype=np.int32)
         return ids[ended:] if len(ids) and self.spelt(ids[:1]) == end else None
+
+    @cached_property
+    def drops_tools(self) -> bool:
+        """Whether the template leaves out what a tool says, without a word."""
+        heard: Message = {"role": "tool", "content": _PROBE}
+        try:
+            return _PROBE not in self.text(
+                [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}, heard]
+            )
+        except DataError:
+            return False
 
     def spelt(self, token_ids: IntArray) -> str:
         """The text, special tokens included, as the model wrote it."""

@@ -14,6 +14,7 @@ from typing import Any, Literal
 
 from roll.envs.games.catalogue import GAMES
 from roll.envs.vector import AsyncVectorEnv, SyncVectorEnv, VectorEnv
+from roll.envs.worlds import WORLDS
 from roll.errors import ConfigError, DataError
 from roll.registry import import_object, load_function
 
@@ -49,7 +50,8 @@ class EnvSpec:
 
 
 ENVS: dict[str, EnvSpec] = {
-    name: EnvSpec(id=name, entry_point=entry_point, options=options) for name, (entry_point, options) in GAMES.items()
+    name: EnvSpec(id=name, entry_point=entry_point, options=options)
+    for name, (entry_point, options) in {**GAMES, **WORLDS}.items()
 }
 ENVS["guess_number"] = EnvSpec(id="guess_number", entry_point="roll.envs.guess_number:GuessNumber", options={})
 

@@ -147,10 +147,7 @@ async def open_generation(
         ConfigError: `rollout.loop` cannot be imported.
     """
     rollout, scheduling = config.rollout, config.rollout.scheduling
-    policy = "round_robin" if scheduling.type == "batch" else "least_loaded"
-    proxy = proxy_type(
-        roles.engines, bring_up, max_attempts=rollout.max_attempts, router=Router(policy, scheduling.max_kv_used)
-    )
+    proxy = _proxy(config, roles, proxy_type, bring_up)
     stack.push_async_callback(proxy.close)
     judge = roles.judge.model if roles.judge else None
     rewards = await stack.enter_async_context(open_rewards(config.data, config.sandbox, roles.pool, judge))
@@ -164,7 +161,7 @@ async def open_generation(
         replicate=scheduling.replicate_prompts and scheduling.type != "batch",
         loop=await _loop(config, roles, stack) if loop is None else loop,
         episodes=episode_plan(config, roles.max_context),
-        hosts=EnvHosts({"pool": PoolHost(roles.pool)}),
+        hosts=_hosts(roles, stack),
         on_rollout=tracker.on_rollout if tracker else _say_nothing,
     )
     generation = Generation(
@@ -178,6 +175,29 @@ async def open_generation(
     if tracker is not None:
         _listen(generation, tracker, stack, traced=config.tracking.trace_rollouts)
     return generation
+
+
+def _proxy(
+    config: GeneratingConfig,
+    roles: Roles,
+    proxy_type: type[LLMProxy],
+    bring_up: Callable[[InferenceEngine], Awaitable[object]] | None,
+) -> LLMProxy:
+    scheduling = config.rollout.scheduling
+    policy = "round_robin" if scheduling.type == "batch" else "least_loaded"
+    return proxy_type(
+        roles.engines,
+        bring_up,
+        max_attempts=config.rollout.max_attempts,
+        router=Router(policy, scheduling.max_kv_used),
+        restarts=scheduling.interrupted_turns == "restart",
+    )
+
+
+def _hosts(roles: Roles, stack: AsyncExitStack) -> EnvHosts:
+    hosts = EnvHosts({"pool": PoolHost(roles.pool)})
+    stack.push_async_callback(hosts.close)
+    return hosts
 
 
 def episode_plan(config: GeneratingConfig, max_context: int) -> EpisodePlan:

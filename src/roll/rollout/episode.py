@@ -208,10 +208,11 @@ class _Episode:
     @property
     def _reserve(self) -> int:
         """Room that is kept for asking for a summary."""
-        history = self.dialogue.history
+        history, renderer = self.dialogue.history, self.dialogue.renderer
         if history.kind != "summary":
             return 0
-        return history.summary_tokens + len(self.dialogue.renderer.follow_up(history.summary_request))
+        asked = renderer.text([{"role": "user", "content": history.summary_request}])
+        return history.summary_tokens + len(renderer.tokens(asked))
 
     def _missing(self, following: Following, answer_tokens: int | None = None) -> int:
         """Tokens by which the context is too long for an answer of so many, by default the fewest."""
@@ -258,8 +259,7 @@ class _Episode:
 
 
 def _replies(observation: str, info: Mapping[str, Any]) -> list[Message]:
-    """An observation as messages: what each tool returned, where the environment says so, else what a user says."""
-    results = info.get("tool_results")
-    if not results:
-        return [{"role": "user", "content": observation}]
-    return [cast(Message, {"role": "tool", **result}) for result in results]
+    """An observation as messages: a tool's (`use_tool`, as in GEM), several tools' (`tool_results`), or a user's."""
+    if results := info.get("tool_results"):
+        return [cast(Message, {"role": "tool", **result}) for result in results]
+    return [{"role": "tool" if info.get("use_tool") else "user", "content": observation}]

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from roll.envs import SyncVectorEnv, make, make_vec
+from roll.envs import ENVS, SyncVectorEnv, make, make_vec
 from roll.envs.wrappers import EpisodeTracking, ObservationHistory
 
 pytest.importorskip("gem")
@@ -105,3 +105,63 @@ def test_gems_vectors_and_ours_give_the_same_but_ours_keeps_the_last_observation
     infos = [ours.step(["nonsense"])[4][0]]
     assert "did not provide" in infos[0]["final_observation"]
     assert make_vec(name, max_turns=2).envs[0].max_turns == 2
+
+
+def rows(cells: Any, size: int) -> list[list[Any]]:
+    return [list(cells[start : start + size]) for start in range(0, size * size, size)]
+
+
+def same_secret(ours: Any, theirs: Any) -> None:
+    theirs.game_number = ours._secret
+
+
+def same_code(ours: Any, theirs: Any) -> None:
+    theirs.game_code = list(ours._code)
+
+
+def same_tiles(ours: Any, theirs: Any) -> None:
+    theirs.board = rows([tile or None for tile in ours._tiles], ours._size)
+
+
+def same_grid(ours: Any, theirs: Any) -> None:
+    theirs.full_grid, theirs.board = rows(ours._solution, ours._scale), rows(ours._cells, ours._scale)
+    theirs.init_num_empty = ours._num_empty
+
+
+def same_board(ours: Any, theirs: Any) -> None:
+    theirs.board = [list(row) for row in ours._board]
+    theirs.max_tile_achieved = theirs.init_max_tile_achieved = ours._first
+
+
+@pytest.mark.parametrize(
+    ("name", "entry_point", "same_start"),
+    [
+        ("GuessTheNumber-v0-hard", "guess_the_number:GuessTheNumberEnv", same_secret),
+        ("Mastermind-v0-easy", "mastermind:MastermindEnv", same_code),
+        ("Mastermind-v0-hard", "mastermind:MastermindEnv", same_code),
+        ("FifteenPuzzle-v0-easy", "fifteen_puzzle:FifteenPuzzleEnv", same_tiles),
+        ("FifteenPuzzle-v0-hard", "fifteen_puzzle:FifteenPuzzleEnv", same_tiles),
+        ("Sudoku-v0-easy", "sudoku:SudokuEnv", same_grid),
+        ("TowerofHanoi-v0-easy", "tower_of_hanoi:TowerofHanoiEnv", lambda ours, theirs: None),
+        ("Game2048-v0-easy", "game_2048:Game2048Env", same_board),
+    ],
+)
+def test_our_games_reward_what_gems_reward(name: str, entry_point: str, same_start: Any) -> None:
+    ours = make(f"game:{name}")
+    theirs = make(f"gem.envs.game_env.{entry_point}", ENVS[f"game:{name}"].options)
+    for seed in range(30):
+        ours.reset(seed=seed)
+        theirs.reset(seed=seed)
+        same_start(ours, theirs)
+        over = False
+        while not over:
+            action = "no box" if Random(f"{seed} {ours._turn}").random() < 0.02 else ours.sample_random_action()
+            _, reward, terminated, truncated, _ = ours.step(action)
+            _, gems, *ended, _ = theirs.step(action)
+            assert float(gems) == pytest.approx(reward), (seed, action)
+            over = terminated or truncated
+            if "2048" in name:
+                theirs.board = [list(row) for row in ours._board]  # where a tile appears is chance
+                over = over or any(ended)
+            else:
+                assert ended == [terminated, truncated], (seed, action)

@@ -16,8 +16,11 @@ TOOLS: Registry[Any] = Registry(
     "tool",
     {
         "calculator": "roll.envs.tools.calculator:Calculator",
+        "python": "roll.envs.tools.python:PythonTool",
         "search": "roll.envs.tools.search:FolderSearch",
         "http_search": "roll.envs.tools.search:HttpSearch",
+        "workspace": "roll.envs.tools.workspace:WorkspaceTools",
+        "mcp": "roll.envs.tools.mcp:McpTools",
     },
 )
 """What makes tools, by name. A user's own is named `package.module:Class` or `file.py:Class`."""

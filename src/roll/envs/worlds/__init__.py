@@ -18,6 +18,8 @@ WORLDS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     **{f"logic:RuleTaker-v0-d{depth}": (f"{_HERE}.logic:RuleTaker", {"depth": depth}) for depth in (0, 1, 2, 3, 5)},
     "qa:MultiHop-v0-easy": (f"{_HERE}.multi_hop:multi_hop", {"hops": 2}),
     "qa:MultiHop-v0-hard": (f"{_HERE}.multi_hop:multi_hop", {"hops": 3}),
+    "code:Generated-v0": (f"{_HERE}.code:CodeQuestion", {}),
+    "terminal:Tasks-v0": (f"{_HERE}.terminal:Terminal", {}),
     "web:Shopping-v0": (f"{_HERE}.shopping:Shopping", {}),
     "house:Household-v0": (f"{_HERE}.household:Household", {}),
     "dialogue:Booking-v0-easy": (f"{_HERE}.dialogue:Booking", {"num_wishes": 3, "num_told": 1}),

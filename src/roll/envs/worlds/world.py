@@ -28,8 +28,8 @@ class World:
         self.random = Random(0)
 
     def begin(self, seed: int | None) -> None:
-        """A new episode's random numbers; without a seed, some that nobody has seen."""
-        self.random = Random(seed)
+        """A new episode's random numbers; without a seed, some that follow from the episodes before."""
+        self.random = Random(self.random.getrandbits(64) if seed is None else seed)
 
     @property
     def unwrapped(self) -> Self:

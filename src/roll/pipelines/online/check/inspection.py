@@ -233,3 +233,4 @@ def _in_words(batch: BatchArithmetic, config: GeneratingConfig, train_prompts: M
         )
     for domain, epochs in batch.epochs.items():
         yield f"{domain}: {train_prompts[domain]:,} prompts to train on, {epochs:.2g} epochs in the run"
+    yield "how long a step takes is known from a first one alone: it depends on how long the model's answers become"
