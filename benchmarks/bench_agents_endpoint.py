@@ -18,11 +18,11 @@ import json
 import resource
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
+from _report import report
 
 from roll.agents import Session
 from roll.agents.server import AgentServer
@@ -112,8 +112,10 @@ def main() -> None:
     parser.add_argument("--model", default="smollm2-135m-instruct", help="whose tokenizer and template are used")
     parser.add_argument("--stream", action="store_true")
     options = parser.parse_args()
-    started = time.strftime("%Y-%m-%d %H:%M")
-    print(json.dumps({"started": started, **{k: round(v, 3) for k, v in asyncio.run(measure(options)).items()}}))
+    settings = {"agents": options.agents, "engine_s": options.engine_s, "stream": options.stream}
+    report(
+        "agents_endpoint", settings | {name: round(value, 3) for name, value in asyncio.run(measure(options)).items()}
+    )
 
 
 if __name__ == "__main__":
