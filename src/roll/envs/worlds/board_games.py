@@ -95,7 +95,7 @@ class TicTacToe:
     def __init__(self, random: Random) -> None:
         del random
         self.turn = 0
-        self._board = "." * 9
+        self._board: str = "." * 9
 
     def moves(self) -> list[str]:
         return [str(n + 1) for n in range(9) if self._board[n] == "."]
