@@ -56,8 +56,8 @@ RECIPES = (
     Recipe(
         name="rlhf",
         example="rlhf.yaml",
-        metric="eval/accuracy",  # how many answers keep the rule, which only the reward model's pairs were made by
-        aim=0.6,
+        metric="eval/facts/reward/says_a_number",  # the rule that only the pairs were made by
+        aim=0.7,
         needs="reward_model",
         where=("data.0.reward.0.path",),
     ),

@@ -126,10 +126,11 @@ class GeneratingConfig(RunConfig):
 
     @property
     def max_rollout_tokens(self) -> int:
-        """Tokens that engines keep room for behind a prompt: all answers, and an observation between each two."""
+        """Tokens that engines keep room for behind a prompt: all answers, and observations that no prompt holds yet."""
         between = self.rollout.episodes.observation_tokens
         return self.rollout.max_new_tokens + max(
             (entry.turns - 1) * (self.rollout.max_new_tokens + between * (entry.environment_call is not None))
+            + between * entry.opens_itself
             for entry in self.data
         )
 

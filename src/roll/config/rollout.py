@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import os
 
+from pydantic import model_validator
+
+from roll.config.agents import AgentConfig
 from roll.config.base import FUNCTION, Section, option
 from roll.config.episodes import EpisodesConfig
 from roll.config.scheduling import SchedulingConfig
@@ -52,8 +55,19 @@ class RolloutConfig(Section):
         examples=["examples/loops/second_try.py:second_try"],
         pattern=FUNCTION,
     )
+    agent: AgentConfig | None = option(
+        None,
+        "An agent program that makes every rollout, in place of ROLL's loop.",
+        examples=[{"function": "examples/agents/with_openai.py:agent"}],
+    )
     episodes: EpisodesConfig = option(EpisodesConfig(), "How conversations with an environment are held.")
     scheduling: SchedulingConfig = option(SchedulingConfig(), "Order of rollouts, and what a step takes of them.")
+
+    @model_validator(mode="after")
+    def _one_loop(self) -> RolloutConfig:
+        if self.loop is not None and self.agent is not None:
+            raise ValueError("both loop and agent say how a rollout is made: remove one of them")
+        return self
 
     @property
     def reward_workers(self) -> int:

@@ -31,7 +31,11 @@ class SupervisedTraining(TrainingConfig):
 
     num_steps: int = option(0, "Steps of the run, at most; 0: as many as `num_epochs` needs.", ge=0, examples=[100])
     num_epochs: float | None = option(
-        None, "Passes over the data, at most; without it and without `num_steps` there is one.", gt=0, examples=[2]
+        None,
+        "Passes over the data, at most; without it and without `num_steps` there is one.",
+        gt=0,
+        le=1_000_000,
+        examples=[2],
     )
     learning_rate: float = option(1e-5, "Peak learning rate of AdamW.", gt=0)
     examples_per_step: int = option(32, "Examples behind one optimiser step, over all ranks.", ge=1, le=1_000_000)

@@ -6,6 +6,7 @@ import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import datetime
+from functools import cached_property
 from itertools import groupby
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -24,6 +25,7 @@ Tool: TypeAlias = Mapping[str, Any]
 """A function's JSON schema, as chat templates take it."""
 TODAY = datetime(2025, 1, 1)
 """For templates that write the date: an episode that passes midnight, and a run that is resumed, see the same one."""
+_PROBE = "7321640958"
 _MARKER = re.compile(r"\{%-?\s*generation\s*-?%\}")
 
 
@@ -77,10 +79,10 @@ class ChatRenderer:
             after: [C] ids before it: some tokenizers show a space only where it stands behind something.
             stops: ids that end an answer, beside the special ones.
         """
-        ended = bool(len(answer)) and (int(answer[-1]) in stops or self._special.has(self._spelt(answer[-1:])))
+        ended = bool(len(answer)) and (int(answer[-1]) in stops or self._special.has(self.spelt(answer[-1:])))
         body, anchor = answer[: len(answer) - ended], after[-1:]
-        before, whole = self._spelt(anchor), self._spelt(np.concatenate([anchor, body]))
-        return (whole[len(before) :] if whole.startswith(before) else self._spelt(body)), ended
+        before, whole = self.spelt(anchor), self.spelt(np.concatenate([anchor, body]))
+        return (whole[len(before) :] if whole.startswith(before) else self.spelt(body)), ended
 
     def following(self, text: str, ended: bool) -> IntArray | None:
         """[N] ids of what a template puts behind an answer; `None` where no special token parts the two.
@@ -93,12 +95,39 @@ class ChatRenderer:
         if end is None:
             return None
         ids = np.asarray(self._tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"], dtype=np.int32)
-        return ids[ended:] if len(ids) and self._spelt(ids[:1]) == end else None
+        return ids[ended:] if len(ids) and self.spelt(ids[:1]) == end else None
 
-    def _spelt(self, token_ids: IntArray) -> str:
+    @cached_property
+    def drops_tools(self) -> bool:
+        """Whether the template leaves out what a tool says, without a word."""
+        heard: Message = {"role": "tool", "content": _PROBE}
+        try:
+            return _PROBE not in self.text(
+                [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}, heard]
+            )
+        except DataError:
+            return False
+
+    def spelt(self, token_ids: IntArray) -> str:
+        """The text, special tokens included, as the model wrote it."""
         return str(
             self._tokenizer.decode(token_ids.tolist(), skip_special_tokens=False, clean_up_tokenization_spaces=False)
         )
+
+    def piece(self, text: str, *, first: bool = False) -> IntArray:
+        """[N] ids of a piece of text; before the `first` one stands what the tokenizer puts before texts."""
+        return np.asarray(self._tokenizer(text, add_special_tokens=first, verbose=False)["input_ids"], dtype=np.int32)
+
+    @property
+    def vocabulary(self) -> int:
+        """How many tokens the tokenizer knows."""
+        return len(self._tokenizer)
+
+    @property
+    def template(self) -> str:
+        """The chat template itself; empty where there is none."""
+        template = getattr(self._tokenizer, "chat_template", None)
+        return template if isinstance(template, str) else ""
 
     def _joined(self, messages: Sequence[Message]) -> str:
         """Without a template: texts one after the other, as `answer` and `follow_up` put them."""
@@ -106,7 +135,7 @@ class ChatRenderer:
         for answers, block in groupby(messages, lambda message: message["role"] == "assistant"):
             contents = [message["content"] for message in block]
             if answers:
-                text += "".join(content + self._spelt(np.array([self.end_token])) for content in contents)
+                text += "".join(content + self.spelt(np.array([self.end_token])) for content in contents)
             else:
                 asked = "\n\n".join(contents)
                 text += f"\n\n{asked}\n\n" if text else asked
@@ -151,6 +180,11 @@ class ChatRenderer:
         if end is None:
             raise DataError("the model's tokenizer has no token that ends a text (`eos_token`): choose another model.")
         return int(end)
+
+    @cached_property
+    def longest_token(self) -> int:
+        """Characters of the longest token that stands for text."""
+        return max(map(len, self._tokenizer.get_vocab()))
 
     def special_in(self, text: str) -> str | None:
         """The first special token that is spelt in the text, which the model would take for the real one."""

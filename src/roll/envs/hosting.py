@@ -23,10 +23,11 @@ from typing import Any, Protocol, TypeAlias
 from roll.envs.base import shown
 from roll.envs.registration import ENVS, make
 from roll.envs.timing import acting
+from roll.envs.wrappers import wrapped
 from roll.errors import ConfigError, InfraError, UnscorableError, UserError
 from roll.types import EnvironmentHost, EnvironmentSettings
 
-__all__ = ["Begun", "EnvHosts", "Host", "HostedEnv", "LoopHost", "Stepped", "default_host"]
+__all__ = ["Begun", "EnvHosts", "Host", "HostedEnv", "LoopHost", "Stepped", "build", "default_host"]
 
 logger = logging.getLogger(__name__)
 
@@ -89,7 +90,7 @@ class EnvHosts:
     hosts: Mapping[str, Host] = field(default_factory=dict)
     """By name, beside `loop`."""
     counts: Counter[tuple[str, str]] = field(init=False, default_factory=Counter)
-    """By environment and kind: `calls`, `seconds`, `failures`, and of these `time_limits`; counted from the start."""
+    """By environment and kind: `calls`, `seconds`, `failures`, and of these `time_limits`, since `metrics`."""
     num_open: int = field(init=False, default=0)
     """Environments that are open now."""
 
@@ -122,6 +123,18 @@ class EnvHosts:
                 f"{', '.join(['loop', *self.hosts])}."
             )
         return self.hosts[name]
+
+    def metrics(self) -> dict[str, float]:
+        """Of each environment's calls since this was last asked: seconds of one, how many failed, or took too long."""
+        found: dict[str, float] = {}
+        for name in sorted({name for name, _ in self.counts}):
+            calls, failures = self.counts[name, "calls"], self.counts[name, "failures"]
+            short = name.rpartition("/")[2]
+            found[f"env/{short}/call_s"] = self.counts[name, "seconds"] / max(calls, 1)
+            found[f"env/{short}/failures"] = float(failures)
+            found[f"env/{short}/time_limits"] = float(self.counts[name, "time_limits"])
+        self.counts.clear()
+        return found
 
     async def close(self) -> None:
         """End what runs in any host."""
@@ -220,12 +233,25 @@ def _short(value: object) -> str:
     return f"a value of type {type(value).__name__}"
 
 
+def build(settings: EnvironmentSettings) -> Any:
+    """The environment itself, with what stands around it, in this process.
+
+    Raises:
+        ConfigError: there is no environment or no wrapper of this name.
+        DataError: one refuses its options.
+    """
+    env = make(settings.name, settings.options)
+    for name, options in settings.wrappers:
+        env = wrapped(env, name, options)
+    return env
+
+
 class LoopHost:
     """This process, on its event loop: for environments of microseconds, and for those that are written to wait."""
 
     async def start(self, settings: EnvironmentSettings) -> HostedEnv:
         """See `Host`."""
-        return _InLoop(make(settings.name, settings.options))
+        return _InLoop(build(settings))
 
     async def close(self) -> None:
         """See `Host`."""

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from roll.envs.hosting import Begun, HostedEnv, Stepped
-from roll.envs.registration import make
+from roll.envs.hosting import Begun, HostedEnv, Stepped, build
+from roll.envs.registration import find
 from roll.protocols import KeptObject, WorkerPool
-from roll.registry import load_function
 from roll.types import EnvironmentSettings
 
 __all__ = ["PoolHost"]
@@ -25,17 +24,10 @@ class PoolHost:
 
     async def start(self, settings: EnvironmentSettings) -> HostedEnv:
         """See `Host`; its class is imported once, and shared by all instances."""
-        name, options = settings.name, dict(settings.options)
-        return _InProcess(await self._pool.keep(make, name, options, prepare=(_imported, (name,))))
+        return _InProcess(await self._pool.keep(build, settings, prepare=(find, (settings.name,))))
 
     async def close(self) -> None:
         """See `Host`: the pool's owner does it."""
-
-
-def _imported(name: str) -> None:
-    """Import an environment's class; what that says goes wrong is said by `make`, too."""
-    if ":" in name:
-        load_function(name, "environment")
 
 
 class _InProcess:

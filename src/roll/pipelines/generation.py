@@ -12,11 +12,11 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from typing import Any, cast
 
+from roll.agents.agent_loop import open_agents
 from roll.cluster.base import Cluster, start_together
 from roll.config.generating import GeneratingConfig
 from roll.data import ChatRenderer
-from roll.envs.hosting import EnvHosts
-from roll.envs.process_host import PoolHost
+from roll.envs.places import open_hosts
 from roll.envs.timing import watched
 from roll.inference import resolve_engine_kind
 from roll.pipelines.judge import JudgeRole, start_judge
@@ -113,8 +113,9 @@ class Generation:
     retries: Retries = field(default_factory=Retries)
 
     def metrics(self) -> dict[str, float]:
-        """What became of requests since this was last asked: attempts made again, and the judge's figures."""
-        return self.retries.metrics() | (self.judge.metrics() if self.judge else {})
+        """What became of requests since this was last asked: attempts made again; environments' and the judge's."""
+        figures = self.retries.metrics() | self.scheduler.hosts.metrics()
+        return figures | (self.judge.metrics() if self.judge else {})
 
 
 async def open_generation(
@@ -146,10 +147,7 @@ async def open_generation(
         ConfigError: `rollout.loop` cannot be imported.
     """
     rollout, scheduling = config.rollout, config.rollout.scheduling
-    policy = "round_robin" if scheduling.type == "batch" else "least_loaded"
-    proxy = proxy_type(
-        roles.engines, bring_up, max_attempts=rollout.max_attempts, router=Router(policy, scheduling.max_kv_used)
-    )
+    proxy = _proxy(config, roles, proxy_type, bring_up)
     stack.push_async_callback(proxy.close)
     judge = roles.judge.model if roles.judge else None
     rewards = await stack.enter_async_context(open_rewards(config.data, config.sandbox, roles.pool, judge))
@@ -161,9 +159,9 @@ async def open_generation(
         max_attempts=rollout.max_attempts,
         retry_wait_s=rollout.retry_wait_s,
         replicate=scheduling.replicate_prompts and scheduling.type != "batch",
-        loop=own_loop(config) if loop is None else loop,
+        loop=await _loop(config, roles, stack) if loop is None else loop,
         episodes=episode_plan(config, roles.max_context),
-        hosts=EnvHosts({"pool": PoolHost(roles.pool)}),
+        hosts=await stack.enter_async_context(open_hosts(roles.pool, config.sandbox)),
         on_rollout=tracker.on_rollout if tracker else _say_nothing,
     )
     generation = Generation(
@@ -179,6 +177,24 @@ async def open_generation(
     return generation
 
 
+def _proxy(
+    config: GeneratingConfig,
+    roles: Roles,
+    proxy_type: type[LLMProxy],
+    bring_up: Callable[[InferenceEngine], Awaitable[object]] | None,
+) -> LLMProxy:
+    scheduling = config.rollout.scheduling
+    policy = "round_robin" if scheduling.type == "batch" else "least_loaded"
+    return proxy_type(
+        roles.engines,
+        bring_up,
+        max_attempts=config.rollout.max_attempts,
+        router=Router(policy, scheduling.max_kv_used),
+        restarts=scheduling.interrupted_turns == "restart",
+    )
+
+
+
 def episode_plan(config: GeneratingConfig, max_context: int) -> EpisodePlan:
     """How episodes are played, in contexts of this many tokens."""
     episodes = config.rollout.episodes
@@ -188,6 +204,14 @@ def episode_plan(config: GeneratingConfig, max_context: int) -> EpisodePlan:
         long_observations=episodes.long_observations,
         min_answer_tokens=episodes.min_answer_tokens,
     )
+
+
+async def _loop(config: GeneratingConfig, roles: Roles, stack: AsyncExitStack) -> RolloutLoop | None:
+    """The configuration's way to make a rollout, where it has one; `stack` closes what it needs."""
+    agent = config.rollout.agent
+    if agent is None:
+        return own_loop(config)
+    return await stack.enter_async_context(open_agents(agent, config.sandbox, max_context=roles.max_context))
 
 
 def own_loop(config: GeneratingConfig) -> RolloutLoop | None:

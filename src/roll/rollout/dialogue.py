@@ -10,13 +10,14 @@ tokenised to, and in the second as the template renders it.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from roll.errors import DataError
-from roll.rollout.history import Exchange, history_messages, with_text
+from roll.rollout.history import TOOL_FORMS, Exchange, ToolForm, history_messages, joined_text, with_text
 from roll.rollout.loops import Renderer
 from roll.types import History, IntArray, Message
 
@@ -35,6 +36,7 @@ class Following:
     """[N] its tokens behind the last context and the answer to it; `None` where it does not begin with these."""
     prompt: Sequence[Message] = ()
     exchanges: Sequence[Exchange] = ()
+    form: ToolForm = "written"
 
     @property
     def num_new(self) -> int:
@@ -56,6 +58,8 @@ class Dialogue:
     stops: Collection[int] = ()
     """Tokens that end an answer, beside special ones."""
     _exchanges: Sequence[Exchange] = ()
+    _form: ToolForm = "written"
+    """In which the template takes what tools are asked and say; those before it, it refused."""
     _text: str | None = None
     """Of the context; of the prompt's only once it is needed."""
     _answer: IntArray | None = None
@@ -73,44 +77,54 @@ class Dialogue:
         """The context that would come next.
 
         Args:
-            replies: to the last answer.
-            calls: of tools, as they were understood, for templates that refuse replies to an answer that says of none.
+            replies: to the last answer. Where a template has no place for a tool's, a user says it.
+            calls: of tools in the answer, as they were understood: some templates refuse a tool's reply without.
 
         Raises:
             DataError: the template refuses the conversation.
         """
         if self._answer is None:
-            prompt = with_text(self.prompt, "\n\n".join(reply["content"] for reply in replies))
-            return self._anew(prompt, ())
-        body, ended = self.renderer.written(self._answer, self.context, self.stops)
+            prompt = with_text(self.prompt, joined_text(replies))
+            return self._anew(prompt, (), self._form)
         if self._text is None:
             self._text = self.renderer.text(self.prompt, self.tools)
-        try:
-            return self._after(self._text + body, body, replies, self._answer, ended)
-        except DataError:
-            if not calls:
-                raise
-            answer: Message = {"role": "assistant", "content": "", "tool_calls": list(calls)}
-            return self._anew(self.prompt, [*self._exchanges, Exchange(answer=answer, replies=tuple(replies))])
+        body, ended = self.renderer.written(self._answer, self.context, self.stops)
+        said = Exchange(answer={"role": "assistant", "content": body}, replies=tuple(replies), calls=tuple(calls))
+        exchanges = [*self._exchanges, said]
+        if not any(reply["role"] == "tool" for one in exchanges for reply in one.replies):
+            return self._after(exchanges, self._form, ended)
+        for form in TOOL_FORMS[TOOL_FORMS.index(self._form) : -1]:
+            if not self.renderer.drops_tools:
+                with suppress(DataError):
+                    return self._after(exchanges, form, ended)
+        return self._after(exchanges, TOOL_FORMS[-1], ended)
 
     def go_on(self, following: Following) -> None:
         """It does come next."""
         self.context, self._text, self._answer = following.token_ids, following.text, None
-        self.prompt, self._exchanges = following.prompt, following.exchanges
+        self.prompt, self._exchanges, self._form = following.prompt, following.exchanges, following.form
 
-    def _after(self, seen: str, body: str, replies: Sequence[Message], answer: IntArray, ended: bool) -> Following:
+    def _after(self, exchanges: list[Exchange], form: ToolForm, ended: bool) -> Following:
         """Some templates put the spaces around an answer themselves, so it may have to go without its own."""
+        assert self._text is not None and self._answer is not None
+        *before, said = exchanges
+        body = said.answer["content"]
+        seen = self._text + body
         for content in dict.fromkeys((body, body.strip())):
-            said: Message = {"role": "assistant", "content": content}
-            exchanges = [*self._exchanges, Exchange(answer=said, replies=tuple(replies))]
-            text = self.renderer.text(history_messages(self.history, self.prompt, exchanges), self.tools)
+            tried = [*before, replace(said, answer={"role": "assistant", "content": content})]
+            text = self._rendered(self.prompt, tried, form)
             added = self.renderer.following(text[len(seen) :], ended) if text.startswith(seen) else None
             if added is not None:
-                token_ids = np.concatenate([self.context, answer, added]).astype(np.int32)
-                return Following(token_ids=token_ids, text=text, added=added, prompt=self.prompt, exchanges=exchanges)
-        raw = Exchange(answer={"role": "assistant", "content": body}, replies=tuple(replies))
-        return self._anew(self.prompt, [*self._exchanges, raw])
+                token_ids = np.concatenate([self.context, self._answer, added]).astype(np.int32)
+                return Following(
+                    token_ids=token_ids, text=text, added=added, prompt=self.prompt, exchanges=tried, form=form
+                )
+        return self._anew(self.prompt, exchanges, form)
 
-    def _anew(self, prompt: Sequence[Message], exchanges: Sequence[Exchange]) -> Following:
-        text = self.renderer.text(history_messages(self.history, prompt, exchanges), self.tools)
-        return Following(token_ids=self.renderer.tokens(text), text=text, prompt=prompt, exchanges=exchanges)
+    def _anew(self, prompt: Sequence[Message], exchanges: Sequence[Exchange], form: ToolForm) -> Following:
+        text = self._rendered(prompt, exchanges, form)
+        return Following(token_ids=self.renderer.tokens(text), text=text, prompt=prompt, exchanges=exchanges, form=form)
+
+    def _rendered(self, prompt: Sequence[Message], exchanges: Sequence[Exchange], form: ToolForm) -> str:
+        messages = history_messages(self.history, prompt, [one.in_form(form) for one in exchanges])
+        return self.renderer.text(messages, self.tools)

@@ -21,6 +21,7 @@ from typing import Any, Literal, cast
 import numpy as np
 
 from roll.envs.hosting import EnvHosts
+from roll.errors import DataError
 from roll.rollout.dialogue import Dialogue, Following
 from roll.rollout.history import shortened, with_text, without_thinking
 from roll.rollout.loops import Generate, Renderer, RolloutLoop, joined, next_turn, single_answer
@@ -37,7 +38,7 @@ from roll.types import (
     Turn,
 )
 
-__all__ = ["EpisodePlan", "loop_for", "play"]
+__all__ = ["EpisodePlan", "loop_for", "opened", "play"]
 
 CHARS_PER_TOKEN = 16
 """A text with more of them for every token of the context is cut before it is tokenised."""
@@ -86,17 +87,20 @@ async def play(
     settings = draw.prompt.environment
     assert settings is not None, "`loop_for` plays only prompts with an environment"
     plan, hosts = plan or EpisodePlan(), hosts or EnvHosts()
-    dialogue = Dialogue(
-        renderer=renderer,
-        history=settings.history or plan.history,
-        prompt=draw.prompt.messages,
-        context=draw.token_ids,
-        tools=draw.prompt.tools,
-        stops=first.sampling.stop_token_ids,
-    )
-    episode = _Episode(draw=draw, first=first, generate=generate, plan=plan, dialogue=dialogue)
     async with hosts.open(settings) as env:
-        _, info = await env.reset(settings.seed)
+        observation, info = await env.reset(settings.seed)
+        if settings.opening:
+            draw = opened(draw, observation, renderer, plan)
+            first = replace(first, token_ids=draw.token_ids)
+        dialogue = Dialogue(
+            renderer=renderer,
+            history=settings.history or plan.history,
+            prompt=draw.prompt.messages,
+            context=draw.token_ids,
+            tools=draw.prompt.tools,
+            stops=first.sampling.stop_token_ids,
+        )
+        episode = _Episode(draw=draw, first=first, generate=generate, plan=plan, dialogue=dialogue)
         for turn in range(1, draw.prompt.turns + 1):
             state = str(info.get("state", ""))
             answer = await episode.ask()
@@ -109,6 +113,30 @@ async def play(
             if over or not await episode.hear(_replies(observation, info), info.get("tool_calls", ())):
                 break
     return episode.rollout(index)
+
+
+def opened(draw: PromptDraw, observation: str, renderer: Renderer, plan: EpisodePlan) -> PromptDraw:
+    """The draw, with what the environment asks as its prompt; of a text without room for an answer, the middle is cut.
+
+    Raises:
+        DataError: not even a part of it leaves room.
+    """
+    assert draw.prompt.environment is not None
+    opening = draw.prompt.environment.opening
+    limit = len(observation) if plan.max_context is None else CHARS_PER_TOKEN * plan.max_context
+    while True:
+        (said,) = shortened([{"role": "user", "content": observation}], limit)
+        asked: Message = {"role": "user", "content": opening.replace("{prompt}", said["content"])}
+        messages = (*draw.prompt.messages[:-1], asked)
+        token_ids = renderer.tokens(renderer.text(messages, draw.prompt.tools))
+        if plan.max_context is None or len(token_ids) + plan.min_answer_tokens <= plan.max_context:
+            return replace(draw, prompt=replace(draw.prompt, messages=messages), token_ids=token_ids)
+        if limit == 0:
+            raise DataError(
+                f"the first observation of '{draw.prompt.uid}' leaves no room for an answer in a context of "
+                f"{plan.max_context} tokens: raise inference.max_context, or shorten the system prompt."
+            )
+        limit = min(limit, len(observation)) * 3 // 4
 
 
 @dataclass(eq=False, kw_only=True)
@@ -208,10 +236,11 @@ class _Episode:
     @property
     def _reserve(self) -> int:
         """Room that is kept for asking for a summary."""
-        history = self.dialogue.history
+        history, renderer = self.dialogue.history, self.dialogue.renderer
         if history.kind != "summary":
             return 0
-        return history.summary_tokens + len(self.dialogue.renderer.follow_up(history.summary_request))
+        asked = renderer.text([{"role": "user", "content": history.summary_request}])
+        return history.summary_tokens + len(renderer.tokens(asked))
 
     def _missing(self, following: Following, answer_tokens: int | None = None) -> int:
         """Tokens by which the context is too long for an answer of so many, by default the fewest."""
@@ -258,8 +287,7 @@ class _Episode:
 
 
 def _replies(observation: str, info: Mapping[str, Any]) -> list[Message]:
-    """An observation as messages: what each tool returned, where the environment says so, else what a user says."""
-    results = info.get("tool_results")
-    if not results:
-        return [{"role": "user", "content": observation}]
-    return [cast(Message, {"role": "tool", **result}) for result in results]
+    """An observation as messages: a tool's (`use_tool`, as in GEM), several tools' (`tool_results`), or a user's."""
+    if results := info.get("tool_results"):
+        return [cast(Message, {"role": "tool", **result}) for result in results]
+    return [{"role": "tool" if info.get("use_tool") else "user", "content": observation}]

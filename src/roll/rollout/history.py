@@ -12,13 +12,26 @@ Pure functions. Whether the tokens that these messages become go on from what th
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from typing import cast
+from dataclasses import dataclass, replace
+from typing import Any, Literal, TypeAlias, cast
 
 from roll.types import History, Message
 
-__all__ = ["Exchange", "history_messages", "shortened", "with_text", "without_thinking"]
+__all__ = [
+    "TOOL_FORMS",
+    "Exchange",
+    "ToolForm",
+    "history_messages",
+    "joined_text",
+    "shortened",
+    "with_text",
+    "without_thinking",
+]
 
+ToolForm: TypeAlias = Literal["written", "calls", "user"]
+TOOL_FORMS: tuple[ToolForm, ...] = ("written", "calls", "user")
+"""How a template is shown tools' calls and replies: calls as the model wrote them; as a list, which some ask for; and
+replies as if a user said them, for templates that know no tools."""
 _OPEN, _CLOSE = "<think>", "</think>"
 
 
@@ -27,7 +40,18 @@ class Exchange:
     """An answer, and what was said to it."""
 
     answer: Message
+    """In the model's own words, tools' calls among them."""
     replies: tuple[Message, ...]
+    calls: tuple[dict[str, Any], ...] = ()
+    """As they were understood, see `Message`."""
+
+    def in_form(self, form: ToolForm) -> Exchange:
+        """The same with its tools' calls and replies in another form."""
+        if form == "written" or not any(reply["role"] == "tool" for reply in self.replies):
+            return self
+        if form == "calls" and self.calls:
+            return replace(self, answer={"role": "assistant", "content": "", "tool_calls": list(self.calls)})
+        return replace(self, replies=({"role": "user", "content": joined_text(self.replies)},))
 
 
 def history_messages(history: History, prompt: Sequence[Message], exchanges: Sequence[Exchange]) -> list[Message]:
@@ -43,9 +67,14 @@ def history_messages(history: History, prompt: Sequence[Message], exchanges: Seq
     kept = {"window": history.turns, "stepwise": 0}.get(history.kind, len(exchanges))
     if kept < len(exchanges):
         first = len(exchanges) - kept
-        heard = "\n\n".join(reply["content"] for reply in exchanges[first - 1].replies)
+        heard = joined_text(exchanges[first - 1].replies)
         prompt, exchanges = with_text(prompt, heard, keep_task=history.keep_task), exchanges[first:]
     return [*prompt, *(message for one in exchanges for message in (one.answer, *one.replies))]
+
+
+def joined_text(messages: Iterable[Message]) -> str:
+    """What messages say, as one text."""
+    return "\n\n".join(message["content"] for message in messages)
 
 
 def with_text(prompt: Sequence[Message], text: str, *, keep_task: bool = True) -> list[Message]:

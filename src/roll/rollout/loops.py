@@ -21,6 +21,11 @@ Generate: TypeAlias = Callable[[GenerationRequest], Awaitable[Generation]]
 class Renderer(Protocol):
     """What loops need of `ChatRenderer`, which says more of each."""
 
+    @property
+    def drops_tools(self) -> bool:
+        """Whether the template leaves out what a tool says."""
+        ...
+
     def follow_up(self, observation: str) -> IntArray:
         """Ids from the end of the assistant's message to where its next one begins."""
         ...

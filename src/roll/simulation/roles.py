@@ -123,6 +123,8 @@ class SimulatedRenderer:
     def decode(self, token_ids: IntArray) -> str:
         return ""
 
+    drops_tools = False
+
     def follow_up(self, observation: str) -> IntArray:
         return np.ones(1, np.int32)
 

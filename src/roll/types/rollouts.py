@@ -81,6 +81,11 @@ class EnvironmentSettings:
     """Of the episode, given to `reset`; `None` where the options say all of it."""
     history: History | None = None
     """What the model sees of earlier turns; `None`: what the run's configuration says for all."""
+    opening: str = ""
+    """How the first user message is made of the first observation, which `{prompt}` stands for; the prompt then holds
+    what comes before it. Empty where the prompt already says what the environment asks."""
+    wrappers: tuple[tuple[str, Mapping[str, Any]], ...] = ()
+    """Around it, by the names of `roll.envs.wrappers` and with their options, the first one innermost."""
     host: EnvironmentHost | None = None
     """Where it runs; `None`: a shipped one in the loop, a user's own in the pool."""
     url: str = ""

@@ -29,6 +29,8 @@ class Numbers:
     def decode(self, token_ids: IntArray) -> str:
         return " ".join(str(token - 100) for token in token_ids if token >= 100)
 
+    drops_tools = False
+
     def follow_up(self, observation: str) -> IntArray:
         return np.array([7], dtype=np.int32)
 

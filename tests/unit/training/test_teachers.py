@@ -238,12 +238,36 @@ def test_another_vocabulary_is_refused(tiny_model: Path, teachers: tuple[Path, .
         build(tiny_model, (other,))
 
 
-def test_another_padding_of_the_vocabulary_is_refused(
-    tiny_model: Path, teachers: tuple[Path, ...], tmp_path: Path
+@pytest.mark.parametrize("form", [Divergence(), Divergence(kind="jsd", beta=0.3)], ids=lambda f: f.kind)
+@pytest.mark.parametrize("longer", ["teacher", "student"])
+def test_rows_that_one_model_has_beyond_the_other_are_not_compared(
+    tiny_model: Path, teachers: tuple[Path, ...], tmp_path: Path, longer: str, form: Divergence
 ) -> None:
-    model = load_causal_lm(teachers[0], torch.float32)
-    model.resize_token_embeddings(len(model.get_output_embeddings().weight) + 4)
-    padded = shutil.copytree(teachers[0], tmp_path / "padded")
+    """Models of one tokenizer, whose projections are padded to different sizes."""
+    short = teachers[0] if longer == "teacher" else tiny_model
+    model = load_causal_lm(short, torch.float32)
+    rows = len(model.get_output_embeddings().weight)
+    model.resize_token_embeddings(rows + 4, mean_resizing=False)
+    padded = shutil.copytree(short, tmp_path / "padded")
     model.save_pretrained(padded)
-    with pytest.raises(ModelError, match="their projections are padded differently"):
-        build(tiny_model, (padded,))
+    student, teacher = (padded, teachers[0]) if longer == "student" else (tiny_model, padded)
+    batch = make_batch(5)
+    backend = build(student, (teacher,))
+    step = backend.train_step(batch, DistillationLoss(divergence=form))
+    own, other = (load_causal_lm(path, torch.float64) for path in (student, teacher))
+
+    def of_common(p: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
+        return dense(form, *(x[:, :rows] / x[:, :rows].sum(1, keepdim=True) for x in (p, q)))
+
+    terms, nll = [], []
+    for sample in batch.samples:
+        at = np.flatnonzero(sample.loss_mask) - 1
+        mine, theirs = (table(m, sample.token_ids, batch.temperature)[at] for m in (own, other))
+        terms.append(of_common(mine.exp(), theirs.exp()))
+        nll.append(-mine.gather(1, torch.from_numpy(sample.token_ids[at + 1].astype(np.int64))[:, None]))
+    torch.cat(terms).mean().backward()
+    assert step.loss == pytest.approx(torch.cat(terms).mean().item(), rel=1e-6)
+    assert step.metrics["distill/nll"] == pytest.approx(torch.cat(nll).mean().item(), rel=1e-6)  # over all its rows
+    expected = {n: p.grad for n, p in own.named_parameters() if p.grad is not None}
+    found = grads_of(backend)
+    assert relative_error(found, {n: expected[n] for n in found}) <= LIMIT

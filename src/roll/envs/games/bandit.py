@@ -37,14 +37,14 @@ class Bandit(Game[str]):
                 raise ValueError(f"{name} is {chance}: give a chance from 0 to 1")
 
     def _begin(self, rng: Random) -> int:
-        names = string.ascii_uppercase[: self.num_machines or rng.randint(2, 5)]
+        names: str = string.ascii_uppercase[: self.num_machines or rng.randint(2, 5)]
         if self.best is None or self.others is None:
             self._chances = {name: rng.random() for name in names}
         else:
             chosen = rng.choice(names)
             self._chances = {name: self.best if name == chosen else self.others for name in names}
-        self._pulls = dict.fromkeys(names, 0)
-        self._pays = dict.fromkeys(names, 0)
+        self._pulls: dict[str, int] = dict.fromkeys(names, 0)
+        self._pays: dict[str, int] = dict.fromkeys(names, 0)
         return self.max_turns or 10 * len(names)
 
     def _rules(self) -> str:

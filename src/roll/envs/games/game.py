@@ -59,7 +59,7 @@ class Game(ABC, Generic[Move]):
 
     def reset(self, seed: int | None = None) -> Started:
         if seed is not None:
-            self._rng = Random(seed)
+            self._rng = Random(int(seed))  # also of NumPy
         self._hints = Random(self._rng.getrandbits(32))  # what `sample_random_action` draws changes no episode
         self._over, self._turn = False, 0
         self._limit = self._begin(self._rng)

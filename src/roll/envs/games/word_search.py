@@ -44,7 +44,9 @@ class WordSearch(Game[_Span]):
         source = [word for word in words(rare=hardcore) if len(word) >= _SHORTEST]
         self._size, placed = laid_out(rng.sample(source, count), rng, apart=False)
         self._words = {(*each.cells[0], *each.cells[-1]): each for each in placed}
-        self._letters = [[rng.choice(string.ascii_uppercase) for _ in range(self._size)] for _ in range(self._size)]
+        self._letters: list[list[str]] = [
+            [rng.choice(string.ascii_uppercase) for _ in range(self._size)] for _ in range(self._size)
+        ]
         for each in placed:
             for (row, col), letter in zip(each.cells, each.word, strict=True):
                 self._letters[row][col] = letter

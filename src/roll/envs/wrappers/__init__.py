@@ -5,17 +5,25 @@ make_vec("game:Sokoban-v0-easy", wrappers=wrapper_functions("concat_with_action,
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
 from roll.envs.wrappers.episode import EpisodeTracking, TimeLimit
 from roll.envs.wrappers.form import FormatPenalty
 from roll.envs.wrappers.history import ObservationHistory
-from roll.errors import ConfigError
+from roll.errors import ConfigError, DataError
 from roll.registry import nearest
 
-__all__ = ["WRAPPERS", "EpisodeTracking", "FormatPenalty", "ObservationHistory", "TimeLimit", "wrapper_functions"]
+__all__ = [
+    "WRAPPERS",
+    "EpisodeTracking",
+    "FormatPenalty",
+    "ObservationHistory",
+    "TimeLimit",
+    "wrapped",
+    "wrapper_functions",
+]
 
 WRAPPERS: dict[str, Callable[..., Any]] = {
     "concat": partial(ObservationHistory, actions=False),
@@ -29,6 +37,20 @@ WRAPPERS: dict[str, Callable[..., Any]] = {
 """By GEM's names, and a few more."""
 
 _NEED_TOKENIZER = ("concat_chat", "concat_chat_on_reset")
+
+
+def wrapped(env: Any, name: str, options: Mapping[str, Any]) -> Any:
+    """An environment with one wrapper around it.
+
+    Raises:
+        ConfigError: there is none of this name.
+        DataError: it refuses the options.
+    """
+    (function,) = wrapper_functions(name) or [lambda env: env]
+    try:
+        return function(env, **options)
+    except (TypeError, ValueError) as error:
+        raise DataError(f"wrapper '{name}' refuses its options {dict(options)}: {error}") from error
 
 
 def wrapper_functions(names: str, tokenizer: Any = None) -> list[Callable[[Any], Any]]:

@@ -16,7 +16,7 @@ from roll.types import PromptDraw, Rollout, RolloutId
 
 __all__ = ["Batches", "OnlineRun", "Recorder"]
 
-C = TypeVar("C", bound=GeneratingConfig)
+C_co = TypeVar("C_co", bound=GeneratingConfig, covariant=True)
 
 
 class Batches(Protocol):
@@ -41,11 +41,11 @@ class Recorder(Protocol):
         ...
 
 
-@dataclass(kw_only=True, slots=True)
-class OnlineRun(Generic[C]):
+@dataclass(frozen=True, kw_only=True, slots=True)
+class OnlineRun(Generic[C_co]):
     """A run, where its batches come from, what learns from them, and the engines that get the weights."""
 
-    config: C
+    config: C_co
     run: Run[LearningState]
     learner: Learner
     batches: Batches

@@ -106,6 +106,8 @@ def _check_context(config: GeneratingConfig, context_length: int) -> None:
 def _look_at_prompts(report: Report, config: GeneratingConfig) -> None:
     from roll.data import build_data
     from roll.models import find_model, load_tokenizer
+    from roll.pipelines.environments import first_observations
+    from roll.rollout.episode import EpisodePlan, opened
 
     if report.model is None or find_model(config.model.path) is None:
         _count_prompts(report, config)
@@ -120,8 +122,11 @@ def _look_at_prompts(report: Report, config: GeneratingConfig) -> None:
     report.max_context = config.inference.max_context or min(context, wanted)
     report.train_prompts = {domain: entry["num_prompts"] for domain, entry in data.train.state().items()}
     report.num_held_out = len(data.held_out)
+    begun = run_to_end(first_observations(config.data, config.sandbox))
     for _ in range(MAX_DRAWS):
         (draw,) = data.train.draw(1)
+        if draw.prompt.environment is not None and draw.prompt.domain in begun:
+            draw = opened(draw, begun[draw.prompt.domain], data.renderer, EpisodePlan(max_context=context))
         report.sample = report.sample or (draw.prompt, data.renderer.decode(draw.token_ids), len(draw.token_ids))
         report.examples.setdefault(draw.prompt.domain, draw.prompt)
         if len(report.examples) == len(config.data):
@@ -233,3 +238,4 @@ def _in_words(batch: BatchArithmetic, config: GeneratingConfig, train_prompts: M
         )
     for domain, epochs in batch.epochs.items():
         yield f"{domain}: {train_prompts[domain]:,} prompts to train on, {epochs:.2g} epochs in the run"
+    yield "how long a step takes is known from a first one alone: it depends on how long the model's answers become"

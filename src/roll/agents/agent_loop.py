@@ -1,0 +1,146 @@
+"""A rollout by an agent program: it gets an address and a key, works as it always does, and what it asked is trained.
+
+    prompt ─► session opened ─► agent runs ··· requests ··· ─► agent ends ─► session closed ─► rollout of its calls
+
+Invariants:
+    - whatever becomes of the agent, its session is closed and its program ended before the rollout is handed on;
+    - a program that crashes or hangs is a failure of ours, which is tried again, unless its session's budget was used
+      up or the configuration says otherwise: never a reward of 0 for it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import tempfile
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, cast
+
+from roll.agents.programs import AgentTask, Program, open_program
+from roll.agents.session import Session
+from roll.agents.tree import as_rollout
+from roll.data import ChatRenderer
+from roll.errors import InfraError, RollError
+from roll.rollout.loops import Generate, Renderer
+from roll.types import GenerationRequest, PromptDraw, Rollout
+
+if TYPE_CHECKING:
+    from roll.agents.server import AgentServer
+    from roll.config.agents import AgentConfig
+    from roll.config.sandbox import SandboxConfig
+
+__all__ = ["AgentLoop", "open_agents"]
+
+logger = logging.getLogger(__name__)
+
+LAST_WORDS_S = 5.0
+"""For an agent's own clean-up once it is ended; then it is left behind."""
+
+
+class AgentLoop:
+    """A `RolloutLoop`.
+
+    Args:
+        server: that the agent talks to.
+        program: the agent.
+        config: its limits, and what its failures mean.
+        max_context: of the engines, in tokens.
+    """
+
+    def __init__(self, server: AgentServer, program: Program, config: AgentConfig, *, max_context: int) -> None:
+        self._server, self._program, self._config, self._max_context = server, program, config, max_context
+
+    async def __call__(
+        self, draw: PromptDraw, index: int, first: GenerationRequest, generate: Generate, renderer: Renderer
+    ) -> Rollout:
+        """See `RolloutLoop`.
+
+        Raises:
+            InfraError: we failed it, or the agent did.
+        """
+        config = self._config
+        session = Session(
+            first.request_id,
+            first,
+            generate,
+            cast(ChatRenderer, renderer),
+            limits=config.limits,
+            max_context=self._max_context,
+            tool_format=None if config.tool_format == "auto" else config.tool_format,
+        )
+        users = [message["content"] for message in draw.prompt.messages if message["role"] == "user"]
+        task = AgentTask(
+            text=users[-1] if users else "",
+            messages=draw.prompt.messages,
+            metadata=draw.prompt.metadata,
+            rollout=first.request_id,
+            seed=first.sampling.seed,
+            time_s=config.limits.time_s,
+        )
+        answer, problem = await self._run(session, task)
+        if session.failed.done():
+            await session.failed  # raises
+        scored = bool(session.exhausted) or config.when_it_fails == "score"
+        if problem is not None and not scored:
+            if isinstance(problem, RollError):
+                raise problem
+            raise InfraError(f"the agent failed: {problem}") from problem
+        if not session.calls:
+            raise InfraError(f"the agent ended without one answer of the model{f': {problem}' if problem else ''}")
+        text = renderer.decode(session.calls[-1].token_ids) if answer is None else answer
+        return as_rollout(draw, index, session.calls, text=text, cut_off=bool(session.exhausted or problem))
+
+    async def _run(self, session: Session, task: AgentTask) -> tuple[str | None, Exception | None]:
+        """What the agent answered, and what went wrong with it."""
+        self._server.sessions.add(session)
+        work = asyncio.ensure_future(self._program(task, self._server.base_url, session.key))
+        try:
+            await asyncio.wait({work, session.failed}, timeout=task.time_s, return_when=asyncio.FIRST_COMPLETED)
+            if not work.done():
+                return None, TimeoutError(f"it did not end within {task.time_s:g} s")
+            error = work.exception()
+            if error is not None and not isinstance(error, Exception):
+                raise error
+            return (work.result(), None) if error is None else (None, error)
+        finally:
+            self._server.sessions.end(session)
+            await _ended(work)
+
+
+async def _ended(work: asyncio.Future[str | None]) -> None:
+    """End an agent that still runs."""
+    if work.done():
+        return
+    work.cancel()
+    done, _ = await asyncio.wait({work}, timeout=LAST_WORDS_S)
+    if not done:
+        logger.warning("an agent goes on although it was cancelled: its session is closed, and it is left behind")
+    elif not work.cancelled():
+        work.exception()  # counts as looked at
+
+
+@asynccontextmanager
+async def open_agents(config: AgentConfig, sandbox: SandboxConfig, *, max_context: int) -> AsyncIterator[AgentLoop]:
+    """The endpoint and the program behind one loop; both end with the block.
+
+    Args:
+        config: the agent.
+        sandbox: of the run, for an agent in a sandbox.
+        max_context: of the engines, in tokens.
+
+    Raises:
+        UserError: the agent cannot be run here.
+    """
+    from roll.agents.server import AgentServer  # with the server's library, only where there is an agent
+
+    async with AsyncExitStack() as stack:
+        socket = None
+        if config.sandbox:
+            directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="roll-agents-")))
+            directory.chmod(0o755)
+            socket = directory / "endpoint"
+        server = await stack.enter_async_context(AgentServer(socket=socket))
+        program = await stack.enter_async_context(open_program(config, sandbox, socket))
+        yield AgentLoop(server, program, config, max_context=max_context)

@@ -1,0 +1,202 @@
+"""What the engine sees of a request: the model's own tokens, wherever the request repeats an answer that it was given.
+
+    messages ── the longest beginning that ends with an answer given before? ──► its context + its tokens + what follows
+         └────── none ──────────────────────────────────────────────────────► a fresh rendering
+
+An answer is known again by all messages before it, the tools, its text (spaces around it aside) and its calls of tools.
+So an agent that sends its history back unchanged has a context that extends the engine's tokens exactly. One that
+changes it gets what the template makes of the changed history.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, cast
+
+import numpy as np
+import xxhash
+
+from roll.agents.refusals import Refusal
+from roll.agents.tool_calls import ToolFormat, plainly
+from roll.data import ChatRenderer
+from roll.errors import DataError
+from roll.types import IntArray, Message
+
+__all__ = ["Contexts", "Conversation"]
+
+_MARK = "\ue000answer\ue001"
+"""Stands for an answer where only what comes after it is wanted; of private characters, which no text has."""
+CHARACTERS_PER_TOKEN = 64
+"""A text longer than so many for each token of the engine's context is refused before anything is tokenised."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Known:
+    """An answer that was given, with what it followed."""
+
+    context: IntArray
+    token_ids: IntArray
+
+
+@dataclass(frozen=True, kw_only=True)
+class Conversation:
+    """What a request says, in no vendor's form."""
+
+    messages: Sequence[Message]
+    """Those with calls of tools have `tool_calls`, those of tools `tool_call_id`, as chat templates take them."""
+    tools: Sequence[Mapping[str, Any]] = ()
+    """`{"type": "function", "function": {"name", "description", "parameters"}}`"""
+
+    @cached_property
+    def digests(self) -> list[bytes]:
+        """Of the tools with the first 0, 1, 2, … messages."""
+        digests = [xxhash.xxh3_128_digest(json.dumps(self.tools, sort_keys=True).encode() if self.tools else b"")]
+        for message in self.messages:
+            digests.append(_digest(digests[-1], message))
+        return digests
+
+
+class Contexts:
+    """Of one session.
+
+    Args:
+        renderer: of the policy's tokenizer.
+        ends: tokens that end an answer.
+        tool_format: in which the model calls tools.
+        max_context: of the engine, in tokens.
+    """
+
+    def __init__(
+        self, renderer: ChatRenderer, *, ends: Sequence[int], tool_format: ToolFormat, max_context: int
+    ) -> None:
+        self._renderer = renderer
+        self._ends = tuple(ends)
+        self._spelt_ends = [renderer.spelt(np.array([end])) for end in self._ends]
+        self._plain = tool_format in ("plain", "none")
+        self._max_characters = CHARACTERS_PER_TOKEN * max_context
+        self._answers: dict[bytes, _Known] = {}
+        self._texts: dict[str, IntArray] = {}
+
+    def of_conversation(self, conversation: Conversation) -> IntArray:
+        """[C] ids up to where the answer begins.
+
+        Raises:
+            Refusal: the template refuses it, or it is far too long.
+        """
+        messages = conversation.messages
+        self._bound(sum(len(message["content"]) for message in messages), "messages")
+        digests = conversation.digests
+        try:
+            for place in range(len(messages) - 1, 0, -1):
+                known = self._answers.get(digests[place]) if messages[place - 1]["role"] == "assistant" else None
+                if known is not None:
+                    answer, *following = self._said(messages[place - 1 :], ())
+                    ended = self._is_end(known.token_ids[-1:])
+                    tail = self._after(answer, following, ended, self._tools(conversation))
+                    return np.concatenate([known.context, known.token_ids, tail]).astype(np.int32, copy=False)
+            return self._rendered(self._said(messages, conversation.tools), self._tools(conversation))
+        except DataError as error:
+            raise Refusal(400, "invalid_request", str(error), field="messages") from error
+
+    def of_text(self, text: str) -> IntArray:
+        """[C] ids of a text to be continued.
+
+        Raises:
+            Refusal: it is empty or far too long.
+        """
+        self._bound(len(text), "prompt")
+        known = max((seen for seen in self._texts if text.startswith(seen)), key=len, default="")
+        rest = self._renderer.piece(text[len(known) :], first=not known)
+        ids = np.concatenate([self._texts[known], rest]).astype(np.int32, copy=False) if known else rest
+        if not len(ids):
+            raise Refusal(400, "invalid_request", "the prompt is empty: send some text.", field="prompt")
+        return ids
+
+    def remember(self, conversation: Conversation, answer: Message, context: IntArray, token_ids: IntArray) -> None:
+        """An answer was given to a conversation."""
+        key = _digest(conversation.digests[-1], answer)
+        self._answers[key] = _Known(context, token_ids)
+
+    def remember_text(self, text: str, context: IntArray, token_ids: IntArray) -> None:
+        """A text was continued; `text` is all of it, as the agent has it."""
+        if self._is_end(token_ids[-1:]):
+            token_ids = token_ids[:-1]  # no text says it
+        if text:
+            self._texts[text] = np.concatenate([context, token_ids]).astype(np.int32, copy=False)
+
+    def _rendered(self, messages: Sequence[Message], tools: Sequence[Any]) -> IntArray:
+        try:
+            return self._renderer.render(messages, tools)
+        except DataError:  # some models have no system role: what it says is then the beginning of the user's message
+            first, *rest = messages
+            if first["role"] != "system" or not rest or rest[0]["role"] != "user":
+                raise
+            merged: Message = {"role": "user", "content": f"{first['content']}\n\n{rest[0]['content']}"}
+            return self._renderer.render([merged, *rest[1:]], tools)
+
+    def _after(self, answer: Message, following: Sequence[Message], ended: bool, tools: Sequence[Any]) -> IntArray:
+        """Ids from an answer's last token to where the next answer begins.
+
+        Args:
+            answer: of the assistant.
+            following: what came after it.
+            ended: whether a token that ends answers ended it; otherwise that is among what comes.
+            tools: for the template.
+
+        Raises:
+            DataError: the template refuses the conversation, or nothing in it ends an answer.
+        """
+        renderer = self._renderer
+        if not renderer.has_template:
+            return renderer.piece("\n\n".join(["", *(message["content"] for message in following), ""]))
+        question: Message = {"role": "user", "content": "a"}
+        text = renderer.text([question, _marked(answer), *following], tools)
+        begin = text.rfind(_MARK)
+        places = [(place, end) for end in self._spelt_ends if (place := text.find(end, begin)) >= 0]
+        if begin < 0 or not places:
+            raise DataError("the model's chat template does not say where an answer ends once a conversation goes on.")
+        place, end = min(places)
+        return renderer.piece(text[place + len(end) * ended :])
+
+    def _is_end(self, last: IntArray) -> bool:
+        return bool(len(last)) and int(last[0]) in self._ends
+
+    def _bound(self, num_characters: int, field: str) -> None:
+        if num_characters > self._max_characters:
+            raise Refusal(
+                400,
+                "context_length_exceeded",
+                f"{num_characters} characters are more than the model's context holds: send fewer.",
+                field=field,
+            )
+
+    def _said(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> list[Message]:
+        return plainly(messages, tools) if self._plain else list(messages)
+
+    def _tools(self, conversation: Conversation) -> Sequence[Any]:
+        return () if self._plain else conversation.tools
+
+
+def _marked(answer: Message) -> Message:
+    """The answer, marked near its end: in its text, and in the last of its calls, as some templates drop the text."""
+    full: dict[str, Any] = {**answer, "content": _MARK}
+    if full.get("tool_calls"):
+        *before, last = full["tool_calls"]
+        full["tool_calls"] = [*before, {**last, "function": {**last["function"], "name": _MARK}}]
+    return cast(Message, full)
+
+
+def _digest(before: bytes, message: Message) -> bytes:
+    """Of a history that goes on with a message."""
+    role, content = message["role"], message["content"]
+    said = f"{role}\0{content.strip() if role == 'assistant' else content}"
+    full = cast(Mapping[str, Any], message)
+    if full.get("tool_calls"):
+        calls = [[call["function"]["name"], call["function"]["arguments"]] for call in full["tool_calls"]]
+        said += "\0" + json.dumps(calls, sort_keys=True)
+    if full.get("tool_call_id"):
+        said += "\1" + full["tool_call_id"]
+    return xxhash.xxh3_128_digest(before + said.encode())

@@ -1,0 +1,59 @@
+"""Runs in the sandbox, with the standard library alone: an agent program, with a way to the endpoint and no other.
+
+    agent ──TCP, the sandbox's own loopback──► this ──Unix socket of the host──► endpoint
+
+Arguments: the socket, then the program with its arguments. `{}` in a variable `ROLL_PLACE_*` becomes the port, and the
+variable loses this beginning.
+"""
+
+import asyncio
+import os
+import sys
+
+PLACED = "ROLL_PLACE_"
+PIECE = 65536
+
+
+async def carry(reader, writer):
+    """One direction of a connection."""
+    try:
+        while data := await reader.read(PIECE):
+            writer.write(data)
+            await writer.drain()
+        if writer.can_write_eof():
+            writer.write_eof()
+    except OSError:
+        writer.close()
+
+
+async def main(socket, *command):
+    """Serve until the program ends; its exit code."""
+
+    async def connected(reader, writer):
+        try:
+            far_reader, far_writer = await asyncio.open_unix_connection(socket)
+        except OSError:
+            writer.close()
+            return
+        await asyncio.gather(carry(reader, far_writer), carry(far_reader, writer))
+        writer.close()
+        far_writer.close()
+
+    server = await asyncio.start_server(connected, "127.0.0.1", 0)
+    port = str(server.sockets[0].getsockname()[1])
+    placed = {
+        name.removeprefix(PLACED): os.environ.pop(name).replace("{}", port)
+        for name in list(os.environ)
+        if name.startswith(PLACED)
+    }
+    try:
+        program = await asyncio.create_subprocess_exec(*command, env={**os.environ, **placed})
+    except OSError as error:
+        print(f"{command[0]}: {error.strerror}", file=sys.stderr)
+        return 127
+    return await program.wait()
+
+
+if __name__ == "__main__":
+    code = asyncio.run(main(*sys.argv[1:]))
+    sys.exit(128 - code if code < 0 else code)

@@ -1,0 +1,70 @@
+"""The endpoint's own description, in OpenAPI 3.1: from the same models that check requests."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+from pydantic import BaseModel
+from pydantic.json_schema import models_json_schema
+
+from roll.agents.anthropic_messages import MessagesRequest
+from roll.agents.openai_chat import ChatRequest
+from roll.agents.openai_completions import CompletionRequest
+from roll.agents.openai_responses import ResponsesRequest
+
+__all__ = ["description"]
+
+_BODIES: dict[str, type[BaseModel]] = {
+    "/v1/chat/completions": ChatRequest,
+    "/v1/completions": CompletionRequest,
+    "/v1/responses": ResponsesRequest,
+    "/v1/messages": MessagesRequest,
+}
+_REFUSED = {
+    "400": "The body is wrong; the message names the field.",
+    "401": "No key, another one, or one of a session that is over.",
+    "403": "The session's budget is used up.",
+    "404": "No such page, or no such earlier response.",
+    "413": "The body is too large.",
+    "429": "Too many requests of this session run at once.",
+    "503": "The model cannot answer right now.",
+}
+
+
+@functools.cache
+def description() -> dict[str, Any]:
+    """All routes, with what they take."""
+    models = sorted(set(_BODIES.values()), key=lambda model: model.__name__)
+    _, schemas = models_json_schema(
+        [(model, "validation") for model in models], ref_template="#/components/schemas/{model}"
+    )
+    refused = {status: {"description": meaning} for status, meaning in _REFUSED.items()}
+    answered = {"description": "The answer; server-sent events where `stream` was true."}
+    paths: dict[str, Any] = {}
+    for path, model in _BODIES.items():
+        body = {"application/json": {"schema": {"$ref": f"#/components/schemas/{model.__name__}"}}}
+        operation = {
+            "operationId": path.strip("/").replace("/", "_"),
+            "summary": (model.__doc__ or "").strip().partition("\n")[0],
+            "requestBody": {"required": True, "content": body},
+            "responses": {"200": answered, **refused},
+        }
+        paths[path] = {"post": operation}
+    listed = {"200": {"description": "The one model there is."}, "401": refused["401"]}
+    paths["/v1/models"] = {"get": {"operationId": "v1_models", "responses": listed}}
+    name = {"name": "name", "in": "path", "required": True, "schema": {"type": "string", "minLength": 1}}
+    paths["/v1/models/{name}"] = {"get": {"operationId": "v1_model", "parameters": [name], "responses": listed}}
+    return {
+        "openapi": "3.1.0",
+        "info": {"title": "ROLL's endpoint for agents", "version": "1"},
+        "paths": paths,
+        "components": {
+            "schemas": schemas["$defs"],
+            "securitySchemes": {
+                "bearer": {"type": "http", "scheme": "bearer"},
+                "key": {"type": "apiKey", "in": "header", "name": "x-api-key"},
+            },
+        },
+        "security": [{"bearer": []}, {"key": []}],
+    }

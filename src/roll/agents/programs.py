@@ -1,0 +1,269 @@
+"""How an agent program runs: a coroutine in this process, a process of its own, or a program in a sandbox."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import os
+import signal
+import tempfile
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from roll.errors import ConfigError, InfraError
+from roll.registry import load_function
+from roll.types import Message
+
+if TYPE_CHECKING:
+    from roll.config.agents import AgentConfig
+    from roll.config.sandbox import SandboxConfig
+    from roll.sandbox import SandboxManager, SandboxSpec
+
+__all__ = ["AgentFailed", "AgentTask", "Program", "open_program"]
+
+MOST_OUTPUT = 2**20
+"""Bytes of a program's output that are read; more of it is passed over."""
+LAST_OUTPUT_S = 1.0
+"""To read the rest of a program's output once it has ended."""
+LONGEST_COMPLAINT = 400
+_SOCKET = "/run/roll/endpoint"
+"""In a sandbox. A mount of the directory would be a copy of its names, and nobody listens at a copy of a socket."""
+_PLACE = "http://127.0.0.1:{}"
+
+
+class AgentFailed(Exception):
+    """The agent program ended with an error of its own."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AgentTask:
+    """What an agent is to do."""
+
+    text: str
+    """The last message of the user."""
+    messages: tuple[Message, ...]
+    """All of the prompt."""
+    metadata: Mapping[str, Any]
+    """Of the prompt; never its answer."""
+    rollout: str
+    """Names the attempt, such as `train-3.1`."""
+    seed: int | None
+    """Of the attempt, the same whenever it is made again."""
+    time_s: float
+    """That it has."""
+
+
+class Program(Protocol):
+    """Runs an agent once."""
+
+    async def __call__(self, task: AgentTask, base_url: str, api_key: str) -> str | None:
+        """Its answer, where it gives one.
+
+        Raises:
+            AgentFailed: it ended with an error.
+            InfraError: it could not be run.
+        """
+        ...
+
+
+@asynccontextmanager
+async def open_program(config: AgentConfig, sandbox: SandboxConfig, socket: Path | None) -> AsyncIterator[Program]:
+    """The configured program, ready to run; whatever it needs ends with the block.
+
+    Args:
+        config: which one.
+        sandbox: of the run, for a program in a sandbox.
+        socket: where the endpoint listens for sandboxes.
+
+    Raises:
+        ConfigError: the function cannot be imported, or a file is missing.
+        SandboxUnavailableError: this machine has no sandboxes.
+    """
+    if config.function is not None:
+        yield _coroutine(config.function)
+    elif not config.sandbox:
+        yield _Process(config.command or [], config.environment)
+    else:
+        assert socket is not None, "sandboxes reach the endpoint by a socket"
+        files = {name: _content(name, path) for name, path in config.files.items()}
+        async with _manager(sandbox, socket, config.limits.time_s) as (manager, spec):
+            yield _Sandboxed(config.command or [], config.environment, files, manager, spec, str(socket))
+
+
+def _coroutine(path: str) -> Program:
+    function = load_function(path, "agent")
+    if not inspect.iscoroutinefunction(function):
+        raise ConfigError(
+            f"agent.function '{path}' is no coroutine, so it would stop everything else of the run while it works: "
+            "write `async def`, or run it as a program of its own (agent.command)."
+        )
+
+    async def run(task: AgentTask, base_url: str, api_key: str) -> str | None:
+        try:
+            answer = await function(task, base_url, api_key)
+        except InfraError:
+            raise
+        except Exception as error:
+            raise AgentFailed(f"{type(error).__name__}: {error}") from error
+        return answer if isinstance(answer, str) else None
+
+    return run
+
+
+def _content(name: str, path: str) -> bytes:
+    try:
+        return Path(path).expanduser().read_bytes()
+    except OSError as error:
+        raise ConfigError(f"agent.files.{name}: '{path}' cannot be read: {error.strerror}.") from error
+
+
+def _variables(task: AgentTask, address: str, api_key: str) -> dict[str, str]:
+    """What programs find in their environment. Anthropic's clients add `/v1` themselves."""
+    return {
+        "OPENAI_BASE_URL": f"{address}/v1",
+        "OPENAI_API_BASE": f"{address}/v1",
+        "OPENAI_API_KEY": api_key,
+        "ANTHROPIC_BASE_URL": address,
+        "ANTHROPIC_API_KEY": api_key,
+        "ROLL_TASK": task.text,
+        "ROLL_ROLLOUT": task.rollout,
+        "ROLL_SEED": "" if task.seed is None else str(task.seed),
+    }
+
+
+class _Process:
+    """A program as a process group of its own, which ends with it."""
+
+    def __init__(self, command: Sequence[str], environment: Mapping[str, str]) -> None:
+        self._command, self._environment = command, environment
+
+    async def __call__(self, task: AgentTask, base_url: str, api_key: str) -> str | None:
+        variables = _variables(task, base_url.removesuffix("/v1"), api_key)
+        said, complaint = _Output(), _Output()
+        with tempfile.TemporaryFile() as given:
+            given.write(task.text.encode())
+            given.seek(0)
+            async with said.open() as stdout, complaint.open() as stderr:
+                try:
+                    process = await asyncio.create_subprocess_exec(
+                        *self._command,
+                        env={**os.environ, **variables, **self._environment},
+                        stdin=given,
+                        stdout=stdout,
+                        stderr=stderr,
+                        start_new_session=True,
+                    )
+                except OSError as error:
+                    text = f"agent.command: '{self._command[0]}' cannot be started: {error.strerror}."
+                    raise ConfigError(text) from error
+                try:
+                    code = await process.wait()
+                finally:
+                    with suppress(ProcessLookupError):  # also what it started and left behind
+                        os.killpg(process.pid, signal.SIGKILL)
+                    await process.wait()
+        if code:
+            raise AgentFailed(_complaint(code, complaint.kept))
+        return said.kept.decode(errors="replace")
+
+
+class _Output(asyncio.Protocol):
+    """The beginning of what a program writes. A pipe of our own: asyncio's would make its end wait for their ends."""
+
+    def __init__(self) -> None:
+        self.kept = b""
+        self._ended = asyncio.get_running_loop().create_future()
+
+    @asynccontextmanager
+    async def open(self) -> AsyncIterator[int]:
+        """The end to write to; what was written is here after the block."""
+        ours, theirs = os.pipe()
+        transport, _ = await asyncio.get_running_loop().connect_read_pipe(lambda: self, os.fdopen(ours, "rb"))
+        try:
+            yield theirs
+        finally:
+            os.close(theirs)
+            await asyncio.wait({self._ended}, timeout=LAST_OUTPUT_S)  # somebody may have taken the other end along
+            transport.close()
+
+    def data_received(self, data: bytes) -> None:
+        """Keep it, as far as there is room."""
+        self.kept += data[: MOST_OUTPUT - len(self.kept)]
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Nobody writes any more."""
+        if not self._ended.done():
+            self._ended.set_result(None)
+
+
+def _complaint(code: int | None, stderr: bytes) -> str:
+    said = stderr.decode(errors="replace").strip()[-LONGEST_COMPLAINT:]
+    return f"exit code {code}" + (f": {said}" if said else "")
+
+
+@asynccontextmanager
+async def _manager(
+    config: SandboxConfig, socket: Path, time_s: float
+) -> AsyncIterator[tuple[SandboxManager, SandboxSpec]]:
+    from roll.sandbox import Limits, Mount, SandboxManager, SandboxSpec
+
+    unsafe = config.runtime == "subprocess"  # without a file system of its own
+    spec = SandboxSpec(
+        limits=Limits(
+            wall_s=time_s,
+            memory_bytes=config.memory_bytes,
+            max_processes=config.max_processes,
+            disk_bytes=config.disk_bytes,
+            file_size_bytes=config.disk_bytes,
+            output_bytes=MOST_OUTPUT,
+        ),
+        trust="trusted" if config.trust_programs else "untrusted",
+        mounts=() if unsafe else (Mount(source=str(socket), target=_SOCKET),),
+        pool="agents",
+        image=config.image,
+    )
+    async with SandboxManager(config.runtime, spec=spec, warm=config.warm) as manager:
+        yield manager, spec
+
+
+class _Sandboxed:
+    """A program where nothing is but its files, and a way to the endpoint."""
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        environment: Mapping[str, str],
+        files: Mapping[str, bytes],
+        manager: SandboxManager,
+        spec: SandboxSpec,
+        socket: str,
+    ) -> None:
+        self._command, self._environment, self._files = command, environment, files
+        self._manager, self._spec = manager, spec
+        self._socket = spec.mounts[0].target if spec.mounts else socket
+        self._launcher = (Path(__file__).parent / "inside" / "launch.py").read_text(encoding="utf-8")
+
+    async def __call__(self, task: AgentTask, base_url: str, api_key: str) -> str | None:
+        from roll.sandbox import Command, SandboxError
+
+        variables = {
+            f"ROLL_PLACE_{name}" if _PLACE in value else name: value
+            for name, value in _variables(task, _PLACE, api_key).items()
+        }
+        program = Command(
+            argv=("python3", "-I", "-c", self._launcher, self._socket, *self._command),
+            stdin=task.text.encode(),
+            files=self._files,
+            env={**variables, **self._environment},
+        )
+        try:
+            result = await self._manager.execute(program, spec=self._spec)
+        except SandboxError as error:
+            raise InfraError(f"the agent's sandbox broke: {error}") from error
+        if not result.ok:
+            how = result.outcome if result.exit_code is None else result.exit_code
+            raise AgentFailed(f"{how}: {result.stderr.decode(errors='replace').strip()[-LONGEST_COMPLAINT:]}")
+        return result.stdout.decode(errors="replace")

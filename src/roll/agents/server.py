@@ -1,0 +1,188 @@
+"""The HTTP server before the sessions of a run: keys, limits, vendors' forms of errors, streams.
+
+    request ─► key ─► session ─► route: body checked, answered ─► object, or server-sent events
+       └── no key, another session's, one that is over: 401      └── the agent left: what it was not sent is not kept
+
+Invariants:
+    - nothing is answered without the key of an open session, not even whether there is such a page;
+    - what an agent can write never makes an error of ours: it is told which field is wrong;
+    - an agent that leaves ends its requests at the engines.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from aiohttp import web
+from pydantic_core import to_json
+
+from roll.agents.anthropic_messages import answer_messages
+from roll.agents.openai_chat import chat
+from roll.agents.openai_completions import complete
+from roll.agents.openai_responses import respond
+from roll.agents.openapi import description
+from roll.agents.refusals import Refusal
+from roll.agents.session import Answer, Session, Sessions
+from roll.agents.wire import Reply
+
+__all__ = ["MODEL", "AgentServer"]
+
+logger = logging.getLogger(__name__)
+
+MODEL = "policy"
+"""What the model is called; requests may call it anything."""
+MOST_BYTES = 8 * 2**20
+"""Of a body."""
+
+Route: TypeAlias = Callable[[Session, bytes], Awaitable[Reply]]
+POSTS: dict[str, Route] = {
+    "/v1/chat/completions": chat,
+    "/v1/completions": complete,
+    "/v1/responses": respond,
+    "/v1/messages": answer_messages,
+    "/v1/v1/messages": answer_messages,  # Anthropic's clients add /v1 to the address, which has it for OpenAI's
+}
+
+
+class AgentServer:
+    """Answers the agents of a run; `async with AgentServer() as server: server.sessions.add(…)`.
+
+    Args:
+        host: where it listens; by default only programs of this machine reach it.
+        port: 0 takes a free one.
+        socket: a Unix socket on which it listens as well, for sandboxes.
+    """
+
+    def __init__(self, host: str = "127.0.0.1", port: int = 0, *, socket: Path | None = None) -> None:
+        self.sessions = Sessions()
+        self._host, self._port, self._socket = host, port, socket
+        self._runner: web.AppRunner | None = None
+
+    async def __aenter__(self) -> AgentServer:
+        await self.start()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    @property
+    def base_url(self) -> str:
+        """For OpenAI's clients, with `/v1`; Anthropic's take it too."""
+        host = f"[{self._host}]" if ":" in self._host else self._host
+        return f"http://{host}:{self._port}/v1"
+
+    async def start(self) -> None:
+        """Listen."""
+        app = web.Application(client_max_size=MOST_BYTES, middlewares=[_formed])
+        for path, route in POSTS.items():
+            app.router.add_post(path, self._answering(route))
+        app.router.add_get("/v1/models", self._models)
+        app.router.add_get("/v1/models/{name}", self._models)
+        app.router.add_get("/openapi.json", self._openapi)
+        self._runner = web.AppRunner(app, access_log=None, handler_cancellation=True, shutdown_timeout=1.0)
+        await self._runner.setup()
+        site = web.TCPSite(self._runner, self._host, self._port, backlog=1024)
+        await site.start()
+        self._port = self._runner.addresses[0][1]
+        if self._socket is not None:
+            await web.UnixSite(self._runner, str(self._socket)).start()
+            self._socket.chmod(0o666)  # sandboxes have users of their own; keys protect what is behind it
+
+    async def close(self) -> None:
+        """Listen no more; may be called twice."""
+        runner, self._runner = self._runner, None
+        if runner is not None:
+            await runner.cleanup()
+        if self._socket is not None:
+            self._socket.unlink(missing_ok=True)
+
+    # ---- requests
+
+    def _answering(self, route: Route) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
+        async def answered(request: web.Request) -> web.StreamResponse:
+            session = self.sessions.find(_key(request))
+            reply = await route(session, await request.read())
+            if reply.stream is not None:
+                return await _streamed(request, session, reply)
+            return web.Response(body=to_json(reply.body, inf_nan_mode="null"), content_type="application/json")
+
+        return answered
+
+    async def _models(self, request: web.Request) -> web.Response:
+        self.sessions.find(_key(request))
+        name = request.match_info.get("name")
+        model = {"id": name or MODEL, "object": "model", "created": 0, "owned_by": "roll"}
+        return web.json_response(model if name else {"object": "list", "data": [model]})
+
+    async def _openapi(self, request: web.Request) -> web.Response:
+        self.sessions.find(_key(request))
+        return web.json_response(description())
+
+
+def _key(request: web.Request) -> str:
+    """What OpenAI's clients send in one header, and Anthropic's in another."""
+    bearer = request.headers.get("Authorization", "")
+    return bearer[7:].strip() if bearer[:7].lower() == "bearer " else request.headers.get("x-api-key", "")
+
+
+async def _streamed(request: web.Request, session: Session, reply: Reply) -> web.StreamResponse:
+    """Send a stream; what an agent that leaves was not sent of its answers is taken out of the record."""
+    response = web.StreamResponse(
+        headers={"Content-Type": "text/event-stream; charset=utf-8", "Cache-Control": "no-cache"}
+    )
+    sent: dict[int, tuple[Answer, int | None]] = {id(answer): (answer, 0) for answer in reply.answers}
+    try:
+        await response.prepare(request)
+        for piece in reply.stream or ():
+            if request.transport is None or request.transport.is_closing():
+                raise ConnectionResetError
+            await response.write(piece.data)
+            if piece.answer is not None:
+                sent[id(piece.answer)] = (piece.answer, piece.num_characters)
+    except BaseException as error:
+        for answer, num_characters in sent.values():
+            if num_characters is not None:
+                session.received(answer.call, num_characters)
+        if isinstance(error, ConnectionError):
+            return response
+        raise
+    with suppress(ConnectionError):
+        await response.write_eof()
+    return response
+
+
+# ---- errors
+
+
+@web.middleware
+async def _formed(request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]) -> Any:
+    """Every error in the form that the vendor's clients read."""
+    try:
+        return await handler(request)
+    except Refusal as refusal:
+        return _refused(request, refusal)
+    except web.HTTPException as error:
+        code = {404: "not_found", 405: "method_not_allowed", 413: "request_too_large"}.get(error.status, "bad_request")
+        message = f"a body is at most {MOST_BYTES} bytes." if error.status == 413 else f"{error.reason}: {request.path}"
+        return _refused(request, Refusal(error.status, code, message))
+
+
+_OPENAI = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 429: "rate_limit_error"}
+_ANTHROPIC = {**_OPENAI, 413: "request_too_large", 503: "overloaded_error"}
+
+
+def _refused(request: web.Request, refusal: Refusal) -> web.Response:
+    if request.path.endswith("/messages"):
+        kind = _ANTHROPIC.get(refusal.status, "invalid_request_error")
+        body: dict[str, Any] = {"type": "error", "error": {"type": kind, "message": refusal.message}}
+    else:
+        kind = _OPENAI.get(refusal.status, "server_error" if refusal.status >= 500 else "invalid_request_error")
+        error = {"message": refusal.message, "type": kind, "param": refusal.field or None, "code": refusal.code}
+        body = {"error": error}
+    headers = {} if refusal.retry_after_s is None else {"Retry-After": str(refusal.retry_after_s)}
+    return web.Response(text=json.dumps(body), status=refusal.status, content_type="application/json", headers=headers)

@@ -1,0 +1,321 @@
+"""A session: what one agent program asks of the model during one rollout's attempt, and the record of it.
+
+    request ─► context (contexts) ─► within the budget? ─► generate ─► cut at a stop text ─► recorded call ─► answer
+
+Invariants:
+    - what an agent received is in the record, token by token, and nothing else is;
+    - after its end a session answers nothing; what still runs then is aborted;
+    - a request that the infrastructure fails makes the whole session fail: nothing of it is ever scored.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import secrets
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from roll.agents.contexts import Contexts
+from roll.agents.refusals import Refusal
+from roll.agents.tool_calls import ToolCall, ToolFormat, format_of, read_calls
+from roll.agents.tree import Call
+from roll.data import ChatRenderer
+from roll.rollout.loops import Generate, next_turn
+from roll.types import Generation, GenerationRequest, IntArray
+
+if TYPE_CHECKING:
+    from roll.config.agents import AgentLimits
+
+__all__ = ["Answer", "Session", "Sessions"]
+
+NUM_ENDED = 10_000
+"""Sessions that are remembered after their end, so that their agents hear what is wrong."""
+_THINK, _THOUGHT = "<think>", "</think>"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Answer:
+    """What the agent gets of one generation."""
+
+    call: Call
+    text: str
+    """Without the stop text, reasoning and calls of tools."""
+    reasoning: str
+    tool_calls: tuple[ToolCall, ...]
+    stopped_by: str | None
+    """The stop text that ended it."""
+
+
+class Session:
+    """See the module.
+
+    Args:
+        session_id: in its key, and in requests' ids where engines show them.
+        first: its sampling holds for every call, whatever the agent asks for, but for shorter answers.
+        generate: asks the engines.
+        renderer: of the policy's tokenizer.
+        limits: its budget.
+        max_context: of the engines, in tokens.
+        tool_format: in which the model calls tools; `None`: the one that its chat template teaches.
+    """
+
+    def __init__(
+        self,
+        session_id: str,
+        first: GenerationRequest,
+        generate: Generate,
+        renderer: ChatRenderer,
+        *,
+        limits: AgentLimits,
+        max_context: int,
+        tool_format: ToolFormat | None = None,
+    ) -> None:
+        self.session_id = session_id
+        self.key = f"{session_id}.{secrets.token_urlsafe(24)}"
+        self.tool_format = tool_format or format_of(renderer.template)
+        self.contexts = Contexts(
+            renderer, ends=first.sampling.stop_token_ids, tool_format=self.tool_format, max_context=max_context
+        )
+        self.calls: list[Call] = []
+        """In the order in which they ended."""
+        self.exhausted = ""
+        """The part of the budget that is used up, of which the agent was told; empty while none is."""
+        self.failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        """Holds the infrastructure's failure once there is one."""
+        self.answers: dict[str, tuple[object, ...]] = {}
+        """What routes keep from one request to the next, by the id they gave it."""
+        self.renderer = renderer
+        self._first, self._generate, self._limits, self._max_context = first, generate, limits, max_context
+        self._num_asked = 0
+        self._num_tokens = 0
+        self._running: set[asyncio.Task[Generation]] = set()
+        self._closed = False
+        self._deadline = asyncio.get_running_loop().time() + limits.time_s
+
+    # ---- answers
+
+    async def ask(
+        self,
+        context: IntArray,
+        *,
+        n: int = 1,
+        max_tokens: int | None = None,
+        stop: Sequence[str] = (),
+        tools: Sequence[Mapping[str, Any]] = (),
+        raw: bool = False,
+    ) -> list[Answer]:
+        """Answers of the model to one context.
+
+        Args:
+            context: [C]
+            n: how many.
+            max_tokens: of each; the session's own bounds hold beside it.
+            stop: texts that end an answer.
+            tools: whose calls are told apart in them.
+            raw: they are texts, in which nothing is told apart.
+
+        Raises:
+            Refusal: the session is over, its budget is used up, the context is too long, or we failed.
+        """
+        self._check(n)
+        sampling = self._first.sampling
+        room = min(self._max_context - len(context), sampling.max_new_tokens, self._limits.tokens - self._num_tokens)
+        if len(context) >= self._max_context:
+            raise Refusal(
+                400,
+                "context_length_exceeded",
+                f"the model's context is {self._max_context} tokens, and these are {len(context)}: send fewer.",
+                field="messages",
+            )
+        wanted = room if max_tokens is None else min(room, max_tokens)
+        requests = [self._next_request(context, wanted) for _ in range(n)]
+        generations = await self._generated(requests)
+        return [self._recorded(context, generation, stop, tools, raw) for generation in generations]
+
+    def _next_request(self, context: IntArray, max_tokens: int) -> GenerationRequest:
+        request = next_turn(self._first, context, self._num_asked)
+        self._num_asked += 1
+        sampling = replace(request.sampling, max_new_tokens=max_tokens)
+        return replace(request, token_ids=context, sampling=sampling)
+
+    async def _generated(self, requests: Sequence[GenerationRequest]) -> list[Generation]:
+        tasks = [asyncio.ensure_future(self._generate(request)) for request in requests]
+        self._running.update(tasks)
+        try:
+            done = await asyncio.gather(*tasks)
+        except asyncio.CancelledError:
+            if self._closed:
+                raise self._over() from None
+            raise  # the agent is gone
+        except Exception as error:
+            self.fail(error)
+            raise Refusal(
+                503, "engine_failure", "the model cannot answer right now; this session has failed.", retry_after_s=1
+            ) from error
+        finally:
+            for task in tasks:
+                task.cancel()
+            self._running.difference_update(tasks)
+        if self._closed:
+            raise self._over()
+        return done
+
+    def _recorded(
+        self,
+        context: IntArray,
+        generation: Generation,
+        stop: Sequence[str],
+        tools: Sequence[Mapping[str, Any]],
+        raw: bool,
+    ) -> Answer:
+        ids = generation.token_ids
+        ends = self._first.sampling.stop_token_ids
+        shown = ids[:-1] if len(ids) and int(ids[-1]) in ends else ids
+        text = self.renderer.decode(shown)
+        place, stopped_by = min(
+            ((found, word) for word in stop if (found := text.find(word)) >= 0), default=(len(text), None)
+        )
+        reason = generation.finish_reason
+        if stopped_by is not None:
+            num_tokens = self.num_tokens_of(ids, place + len(stopped_by))
+            ids, text, reason = ids[:num_tokens], text[:place], "stop"
+        call = Call(
+            context=context,
+            token_ids=ids,
+            logprobs=generation.logprobs[: len(ids)],
+            policy_versions=generation.policy_versions[: len(ids)],
+            finish_reason=reason,
+            engine_id=generation.engine_id,
+        )
+        self.calls.append(call)
+        self._num_tokens += len(ids)
+        calls: tuple[ToolCall, ...] = ()
+        thought = ""
+        if not raw:
+            thought, text = _apart(text)
+        if tools:
+            spelt = text if stopped_by is not None else _apart(self.renderer.spelt(shown))[1]
+            beside, calls = read_calls(spelt, self.tool_format, tools)
+            text = beside if calls else text
+        return Answer(call=call, text=text, reasoning=thought, tool_calls=calls, stopped_by=stopped_by)
+
+    def num_tokens_of(self, token_ids: IntArray, num_characters: int) -> int:
+        """How many of the tokens it takes to say so many characters; half a character says none."""
+        said = self.renderer.decode(token_ids)[:num_characters]
+        low, high = 0, len(token_ids)
+        while low < high:
+            middle = (low + high) // 2
+            if self.renderer.decode(token_ids[:middle]).startswith(said):
+                high = middle
+            else:
+                low = middle + 1
+        return low
+
+    def received(self, call: Call, num_characters: int) -> None:
+        """The agent left before it had all of an answer: only what it was sent is kept of it."""
+        place = next((place for place, known in enumerate(self.calls) if known is call), None)
+        if place is None:
+            return
+        num_tokens = self.num_tokens_of(call.token_ids, num_characters) if num_characters else 0
+        if num_tokens == 0:
+            del self.calls[place]
+        elif num_tokens < len(call.token_ids):
+            self.calls[place] = replace(
+                call,
+                token_ids=call.token_ids[:num_tokens],
+                logprobs=call.logprobs[:num_tokens],
+                policy_versions=call.policy_versions[:num_tokens],
+                finish_reason="abort",
+            )
+
+    # ---- bounds
+
+    @property
+    def deadline(self) -> float:
+        """In the event loop's time."""
+        return self._deadline
+
+    def _check(self, n: int) -> None:
+        limits = self._limits
+        if self._closed:
+            raise self._over()
+        if self.failed.done():
+            raise Refusal(503, "engine_failure", "this session has failed: it will be tried again from its beginning.")
+        if n > limits.choices:
+            raise Refusal(400, "invalid_value", f"n is {n}, at most {limits.choices} are given here.", field="n")
+        if len(self._running) + n > limits.parallel:
+            message = f"{len(self._running)} requests of this session run; {limits.parallel} may at once."
+            raise Refusal(429, "rate_limit_exceeded", message, retry_after_s=1)
+        if self._num_asked + n > limits.turns:
+            self.exhausted = f"{limits.turns} answers"
+        elif self._num_tokens >= limits.tokens:
+            self.exhausted = f"{limits.tokens} tokens"
+        elif asyncio.get_running_loop().time() >= self._deadline:
+            self.exhausted = f"{limits.time_s:g} s"
+        if self.exhausted:
+            raise Refusal(403, "budget_exhausted", f"this session's budget of {self.exhausted} is used up.")
+
+    def _over(self) -> Refusal:
+        return Refusal(401, "session_over", "this session is over: its agent ended, or was ended.")
+
+    # ---- its end
+
+    def fail(self, error: Exception) -> None:
+        """We failed it."""
+        if not self.failed.done():
+            self.failed.set_exception(error)
+            self.failed.exception()  # counts as looked at: nobody may be waiting
+
+    def close(self) -> None:
+        """It is over; requests under way are aborted."""
+        self._closed = True
+        for task in list(self._running):
+            task.cancel()
+
+
+def _apart(text: str) -> tuple[str, str]:
+    """Reasoning, and what comes after it; a text without its end is no reasoning yet told from an answer."""
+    thought, end, rest = text.partition(_THOUGHT)
+    if not end:
+        return "", text
+    return thought.removeprefix(_THINK).strip(), rest.lstrip("\n")
+
+
+class Sessions:
+    """All sessions that are open, by their keys."""
+
+    def __init__(self) -> None:
+        self._open: dict[str, Session] = {}
+        self._ended: deque[str] = deque(maxlen=NUM_ENDED)
+
+    def add(self, session: Session) -> None:
+        """Answer its requests from now on."""
+        self._open[session.session_id] = session
+
+    @property
+    def num_open(self) -> int:
+        """How many there are."""
+        return len(self._open)
+
+    def end(self, session: Session) -> None:
+        """Answer them no more."""
+        session.close()
+        if self._open.pop(session.session_id, None) is not None:
+            self._ended.append(session.session_id)
+
+    def find(self, key: str) -> Session:
+        """The session that a key opens.
+
+        Raises:
+            Refusal: none does, or it is over.
+        """
+        session_id, _, _ = key.rpartition(".")
+        session = self._open.get(session_id)
+        if session is not None and hmac.compare_digest(session.key.encode(), key.encode()):
+            return session
+        if session is None and session_id in self._ended:
+            raise Refusal(401, "session_over", "this session is over: its agent ended, or was ended.")
+        raise Refusal(401, "invalid_api_key", "the request has no key, or none that opens a session here.")

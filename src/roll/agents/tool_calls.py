@@ -1,0 +1,137 @@
+"""Calls of tools in what a model wrote, in the model's own format, and tools in what it is given.
+
+What a model wrote is hostile: `roll.envs.tools.calls` reads it, in linear time. What is no well-formed call stays text.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, TypeAlias
+
+from roll.envs.tools.calls import FORMS
+from roll.types import Message
+
+__all__ = ["ToolCall", "ToolFormat", "format_of", "plainly", "read_calls"]
+
+ToolFormat: TypeAlias = Literal["hermes", "llama3", "mistral", "plain", "none"]
+_FORMS = {"hermes": "hermes", "plain": "hermes", "llama3": "llama", "mistral": "mistral"}
+"""What `roll.envs.tools` calls them."""
+_OPEN, _CLOSE = "<tool_call>", "</tool_call>"
+_MISTRAL = "[TOOL_CALLS]"
+_PYTHON_TAG = "<|python_tag|>"
+_ID_CHARACTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ToolCall:
+    """One call, as the model wrote it."""
+
+    name: str
+    arguments: Mapping[str, Any]
+    call_id: str = field(default_factory=lambda: "".join(secrets.choice(_ID_CHARACTERS) for _ in range(9)))
+    """Nine letters and digits: some chat templates accept nothing else."""
+
+    @property
+    def arguments_json(self) -> str:
+        """As the interfaces of vendors carry them."""
+        return json.dumps(self.arguments, ensure_ascii=False)
+
+
+@dataclass(frozen=True, slots=True)
+class _Offered:
+    """A tool that the agent has: nothing here calls it."""
+
+    name: str
+    description: str
+    parameters: Mapping[str, Any]
+
+    def call(self, arguments: Mapping[str, Any], /) -> str:
+        """See `roll.envs.tools.Tool`."""
+        raise NotImplementedError("an agent calls its tools itself")
+
+
+def format_of(template: str) -> ToolFormat:
+    """The format that a chat template teaches; `plain` where it takes no tools."""
+    if "tools" not in template:
+        return "plain"
+    if _MISTRAL in template:
+        return "mistral"
+    if _OPEN in template:
+        return "hermes"
+    return "llama3" if '"parameters"' in template else "hermes"
+
+
+def read_calls(
+    text: str, tool_format: ToolFormat, tools: Sequence[Mapping[str, Any]] = ()
+) -> tuple[str, tuple[ToolCall, ...]]:
+    """What is said beside calls, and the calls; where one of them is malformed, all of it stays text.
+
+    Args:
+        text: special tokens included, without the one that ended it.
+        tool_format: see `format_of`.
+        tools: that were offered, as chat templates take them.
+    """
+    if tool_format == "none":
+        return text, ()
+    found = FORMS[_FORMS[tool_format]].parse(text, {tool.name: tool for tool in map(_offered, tools)})
+    if found.problems or not found.calls or not all(_is_json(call.arguments) for call in found.calls):
+        return text, ()
+    calls = tuple(ToolCall(name=call.name, arguments=call.arguments) for call in found.calls)
+    return _beside(text, tool_format).strip(), calls
+
+
+def _offered(tool: Mapping[str, Any]) -> _Offered:
+    function = tool["function"]
+    schema = function["parameters"]  # an agent may send anything for it
+    sound = isinstance(schema.get("properties", {}), dict)
+    return _Offered(function["name"], function["description"], schema if sound else {})
+
+
+def _beside(text: str, tool_format: ToolFormat) -> str:
+    if tool_format == "llama3":
+        return text.partition(_PYTHON_TAG)[0] if _PYTHON_TAG in text else ""
+    if tool_format == "mistral":
+        return text.partition(_MISTRAL)[0] if _MISTRAL in text else ""
+    head, *parts = text.split(_OPEN)
+    return "".join([head, *(part.partition(_CLOSE)[2] for part in parts)])
+
+
+def _is_json(arguments: Mapping[str, Any]) -> bool:
+    """Whether all numbers are: one beyond all floats has no JSON."""
+    try:
+        json.dumps(arguments, allow_nan=False)
+    except ValueError:
+        return False
+    return True
+
+
+def plainly(messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> list[Message]:
+    """A conversation for a template that knows no tools: they, calls of them, and what they said, as text."""
+    said: list[Message] = []
+    for message in messages:
+        role, content = message["role"], message["content"]
+        calls: Sequence[Any] = message.get("tool_calls") or ()  # type: ignore[assignment]
+        if role == "tool":
+            role, content = "user", f"<tool_response>\n{content}\n</tool_response>"
+            if said and said[-1]["role"] == "user" and said[-1]["content"].endswith("</tool_response>"):
+                said[-1] = {"role": "user", "content": f"{said[-1]['content']}\n{content}"}
+                continue
+        elif calls:
+            written = (f"{_OPEN}\n{json.dumps(call['function'], ensure_ascii=False)}\n{_CLOSE}" for call in calls)
+            content = "\n".join([*([content] if content else []), *written])
+        said.append({"role": role, "content": content})
+    if tools:
+        first = said[0]["content"] + "\n\n" if said and said[0]["role"] == "system" else ""
+        said[: 1 if first else 0] = [{"role": "system", "content": first + _offer(tools)}]
+    return said
+
+
+def _offer(tools: Sequence[Mapping[str, Any]]) -> str:
+    listed = "\n".join(json.dumps(tool, ensure_ascii=False) for tool in tools)
+    return (
+        f"You may call these functions, described by JSON schemas:\n<tools>\n{listed}\n</tools>\nTo call one, write "
+        f'{_OPEN}{{"name": its name, "arguments": {{its arguments}}}}{_CLOSE}, several times for several calls.'
+    )

@@ -1,0 +1,114 @@
+"""Calls of tools in what models write."""
+
+from __future__ import annotations
+
+import json
+import time
+
+import hypothesis.strategies as st
+import pytest
+from hypothesis import given
+
+from roll.agents.tool_calls import ToolFormat, format_of, plainly, read_calls
+from roll.types import Message
+
+FORMATS: list[ToolFormat] = ["hermes", "llama3", "mistral", "plain", "none"]
+
+
+def called(text: str, tool_format: ToolFormat) -> tuple[str, list[tuple[str, object]]]:
+    beside, calls = read_calls(text, tool_format)
+    return beside, [(call.name, dict(call.arguments)) for call in calls]
+
+
+def test_hermes_calls_stand_in_tags_and_may_be_several() -> None:
+    first = "<tool_call>\n" + '{"name": "a", "arguments": {"x": 1}}' + "\n</tool_call>"
+    text = f"Let me see.\n{first}\n" + '<tool_call>{"name":"b"}</tool_call>'
+    assert called(text, "hermes") == ("Let me see.", [("a", {"x": 1}), ("b", {})])
+
+
+def test_an_unclosed_call_at_the_end_counts_if_it_is_whole() -> None:
+    assert called('<tool_call>{"name": "a", "arguments": {}}', "plain") == ("", [("a", {})])
+    assert called('<tool_call>{"name": "a", "argum', "plain") == ('<tool_call>{"name": "a", "argum', [])
+
+
+def test_an_answer_with_a_malformed_call_stays_text() -> None:
+    text = '<tool_call>nonsense</tool_call><tool_call>{"name": "a", "arguments": {}}</tool_call>'
+    assert called(text, "hermes") == (text, [])
+
+
+def test_qwen_coders_tags_are_read_by_the_tools_schema() -> None:
+    body = "<function=a>\n<parameter=x>\n1\n</parameter>\n</function>"
+    schema = {"type": "object", "properties": {"x": {"type": "integer"}}}
+    tool = {"type": "function", "function": {"name": "a", "description": "", "parameters": schema}}
+    _, [call] = read_calls(f"<tool_call>\n{body}\n</tool_call>", "hermes", [tool])
+    assert (call.name, dict(call.arguments)) == ("a", {"x": 1})
+
+
+def test_llama_answers_with_objects_alone() -> None:
+    assert called('{"name": "a", "parameters": {"x": "1"}}; {"name": "b", "parameters": {}}', "llama3") == (
+        "",
+        [("a", {"x": "1"}), ("b", {})],
+    )
+    assert called('<|python_tag|>{"name": "a", "parameters": {}}', "llama3") == ("", [("a", {})])
+    assert called('Sure: {"name": "a", "parameters": {}}', "llama3") == ('Sure: {"name": "a", "parameters": {}}', [])
+
+
+def test_mistral_marks_calls_in_two_ways() -> None:
+    assert called('[TOOL_CALLS][{"name": "a", "arguments": {"x": 1}}]', "mistral") == ("", [("a", {"x": 1})])
+    assert called('Wait.[TOOL_CALLS]a[ARGS]{"x": 1}[TOOL_CALLS]b[ARGS]{}', "mistral") == (
+        "Wait.",
+        [("a", {"x": 1}), ("b", {})],
+    )
+
+
+@pytest.mark.parametrize(
+    "arguments", ["[1]", '"text"', "1", '{"a": 1e999}', '{"a": NaN}', '{"a": ' + "9" * 5000 + "}", "[" * 5000]
+)
+@pytest.mark.parametrize("tool_format", ["hermes", "llama3", "mistral"])
+def test_arguments_that_are_no_json_object_make_no_call(arguments: str, tool_format: ToolFormat) -> None:
+    body = f'{{"name": "a", "arguments": {arguments}}}'
+    text = {"hermes": f"<tool_call>{body}</tool_call>", "llama3": body, "mistral": f"[TOOL_CALLS][{body}]"}[tool_format]
+    assert called(text, tool_format) == (text, [])
+
+
+@pytest.mark.parametrize(
+    "piece",
+    ["<tool_call>", "<tool_call></tool_call>", '<tool_call>{"name": "a"}</tool_call>', "[TOOL_CALLS]", "{", "[ARGS]"],
+)
+@pytest.mark.parametrize("tool_format", FORMATS)
+def test_hostile_repetition_takes_no_longer_than_reading_it(piece: str, tool_format: ToolFormat) -> None:
+    started = time.perf_counter()
+    _, calls = read_calls(piece * (400_000 // len(piece)), tool_format)
+    assert time.perf_counter() - started < 2.0
+    assert len(calls) <= 128
+
+
+@given(st.text(alphabet='<tool_cal>/{}[]"name:argumentsTOLCAS,1 \\', max_size=80), st.sampled_from(FORMATS))
+def test_reading_never_raises_and_says_calls_only_as_json(text: str, tool_format: ToolFormat) -> None:
+    beside, calls = read_calls(text, tool_format)
+    assert calls or beside == text
+    for call in calls:
+        assert json.loads(call.arguments_json) == call.arguments
+
+
+def test_formats_are_known_by_what_a_template_teaches() -> None:
+    assert format_of("{% for m in messages %}{{ m }}{% endfor %}") == "plain"
+    assert format_of("{% if tools %}<tool_call>{% endif %}") == "hermes"
+    assert format_of("{% if tools %}[TOOL_CALLS]{% endif %}") == "mistral"
+    assert format_of("""{% if tools %}{"name": x, "parameters": y}{% endif %}""") == "llama3"
+
+
+def test_a_template_without_tools_is_told_of_them_in_words() -> None:
+    function = {"name": "a", "arguments": {"x": 1}}
+    call = {"id": "1", "type": "function", "function": function}
+    messages: list[Message] = [
+        {"role": "user", "content": "go"},
+        {"role": "assistant", "content": "", "tool_calls": [call, call]},  # type: ignore[typeddict-unknown-key]
+        {"role": "tool", "content": "one"},
+        {"role": "tool", "content": "two"},
+    ]
+    said = plainly(messages, [{"type": "function", "function": {"name": "a"}}])
+    assert [message["role"] for message in said] == ["system", "user", "assistant", "user"]
+    assert '"name": "a"' in said[0]["content"]
+    assert [(c.name, dict(c.arguments)) for c in read_calls(said[2]["content"], "plain")[1]] == [("a", {"x": 1})] * 2
+    assert said[3]["content"].count("<tool_response>") == 2
