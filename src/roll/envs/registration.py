@@ -12,10 +12,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from roll.envs.adapters import ADAPTERS
 from roll.envs.games.catalogue import GAMES
 from roll.envs.vector import AsyncVectorEnv, SyncVectorEnv, VectorEnv
 from roll.envs.worlds import WORLDS
-from roll.errors import ConfigError, DataError
+from roll.errors import ConfigError, DataError, UserError
 from roll.registry import import_object, load_function
 
 __all__ = ["ENVS", "FAMILIES", "EnvSpec", "find", "make", "make_vec", "register"]
@@ -55,7 +56,7 @@ ENVS: dict[str, EnvSpec] = {
 }
 ENVS["guess_number"] = EnvSpec(id="guess_number", entry_point="roll.envs.guess_number:GuessNumber", options={})
 
-FAMILIES: dict[str, str] = {}
+FAMILIES: dict[str, str] = dict(ADAPTERS)
 """Names that other libraries give: by what stands before the colon, `package.module:function`, which is called with
 what stands behind it and the options."""
 
@@ -121,6 +122,8 @@ def make(id: str, options: Mapping[str, Any] | None = None, /, **overrides: Any)
     _refuse_unknown(id, kind, arguments)
     try:
         env = kind(**arguments)
+    except UserError:  # it says itself what the user has to mend
+        raise
     except (TypeError, ValueError) as error:
         raise DataError(f"environment '{id}' refuses its options {arguments}: {error}") from error
     with contextlib.suppress(AttributeError):  # as GEM's code may read it; an environment with slots has no place

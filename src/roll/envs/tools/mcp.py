@@ -7,6 +7,7 @@ the connection's own holds it open, from the first episode until `close`.
 from __future__ import annotations
 
 import asyncio
+import importlib
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -43,7 +44,7 @@ class McpTools:
         if isinstance(command, str):
             raise ValueError(f"command is a list of words, got the text '{command}'")
         try:
-            import mcp  # noqa: F401
+            importlib.import_module("mcp")
         except ImportError as error:
             raise ConfigError(f"tools of MCP servers need the package 'mcp': pip install mcp ({error}).") from error
         self._command, self._url, self._env = tuple(command), url, dict(env) if env else None
@@ -80,15 +81,13 @@ class McpTools:
         return self._tools
 
     async def _hold(self, ready: asyncio.Future[None]) -> None:
-        from mcp import Client, StdioServerParameters
-        from mcp.client.stdio import stdio_client
-
+        sdk, stdio = importlib.import_module("mcp"), importlib.import_module("mcp.client.stdio")
         server: Any = self._url
         if server is None:
             program, *arguments = self._command
-            server = stdio_client(StdioServerParameters(command=program, args=arguments, env=self._env))
+            server = stdio.stdio_client(sdk.StdioServerParameters(command=program, args=arguments, env=self._env))
         try:
-            async with Client(server) as client:
+            async with sdk.Client(server) as client:
                 self._client = client
                 self._tools = self._chosen(await _listed(client))
                 ready.set_result(None)

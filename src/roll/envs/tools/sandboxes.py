@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import weakref
 from dataclasses import dataclass, field
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 from roll.errors import ConfigError
 from roll.sandbox import Limits, SandboxManager, SandboxSpec
@@ -52,6 +52,11 @@ class SandboxLease:
         """What to ask the manager for."""
         self._runtime = runtime
         self._shared: _Shared | None = None
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> SandboxLease:
+        """A copy has a part of its own: what is open is not copied."""
+        spec = self.spec
+        return SandboxLease(self._runtime, spec.trust == "trusted", spec.image, spec.limits)
 
     async def manager(self) -> SandboxManager:
         """The manager, started; the same one until `release`.

@@ -229,7 +229,7 @@ class CodeQuestion(World):
 
     def sample_random_action(self) -> str:
         """A program that does something else."""
-        return f"```python\ndef solve(x):\n    return {self.random.randint(0, 9)}\n```"
+        return f"```python\ndef solve(x):\n    return {self.chance.randint(0, 9)}\n```"
 
     def solution(self) -> str:
         """The action of one who knows how."""

@@ -134,9 +134,9 @@ class Booking(World):
 
     def sample_random_action(self) -> str:
         """A question, or a guess."""
-        if self.random.random() < 0.7:
-            return f"What {self.random.choice(list(SLOTS))} would you like?"
-        values = {name: self.random.choice(options) for name, (options, _) in SLOTS.items()}
+        if self.chance.random() < 0.7:
+            return f"What {self.chance.choice(list(SLOTS))} would you like?"
+        values = {name: self.chance.choice(options) for name, (options, _) in SLOTS.items()}
         return f"book({', '.join(f'{name}={value}' for name, value in values.items())})"
 
     def solution(self) -> list[str]:

@@ -69,7 +69,7 @@ class Household(World):
 
     def sample_random_action(self) -> str:
         """Any command that can be carried out."""
-        return self.random.choice(self._house.commands())
+        return self.chance.choice(self._house.commands())
 
     def solution(self) -> list[str]:
         """The commands of one who knows where everything is."""

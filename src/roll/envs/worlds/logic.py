@@ -103,7 +103,7 @@ class RuleTaker(World):
 
     def sample_random_action(self) -> str:
         """A guess."""
-        return f"\\boxed{{{self.random.choice(['True', 'False'])}}}"
+        return f"\\boxed{{{self.chance.choice(['True', 'False'])}}}"
 
     def solution(self) -> str:
         """The action of one who knows."""

@@ -132,7 +132,7 @@ class MathQuestion(World):
 
     def sample_random_action(self) -> str:
         """Some number."""
-        return f"\\boxed{{{self.random.randint(-100, 100)}}}"
+        return f"\\boxed{{{self.chance.randint(-100, 100)}}}"
 
     def solution(self) -> str:
         """The action of one who knows."""

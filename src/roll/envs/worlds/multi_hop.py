@@ -153,7 +153,7 @@ class MultiHop(World):
 
     def sample_random_action(self) -> str:
         """Some name."""
-        return f"\\boxed{{{self.random.choice(corpus().passages).title}}}"
+        return f"\\boxed{{{self.chance.choice(corpus().passages).title}}}"
 
     def solution(self) -> list[str]:
         """The actions of one who looks everything up, with calls in tags."""

@@ -182,9 +182,9 @@ class Shopping(World):
         """A search for something, or a click on anything that the page has."""
         clickable = self._clickable()
         if not clickable:
-            product = self.random.choice(list(catalogue().values()))
+            product = self.chance.choice(list(catalogue().values()))
             return f"search[{product.kind}]"
-        return f"click[{self.random.choice(clickable)}]"
+        return f"click[{self.chance.choice(clickable)}]"
 
     def solution(self) -> list[str]:
         """The actions of one who knows what to buy."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from random import Random
-from typing import Any
+from typing import Any, Self
 
 from roll.envs.tools.base import ToolError
 from roll.envs.tools.python import said
@@ -12,6 +12,7 @@ from roll.envs.tools.toolbox import cut
 from roll.envs.tools.workspace import Workspace
 from roll.envs.worlds.terminal_tasks import FAMILIES, Check, Task
 from roll.envs.worlds.world import FORMAT_ERROR, Begun, Stepped, World
+from roll.errors import UnsupportedError
 from roll.sandbox import Command, SandboxPathError
 
 __all__ = ["SUBMIT", "Terminal", "command_in"]
@@ -125,9 +126,19 @@ class Terminal(World):
     def _info(self) -> dict[str, Any]:
         return {"state": repr((self._task.text, self._commands)), "family": self._family}
 
+    def spawn(self, same_state: bool = False, **options: Any) -> Self:
+        """Another one.
+
+        Raises:
+            UnsupportedError: `same_state`: sandboxes are not copied with what runs in them.
+        """
+        if same_state:
+            raise UnsupportedError("a terminal cannot be spawned in the same state: repeat the seed and the commands.")
+        return super().spawn(**options)
+
     def sample_random_action(self) -> str:
         """Some harmless command."""
-        return self.random.choice(["ls -R", "pwd", "cat *", "echo hello > answer.txt", "python3 --version", SUBMIT])
+        return self.chance.choice(["ls -R", "pwd", "cat *", "echo hello > answer.txt", "python3 --version", SUBMIT])
 
     def solution(self) -> list[str]:
         """The actions of one who knows how."""

@@ -171,7 +171,7 @@ class TwoPlayer(World):
 
     def sample_random_action(self) -> str:
         """Any allowed move."""
-        return f"\\boxed{{{self.random.choice(self._match.moves())}}}" if self._match.rewards is None else "\\boxed{}"
+        return f"\\boxed{{{self.chance.choice(self._match.moves())}}}" if self._match.rewards is None else "\\boxed{}"
 
     def solution(self) -> str:
         """An expert's next move."""

@@ -26,10 +26,13 @@ class World:
     def __init__(self, **options: Any) -> None:
         self.options = options
         self.random = Random(0)
+        self.chance = Random(0)
+        """For random actions alone: drawing one changes no episode."""
 
     def begin(self, seed: int | None) -> None:
         """A new episode's random numbers; without a seed, some that follow from the episodes before."""
-        self.random = Random(self.random.getrandbits(64) if seed is None else seed)
+        seed = self.random.getrandbits(64) if seed is None else seed
+        self.random, self.chance = Random(seed), Random(f"actions {seed}")
 
     @property
     def unwrapped(self) -> Self:

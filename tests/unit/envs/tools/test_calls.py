@@ -58,6 +58,11 @@ def calls_in(form: str, text: str) -> list[tuple[str, dict[str, object]]]:
         ("hermes", '<tool_call>{"name": "today", "arguments": {}}', [("today", {})]),
         (
             "hermes",
+            '<tool_call>{"name": "search", "arguments": {"query": "</tool_call>"}}</tool_call>',
+            [("search", {"query": "</tool_call>"})],
+        ),
+        (
+            "hermes",
             "<tool_call>\n<function=search>\n<parameter=query>\ntwo\nlines\n</parameter>\n<parameter=top>\n5\n"
             "</parameter>\n</function>\n</tool_call>",
             [("search", {"query": "two\nlines", "top": 5})],
@@ -133,8 +138,6 @@ CALLS = st.lists(st.builds(ToolCall, name=NAMES, arguments=ARGUMENTS), min_size=
 @settings(max_examples=25)
 @given(calls=CALLS)
 def test_what_a_form_writes_it_reads_as_the_same_calls(form: str, calls: list[ToolCall]) -> None:
-    if any("</tool_call>" in str(call.arguments) for call in calls):
-        return
     found = FORMS[form].parse(FORMS[form].render(calls), TOOLS)
     assert [(call.name, dict(call.arguments)) for call in found.calls] == [(c.name, dict(c.arguments)) for c in calls]
 

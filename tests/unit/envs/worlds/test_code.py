@@ -61,6 +61,12 @@ async def test_one_who_knows_how_succeeds_on_a_hundred_seeds(env: CodeQuestion) 
         assert (await env.step(env.sample_random_action()))[2]
 
 
+def test_a_copy_has_the_same_question() -> None:
+    env = CodeQuestion()
+    env.reset(3)
+    assert env.spawn(same_state=True).solution() == env.solution()
+
+
 def test_a_program_is_the_last_fenced_block() -> None:
     assert program_in("```python\na = 1\n```\nor\n```python\ndef solve(x): return x\n```") == "def solve(x): return x"
     assert program_in("def solve(x):\n    return x") == "def solve(x):\n    return x"

@@ -11,6 +11,7 @@ import pytest_asyncio
 
 from roll.envs.worlds.terminal import SUBMIT, Terminal, command_in
 from roll.envs.worlds.terminal_tasks import FAMILIES
+from roll.errors import UnsupportedError
 
 pytestmark = pytest.mark.skipif(not shutil.which("bwrap"), reason="bubblewrap is not installed")
 
@@ -100,6 +101,14 @@ async def test_an_episode_is_judged_where_its_turns_end_and_hostile_commands_har
         assert (reward, ended, cut_off, info["correct"]) == (1.0, False, True, True)
     finally:
         await env.close()
+
+
+def test_another_one_is_spawned_fresh_and_never_in_the_same_state() -> None:
+    env = Terminal(families=["count_files"], max_turns=3).spawn(max_turns=5)
+    assert env.options["families"] == ["count_files"]
+    assert env.options["max_turns"] == 5
+    with pytest.raises(UnsupportedError, match="same state"):
+        env.spawn(same_state=True)
 
 
 def test_a_command_is_a_fenced_block_or_all_of_the_text() -> None:

@@ -8,8 +8,10 @@ from typing import Any
 
 import pytest
 
+from roll.envs.conformance import check
+from roll.envs.registration import make
 from roll.envs.worlds import WORLDS
-from roll.registry import import_object
+from roll.errors import DataError
 
 SANDBOXED = ("code:", "terminal:")
 IDS = [name for name in WORLDS if not name.startswith(SANDBOXED)]
@@ -41,11 +43,6 @@ HOSTILE = [
 ]
 
 
-def made(name: str) -> Any:
-    entry, options = WORLDS[name]
-    return import_object(entry)(**options)  # type: ignore[operator]
-
-
 def solved(env: Any, seed: int) -> float:
     """The reward of one who knows: a list of actions given at the start, or an action asked for at every turn."""
     env.reset(seed)
@@ -64,7 +61,7 @@ def solved(env: Any, seed: int) -> float:
 
 @pytest.mark.parametrize("name", [name for name in IDS if not name.startswith("duel:")])
 def test_one_who_knows_how_succeeds_on_a_hundred_seeds(name: str) -> None:
-    env = made(name)
+    env = make(name)
     assert [solved(env, seed) for seed in range(100)] == [1.0] * 100
 
 
@@ -72,7 +69,7 @@ def test_one_who_knows_how_succeeds_on_a_hundred_seeds(name: str) -> None:
     ("name", "least", "never_loses"), [("duel:Nim-v0", 0.9, False), ("duel:TicTacToe-v0", 0.9, True)]
 )
 def test_an_expert_beats_chance(name: str, least: float, never_loses: bool) -> None:
-    env = made(name)
+    env = make(name)
     rewards = [solved(env, seed) for seed in range(100)]
     assert sum(reward == 1.0 for reward in rewards) >= 100 * least * 0.9
     assert not never_loses or min(rewards) >= 0
@@ -91,7 +88,7 @@ def episode(env: Any, seed: int, most: int = 60) -> list[Any]:
 
 @pytest.mark.parametrize("name", IDS)
 def test_chance_survives_and_equal_seeds_are_equal_episodes(name: str) -> None:
-    env, other = made(name), made(name)
+    env, other = make(name), make(name)
     for seed in range(60):
         seen = episode(env, seed)
         for observation, reward, ended, cut_off, info in (step for _, step in seen[1:]):
@@ -107,14 +104,14 @@ def test_chance_survives_and_equal_seeds_are_equal_episodes(name: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", IDS)
 def test_chance_survives_a_thousand_episodes(name: str) -> None:
-    env = made(name)
+    env = make(name)
     for seed in range(1_000):
         episode(env, seed)
 
 
 @pytest.mark.parametrize("name", IDS)
 def test_hostile_actions_cost_a_format_reward_and_never_raise(name: str) -> None:
-    env = made(name)
+    env = make(name)
     random = Random(0)
     for number, text in enumerate(HOSTILE):
         env.reset(number)
@@ -130,7 +127,7 @@ def test_hostile_actions_cost_a_format_reward_and_never_raise(name: str) -> None
 
 @pytest.mark.parametrize("name", IDS)
 def test_another_one_is_spawned_fresh_or_in_the_same_state(name: str) -> None:
-    env = made(name).unwrapped
+    env = make(name).unwrapped
     env.reset(5)
     twin = env.spawn(same_state=True)
     action = env.sample_random_action()
@@ -141,13 +138,18 @@ def test_another_one_is_spawned_fresh_or_in_the_same_state(name: str) -> None:
     assert fresh.reset(5) == env.reset(5)
 
 
+@pytest.mark.parametrize("name", IDS)
+def test_the_rules_of_environments_are_kept(name: str) -> None:
+    assert [str(finding) for finding in check(name, num_seeds=2) if finding.fatal] == []
+
+
 def test_unknown_options_are_refused() -> None:
-    for entry, options in WORLDS.values():
-        with pytest.raises(TypeError, match="unexpected keyword"):
-            import_object(entry)(**options, no_such_option=1)  # type: ignore[operator]
+    for name in WORLDS:
+        with pytest.raises(DataError, match="has no argument 'no_such_option'"):
+            make(name, no_such_option=1)
 
 
 def test_no_world_waits_without_need() -> None:
     for name in IDS:
-        env = made(name)
+        env = make(name)
         assert not inspect.isawaitable(env.reset(0))

@@ -27,23 +27,32 @@ def parse(text: str, tools: Tools) -> Found:
             problems.append(f"more than {MOST_CALLS} calls at once: the rest was not read.")
             break
         start = position + len(BEGIN)
-        end = text.find(END, start)
         try:
-            calls.append(_call(text[start : end if end >= 0 else len(text)], tools))
+            call, end = _call(text, start, tools)
+            calls.append(call)
         except MalformedJsonError as error:
             problems.append(f"malformed {BEGIN}: {error}.")
-        position = text.find(BEGIN, end) if end >= 0 else -1
+            end = _end(text, start)
+        position = text.find(BEGIN, end)
     return Found(calls=tuple(calls), problems=tuple(problems))
 
 
-def _call(body: str, tools: Tools) -> ToolCall:
-    function = _FUNCTION.match(body)
+def _end(text: str, start: int) -> int:
+    end = text.find(END, start)
+    return end if end >= 0 else len(text)
+
+
+def _call(text: str, start: int, tools: Tools) -> tuple[ToolCall, int]:
+    """The call, and where its tag ends: behind the JSON, which may hold the tag's text itself."""
+    function = _FUNCTION.match(text, start)
     if function:
-        return _tagged(function[1], body[function.end() :], tools)
-    value, end = read_json(body)
-    if body[end : end + 1024].strip() or len(body) > end + 1024:
+        end = _end(text, start)
+        return _tagged(function[1], text[function.end() : end], tools), end
+    value, position = read_json(text, start)
+    end = _end(text, position)
+    if text[position:end].strip():
         raise MalformedJsonError("there is more inside the tag than one JSON object")
-    return call_of(value)
+    return call_of(value), end
 
 
 def _tagged(name: str, body: str, tools: Tools) -> ToolCall:

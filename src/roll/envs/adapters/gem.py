@@ -1,0 +1,70 @@
+"""Environments of the package `gem-llm` (arXiv 2510.01051): `gem:game:Sudoku-v0-easy`.
+
+They have the protocol already, and are only kept from sharing random numbers with the rest of the process.
+"""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+from roll.envs.adapters.packages import OwnRandomness, imported
+from roll.errors import ConfigError
+
+__all__ = ["GemEnv", "make"]
+
+
+class GemEnv:
+    """An `Env` around a `gem.Env`; what else that has is to be had here."""
+
+    def __init__(self, env: Any, randomness: OwnRandomness) -> None:
+        self.env = env
+        self._randomness = randomness
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "env" or name.startswith("__"):  # before `__init__`, as while it is copied
+            raise AttributeError(name)
+        return getattr(self.env, name)
+
+    @property
+    def unwrapped(self) -> Any:
+        """GEM's environment inside its wrappers."""
+        return self.env.unwrapped
+
+    def reset(self, seed: int | None = None) -> tuple[str, dict[str, Any]]:
+        """See `Env`."""
+        self._randomness.seed(seed)
+        with self._randomness.used():
+            return self.env.reset(seed=seed)
+
+    def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
+        """See `Env`."""
+        with self._randomness.used():
+            observation, reward, ended, cut_off, info = self.env.step(action)
+        return observation, float(reward), bool(ended), bool(cut_off), info
+
+    def sample_random_action(self) -> str:
+        """GEM's."""
+        with self._randomness.used():
+            return self.env.sample_random_action()
+
+    def spawn(self, same_state: bool = False, **options: Any) -> GemEnv:
+        """Another one."""
+        randomness = copy.copy(self._randomness) if same_state else OwnRandomness()
+        with randomness.used():
+            return GemEnv(self.env.spawn(same_state=same_state, **options), randomness)
+
+
+def make(name: str, **options: Any) -> GemEnv:
+    """`gem.make(name, **options)`.
+
+    Raises:
+        ConfigError: the package is missing, or it has no such environment.
+    """
+    gem = imported("gem", "gem-llm", f"environment 'gem:{name}'")
+    randomness = OwnRandomness()
+    try:
+        with randomness.used():  # they draw already while they are made
+            return GemEnv(gem.make(name, **options), randomness)
+    except (ValueError, ImportError) as error:
+        raise ConfigError(f"environment 'gem:{name}': {error}") from error

@@ -1,0 +1,174 @@
+"""Environments of the package `gymnasium`: `gym:FrozenLake-v1`. Observations become text, actions are read from it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import numpy as np
+
+from roll.envs.adapters.packages import imported
+from roll.envs.tools.json_text import MalformedJsonError, read_json
+from roll.envs.worlds.world import FORMAT_ERROR, final_answer
+from roll.errors import ConfigError
+
+__all__ = ["GymnasiumEnv", "make"]
+
+_COLOURS = re.compile(r"\x1b\[([0-9;]{0,16})m")
+_LONGEST_ACTION = 1_000
+_ACTIONS: dict[str, tuple[str, ...]] = {
+    "FrozenLake": ("left", "down", "right", "up"),
+    "FrozenLake8x8": ("left", "down", "right", "up"),
+    "CliffWalking": ("up", "right", "down", "left"),
+    "CliffWalkingSlippery": ("up", "right", "down", "left"),
+    "Taxi": ("south", "north", "east", "west", "pickup", "dropoff"),
+    "Blackjack": ("stick", "hit"),
+    "CartPole": ("left", "right"),
+    "MountainCar": ("left", "none", "right"),
+    "Acrobot": ("left", "none", "right"),
+}
+"""Names of the actions of Gymnasium's own environments, in the order of their numbers."""
+
+
+class GymnasiumEnv:
+    r"""An `Env` around a `gymnasium.Env`. The action stands in `\boxed{…}` or `<answer>…</answer>`, or is all the text.
+
+    An action that cannot be read costs `format_reward`, and nothing happens.
+
+    Args:
+        env: what `gymnasium.make` gave.
+        observation: `render`: what the environment draws as text (render_mode `ansi`); `value`: the observation itself;
+            `auto`: drawn where it can be.
+        actions: names of a discrete space's actions, in the order of their numbers.
+        format_reward: of an action that cannot be read.
+    """
+
+    def __init__(
+        self,
+        env: Any,
+        observation: Literal["auto", "render", "value"] = "auto",
+        actions: Sequence[str] | None = None,
+        format_reward: float = FORMAT_ERROR,
+    ) -> None:
+        self.env = env
+        self._spaces = imported("gymnasium.spaces", "gymnasium", "this environment")
+        drawn = getattr(env, "render_mode", None) == "ansi"
+        if observation == "render" and not drawn:
+            raise ConfigError("observation: render needs an environment that draws text: give it render_mode: ansi.")
+        self._drawn = drawn and observation != "value"
+        self._names = tuple(name.casefold() for name in actions or ())
+        space = env.action_space
+        if self._names and (not isinstance(space, self._spaces.Discrete) or len(self._names) != space.n):
+            raise ConfigError(f"actions {list(self._names)} do not name the actions of {space}: give one name each.")
+        self._format_reward = format_reward
+        self._state = ""
+
+    @property
+    def unwrapped(self) -> Any:
+        """Gymnasium's environment inside its wrappers."""
+        return self.env.unwrapped
+
+    def reset(self, seed: int | None = None) -> tuple[str, dict[str, Any]]:
+        """See `Env`."""
+        found, info = self.env.reset(seed=seed)
+        if seed is not None:
+            self.env.action_space.seed(seed)
+        self._state = _written(found)
+        return f"{self._shown(found)}\n{self._wish()}", {**info, "state": self._state}
+
+    def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
+        """See `Env`."""
+        answer = final_answer(action)
+        value = self._read((action.strip() if answer is None else answer)[:_LONGEST_ACTION])
+        if value is None:
+            return f"That is no action.\n{self._wish()}", self._format_reward, False, False, {"state": self._state}
+        found, reward, ended, cut_off, info = self.env.step(value)
+        self._state = _written(found)
+        return self._shown(found), float(reward), bool(ended), bool(cut_off), {**info, "state": self._state}
+
+    def _wish(self) -> str:
+        space = self.env.action_space
+        if self._names:
+            return f"Answer with one of {', '.join(self._names)}, in \\boxed{{}}."
+        if isinstance(space, self._spaces.Discrete):
+            return f"Answer with a number from {space.start} to {space.start + space.n - 1}, in \\boxed{{}}."
+        return "Answer with an action." if isinstance(space, self._spaces.Text) else f"Answer with JSON for {space}."
+
+    def _read(self, text: str) -> Any:
+        """An action of the space; `None` where the text is none."""
+        space = self.env.action_space
+        if isinstance(space, self._spaces.Text):
+            return text if space.contains(text) else None
+        if text.casefold() in self._names:
+            return self._names.index(text.casefold()) + int(space.start)
+        try:
+            value, end = read_json(text)
+        except MalformedJsonError:
+            return None
+        if text[end:].strip() or isinstance(value, bool):
+            return None
+        try:
+            action = value if isinstance(value, int) else np.asarray(value, space.dtype).reshape(space.shape)
+            return action if space.contains(action) else None
+        except (ValueError, TypeError, OverflowError, AttributeError):
+            return None
+
+    def _shown(self, observation: Any) -> str:
+        if self._drawn:
+            return _plain(str(self.env.render())).strip()
+        return _written(observation)
+
+    def sample_random_action(self) -> str:
+        """Any action of the space."""
+        value = self.env.action_space.sample()
+        if self._names:
+            return f"\\boxed{{{self._names[int(value - self.env.action_space.start)]}}}"
+        plain = value.tolist() if isinstance(value, (np.ndarray, np.generic)) else value
+        return f"\\boxed{{{plain}}}"
+
+    def close(self) -> None:
+        """Close it."""
+        self.env.close()
+
+
+def _written(observation: Any) -> str:
+    if isinstance(observation, np.ndarray):
+        return np.array2string(observation, precision=4, separator=", ", threshold=1_000)
+    return str(observation)
+
+
+def _plain(text: str) -> str:
+    """Colours of a terminal as brackets around what is marked, since a text has none."""
+    return _COLOURS.sub(lambda match: "]" if match[1] in ("", "0") else "[", text)
+
+
+def make(
+    name: str,
+    *,
+    observation: Literal["auto", "render", "value"] = "auto",
+    actions: Sequence[str] | None = None,
+    format_reward: float = FORMAT_ERROR,
+    **options: Any,
+) -> GymnasiumEnv:
+    """`gymnasium.make(name, **options)`, drawn as text where it can be.
+
+    Raises:
+        ConfigError: the package is missing, it has no such environment, or that refuses its options.
+    """
+    gymnasium = imported("gymnasium", "gymnasium", f"environment 'gym:{name}'")
+    try:
+        modes = gymnasium.spec(name).entry_point
+        if observation != "value" and "render_mode" not in options and "ansi" in _modes(gymnasium, modes):
+            options["render_mode"] = "ansi"
+        env = gymnasium.make(name, **options)
+    except (gymnasium.error.Error, TypeError, ImportError) as error:
+        raise ConfigError(f"environment 'gym:{name}': {error}") from error
+    known = _ACTIONS.get(name.rpartition("/")[2].rpartition("-v")[0])
+    return GymnasiumEnv(env, observation, actions if actions is not None else known, format_reward)
+
+
+def _modes(gymnasium: Any, entry_point: Any) -> Sequence[str]:
+    """How an environment's class can draw."""
+    kind = gymnasium.envs.registration.load_env_creator(entry_point) if isinstance(entry_point, str) else entry_point
+    return getattr(kind, "metadata", {}).get("render_modes", ())

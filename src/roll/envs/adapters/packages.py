@@ -1,0 +1,64 @@
+"""What adapters share: other people's packages, and their use of the process's random numbers."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import random
+from collections.abc import Iterator
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+
+from roll.errors import ConfigError
+
+__all__ = ["OwnRandomness", "imported"]
+
+
+def imported(module: str, package: str, what: str) -> ModuleType:
+    """A package that users install only if they want it.
+
+    Args:
+        module: its name in Python.
+        package: its name on the package index.
+        what: what needs it, for the message.
+
+    Raises:
+        ConfigError: it is not installed, or cannot be imported.
+    """
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        raise ConfigError(f"{what} needs the package '{package}': pip install '{package}' ({error}).") from error
+
+
+class OwnRandomness:
+    """An environment's own state of Python's and NumPy's process-wide generators.
+
+    Environments that draw from these would otherwise disturb each other, and everything else in the process: with
+    several episodes at once, none could be repeated from its seed.
+    """
+
+    def __init__(self) -> None:
+        self._python: Any = random.Random(0).getstate()
+        self._numpy: Any = np.random.RandomState(0).get_state()
+
+    def seed(self, seed: int | None) -> None:
+        """Begin anew; without a seed, go on."""
+        if seed is not None:
+            self._python = random.Random(seed).getstate()
+            self._numpy = np.random.RandomState(seed % 2**32).get_state()
+
+    @contextlib.contextmanager
+    def used(self) -> Iterator[None]:
+        """Inside, the process's generators are this environment's."""
+        outside = random.getstate(), np.random.get_state()
+        random.setstate(self._python)
+        np.random.set_state(self._numpy)
+        try:
+            yield
+        finally:
+            self._python, self._numpy = random.getstate(), np.random.get_state()
+            random.setstate(outside[0])
+            np.random.set_state(outside[1])

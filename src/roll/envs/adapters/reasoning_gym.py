@@ -1,0 +1,112 @@
+"""Tasks of the package `reasoning-gym`: `rg:leg_counting`. One question, one answer, scored by the task itself."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from roll.data.reasoning_gym import load_task
+from roll.envs.adapters.packages import OwnRandomness, imported
+from roll.errors import DataError, InfraError
+
+__all__ = ["ReasoningGymEnv", "make"]
+
+FORMAT_ERROR = -0.1
+_LONGEST_ANSWER = 10_000
+
+
+class ReasoningGymEnv:
+    r"""An `Env`. The answer stands in `\boxed{…}` or `<answer>…</answer>`; without either, the reward is −0.1.
+
+    Args:
+        task: its name.
+        size: different questions; `reset(seed)` asks the one with number `seed` modulo this.
+        seed: of the questions.
+        options: of the task.
+    """
+
+    def __init__(self, task: str, size: int = 500, seed: int = 42, **options: Any) -> None:
+        imported("reasoning_gym", "reasoning-gym", f"environment 'rg:{task}'")
+        if size < 1:
+            raise DataError(f"environment 'rg:{task}': size is at least 1, got {size}")
+        self._task_name, self._size, self._seed, self._options = task, size, seed, options
+        self._randomness = OwnRandomness()
+        self._task = load_task(task, size, seed, options)
+        self._entry: dict[str, Any] = {}
+        self._next = 0
+
+    @property
+    def unwrapped(self) -> ReasoningGymEnv:
+        """Itself."""
+        return self
+
+    def reset(self, seed: int | None = None) -> tuple[str, dict[str, Any]]:
+        """See `Env`; without a seed, the question after the last one."""
+        index = (self._next if seed is None else seed) % self._size
+        self._next = index + 1
+        self._randomness.seed(index)
+        try:
+            with self._randomness.used():  # some tasks draw from the process's generators, too
+                self._entry = self._task[index]
+        except Exception as error:
+            raise InfraError(
+                f"environment 'rg:{self._task_name}' failed to make question {index}: {error!r}"
+            ) from error
+        question = str(self._entry["question"])
+        return f"{question}\nPut your final answer into <answer>…</answer>.", {"state": question}
+
+    def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
+        """See `Env`."""
+        answer = _answer(action)
+        info: dict[str, Any] = {"state": "answered", "correct": False}
+        if answer is None:
+            return "There is no <answer>…</answer>.", FORMAT_ERROR, True, False, info
+        try:
+            with self._randomness.used():
+                score = float(self._task.score_answer(answer=answer, entry=self._entry))
+        except Exception:  # scorers raise what they like on an answer that they cannot read
+            score = 0.0
+        info["correct"] = score >= 1.0
+        return ("Right." if info["correct"] else f"Scored {score:.2f}."), score, True, False, info
+
+    def sample_random_action(self) -> str:
+        """Some number."""
+        return "<answer>1</answer>"
+
+    def solution(self) -> str:
+        """The task's own answer."""
+        return f"<answer>{self._entry['answer']}</answer>"
+
+    def spawn(self, same_state: bool = False, **options: Any) -> ReasoningGymEnv:
+        """Another one."""
+        settings = {"size": self._size, "seed": self._seed, **self._options, **options}
+        other = ReasoningGymEnv(self._task_name, **settings)
+        if same_state:
+            other._entry, other._next = self._entry, self._next
+        return other
+
+
+def _answer(action: str) -> str | None:
+    """Of the last tags or box; a box may hold balanced braces."""
+    tag, box = action.rfind("<answer>"), action.rfind("\\boxed{")
+    if max(tag, box) < 0:
+        return None
+    if tag > box:
+        start = tag + len("<answer>")
+        return action[start : start + _LONGEST_ANSWER].partition("</answer>")[0].strip()
+    start = box + len("\\boxed{")
+    depth = 1
+    for position in range(start, min(len(action), start + _LONGEST_ANSWER)):
+        depth += (action[position] == "{") - (action[position] == "}")
+        if not depth:
+            return action[start:position].strip()
+    return None
+
+
+def make(name: str, **options: Any) -> ReasoningGymEnv:
+    """`rg:NAME`.
+
+    Raises:
+        ConfigError: the package is missing.
+        DataError: it has no such task, or the task refuses its options.
+    """
+    return ReasoningGymEnv(name, **options)

@@ -1,0 +1,105 @@
+"""Games of the package `textarena`: `textarena:Wordle-v0`. Each observation has what is new to the player."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from random import Random
+from typing import Any
+
+from roll.envs.adapters.packages import OwnRandomness, imported
+from roll.errors import ConfigError
+from roll.registry import load_function, nearest
+
+__all__ = ["TextArenaEnv", "make"]
+
+
+class TextArenaEnv:
+    """An `Env` of one seat; in games of several, `opponent` plays the others.
+
+    The reward comes at the end and is TextArena's for this seat. Actions have the form that the game asks for.
+
+    Args:
+        env: what `textarena.make` gave, of a name that ends in `-raw`: whose observations are lists of messages.
+        num_players: of the game.
+        opponent: given what its seat has seen since its last move, gives an action; `None` for games of one.
+    """
+
+    def __init__(self, env: Any, num_players: int = 1, opponent: Callable[[str], str] | None = None) -> None:
+        if num_players > 1 and opponent is None:
+            raise ConfigError(f"a game of {num_players} players needs an `opponent`: a function, or file.py:function.")
+        self.env = env
+        self._num_players, self._opponent = num_players, opponent
+        self._randomness = OwnRandomness()
+        self._random = Random(0)
+        self._seat = 0
+
+    @property
+    def unwrapped(self) -> Any:
+        """TextArena's game inside its wrappers."""
+        inner = self.env
+        while hasattr(inner, "env"):
+            inner = inner.env
+        return inner
+
+    def reset(self, seed: int | None = None) -> tuple[str, dict[str, Any]]:
+        """See `Env`."""
+        self._random = Random(self._random.getrandbits(32) if seed is None else seed)
+        self._seat = self._random.randrange(self._num_players)
+        drawn = self._random.getrandbits(31)
+        self._randomness.seed(drawn)
+        with self._randomness.used():
+            self.env.reset(num_players=self._num_players, seed=drawn)
+            observation, _ = self._until_our_turn(ended=False)
+        return observation, {"state": observation, "seat": self._seat}
+
+    def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
+        """See `Env`."""
+        with self._randomness.used():
+            ended, _ = self.env.step(action=action)
+            observation, ended = self._until_our_turn(bool(ended))
+            if not ended:
+                return observation, 0.0, False, False, {"state": observation}
+            rewards, about = self.env.close()
+        reward = float((rewards or {}).get(self._seat, 0.0))
+        about = (about or {}).get(self._seat, {})
+        return observation, reward, True, False, {"state": observation, "invalid": bool(about.get("invalid_move"))}
+
+    def _until_our_turn(self, ended: bool) -> tuple[str, bool]:
+        """Let the others move; what we see then."""
+        while not ended:
+            seat, messages = self.env.get_observation()
+            if seat == self._seat:
+                return _text(messages), False
+            assert self._opponent is not None
+            ended, _ = self.env.step(action=str(self._opponent(_text(messages))))
+        return _text(self.unwrapped.state.observations.get(self._seat, [])), True
+
+    def sample_random_action(self) -> str:
+        """A guess at the usual form; TextArena does not say which actions are allowed."""
+        return f"[{self._random.randrange(10)}]"
+
+
+def _text(messages: Any) -> str:
+    if isinstance(messages, str):
+        return messages
+    return "\n".join(str(message[1]) for message in messages)
+
+
+def make(name: str, *, num_players: int = 1, opponent: str | Callable[[str], str] | None = None, **options: Any) -> Any:
+    """`textarena.make(name, **options)`.
+
+    Raises:
+        ConfigError: the package is missing, it has no such game, or a game of several has no opponent.
+    """
+    textarena = imported("textarena", "textarena", f"environment 'textarena:{name}'")
+    known = textarena.envs.registration.ENV_REGISTRY
+    raw = name if name.endswith("-raw") else f"{name}-raw"
+    if raw not in known:
+        raise ConfigError(f"TextArena has no game '{name}'.{nearest(name, list(known))}")
+    try:
+        env = textarena.make(raw, **options)
+    except (TypeError, ValueError, ImportError) as error:
+        raise ConfigError(f"environment 'textarena:{name}': {error}") from error
+    return TextArenaEnv(
+        env, num_players, load_function(opponent, "opponent") if isinstance(opponent, str) else opponent
+    )
