@@ -12,6 +12,8 @@ from roll.types.arrays import FloatArray, IntArray
 __all__ = [
     "EXPERT",
     "TRAIN",
+    "Branch",
+    "EnvironmentHost",
     "EnvironmentSettings",
     "Fate",
     "FinishReason",
@@ -29,6 +31,7 @@ __all__ = [
     "Turn",
 ]
 
+EnvironmentHost: TypeAlias = Literal["loop", "pool", "sandbox", "http"]
 FinishReason: TypeAlias = Literal["stop", "length", "abort"]
 TRAIN, EXPERT = "train", "expert"
 """Purposes (`RolloutId.purpose`) of the rollouts that a step trains, and of demonstrations."""
@@ -50,6 +53,14 @@ class EnvironmentSettings:
     """Plain data only."""
     seed: int | None = None
     """Of the episode, given to `reset`; `None` where the options say all of it."""
+    host: EnvironmentHost | None = None
+    """Where it runs; `None`: a shipped one in the loop, a user's own in the pool."""
+    url: str = ""
+    """Of its server, for the host `http`."""
+    reset_time_limit_s: float = 60.0
+    """Beyond it an episode that does not begin is given up."""
+    step_time_limit_s: float = 30.0
+    """Beyond it an episode whose `step` does not return is given up."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -208,6 +219,19 @@ class Turn:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Branch:
+    """Where a rollout's history was rewritten: a window slid, thinking was stripped, a summary took its place.
+
+    It reaches to where the next branch starts, or to the rollout's last token.
+    """
+
+    start: int
+    """Where a turn begins: `token_ids[start:]` of the rollout follow `context`, not the tokens before them."""
+    context: IntArray
+    """[C] exactly as the engine saw it."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Rollout:
     """One attempt at a prompt."""
 
@@ -235,6 +259,8 @@ class Rollout:
     engine_id: str = ""
     turns: tuple[Turn, ...] = ()
     """In order; empty: all of `token_ids` is one turn."""
+    branches: tuple[Branch, ...] = ()
+    """In order; before the first, and where there is none, a turn's context is the prompt and all tokens before it."""
     expert: bool = False
     """Not the policy's own: to be imitated. Its `logprobs` are 0."""
 

@@ -35,7 +35,7 @@ async def _update(online: OnlineRun[RLVRConfig], collected: Collected) -> dict[s
             learned = await learn(run, online.learner, config.algorithm, selection, config.rollout)
             metrics |= learning_metrics(learned.batch, learned.results, learned.critic_results) | learned.metrics
             if any(entry.has_demonstrations for entry in config.data):
-                metrics["data/demonstrations"] = float(sum(s.expert for s in learned.batch.samples))
+                metrics["data/demonstrations"] = float(len(selection.demonstrations))
             advantages = mean_advantages(learned.batch)
             if learned.stepped:
                 state.policy_version += 1

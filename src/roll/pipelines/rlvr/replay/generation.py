@@ -37,7 +37,7 @@ from roll.protocols import Reward
 from roll.rollout import AsyncController, DataLedger
 from roll.rollout.loops import Generate, Renderer, RolloutLoop, joined, loop_for, next_turn
 from roll.tracking.recording import RecordedWork
-from roll.types import TRAIN, Generation, GenerationRequest, PromptDraw, RewardResult, Rollout, RolloutId, Turn
+from roll.types import TRAIN, Branch, Generation, GenerationRequest, PromptDraw, RewardResult, Rollout, RolloutId, Turn
 
 __all__ = ["SameLengths", "SameRewards", "open_answering"]
 
@@ -192,9 +192,14 @@ class SameLengths:
 
         between, said = self.work.between[recorded], self.work.turn_rewards[recorded]
         generations: list[Generation] = []
+        contexts = self.work.contexts.get(recorded, {})
         turns: list[Turn] = []
+        branches: list[Branch] = []
         context, position = draw.token_ids, 0
         for number, (reward, state) in enumerate(said):
+            if number in contexts:
+                context = contexts[number]
+                branches.append(Branch(start=position, context=context))
             generation = await same(next_turn(first, context, number))
             generations.append(generation)
             end = position + len(generation.token_ids)
@@ -202,7 +207,8 @@ class SameLengths:
             if number < len(between):
                 context = np.concatenate([context, generation.token_ids, between[number]]).astype(np.int32)
                 position = end + len(between[number])
-        return joined(draw, recorded.index, generations, list(between), tuple(turns), renderer)
+        rollout = joined(draw, recorded.index, generations, list(between), tuple(turns), renderer)
+        return replace(rollout, branches=tuple(branches))
 
 
 @dataclass(frozen=True, eq=False)
