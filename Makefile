@@ -101,6 +101,7 @@ bench-sandbox: setup ## sandboxes: start to first output, programs per second, m
 
 bench-agentic: setup ## acting over many turns: training on rewritten histories, beside one sample per turn
 	@$(PY) benchmarks/bench_agentic.py $(ARGS)
+	@$(PY) benchmarks/bench_agentic_scheduling.py
 
 docs: setup ## build the documentation into site/
 	@$(INSTALL) -r requirements/docs.txt

@@ -44,13 +44,23 @@ class Recipe:
     """The keys that name that run."""
     most_share: float | None = None
     """Of the training time of that run."""
+    rises: str | None = None
+    """A held-out measurement that has to end above where it began."""
 
 
 RECIPES = (
     Recipe(name="quickstart", example="quickstart.yaml", metric="eval/accuracy", aim=0.9),
     Recipe(name="sft", example="sft.yaml", metric="eval/accuracy", aim=0.9),
-    Recipe(name="preference", example="preference.yaml", metric="eval/accuracy", aim=0.8),
+    Recipe(name="preference", example="preference.yaml", metric="eval/accuracy", aim=0.8, rises="eval/margin"),
     Recipe(name="reward_model", example="reward_model.yaml", metric="eval/accuracy", aim=0.95),
+    Recipe(
+        name="rlhf",
+        example="rlhf.yaml",
+        metric="eval/facts/reward/says_a_number",  # the rule that only the pairs were made by
+        aim=0.7,
+        needs="reward_model",
+        where=("data.0.reward.0.path",),
+    ),
     Recipe(
         name="distill",
         example="distill.yaml",
@@ -59,6 +69,14 @@ RECIPES = (
         needs="quickstart",
         where=("teacher",),
         most_share=0.5,
+    ),
+    Recipe(
+        name="distill_offline",
+        example="distill_offline.yaml",
+        metric="eval/accuracy",
+        aim=0.8,
+        needs="sft",
+        where=("teacher",),
     ),
     Recipe(name="preference_online", example="preference_online.yaml", metric="eval/accuracy", aim=0.5),
     Recipe(name="rejection_sampling", example="rejection_sampling.yaml", metric="eval/accuracy", aim=0.9),
@@ -103,10 +121,14 @@ def figures(recipe: Recipe, paths: list[Path], needed: list[Path]) -> dict[str, 
         "met": all(points[-1][1] >= recipe.aim for points in courses),
         "courses": courses,
     }
-    if needed:
+    if recipe.rises is not None:
+        ways = [course(path, recipe.rises) for path in paths]
+        found["rises"] = [(points[0][1], points[-1][1]) for points in ways]
+        found["met"] = found["met"] and all(last > first for first, last in found["rises"])
+    if recipe.most_share is not None:
         others = [json.loads((path / "summary.json").read_text())["train_s"] for path in needed]
         found["share_of_time"] = [mine / other for mine, other in zip(found["train_s"], others, strict=True)]
-        found["met"] = found["met"] and max(found["share_of_time"]) <= (recipe.most_share or 1.0)
+        found["met"] = found["met"] and max(found["share_of_time"]) <= recipe.most_share
     return found
 
 

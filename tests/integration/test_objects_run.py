@@ -119,7 +119,6 @@ def test_an_environment_of_the_users_own_is_played(tmp_path: Path, tiny_model: P
     file = tmp_path / "echo.py"
     file.write_text(
         "class Echo:\n"
-        "    longest_observation = 'again ' * 3\n"
         "    def __init__(self, word='x'):\n"
         "        self.word = word\n"
         "    def reset(self, seed=None):\n"

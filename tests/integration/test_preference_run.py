@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import random
 from collections import Counter
 from pathlib import Path
@@ -63,11 +64,12 @@ def evaluations(run: Path) -> list[dict[str, Any]]:
 def test_held_out_preferences_are_learnt_and_every_example_is_used_once_an_epoch(
     tmp_path: Path, tiny_model: Path
 ) -> None:
-    settings = config(tmp_path, tiny_model, {"type": "dpo"})
+    settings = config(tmp_path, tiny_model, {"type": "dpo"}, model={"path": str(tiny_model), "dtype": "bfloat16"})
     roll.train(settings)
     first, last = evaluations(tmp_path / "run")[0], evaluations(tmp_path / "run")[-1]
-    assert first["eval/margin"] == pytest.approx(0, abs=1e-4)  # the reference is the model that training begins with
-    assert first["eval/loss"] == pytest.approx(0.6931, abs=1e-3)
+    step = next(map(json.loads, (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()[1:]))
+    assert first["eval/margin"] == step["training/preference/margin"] == 0.0  # begins as its reference, to the bit
+    assert first["eval/loss"] == pytest.approx(math.log(2)) == step["training/loss"]
     assert last["eval/accuracy"] >= 0.9
     assert last["eval/margin"] > 1
     ledger = Run.at(tmp_path / "run").ledger()

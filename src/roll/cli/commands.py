@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Literal
 
 import click
 
+from roll.cli.environments import env
+
 if TYPE_CHECKING:
     from roll.tracking import Summary
 
@@ -281,6 +283,9 @@ def reward_test(
     from roll.cli.score_file import score_file
 
     return score_file(file, config, overrides, named, jobs=jobs, limit=limit, as_json=as_json)
+
+
+roll.add_command(env)
 
 
 @roll.group()

@@ -6,17 +6,17 @@ A trainer's work runs in one thread of its own, so the controller's loop stays f
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from roll.cluster.engines import StartedEngines
+from roll.cluster.trainer_calls import TrainerCalls
 from roll.config.training import TRAINERS
 from roll.inference import EngineSpec, build_engine
-from roll.protocols import LossFn, StateKind, TrainBackend, WorkerPool
-from roll.types import AttentionRange, Output, Outputs, StepResult, TrainingBatch, WeightUpdate
+from roll.protocols import TrainBackend, WorkerPool
+from roll.types import WeightUpdate
 
 if TYPE_CHECKING:
     from roll.training import TrainerSpec
@@ -24,10 +24,8 @@ if TYPE_CHECKING:
 
 __all__ = ["LocalCluster", "LocalTrainerGroup"]
 
-T = TypeVar("T")
 
-
-class LocalTrainerGroup:
+class LocalTrainerGroup(TrainerCalls):
     """A trainer of one rank; implements `TrainerGroup`."""
 
     num_ranks = 1
@@ -51,29 +49,9 @@ class LocalTrainerGroup:
             thread.shutdown(wait=False, cancel_futures=True)
             raise
 
-    async def _call(self, function: Callable[..., T], *args: object) -> T:
-        return await asyncio.get_running_loop().run_in_executor(self._thread, lambda: function(*args))
-
-    async def train_step(self, batch: TrainingBatch, loss: LossFn) -> StepResult:
-        """See `TrainBackend`; so for all that follow."""
-        return await self._call(self._backend.train_step, batch, loss)
-
-    async def forward(
-        self,
-        batch: TrainingBatch,
-        outputs: Outputs,
-        *,
-        attention: AttentionRange | None = None,
-        num_top: int | None = None,
-        adapter: bool = True,
-    ) -> Mapping[Output, list[Any]]:
-        """See `TrainBackend.forward`."""
-        how: dict[str, Any] = {"attention": attention, "num_top": num_top, "adapter": adapter}
-        return await self._call(lambda: self._backend.forward(batch, outputs, **how))
-
-    async def measure(self, batch: TrainingBatch, loss: LossFn) -> StepResult:
-        """See `TrainBackend.measure`."""
-        return await self._call(self._backend.measure, batch, loss)
+    async def _call(self, name: str, *arguments: Any, **options: Any) -> Any:
+        call = partial(getattr(self._backend, name), *arguments, **options)
+        return await asyncio.get_running_loop().run_in_executor(self._thread, call)
 
     async def send_weights(
         self, policy_version: int, transport: str, deliver: Callable[[WeightUpdate], Awaitable[None]]
@@ -89,23 +67,6 @@ class LocalTrainerGroup:
             sender=self._sender,
             executor=self._thread,
         )
-
-    async def save(self, path: Path) -> None:
-        await self._call(self._backend.save, path)
-
-    async def load(self, path: Path) -> None:
-        await self._call(self._backend.load, path)
-
-    async def export(self, path: Path) -> None:
-        await self._call(self._backend.export, path)
-
-    async def offload(self, states: Collection[StateKind]) -> None:
-        """See `TrainBackend.offload`."""
-        await self._call(self._backend.offload, states)
-
-    async def reload(self, states: Collection[StateKind]) -> None:
-        """See `TrainBackend.reload`."""
-        await self._call(self._backend.reload, states)
 
     async def close(self) -> None:
         """Let the running call end, then free the thread."""

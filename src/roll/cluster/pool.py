@@ -4,7 +4,8 @@
                                         │ over its time: SIGKILL, a fresh process takes its place
                                         │ died: WorkerDiedError, a fresh process takes its place
 
-Coroutine functions have processes of their own, where many wait at once: `pool_coroutines`.
+Coroutine functions have processes of their own, where many wait at once: `pool_coroutines`. So have objects that are
+kept between calls, one each: `pool_forks`.
 
 Invariants: a worker runs one call at a time; a hanging call costs its own time limit and holds no other call back but
 those that wait for a free worker; the time limit starts when the call starts, not while a process starts or imports;
@@ -21,9 +22,11 @@ from collections.abc import Callable
 from typing import Any
 
 from roll.cluster.pool_coroutines import CoroutineWorkers
+from roll.cluster.pool_forks import ForkedObjects
 from roll.cluster.pool_process import PoolProcess
 from roll.cluster.pool_worker import STARTED
 from roll.errors import WorkerDiedError
+from roll.protocols import KeptObject
 
 __all__ = ["LocalWorkerPool"]
 
@@ -65,6 +68,7 @@ class LocalWorkerPool:
         for worker in reversed(self._workers):
             self._idle.put_nowait(worker)
         self._coroutines = CoroutineWorkers(num_workers, memory_limit_bytes=memory_limit_bytes)
+        self._kept = ForkedObjects(memory_limit_bytes)
         self._num_restarts = 0
         self._num_timeouts = 0
         self._closed = False
@@ -109,6 +113,12 @@ class LocalWorkerPool:
         finally:
             self._idle.put_nowait(worker)
 
+    async def keep(
+        self, factory: Callable[..., Any], *args: Any, prepare: tuple[Callable[..., Any], tuple[Any, ...]]
+    ) -> KeptObject:
+        """See `WorkerPool.keep`."""
+        return await self._kept.keep(factory, args, prepare)
+
     def beside(self, num_workers: int) -> LocalWorkerPool:
         """See `WorkerPool.beside`."""
         return LocalWorkerPool(num_workers, memory_limit_bytes=0)
@@ -130,4 +140,6 @@ class LocalWorkerPool:
     async def close(self) -> None:
         """End every worker, and every call with `WorkerDiedError`; may be called twice."""
         self._closed = True
-        await asyncio.gather(self._coroutines.close(), *(worker.close() for worker in self._workers))
+        await asyncio.gather(
+            self._coroutines.close(), self._kept.close(), *(worker.close() for worker in self._workers)
+        )

@@ -11,7 +11,7 @@ import tempfile
 from asyncio.subprocess import PIPE, Process
 from typing import IO
 
-from roll.cluster.pool_worker import HEADER
+from roll.cluster.pool_worker import HEADER, ending
 from roll.errors import WorkerDiedError
 
 __all__ = ["PoolProcess"]
@@ -79,10 +79,15 @@ class PoolProcess:
         Raises:
             ConnectionError: it is gone.
         """
+        self.send(body)
+        assert self._process is not None and self._process.stdin is not None
+        await self._process.stdin.drain()
+
+    def send(self, body: bytes) -> None:
+        """Send one frame without waiting for it to be taken; lost where the process is gone."""
         self._shorten_log()
         assert self._process is not None and self._process.stdin is not None
         self._process.stdin.write(HEADER.pack(len(body)) + body)
-        await self._process.stdin.drain()
 
     async def read(self) -> bytes:
         """The next frame.
@@ -124,7 +129,7 @@ class PoolProcess:
         if process is None:
             return "a pool worker was ended"
         code = await _end_of(process)
-        return f"a pool worker (process {process.pid}) ended with {_ending(code)}{self._last_words()}"
+        return f"a pool worker (process {process.pid}) ended with {ending(code)}{self._last_words()}"
 
     def _last_words(self) -> str:
         """The last line that it printed."""
@@ -143,6 +148,16 @@ class PoolProcess:
             await process.wait()
         if log is not None:
             log.close()
+
+    async def end_in_order(self) -> None:
+        """Let it end what it started, by the end of its input; what takes longer is killed by `end`."""
+        process = self._process
+        if process is None or process.stdin is None:
+            return
+        process.stdin.close()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(END_TIMEOUT_S):
+                await process.wait()
 
     async def close(self) -> None:
         """End it for good."""
@@ -163,7 +178,3 @@ async def _end_of(process: Process) -> int:
 def _kill(process: Process) -> None:
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
-
-
-def _ending(code: int) -> str:
-    return f"signal {signal.Signals(-code).name}" if code < 0 else f"code {code}"

@@ -19,9 +19,22 @@ import struct
 import sys
 from typing import BinaryIO
 
-__all__ = ["HEADER", "STARTED", "asked_to_end", "begin", "failure", "main", "prepare", "read_frame", "write_frame"]
+__all__ = [
+    "HEADER",
+    "PR_SET_PDEATHSIG",
+    "STARTED",
+    "asked_to_end",
+    "begin",
+    "ending",
+    "failure",
+    "limit_memory",
+    "main",
+    "prepare",
+    "read_frame",
+    "write_frame",
+]
 
-_PR_SET_PDEATHSIG = 1
+PR_SET_PDEATHSIG = 1
 HEADER = struct.Struct("<I")
 STARTED = b""
 
@@ -87,7 +100,7 @@ def _serve(frame: bytes, replies: BinaryIO, prepared: set[str]) -> bytes:
         return failure(error)
 
 
-def _limit_memory(num_bytes: int) -> None:
+def limit_memory(num_bytes: int) -> None:
     """Data and anonymous mappings, not address space: libraries reserve much of that without using it."""
     hard = resource.getrlimit(resource.RLIMIT_DATA)[1]
     limit = num_bytes if hard == resource.RLIM_INFINITY else min(num_bytes, hard)
@@ -95,12 +108,17 @@ def _limit_memory(num_bytes: int) -> None:
         resource.setrlimit(resource.RLIMIT_DATA, (limit, hard))
 
 
+def ending(code: int) -> str:
+    """How a process ended, in words: `signal SIGKILL`, or `code 1`."""
+    return f"signal {signal.Signals(-code).name}" if code < 0 else f"code {code}"
+
+
 def begin(memory_limit_bytes: int) -> BinaryIO:
     """Make this process a worker: it ends with its parent, and what it prints goes to stderr; returns the replies."""
     if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if memory_limit_bytes:
-        _limit_memory(memory_limit_bytes)
+        limit_memory(memory_limit_bytes)
     faulthandler.enable()
     replies = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)

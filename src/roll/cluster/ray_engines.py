@@ -14,9 +14,9 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import ray
-from ray.exceptions import RayActorError, RayTaskError
 
 from roll.cluster.actor_log import log_into_the_run
+from roll.cluster.ray_answers import answer
 from roll.errors import EngineDiedError
 from roll.inference import EngineSpec, build_engine
 from roll.protocols import PauseMode, SupportsReadback
@@ -83,15 +83,7 @@ class RayEngine:
         self._actor: Any = ray.remote(EngineActor).options(max_restarts=0, max_concurrency=4096, **options).remote(spec)
 
     async def _await(self, reference: Any) -> Any:
-        try:
-            return await reference
-        except RayActorError as error:
-            raise EngineDiedError(self.engine_id, f"its process ended ({type(error).__name__})") from error
-        except RayTaskError as error:
-            cause = error.cause
-            if isinstance(cause, Exception) and not isinstance(cause, RayTaskError):
-                raise cause from error
-            raise
+        return await answer(reference, lambda how: EngineDiedError(self.engine_id, f"its {how}"))
 
     async def start(self) -> None:
         """See `InferenceEngine`; so for all that follow."""

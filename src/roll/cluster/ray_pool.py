@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import logging
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -22,6 +23,7 @@ from ray.exceptions import RayActorError, RayError, TaskCancelledError
 from roll.cluster.actor_log import log_into_the_run
 from roll.cluster.pool import MEMORY_LIMIT_BYTES, LocalWorkerPool
 from roll.errors import WorkerDiedError
+from roll.protocols import KeptObject
 
 __all__ = ["PoolActor", "RayWorkerPool"]
 
@@ -36,6 +38,7 @@ class PoolActor:
     def __init__(self, num_workers: int, memory_limit_bytes: int) -> None:
         log_into_the_run()
         self._pool = LocalWorkerPool(num_workers, memory_limit_bytes=memory_limit_bytes)
+        self._kept: dict[int, KeptObject] = {}
 
     async def submit(
         self, function: Callable[..., Any], args: tuple[Any, ...], time_limit_s: float
@@ -46,12 +49,47 @@ class PoolActor:
         except TimeoutError as error:
             return "timeout", str(error), self._pool.health()
         except Exception as error:  # the caller decides what a failure of its function means
-            return "error", (error, tuple(getattr(error, "__notes__", ()))), self._pool.health()
+            return *_error(error), self._pool.health()
         return "value", value, self._pool.health()
+
+    async def keep(
+        self, number: int, factory: Callable[..., Any], args: tuple[Any, ...], prepare: tuple[Any, ...]
+    ) -> tuple[str, Any]:
+        """Keep an object under this number."""
+        try:
+            self._kept[number] = await self._pool.keep(factory, *args, prepare=prepare)
+        except Exception as error:
+            return _error(error)
+        return "value", None
+
+    async def ask(self, number: int, method: str, args: tuple[Any, ...]) -> tuple[str, Any]:
+        """Call a method of a kept object."""
+        try:
+            return "value", await self._kept[number].call(method, *args)
+        except Exception as error:
+            return _error(error)
+
+    async def release(self, number: int) -> None:
+        """End a kept object, if there is one of this number."""
+        kept = self._kept.pop(number, None)
+        if kept is not None:
+            await kept.close()
 
     async def close(self) -> None:
         """End every worker."""
         await self._pool.close()
+
+
+def _error(error: Exception) -> tuple[str, Any]:
+    return "error", (error, tuple(getattr(error, "__notes__", ())))
+
+
+def _raised(value: Any) -> Exception:
+    """The error of a reply, with its notes."""
+    error, notes = value
+    for note in notes if not getattr(error, "__notes__", None) else ():
+        error.add_note(note)
+    return error
 
 
 class _Place:
@@ -60,6 +98,7 @@ class _Place:
     def __init__(self, num_workers: int, memory_limit_bytes: int, options: dict[str, Any]) -> None:
         self.num_workers = num_workers
         self.num_calls = 0
+        self.num_kept = 0
         self.counts = {"restarts": 0, "timeouts": 0}
         self._before = {"restarts": 0, "timeouts": 0}
         self._settings = (num_workers, memory_limit_bytes)
@@ -80,6 +119,42 @@ class _Place:
             self.counts["restarts"] += self.num_workers
             self._before = dict(self.counts)
             self.actor = self._start()
+
+
+class _Kept:
+    """See `KeptObject`."""
+
+    def __init__(self, place: _Place, number: int) -> None:
+        self.number = number
+        self._place, self._actor = place, place.actor
+        self._closed = False
+        place.num_kept += 1
+
+    async def call(self, method: str, *args: Any) -> Any:
+        if self._closed:
+            raise WorkerDiedError("its process was ended")
+        return await self.ask(lambda actor: actor.ask.remote(self.number, method, args))
+
+    async def ask(self, begin: Callable[[Any], Any]) -> Any:
+        """What a call of the actor gives, or raises."""
+        reference = begin(self._actor)
+        try:
+            kind, value = await reference
+        except asyncio.CancelledError:
+            ray.cancel(reference)
+            raise
+        except (RayActorError, TaskCancelledError) as error:
+            self._place.replace(self._actor)
+            raise WorkerDiedError(f"a place of the worker pool died: {type(error).__name__}") from error
+        if kind == "error":
+            raise _raised(value)
+        return value
+
+    async def close(self) -> None:
+        if not self._closed:
+            self._closed = True
+            self._place.num_kept -= 1
+            self._actor.release.remote(self.number)
 
 
 class RayWorkerPool:
@@ -104,6 +179,7 @@ class RayWorkerPool:
         self._places = [
             _Place(share + (index < more), memory_limit_bytes, options) for index, options in enumerate(used)
         ]
+        self._numbers = itertools.count()
         self._closed = False
 
     async def submit(self, function: Callable[..., Any], *args: Any, time_limit_s: float) -> Any:
@@ -132,11 +208,22 @@ class RayWorkerPool:
         if kind == "timeout":
             raise TimeoutError(value)
         if kind == "error":
-            error, notes = value
-            for note in notes if not getattr(error, "__notes__", None) else ():
-                error.add_note(note)
-            raise error
+            raise _raised(value)
         return value
+
+    async def keep(
+        self, factory: Callable[..., Any], *args: Any, prepare: tuple[Callable[..., Any], tuple[Any, ...]]
+    ) -> KeptObject:
+        if self._closed:
+            raise WorkerDiedError("the worker pool is closed")
+        place = min(self._places, key=lambda p: p.num_kept / p.num_workers)
+        kept = _Kept(place, next(self._numbers))
+        try:
+            await kept.ask(lambda actor: actor.keep.remote(kept.number, factory, args, prepare))
+        except BaseException:
+            await kept.close()
+            raise
+        return kept
 
     def beside(self, num_workers: int) -> RayWorkerPool:
         return RayWorkerPool(num_workers, self._options, memory_limit_bytes=0)

@@ -10,23 +10,22 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import socket
-from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import ray
-from ray.exceptions import RayActorError, RayTaskError
 
 from roll.cluster.actor_log import log_into_the_run
+from roll.cluster.ray_answers import answer
+from roll.cluster.trainer_calls import TrainerCalls
 from roll.config.training import TRAINERS
 from roll.errors import WorkerDiedError
-from roll.protocols import LossFn, StateKind, TrainBackend
+from roll.protocols import TrainBackend
 from roll.registry import import_object
 from roll.training import TrainerSpec
-from roll.types import AttentionRange, Output, Outputs, StepResult, TrainingBatch, WeightUpdate
+from roll.types import TrainingBatch, WeightUpdate
 from roll.weights import Sender, conduct
 
 __all__ = ["RayTrainerGroup", "TrainerActor"]
@@ -46,11 +45,10 @@ class TrainerActor:
             probe.bind(("", 0))
             return f"tcp://{ray.util.get_node_ip_address()}:{probe.getsockname()[1]}"
 
-    def build(self, spec: TrainerSpec, backend: str) -> int:
-        """Import the back-end, whose path it is, and load the model; returns the process id."""
+    def build(self, spec: TrainerSpec, backend: str) -> None:
+        """Import the back-end, whose path it is, and load the model."""
         make: Any = import_object(backend)
         self._backend = make(spec)
-        return os.getpid()
 
     def call(self, name: str, *arguments: Any, **options: Any) -> Any:
         """Any method of the backend's."""
@@ -71,12 +69,11 @@ class TrainerActor:
         self._sender.close()
 
 
-class RayTrainerGroup:
+class RayTrainerGroup(TrainerCalls):
     """All ranks; implements `TrainerGroup`, and `SendSteps` for its weight syncs."""
 
     def __init__(self, actors: Sequence[Any]) -> None:
         self._actors = list(actors)
-        self.pids: list[int] = []
 
     @classmethod
     async def start(cls, spec: TrainerSpec, seats: Sequence[dict[str, Any]]) -> RayTrainerGroup:
@@ -89,7 +86,7 @@ class RayTrainerGroup:
             specs = [replace(spec, rank=r, world_size=len(seats), init_method=place) for r in range(len(seats))]
             backend = TRAINERS.path(spec.training.backend)
             building = [actor.build.remote(s, backend) for actor, s in zip(group._actors, specs, strict=True)]
-            group.pids = list(await asyncio.gather(*map(_await, building)))
+            await asyncio.gather(*map(_await, building))
         except BaseException:
             await group.close()
             raise
@@ -105,38 +102,8 @@ class RayTrainerGroup:
         return (await asyncio.gather(*map(_await, calls)))[0]
 
     async def _call(self, name: str, *arguments: Any, **options: Any) -> Any:
-        """A method of the backend's, on all ranks."""
-        return await self._first([actor.call.remote(name, *arguments, **options) for actor in self._actors])
-
-    async def train_step(self, batch: TrainingBatch, loss: LossFn) -> StepResult:
-        """See `TrainerGroup` and `SendSteps`; so for all that follow."""
-        return await self._call("train_step", ray.put(batch), loss)
-
-    async def forward(
-        self,
-        batch: TrainingBatch,
-        outputs: Outputs,
-        *,
-        attention: AttentionRange | None = None,
-        num_top: int | None = None,
-        adapter: bool = True,
-    ) -> Mapping[Output, list[Any]]:
-        """See `TrainBackend.forward`."""
-        how = {"attention": attention, "num_top": num_top, "adapter": adapter}
-        return await self._call("forward", ray.put(batch), outputs, **how)
-
-    async def save(self, path: Path) -> None:
-        await self._call("save", path.absolute())
-
-    async def load(self, path: Path) -> None:
-        await self._call("load", path.absolute())
-
-    async def export(self, path: Path) -> None:
-        await self._call("export", path.absolute())
-
-    async def measure(self, batch: TrainingBatch, loss: LossFn) -> StepResult:
-        """See `TrainBackend.measure`."""
-        return await self._call("measure", ray.put(batch), loss)
+        shared = [ray.put(each) if isinstance(each, TrainingBatch) else each for each in arguments]
+        return await self._first([actor.call.remote(name, *shared, **options) for actor in self._actors])
 
     async def send_weights(
         self, policy_version: int, transport: str, deliver: Callable[[WeightUpdate], Awaitable[None]]
@@ -152,12 +119,6 @@ class RayTrainerGroup:
     async def release(self, failed: bool) -> None:
         await self._first([actor.release.remote(failed) for actor in self._actors])
 
-    async def offload(self, states: Collection[StateKind]) -> None:
-        await self._call("offload", states)
-
-    async def reload(self, states: Collection[StateKind]) -> None:
-        await self._call("reload", states)
-
     async def close(self) -> None:
         """Free shared memory, then end every rank."""
         with contextlib.suppress(WorkerDiedError, TimeoutError):
@@ -168,13 +129,4 @@ class RayTrainerGroup:
 
 
 async def _await(reference: Any) -> Any:
-    """A rank's answer, with its own error where it has one."""
-    try:
-        return await reference
-    except RayActorError as error:
-        raise WorkerDiedError(f"a trainer rank's process ended ({type(error).__name__}): resume the run.") from error
-    except RayTaskError as error:
-        cause = error.cause
-        if isinstance(cause, Exception) and not isinstance(cause, RayTaskError):
-            raise cause from error
-        raise
+    return await answer(reference, lambda how: WorkerDiedError(f"a trainer rank's {how}: resume the run."))

@@ -6,7 +6,9 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Discriminator, Tag, field_validator, model_validator
 
-from roll.config.base import FUNCTION, Section, option
+from roll.config.base import Section, option
+from roll.config.episodes import HistoryConfig
+from roll.config.hosting import Hosting
 from roll.config.rewards import (
     CodeReward,
     EnvironmentReward,
@@ -16,6 +18,7 @@ from roll.config.rewards import (
     check_pattern,
 )
 from roll.config.sources import FileTable, HuggingFaceTable, PythonTable, Share, SumsTask
+from roll.types import EnvironmentSettings
 
 __all__ = [
     "ArithmeticData",
@@ -52,6 +55,11 @@ class _Source(Share, _Scored):
     def environment_call(self) -> tuple[str, dict[str, Any]] | None:
         """Name and options of what speaks between two answers; `None` where a rollout is one answer."""
         return None
+
+    @property
+    def opens_itself(self) -> bool:
+        """Whether an environment says what is asked, once the episode begins."""
+        return False
 
     @property
     def has_demonstrations(self) -> bool:
@@ -109,24 +117,41 @@ class GuessNumberData(_Source):
         return self.demonstrations
 
 
-class EnvironmentData(_Source):
-    """Episodes in an environment of your own: a class with `reset(seed)` and `step(action)`, as in GEM.
+class EnvironmentData(Hosting, _Source):
+    """Episodes in an environment: a shipped one by its id, or a class of your own with GEM's `reset` and `step`.
 
-    Its first observation is the prompt. Episode N begins with `reset(seed=N)`; training and evaluation share no seed.
+    Its first observation is the prompt. Episode N begins with `reset(seed=N)`, for all rollouts of a group; training
+    and evaluation share no seed.
     """
 
-    source: Literal["environment"] = option(..., "Name of the source.")
+    source: Literal["environment"] = option("environment", "Name of the source.")
     environment: str = option(
         ...,
-        "Where the class is: `package.module:Class`, or a file: `path/to/file.py:Class`.",
-        examples=["my_package.mazes:Maze", "mazes.py:Maze"],
-        pattern=FUNCTION,
+        "Its id (`roll env list`), or where your class is: `package.module:Class`, or `path/to/file.py:Class`.",
+        examples=["game:GuessTheNumber-v0-easy", "mazes.py:Maze"],
+        min_length=1,
     )
-    options: dict[str, Any] = option({}, "Keyword arguments of the class.")
+    options: dict[str, Any] = option({}, "Keyword arguments of the environment.")
+    wrappers: list[str | dict[str, dict[str, Any]]] = option(
+        [],
+        "What stands around it, the first one innermost: a wrapper's name, or its name with its options.",
+        examples=[[{"format_penalty": {"penalty": 0.1}}]],
+    )
     reward: RewardList = option([EnvironmentReward(type="environment")], "How episodes are scored.")
     num_turns: int = option(1, "Answers of one episode, at most; then it ends.", ge=1)
     num_episodes: int = option(1000, "Different episodes to train on.", ge=1)
     num_held_out: int = option(100, "Further episodes, for evaluation alone.", ge=0)
+    history: HistoryConfig | None = option(
+        None, "What the model sees of earlier turns; by default as `rollout.episodes.history` says."
+    )
+
+    @field_validator("wrappers")
+    @classmethod
+    def _one_each(cls, value: list[str | dict[str, dict[str, Any]]]) -> list[str | dict[str, dict[str, Any]]]:
+        for entry in value:
+            if isinstance(entry, dict) and len(entry) != 1:
+                raise ValueError(f"a wrapper is a name, or one name with its options, got {entry}")
+        return value
 
     @property
     def turns(self) -> int:
@@ -137,6 +162,27 @@ class EnvironmentData(_Source):
     def environment_call(self) -> tuple[str, dict[str, Any]] | None:
         """See the base class."""
         return self.environment, self.options
+
+    @property
+    def opens_itself(self) -> bool:
+        """See the base class."""
+        return True
+
+    def settings(self, seed: int) -> EnvironmentSettings:
+        """An episode."""
+        pairs = [next(iter(entry.items())) if isinstance(entry, dict) else (entry, {}) for entry in self.wrappers]
+        return EnvironmentSettings(
+            name=self.environment,
+            options=self.options,
+            seed=seed,
+            opening=self.prompt_template,
+            wrappers=tuple(pairs),
+            history=self.history.settings if self.history else None,
+            host=self.host,
+            url=self.url or "",
+            reset_time_limit_s=self.reset_time_limit_s,
+            step_time_limit_s=self.step_time_limit_s,
+        )
 
 
 class _Columns(_Split):

@@ -3,29 +3,17 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, Literal, TypeAlias
+from typing import Annotated, Any, Literal, Self, TypeAlias
 
 from pydantic import BeforeValidator, model_validator
 
 from roll.config.base import Section, option
+from roll.config.run import RunConfig
 from roll.types import Divergence
 
-__all__ = [
-    "DistillationConfig",
-    "OfflineDistillationConfig",
-    "TeacherConfig",
-    "Teachers",
-    "check_domains",
-    "teacher_by_domain",
-]
+__all__ = ["DistillationConfig", "OfflineDistillationConfig", "Taught", "TeacherConfig"]
 
 DivergenceName: TypeAlias = Literal["reverse", "forward", "jsd"]
-_KINDS: Mapping[DivergenceName, Literal["reverse_kl", "forward_kl", "jsd"]] = {
-    "reverse": "reverse_kl",
-    "forward": "forward_kl",
-    "jsd": "jsd",
-}
 
 
 class TeacherConfig(Section):
@@ -61,36 +49,43 @@ Teachers: TypeAlias = Annotated[
 ]
 
 
-def check_domains(teachers: Sequence[TeacherConfig], known: Sequence[str]) -> None:
-    """Whether every source has one teacher.
+class Taught(RunConfig):
+    """What the configuration of every distillation has."""
 
-    Args:
-        teachers: all.
-        known: the domains of the run's sources.
+    teacher: Teachers = option(
+        ...,
+        "Who teaches: a model, or a list of teachers with the sources (`domains`) that each scores.",
+        min_length=1,
+        examples=["runs/quickstart"],
+    )
 
-    Raises:
-        ValueError: one has none, or several, or there is no such source.
-    """
-    named = Counter(domain for teacher in teachers for domain in teacher.domains)
-    for domain, count in named.items():
-        if domain not in known:
-            raise ValueError(f"teacher.domains names '{domain}', but the sources are {', '.join(known)}")
-        if count > 1:
-            raise ValueError(f"teacher.domains: '{domain}' has {count} teachers, but a source has one")
-    others = [teacher.model for teacher in teachers if not teacher.domains]
-    if len(others) > 1:
-        raise ValueError(
-            f"teachers '{others[0]}' and '{others[1]}' both name no domains: say which sources each one scores"
-        )
-    if not others and (left := [domain for domain in known if domain not in named]):
-        raise ValueError(f"nobody teaches '{left[0]}': add it to some teacher.domains")
+    @model_validator(mode="after")
+    def _each_source_has_one_teacher(self) -> Self:
+        known = self._domains_of_sources()
+        named = Counter(domain for teacher in self.teacher for domain in teacher.domains)
+        for domain, count in named.items():
+            if domain not in known:
+                raise ValueError(f"teacher.domains names '{domain}', but the sources are {', '.join(known)}")
+            if count > 1:
+                raise ValueError(f"teacher.domains: '{domain}' has {count} teachers, but a source has one")
+        others = [teacher.model for teacher in self.teacher if not teacher.domains]
+        if len(others) > 1:
+            raise ValueError(
+                f"teachers '{others[0]}' and '{others[1]}' both name no domains: say which sources each one scores"
+            )
+        if not others and (left := [domain for domain in known if domain not in named]):
+            raise ValueError(f"nobody teaches '{left[0]}': add it to some teacher.domains")
+        return self
 
+    @property
+    def teacher_of(self) -> dict[str, int]:
+        """By domain, which teacher scores its answers."""
+        named = {domain: i for i, teacher in enumerate(self.teacher) for domain in teacher.domains}
+        rest = next((i for i, teacher in enumerate(self.teacher) if not teacher.domains), -1)
+        return {domain: named.get(domain, rest) for domain in self._domains_of_sources()}
 
-def teacher_by_domain(teachers: Sequence[TeacherConfig], known: Sequence[str]) -> dict[str, int]:
-    """Which teacher scores what comes from each source."""
-    named = {domain: i for i, teacher in enumerate(teachers) for domain in teacher.domains}
-    rest = next((i for i, teacher in enumerate(teachers) if not teacher.domains), -1)
-    return {name: named.get(name, rest) for name in known}
+    def _domains_of_sources(self) -> list[str]:
+        return [entry.domain or entry.source for entry in self.section("data", list)]
 
 
 class DistillationConfig(Section):
@@ -134,7 +129,7 @@ class DistillationConfig(Section):
     @property
     def form(self) -> Divergence:
         """The divergence itself."""
-        return Divergence(kind=_KINDS[self.divergence], beta=self.beta)
+        return Divergence(kind=self.divergence, beta=self.beta)
 
 
 class OfflineDistillationConfig(Section):
@@ -151,6 +146,9 @@ class OfflineDistillationConfig(Section):
         "generalised Jensen-Shannon, between the two.",
     )
     beta: float = option(0.5, "Of `jsd`: near 0 it is like `forward`, near 1 like `reverse`.", gt=0, lt=1)
+    temperature: float = option(
+        1.0, "With `place` loss: of both distributions (Hinton); the gradient is not multiplied by its square.", gt=0
+    )
     weight: float = option(
         1.0, "What the teacher counts; the rest to 1 is for the likelihood of the given answers (Hinton).", gt=0, le=1
     )
@@ -171,6 +169,11 @@ class OfflineDistillationConfig(Section):
                 f"divergence {self.divergence} needs whole distributions, but place is kept, which has the teacher's "
                 "likeliest tokens alone: set place to loss, or divergence to forward"
             )
+        if self.place == "kept" and self.temperature != 1.0:
+            raise ValueError(
+                f"temperature {self.temperature:g} is of whole distributions, but place is kept, which has the "
+                "teacher's likeliest tokens alone: set place to loss, or temperature to 1"
+            )
         if self.place == "loss" and self.directory is not None:
             raise ValueError("with place loss nothing is kept: remove directory, or set place to kept")
         return self
@@ -178,7 +181,7 @@ class OfflineDistillationConfig(Section):
     @property
     def form(self) -> Divergence:
         """The divergence itself."""
-        return Divergence(kind=_KINDS[self.divergence], beta=self.beta)
+        return Divergence(kind=self.divergence, beta=self.beta, temperature=self.temperature)
 
     @property
     def method(self) -> str:

@@ -6,12 +6,13 @@ were counted from the tensors that autograd keeps for a Llama-like layer.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from roll.config.inference import EngineOptions
 from roll.config.model import ModelConfig
+from roll.config.run import RunConfig
 from roll.config.training import TrainingConfig
 
 __all__ = [
@@ -21,6 +22,7 @@ __all__ = [
     "ModelSizes",
     "RoleMemory",
     "activation_bytes_per_token",
+    "disk_use",
     "element_bytes",
     "engine_bytes",
     "gathered_bytes",
@@ -29,6 +31,7 @@ __all__ = [
     "num_trained",
     "pass_bytes",
     "trained_bytes",
+    "with_libraries",
 ]
 
 GIB = 2**30
@@ -111,6 +114,40 @@ class DiskUse:
         """At most, while the last checkpoint is being saved."""
         extra = 1 if self.num_checkpoints else 0
         return self.checkpoint_bytes * (self.num_checkpoints + extra) + self.rollout_bytes + self.kept_bytes
+
+
+def disk_use(
+    config: RunConfig,
+    sizes: ModelSizes,
+    num_steps: int,
+    *,
+    num_further: int = 0,
+    rollout_bytes: int = 0,
+    kept_bytes: int = 0,
+) -> DiskUse:
+    """What the run directory will hold: model and optimiser states of each checkpoint, and what the pipeline keeps.
+
+    Args:
+        config: the run.
+        sizes: of its model.
+        num_steps: of the run.
+        num_further: weights that other trainers change.
+        rollout_bytes: see `DiskUse`, and so is `kept_bytes`.
+    """
+    checkpoint, trained = config.checkpoint, num_trained(config.model, sizes) + num_further
+    saves = (num_steps // checkpoint.every_num_steps if checkpoint.every_num_steps else 0) + checkpoint.at_end
+    return DiskUse(
+        checkpoint_bytes=sizes.num_parameters * element_bytes(config.model.dtype) + 12 * trained,
+        num_checkpoints=min(saves, checkpoint.keep_last) + (checkpoint.keep_best and saves > 1),
+        rollout_bytes=rollout_bytes,
+        kept_bytes=kept_bytes,
+    )
+
+
+def with_libraries(roles: Sequence[RoleMemory], config: RunConfig) -> list[RoleMemory]:
+    """The roles, and the libraries of every process in main memory."""
+    count = 1 + (sum(role.count for role in roles) if config.cluster.type == "ray" else 0)
+    return [*roles, RoleMemory(role="processes", count=count, parts={"libraries": LIBRARIES_BYTES})]
 
 
 def num_lora_parameters(sizes: ModelSizes, rank: int) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal, TypeAlias
 
-from pydantic import Discriminator, Tag
+from pydantic import Discriminator, Tag, field_validator
 
 from roll.config.base import option
 from roll.config.sources import FileTable, HuggingFaceTable, PythonTable, Share, SumsTask
@@ -38,6 +38,17 @@ class _Examples(Share):
 
 class ArithmeticExamples(SumsTask, _Examples):
     """Seeded sums such as `3 + 4`, each with its answer; training and held-out operand pairs are disjoint."""
+
+    answer_template: str = option(
+        "{answer}", "What is answered: `{answer}` is the number, `{sum}` what was asked for, such as `3 + 4`."
+    )
+
+    @field_validator("answer_template")
+    @classmethod
+    def _has_answer(cls, value: str) -> str:
+        if "{answer}" not in value:
+            raise ValueError(f"answer_template {value!r} leaves out the number: put {{answer}} into it")
+        return value
 
 
 class ExampleColumns(_Examples):

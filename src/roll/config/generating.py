@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Self
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Self
 
 from pydantic import field_validator, model_validator
 
@@ -18,18 +19,12 @@ from roll.config.sandbox import SandboxConfig
 from roll.config.sources import named_apart
 from roll.config.training import TrainingConfig
 
-__all__ = ["GeneratingConfig"]
+__all__ = ["GeneratingConfig", "PromptedConfig"]
 
 
 class GeneratingConfig(RunConfig):
-    """Sections of generation, scoring, training and evaluation; a pipeline adds what it learns by."""
+    """Sections of generation, scoring, training and evaluation; a pipeline adds what it learns by, and where from."""
 
-    data: list[DataConfig] = option(
-        ...,
-        "Prompt sources; several are mixed by weight within every step.",
-        min_length=1,
-        examples=[[{"source": "arithmetic", "reward": "math"}]],
-    )
     rollout: RolloutConfig = option(RolloutConfig(), "What each step generates.")
     inference: InferenceConfig = option(InferenceConfig(), "The engines that generate.")
     judge: JudgeConfig | None = option(
@@ -40,7 +35,12 @@ class GeneratingConfig(RunConfig):
     weight_sync: WeightSyncConfig = option(WeightSyncConfig(), "How new weights are brought to the engines.")
     sandbox: SandboxConfig = option(SandboxConfig(), "Where programs that the model writes run.")
 
-    _domains = field_validator("data")(named_apart)
+    if TYPE_CHECKING:
+
+        @property
+        def data(self) -> Sequence[DataConfig]:
+            """Where prompts come from; a pipeline's own section gives it."""
+            ...
 
     @model_validator(mode="after")
     def _generation_fits(self) -> Self:
@@ -125,6 +125,29 @@ class GeneratingConfig(RunConfig):
         return self.rollout.max_new_tokens * max(entry.turns for entry in self.data)
 
     @property
+    def max_rollout_tokens(self) -> int:
+        """Tokens that engines keep room for behind a prompt: all answers, and observations that no prompt holds yet."""
+        between = self.rollout.episodes.observation_tokens
+        return self.rollout.max_new_tokens + max(
+            (entry.turns - 1) * (self.rollout.max_new_tokens + between * (entry.environment_call is not None))
+            + between * entry.opens_itself
+            for entry in self.data
+        )
+
+    @property
     def rollouts_per_step(self) -> int:
         """Rollouts generated for each step."""
         return self.rollout.prompts_per_step * self.rollout.group_size
+
+
+class PromptedConfig(GeneratingConfig):
+    """A run whose prompts come from sources of data."""
+
+    data: list[DataConfig] = option(
+        ...,
+        "Prompt sources; several are mixed by weight within every step.",
+        min_length=1,
+        examples=[[{"source": "arithmetic", "reward": "math"}]],
+    )
+
+    _domains = field_validator("data")(named_apart)

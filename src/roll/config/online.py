@@ -8,12 +8,12 @@ from pydantic import model_validator
 
 from roll.config.algorithm_parts import UpdateConfig
 from roll.config.base import option
-from roll.config.generating import GeneratingConfig
+from roll.config.generating import PromptedConfig
 
 __all__ = ["OnlineConfig"]
 
 
-class OnlineConfig(GeneratingConfig):
+class OnlineConfig(PromptedConfig):
     """Rollouts of the newest policy in every step, and updates from them."""
 
     updates: UpdateConfig = option(UpdateConfig(), "How often a step's batch is used.")

@@ -201,16 +201,15 @@ class PreferenceLossSection(Section):
     @property
     def settings(self) -> dict[str, float]:
         """Of the loss, each as set or as the method has it."""
-        return {n: v if (v := getattr(self, n)) is not None else d for n, d in self._of("loss").items()}
+        return {name: value for name, value in self._all().items() if name not in _FORM_SETTINGS}
 
     @property
     def form_settings(self) -> dict[str, float]:
         """Of the loss's form."""
-        return {n: v if (v := getattr(self, n)) is not None else d for n, d in self._of("form").items()}
+        return {name: value for name, value in self._all().items() if name in _FORM_SETTINGS}
 
-    def _of(self, what: Literal["loss", "form"]) -> dict[str, float]:
-        known = self.method.defaults
-        return {name: value for name, value in known.items() if (name in _FORM_SETTINGS) == (what == "form")}
+    def _all(self) -> dict[str, float]:
+        return {n: d if (own := getattr(self, n)) is None else own for n, d in self.method.defaults.items()}
 
 
 class PreferenceSection(PreferenceLossSection):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 
 from roll.config.base import FUNCTION, Section, option
+from roll.config.episodes import EpisodesConfig
 from roll.config.scheduling import SchedulingConfig
 
 __all__ = ["EvaluationConfig", "RolloutConfig"]
@@ -51,6 +52,7 @@ class RolloutConfig(Section):
         examples=["examples/loops/second_try.py:second_try"],
         pattern=FUNCTION,
     )
+    episodes: EpisodesConfig = option(EpisodesConfig(), "How conversations with an environment are held.")
     scheduling: SchedulingConfig = option(SchedulingConfig(), "Order of rollouts, and what a step takes of them.")
 
     @property

@@ -69,6 +69,7 @@ class RunConfig(Section):
         names = list(RunConfig.model_fields)
         before, after = names[: names.index("model") + 1], names[names.index("model") + 1 :]
         own = [name for name in cls.model_fields if name not in names]
+        own.sort(key=lambda name: name not in ("data", "environments"))
         cls.__pydantic_fields__ = {name: cls.model_fields[name] for name in (*before, *own, *after)}
         cls.model_rebuild(force=True)
 

@@ -40,6 +40,12 @@ class SchedulingConfig(Section):
         "What engines do with running requests while they get new weights: `keep` freezes them, `abort` ends them and "
         "continues them from their partial tokens, `drain` finishes them first.",
     )
+    interrupted_turns: Literal["continue", "restart"] = option(
+        "continue",
+        "What becomes of an answer that `pause_mode: abort` interrupted: `continue` goes on from its partial tokens, "
+        "each of which knows its policy version; `restart` asks again, so that one version writes a turn, at the price "
+        "of what was written, and in favour of answers short enough to end between two updates.",
+    )
     prompt_redundancy: float | None = option(
         None,
         "Launch this many times as many prompts as a step trains, and close the step when enough are done. "
@@ -98,6 +104,11 @@ class SchedulingConfig(Section):
                     f"prompt_redundancy {self.prompt_redundancy:g} closes synchronous steps early, but async_ratio is "
                     f"{self.async_ratio:g}, with which no step waits for a slow prompt: remove the one or the other"
                 )
+        if self.interrupted_turns == "restart" and self.pause_mode != "abort":
+            raise ValueError(
+                f"interrupted_turns restart needs answers that are interrupted, but pause_mode {self.pause_mode} "
+                "interrupts none: set pause_mode to abort, or remove interrupted_turns"
+            )
         if self.type == "batch" and (redundant or self.num_rollouts(1000) > 1000):
             raise ValueError("type batch waits for every rollout, so redundant ones only cost: set type to queue")
         if self.type == "tail_batching":

@@ -10,7 +10,7 @@ from roll.config.base import Section, option
 from roll.config.cluster import RoleDevices
 from roll.config.data import DataConfig
 from roll.config.examples import ExampleDataConfig
-from roll.config.generating import GeneratingConfig
+from roll.config.generating import PromptedConfig
 from roll.config.inference import InferenceConfig
 from roll.config.rollout import EvaluationConfig, RolloutConfig
 from roll.config.run import RunConfig
@@ -31,7 +31,11 @@ class SupervisedTraining(TrainingConfig):
 
     num_steps: int = option(0, "Steps of the run, at most; 0: as many as `num_epochs` needs.", ge=0, examples=[100])
     num_epochs: float | None = option(
-        None, "Passes over the data, at most; without it and without `num_steps` there is one.", gt=0, examples=[2]
+        None,
+        "Passes over the data, at most; without it and without `num_steps` there is one.",
+        gt=0,
+        le=1_000_000,
+        examples=[2],
     )
     learning_rate: float = option(1e-5, "Peak learning rate of AdamW.", gt=0)
     examples_per_step: int = option(32, "Examples behind one optimiser step, over all ranks.", ge=1, le=1_000_000)
@@ -128,12 +132,12 @@ class SupervisedConfig(RunConfig):
             )
         return roles
 
-    def answering(self) -> GeneratingConfig | None:
+    def answering(self) -> PromptedConfig | None:
         """What opens the engines of `evaluation.answers`, where a run has any."""
         answers = self.evaluation.answers
         if answers is None:
             return None
-        return GeneratingConfig(
+        return PromptedConfig(
             pipeline=self.pipeline,
             name=self.name,
             output_dir=self.output_dir,

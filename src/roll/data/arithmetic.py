@@ -39,16 +39,21 @@ class ArithmeticPrompts:
 
     def __getitem__(self, index: int) -> Prompt:
         config = self._config
-        pair, which = divmod(index, len(config.operations))
-        span = config.max_operand - config.min_operand + 1
-        a, b = (config.min_operand + part for part in divmod(int(self._pairs[pair]), span))
-        operation = config.operations[which]
+        a, operation, b = self.terms(index)
         return Prompt(
             uid=f"{self._domain}/{a}{operation}{b}",
             domain=self._domain,
             messages=messages_of(f"What is {a} {operation} {b}?", config.system_prompt, config.prompt_template),
             answer=str(_OPERATIONS[operation](a, b)),
         )
+
+    def terms(self, index: int) -> tuple[int, str, int]:
+        """What an item asks for: `(3, "+", 4)`."""
+        config = self._config
+        pair, which = divmod(index, len(config.operations))
+        span = config.max_operand - config.min_operand + 1
+        a, b = (config.min_operand + part for part in divmod(int(self._pairs[pair]), span))
+        return a, config.operations[which], b
 
 
 def arithmetic_prompts(config: SumsTask, domain: str, seed: int) -> tuple[ArithmeticPrompts, ArithmeticPrompts]:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from datetime import datetime
+from functools import cached_property
+from itertools import groupby
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
@@ -16,8 +19,13 @@ from roll.types import BoolArray, IntArray, Message
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-__all__ = ["ChatRenderer"]
+__all__ = ["ChatRenderer", "Tool"]
 
+Tool: TypeAlias = Mapping[str, Any]
+"""A function's JSON schema, as chat templates take it."""
+TODAY = datetime(2025, 1, 1)
+"""For templates that write the date: an episode that passes midnight, and a run that is resumed, see the same one."""
+_PROBE = "7321640958"
 _MARKER = re.compile(r"\{%-?\s*generation\s*-?%\}")
 
 
@@ -32,20 +40,90 @@ class ChatRenderer:
         self._tokenizer = tokenizer
         template = getattr(tokenizer, "chat_template", None)
         self.has_template = bool(template)
+        self._asks_date = "strftime_now" in str(template)
         self._marks = isinstance(template, str) and bool(_MARKER.search(template))
         self._special = SpecialTokens(tokenizer)
 
-    def render(self, messages: Sequence[Message]) -> IntArray:
+    def render(self, messages: Sequence[Message], tools: Sequence[Tool] = ()) -> IntArray:
         """[P] ids of the conversation, up to where the assistant's answer begins.
+
+        Args:
+            messages: the conversation.
+            tools: JSON schemas of the functions that the model is told of.
 
         Raises:
             DataError: the template refuses the conversation (some models have no system role, for instance).
         """
+        return self.tokens(self.text(messages, tools))
+
+    def text(self, messages: Sequence[Message], tools: Sequence[Tool] = ()) -> str:
+        """The text whose tokens `render` gives.
+
+        Raises:
+            DataError: as for `render`.
+        """
         if self.has_template:
-            ids = self._rendered(messages)
-        else:
-            ids = self._tokenizer("\n\n".join(message["content"] for message in messages))["input_ids"]
+            return self._rendered(messages, tokenize=False, tools=tools)
+        return self._joined(messages)
+
+    def tokens(self, text: str) -> IntArray:
+        """[P] ids of a text of `text`."""
+        ids = self._tokenizer(text, add_special_tokens=not self.has_template, verbose=False)["input_ids"]
         return np.asarray(ids, dtype=np.int32)
+
+    def written(self, answer: IntArray, after: IntArray, stops: Collection[int] = ()) -> tuple[str, bool]:
+        """The text of an answer, special tokens included, and whether one at its end, not in the text, ended it.
+
+        Args:
+            answer: [T] ids.
+            after: [C] ids before it: some tokenizers show a space only where it stands behind something.
+            stops: ids that end an answer, beside the special ones.
+        """
+        ended = bool(len(answer)) and (int(answer[-1]) in stops or self._special.has(self._spelt(answer[-1:])))
+        body, anchor = answer[: len(answer) - ended], after[-1:]
+        before, whole = self._spelt(anchor), self._spelt(np.concatenate([anchor, body]))
+        return (whole[len(before) :] if whole.startswith(before) else self._spelt(body)), ended
+
+    def following(self, text: str, ended: bool) -> IntArray | None:
+        """[N] ids of what a template puts behind an answer; `None` where no special token parts the two.
+
+        Args:
+            text: from the answer's last character on: what ends its message, and all after that.
+            ended: the answer has a token that stands for the one which ends the message: it is not among the ids.
+        """
+        end = self._special.beginning(text)
+        if end is None:
+            return None
+        ids = np.asarray(self._tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"], dtype=np.int32)
+        return ids[ended:] if len(ids) and self._spelt(ids[:1]) == end else None
+
+    @cached_property
+    def drops_tools(self) -> bool:
+        """Whether the template leaves out what a tool says, without a word."""
+        heard: Message = {"role": "tool", "content": _PROBE}
+        try:
+            return _PROBE not in self.text(
+                [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}, heard]
+            )
+        except DataError:
+            return False
+
+    def _spelt(self, token_ids: IntArray) -> str:
+        return str(
+            self._tokenizer.decode(token_ids.tolist(), skip_special_tokens=False, clean_up_tokenization_spaces=False)
+        )
+
+    def _joined(self, messages: Sequence[Message]) -> str:
+        """Without a template: texts one after the other, as `answer` and `follow_up` put them."""
+        text = ""
+        for answers, block in groupby(messages, lambda message: message["role"] == "assistant"):
+            contents = [message["content"] for message in block]
+            if answers:
+                text += "".join(content + self._spelt(np.array([self.end_token])) for content in contents)
+            else:
+                asked = "\n\n".join(contents)
+                text += f"\n\n{asked}\n\n" if text else asked
+        return text
 
     def conversation(self, messages: Sequence[Message], num_given: int = 0) -> tuple[IntArray, BoolArray]:
         """[L] ids of a whole conversation, and [L] which of them the assistant would have written.
@@ -86,6 +164,11 @@ class ChatRenderer:
         if end is None:
             raise DataError("the model's tokenizer has no token that ends a text (`eos_token`): choose another model.")
         return int(end)
+
+    @cached_property
+    def longest_token(self) -> int:
+        """Characters of the longest token that stands for text."""
+        return max(map(len, self._tokenizer.get_vocab()))
 
     def special_in(self, text: str) -> str | None:
         """The first special token that is spelt in the text, which the model would take for the real one."""
@@ -173,14 +256,24 @@ class ChatRenderer:
             self._tokenizer.decode(token_ids.tolist(), skip_special_tokens=True, clean_up_tokenization_spaces=False)
         )
 
-    def _rendered(self, messages: Sequence[Message], *, generation_prompt: bool = True, tokenize: bool = True) -> Any:
+    def _rendered(
+        self,
+        messages: Sequence[Message],
+        *,
+        generation_prompt: bool = True,
+        tokenize: bool = True,
+        tools: Sequence[Tool] = (),
+    ) -> Any:
         template: Any = self._tokenizer.apply_chat_template
+        further: dict[str, Any] = {"strftime_now": TODAY.strftime} if self._asks_date else {}
         with _refusals(messages):
             return template(
                 [dict(message) for message in messages],
+                tools=[dict(tool) for tool in tools] or None,
                 add_generation_prompt=generation_prompt,
                 tokenize=tokenize,
                 return_dict=False,
+                **further,
             )
 
     def _text(self, messages: Sequence[Message], generation_prompt: bool) -> str:
@@ -191,7 +284,8 @@ class ChatRenderer:
         from transformers.utils.chat_template_utils import render_jinja_template
 
         chat: Any = [[dict(message) for message in messages]]
-        settings: Any = self._tokenizer.special_tokens_map
+        settings: Any = dict(self._tokenizer.special_tokens_map)
+        settings |= {"strftime_now": TODAY.strftime} if self._asks_date else {}
         template = str(self._tokenizer.chat_template)
         with _refusals(messages):
             rendered: Any = render_jinja_template(

@@ -1,52 +1,46 @@
-"""Episodes in an environment of the user's own: its first observation is the prompt."""
+"""Episodes in an environment: it says itself what is asked, once an episode begins."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+import json
 
 from roll.config.data import EnvironmentData
 from roll.data.rows import messages_of
-from roll.data.source import PromptList
-from roll.errors import DataError
-from roll.registry import load_function
-from roll.types import EnvironmentSettings, Prompt
+from roll.data.source import Fingerprint
+from roll.types import Prompt
 
-__all__ = ["environment_prompts"]
+__all__ = ["EpisodeList", "environment_prompts"]
 
 
-def environment_prompts(config: EnvironmentData, domain: str, seed: int) -> tuple[PromptList, PromptList]:
-    """Episodes 0, 1, … to train on, and the ones after them for evaluation; a run's seed shifts none of them.
+class EpisodeList:
+    """Episodes `first` to `first + count - 1`; a run's seed shifts none of them."""
 
-    Raises:
-        ConfigError: the class cannot be imported.
-        DataError: it refuses its options, or an episode does not begin.
-    """
-    del seed
-    kind = load_function(config.environment, "environment")
-    count = config.num_episodes
-    training = (_prompt(kind, config, domain, episode) for episode in range(count))
-    held_out = (_prompt(kind, config, domain, episode) for episode in range(count, count + config.num_held_out))
-    return PromptList(training), PromptList(held_out)
+    def __init__(self, config: EnvironmentData, domain: str, first: int, count: int) -> None:
+        self._config, self._domain, self._first, self._count = config, domain, first, count
+        digest = Fingerprint()
+        what = (config.environment, config.options, config.wrappers, config.num_turns)
+        asked = (config.system_prompt, config.prompt_template, domain, first, count)
+        digest.add([json.dumps([*what, *asked], sort_keys=True, default=repr)])
+        self.fingerprint = digest.text()
 
+    def __len__(self) -> int:
+        return self._count
 
-def _prompt(kind: Callable[..., Any], config: EnvironmentData, domain: str, episode: int) -> Prompt:
-    try:
-        observation, _ = kind(**config.options).reset(seed=episode)
-    except Exception as error:  # the user's code may fail with anything
-        raise DataError(
-            f"environment '{config.environment}' does not begin episode {episode}: {type(error).__name__}: {error}. "
-            "Its `reset(seed)` returns the first observation and a dictionary."
-        ) from error
-    if not isinstance(observation, str) or not observation.strip():
-        raise DataError(
-            f"environment '{config.environment}' begins episode {episode} with {observation!r}: the first observation "
-            "is the prompt, a text."
+    def __getitem__(self, index: int) -> Prompt:
+        if not 0 <= index < self._count:
+            raise IndexError(index)
+        config, episode = self._config, self._first + index
+        return Prompt(
+            uid=f"{self._domain}/{episode}",
+            domain=self._domain,
+            messages=messages_of("", config.system_prompt, config.prompt_template),
+            environment=config.settings(episode),
+            turns=config.turns,
         )
-    return Prompt(
-        uid=f"{domain}/{episode}",
-        domain=domain,
-        messages=messages_of(observation, config.system_prompt, config.prompt_template),
-        environment=EnvironmentSettings(name=config.environment, options=config.options, seed=episode),
-        turns=config.turns,
-    )
+
+
+def environment_prompts(config: EnvironmentData, domain: str, seed: int) -> tuple[EpisodeList, EpisodeList]:
+    """Episodes 0, 1, … to train on, and the ones after them for evaluation."""
+    del seed
+    count = config.num_episodes
+    return EpisodeList(config, domain, 0, count), EpisodeList(config, domain, count, config.num_held_out)

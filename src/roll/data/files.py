@@ -11,7 +11,7 @@ from typing import Any
 
 from roll.config.data import FileData
 from roll.config.sources import FileTable
-from roll.data.cells import Row
+from roll.data.cells import BadRow, Row
 from roll.data.rows import PromptReader, RowItems, Table, split_rows
 from roll.errors import DataError
 from roll.registry import looked_from, nearest
@@ -81,7 +81,7 @@ class JsonlTable:
         self._lines = array("q")
         self._identity = (0, 0)
 
-    def scan(self, limit: int | None) -> Iterator[Row]:
+    def scan(self, limit: int | None) -> Iterator[Row | DataError]:
         """Reads line after line; see `Table.scan`."""
         try:
             with self._path.open("rb") as file:
@@ -92,7 +92,7 @@ class JsonlTable:
                     if line.strip():
                         self._offsets.append(offset)
                         self._lines.append(number)
-                        yield _object(line, self.where(len(self._lines) - 1))
+                        yield _object_or_error(line, self.where(len(self._lines) - 1))
                     offset += len(line)
         except OSError as error:
             raise DataError(f"'{self._path}' cannot be read: {error.strerror}.") from error
@@ -122,19 +122,29 @@ def _identity(descriptor: int) -> tuple[int, int]:
     return status.st_size, status.st_mtime_ns
 
 
-def _object(line: bytes, where: str) -> Row:
+def _object_or_error(line: bytes, where: str) -> Row | DataError:
+    """The row, or what is wrong with its line; a file of which no line has an end is refused as a whole."""
     if len(line) >= LONGEST_LINE:
         raise DataError(f"{where}: the line is longer than {LONGEST_LINE:,} bytes: is this a JSON Lines file?")
     try:
+        return _object(line, where)
+    except BadRow as error:
+        return error
+
+
+def _object(line: bytes, where: str) -> Row:
+    try:
         value = json.loads(line.decode("utf-8-sig"))
     except UnicodeDecodeError as error:
-        raise DataError(f"{where}: not UTF-8 text (byte {error.start}): {line[:40]!r}.") from None
+        raise BadRow("not UTF-8 text", f"{where}: not UTF-8 text (byte {error.start}): {line[:40]!r}.") from None
     except (json.JSONDecodeError, RecursionError) as error:
-        raise DataError(f"{where}: not JSON ({error}): {line[:60]!r}.") from None
+        raise BadRow("not JSON", f"{where}: not JSON ({error}): {line[:60]!r}.") from None
     except ValueError as error:  # an integer with too many digits for Python
-        raise DataError(f"{where}: {error}.") from None
+        raise BadRow("not JSON", f"{where}: {error}.") from None
     if not isinstance(value, dict):
-        raise DataError(f"{where}: a row must be a JSON object, got {type(value).__name__}: {line[:60]!r}.")
+        raise BadRow(
+            "not an object", f"{where}: a row must be a JSON object, got {type(value).__name__}: {line[:60]!r}."
+        )
     return value
 
 

@@ -40,8 +40,11 @@ class Table(Protocol):
     name: str
     """For messages: the file, or the dataset and its split."""
 
-    def scan(self, limit: int | None) -> Iterator[Row]:
-        """Read all rows from the first on, at most `limit`; called before any `row`."""
+    def scan(self, limit: int | None) -> Iterator[Row | DataError]:
+        """Read all rows from the first on, at most `limit`; called before any `row`.
+
+        In the place of a row that cannot be read, while others can, comes what is wrong with it.
+        """
         ...
 
     def row(self, index: int) -> Row:
@@ -130,13 +133,15 @@ def _scan(reader: RowReader[T], table: Table, prefix: str) -> Iterator[tuple[int
     number = -1
     for number, row in enumerate(table.scan(reader.limit)):
         try:
+            if isinstance(row, DataError):
+                raise row
             item = reader.read(row, prefix + table.key(number), table.where(number))
         except DataError as error:
             reader.refuse(error, table.where(number))
         else:
             yield number, item
     if number < 0:
-        raise DataError(f"{table.name} holds no rows: give one with at least one prompt.")
+        raise DataError(f"{table.name} holds no rows: give one with at least one.")
 
 
 def _numbers(rows: array[int]) -> NDArray[np.int64]:

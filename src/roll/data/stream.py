@@ -20,7 +20,7 @@ import numpy as np
 
 from roll.errors import CheckpointError, DataError
 from roll.protocols import Items
-from roll.types import IntArray, Message, Prompt, PromptDraw
+from roll.types import IntArray, Prompt, PromptDraw
 
 __all__ = ["PromptStream", "WeightedSource", "WeightedStream"]
 
@@ -166,7 +166,7 @@ class PromptStream(WeightedStream[Prompt, PromptDraw]):
 
     Args:
         sources: as for `WeightedStream`.
-        render: messages to token ids.
+        render: messages, and tools where a prompt has some, to token ids.
         seed: of the shuffling.
         max_prompt_tokens: longer prompts are refused when they are drawn; `None` for no limit.
     """
@@ -176,7 +176,7 @@ class PromptStream(WeightedStream[Prompt, PromptDraw]):
     def __init__(
         self,
         sources: Sequence[WeightedSource[Prompt]],
-        render: Callable[[Sequence[Message]], IntArray],
+        render: Callable[..., IntArray],
         seed: int,
         *,
         max_prompt_tokens: int | None = None,
@@ -201,15 +201,13 @@ def _changed(what: str) -> str:
     )
 
 
-def render_checked(
-    prompt: Prompt, render: Callable[[Sequence[Message]], IntArray], max_prompt_tokens: int | None
-) -> IntArray:
+def render_checked(prompt: Prompt, render: Callable[..., IntArray], max_prompt_tokens: int | None) -> IntArray:
     """Render a prompt and check its length.
 
     Raises:
         DataError: it is longer than `max_prompt_tokens`.
     """
-    token_ids = render(prompt.messages)
+    token_ids = render(prompt.messages, prompt.tools) if prompt.tools else render(prompt.messages)
     if max_prompt_tokens is not None and len(token_ids) > max_prompt_tokens:
         raise DataError(
             f"prompt '{prompt.uid}' has {len(token_ids)} tokens, but the context leaves {max_prompt_tokens} for prompts"

@@ -44,6 +44,14 @@ class SpecialTokens:
         """The first one in the text."""
         return next((text[begin:end] for begin, end in self._found(text, 0)), None)
 
+    def has(self, text: str) -> bool:
+        """Whether the text is a special token."""
+        return text in self._names
+
+    def beginning(self, text: str) -> str | None:
+        """The one with which the text begins."""
+        return next((text[:length] for length in self._lengths if text[:length] in self._names), None)
+
     def end_of_turn(self, text: str, begin: int, limit: int, content: str) -> int | None:
         """Where the first one ends that follows this content, whatever the template's spaces; `None` if none does.
 

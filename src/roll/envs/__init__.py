@@ -1,6 +1,19 @@
 """Environments: what a model acts in over several turns."""
 
-from roll.envs.base import ENVS, Env, make
-from roll.envs.rollout_length import longest_rollout
+from roll.envs.base import Env, EnvWrapper, shown
+from roll.envs.registration import ENVS, EnvSpec, make, make_vec, register
+from roll.envs.vector import AsyncVectorEnv, SyncVectorEnv, VectorEnv
 
-__all__ = ["ENVS", "Env", "longest_rollout", "make"]
+__all__ = [
+    "ENVS",
+    "AsyncVectorEnv",
+    "Env",
+    "EnvSpec",
+    "EnvWrapper",
+    "SyncVectorEnv",
+    "VectorEnv",
+    "make",
+    "make_vec",
+    "register",
+    "shown",
+]

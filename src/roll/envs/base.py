@@ -1,57 +1,121 @@
-"""GEM's protocol of an environment (arXiv 2510.01051), and the registry of those shipped."""
+"""What an environment is: GEM's protocol (arXiv 2510.01051), and what wraps one.
+
+    reset(seed) -> observation, info                        begin an episode
+    step(action) -> observation, reward, terminated, truncated, info
+
+Text in, text out. Both may be `async def`. An environment says nothing about lengths or tokens: the context that is
+left is the business of whoever plays it.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any, Protocol
+import copy
+import inspect
+from collections.abc import Awaitable, Callable
+from typing import Any, ClassVar, Protocol, TypeAlias, TypeVar
 
-from roll.errors import ConfigError, DataError
-from roll.registry import Registry, load_function
+__all__ = ["Env", "EnvWrapper", "Started", "Stepped", "shown"]
 
-__all__ = ["ENVS", "Env", "make"]
+Started: TypeAlias = tuple[str, dict[str, Any]]
+"""What `reset` gives: the first observation, and information."""
+
+Stepped: TypeAlias = tuple[str, float, bool, bool, dict[str, Any]]
+"""What `step` gives: observation, reward, whether the task ended, whether it was cut off, information."""
+
+T = TypeVar("T")
+U = TypeVar("U")
 
 
 class Env(Protocol):
-    """One episode after another. Text in, text out; the same seed gives the same episode."""
+    """One episode after another; equal seeds give equal episodes.
 
-    def reset(self, seed: int | None = None) -> tuple[str, dict[str, Any]]:
-        """Begin an episode.
+    An environment may also have these, and whoever calls one of them says clearly where it is missing:
 
-        Returns:
-            The first observation, and information. `info["state"]`, where it is given, names the state for methods that
-            compare actions taken in the same one (GiGPO).
-        """
+    - `sample_random_action() -> str`: some well-formed action, for trying things out.
+    - `spawn(same_state=False, **overrides) -> Env`: another one with the same settings, changed by `overrides`; with
+      `same_state`, in the middle of the same episode.
+    - `close()`: let go of what it holds.
+    - `unwrapped`: the environment inside all wrappers.
+
+    Information that has a meaning wherever it is given:
+
+    - `info["state"]`: names the state, for methods that compare actions taken in the same one (GiGPO).
+    - `info["prefix"]`, `info["suffix"]`: GEM's way to show something beside the newest observation alone: see `shown`.
+    """
+
+    def reset(self, seed: int | None = None) -> Started | Awaitable[Started]:
+        """Begin an episode; without a seed, one that follows from the episodes before."""
         ...
 
-    def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
-        """Act.
-
-        Returns:
-            Observation, reward, whether the task ended, whether it was cut off, information.
-        """
+    def step(self, action: str) -> Stepped | Awaitable[Stepped]:
+        """Act. After an episode's end, `reset` comes first."""
         ...
+
+
+def shown(observation: str, info: dict[str, Any]) -> str:
+    """What a player reads: the observation, between what `info` says to show beside it.
+
+    ROLL's own environments put everything into the observation. Many of GEM's give the board as a suffix, which belongs
+    to the newest observation alone.
+    """
+    return f"{info.get('prefix', '')}{observation}{info.get('suffix', '')}"
+
+
+class EnvWrapper:
+    """An environment that changes another one, which it holds as `env`; all else is the inner one's.
+
+    A wrapper gives `on_reset`, `on_action` or `on_step`, whether the inner environment is asynchronous or not; or it
+    overrides `reset` and `step`, as GEM's do.
+    """
+
+    not_copied: ClassVar[tuple[str, ...]] = ()
+    """Attributes that copies share, such as a tokenizer."""
+
+    def __init__(self, env: Any) -> None:
+        self.env = env
+
+    def on_reset(self, observation: str, info: dict[str, Any]) -> Started:
+        """Change what an episode begins with."""
+        return observation, info
+
+    def on_action(self, action: str) -> str:
+        """Change the action that the inner environment is given."""
+        return action
+
+    def on_step(self, action: str, stepped: Stepped) -> Stepped:
+        """Change what the inner environment answers to `action`, as the player wrote it."""
+        return stepped
+
+    def reset(self, seed: int | None = None) -> Any:
+        return _then(self.env.reset(seed=seed), lambda started: self.on_reset(*started))
+
+    def step(self, action: str) -> Any:
+        return _then(self.env.step(self.on_action(action)), lambda stepped: self.on_step(action, stepped))
 
     @property
-    def longest_observation(self) -> str:
-        """A text at least as long, in bytes, as any that `step` gives while the episode goes on: engines keep room."""
-        ...
+    def unwrapped(self) -> Any:
+        """The environment inside all wrappers."""
+        return getattr(self.env, "unwrapped", self.env)
+
+    def spawn(self, same_state: bool = False, **overrides: Any) -> Any:
+        """Another environment as `Env` says, in wrappers like these."""
+        shared: dict[int, Any] = {id(self.env): self.env.spawn(same_state=same_state, **overrides)}
+        for name in self.not_copied:
+            shared[id(getattr(self, name))] = getattr(self, name)
+        return copy.deepcopy(self, shared)
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "env" or name.startswith("__"):  # before `__init__`, as while it is copied
+            raise AttributeError(name)
+        return getattr(self.env, name)
 
 
-ENVS: Registry[type[Env]] = Registry("environment", {"guess_number": "roll.envs.guess_number:GuessNumber"})
+def _then(value: Any, change: Callable[[Any], Any]) -> Any:
+    """`change(value)`, or a coroutine that gives it once `value` is there."""
+    if not inspect.isawaitable(value):
+        return change(value)
 
+    async def later() -> Any:
+        return change(await value)
 
-def make(name: str, options: Mapping[str, Any]) -> Env:
-    """Build an environment: one that is shipped, or the user's own, named `package.module:Class` or `file.py:Class`.
-
-    Raises:
-        ConfigError: there is none of this name, or it is no environment.
-        DataError: it refuses the options.
-    """
-    kind: Callable[..., Env] = load_function(name, "environment") if ":" in name else ENVS.get(name)
-    missing = [method for method in ("reset", "step") if not callable(getattr(kind, method, None))]
-    if isinstance(kind, type) and missing:
-        raise ConfigError(f"environment '{name}' has no method {' and no '.join(map(repr, missing))}: see GEM's `Env`.")
-    try:
-        return kind(**options)
-    except (TypeError, ValueError) as error:
-        raise DataError(f"environment '{name}' refuses its options {dict(options)}: {error}") from error
+    return later()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import re
 from random import Random
 from typing import Any
@@ -54,9 +55,15 @@ class GuessNumber:
         over = len(self._history) >= self._num_turns
         return f"{hint} {question(self._max_number)}", 0.0, over, False, {"state": ", ".join(self._history)}
 
-    @property
-    def longest_observation(self) -> str:
-        return f"{_hint('higher', 10**_MOST_DIGITS - 1)} {question(self._max_number)}"
+    def sample_random_action(self) -> str:
+        return str(Random().randint(1, self._max_number))
+
+    def spawn(self, same_state: bool = False, **overrides: Any) -> GuessNumber:
+        """Another game with the same settings, changed by `overrides`; with `same_state`, in the same episode."""
+        if same_state:
+            return copy.deepcopy(self)
+        given: dict[str, Any] = {"max_number": self._max_number, "num_turns": self._num_turns, "secret": self._given}
+        return GuessNumber(**{**given, **overrides})
 
 
 def _hint(direction: str, guess: int) -> str:

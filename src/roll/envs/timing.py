@@ -1,21 +1,20 @@
-"""The time that environments take, for whoever measures a run."""
+"""When environments act, for whoever measures a run."""
 
 from __future__ import annotations
 
 import contextlib
-import time
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 
 __all__ = ["acting", "watched"]
 
 
-_watcher: ContextVar[Callable[[float, float], None]] = ContextVar("environment_watcher", default=lambda *_: None)
+_watcher: ContextVar[Callable[[int], None]] = ContextVar("environment_watcher", default=lambda _: None)
 
 
 @contextlib.contextmanager
-def watched(watcher: Callable[[float, float], None]) -> Iterator[None]:
-    """Inside, and in tasks that are started inside, `watcher` hears when environments acted (`time.perf_counter`)."""
+def watched(watcher: Callable[[int], None]) -> Iterator[None]:
+    """Inside, and in tasks started inside, `watcher` hears 1 when an environment begins to act, and -1 after it."""
     token = _watcher.set(watcher)
     try:
         yield
@@ -25,9 +24,10 @@ def watched(watcher: Callable[[float, float], None]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def acting() -> Iterator[None]:
-    """Tell the watcher from when to when the environment acted inside."""
-    start = time.perf_counter()
+    """Tell the watcher that an environment acts inside."""
+    watcher = _watcher.get()
+    watcher(1)
     try:
         yield
     finally:
-        _watcher.get()(start, time.perf_counter())
+        watcher(-1)

@@ -60,8 +60,9 @@ def resume(
         saved = read_checkpoint(path, pipeline.state) if path else None
         if saved is not None and (num_steps := pipeline.facts(config, saved.state).num_steps) < saved.state.step:
             raise ConfigError(
-                f"training.num_steps is {num_steps}, but '{run_path}' is at step {saved.state.step}: "
-                "raise it, or export the model as it is."
+                f"the configuration ends the run with step {num_steps}, but '{run_path}' is at step "
+                f"{saved.state.step}: raise training.num_steps, and training.num_epochs where it has "
+                "epochs, or export the model as it is."
             )
         return run_to_end(_train(config, run, saved, overrides, callbacks))
 

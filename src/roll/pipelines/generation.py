@@ -15,6 +15,7 @@ from typing import Any, cast
 from roll.cluster.base import Cluster, start_together
 from roll.config.generating import GeneratingConfig
 from roll.data import ChatRenderer
+from roll.envs.places import open_hosts
 from roll.envs.timing import watched
 from roll.inference import resolve_engine_kind
 from roll.pipelines.judge import JudgeRole, start_judge
@@ -26,6 +27,7 @@ from roll.registry import load_function
 from roll.rewards.compose import WeightedReward
 from roll.rewards.opening import open_rewards
 from roll.rollout import LLMProxy, RolloutScheduler, Router
+from roll.rollout.episode import EpisodePlan
 from roll.rollout.lifecycle import FINAL
 from roll.rollout.loops import RolloutLoop
 from roll.tracking import RunDirectory, Spans, Tracker
@@ -42,6 +44,8 @@ class Roles:
     engines: EngineGroup
     pool: WorkerPool
     judge: JudgeRole | None
+    max_context: int
+    """Of the engines."""
 
 
 async def start_roles(
@@ -86,7 +90,7 @@ async def start_roles(
         starting.append(progress.of("judge", start_judge(config, cluster, run, emit)))
     engines, pool, *others = await start_together(stack, *starting)
     judge = others.pop() if config.judge is not None else None
-    return Roles(engines=engines, pool=pool, judge=judge), before or others
+    return Roles(engines=engines, pool=pool, judge=judge, max_context=prepared.max_context), before or others
 
 
 def _say_nothing(*_: object, **__: object) -> None:
@@ -108,8 +112,9 @@ class Generation:
     retries: Retries = field(default_factory=Retries)
 
     def metrics(self) -> dict[str, float]:
-        """What became of requests since this was last asked: attempts made again, and the judge's figures."""
-        return self.retries.metrics() | (self.judge.metrics() if self.judge else {})
+        """What became of requests since this was last asked: attempts made again; environments' and the judge's."""
+        figures = self.retries.metrics() | self.scheduler.hosts.metrics()
+        return figures | (self.judge.metrics() if self.judge else {})
 
 
 async def open_generation(
@@ -141,10 +146,7 @@ async def open_generation(
         ConfigError: `rollout.loop` cannot be imported.
     """
     rollout, scheduling = config.rollout, config.rollout.scheduling
-    policy = "round_robin" if scheduling.type == "batch" else "least_loaded"
-    proxy = proxy_type(
-        roles.engines, bring_up, max_attempts=rollout.max_attempts, router=Router(policy, scheduling.max_kv_used)
-    )
+    proxy = _proxy(config, roles, proxy_type, bring_up)
     stack.push_async_callback(proxy.close)
     judge = roles.judge.model if roles.judge else None
     rewards = await stack.enter_async_context(open_rewards(config.data, config.sandbox, roles.pool, judge))
@@ -157,6 +159,8 @@ async def open_generation(
         retry_wait_s=rollout.retry_wait_s,
         replicate=scheduling.replicate_prompts and scheduling.type != "batch",
         loop=own_loop(config) if loop is None else loop,
+        episodes=episode_plan(config, roles.max_context),
+        hosts=await stack.enter_async_context(open_hosts(roles.pool, config.sandbox)),
         on_rollout=tracker.on_rollout if tracker else _say_nothing,
     )
     generation = Generation(
@@ -170,6 +174,35 @@ async def open_generation(
     if tracker is not None:
         _listen(generation, tracker, stack, traced=config.tracking.trace_rollouts)
     return generation
+
+
+def _proxy(
+    config: GeneratingConfig,
+    roles: Roles,
+    proxy_type: type[LLMProxy],
+    bring_up: Callable[[InferenceEngine], Awaitable[object]] | None,
+) -> LLMProxy:
+    scheduling = config.rollout.scheduling
+    policy = "round_robin" if scheduling.type == "batch" else "least_loaded"
+    return proxy_type(
+        roles.engines,
+        bring_up,
+        max_attempts=config.rollout.max_attempts,
+        router=Router(policy, scheduling.max_kv_used),
+        restarts=scheduling.interrupted_turns == "restart",
+    )
+
+
+
+def episode_plan(config: GeneratingConfig, max_context: int) -> EpisodePlan:
+    """How episodes are played, in contexts of this many tokens."""
+    episodes = config.rollout.episodes
+    return EpisodePlan(
+        max_context=max_context,
+        history=episodes.history.settings,
+        long_observations=episodes.long_observations,
+        min_answer_tokens=episodes.min_answer_tokens,
+    )
 
 
 def own_loop(config: GeneratingConfig) -> RolloutLoop | None:

@@ -70,15 +70,38 @@ def rollout_metrics(groups: Sequence[Group]) -> dict[str, float]:
         }
     )
     metrics |= failures_of(groups).metrics()
+    for name in sorted({name for r in scored for name in r.counts}):
+        metrics[f"rollout/{name}"] = float(sum(r.counts.get(name, 0) for r in scored))
     by_domain: dict[str, list[Rollout]] = defaultdict(list)
     for rollout in scored:
         by_domain[rollout.prompt.domain].append(rollout)
+    metrics |= _episode_metrics(by_domain)
     for domain, rollouts in sorted(by_domain.items()):
         metrics[f"reward/{domain}/mean"] = _mean(_rewards(rollouts))
-        components = sorted({name for r in rollouts if r.reward for name in r.reward.components})
-        for name in components:
-            values = [r.reward.components[name] for r in rollouts if r.reward and name in r.reward.components]
-            metrics[f"reward/{domain}/{name}"] = _mean(values)
+        metrics |= {f"reward/{domain}/{name}": value for name, value in _components(rollouts).items()}
+    return metrics
+
+
+def _components(rollouts: Sequence[Rollout]) -> dict[str, float]:
+    """The mean of every part of the reward, by name."""
+    values: dict[str, list[float]] = defaultdict(list)
+    for rollout in rollouts:
+        for name, value in rollout.reward.components.items() if rollout.reward else ():
+            values[name].append(value)
+    return {name: _mean(values[name]) for name in sorted(values)}
+
+
+def _episode_metrics(by_domain: Mapping[str, Sequence[Rollout]]) -> dict[str, float]:
+    """Of each environment: how many episodes succeeded, how long they were, and how many the model did not finish."""
+    metrics: dict[str, float] = {}
+    for domain, rollouts in sorted(by_domain.items()):
+        if rollouts[0].prompt.environment is None:
+            continue
+        metrics |= _accuracy(rollouts, f"env/{domain}/") | {
+            f"env/{domain}/num_episodes": float(len(rollouts)),
+            f"env/{domain}/turns_mean": _mean([len(r.spans) for r in rollouts]),
+            f"env/{domain}/unfinished_share": _mean([float(not r.finished) for r in rollouts]),
+        }
     return metrics
 
 
@@ -113,7 +136,7 @@ def engine_metrics(counts: Mapping[str, int]) -> dict[str, float]:
 
 
 def evaluation_metrics(groups: Sequence[Group]) -> dict[str, float]:
-    """Score, accuracy and reward over all held-out answers, by domain too, and what they looked like.
+    """Score, accuracy and reward over all held-out answers, by domain too (and by the reward's parts), and their looks.
 
     Where nothing was answered, none of the three is there: 0 would be a result.
     """
@@ -134,4 +157,7 @@ def evaluation_metrics(groups: Sequence[Group]) -> dict[str, float]:
         own = [r for r in scored if r.prompt.domain == domain]
         metrics |= _accuracy(own, f"eval/{domain}/")
         metrics |= {f"eval/{domain}/reward": _mean(_rewards(own)), f"eval/{domain}/num_answers": float(len(own))}
+        parts = _components(own)
+        if len(parts) > 1:
+            metrics |= {f"eval/{domain}/reward/{name}": value for name, value in parts.items()}
     return metrics

@@ -6,12 +6,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from roll.config.generating import GeneratingConfig
-from roll.data import ChatRenderer, Data, build_data, held_out_draws
-from roll.envs import longest_rollout
+from roll.data import Data, build_data, held_out_draws
+from roll.errors import ConfigError
 from roll.inference import EngineSpec, resolve_engine_kind
 from roll.models import context_length, load_tokenizer, resolve_model, stop_token_ids
+from roll.pipelines.environments import first_observations
 from roll.rewards.python import check_reward_functions
 from roll.rollout import SamplingPlan
+from roll.running import run_to_end
 from roll.tracking import RunDirectory
 from roll.types import IntArray, SamplingParams
 
@@ -28,7 +30,7 @@ class Prepared:
     stop_token_ids: tuple[int, ...]
     data: Data
     max_context: int
-    """Longest prompt plus answer that engines must hold, in tokens."""
+    """Longest context plus the answer to it, in tokens: engines hold as much, and no episode goes beyond."""
 
 
 def prepare(config: GeneratingConfig, *, scores: bool = True) -> Prepared:
@@ -39,17 +41,22 @@ def prepare(config: GeneratingConfig, *, scores: bool = True) -> Prepared:
         scores: whether answers will be scored, so that rewards must be there.
 
     Raises:
-        UserError: the model or a source cannot be used; a prompt is longer than the context.
+        UserError: the model, a source or an environment cannot be used; a prompt is longer than the context.
     """
     if scores:
         check_reward_functions(config.data)
+    run_to_end(first_observations(config.data, config.sandbox))
     model_path = resolve_model(config.model.path)
     tokenizer = load_tokenizer(model_path)
     max_context = config.inference.max_context or context_length(model_path)
-    answer = longest_rollout(config.data, config.rollout.max_new_tokens, ChatRenderer(tokenizer), max_context)
-    data = build_data(config.data, tokenizer, config.seed, max_context - answer)
+    if max_context <= config.rollout.max_new_tokens:
+        raise ConfigError(
+            f"a context of {max_context} tokens leaves no room for prompts beside rollout.max_new_tokens "
+            f"{config.rollout.max_new_tokens}: lower it, or raise inference.max_context (where the model allows it)."
+        )
+    data = build_data(config.data, tokenizer, config.seed, max_context - config.rollout.max_new_tokens)
     if config.inference.max_context is None and data.longest_prompt is not None:
-        max_context = min(max_context, data.longest_prompt + answer)
+        max_context = min(max_context, data.longest_prompt + config.max_rollout_tokens)
     return Prepared(
         model_path=model_path,
         stop_token_ids=stop_token_ids(model_path),

@@ -1,4 +1,7 @@
-"""The pipelines by name: how each runs, measures a model, and is looked at before it starts."""
+"""The pipelines by name: how each runs, measures a model, and is looked at before it starts.
+
+Their names are those of `roll.config.pipelines`; each has a package here, with a `pipeline` and a `check`.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,7 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from roll.config.pipelines import PIPELINES as CONFIGURATIONS
 from roll.pipelines.state import RunState
 from roll.preflight import Report
 from roll.registry import Registry
@@ -45,29 +49,9 @@ class Pipeline:
 
 
 PIPELINES: Registry[Pipeline] = Registry(
-    "pipeline",
-    {
-        "distill": "roll.pipelines.distill.pipeline:PIPELINE",
-        "preference_online": "roll.pipelines.preference_online.pipeline:PIPELINE",
-        "distill_offline": "roll.pipelines.distill_offline.pipeline:PIPELINE",
-        "rejection_sampling": "roll.pipelines.rejection_sampling.pipeline:PIPELINE",
-        "reward_model": "roll.pipelines.reward_model.pipeline:PIPELINE",
-        "rlvr": "roll.pipelines.rlvr.pipeline:PIPELINE",
-        "preference": "roll.pipelines.preference.pipeline:PIPELINE",
-        "sft": "roll.pipelines.sft.pipeline:PIPELINE",
-    },
+    "pipeline", {name: f"roll.pipelines.{name}.pipeline:PIPELINE" for name in CONFIGURATIONS}
 )
 CHECKS: Registry[Callable[[Any], Report]] = Registry(
-    "pipeline",
-    {
-        "distill": "roll.pipelines.distill.check:inspect",
-        "preference_online": "roll.pipelines.preference_online.check:inspect",
-        "distill_offline": "roll.pipelines.distill_offline.check:inspect",
-        "rejection_sampling": "roll.pipelines.rejection_sampling.check:inspect",
-        "reward_model": "roll.pipelines.reward_model.check:inspect",
-        "rlvr": "roll.pipelines.rlvr.check:inspect",
-        "preference": "roll.pipelines.preference.check:inspect",
-        "sft": "roll.pipelines.sft.check:inspect",
-    },
+    "pipeline", {name: f"roll.pipelines.{name}.check:inspect" for name in CONFIGURATIONS}
 )
 """What `roll check` finds out; apart from the others, since it needs no torch."""

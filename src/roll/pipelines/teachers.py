@@ -8,22 +8,19 @@ from pathlib import Path
 from roll.config.distillation import TeacherConfig
 from roll.config.model import ModelConfig
 from roll.errors import ModelError
-from roll.models import describe_model, load_tokenizer, resolve_model
+from roll.models import load_tokenizer, resolve_model
 from roll.pipelines.checkpoint_files import find_model_directory
 
 __all__ = ["teacher_paths"]
 
 
-def teacher_paths(
-    teachers: Sequence[TeacherConfig], model: ModelConfig, model_path: Path, *, otherwise: str | None = None
-) -> list[Path]:
+def teacher_paths(teachers: Sequence[TeacherConfig], model: ModelConfig, model_path: Path) -> list[Path]:
     """The models of all teachers.
 
     Args:
         teachers: of the run.
         model: the student.
         model_path: where it is.
-        otherwise: where whole distributions are compared, which have to be as long: what to do if they are not.
 
     Raises:
         ModelError: one cannot be found, or does not write the student's tokens.
@@ -39,12 +36,6 @@ def teacher_paths(
                 f"teacher.model '{teacher.model}' has another tokenizer than model.path '{model.path}' "
                 f"({len(other):,} and {len(vocabulary):,} tokens; {differing:,} of the student's differ): a teacher "
                 "scores the student's tokens, so take a model of the same family."
-            )
-        rows, own = describe_model(path).vocab_size, describe_model(model_path).vocab_size
-        if otherwise is not None and rows != own:
-            raise ModelError(
-                f"teacher.model '{teacher.model}' predicts {rows:,} tokens and model.path '{model.path}' {own:,}: "
-                f"{otherwise}."
             )
         found.append(path)
     return found

@@ -53,7 +53,7 @@ class Report:
     judge: JudgeEngines | None = None
     """The run's own judge, where there is one on this machine."""
     longest_prompt: int | None = None
-    longest_rollout: int | None = None
+    max_context: int | None = None
     """Tokens after a prompt, at most: all answers, and what an environment says between them."""
     sample: tuple[Prompt, str, int] | None = None
     """A prompt, how the model sees it, and its tokens."""

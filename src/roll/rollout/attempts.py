@@ -20,10 +20,12 @@ from dataclasses import KW_ONLY, dataclass, field, replace
 
 import numpy as np
 
+from roll.envs.hosting import EnvHosts
 from roll.errors import InfraError, MalformedPromptError, UnscorableError
 from roll.protocols import Reward
+from roll.rollout.episode import EpisodePlan, loop_for
 from roll.rollout.lifecycle import LifeCycle, RolloutState
-from roll.rollout.loops import Renderer, RolloutLoop, loop_for
+from roll.rollout.loops import Renderer, RolloutLoop
 from roll.rollout.proxy import LLMProxy
 from roll.types import Generation, GenerationRequest, PromptDraw, Rollout, RolloutId, RolloutStatus, SamplingParams
 
@@ -79,6 +81,10 @@ class Attempts:
     """Whether a prompt's rollouts may run on different engines."""
     loop: RolloutLoop | None = None
     """Makes a rollout, in place of ROLL's own."""
+    hosts: EnvHosts = field(default_factory=EnvHosts)
+    """Where environments run."""
+    episodes: EpisodePlan = field(default_factory=EpisodePlan)
+    """How conversations with them are held."""
     on_rollout: Callable[[Rollout], None] = lambda rollout: None
     """Told of every rollout as it ends (for a display); must return at once."""
     _malformed: dict[tuple[str, str], str] = field(init=False, default_factory=dict)
@@ -135,7 +141,7 @@ class Attempts:
             sampling=replace(plan.sampling, seed=request_seed(self.seed, plan.purpose, draw.draw_id, index)),
         )
         session = str(rollout_id) if self.replicate else f"{plan.purpose}-{draw.draw_id}"
-        loop = self.loop or loop_for(draw.prompt)
+        loop = self.loop or loop_for(draw.prompt, self.hosts, self.episodes)
 
         def started(engine_id: str) -> None:
             if life.state(rollout_id) is RolloutState.QUEUED:

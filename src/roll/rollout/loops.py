@@ -1,31 +1,30 @@
-"""How one rollout comes about: a single answer, or a conversation with an environment.
+"""How one rollout comes about: a single answer, or a conversation with an environment (`roll.rollout.episode`).
 
-    prompt ─► model ─► tokens of turn 1 ─► env.step ─► observation, as the chat template writes it ─► model ─► turn 2 …
-
-All turns stay one flat token sequence: what the model wrote is never rendered or tokenised again, so the trainer sees
-exactly what the engine did.
+What the model wrote is never rendered or tokenised again, so the trainer sees exactly what the engine did.
 """
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import replace
 from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 
-from roll.envs import make
-from roll.envs.timing import acting
-from roll.errors import InfraError
-from roll.types import Generation, GenerationRequest, IntArray, Prompt, PromptDraw, Rollout, Turn
+from roll.types import Generation, GenerationRequest, IntArray, Message, PromptDraw, Rollout, Turn
 
-__all__ = ["Generate", "Renderer", "RolloutLoop", "joined", "loop_for", "next_turn", "play", "single_answer"]
+__all__ = ["Generate", "Renderer", "RolloutLoop", "joined", "next_turn", "single_answer"]
 
 Generate: TypeAlias = Callable[[GenerationRequest], Awaitable[Generation]]
 
 
 class Renderer(Protocol):
-    """What a loop needs of `ChatRenderer`."""
+    """What loops need of `ChatRenderer`, which says more of each."""
+
+    @property
+    def drops_tools(self) -> bool:
+        """Whether the template leaves out what a tool says."""
+        ...
 
     def follow_up(self, observation: str) -> IntArray:
         """Ids from the end of the assistant's message to where its next one begins."""
@@ -33,6 +32,22 @@ class Renderer(Protocol):
 
     def decode(self, token_ids: IntArray) -> str:
         """The text of tokens, without special ones."""
+        ...
+
+    def text(self, messages: Sequence[Message], tools: Sequence[Any] = ()) -> str:
+        """A conversation as the template writes it, up to where the next answer begins."""
+        ...
+
+    def tokens(self, text: str) -> IntArray:
+        """Ids of such a text."""
+        ...
+
+    def written(self, answer: IntArray, after: IntArray, stops: Collection[int] = ()) -> tuple[str, bool]:
+        """An answer's text, and whether a token that is not in it ended it."""
+        ...
+
+    def following(self, text: str, ended: bool) -> IntArray | None:
+        """Ids of what the template puts behind an answer; `None` where they cannot be told from the answer's."""
         ...
 
 
@@ -46,62 +61,12 @@ class RolloutLoop(Protocol):
         ...
 
 
-def loop_for(prompt: Prompt) -> RolloutLoop:
-    """The loop that makes a prompt's rollouts, unless the user gives another one."""
-    return single_answer if prompt.environment is None else play
-
-
 async def single_answer(
     draw: PromptDraw, index: int, first: GenerationRequest, generate: Generate, renderer: Renderer
 ) -> Rollout:
     """One answer to the prompt."""
     generation = await generate(first)
     return joined(draw, index, [generation], [], (), renderer)
-
-
-async def play(
-    draw: PromptDraw, index: int, first: GenerationRequest, generate: Generate, renderer: Renderer
-) -> Rollout:
-    """A conversation with the prompt's environment, until one of the two ends it or the prompt's turns are over.
-
-    An answer that was cut off ends the episode: the model did not finish its turn.
-    """
-    settings = draw.prompt.environment
-    assert settings is not None, "`loop_for` plays only prompts with an environment"
-    env = make(settings.name, settings.options)
-    _, info = _act(settings.name, env.reset, settings.seed)
-    generations: list[Generation] = []
-    between: list[IntArray] = []
-    turns: list[Turn] = []
-    context, position = draw.token_ids, 0
-    while True:
-        request = next_turn(first, context, len(turns))
-        generation = await generate(request)
-        generations.append(generation)
-        end = position + len(generation.token_ids)
-        over, reward, observation, state = True, 0.0, "", str(info.get("state", ""))
-        if generation.finish_reason == "stop":
-            action = renderer.decode(generation.token_ids)
-            observation, reward, ended, cut_off, info = _act(settings.name, env.step, action)
-            over = ended or cut_off or len(turns) + 1 >= draw.prompt.turns
-        turns.append(Turn(start=position, end=end, reward=reward, state=state))
-        if over:
-            return joined(draw, index, generations, between, tuple(turns), renderer)
-        follow_up = renderer.follow_up(observation)
-        between.append(follow_up)
-        context = np.concatenate([context, generation.token_ids, follow_up]).astype(np.int32)
-        position = end + len(follow_up)
-
-
-def _act(name: str, call: Callable[..., Any], *arguments: object) -> Any:
-    """Let an environment act; what it raises is a failure of ours, of this rollout alone."""
-    try:
-        with acting():
-            return call(*arguments)
-    except InfraError:
-        raise
-    except Exception as error:
-        raise InfraError(f"environment '{name}' failed: {type(error).__name__}: {error}") from error
 
 
 def next_turn(first: GenerationRequest, context: IntArray, turn: int) -> GenerationRequest:

@@ -11,8 +11,8 @@ Invariants:
     - a request whose engine died or hangs is issued again, with the same seed, on a live engine; what becomes of the
       engine is the fleet's business (`fleet`), and no request waits for it;
     - a request's place at an engine is free when the engine has let go of it (`link`), not when its caller has;
-    - a request that a pause took off its engine goes on from its partial tokens: its caller sees one `Generation`, in
-      which every token knows its policy version;
+    - a request that a pause took off its engine goes on from its partial tokens, or begins anew where that was chosen:
+      its caller sees one `Generation`, in which every token knows its policy version;
     - requests leave the queue by priority, then in the order in which they came; none does while it is suspended.
 """
 
@@ -60,6 +60,7 @@ class LLMProxy:
         prepare: brings a fresh engine to the current weights before it serves; not needed where it has loaded them.
         max_attempts: how often one request is issued before its engine's end is passed on.
         router: chooses engines.
+        restarts: a request that a pause took off its engine begins anew, in place of going on from its partial tokens.
     """
 
     def __init__(
@@ -69,8 +70,10 @@ class LLMProxy:
         *,
         max_attempts: int = 3,
         router: Router | None = None,
+        restarts: bool = False,
     ) -> None:
         self._max_attempts = max_attempts
+        self._restarts = restarts
         self._router = router or Router()
         self._queue: list[tuple[int, int, _Waiting]] = []
         self._num_requests = 0
@@ -83,6 +86,7 @@ class LLMProxy:
         """Engines that were replaced because they made no progress; they count as replaced too."""
         self.num_reissued = 0
         self.num_continued = 0
+        self.num_restarted = 0
         self._fleet = EngineFleet(engines, prepare or _as_loaded, self._router, self._on_change)
 
     @property
@@ -108,7 +112,7 @@ class LLMProxy:
             "replaced": self.num_replaced,
             "hung": self.num_hung,
             "reissued": self.num_reissued,
-            "continued": self.num_continued,
+            **({"restarted": self.num_restarted} if self._restarts else {"continued": self.num_continued}),
         }
 
     async def generate(
@@ -160,6 +164,10 @@ class LLMProxy:
             pieces.append(generation)
             if generation.finish_reason != "abort" or unwanted:
                 return _joined(request, pieces)
+            if self._restarts:
+                pieces.clear()
+                self.num_restarted += 1
+                continue
             self.num_continued += 1
             following = _continued(request, pieces)
             if following is None:

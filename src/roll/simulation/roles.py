@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import replace
 from functools import partial
@@ -20,7 +20,7 @@ from roll.simulation.costs import train_s
 from roll.simulation.engine import AnswerTokens, EngineSettings, SimulatedEngine
 from roll.simulation.hardware import Device, Model
 from roll.simulation.workload import Workload, observation
-from roll.types import Generation, GenerationRequest, IntArray, PromptDraw, RewardResult, Rollout, WeightUpdate
+from roll.types import Generation, GenerationRequest, IntArray, Message, PromptDraw, RewardResult, Rollout, WeightUpdate
 
 __all__ = ["EnvironmentTurns", "SimulatedEngines", "SimulatedRenderer", "SimulatedReward", "SimulatedTrainer"]
 
@@ -123,7 +123,21 @@ class SimulatedRenderer:
     def decode(self, token_ids: IntArray) -> str:
         return ""
 
+    drops_tools = False
+
     def follow_up(self, observation: str) -> IntArray:
+        return np.ones(1, np.int32)
+
+    def text(self, messages: Sequence[Message], tools: Sequence[object] = ()) -> str:
+        return ""
+
+    def tokens(self, text: str) -> IntArray:
+        return np.ones(1, np.int32)
+
+    def written(self, answer: IntArray, after: IntArray, stops: Collection[int] = ()) -> tuple[str, bool]:
+        return "", True
+
+    def following(self, text: str, ended: bool) -> IntArray | None:
         return np.ones(1, np.int32)
 
 
@@ -171,13 +185,14 @@ class EnvironmentTurns:
     Args:
         config: turns and their latencies.
         workload: draws the latencies.
-        company: rollouts of a step, which `lockstep` keeps together.
     """
 
-    def __init__(self, config: EnvironmentLatencyConfig, workload: Workload, company: int) -> None:
+    def __init__(self, config: EnvironmentLatencyConfig, workload: Workload) -> None:
         self._config = config
         self._workload = workload
-        self._together = asyncio.Barrier(company) if config.lockstep else None
+        self._num_playing = 0
+        self._waiting: list[asyncio.Future[None]] = []
+        """Rollouts in `lockstep` that have come to the end of a turn, or of generating one."""
         self._observation = observation(config.observation_tokens)
 
     async def __call__(
@@ -185,15 +200,36 @@ class EnvironmentTurns:
     ) -> Rollout:
         context = draw.token_ids
         generations: list[Generation] = []
-        for turn in range(self._config.num_turns):
-            if turn:
-                context = np.concatenate([context, generations[-1].token_ids, self._observation])
-            generations.append(await generate(next_turn(first, context, turn)))
-            await self._meet()
-            await asyncio.sleep(self._workload.turn_s(draw.draw_id, index, turn))
-            await self._meet()
+        self._num_playing += 1
+        try:
+            for turn in range(self._config.num_turns):
+                if turn:
+                    context = np.concatenate([context, generations[-1].token_ids, self._observation])
+                generations.append(await generate(next_turn(first, context, turn)))
+                await self._meet()
+                await asyncio.sleep(self._workload.turn_s(draw.draw_id, index, turn))
+                await self._meet()
+        finally:
+            self._num_playing -= 1
+            self._go_on_together()
         return joined(draw, index, generations, [self._observation] * (len(generations) - 1), (), renderer)
 
     async def _meet(self) -> None:
-        if self._together is not None:
-            await self._together.wait()
+        """Wait for whoever plays now: a group that takes another's place in a step comes alone, and some never end."""
+        if not self._config.lockstep:
+            return
+        arrival = asyncio.get_running_loop().create_future()
+        self._waiting.append(arrival)
+        self._go_on_together()
+        try:
+            await arrival
+        except asyncio.CancelledError:
+            if arrival in self._waiting:
+                self._waiting.remove(arrival)
+            raise
+
+    def _go_on_together(self) -> None:
+        if len(self._waiting) == self._num_playing:
+            for arrival in self._waiting:
+                arrival.set_result(None)
+            self._waiting = []

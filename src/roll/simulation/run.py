@@ -170,9 +170,7 @@ class _World:
             seed=seed,
             max_attempts=config.rollout.max_attempts,
             replicate=scheduling.replicate_prompts and scheduling.type != "batch",
-            loop=EnvironmentTurns(environment, self.workload, config.rollouts_per_step)
-            if environment
-            else recorded_loop(self.workload),
+            loop=EnvironmentTurns(environment, self.workload) if environment else recorded_loop(self.workload),
         )
         self.scheduler.life.listen(recorder.on_transition)
         self.controller = AsyncController(

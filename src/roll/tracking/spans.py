@@ -32,9 +32,6 @@ __all__ = ["Spans"]
 
 logger = logging.getLogger(__name__)
 
-_SHORTEST_EVENT_S = 0.001
-"""Time that was moved is an event of the trace from here on: an environment may act thousands of times in a step."""
-
 
 @dataclass(slots=True, eq=False)
 class _Span:
@@ -184,15 +181,6 @@ class Spans:
         self._emit_span(span.name, span.start, now, span.lane)
         if span.is_phase or span.is_step:
             self._flush()
-
-    def move(self, start: float, end: float, *, source: str, target: str) -> None:
-        """Count the time from `start` to `end`, on this object's clock, for another name than the open phase's."""
-        before, after = self._timers[source], self._timers.setdefault(target, _Timer(is_phase=True))
-        start = max(start, before.since)
-        before.elapsed -= max(0.0, end - start)
-        after.elapsed += max(0.0, end - start)
-        if end - start >= _SHORTEST_EVENT_S:
-            self._emit_span(target, start, end, self._free_lane(None))
 
     @contextlib.contextmanager
     def inside(self, span: _Span) -> Iterator[None]:

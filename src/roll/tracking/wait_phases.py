@@ -2,9 +2,9 @@
 
     generate │ generate │ environment │ generate │ reward │ reward ─► batch
 
-Where the model writes for at least one rollout, that is what the wait is for; where all that are under way wait for a
-verdict, it is the reward, in queues and while an attempt is repeated, too. Environments act on the loop itself, so
-while one does, nothing else comes on. The parts add up to the wait: nothing is counted twice, however many wait.
+Where the model writes for at least one rollout, that is what the wait is for; where it writes for none and environments
+act, it is these; where all that are under way wait for a verdict, it is the reward, in queues and while an attempt is
+repeated, too. The parts add up to the wait: nothing is counted twice, however many wait.
 """
 
 from __future__ import annotations
@@ -34,6 +34,8 @@ class WaitPhases:
     _stage: dict[RolloutId, str] = field(init=False, default_factory=dict)
     """By rollout, `model` or `reward`."""
     _counts: Counter[str] = field(init=False, default_factory=Counter)
+    _num_acting: int = field(init=False, default=0)
+    """Environments that act now, each for a rollout that would else be the model's."""
     _first: str | None = field(init=False, default=None)
     """What the phase of the model is called; `None` while nobody waits."""
 
@@ -51,10 +53,10 @@ class WaitPhases:
             self._stage[name] = after
         self._shift()
 
-    def environment(self, start: float, end: float) -> None:
-        """An environment acted; seconds of `time.perf_counter`."""
-        if self._first is not None:
-            self.spans.move(start, end, source=self._open.name, target="environment")
+    def environment(self, change: int) -> None:
+        """An environment begins to act (1), or is done (-1)."""
+        self._num_acting += change
+        self._shift()
 
     @contextlib.contextmanager
     def waiting(self, first: str) -> Iterator[None]:
@@ -70,6 +72,8 @@ class WaitPhases:
 
     def _name(self) -> str:
         assert self._first is not None
+        if self._num_acting and self._counts["model"] <= self._num_acting:
+            return "environment"
         return "reward" if self._counts["reward"] and not self._counts["model"] else self._first
 
     def _shift(self) -> None:

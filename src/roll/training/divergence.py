@@ -2,8 +2,8 @@
 
     p_m = softmax(W h_m / T),     q_m = softmax(W' h'_m / T)    of the teacher,     r = (1 - beta) p + beta q
 
-    reverse_kl   sum_v p (log p - log q)           forward_kl   sum_v q (log q - log p)
-    jsd          beta KL(q || r) + (1 - beta) KL(p || r)        arXiv 2306.13649 eq. 1
+    reverse   sum_v p (log p - log q)           forward   sum_v q (log q - log p)
+    jsd       beta KL(q || r) + (1 - beta) KL(p || r)        arXiv 2306.13649 eq. 1
 
 As in `logprobs`: in chunks of predictions, the softmax in float32 (float64 for a float64 model), logits kept for the
 backward pass only while all of them together are small. The log-probs of the targets come from the same logits.
@@ -30,7 +30,7 @@ class _Divergence(torch.autograd.Function):
 
         a (onehot - p) + k g,     g = p (log p - log q - D)     q - p, negative     (1 - beta) p (log p - log r - D_p)
 
-    for reverse_kl, forward_kl and jsd, where D_p is KL(p || r). The teacher gets none. Kept logits are overwritten with
+    for reverse, forward and jsd, where D_p is KL(p || r). The teacher gets none. Kept logits are overwritten with
     their gradients: the backward pass runs once.
     """
 
@@ -100,10 +100,10 @@ def normalised_again(logits: Tensor, temperature: float, largest: Tensor, total:
 
 def _divergence(form: Divergence, logp: Tensor, logq: Tensor) -> tuple[Tensor, Tensor]:
     """[n] the divergence, and the one that its gradient takes off: see `_Divergence`."""
-    if form.kind == "reverse_kl":
+    if form.kind == "reverse":
         found = torch.sub(logp, logq).mul_(logp.exp()).sum(1)
         return found, found
-    if form.kind == "forward_kl":
+    if form.kind == "forward":
         found = torch.sub(logq, logp).mul_(logq.exp()).sum(1)
         return found, found
     mixed = _mixture(form, logp, logq)
@@ -113,9 +113,9 @@ def _divergence(form: Divergence, logp: Tensor, logq: Tensor) -> tuple[Tensor, T
 
 def _gradient(form: Divergence, p: Tensor, logp: Tensor, logq: Tensor, inner: Tensor) -> Tensor:
     """[n, V] of the divergence in the scaled logits; a tensor of its own."""
-    if form.kind == "reverse_kl":
+    if form.kind == "reverse":
         return torch.sub(logp, logq).sub_(inner).mul_(p)
-    if form.kind == "forward_kl":
+    if form.kind == "forward":
         return p - logq.exp()
     return _mixture(form, logp, logq).neg_().add_(logp).sub_(inner).mul_(p).mul_(1.0 - form.beta)
 

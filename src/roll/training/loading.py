@@ -31,11 +31,11 @@ def build_network(spec: TrainerSpec, dtype: torch.dtype) -> PolicyNetwork | Valu
         return ValueNetwork(model)
     copies = spec.holds_reference and spec.model.lora is None
     reference = _load_model(replace(spec, role="reference"), dtype) if copies else None
-    teachers = [_load_teacher(spec, path, model, dtype) for path in spec.teachers]
+    teachers = [_load_teacher(spec, path, dtype) for path in spec.teachers]
     return PolicyNetwork(model, reference, teachers, value_head=spec.value_head_learning_rate is not None)
 
 
-def _load_teacher(spec: TrainerSpec, path: str, model: Any, dtype: torch.dtype) -> Any:
+def _load_teacher(spec: TrainerSpec, path: str, dtype: torch.dtype) -> Any:
     """A frozen model over the same tokens.
 
     Raises:
@@ -49,14 +49,7 @@ def _load_teacher(spec: TrainerSpec, path: str, model: Any, dtype: torch.dtype) 
             f"teacher '{path}' has another vocabulary than '{spec.model_path}': {len(other)} tokens, not {len(own)}; "
             f"{different} of them are missing or have another number; take a teacher with the same tokenizer"
         )
-    teacher = _load_model(replace(spec, role="reference", model_path=path), dtype)
-    sizes = [len(m.get_output_embeddings().weight) for m in (teacher, model) if m.get_output_embeddings() is not None]
-    if len(set(sizes)) > 1:
-        raise ModelError(
-            f"teacher '{path}' says logits of {sizes[0]} tokens, '{spec.model_path}' of {sizes[1]}: their tokenizers "
-            "agree, but their projections are padded differently; resize one's embeddings to the other's size"
-        )
-    return teacher
+    return _load_model(replace(spec, role="reference", model_path=path), dtype)
 
 
 def _load_model(spec: TrainerSpec, dtype: torch.dtype) -> Any:

@@ -81,8 +81,15 @@ class PolicyNetwork(nn.Module):
         found = Predictions()
         if needs.divergence is not None:
             teacher, own = self._project_teacher(layout), needs.divergence.temperature or temperature
-            logprobs, distance = divergence_from(policy, teacher, targets, needs.divergence, temperature=own)
-            found = found._replace(logprobs=logprobs if own == temperature else None, divergence=distance)
+            rows = min(len(policy.weight), len(teacher.weight))  # what one has beyond is padding: tokenizers agree
+            logprobs, distance = divergence_from(
+                *(of._replace(weight=of.weight[:rows]) for of in (policy, teacher)),
+                targets.clamp(max=rows - 1),
+                needs.divergence,
+                temperature=own,
+            )
+            same = own == temperature and rows == len(policy.weight)
+            found = found._replace(logprobs=logprobs if same else None, divergence=distance)
         if isinstance(top, int):
             ids, top_logprobs = likeliest(policy, top, temperature=temperature)
             found = found._replace(top_ids=ids, top_logprobs=top_logprobs)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal, TypeAlias
 
 from roll.config.model import ModelConfig
@@ -47,6 +48,12 @@ class TrainerSpec:
     """Ranks that share this machine's cores and devices; by default all."""
     device: str | None = None
     """`cpu`, `cuda`, …; by default the accelerator, where there is one."""
+
+    @classmethod
+    def frozen(cls, model_path: str | Path, model: ModelConfig, training: TrainingConfig, seed: int) -> TrainerSpec:
+        """A model without adapters that is asked and never trained, seen from its only rank."""
+        whole = model.model_copy(update={"lora": None})
+        return cls(model_path=str(model_path), model=whole, training=training, role="reference", seed=seed)
 
     @property
     def node_ranks(self) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, Literal, TypeAlias, TypedDict
+from typing import Any, Literal, NotRequired, TypeAlias, TypedDict
 
 from roll.types.arrays import FloatArray, IntArray
 
@@ -20,6 +20,8 @@ __all__ = [
     "Generation",
     "GenerationRequest",
     "Group",
+    "History",
+    "HistoryKind",
     "Message",
     "Prompt",
     "PromptDraw",
@@ -32,16 +34,40 @@ __all__ = [
 ]
 
 EnvironmentHost: TypeAlias = Literal["loop", "pool", "sandbox", "http"]
-FinishReason: TypeAlias = Literal["stop", "length", "abort"]
+FinishReason: TypeAlias = Literal["stop", "length", "abort", "context"]
+"""`context` is of rollouts alone: the context was full before the episode was over."""
 TRAIN, EXPERT = "train", "expert"
 """Purposes (`RolloutId.purpose`) of the rollouts that a step trains, and of demonstrations."""
 
 
 class Message(TypedDict):
-    """One chat message."""
+    """One chat message, as chat templates take it."""
 
     role: Literal["system", "user", "assistant", "tool"]
     content: str
+    tool_calls: NotRequired[list[dict[str, Any]]]
+    """Of an assistant's message, each `{"id": …, "type": "function", "function": {"name": …, "arguments": {…}}}`."""
+    tool_call_id: NotRequired[str]
+    """Of a tool's message: the call that it answers."""
+    name: NotRequired[str]
+    """Of a tool's message: the tool."""
+
+
+HistoryKind: TypeAlias = Literal["full", "window", "thinking_stripped", "stepwise", "summary"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class History:
+    """What the model sees of earlier turns; see `roll.config.episodes`."""
+
+    kind: HistoryKind = "full"
+    turns: int = 0
+    """That a window keeps."""
+    keep_task: bool = True
+    """Whether the prompt stays where earlier turns do not."""
+    summary_tokens: int = 256
+    summary_request: str = ""
+    train_summary: bool = True
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -53,6 +79,13 @@ class EnvironmentSettings:
     """Plain data only."""
     seed: int | None = None
     """Of the episode, given to `reset`; `None` where the options say all of it."""
+    history: History | None = None
+    """What the model sees of earlier turns; `None`: what the run's configuration says for all."""
+    opening: str = ""
+    """How the first user message is made of the first observation, which `{prompt}` stands for; the prompt then holds
+    what comes before it. Empty where the prompt already says what the environment asks."""
+    wrappers: tuple[tuple[str, Mapping[str, Any]], ...] = ()
+    """Around it, by the names of `roll.envs.wrappers` and with their options, the first one innermost."""
     host: EnvironmentHost | None = None
     """Where it runs; `None`: a shipped one in the loop, a user's own in the pool."""
     url: str = ""
@@ -82,6 +115,8 @@ class Prompt:
     """What speaks between two answers; `None`: a rollout is one answer."""
     turns: int = 1
     """Answers of one rollout, at most."""
+    tools: tuple[Mapping[str, Any], ...] = ()
+    """JSON schemas of the functions that the model is told of, as chat templates take them."""
     attachments: tuple[Any, ...] = ()
     """Multimodal inputs (pixel values with their grid, …), which text-only code does not look at; empty for text."""
 
@@ -261,6 +296,8 @@ class Rollout:
     """In order; empty: all of `token_ids` is one turn."""
     branches: tuple[Branch, ...] = ()
     """In order; before the first, and where there is none, a turn's context is the prompt and all tokens before it."""
+    counts: Mapping[str, int] = field(default_factory=dict)
+    """What happened while it was made, and how often; each becomes a metric. What did not happen is left out."""
     expert: bool = False
     """Not the policy's own: to be imitated. Its `logprobs` are 0."""
 

@@ -43,18 +43,16 @@ class AttentionRange:
 class Divergence:
     """How far the policy p is from a teacher q, over the whole vocabulary."""
 
-    kind: Literal["reverse_kl", "forward_kl", "jsd"] = "reverse_kl"
+    kind: Literal["reverse", "forward", "jsd"] = "reverse"
     """KL(p || q), KL(q || p), or beta KL(q || r) + (1 - beta) KL(p || r) with r = (1 - beta) p + beta q."""
     beta: float = 0.5
-    """Of `jsd`, between 0 and 1; near 0 it is beta times `forward_kl`, near 1 it is 1 - beta times `reverse_kl`."""
+    """Of `jsd`, between 0 and 1; near 0 it is beta times `forward`, near 1 it is 1 - beta times `reverse`."""
     temperature: float | None = None
     """Of both distributions; `None`: that of the batch."""
 
     def __post_init__(self) -> None:
         if self.kind == "jsd" and not 0 < self.beta < 1:
-            raise ValueError(
-                f"beta is {self.beta}: it must lie between 0 and 1; for 0 take forward_kl, for 1 reverse_kl"
-            )
+            raise ValueError(f"beta is {self.beta}: it must lie between 0 and 1; for 0 take forward, for 1 reverse")
         if self.temperature is not None and self.temperature <= 0:
             raise ValueError(f"the divergence's temperature is {self.temperature}: it must be above 0")
 

@@ -41,10 +41,6 @@ PAIRS: dict[str, tuple[PreferenceLoss, Callable[[Padded], Tensor]]] = {
     "cpo": (PreferenceLoss(against_reference=False, likelihood=1.0), paper.cpo),
     "rpo": (PreferenceLoss(likelihood=0.7, likelihood_mean="answers"), lambda batch: paper.rpo(batch, 0.1, 0.7)),
     "nca": (PreferenceLoss(form=forms.NcaPair()), of_ratios(summed, paper.nca)),
-    "bco": (
-        PreferenceLoss(form=forms.BcoPair(shift=0.2)),
-        of_ratios(summed, lambda w, r, m: paper.bco(w, r, m, 0.1, 0.2)),
-    ),
     "sppo": (PreferenceLoss(form=forms.SppoHard()), of_ratios(summed, paper.sppo)),
     "apo_zero": (PreferenceLoss(form=forms.ApoZero()), of_ratios(summed, paper.apo_zero)),
     "apo_down": (PreferenceLoss(form=forms.ApoDown()), of_ratios(summed, paper.apo_down)),

@@ -94,10 +94,6 @@ def nca(w: Tensor, r: Tensor, m: Tensor, beta: float = 0.1) -> Tensor:
     return -first - 0.5 * torch.log(sigmoid(-beta * r))
 
 
-def bco(w: Tensor, r: Tensor, m: Tensor, beta: float = 0.1, shift: float = 0.0) -> Tensor:
-    return -torch.log(sigmoid(beta * w - shift)) - torch.log(sigmoid(-(beta * r - shift)))
-
-
 def sppo(w: Tensor, r: Tensor, m: Tensor, beta: float = 0.1) -> Tensor:
     return (w - 1 / (2 * beta)) ** 2 + (r + 1 / (2 * beta)) ** 2
 

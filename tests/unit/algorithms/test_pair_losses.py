@@ -184,6 +184,14 @@ def test_extreme_sequences_stay_finite(name: str, size: float, dtype: torch.dtyp
         assert all(torch.isfinite(value) for value in outputs.metrics.values())
 
 
+def test_answers_that_score_alike_are_in_no_order() -> None:
+    batch = random_pairs(0, 3)
+    alike = replace(batch, ref=batch.logprobs.detach(), values=torch.ones(6, dtype=torch.float64))
+    inputs = inputs_of(alike)
+    assert PreferenceLoss()(inputs).metrics["preference/accuracy"] == 0
+    assert BradleyTerryLoss()(_scored(inputs)).metrics["reward_model/accuracy"] == 0
+
+
 def test_kto_without_an_answer_of_one_kind_has_finite_metrics() -> None:
     batch = replace(random_pairs(0), preferred=[True] * 10, pair=list(range(10)))
     metrics = KTOLoss(reference_point=0.0)(inputs_of(batch)).metrics

@@ -46,14 +46,13 @@ OF_DPO: dict[str, LossFn] = {
     "exo_pair": PreferenceLoss(form=forms.ExoPair()),
     "nca_pair": PreferenceLoss(form=forms.NcaPair()),
     "robust": PreferenceLoss(form=forms.Sigmoid(label_smoothing=0.1, robust=True)),
-    "bco_pair": PreferenceLoss(form=forms.BcoPair()),
     "sppo_hard": PreferenceLoss(form=forms.SppoHard()),
     "apo_zero": PreferenceLoss(form=forms.ApoZero()),
     "apo_down": PreferenceLoss(form=forms.ApoDown()),
     "discopop": PreferenceLoss(form=forms.Discopop()),
     "sigmoid_norm": PreferenceLoss(scores="mean"),
     "sigmoid, sft": PreferenceLoss(likelihood=0.3),
-    "sigmoid, bco_pair": SummedLoss(parts=((1.0, PreferenceLoss()), (0.3, PreferenceLoss(form=forms.BcoPair())))),
+    "sigmoid, nca_pair": SummedLoss(parts=((1.0, PreferenceLoss()), (0.3, PreferenceLoss(form=forms.NcaPair())))),
 }
 """By TRL's names of loss types; `aot` and `aot_unpaired` sort all answers of a batch, which no loss here does."""
 
@@ -281,13 +280,13 @@ def test_reward_model(centring: float | None, margins: bool, world: World, tmp_p
 
 @pytest.mark.parametrize(
     "form",
-    [Divergence(kind="forward_kl"), Divergence(kind="jsd"), Divergence(kind="jsd", beta=0.2), Divergence()],
+    [Divergence(kind="forward"), Divergence(kind="jsd"), Divergence(kind="jsd", beta=0.2), Divergence()],
     ids=lambda f: f"{f.kind}-{f.beta}",
 )
 def test_gkd(form: Divergence, world: World, tmp_path: Path) -> None:
     from trl.experimental.gkd import GKDConfig, GKDTrainer
 
-    beta = {"forward_kl": 0.0, "jsd": form.beta, "reverse_kl": 1.0}[form.kind]
+    beta = {"forward": 0.0, "jsd": form.beta, "reverse": 1.0}[form.kind]
     args = settings(GKDConfig, tmp_path, beta=beta, lmbda=0.0, max_length=64)
     messages = [
         [{"role": "user", "content": p}, {"role": "assistant", "content": a}]

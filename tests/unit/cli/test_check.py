@@ -50,6 +50,7 @@ def test_a_run_that_can_start_is_described_and_0(place, capsys):
         "evaluation 2 times: 3 prompts x 2 = 6 samples",
         "arithmetic: 57 prompts to train on, 0.21 epochs in the run",
         "runs/trial/",
+        "how long a step takes is known from a first one alone",
         "(right) scores 1",
         "(wrong) scores 0",
     ):

@@ -69,7 +69,8 @@ def test_train_export_eval_resume(place):
     assert json.loads((run / "summary.json").read_text())["num_steps"] == 3
 
     fewer = roll(place, "resume", "runs/trial", "training.num_steps=2")
-    assert fewer.returncode == 2 and "training.num_steps is 2, but 'runs/trial' is at step 3: raise it" in fewer.stderr
+    assert fewer.returncode == 2
+    assert "ends the run with step 2, but 'runs/trial' is at step 3: raise training.num_steps" in fewer.stderr
     refused = roll(place, "resume", "runs/trial", "data.0={source: file, path: none.jsonl, reward: exact}")
     assert refused.returncode == 2, refused.stderr
     assert yaml.safe_load((run / "config.yaml").read_text())["data"][0]["source"] == "arithmetic"

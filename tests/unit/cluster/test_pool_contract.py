@@ -130,3 +130,14 @@ async def test_a_place_that_dies_is_started_again(ray_here: object) -> None:
         assert pool.health()["restarts"] == 1
     finally:
         await pool.close()
+
+
+async def test_it_keeps_objects_that_are_asked_again(pool: WorkerPool) -> None:
+    made = [await pool.keep(list, (number,), prepare=(time.time, ())) for number in (1, 2)]
+    await made[0].call("append", 3)
+    assert [await kept.call("pop") for kept in made] == [3, 2]
+    with pytest.raises(IndexError, match="pop from empty list"):
+        await made[1].call("pop")
+    await made[0].close()
+    with pytest.raises(WorkerDiedError, match="its process was ended"):
+        await made[0].call("pop")

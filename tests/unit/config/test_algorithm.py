@@ -6,9 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from pydantic import ValidationError
 
 from roll.config.algorithm import AlgorithmConfig
+from roll.config.base import Section
 from roll.config.load import dump_yaml, load_config
 from roll.config.presets import PRESET_NAMES, describe_preset, preset
 from roll.config.truncation import truncation_note
@@ -27,7 +29,7 @@ def leaves(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
     return result
 
 
-def at(config: AlgorithmConfig, dotted: str) -> Any:
+def at(config: Section, dotted: str) -> Any:
     value: Any = config
     for name in dotted.split("."):
         value = getattr(value, name)
@@ -193,8 +195,11 @@ def test_what_a_preset_leaves_behind_is_no_mistake(overrides: list[str], tmp_pat
     ],
     ids=" ".join,
 )
-def test_what_can_work_is_accepted(overrides: list[str]) -> None:
-    load_config(QUICKSTART, overrides)
+def test_what_can_work_is_accepted_and_stays_as_it_was_said(overrides: list[str]) -> None:
+    config = load_config(QUICKSTART, overrides)
+    for override in overrides:
+        dotted, _, said = override.partition("=")
+        assert at(config, dotted) == yaml.safe_load(said), dotted
 
 
 @pytest.mark.parametrize(

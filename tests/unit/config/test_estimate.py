@@ -11,10 +11,11 @@ from roll.config.estimate import (
     DEFAULT_CPU_KV_BYTES,
     JudgeEngines,
     activation_bytes_per_token,
+    disk_use,
     num_lora_parameters,
 )
 from roll.config.load import load_config
-from roll.pipelines.online.check.estimate import batch_arithmetic, disk_use, memory_by_role
+from roll.pipelines.online.check.estimate import batch_arithmetic, memory_by_role, rollout_bytes
 from roll.pipelines.rlvr.check.estimate import further_memory
 
 QUICKSTART = Path(__file__).parents[3] / "examples" / "quickstart.yaml"
@@ -226,19 +227,23 @@ def test_libraries_count_in_main_memory_only():
 )
 def test_checkpoints_are_counted(overrides, kept):
     config, batch = batch_of(*overrides)
-    use = disk_use(config, Sizes(), batch, longest_prompt=40)
+    rollouts = rollout_bytes(config, batch, 40)
+    assert rollouts == 12 * (40 + config.max_answer_tokens) * (
+        config.training.num_steps * config.rollouts_per_step + batch.num_evaluations * batch.evaluation_samples
+    )
+    use = disk_use(config, Sizes(), config.training.num_steps, rollout_bytes=rollouts)
     assert use.num_checkpoints == kept
     assert use.checkpoint_bytes == 14_000_000
-    assert use.peak_bytes == (kept + (kept > 0)) * 14_000_000 + use.rollout_bytes
+    assert use.peak_bytes == (kept + (kept > 0)) * 14_000_000 + rollouts
 
 
 def test_checkpoints_hold_every_critics_masters_and_moments():
     config, batch = batch_of("algorithm.type=asy_ppo")
     equal = further_memory(config, Sizes(), batch)
-    found = disk_use(config, Sizes(), batch, longest_prompt=40, further=equal)
+    found = disk_use(config, Sizes(), 1, num_further=equal.num_trained)
     assert found.checkpoint_bytes == 14_000_000 + 2 * 12_000_000
     other = further_memory(config, Sizes(), batch, critic_sizes=Sizes(num_parameters=500_000))
-    small = disk_use(config, Sizes(), batch, longest_prompt=40, further=other)
+    small = disk_use(config, Sizes(), 1, num_further=other.num_trained)
     assert small.checkpoint_bytes == 14_000_000 + 2 * 6_000_000
 
 

@@ -75,9 +75,13 @@ def test_what_a_recording_has_decided_cannot_change(tmp_path: Path, only: Any, o
 def test_what_makes_the_difference_may_change(tmp_path: Path) -> None:
     run = recorded(tmp_path)
     before = resolved(load_config(run / "config.yaml"))
-    check_replayable(load_replay_config(run, ["algorithm.type=gspo", "training.learning_rate=1e-3"]), before)
+    learning = load_replay_config(run, ["algorithm.type=gspo", "training.learning_rate=1e-3"])
+    check_replayable(learning, before)
+    assert resolved(learning)["training"] == before["training"] | {"learning_rate": 1e-3}
     schedule = ["rollout.scheduling.async_ratio=1.0", "inference.max_num_seqs=7"]
     check_replayable(load_replay_config(run, schedule, only="rollout"), before)
+    with pytest.raises(ConfigError, match=r"async_ratio: recorded 0\.0, now 1\.0\n.*max_num_seqs: recorded .*, now 7"):
+        check_replayable(load_replay_config(run, schedule, only="train"), before)
 
 
 def test_the_command_names_what_is_missing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

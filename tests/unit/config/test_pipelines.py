@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 import jsonschema
 import pytest
+from configuration_page import BEGIN, END, reference, renew
 
 from roll.cli.main import run
 from roll.cluster.devices import place
@@ -21,7 +22,6 @@ from roll.config.given import load_given
 from roll.config.load import dump_yaml, load_config, load_run_config, resolved
 from roll.config.load_replay import load_replay_config
 from roll.config.pipelines import PIPELINES
-from roll.config.reference import BEGIN, END, reference, renew
 from roll.config.run import RunConfig
 from roll.config.schema import json_schema
 from roll.errors import ConfigError, PlacementError

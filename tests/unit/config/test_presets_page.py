@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from algorithms_page import page
+
 from roll.config.explain import explain
 from roll.config.presets import PRESET_NAMES
-from roll.config.presets.page import page
 
 PAGE = Path(__file__).parents[3] / "docs" / "algorithms.md"
 
 
 def test_the_page_is_up_to_date() -> None:
-    assert PAGE.read_text() == page(), "run: python -m roll.config.presets.page docs/algorithms.md"
+    assert PAGE.read_text() == page(), "run: python tools/algorithms_page.py docs/algorithms.md"
 
 
 def test_explaining_the_algorithm_shows_what_every_preset_sets() -> None:

@@ -108,29 +108,28 @@ def test_a_function_or_class_of_the_users_own_makes_rows(tmp_path):
         load_source(source(function=f"{file}:Sum"), "own", 0)
 
 
-def test_episodes_of_an_environment_differ_by_their_seed(tmp_path):
-    file = tmp_path / "mazes.py"
-    file.write_text(
-        "class Maze:\n"
-        "    def __init__(self, size=1):\n"
-        "        self.size = size\n"
-        "    def reset(self, seed=None):\n"
-        "        return f'maze {seed} of {self.size}', {}\n"
-        "    def step(self, action):\n"
-        "        return '', 1.0, True, False, {}\n"
-    )
+def test_episodes_of_an_environment_differ_by_their_seed_and_it_says_itself_what_is_asked():
     config = EnvironmentData(
-        source="environment",
-        environment=f"{file}:Maze",
+        environment="mazes.py:Maze",
         options={"size": 3},
         num_episodes=3,
         num_held_out=2,
         num_turns=2,
+        system_prompt="Be brief.",
+        prompt_template="Task: {prompt}",
+        wrappers=["episode_tracking", {"time_limit": {"max_turns": 5}}],
+        step_time_limit_s=2.0,
     )
-    training, held_out = prompts(config)
-    assert [p.messages[0]["content"] for p in training] == ["maze 0 of 3", "maze 1 of 3", "maze 2 of 3"]
-    assert [p.messages[0]["content"] for p in held_out] == ["maze 3 of 3", "maze 4 of 3"]
-    assert training[1].environment is not None and training[1].environment.seed == 1
+    training, held_out = load_source(config, "own", 0)
+    assert [p.environment.seed for p in training] == [0, 1, 2] and [p.environment.seed for p in held_out] == [3, 4]
+    assert [p.uid for p in held_out] == ["own/3", "own/4"]
+    assert [m["content"] for m in training[0].messages] == ["Be brief.", "Task: "]
+    settings = training[1].environment
+    assert (settings.name, settings.options, settings.opening) == ("mazes.py:Maze", {"size": 3}, "Task: {prompt}")
+    assert settings.wrappers == (("episode_tracking", {}), ("time_limit", {"max_turns": 5}))
+    assert (settings.host, settings.step_time_limit_s) == (None, 2.0)
     assert {p.turns for p in [*training, *held_out]} == {2}  # a limit on length is that of all turns
-    with pytest.raises(DataError, match=r"does not begin episode 0: TypeError: .*unexpected keyword argument 'sise'"):
-        load_source(config.model_copy(update={"options": {"sise": 3}}), "own", 0)
+    with pytest.raises(IndexError):
+        training[3]
+    other, _ = load_source(config.model_copy(update={"options": {"size": 4}}), "own", 0)
+    assert other.fingerprint != training.fingerprint == load_source(config, "own", 0)[0].fingerprint

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from roll.config.pipelines.rlvr import RLVRConfig
-from roll.envs import longest_rollout, make
+from roll.envs import make
 from roll.errors import ConfigError, DataError
 
 
@@ -54,7 +50,7 @@ def test_a_seed_gives_the_same_secret_again() -> None:
 def test_wrong_options_and_names_are_refused() -> None:
     with pytest.raises(DataError, match="secret 9 is not from 1 to 3"):
         make("guess_number", {"max_number": 3, "secret": 9})
-    with pytest.raises(DataError, match="unexpected keyword argument 'colour'"):
+    with pytest.raises(DataError, match=r"has no argument 'colour'\. It accepts: max_number, num_turns, secret"):
         make("guess_number", {"colour": 1})
     with pytest.raises(ConfigError, match="Did you mean 'guess_number'"):
         make("guess_numbr", {})
@@ -62,33 +58,3 @@ def test_wrong_options_and_names_are_refused() -> None:
 
 def test_many_numbers_are_not_listed() -> None:
     assert make("guess_number", {"max_number": 50}).reset()[0] == "Pick a number from 1 to 50. Answer with a number."
-
-
-@pytest.mark.parametrize("max_number", [2, 9, 10, 12345])
-@given(action=st.text(alphabet="0123456789 .x\u0663", max_size=12))
-def test_no_observation_is_longer_than_the_longest(max_number: int, action: str) -> None:
-    env = make("guess_number", {"max_number": max_number, "num_turns": 9, "secret": 2})
-    env.reset()
-    observation, *_ = env.step(action)
-    assert len(observation.encode()) <= len(env.longest_observation.encode())
-
-
-def test_room_is_for_all_answers_and_the_longest_texts_between_them() -> None:
-    class Bytes:
-        def follow_up(self, observation: str) -> np.ndarray:
-            return np.zeros(7 + len(observation.encode()), np.int32)
-
-    game = {"source": "guess_number", "max_number": 3}
-    entries = RLVRConfig.model_validate(
-        {
-            "name": "x",
-            "model": "m",
-            "training": {"num_steps": 1},
-            "data": [{**game, "num_turns": 3}, {"source": "arithmetic", "reward": "math"}],
-        }
-    ).data
-    # "No, my number is higher than 999999999. " has 40 bytes, "Pick one: 1, 2 or 3. Answer with a number." has 42
-    assert longest_rollout(entries, 10, Bytes(), 209) == 3 * 10 + 2 * (7 + 40 + 42) == 208
-    assert longest_rollout(entries[1:], 10, Bytes(), 11) == 10
-    with pytest.raises(ConfigError, match=r"context of 208 tokens.* 3 answer\(s\) of 10, .* 208\. Raise"):
-        longest_rollout(entries, 10, Bytes(), 208)

@@ -124,6 +124,14 @@ def test_the_score_follows_every_answer_and_accuracy_those_with_a_verdict() -> N
     assert "eval/accuracy" not in graded and graded["eval/score"] == graded["eval/reward"] == 0.25
 
 
+def test_an_evaluation_says_every_part_of_a_reward_that_has_several() -> None:
+    two = [RewardResult(value=1.0, components={"liked": 1.0, "watched": float(n)}) for n in (0, 1)]
+    metrics = measures.evaluation_metrics([group(0, *two)])
+    assert [v for k, v in metrics.items() if k.endswith("/reward/watched")] == [0.5]
+    one = RewardResult(value=1.0, components={"liked": 1.0})
+    assert not [k for k in measures.evaluation_metrics([group(0, one)]) if "/reward/" in k]
+
+
 def test_retries_are_counted_and_the_first_of_a_step_is_said(caplog: pytest.LogCaptureFixture) -> None:
     retries = Retries()
 

@@ -12,6 +12,7 @@ from roll.config.preference import METHODS, PreferenceSection
 from roll.errors import ConfigError
 from roll.pipelines.learning.losses import preference_loss
 from roll.pipelines.preference.objective import with_other_answers
+from roll.pipelines.supervised.measuring import beside_answers
 from roll.types import TrainingSample
 
 
@@ -58,3 +59,10 @@ def test_every_prompt_gets_the_answer_before_it() -> None:
     assert [s.loss_mask.tolist() for s in others] == [[0, 0, 1], [0, 1], [0, 0, 0, 1, 1]]
     assert with_other_answers(batch, 4)[2].token_ids.tolist() == [7, 8, 9, 5]
     assert with_other_answers(batch[:1], None) == ()
+
+
+def test_answers_do_not_hide_what_pairs_say() -> None:
+    learnt = {"eval/loss": 0.5, "eval/accuracy": 0.9}
+    found = beside_answers(learnt, {"eval/accuracy": 0.25, "eval/score": 0.25})
+    assert found == {"eval/loss": 0.5, "eval/examples/accuracy": 0.9, "eval/accuracy": 0.25, "eval/score": 0.25}
+    assert beside_answers(learnt, {}) == learnt

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Sequence
+
 import numpy as np
 import pytest
 
 from roll.registry import load_function
-from roll.rollout.loops import loop_for, play, single_answer
+from roll.rollout.episode import loop_for, play
+from roll.rollout.loops import single_answer
 from roll.types import (
     EnvironmentSettings,
     Generation,
     GenerationRequest,
     IntArray,
+    Message,
     Prompt,
     PromptDraw,
     Rollout,
@@ -25,7 +29,21 @@ class Numbers:
     def decode(self, token_ids: IntArray) -> str:
         return " ".join(str(token - 100) for token in token_ids if token >= 100)
 
+    drops_tools = False
+
     def follow_up(self, observation: str) -> IntArray:
+        return np.array([7], dtype=np.int32)
+
+    def text(self, messages: Sequence[Message], tools: Sequence[object] = ()) -> str:
+        return "".join(message["content"] for message in messages)
+
+    def tokens(self, text: str) -> IntArray:
+        raise AssertionError("nothing is written anew")
+
+    def written(self, answer: IntArray, after: IntArray, stops: Collection[int] = ()) -> tuple[str, bool]:
+        return self.decode(answer), True
+
+    def following(self, text: str, ended: bool) -> IntArray | None:
         return np.array([7], dtype=np.int32)
 
 

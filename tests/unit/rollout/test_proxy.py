@@ -155,6 +155,22 @@ def test_an_answer_goes_on_under_new_weights(mode: str) -> None:
     assert continued == (mode == "abort")
 
 
+def test_an_interrupted_answer_may_begin_anew_under_one_version() -> None:
+    async def main() -> tuple[Generation, dict[str, int]]:
+        own = engine("a")
+        proxy = LLMProxy(TickingEngines([own], random.Random(0)), ready, restarts=True)  # type: ignore[arg-type]
+        task = asyncio.create_task(proxy.generate(request("r")))
+        await asyncio.sleep(3.5)
+        await proxy.suspend("abort")
+        own.version = 1
+        await proxy.resume()
+        return await task, proxy.counts()
+
+    generation, counts = within(main())
+    assert generation.policy_versions.tolist() == [1] * NUM_TOKENS
+    assert generation.finish_reason == "stop" and counts["restarted"] == 1
+
+
 def test_an_aborted_request_returns_what_it_has() -> None:
     async def main() -> Generation:
         proxy = proxy_of(engine("a"))

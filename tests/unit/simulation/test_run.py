@@ -131,6 +131,24 @@ def test_environments_in_step_wait_for_the_slowest_of_every_turn() -> None:
     assert together.wait_s > 1.2 * alone.wait_s
 
 
+@pytest.mark.parametrize("async_ratio", [0.0, 1.0])
+def test_environments_in_step_do_not_wait_for_groups_that_are_over(async_ratio: float) -> None:
+    changes = {
+        "environment": {"num_turns": 3, "latency": {"type": "normal", "mean": 10, "std": 5}, "lockstep": True},
+        "answer_tokens": {"type": "fixed", "value": 2},
+        "reward.solve_rate": {"type": "empirical", "values": [0, 0.5, 0.5, 1]},
+        "reward.filter_groups": True,
+        "rollout.scheduling.async_ratio": async_ratio,
+        "num_steps": 4,
+    }
+    if async_ratio:
+        changes["placement.training"] = 1
+    run, again = simulate(steady(changes)), simulate(steady(changes))
+    assert all(step.num_samples == 16 for step in run.steps)
+    assert sum(step.num_filtered for step in run.steps) > 4
+    assert run.digest == again.digest
+
+
 def test_filtered_groups_are_replaced() -> None:
     rates = {"type": "empirical", "values": [0, 0.5, 0.5, 1]}
     filtering = {"reward.solve_rate": rates, "reward.filter_groups": True, "num_steps": 4}

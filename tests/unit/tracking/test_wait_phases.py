@@ -30,9 +30,12 @@ class World:
             rollout_id = RolloutId(purpose=purpose, draw_id=hash(name), index=0)
             self.wait_phases.on_transition(SimpleNamespace(rollout_id=rollout_id, before=before, after=to))
 
-    def act(self, seconds: float) -> None:
-        start, self.now = self.now, self.now + seconds
-        self.wait_phases.environment(start, self.now)
+    def act(self, seconds: float, number: int = 1) -> None:
+        for _ in range(number):
+            self.wait_phases.environment(1)
+        self.now += seconds
+        for _ in range(number):
+            self.wait_phases.environment(-1)
 
 
 @pytest.fixture
@@ -76,18 +79,20 @@ def test_waiting_to_be_scored_again_is_the_rewards_time(world: World) -> None:
     assert metrics == {"time/wait_s": 0, "time/reward_s": 7, "time/step_s": 7}
 
 
-def test_an_environment_takes_its_time_from_whatever_else_was_open(world: World) -> None:
+def test_environments_hold_a_step_back_where_the_model_writes_for_nobody(world: World) -> None:
     with world.spans.step(1):
         world.act(5)  # beside the wait: no part of it
         with world.wait_phases.waiting("generate"):
             world.move("a", "b", to="generating")
             world.now += 1
-            world.act(2)
-            world.act(3)
+            world.act(7)  # the model still writes for the other one
+            world.act(2, number=2)
+            world.move("a", to="rewarding")
+            world.act(3)  # the other one's verdict comes beside it
             world.now += 1
         metrics = world.spans.metrics()
-        assert world.spans.bottleneck() == "environment"
-    assert metrics == {"time/generate_s": 2, "time/environment_s": 5, "time/step_s": 12}
+        assert world.spans.bottleneck() == "generate"
+    assert metrics == {"time/generate_s": 9, "time/environment_s": 5, "time/step_s": 19}
 
 
 def test_rollouts_of_an_evaluation_are_not_waited_for(world: World) -> None:
@@ -111,5 +116,5 @@ def test_the_stages_are_in_the_trace_and_what_is_inside_them_is_no_phase(tmp_pat
     world.spans.close()
     events = [e for e in json.loads((tmp_path / "trace.json").read_text()) if e["ph"] == "X"]
     assert [(e["name"], e["dur"] / 1e6) for e in events] == [
-        ("environment", 2), ("generate", 3), ("inner", 4), ("reward", 4), ("step 1", 7)
+        ("generate", 1), ("environment", 2), ("generate", 0), ("inner", 4), ("reward", 4), ("step 1", 7)
     ]  # fmt: skip

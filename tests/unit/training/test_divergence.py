@@ -15,7 +15,7 @@ from roll.types import Divergence
 
 KINDS = [
     Divergence(),
-    Divergence(kind="forward_kl"),
+    Divergence(kind="forward"),
     Divergence(kind="jsd"),
     Divergence(kind="jsd", beta=0.1),
     Divergence(kind="jsd", beta=0.9),
@@ -46,7 +46,7 @@ def dense(form: Divergence, p: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
         return (a * (a / b).log()).sum(1)
 
     if form.kind != "jsd":
-        return kl(p, q) if form.kind == "reverse_kl" else kl(q, p)
+        return kl(p, q) if form.kind == "reverse" else kl(q, p)
     mixture = form.beta * q + (1 - form.beta) * p
     return form.beta * kl(q, mixture) + (1 - form.beta) * kl(p, mixture)
 

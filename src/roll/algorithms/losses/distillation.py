@@ -48,11 +48,10 @@ class DistillationLoss:
 class TopDistillationLoss:
     """The mean of KL(teacher || policy) over the k likeliest tokens of a teacher, as they were stored.
 
-    `bucket` takes all other tokens for one: sum_k q log(q / p) + q' log(q' / p') with q' = 1 - sum_k q; it is never
-    above the exact divergence. `renormalised` leaves them out, so that the policy may give them what it likes.
+    All other tokens count as one: sum_k q log(q / p) + q' log(q' / p') with q' = 1 - sum_k q; it is never above the
+    exact divergence.
     """
 
-    rest: Literal["bucket", "renormalised"] = "bucket"
     aggregation: Literal["token_mean", "sequence_mean"] = "token_mean"
     """See `token_weights`."""
     needs = Needs(top_logprobs=True)
@@ -64,16 +63,13 @@ class TopDistillationLoss:
         Raises:
             ValueError: the teacher's tokens did not come.
         """
-        policy, teacher = (_complete(inputs.need(name), self.rest) for name in ("top_logprobs", "teacher_top_logprobs"))
+        policy, teacher = (_complete(inputs.need(name)) for name in ("top_logprobs", "teacher_top_logprobs"))
         return _outputs(inputs, (teacher.exp() * (teacher - policy)).sum(1), self.aggregation)
 
 
-def _complete(logprobs: Tensor, rest: Literal["bucket", "renormalised"]) -> Tensor:
-    """[N, k or k + 1] log-probs of a whole distribution."""
-    total = torch.logsumexp(logprobs, dim=1, keepdim=True)
-    if rest == "renormalised":
-        return logprobs - total
-    return torch.cat([logprobs, log_complement(total)], dim=1)
+def _complete(logprobs: Tensor) -> Tensor:
+    """[N, k + 1] log-probs of a whole distribution."""
+    return torch.cat([logprobs, log_complement(torch.logsumexp(logprobs, dim=1, keepdim=True))], dim=1)
 
 
 def _outputs(

@@ -11,6 +11,7 @@ __all__ = ["DEFAULT_PIPELINE", "PIPELINES"]
 PIPELINES: Registry[type[RunConfig]] = Registry(
     "pipeline",
     {
+        "agentic": "roll.config.pipelines.agentic:CONFIG",
         "distill": "roll.config.pipelines.distill:CONFIG",
         "preference_online": "roll.config.pipelines.preference_online:CONFIG",
         "distill_offline": "roll.config.pipelines.distill_offline:CONFIG",

@@ -8,7 +8,7 @@ from pydantic import model_validator
 
 from roll.config.base import option
 from roll.config.cluster import ClusterConfig, DeviceMapping, Devices, RoleDevices
-from roll.config.distillation import DistillationConfig, Teachers, check_domains, teacher_by_domain
+from roll.config.distillation import DistillationConfig, Taught
 from roll.config.online import OnlineConfig
 
 __all__ = ["CONFIG", "DistillConfig"]
@@ -30,22 +30,15 @@ class DistillCluster(ClusterConfig):
     device_mapping: DistillDevices = option(DistillDevices(), "Devices of each role.")
 
 
-class DistillConfig(OnlineConfig):
+class DistillConfig(Taught, OnlineConfig):
     """On-policy distillation (GKD, arXiv 2306.13649): the student answers, a teacher scores every token."""
 
     pipeline: Literal["distill"] = option("distill", "Which pipeline runs.")
-    teacher: Teachers = option(
-        ...,
-        "Who teaches: a model, or a list of teachers with the sources (`domains`) that each scores.",
-        min_length=1,
-        examples=["runs/quickstart"],
-    )
     distillation: DistillationConfig = option(DistillationConfig(), "What is learnt from the teacher.")
     cluster: DistillCluster = option(DistillCluster(), "Where roles run.")
 
     @model_validator(mode="after")
     def _taught(self) -> DistillConfig:
-        check_domains(self.teacher, self.domains)
         places = {teacher.place for teacher in self.teacher}
         if len(places) > 1:
             raise ValueError("some teachers are in trainers and others in engines: give all the same place")
@@ -72,16 +65,6 @@ class DistillConfig(OnlineConfig):
                 "rollout.group_size is 1: raise it, or set reward_weight to 0"
             )
         return self
-
-    @property
-    def domains(self) -> list[str]:
-        """Of the sources."""
-        return [entry.domain or entry.source for entry in self.data]
-
-    @property
-    def teacher_of(self) -> dict[str, int]:
-        """By domain, which teacher scores its answers."""
-        return teacher_by_domain(self.teacher, self.domains)
 
     @property
     def trainer_holds_teachers(self) -> bool:

@@ -6,125 +6,27 @@ from typing import Literal
 
 from pydantic import model_validator
 
-from roll.config.algorithm import AlgorithmConfig
 from roll.config.base import option
-from roll.config.cluster import RoleDevices
-from roll.config.generating import GeneratingConfig
+from roll.config.generating import PromptedConfig
+from roll.config.reinforcing import ReinforcingConfig
 from roll.config.replay import ReplayConfig
-from roll.config.truncation import truncation_problem
 
 __all__ = ["CONFIG", "RLVRConfig"]
 
 
-class RLVRConfig(GeneratingConfig):
+class RLVRConfig(PromptedConfig, ReinforcingConfig):
     """Reinforcement learning with verifiable rewards."""
 
     pipeline: Literal["rlvr"] = option("rlvr", "Which pipeline runs.")
-    algorithm: AlgorithmConfig = option(AlgorithmConfig(), "How rewards become updates.")
     replay: ReplayConfig | None = option(None, "A recorded run that is run again; `roll replay` sets it.")
 
     @model_validator(mode="after")
-    def _algorithm_fits(self) -> RLVRConfig:
-        self._check_groups()
-        self._check_lengths()
-        self._check_demonstrations()
-        problem = truncation_problem(self.algorithm, self.rollout)
-        if problem:
-            raise ValueError(problem)
+    def _recorded_once(self) -> RLVRConfig:
         if self.replay is not None and self.tracking.record_rollouts:
             raise ValueError(
                 "tracking.record_rollouts would record what replay.run has recorded already: set it to false"
             )
         return self
-
-    def _check_groups(self) -> None:
-        size, advantage, critic = self.rollout.group_size, self.algorithm.advantage, self.algorithm.critic
-        compared = {"group", "leave_one_out", "length_weighted"} & {advantage.mean, advantage.std}
-        if size == 1 and compared and advantage.function is None:
-            raise ValueError(
-                f"algorithm.advantage: {' and '.join(sorted(compared))} normalisation needs rollout.group_size >= 2, "
-                "got 1 (a group of one equals its own mean); raise it, or set advantage.mean and advantage.std to "
-                "batch or none"
-            )
-        if size == 1 and self.algorithm.filters.skip_zero_variance:
-            raise ValueError(
-                "algorithm.filters.skip_zero_variance leaves out every group of one, since its rewards are all equal: "
-                "set it to false, or rollout.group_size to 2 or more, got 1"
-            )
-        if (
-            advantage.estimator == "anchor_state"
-            and advantage.function is None
-            and all(e.turns == 1 for e in self.data)
-        ):
-            raise ValueError(
-                "algorithm.advantage.estimator anchor_state compares turns that began in the same state, but no source "
-                "under data has several turns: use one that has, such as guess_number, or set algorithm.type to grpo"
-            )
-        parts, prompts = self.algorithm.updates.num_minibatches, self.rollout.prompts_per_step
-        if parts > prompts:
-            raise ValueError(
-                f"algorithm.updates.num_minibatches {parts} exceeds rollout.prompts_per_step {prompts}, but a "
-                "mini-batch is made of whole groups: lower the one or raise the other"
-            )
-        if self.algorithm.uses_critic and size < critic.num_critics:
-            raise ValueError(
-                f"algorithm.critic.num_critics {critic.num_critics} critics share each group's rollouts, but "
-                f"rollout.group_size is {size}: raise the one or lower the other"
-            )
-
-    def _check_lengths(self) -> None:
-        buffer = self.algorithm.reward.overlong_buffer
-        answer = self.rollout.max_new_tokens * min(entry.turns for entry in self.data)
-        if buffer > answer:
-            raise ValueError(
-                f"algorithm.reward.overlong_buffer {buffer} exceeds rollout.max_new_tokens {answer}, so that the "
-                "shortest answer is punished: lower the one or raise the other"
-            )
-
-    def _check_demonstrations(self) -> None:
-        imitation = self.algorithm.imitation
-        if imitation != type(imitation)() and not any(entry.has_demonstrations for entry in self.data):
-            raise ValueError(
-                "algorithm.imitation would change nothing, since no source under data has demonstrations: name their "
-                "column as expert_key, or remove it"
-            )
-
-    def why_without(self, role: str) -> str:
-        """See `RunConfig.why_without`."""
-        algorithm = self.algorithm
-        if role == "critic":
-            if algorithm.shares_critic:
-                return (
-                    "the critic is a head on the policy's network: remove it, or set algorithm.critic.shared to false"
-                )
-            return "no critic is used: remove it, or set algorithm.advantage.estimator to gae"
-        if role == "reference":
-            if not algorithm.uses_reference:
-                return "no reference is used: remove it, or set algorithm.kl.coefficient"
-            if self.trainer_holds_reference:
-                return "with algorithm.kl.estimator full the trainer itself keeps the reference: remove it"
-            return "with model.lora the reference is the policy without its adapters: remove it"
-        return super().why_without(role)
-
-    @property
-    def roles(self) -> dict[str, RoleDevices]:
-        """See `RunConfig.roles`."""
-        mapping, roles = self.cluster.device_mapping, super().roles
-        if self.algorithm.num_critic_models:
-            roles["critic"] = RoleDevices(kind="trainer", devices=mapping.critic or mapping.actor_train)
-        if self.starts_reference:
-            roles["reference"] = RoleDevices(kind="trainer", devices=mapping.reference or mapping.actor_train)
-        return roles
-
-    @property
-    def trainer_holds_reference(self) -> bool:
-        """Whether the policy's own loss needs the reference's whole distribution."""
-        return self.algorithm.uses_reference and self.algorithm.kl.estimator == "full"
-
-    @property
-    def starts_reference(self) -> bool:
-        """Whether the reference is a role of its own: neither the policy without adapters, nor kept by the trainer."""
-        return self.algorithm.uses_reference and self.model.lora is None and not self.trainer_holds_reference
 
 
 CONFIG = RLVRConfig

@@ -40,9 +40,19 @@ def conversation_of_row(row: Row, config: ExampleColumns, where: str) -> Convers
         return checked(_instructed(row, config, where), where)
     if config.text_key is not None and has(row, config.text_key):
         return Conversation(text=text_of(row[config.text_key], config.text_key, where))
+    given = (config.messages_key, config.conversations_key, config.completion_key, config.output_key, config.text_key)
+    null = next((key for key in given if key in row and not has(row, key)), None)
+    if null is not None:
+        raise BadRow("empty answer", f"{where}: column '{null}' is null: fill it in, or leave the row out.")
+    columns = ", ".join(short(name) for name in list(row)[:20]) or "none"
+    if config.chosen_key in row and config.rejected_key in row:
+        raise BadRow(
+            "pairs",
+            f"{where}: it has '{config.chosen_key}' and '{config.rejected_key}', two answers to compare: take pipeline "
+            "`preference` or `reward_model`, or set completion_key to the one to imitate.",
+        )
     if config.prompt_key is not None and has(row, config.prompt_key) and config.completion_key is not None:
         column(row, config.completion_key, where, "completion_key")  # says what is missing
-    columns = ", ".join(short(name) for name in list(row)[:20]) or "none"
     raise BadRow(
         "missing column",
         f"{where}: no column says what is learnt. It has: {columns}. A row has `messages`, or `prompt` and "

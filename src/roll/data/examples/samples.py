@@ -14,6 +14,8 @@ from roll.types import BoolArray, Conversation, ExampleDraw, IntArray, TrainingS
 __all__ = ["TOO_LONG", "Rendering", "UnusableExample"]
 
 TOO_LONG = "too long"
+LONG = 1_000_000
+"""Characters; longer texts are looked at before they are tokenised."""
 Tokens = tuple[IntArray, BoolArray]
 """[L] ids, and [L] whether the loss counts them."""
 
@@ -68,6 +70,8 @@ class Rendering:
     def _rendered(self, conversations: tuple[Conversation, ...], too_long: TooLong) -> tuple[list[Tokens], bool]:
         """The tokens of each conversation within the context, and whether some are cut."""
         limit = None if self.max_tokens is None else self.max_tokens - self.score_at_end
+        if limit is not None and too_long != "cut":
+            self._refuse_books(conversations, limit)
         try:
             rendered = [self._tokens(conversation) for conversation in conversations]
         except DataError as error:
@@ -91,6 +95,16 @@ class Rendering:
         if not self.score_at_end and not all(mask.any() for _, mask in rendered):
             raise UnusableExample("nothing to learn", "no token of it comes after another: make it longer.")
         return rendered, cut
+
+    def _refuse_books(self, conversations: tuple[Conversation, ...], limit: int) -> None:
+        """Texts that cannot fit, whatever their tokens are; it takes a minute to make tokens of the longest lines."""
+        longest = max(len(c.text or "") + sum(len(m["content"]) for m in c.messages) for c in conversations)
+        if longest > LONG and longest > limit * self.renderer.longest_token:
+            raise UnusableExample(
+                TOO_LONG,
+                f"it has {longest:,} characters, but the context takes {limit:,} tokens: split it, or say what becomes "
+                "of such examples (`too_long`: cut or skip).",
+            )
 
     def _tokens(self, conversation: Conversation) -> Tokens:
         if conversation.text is not None:

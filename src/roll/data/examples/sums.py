@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 
 from roll.config.examples import ArithmeticExamples
 from roll.data.arithmetic import ArithmeticPrompts, arithmetic_prompts
@@ -14,17 +14,23 @@ __all__ = ["ArithmeticExamplesSource", "arithmetic_examples"]
 class ArithmeticExamplesSource:
     """Prompts with their answers; a `Source`."""
 
-    def __init__(self, prompts: ArithmeticPrompts, left_out: Collection[int] = ()) -> None:
+    def __init__(
+        self, prompts: ArithmeticPrompts, answer_template: str, numbers: Sequence[int] | None = None
+    ) -> None:
         self.fingerprint = prompts.fingerprint
         self._prompts = prompts
-        self._numbers = [i for i in range(len(prompts)) if i not in left_out]
+        self._answer_template = answer_template
+        self._numbers = range(len(prompts)) if numbers is None else numbers
 
     def __len__(self) -> int:
         return len(self._numbers)
 
     def __getitem__(self, index: int) -> Example:
-        prompt = self._prompts[self._numbers[index]]
-        answer: Message = {"role": "assistant", "content": prompt.answer}
+        number = self._numbers[index]
+        prompt = self._prompts[number]
+        asked = " ".join(map(str, self._prompts.terms(number)))
+        text = self._answer_template.replace("{sum}", asked).replace("{answer}", prompt.answer)
+        answer: Message = {"role": "assistant", "content": text}
         conversation = Conversation(messages=(*prompt.messages, answer), num_given=len(prompt.messages))
         return Example(uid=prompt.uid, domain=prompt.domain, conversations=(conversation,))
 
@@ -34,7 +40,8 @@ class ArithmeticExamplesSource:
 
     def without(self, indices: Collection[int]) -> ArithmeticExamplesSource:
         """All but these."""
-        return ArithmeticExamplesSource(self._prompts, {self._numbers[i] for i in indices})
+        kept = [number for i, number in enumerate(self._numbers) if i not in indices]
+        return ArithmeticExamplesSource(self._prompts, self._answer_template, kept)
 
 
 def arithmetic_examples(
@@ -46,4 +53,5 @@ def arithmetic_examples(
         DataError: there are too few pairs, or too many.
     """
     training, held_out = arithmetic_prompts(config, domain, seed)
-    return ArithmeticExamplesSource(training), ArithmeticExamplesSource(held_out)
+    template = config.answer_template
+    return ArithmeticExamplesSource(training, template), ArithmeticExamplesSource(held_out, template)

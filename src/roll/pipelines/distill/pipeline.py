@@ -14,11 +14,12 @@ from roll.pipelines.distill.teachers import EngineTeacher, teacher_engines, teac
 from roll.pipelines.evaluation import measure
 from roll.pipelines.learner import Learner
 from roll.pipelines.learning.state import LearningState
-from roll.pipelines.online.opening import Placed, facts, frozen_spec, open_online, policy_spec
+from roll.pipelines.online.opening import Placed, facts, open_online, policy_spec
 from roll.pipelines.preparation import prepare
 from roll.pipelines.registry import Pipeline, RunFacts
 from roll.pipelines.run import Session
 from roll.pipelines.state import RunState
+from roll.training import TrainerSpec
 
 __all__ = ["PIPELINE"]
 
@@ -37,7 +38,9 @@ async def _open(config: DistillConfig, session: Session) -> AsyncIterator[Callab
     if in_engines:
         placed.append(Placed("teacher", teacher_engines(config, prepared, paths, session.directory)))
     elif not held:
-        placed += [Placed("teacher", frozen_spec(config, path)) for path in paths]
+        placed += [
+            Placed("teacher", TrainerSpec.frozen(path, config.model, config.training, config.seed)) for path in paths
+        ]
 
     def learner_of(started: Sequence[Any]) -> Learner:
         student, *others = started

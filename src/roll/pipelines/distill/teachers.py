@@ -21,9 +21,7 @@ __all__ = ["EngineTeacher", "teacher_engines", "teacher_logprobs", "teachers_of"
 
 def teachers_of(config: DistillConfig, model_path: Path) -> list[Path]:
     """See `teacher_paths`."""
-    otherwise = "set distillation.place to reward, which compares the sampled tokens alone"
-    holds = config.trainer_holds_teachers
-    return teacher_paths(config.teacher, config.model, model_path, otherwise=otherwise if holds else None)
+    return teacher_paths(config.teacher, config.model, model_path)
 
 
 def teacher_engines(

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
+from statistics import fmean
 
 import numpy as np
 
+from roll.config.estimate import element_bytes
 from roll.config.pipelines.distill_offline import DistillOfflineConfig
 from roll.errors import UserError
 from roll.models import describe_model, find_model
@@ -30,7 +33,10 @@ def inspect(config: DistillOfflineConfig) -> Report:
             if config.trainer_holds_teachers:
                 other, loss = Other(paths=paths), "EXACT"
             else:
-                other = Other(kept_token_bytes=_token_bytes(config, student))
+                other = Other(
+                    kept_token_bytes=_token_bytes(config, student),
+                    passes_before=_size_of(paths) / _size_of([str(student)]),
+                )
     except UserError as error:
         problems.append(str(error))
     path = f"roll.pipelines.distill_offline.losses:{loss}"
@@ -39,14 +45,23 @@ def inspect(config: DistillOfflineConfig) -> Report:
     for teacher in config.teacher:
         described(report, str(_found(teacher.model) or teacher.model), "the teacher")
     if not config.trainer_holds_teachers:
-        report.notes.append(
-            "the teacher is asked once for each example, before the first step: as long as an evaluation of as many."
-        )
+        held = f", and takes {_largest(config) / 2**30:.1f} GiB then" if other.passes_before else ""
+        report.notes.append(f"the teacher is asked once for each example, before the first step{held}.")
     return report
 
 
 def _found(name: str) -> Path | None:
     return find_model_directory(Path(name)) or find_model(name)
+
+
+def _size_of(paths: Sequence[str]) -> float:
+    return fmean(describe_model(path).num_parameters for path in paths)
+
+
+def _largest(config: DistillOfflineConfig) -> int:
+    """Bytes of the teacher that has most weights; only one of them is there at a time."""
+    paths = (str(_found(teacher.model)) for teacher in config.teacher)
+    return max(describe_model(path).num_parameters for path in paths) * element_bytes(config.model.dtype)
 
 
 def _token_bytes(config: DistillOfflineConfig, student: Path) -> int:

@@ -19,7 +19,7 @@ from roll.pipelines.run import Session
 from roll.pipelines.state import RunState
 from roll.pipelines.supervised.asking import remaining_steps
 from roll.pipelines.supervised.loop import train
-from roll.pipelines.supervised.measuring import held_out_metrics, measure_answers, open_measuring
+from roll.pipelines.supervised.measuring import beside_answers, held_out_metrics, measure_answers, open_measuring
 from roll.pipelines.supervised.opening import facts, open_course
 from roll.pipelines.supervised.preparation import Prepared, held_out_batch, policy_spec
 from roll.training import TrainerSpec
@@ -66,7 +66,7 @@ async def _measure(config: DistillOfflineConfig) -> dict[str, float]:
         trainer = await measuring.start("reference", teachers=held)
         batch = await taught.completed(measuring.batch)
         metrics = held_out_metrics(await trainer.measure(batch, offline_loss(config.distillation)))
-    return metrics | await measure_answers(config)
+    return beside_answers(metrics, await measure_answers(config))
 
 
 def _facts(config: DistillOfflineConfig, at: RunState) -> RunFacts:

@@ -18,11 +18,12 @@ from roll.config.pipelines.distill_offline import DistillOfflineConfig
 from roll.errors import ConfigError, ModelError
 from roll.models import describe_model
 from roll.pipelines.run import Session
-from roll.pipelines.supervised.asking import ask_once, frozen_spec, weights_name
+from roll.pipelines.supervised.asking import CHUNK, ask_once, weights_name
 from roll.pipelines.supervised.kept import Kept, Rows, rows_of
 from roll.pipelines.supervised.preparation import Prepared
 from roll.pipelines.teachers import teacher_paths
 from roll.protocols import TrainerGroup
+from roll.training import TrainerSpec
 from roll.types import TopLogprobs, TrainingBatch, TrainingSample
 
 __all__ = ["Taught", "ask_teachers", "teachers_of"]
@@ -35,9 +36,7 @@ def teachers_of(config: DistillOfflineConfig, model_path: Path) -> list[Path]:
         UserError: one cannot teach this student, or has fewer tokens than are to be kept.
     """
     settings = config.distillation
-    otherwise = "set distillation.place to kept, which compares the teacher's likeliest tokens alone"
-    holds = config.trainer_holds_teachers
-    paths = teacher_paths(config.teacher, config.model, model_path, otherwise=otherwise if holds else None)
+    paths = teacher_paths(config.teacher, config.model, model_path)
     for teacher, path in zip(config.teacher, paths, strict=True):
         rows = describe_model(path).vocab_size
         if settings.place == "kept" and settings.num_top > rows:
@@ -96,7 +95,7 @@ async def ask_teachers(
         directory = Path(settings.directory)
     all_kept = []
     for number, path in enumerate(paths):
-        spec = frozen_spec(config, prepared, path)
+        spec = TrainerSpec.frozen(path, config.model, prepared.training, config.seed)
         name = f"{await asyncio.to_thread(weights_name, spec)}-top{settings.num_top}"
         kept = await asyncio.to_thread(Kept, directory / name if directory else None)
         own = [sample for sample in samples if config.teacher_of[sample.domain] == number]
@@ -107,7 +106,8 @@ async def ask_teachers(
             pairs = zip(batch.samples, said, strict=True)
             return [_counted(sample, top, rows, model) for sample, top in pairs]
 
-        await ask_once(cluster, spec, kept, own, ask, who=f"the teacher '{model}'", session=session)
+        batches = [own[start : start + CHUNK] for start in range(0, len(own), CHUNK)]
+        await ask_once(cluster, spec, kept, batches, ask, who=f"the teacher '{model}'", session=session)
         all_kept.append(kept)
     return Taught(teacher_of=config.teacher_of, kept=tuple(all_kept))
 

@@ -35,7 +35,7 @@ from roll.training import Schedule, TrainerSpec
 from roll.types import PromptDraw
 from roll.weights import WeightSync
 
-__all__ = ["Placed", "facts", "frozen_spec", "open_online", "policy_spec", "weight_sync"]
+__all__ = ["Placed", "facts", "open_online", "policy_spec", "weight_sync"]
 
 logger = logging.getLogger(__name__)
 
@@ -61,6 +61,7 @@ async def open_online(
     controlled: Callable[..., AsyncController] = build_controller,
     recorder_of: Callable[[Run[LearningState]], Recorder] | None = None,
     proxy_type: type[LLMProxy] = LLMProxy,
+    state_type: type[LearningState] = LearningState,
 ) -> AsyncIterator[OnlineLoop[C]]:
     """Start every role, restore what a checkpoint holds, and end every role afterwards, also after an error.
 
@@ -73,12 +74,13 @@ async def open_online(
         controlled: what makes batches; called as `build_controller` is.
         recorder_of: what records the run.
         proxy_type: what hands requests to engines.
+        state_type: what it remembers.
 
     Raises:
         UserError: it cannot be done; says why.
     """
     tracker, data = session.tracker, prepared.data
-    state = beginning(session.saved, data.train, LearningState)
+    state = beginning(session.saved, data.train, state_type)
     async with AsyncExitStack() as stack:
         cluster = open_cluster(config.cluster, config.roles, session.directory)
         stack.push_async_callback(cluster.close)
@@ -233,12 +235,4 @@ def policy_spec(config: OnlineConfig, model_path: Path, **more: Any) -> TrainerS
         schedule=Schedule.of(config.training, updates_per_step=config.updates_per_step),
         seed=config.seed,
         **more,
-    )
-
-
-def frozen_spec(config: OnlineConfig, model_path: Path) -> TrainerSpec:
-    """A model that only says log-probs, seen from its only rank."""
-    model = config.model.model_copy(update={"lora": None})
-    return TrainerSpec(
-        model_path=str(model_path), model=model, training=config.training, role="reference", seed=config.seed
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from roll.config.generating import GeneratingConfig
@@ -23,6 +23,7 @@ def build_controller(
     generation: Generation,
     plan: SamplingPlan,
     *companions: SamplingPlan,
+    domain_of: Callable[[int], str] | None = None,
     **asked: Any,
 ) -> AsyncController:
     """The controller of a run, with what an earlier process left in flight.
@@ -35,11 +36,16 @@ def build_controller(
         generation: what answers and scores.
         plan: how groups are sampled.
         companions: how further answers to their prompts are.
+        domain_of: of which domain a draw is, by its number, where that is not left to the sources' weights.
         asked: of finished groups, as in `BatchSpec`.
     """
 
     def draw(count: int, domain: str | None) -> Sequence[PromptDraw]:
-        drawn = data.train.draw(count, domain)
+        stream = data.train
+        if domain is None and domain_of is not None:
+            drawn = [stream.draw(1, domain_of(stream.num_drawn))[0] for _ in range(count)]
+        else:
+            drawn = stream.draw(count, domain)
         ledger.open(drawn, state.step + 1)
         return drawn
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from roll.config.pipelines.preference import PreferenceConfig
+from roll.pipelines.supervised.check import Other
 from roll.pipelines.supervised.check import inspect as look
 from roll.preflight import Report
 
@@ -13,13 +14,17 @@ def inspect(config: PreferenceConfig) -> Report:
     """Find out all that can be known before a run; the reference is gone before training begins."""
     section = config.preference
     pairs = section.method.compares_pairs
+    kept = section.method.uses_reference and section.reference == "kept"
+    asked_of = 1 if pairs else 2  # KTO compares with answers to other prompts as well, which the policy reads again
+    adapters = section.method.uses_reference and section.reference == "adapters"
     report = look(
         config,
         kind="pair" if pairs else "labelled",
         method=section.type,
         loss=f"roll.pipelines.preference.objective:{'LIKE_PAIRS' if pairs else 'LIKE_ANSWERS'}",
+        other=Other(passes_before=asked_of if kept else 0, passes_per_step=(not pairs) + (asked_of if adapters else 0)),
     )
     if section.method.uses_reference:
-        once = "once for each answer, before the first step" if section.reference == "kept" else "in every step"
-        report.notes.append(f"the reference is asked {once}: as long as an evaluation of as many examples.")
+        when = "once for each answer, before the first step" if kept else "in every step"
+        report.notes.append(f"the reference is asked {when}.")
     return report

@@ -21,11 +21,16 @@ from roll.pipelines.supervised.kept import Kept
 from roll.protocols import LossFn, TrainerGroup
 from roll.types import FloatArray, TrainingBatch, TrainingSample
 
-__all__ = ["Objective", "kind_of", "with_other_answers"]
+__all__ = ["Objective", "kind_of", "loss_like", "with_other_answers"]
 
 LIKE_PAIRS = PreferenceLoss(against_reference=False)
 LIKE_ANSWERS = LikelihoodLoss()
 """What takes as long as the methods do, on samples of which no reference has said anything."""
+
+
+def loss_like(section: PreferenceSection) -> LossFn:
+    """What a trainer packs samples for as for the method, and that needs nothing of a reference."""
+    return LIKE_PAIRS if section.method.compares_pairs else LIKE_ANSWERS
 
 
 def kind_of(section: PreferenceSection) -> ExampleKind:
@@ -66,7 +71,7 @@ class Objective:
         if not others:
             return 0.0
         batch = TrainingBatch(samples=others)
-        own = (await self.policy.forward(batch, ("logprobs",)))["logprobs"]
+        own = (await self.policy.measure(batch, LIKE_ANSWERS)).logprobs
         return reference_point(_sums(others, own), _sums(others, await self._reference(batch)))
 
     async def _reference(self, batch: TrainingBatch) -> list[FloatArray]:

@@ -11,14 +11,14 @@ from roll.cluster.base import Cluster
 from roll.config.pipelines.preference import PreferenceConfig
 from roll.pipelines.learning.losses import preference_loss
 from roll.pipelines.preference.objective import Objective, kind_of
-from roll.pipelines.preference.reference import all_samples, held_out_samples, logprobs, reference_spec
+from roll.pipelines.preference.reference import all_batches, asking, held_out_batches, reference_spec
 from roll.pipelines.registry import Pipeline, RunFacts
 from roll.pipelines.run import Session
 from roll.pipelines.state import RunState
 from roll.pipelines.supervised.asking import ask_once, weights_name
 from roll.pipelines.supervised.kept import Kept
 from roll.pipelines.supervised.loop import train
-from roll.pipelines.supervised.measuring import held_out_metrics, measure_answers, open_measuring
+from roll.pipelines.supervised.measuring import beside_answers, held_out_metrics, measure_answers, open_measuring
 from roll.pipelines.supervised.opening import facts, open_course
 from roll.pipelines.supervised.preparation import Prepared
 from roll.protocols import TrainerGroup
@@ -38,8 +38,8 @@ async def _open(config: PreferenceConfig, session: Session) -> AsyncIterator[Cal
             spec = reference_spec(config, prepared)
             name = await asyncio.to_thread(weights_name, spec)
             kept = await asyncio.to_thread(Kept, session.directory.path / "reference" / name)
-            samples = await asyncio.to_thread(all_samples, config, prepared, session)
-            await ask_once(cluster, spec, kept, samples, logprobs, who="the reference", session=session)
+            batches = await asyncio.to_thread(all_batches, config, prepared, session)
+            await ask_once(cluster, spec, kept, batches, asking(config), who="the reference", session=session)
 
     async with open_course(config, session, kind_of(section), first=first) as course:
         objective = _objective(config, course.policy, kept, course.examples.rendering.max_tokens)
@@ -58,14 +58,14 @@ async def _measure(config: PreferenceConfig) -> dict[str, float]:
     async with open_measuring(config, kind_of(section)) as measuring:
         prepared = measuring.prepared
         if section.method.uses_reference:
-            samples = await asyncio.to_thread(held_out_samples, config, prepared)
+            batches = await asyncio.to_thread(held_out_batches, config, prepared)
             spec = reference_spec(config, prepared)
-            await ask_once(measuring.cluster, spec, kept, samples, logprobs, who="the reference")
+            await ask_once(measuring.cluster, spec, kept, batches, asking(config), who="the reference")
         trainer = await measuring.start("reference")
         objective = _objective(config, trainer, kept, prepared.examples.rendering.max_tokens)
         batch = await objective.completed(measuring.batch)
         metrics = held_out_metrics(await trainer.measure(batch, await objective.loss(batch.samples)))
-    return metrics | await measure_answers(config)
+    return beside_answers(metrics, await measure_answers(config))
 
 
 def _facts(config: PreferenceConfig, at: RunState) -> RunFacts:

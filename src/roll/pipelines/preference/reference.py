@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
+from typing import TypeAlias
+
 import numpy as np
 
 from roll.config.pipelines.preference import PreferenceConfig
-from roll.errors import ModelError
+from roll.errors import ConfigError, ModelError
 from roll.models import load_tokenizer, resolve_model
-from roll.pipelines.preference.objective import with_other_answers
+from roll.pipelines.preference.objective import loss_like, with_other_answers
 from roll.pipelines.run import Session
-from roll.pipelines.supervised.asking import frozen_spec, remaining_steps
+from roll.pipelines.supervised.asking import Ask, remaining_steps
 from roll.pipelines.supervised.kept import Rows, rows_of
 from roll.pipelines.supervised.preparation import Prepared, held_out_batch
 from roll.protocols import TrainerGroup
 from roll.training import TrainerSpec
 from roll.types import TrainingBatch, TrainingSample
 
-__all__ = ["all_samples", "held_out_samples", "logprobs", "reference_spec"]
+__all__ = ["all_batches", "asking", "held_out_batches", "reference_spec"]
+
+Samples: TypeAlias = tuple[TrainingSample, ...]
+
+MOST_ASKED = 2_000_000
+"""Answers to other prompts; all are held in memory until they were asked of."""
 
 
 def reference_spec(config: PreferenceConfig, prepared: Prepared) -> TrainerSpec:
@@ -32,30 +39,47 @@ def reference_spec(config: PreferenceConfig, prepared: Prepared) -> TrainerSpec:
             f"preference.reference_model '{name}' has another tokenizer than model.path '{config.model.path}': a "
             "reference reads the policy's tokens, so take a model of the same family."
         )
-    return frozen_spec(config, prepared, path)
+    return TrainerSpec.frozen(path, config.model, prepared.training, config.seed)
 
 
-async def logprobs(reference: TrainerGroup, batch: TrainingBatch) -> list[Rows]:
-    """What it is asked."""
-    said = (await reference.forward(batch, ("logprobs",)))["logprobs"]
-    return [rows_of(logprobs=p[s.loss_mask].astype(np.float32)) for s, p in zip(batch.samples, said, strict=True)]
+def asking(config: PreferenceConfig) -> Ask:
+    """What it is asked: log-probs as the policy's are computed in an update, packed and rounded alike.
+
+    So a policy that still is the reference has log-ratios of exactly 0, also in bfloat16.
+    """
+    loss = loss_like(config.preference)
+
+    async def ask(reference: TrainerGroup, batch: TrainingBatch) -> list[Rows]:
+        said = (await reference.measure(batch, loss)).logprobs
+        return [rows_of(logprobs=p[s.loss_mask].astype(np.float32)) for s, p in zip(batch.samples, said, strict=True)]
+
+    return ask
 
 
-def all_samples(config: PreferenceConfig, prepared: Prepared, session: Session) -> list[TrainingSample]:
-    """Everything that the reference will be asked of: what remains to be drawn, and what is held out."""
+def all_batches(config: PreferenceConfig, prepared: Prepared, session: Session) -> list[Samples]:
+    """Everything that the reference will be asked of: what remains to be drawn, and what is held out.
+
+    Raises:
+        ConfigError: it is too much: a method for single answers pairs prompts and answers anew in every epoch.
+    """
+    asked = prepared.training.num_steps * prepared.training.examples_per_step
+    if asked > MOST_ASKED and not config.preference.method.compares_pairs:
+        raise ConfigError(
+            f"{config.preference.type} would ask the reference of {asked:,} answers to other prompts before the first "
+            f"step, at most {MOST_ASKED:,}: lower training.num_epochs or num_steps, or set model.lora and "
+            "preference.reference to adapters, which keeps nothing."
+        )
     steps = remaining_steps(prepared, session, again=not config.preference.method.compares_pairs)
-    found = [sample for samples in steps for sample in _with_others(config, prepared, samples)]
-    return found + held_out_samples(config, prepared)
+    found = [batch for samples in steps for batch in _with_others(config, prepared, samples)]
+    return found + held_out_batches(config, prepared)
 
 
-def held_out_samples(config: PreferenceConfig, prepared: Prepared) -> list[TrainingSample]:
+def held_out_batches(config: PreferenceConfig, prepared: Prepared) -> list[Samples]:
     """Of all evaluations."""
     return _with_others(config, prepared, held_out_batch(config, prepared.examples).samples)
 
 
-def _with_others(
-    config: PreferenceConfig, prepared: Prepared, samples: tuple[TrainingSample, ...]
-) -> list[TrainingSample]:
+def _with_others(config: PreferenceConfig, prepared: Prepared, samples: Samples) -> list[Samples]:
     if config.preference.method.compares_pairs:
-        return list(samples)
-    return [*samples, *with_other_answers(samples, prepared.examples.rendering.max_tokens)]
+        return [samples]
+    return [samples, with_other_answers(samples, prepared.examples.rendering.max_tokens)]

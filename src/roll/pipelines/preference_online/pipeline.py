@@ -13,12 +13,13 @@ from roll.pipelines.evaluation import measure
 from roll.pipelines.learner import Learner, WithoutAdapters
 from roll.pipelines.learning.losses import preference_loss
 from roll.pipelines.learning.state import LearningState
-from roll.pipelines.online.opening import Placed, facts, frozen_spec, open_online, policy_spec
+from roll.pipelines.online.opening import Placed, facts, open_online, policy_spec
 from roll.pipelines.preference_online.loop import train
 from roll.pipelines.preparation import prepare
 from roll.pipelines.registry import Pipeline, RunFacts
 from roll.pipelines.run import Session
 from roll.pipelines.state import RunState
+from roll.training import TrainerSpec
 
 __all__ = ["PIPELINE"]
 
@@ -30,7 +31,9 @@ async def _open(config: PreferenceOnlineConfig, session: Session) -> AsyncIterat
     prepared = await asyncio.to_thread(prepare, config)
     placed = [Placed("actor_train", policy_spec(config, prepared.model_path))]
     if config.starts_reference:
-        placed.append(Placed("reference", frozen_spec(config, prepared.model_path)))
+        placed.append(
+            Placed("reference", TrainerSpec.frozen(prepared.model_path, config.model, config.training, config.seed))
+        )
 
     def learner_of(started: Sequence[Any]) -> Learner:
         policy, *own = started

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from roll.algorithms.selection import Selection, select
-from roll.config.pipelines.rlvr import RLVRConfig
+from roll.config.reinforcing import ReinforcingConfig
 from roll.pipelines.learning.state import LearningState
 from roll.pipelines.live_policy import LivePolicy
 from roll.pipelines.online.boundary import decided
@@ -30,7 +30,7 @@ class Collected:
     """Of prompts of the batch, whether the selection has them or not."""
 
 
-async def collect(online: OnlineRun[RLVRConfig], live: LivePolicy) -> Collected:
+async def collect(online: OnlineRun[ReinforcingConfig], live: LivePolicy) -> Collected:
     """Wait for the next batch, and choose; may be cancelled at any moment.
 
     With `filters.refill` (dynamic sampling, DAPO, arXiv 2503.14476 eq. 11) the batch also holds the groups that were
@@ -44,7 +44,9 @@ async def collect(online: OnlineRun[RLVRConfig], live: LivePolicy) -> Collected:
     return chosen(config, online.run, batch, shown)
 
 
-def chosen(config: RLVRConfig, run: Run[LearningState], batch: Batch, demonstrations: Sequence[Rollout]) -> Collected:
+def chosen(
+    config: ReinforcingConfig, run: Run[LearningState], batch: Batch, demonstrations: Sequence[Rollout]
+) -> Collected:
     """What a step learns from, of a batch and of demonstrations of its prompts."""
     with run.spans.phase("advantages"):
         selection = select(

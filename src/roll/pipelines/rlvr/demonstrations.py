@@ -15,11 +15,11 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from roll.config.pipelines.rlvr import RLVRConfig
+from roll.config.reinforcing import ReinforcingConfig
 from roll.data import ChatRenderer
 from roll.errors import InfraError
 from roll.pipelines.live_policy import LivePolicy
-from roll.rollout.loops import loop_for
+from roll.rollout.episode import loop_for
 from roll.types import EXPERT, Generation, GenerationRequest, PromptDraw, Rollout, RolloutId
 
 __all__ = ["demonstrations"]
@@ -27,7 +27,7 @@ __all__ = ["demonstrations"]
 logger = logging.getLogger(__name__)
 
 
-async def demonstrations(config: RLVRConfig, live: LivePolicy, draws: Sequence[PromptDraw]) -> list[Rollout]:
+async def demonstrations(config: ReinforcingConfig, live: LivePolicy, draws: Sequence[PromptDraw]) -> list[Rollout]:
     """A scored expert rollout for every draw whose prompt has a demonstration; none where imitation weighs nothing.
 
     One that infrastructure failed to score, after `rollout.max_attempts`, is left out: the policy's own rollouts do
@@ -40,14 +40,16 @@ async def demonstrations(config: RLVRConfig, live: LivePolicy, draws: Sequence[P
     return [rollout for rollout in found if rollout is not None]
 
 
-async def _scored(config: RLVRConfig, live: LivePolicy, draw: PromptDraw) -> Rollout | None:
+async def _scored(config: ReinforcingConfig, live: LivePolicy, draw: PromptDraw) -> Rollout | None:
     plan, renderer, reward = live.plan, live.generation.renderer, live.generation.rewards[draw.prompt.domain]
     script = _Script(renderer=renderer, answers=iter(draw.prompt.expert))
     name = RolloutId(purpose=EXPERT, draw_id=draw.draw_id, index=plan.group_size)
     request = GenerationRequest(
         request_id=name.request_id(), token_ids=draw.token_ids, sampling=replace(plan.sampling, seed=0)
     )
-    rollout = await loop_for(draw.prompt)(draw, name.index, request, script.generate, renderer)
+    scheduler = live.generation.scheduler
+    loop = loop_for(draw.prompt, scheduler.hosts, scheduler.episodes)
+    rollout = await loop(draw, name.index, request, script.generate, renderer)
     rollout = replace(rollout, purpose=name.purpose, expert=True)
     attempts = config.rollout.max_attempts
     for attempt in range(1, attempts + 1):

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
 from roll.algorithms.selection import doom_of, group_reason
-from roll.config.pipelines.rlvr import RLVRConfig
+from roll.config.reinforcing import ReinforcingConfig
 from roll.data import Data
 from roll.pipelines.generation import Generation
 from roll.pipelines.learning.state import LearningState
@@ -21,9 +22,16 @@ GREEDY = "greedy"
 
 
 def build_controller(
-    config: RLVRConfig, state: LearningState, data: Data, ledger: DataLedger, generation: Generation, plan: SamplingPlan
+    config: ReinforcingConfig,
+    state: LearningState,
+    data: Data,
+    ledger: DataLedger,
+    generation: Generation,
+    plan: SamplingPlan,
+    *,
+    domain_of: Callable[[int], str] | None = None,
 ) -> AsyncController:
-    """The controller of a run, with what an earlier process left in flight."""
+    """The controller of a run, with what an earlier process left in flight; see `online.sampling.build_controller`."""
     algorithm, longest = config.algorithm, config.rollout.max_new_tokens
     refills = partial(group_reason, algorithm=algorithm, max_new_tokens=longest) if algorithm.filters.refill else None
     return sampling.build_controller(
@@ -37,10 +45,11 @@ def build_controller(
         left_out=refills,
         max_refills=algorithm.filters.max_refills,
         doomed=_doom(config),
+        domain_of=domain_of,
     )
 
 
-def _companions(config: RLVRConfig, plan: SamplingPlan) -> tuple[SamplingPlan, ...]:
+def _companions(config: ReinforcingConfig, plan: SamplingPlan) -> tuple[SamplingPlan, ...]:
     """How greedy answers are sampled, where the baseline is one."""
     if config.algorithm.advantage.mean != "greedy":
         return ()
@@ -48,7 +57,7 @@ def _companions(config: RLVRConfig, plan: SamplingPlan) -> tuple[SamplingPlan, .
     return (replace(plan, purpose=GREEDY, group_size=1, sampling=greedy),)
 
 
-def _doom(config: RLVRConfig) -> Doom | None:
+def _doom(config: ReinforcingConfig) -> Doom | None:
     scheduling = config.rollout.scheduling
     if not scheduling.stop_doomed_groups or scheduling.reward_range is None:
         return None

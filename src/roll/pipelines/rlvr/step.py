@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from contextlib import nullcontext
 
-from roll.config.pipelines.rlvr import RLVRConfig
+from roll.config.reinforcing import ReinforcingConfig
 from roll.pipelines.learning.measures import learning_metrics, mean_advantages
 from roll.pipelines.learning.updates import learn
 from roll.pipelines.online.boundary import batch_figures, cross_boundary
@@ -14,7 +14,7 @@ from roll.pipelines.rlvr.collecting import Collected
 __all__ = ["learn_from"]
 
 
-async def learn_from(online: OnlineRun[RLVRConfig], collected: Collected) -> list[str]:
+async def learn_from(online: OnlineRun[ReinforcingConfig], collected: Collected) -> list[str]:
     """Learn from a batch, bring the weights to engines, and cross the boundary; returns alarms that stop the run."""
     run, selection = online.run, collected.selection
     metrics = await _update(online, collected)
@@ -24,7 +24,7 @@ async def learn_from(online: OnlineRun[RLVRConfig], collected: Collected) -> lis
     return await cross_boundary(online, collected.batch, selection.fates, trained, metrics, shown)
 
 
-async def _update(online: OnlineRun[RLVRConfig], collected: Collected) -> dict[str, float]:
+async def _update(online: OnlineRun[ReinforcingConfig], collected: Collected) -> dict[str, float]:
     """New weights, where engines are, too; returns metrics. The step is `state.step + 1`."""
     run, live, config = online.run, online.live, online.config
     state, selection, batch = run.state, collected.selection, collected.batch

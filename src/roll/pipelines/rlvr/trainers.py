@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from roll.config.pipelines.rlvr import RLVRConfig
+from roll.config.reinforcing import ReinforcingConfig
 from roll.errors import ModelError
 from roll.models import load_tokenizer, resolve_model
 from roll.pipelines.learner import Learner, WithoutAdapters
@@ -32,7 +32,7 @@ __all__ = [
 ]
 
 
-def learner_of(config: RLVRConfig, started: Sequence[TrainerGroup]) -> Learner:
+def learner_of(config: ReinforcingConfig, started: Sequence[TrainerGroup]) -> Learner:
     """What was started from `trainer_specs`, in its order."""
     policy, *others = started
     num_critics = config.algorithm.num_critic_models
@@ -43,7 +43,7 @@ def learner_of(config: RLVRConfig, started: Sequence[TrainerGroup]) -> Learner:
     )
 
 
-def critic_path(config: RLVRConfig, model_path: Path, tokenizer: Any) -> Path:
+def critic_path(config: ReinforcingConfig, model_path: Path, tokenizer: Any) -> Path:
     """The critics' backbone.
 
     Raises:
@@ -61,7 +61,7 @@ def critic_path(config: RLVRConfig, model_path: Path, tokenizer: Any) -> Path:
     return path
 
 
-def trainer_specs(config: RLVRConfig, model_path: Path) -> list[TrainerSpec]:
+def trainer_specs(config: ReinforcingConfig, model_path: Path) -> list[TrainerSpec]:
     """All of a run: the policy, its critics, and the reference where it is a role of its own.
 
     Raises:
@@ -79,7 +79,7 @@ def device_role(spec: TrainerSpec) -> str:
     return "actor_train" if spec.role == "policy" else spec.role
 
 
-def policy_spec(config: RLVRConfig, model_path: Path) -> TrainerSpec:
+def policy_spec(config: ReinforcingConfig, model_path: Path) -> TrainerSpec:
     """The policy, seen from its only rank; a cluster adapts it, and every other, to several."""
     algorithm = config.algorithm
     return TrainerSpec(
@@ -97,7 +97,7 @@ def policy_spec(config: RLVRConfig, model_path: Path) -> TrainerSpec:
     )
 
 
-def critic_specs(config: RLVRConfig, backbone: Path) -> list[TrainerSpec]:
+def critic_specs(config: ReinforcingConfig, backbone: Path) -> list[TrainerSpec]:
     """One for each critic; none where the algorithm uses none."""
     algorithm, critic = config.algorithm, config.algorithm.critic
     if not algorithm.num_critic_models:
@@ -120,15 +120,14 @@ def critic_specs(config: RLVRConfig, backbone: Path) -> list[TrainerSpec]:
     ]
 
 
-def reference_specs(config: RLVRConfig, model_path: Path) -> list[TrainerSpec]:
+def reference_specs(config: ReinforcingConfig, model_path: Path) -> list[TrainerSpec]:
     """The reference, where it is a role of its own."""
     if not config.starts_reference:
         return []
-    model, training = config.model, config.training
-    return [TrainerSpec(model_path=str(model_path), model=model, training=training, role="reference", seed=config.seed)]
+    return [TrainerSpec.frozen(model_path, config.model, config.training, config.seed)]
 
 
-def reference_of(config: RLVRConfig, policy: TrainerGroup, own: list[TrainerGroup]) -> Scorer | None:
+def reference_of(config: ReinforcingConfig, policy: TrainerGroup, own: list[TrainerGroup]) -> Scorer | None:
     """What says `ref_logprobs`: a model of its own where one was started, else the policy without its adapters."""
     if not config.algorithm.uses_reference or config.trainer_holds_reference:
         return None

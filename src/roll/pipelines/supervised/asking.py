@@ -8,12 +8,12 @@ The model is let go before the policy starts, so the two never share memory.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 from roll.cluster.base import Cluster
-from roll.config.supervised import SupervisedConfig
 from roll.models.fingerprint import model_fingerprint
 from roll.pipelines.run import Session, beginning
 from roll.pipelines.supervised.course import next_draws, rendered
@@ -23,20 +23,12 @@ from roll.protocols import TrainerGroup
 from roll.training import TrainerSpec
 from roll.types import TrainingBatch, TrainingSample
 
-__all__ = ["Ask", "ask_once", "frozen_spec", "remaining_steps", "weights_name"]
+__all__ = ["CHUNK", "Ask", "ask_once", "remaining_steps", "weights_name"]
 
 CHUNK = 256
-"""Samples that are computed and written at once."""
+"""So many samples, or a few more, are written at once."""
 Ask = Callable[[TrainerGroup, TrainingBatch], Coroutine[Any, Any, list[Rows]]]
 """What the model is asked of a batch: the rows of each sample."""
-
-
-def frozen_spec(config: SupervisedConfig, prepared: Prepared, path: Path) -> TrainerSpec:
-    """A model that says something of the run's samples, as a role."""
-    model = config.model.model_copy(update={"lora": None})
-    return TrainerSpec(
-        model_path=str(path), model=model, training=prepared.training, role="reference", seed=config.seed
-    )
 
 
 def weights_name(spec: TrainerSpec) -> str:
@@ -48,26 +40,45 @@ async def ask_once(
     cluster: Cluster,
     spec: TrainerSpec,
     kept: Kept,
-    samples: list[TrainingSample],
+    batches: Sequence[Sequence[TrainingSample]],
     ask: Ask,
     *,
     who: str,
     session: Session | None = None,
 ) -> None:
-    """Let a model say what is not kept yet; nothing starts where all is."""
-    missing = kept.missing(samples)
+    """Let a model say what is not kept yet; nothing starts where all is.
+
+    Args:
+        cluster: where it is started.
+        spec: of the model.
+        kept: takes in what it says.
+        batches: each is asked of at once, in whole units: as it will be learnt, so that it is packed and rounded alike.
+        ask: what is asked.
+        who: for the user.
+        session: that shows how far this is.
+    """
+    missing = {id(sample) for sample in kept.missing(chain.from_iterable(batches))}
     if not missing:
         return
     note: Callable[[str], object] = session.tracker.note if session else _say_nothing
     note(f"starting {who}, which is asked of {len(missing):,} examples")
     trainer = await cluster.start_trainer(spec, "actor_train")
     try:
-        for start in range(0, len(missing), CHUNK):
-            chunk = missing[start : start + CHUNK]
-            asked = ask(trainer, TrainingBatch(samples=tuple(chunk)))
+        new: list[tuple[TrainingSample, Rows]] = []
+        num_kept = 0
+        for batch in batches:
+            units = {sample.unit for sample in batch if id(sample) in missing}
+            if not units:
+                continue
+            part = tuple(sample for sample in batch if sample.unit in units)
+            asked = ask(trainer, TrainingBatch(samples=part))
             said = await (session.stop.unless(asked) if session else asked)
-            await asyncio.to_thread(kept.add, chunk, said)
-            note(f"{who}: {start + len(chunk):,} of {len(missing):,} examples")
+            new += [(sample, rows) for sample, rows in zip(part, said, strict=True) if id(sample) in missing]
+            if len(new) >= CHUNK or num_kept + len(new) == len(missing):
+                await asyncio.to_thread(kept.add, [sample for sample, _ in new], [rows for _, rows in new])
+                num_kept += len(new)
+                new.clear()
+                note(f"{who}: {num_kept:,} of {len(missing):,} examples")
     finally:
         await trainer.close()
 

@@ -11,15 +11,14 @@ from functools import partial
 from statistics import fmean
 
 from roll.config.estimate import (
-    LIBRARIES_BYTES,
-    DiskUse,
     RoleMemory,
+    disk_use,
     element_bytes,
     engine_bytes,
     logit_bytes,
-    num_trained,
     pass_bytes,
     trained_bytes,
+    with_libraries,
 )
 from roll.config.supervised import SupervisedConfig
 from roll.data.examples import ExampleKind
@@ -49,6 +48,10 @@ class Other:
     """Of those that its trainer holds."""
     kept_token_bytes: int = 0
     """What is kept on disk of each token that is learnt."""
+    passes_before: float = 0.0
+    """Forward passes over every example before the first step; of another model, as multiples of this one's."""
+    passes_per_step: int = 0
+    """Forward passes over a step's batch beside the update."""
 
 
 NO_OTHER = Other()
@@ -111,7 +114,7 @@ def _look_at_examples(
     ]
     _estimate_memory(report, config, micro, other, role)
     learnt = fmean(b.num_loss_tokens / b.num_units for b in steps) * (examples.train.num_items + report.num_held_out)
-    _estimate_disk(report, config, training.num_steps, round(learnt * other.kept_token_bytes))
+    report.disk = disk_use(config, report.model, training.num_steps, kept_bytes=round(learnt * other.kept_token_bytes))
     _estimate_time(report, config, prepared, steps, loss, other, role)
 
 
@@ -145,9 +148,7 @@ def _estimate_memory(report: Report, config: SupervisedConfig, micro: int, other
         parts["teachers"] = sum(describe_model(path).num_parameters for path in other.paths) * element // ranks
     report.memory = [RoleMemory(role="actor_train", count=ranks, parts=parts), *_answering(report, config)]
     if not report.machine.accelerator_bytes:
-        separate = config.cluster.type == "ray"
-        processes = 1 + (sum(role.count for role in report.memory) if separate else 0)
-        report.memory.append(RoleMemory(role="processes", count=processes, parts={"libraries": LIBRARIES_BYTES}))
+        report.memory = with_libraries(report.memory, config)
     compare_memory(report)
 
 
@@ -170,19 +171,6 @@ def _answering(report: Report, config: SupervisedConfig) -> list[RoleMemory]:
     return [RoleMemory(role="actor_infer", count=count, parts=parts)]
 
 
-def _estimate_disk(report: Report, config: SupervisedConfig, num_steps: int, kept_bytes: int) -> None:
-    sizes, checkpoint = report.model, config.checkpoint
-    assert sizes is not None
-    saves = (num_steps // checkpoint.every_num_steps if checkpoint.every_num_steps else 0) + checkpoint.at_end
-    report.disk = DiskUse(
-        checkpoint_bytes=sizes.num_parameters * element_bytes(config.model.dtype)
-        + 12 * num_trained(config.model, sizes),
-        num_checkpoints=min(saves, checkpoint.keep_last) + (checkpoint.keep_best and saves > 1),
-        rollout_bytes=0,
-        kept_bytes=kept_bytes,
-    )
-
-
 def _estimate_time(
     report: Report,
     config: SupervisedConfig,
@@ -202,15 +190,20 @@ def _estimate_time(
     share = _tokens(config, usual) / _tokens(config, probe)
     spec = replace(policy_spec(config, prepared), role=role, seed=0, teachers=other.paths)
     found = step_time(spec, sizes.num_layers, probe, loss)
-    step_s = share * found.learn_s + found.optimizer_s
-    evaluation = config.evaluation
-    held_out = min(evaluation.num_examples, report.num_held_out) / prepared.training.examples_per_step
-    during = (prepared.training.num_steps - 1) // evaluation.every_num_steps if evaluation.every_num_steps else 0
+    training, evaluation, pass_s = prepared.training, config.evaluation, share * found.measure_s
+    step_s = share * found.learn_s + found.optimizer_s + other.passes_per_step * pass_s
+    held_out = min(evaluation.num_examples, report.num_held_out) / training.examples_per_step
+    drawn = min(training.num_steps, prepared.examples.train.num_items / training.examples_per_step)
+    before_s = other.passes_before * (drawn + held_out) * pass_s
+    during = (training.num_steps - 1) // evaluation.every_num_steps if evaluation.every_num_steps else 0
     times = (during + 1 + evaluation.before_training) if held_out else 0
-    total = prepared.training.num_steps * step_s + times * held_out * share * found.measure_s
+    total = before_s + training.num_steps * step_s + times * held_out * pass_s
     report.step_s = step_s
+    parts = f", of which {before_s / 60:.1f} go before the first step" if before_s else ""
+    parts += ", beside what engines answer" if evaluation.answers is not None else ""
     report.batch.append(
-        f"about {step_s:.3g} s per step on this machine, {total / 60:.1f} minutes in all (measured on few layers)"
+        f"about {step_s:.3g} s per step on this machine, {total / 60:.1f} minutes in all{parts} (measured on few "
+        "layers)"
     )
 
 

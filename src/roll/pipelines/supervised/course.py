@@ -22,7 +22,7 @@ from roll.pipelines.learner import update
 from roll.pipelines.learning.alarms import check_alarms
 from roll.pipelines.learning.measures import training_metrics
 from roll.pipelines.run import Run
-from roll.pipelines.supervised.measuring import held_out_metrics
+from roll.pipelines.supervised.measuring import beside_answers, held_out_metrics
 from roll.pipelines.supervised.preparation import held_out_batch
 from roll.protocols import LossFn, TrainerGroup
 from roll.types import ExampleDraw, Fate, Group, StepResult, TrainingBatch, TrainingSample
@@ -149,7 +149,7 @@ class Course:
             await answers.live.sync(run)
             with run.spans.phase("evaluate"):
                 figures, groups = await run.stop.unless(answers.measure())
-            metrics |= figures
+            metrics = beside_answers(metrics, figures)
             score = figures.get("eval/score", float("nan"))  # never a loss among scores
         run.state.evaluated_at = run.state.step
         run.state.note_score(run.state.step, score)

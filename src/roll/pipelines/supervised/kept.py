@@ -57,8 +57,12 @@ class Kept:
                 self._read(index)
 
     def missing(self, samples: Iterable[TrainingSample]) -> list[TrainingSample]:
-        """Those of which nothing is kept, each once."""
-        return list({key: s for s in samples if (key := _key(s)) not in self._found}.values())
+        """Those of which nothing is kept, each once: the first, of equal ones."""
+        new: dict[bytes, TrainingSample] = {}
+        for sample in samples:
+            if (key := _key(sample)) not in self._found:
+                new.setdefault(key, sample)
+        return list(new.values())
 
     def add(self, samples: Sequence[TrainingSample], said: Sequence[Rows]) -> None:
         """Keep what was said of samples of which nothing is kept yet, and write it."""

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from roll.cluster.base import Cluster, open_cluster
 from roll.config.supervised import SupervisedConfig
@@ -17,7 +17,7 @@ from roll.protocols import LossFn, TrainerGroup
 from roll.training import Role, TrainerSpec
 from roll.types import StepResult, TrainingBatch
 
-__all__ = ["Measuring", "held_out_metrics", "measure_answers", "measure_model", "open_measuring"]
+__all__ = ["Measuring", "beside_answers", "held_out_metrics", "measure_answers", "measure_model", "open_measuring"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -33,15 +33,9 @@ class Measuring:
 
     async def start(self, role: Role, *, teachers: tuple[str, ...] = ()) -> TrainerGroup:
         """The configuration's model as it is, with the teachers that a loss compares it with."""
-        spec = TrainerSpec(
-            model_path=str(self.prepared.model_path),
-            model=self.config.model.model_copy(update={"lora": None}),
-            training=self.prepared.training,
-            role=role,
-            seed=self.config.seed,
-            teachers=teachers,
-        )
-        trainer = await self.cluster.start_trainer(spec, "actor_train")
+        config, prepared = self.config, self.prepared
+        spec = TrainerSpec.frozen(prepared.model_path, config.model, prepared.training, config.seed)
+        trainer = await self.cluster.start_trainer(replace(spec, role=role, teachers=teachers), "actor_train")
         self.stack.push_async_callback(trainer.close)
         return trainer
 
@@ -71,6 +65,12 @@ def held_out_metrics(measured: StepResult) -> dict[str, float]:
     return {f"eval/{name}": value for name, value in {"loss": measured.loss, **metrics}.items()}
 
 
+def beside_answers(learnt: Mapping[str, float], answered: Mapping[str, float]) -> dict[str, float]:
+    """What was measured on examples and on answers: of two of a name, the examples' is under `eval/examples/…`."""
+    moved = {f"eval/examples/{k.removeprefix('eval/')}" if k in answered else k: v for k, v in learnt.items()}
+    return moved | dict(answered)
+
+
 async def measure_model(
     config: SupervisedConfig, *, kind: ExampleKind, loss: LossFn, role: Role = "reference", score_at_end: bool = False
 ) -> dict[str, float]:
@@ -82,7 +82,7 @@ async def measure_model(
     async with open_measuring(config, kind, score_at_end=score_at_end) as measuring:
         trainer = await measuring.start(role)
         metrics = held_out_metrics(await trainer.measure(measuring.batch, loss))
-    return metrics | await measure_answers(config)
+    return beside_answers(metrics, await measure_answers(config))
 
 
 async def measure_answers(config: SupervisedConfig) -> dict[str, float]:

@@ -13,7 +13,8 @@ from worlds.chat_templates import TEMPLATES
 
 from roll.config.examples import FileExamples
 from roll.config.load import load_config
-from roll.data.examples import ExampleKind, Examples, UnusableExample, build_examples
+from roll.data import turns
+from roll.data.examples import ExampleKind, Examples, UnusableExample, build_examples, samples
 from roll.data.examples import build as building
 from roll.errors import DataError
 from roll.models import load_tokenizer
@@ -244,3 +245,40 @@ def test_some_weights_but_not_all_are_refused(world: World, tokenizer: PreTraine
     two = FileExamples(source="file", path=str(world.path), domain="b", held_out=0)
     with pytest.raises(DataError, match="some data sources have a weight and others none"):
         build_examples([one, two], "supervised", tokenizer, 0)
+
+
+def test_lines_that_are_no_rows_are_counted_and_left_out_like_others(world: World) -> None:
+    good = [json.dumps({"prompt": f"{n}?", "completion": "2"}) for n in range(3)]
+    lines = [good[0], '{"prompt": "a", ', good[1], "[1, 2]", "\udcff", good[2]]
+    config = {"source": "file", "path": str(world.path), "held_out": 0}
+
+    def build(**settings: Any) -> Examples:
+        world.path.write_bytes("\n".join(lines).encode("utf-8", "surrogateescape"))
+        return build_examples([FileExamples(**config, **settings)], "supervised", world.tokenizer, 0)
+
+    with pytest.raises(DataError, match=r"(?s)3 of 6 rows .*1 × not JSON\n.*line 2.*not an object.*not UTF-8 text"):
+        build()
+    examples = build(on_bad_row="skip")
+    assert examples.report.bad["file"].counts.total() == 3
+    draws = examples.train.draw(3)
+    assert sorted(draw.example.conversations[0].messages[0]["content"] for draw in draws) == ["0?", "1?", "2?"]
+
+
+def test_what_cannot_fit_is_not_tokenised(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(samples, "LONG", 1000)
+    monkeypatch.setattr(turns, "_encoded", lambda tokenizer, text: pytest.fail(f"{len(text)} characters"))
+    rows = [{"prompt": "p", "completion": "x" * 5000}]
+    with pytest.raises(DataError, match=r"1 × too long\n.*line 1: it has 5,001 characters, but the context takes 64"):
+        world.examples(rows, "supervised", 64)
+    with pytest.raises(DataError, match="leaves no example for training"):
+        world.examples(rows, "supervised", 64, too_long="skip")
+
+
+def test_an_answer_that_is_null_is_said_to_be(world: World) -> None:
+    with pytest.raises(DataError, match=r"1 × empty answer\n.*column 'completion' is null: fill it in"):
+        world.examples([{"prompt": "p", "completion": None}], "supervised")
+
+
+def test_pairs_where_answers_are_imitated_are_said_to_be(world: World) -> None:
+    with pytest.raises(DataError, match="two answers to compare: take pipeline `preference` or `reward_model`"):
+        world.examples([GOOD["pair"]], "supervised")

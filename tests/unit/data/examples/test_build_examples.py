@@ -266,6 +266,18 @@ def test_another_file_may_be_held_out(world: World, tmp_path: Path) -> None:
     assert [d.uid for d in examples.evaluation(9)] == ["file/held_out/1"] and examples.train.num_items == 1
 
 
+def test_a_sum_may_be_written_out_in_its_answer(tokenizer: PreTrainedTokenizerBase) -> None:
+    config = ArithmeticExamples(source="arithmetic", answer_template="{sum} = {answer}")
+    source = build_examples([config], "supervised", tokenizer, 0)
+    for draw in source.train.draw(5):
+        (sample,) = source.samples(draw)
+        text = tokenizer.decode(sample.token_ids[sample.loss_mask].tolist(), skip_special_tokens=True)
+        a, plus, b, equals, number = text.split()
+        assert (plus, equals, int(number)) == ("+", "=", int(a) + int(b))
+    with pytest.raises(ValueError, match="leaves out the number"):
+        ArithmeticExamples(source="arithmetic", answer_template="{sum}")
+
+
 def test_sums_are_no_pairs(tokenizer: PreTrainedTokenizerBase) -> None:
     with pytest.raises(DataError, match="'arithmetic' has one answer to each sum, which this pipeline cannot learn"):
         build_examples([ArithmeticExamples(source="arithmetic")], "pair", tokenizer, 0)

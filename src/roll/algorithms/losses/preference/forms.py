@@ -18,7 +18,6 @@ from roll.algorithms.probabilities import log_odds
 __all__ = [
     "ApoDown",
     "ApoZero",
-    "BcoPair",
     "Discopop",
     "ExoPair",
     "Hinge",
@@ -146,20 +145,6 @@ class NcaPair(_OfEach):
         """See `PairForm`."""
         better, worse = beta * chosen, beta * rejected
         return -logsigmoid(better) - 0.5 * logsigmoid(-better) - 0.5 * logsigmoid(-worse)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class BcoPair(_OfEach):
-    """-ls(beta s_w - shift) - ls(shift - beta s_l): BCO, arXiv 2404.04656.
-
-    The paper's shift is a running mean of both rewards; a pipeline that keeps one constructs the loss with it.
-    """
-
-    shift: float = 0.0
-
-    def __call__(self, chosen: Tensor, rejected: Tensor, beta: float) -> Tensor:
-        """See `PairForm`."""
-        return -logsigmoid(beta * chosen - self.shift) - logsigmoid(self.shift - beta * rejected)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

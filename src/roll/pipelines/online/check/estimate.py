@@ -10,8 +10,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from roll.config.estimate import (
-    LIBRARIES_BYTES,
-    DiskUse,
     JudgeEngines,
     ModelSizes,
     RoleMemory,
@@ -19,9 +17,9 @@ from roll.config.estimate import (
     engine_bytes,
     gathered_bytes,
     logit_bytes,
-    num_trained,
     pass_bytes,
     trained_bytes,
+    with_libraries,
 )
 from roll.config.generating import GeneratingConfig
 from roll.config.judge import JudgeConfig
@@ -31,9 +29,9 @@ __all__ = [
     "BatchArithmetic",
     "Further",
     "batch_arithmetic",
-    "disk_use",
     "frozen_memory",
     "memory_by_role",
+    "rollout_bytes",
     "trainer_memory",
 ]
 
@@ -166,11 +164,7 @@ def memory_by_role(
     ]
     if config.judge is not None and judge is not None:
         roles.append(_judge(config, config.judge, judge, on_accelerator))
-    if not on_accelerator:
-        separate = config.cluster.type == "ray"
-        processes = 1 + (sum(role.count for role in roles) if separate else 0)
-        roles.append(RoleMemory(role="processes", count=processes, parts={"libraries": LIBRARIES_BYTES}))
-    return roles
+    return roles if on_accelerator else with_libraries(roles, config)
 
 
 def frozen_memory(
@@ -208,23 +202,8 @@ def _judge(config: GeneratingConfig, section: JudgeConfig, judge: JudgeEngines, 
     return RoleMemory(role="judge", count=config.num_judges, parts=parts)
 
 
-def disk_use(
-    config: GeneratingConfig,
-    sizes: ModelSizes,
-    batch: BatchArithmetic,
-    *,
-    longest_prompt: int,
-    further: Further = NOTHING_FURTHER,
-) -> DiskUse:
-    """What the run directory will hold: model and optimiser states per checkpoint, recorded rollouts."""
-    trained = num_trained(config.model, sizes) + further.num_trained
-    checkpoint, steps = config.checkpoint, config.training.num_steps
-    saves = (steps // checkpoint.every_num_steps if checkpoint.every_num_steps else 0) + checkpoint.at_end
-    kept = min(saves, checkpoint.keep_last) + (checkpoint.keep_best and saves > 1)
+def rollout_bytes(config: GeneratingConfig, batch: BatchArithmetic, longest_prompt: int) -> int:
+    """What recorded rollouts take on the disk."""
+    rollouts = config.training.num_steps * batch.rollouts_per_step + batch.num_evaluations * batch.evaluation_samples
     tokens = config.max_answer_tokens + longest_prompt
-    rollouts = steps * batch.rollouts_per_step + batch.num_evaluations * batch.evaluation_samples
-    return DiskUse(
-        checkpoint_bytes=sizes.num_parameters * element_bytes(config.model.dtype) + 12 * trained,
-        num_checkpoints=kept,
-        rollout_bytes=rollouts * tokens * STATS_BYTES_PER_ROLLOUT_TOKEN if config.tracking.rollouts else 0,
-    )
+    return rollouts * tokens * STATS_BYTES_PER_ROLLOUT_TOKEN if config.tracking.rollouts else 0

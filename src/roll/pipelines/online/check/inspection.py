@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import TypeVar
 
-from roll.config.estimate import JudgeEngines
+from roll.config.estimate import JudgeEngines, disk_use
 from roll.config.generating import GeneratingConfig
 from roll.errors import ConfigError, DataError
 from roll.pipelines.hand_over import hands_over
@@ -18,8 +18,8 @@ from roll.pipelines.online.check.estimate import (
     BatchArithmetic,
     Further,
     batch_arithmetic,
-    disk_use,
     memory_by_role,
+    rollout_bytes,
 )
 from roll.preflight.inspection import compare_memory, described, look, look_at_disk, look_at_places
 from roll.preflight.machine import inspect_machine
@@ -104,9 +104,10 @@ def _check_context(config: GeneratingConfig, context_length: int) -> None:
 
 
 def _look_at_prompts(report: Report, config: GeneratingConfig) -> None:
-    from roll.data import ChatRenderer, build_data
-    from roll.envs import longest_rollout
+    from roll.data import build_data
     from roll.models import find_model, load_tokenizer
+    from roll.pipelines.environments import first_observations
+    from roll.rollout.episode import EpisodePlan, opened
 
     if report.model is None or find_model(config.model.path) is None:
         _count_prompts(report, config)
@@ -115,14 +116,17 @@ def _look_at_prompts(report: Report, config: GeneratingConfig) -> None:
     context = config.inference.max_context or report.model.context_length
     if context <= config.rollout.max_new_tokens:
         return  # a problem already
-    longest = longest_rollout(config.data, config.rollout.max_new_tokens, ChatRenderer(tokenizer), context)
-    data = build_data(config.data, tokenizer, config.seed, context - longest)
-    report.longest_rollout = longest
-    report.longest_prompt = data.longest_prompt or context - longest
+    data = build_data(config.data, tokenizer, config.seed, context - config.rollout.max_new_tokens)
+    report.longest_prompt = data.longest_prompt or context - config.rollout.max_new_tokens
+    wanted = report.longest_prompt + config.max_rollout_tokens
+    report.max_context = config.inference.max_context or min(context, wanted)
     report.train_prompts = {domain: entry["num_prompts"] for domain, entry in data.train.state().items()}
     report.num_held_out = len(data.held_out)
+    begun = run_to_end(first_observations(config.data, config.sandbox))
     for _ in range(MAX_DRAWS):
         (draw,) = data.train.draw(1)
+        if draw.prompt.environment is not None and draw.prompt.domain in begun:
+            draw = opened(draw, begun[draw.prompt.domain], data.renderer, EpisodePlan(max_context=context))
         report.sample = report.sample or (draw.prompt, data.renderer.decode(draw.token_ids), len(draw.token_ids))
         report.examples.setdefault(draw.prompt.domain, draw.prompt)
         if len(report.examples) == len(config.data):
@@ -173,9 +177,12 @@ def _estimate(
         report.notes.append("no source holds prompts out, so the run is not evaluated.")
     if model is None or report.engine_kind is None:
         return
-    context = config.inference.max_context or longest + (report.longest_rollout or config.max_answer_tokens)
+    context = report.max_context or config.inference.max_context or longest + config.max_rollout_tokens
     more = further(report, config, batch)
-    report.disk = disk_use(config, model, batch, longest_prompt=longest, further=more)
+    recorded = rollout_bytes(config, batch, longest)
+    report.disk = disk_use(
+        config, model, config.training.num_steps, num_further=more.num_trained, rollout_bytes=recorded
+    )
     report.memory = memory_by_role(
         config,
         model,
@@ -231,3 +238,4 @@ def _in_words(batch: BatchArithmetic, config: GeneratingConfig, train_prompts: M
         )
     for domain, epochs in batch.epochs.items():
         yield f"{domain}: {train_prompts[domain]:,} prompts to train on, {epochs:.2g} epochs in the run"
+    yield "how long a step takes is known from a first one alone: it depends on how long the model's answers become"

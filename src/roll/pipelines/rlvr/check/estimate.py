@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from roll.config.estimate import ModelSizes, RoleMemory, element_bytes, num_trained
-from roll.config.pipelines.rlvr import RLVRConfig
+from roll.config.reinforcing import ReinforcingConfig
 from roll.pipelines.online.check.estimate import BatchArithmetic, Further, frozen_memory, trainer_memory
 
 __all__ = ["further_memory"]
 
 
 def further_memory(
-    config: RLVRConfig, sizes: ModelSizes, batch: BatchArithmetic, *, critic_sizes: ModelSizes | None = None
+    config: ReinforcingConfig, sizes: ModelSizes, batch: BatchArithmetic, *, critic_sizes: ModelSizes | None = None
 ) -> Further:
     """Of the critics and the reference.
 

@@ -35,7 +35,8 @@ from roll.pipelines.rlvr.sampling import build_controller
 from roll.pipelines.run import Session
 from roll.protocols import Reward
 from roll.rollout import AsyncController, DataLedger
-from roll.rollout.loops import Generate, Renderer, RolloutLoop, joined, loop_for, next_turn
+from roll.rollout.episode import loop_for
+from roll.rollout.loops import Generate, Renderer, RolloutLoop, joined, next_turn
 from roll.tracking.recording import RecordedWork
 from roll.types import TRAIN, Branch, Generation, GenerationRequest, PromptDraw, RewardResult, Rollout, RolloutId, Turn
 

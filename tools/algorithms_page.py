@@ -1,4 +1,4 @@
-"""`docs/algorithms.md`, written from the presets themselves:  python -m roll.config.presets.page docs/algorithms.md"""
+"""`docs/algorithms.md`, written from the presets themselves:  python tools/algorithms_page.py docs/algorithms.md"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The reference of all keys as Markdown; `python -m roll.config.reference PAGE [PIPELINE]` renews it there."""
+"""The reference of all keys as Markdown; `python tools/configuration_page.py PAGE [PIPELINE]` renews it there."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from roll.config.pipelines import DEFAULT_PIPELINE, PIPELINES
 
 __all__ = ["BEGIN", "END", "reference", "renew"]
 
-BEGIN = "<!-- reference: written by `python -m roll.config.reference docs/configuration.md` -->"
+BEGIN = "<!-- reference: written by `python tools/configuration_page.py docs/configuration.md` -->"
 END = "<!-- end of the reference -->"
 
 

@@ -1,0 +1,271 @@
+"""A pool worker's process for objects that are kept: it imports what they need once, and forks a process for each.
+
+    (number, call) ──► this process: forks, passes on, runs no call ──► process `number`: its object ──► (number, reply)
+
+Frames are those of `pool_worker`. The first call of a number is `(None, (factory, args))` and makes its object, later
+ones are `(method, args)`; a method may be a coroutine function. `(number, None)` ends a process, with all that it
+started. A reply is `(ok, value)`, pickled, or a text: how its process ended. The end of the input ends everything.
+
+Invariants: this process has one thread and runs nobody's calls, so none can stop it; a process has at most one call at
+a time, and is waiting for it when it comes; processes end with this one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ctypes
+import gc
+import inspect
+import os
+import pickle
+import selectors
+import signal
+import socket
+import sys
+from dataclasses import dataclass, field
+from typing import Any, BinaryIO, NoReturn, cast
+
+from roll.cluster.pool_worker import (
+    HEADER,
+    PR_SET_PDEATHSIG,
+    STARTED,
+    asked_to_end,
+    begin,
+    ending,
+    failure,
+    limit_memory,
+    read_frame,
+    write_frame,
+)
+
+__all__ = ["main"]
+
+READ_BYTES = 2**18
+OUT_OF_MEMORY = pickle.dumps((False, MemoryError("its process is over its limit of memory")))
+"""Made in advance."""
+
+
+@dataclass(eq=False)
+class _Frames:
+    """Complete frames out of what a descriptor gives, piece by piece."""
+
+    descriptor: int
+    _held: bytearray = field(default_factory=bytearray)
+
+    def read(self) -> list[bytes] | None:
+        """Those that are complete now; `None` at the end."""
+        try:
+            data = os.read(self.descriptor, READ_BYTES)
+        except OSError:
+            return None
+        if not data:
+            return None
+        self._held += data
+        found, start = [], 0
+        while len(self._held) - start >= HEADER.size:
+            (length,) = HEADER.unpack_from(self._held, start)
+            end = start + HEADER.size + length
+            if len(self._held) < end:
+                break
+            found.append(bytes(memoryview(self._held)[start + HEADER.size : end]))
+            start = end
+        del self._held[:start]
+        return found
+
+
+@dataclass(eq=False)
+class _Child:
+    """A process with one object, seen from the one that forked it."""
+
+    number: int
+    process_id: int
+    connection: socket.socket
+    frames: _Frames
+    asked: bool = False
+    """Whether a call of it is under way."""
+
+    def end(self) -> int:
+        """Kill it, with all that it started; returns its exit code, or minus its signal."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.process_id, signal.SIGKILL)
+        with contextlib.suppress(ProcessLookupError):  # before it has a group of its own
+            os.kill(self.process_id, signal.SIGKILL)
+        return self.reap()
+
+    def reap(self) -> int:
+        """Wait for its end; what it started ends, too."""
+        self.connection.close()
+        _, status = os.waitpid(self.process_id, 0)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.process_id, signal.SIGKILL)
+        return os.waitstatus_to_exitcode(status)
+
+
+class _Nursery:
+    def __init__(self, replies: BinaryIO, memory_limit_bytes: int) -> None:
+        self._replies = replies
+        self._memory_limit_bytes = memory_limit_bytes
+        self._children: dict[int, _Child] = {}
+        self._ends: dict[int, bytes] = {}
+        """Of processes that ended by themselves, how; until somebody ends them."""
+        self._selector = selectors.DefaultSelector()
+
+    def serve(self) -> None:
+        """Until the input ends."""
+        calls = _Frames(sys.stdin.fileno())
+        self._selector.register(calls.descriptor, selectors.EVENT_READ, None)
+        try:
+            while True:
+                for key, _ in self._selector.select():
+                    if key.data is not None:
+                        self._hear(key.data)
+                        continue
+                    frames = calls.read()
+                    if frames is None:
+                        return
+                    for frame in frames:
+                        self._take(*pickle.loads(frame))
+        finally:
+            for child in self._children.values():
+                child.end()
+
+    def _take(self, number: int, body: bytes | None) -> None:
+        child = self._children.get(number)
+        if body is None:
+            self._ends.pop(number, None)
+            if child is not None:
+                self._forget(child)
+                child.end()
+        elif number in self._ends:
+            self._reply(number, self._ends[number])
+        else:
+            child = child or self._fork(number)
+            child.asked = True
+            with contextlib.suppress(OSError):  # it has died: the end of its output says so
+                child.connection.sendall(HEADER.pack(len(body)) + body)
+
+    def _fork(self, number: int) -> _Child:
+        ours, theirs = socket.socketpair()
+        process_id = os.fork()
+        if process_id == 0:
+            ours.close()
+            for other in self._children.values():
+                other.connection.close()
+            self._selector.close()
+            _live(theirs, self._memory_limit_bytes)
+        theirs.close()
+        child = _Child(number, process_id, ours, _Frames(ours.fileno()))
+        self._children[number] = child
+        self._selector.register(ours, selectors.EVENT_READ, child)
+        return child
+
+    def _hear(self, child: _Child) -> None:
+        if self._children.get(child.number) is not child:
+            return  # it was ended meanwhile
+        frames = child.frames.read()
+        if frames is None:
+            self._forget(child)
+            code = ending(child.end())
+            self._ends[child.number] = end = pickle.dumps(f"its process ({child.process_id}) ended with {code}")
+            frames = [end] if child.asked else []
+        for frame in frames:
+            child.asked = False
+            self._reply(child.number, frame)
+
+    def _reply(self, number: int, reply: bytes) -> None:
+        write_frame(self._replies, pickle.dumps((number, reply)))
+
+    def _forget(self, child: _Child) -> None:
+        self._selector.unregister(child.connection)
+        del self._children[child.number]
+
+
+def _live(connection: socket.socket, memory_limit_bytes: int) -> NoReturn:
+    """A forked process: make its object, answer its calls, end."""
+    parent = os.getppid()
+    os.setsid()
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(1)
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, 0)
+    if memory_limit_bytes:
+        limit_memory(memory_limit_bytes)
+    stream = cast(BinaryIO, connection.makefile("rwb"))
+    kept: list[Any] = []
+    loop = asyncio.new_event_loop()
+    code = 1
+    with contextlib.suppress(BaseException):
+        while (frame := read_frame(stream)) is not None:
+            write_frame(stream, _answer(frame, kept, loop))
+        code = 0
+    os._exit(code)
+
+
+def _answer(frame: bytes, kept: list[Any], loop: asyncio.AbstractEventLoop) -> bytes:
+    try:
+        method, args = pickle.loads(frame)
+        if method is None:
+            factory, given = args
+            kept.append(factory(*given))
+            return pickle.dumps((True, None))
+        value = getattr(kept[0], method)(*args)
+        return pickle.dumps((True, loop.run_until_complete(value) if inspect.isawaitable(value) else value))
+    except MemoryError:
+        kept.clear()
+        return OUT_OF_MEMORY
+    except SystemExit as error:
+        return failure(asked_to_end(error))
+    except Exception as error:  # the caller decides what a failure of its object means
+        return failure(error)
+
+
+def main(memory_limit_bytes: int) -> None:
+    """Serve calls from stdin, the first of which says `(function, args)`: what is to be imported or loaded before.
+
+    Args:
+        memory_limit_bytes: of each object's process; beyond it a call meets a `MemoryError`. 0 means no limit.
+    """
+    replies = begin(0)
+    # Unbuffered: what comes after the first frame is for the selector to see.
+    with os.fdopen(os.dup(0), "rb", buffering=0) as calls:
+        frame = _first(calls)
+    if frame is None:
+        return
+    try:
+        function, args = pickle.loads(frame)
+        function(*args)
+    except Exception as error:
+        write_frame(replies, failure(error))
+        return
+    except SystemExit as error:
+        write_frame(replies, failure(asked_to_end(error)))
+        return
+    if sys.platform == "linux":  # from here on the end of the input ends it, in order
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, 0)
+    gc.collect()
+    gc.freeze()  # so that memory stays shared with the processes that are forked
+    write_frame(replies, STARTED)
+    _Nursery(replies, memory_limit_bytes).serve()
+
+
+def _first(calls: Any) -> bytes | None:
+    """The first frame, and not a byte more."""
+
+    def exactly(count: int) -> bytes | None:
+        held = b""
+        while len(held) < count:
+            data = calls.read(count - len(held))
+            if not data:
+                return None
+            held += data
+        return held
+
+    header = exactly(HEADER.size)
+    return None if header is None else exactly(HEADER.unpack(header)[0])
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]))

@@ -1,0 +1,28 @@
+"""What a Ray actor answers, with its own error where it has one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from ray.exceptions import RayActorError, RayTaskError
+
+__all__ = ["answer"]
+
+
+async def answer(reference: Any, died: Callable[[str], Exception]) -> Any:
+    """Wait for an actor's answer.
+
+    Args:
+        reference: of the call.
+        died: the error to raise where the actor's process ended, from how.
+    """
+    try:
+        return await reference
+    except RayActorError as error:
+        raise died(f"process ended ({type(error).__name__})") from error
+    except RayTaskError as error:
+        cause = error.cause
+        if isinstance(cause, Exception) and not isinstance(cause, RayTaskError):
+            raise cause from error
+        raise

@@ -1,0 +1,383 @@
+"""Whether an environment keeps the protocol: every rule that it breaks, with the way to mend it.
+
+    problems = check("mazes.py:Maze", {"size": 5})
+
+The rules are those that training relies on: a rollout that breaks one would fail in the midst of a run, or teach
+nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import copy
+import inspect
+import math
+import pickle
+import signal
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from roll.envs.base import shown
+from roll.envs.registration import make
+from roll.errors import UserError
+from roll.running import run_to_end
+
+__all__ = ["Finding", "check", "check_object"]
+
+_MOST_TURNS = 100
+_ODD = ("", "\\boxed{}", "\x00\u202e\ud800", "\u0661\u00b2", "-1", "1e999")
+_REPEATED = ("x", "9", " ", "{", "\\boxed{", "<tool_call>", "a b ")
+_LENGTHS = (200, 2_000, 20_000, 200_000)
+_SLOW_S = 0.5
+_TIME_LIMIT_S = 10.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finding:
+    """A rule that is broken.
+
+    Args:
+        rule: what holds for every environment.
+        found: what this one did.
+        mend: how to change it.
+        fatal: training would fail, or learn from what is wrong; else it only lacks something that is of use.
+    """
+
+    rule: str
+    found: str
+    mend: str
+    fatal: bool = True
+
+    def __str__(self) -> str:
+        return f"{'broken' if self.fatal else 'advice'}: {self.rule}\n    found: {self.found}\n    mend:  {self.mend}"
+
+
+class _Broken(Exception):
+    def __init__(self, finding: Finding) -> None:
+        super().__init__(finding.rule)
+        self.finding = finding
+
+
+class _TooLongError(BaseException):
+    """No `Exception`, which an environment might catch."""
+
+
+def check(id: str, options: Mapping[str, Any] | None = None, *, num_seeds: int = 3) -> list[Finding]:
+    """Try an environment, by its name, `file.py:Class` or `package.module:Class`.
+
+    Raises:
+        UserError: it cannot be built at all; says why.
+    """
+
+    def build() -> Any:
+        try:
+            return make(id, options)
+        except UserError:
+            raise
+        except Exception as error:
+            raise UserError(f"environment '{id}' cannot be built: {_said(error)}") from error
+
+    return check_object(build, num_seeds=num_seeds)
+
+
+def check_object(build: Callable[[], Any], *, num_seeds: int = 3) -> list[Finding]:
+    """Try what `build` gives, once for every rule.
+
+    Args:
+        build: gives a new environment whenever it is called.
+        num_seeds: episodes for each rule that holds for episodes.
+    """
+    findings = []
+    for rule in (_starts_and_steps, _equal_seeds, _other_seeds, _odd_texts, _ends, _copies, _leaves_the_loop):
+        try:
+            findings += run_to_end(_collected(rule, build, num_seeds))
+        except _Broken as broken:
+            findings.append(broken.finding)
+    return list({(finding.rule, finding.mend): finding for finding in findings}.values())
+
+
+async def _collected(rule: Any, build: Callable[[], Any], num_seeds: int) -> list[Finding]:
+    return [finding async for finding in rule(build, num_seeds)]
+
+
+async def _starts_and_steps(build: Callable[[], Any], num_seeds: int) -> Any:
+    for seed in range(num_seeds):
+        env = build()
+        await _reset(env, seed)
+        await _step(env, _action(env))
+    if not callable(getattr(build(), "sample_random_action", None)):
+        yield Finding(
+            rule="`sample_random_action()` gives a well-formed action",
+            found="there is no such method",
+            mend="add one: the command, this check and tests then reach further than the first turn",
+            fatal=False,
+        )
+    _, info = await _reset(build(), 0)
+    if "state" not in info:
+        yield Finding(
+            rule='`info["state"]` names the state',
+            found="it is missing from what `reset` gives",
+            mend="add a text that is equal for equal states, if you want to train with GiGPO; no other method needs it",
+            fatal=False,
+        )
+
+
+async def _equal_seeds(build: Callable[[], Any], num_seeds: int) -> Any:
+    for seed in range(num_seeds):
+        actions = await _some_episode(build(), seed)
+        one, two = build(), build()
+        await _reset(two, seed + 1000)  # what came before must not matter
+        started = [shown(*await _reset(env, seed)) for env in (one, two)]
+        if started[0] != started[1]:
+            yield _unequal(f"seed {seed} began with two texts, {_short(started[0])} and {_short(started[1])}")
+            return
+        for turn, action in enumerate(actions, 1):
+            first, second = [await _step(env, action) for env in (one, two)]
+            if first[:4] != second[:4]:
+                yield _unequal(f"seed {seed}, turn {turn}: {_short(first[:4])} and {_short(second[:4])}")
+                return
+            if first[2] or first[3]:
+                break
+
+
+async def _some_episode(env: Any, seed: int) -> list[str]:
+    """Actions up to an episode's end, or `_MOST_TURNS`."""
+    await _reset(env, seed)
+    actions: list[str] = []
+    over = False
+    while not over and len(actions) < _MOST_TURNS:
+        actions.append(_action(env))
+        stepped = await _step(env, actions[-1])
+        over = stepped[2] or stepped[3]
+    return actions
+
+
+def _unequal(found: str) -> Finding:
+    return Finding(
+        rule="equal seeds and actions give equal episodes",
+        found=found,
+        mend="draw everything from one generator of the environment's own, made anew in `reset`: `self._rng = "
+        "random.Random(seed)`; use no global one, no time, and no order of a set",
+    )
+
+
+async def _other_seeds(build: Callable[[], Any], num_seeds: int) -> Any:
+    seen = set()
+    for seed in range(20):
+        env = build()
+        text = shown(*await _reset(env, seed))
+        stepped = await _step(env, "\\boxed{1}")
+        seen.add((text, stepped[0], stepped[1]))
+    if len(seen) == 1:
+        yield Finding(
+            rule="other seeds give other episodes",
+            found="20 seeds began alike, and answered the same action alike",
+            mend="pass the seed on to what draws the task; if there is just one task, nothing is wrong",
+            fatal=False,
+        )
+
+
+async def _odd_texts(build: Callable[[], Any], num_seeds: int) -> Any:
+    env = build()
+    for text in _ODD:
+        await _reset(env, 0)
+        await _step(env, text)
+    for part in _REPEATED:
+        for length in _LENGTHS:  # growing, so that what is not linear is found before it takes forever
+            text = part * (length // len(part))
+            await _reset(env, 0)
+            started = time.perf_counter()
+            await _step(env, text)
+            took = time.perf_counter() - started
+            if took > _SLOW_S:
+                yield _slow(text, f"took {took:.1f} s")
+                break
+
+
+def _slow(text: str, found: str) -> Finding:
+    return Finding(
+        rule="a step takes time that grows with the action's length at most",
+        found=f"an action of {len(text)} characters, {_short(text)}, {found}",
+        mend="read actions without nested quantifiers in regular expressions, without `int` of long texts, and without "
+        "recursion; cut them to a length that a move can have",
+    )
+
+
+async def _ends(build: Callable[[], Any], num_seeds: int) -> Any:
+    env = build()  # one environment plays one episode after the other
+    longest = max([len(await _some_episode(env, seed)) for seed in range(num_seeds)])
+    if longest == _MOST_TURNS:
+        yield Finding(
+            rule="episodes end",
+            found=f"an episode of random actions went on for {_MOST_TURNS} turns",
+            mend="end it after some turns, or always give `num_turns` where it is used",
+            fatal=False,
+        )
+
+
+async def _copies(build: Callable[[], Any], num_seeds: int) -> Any:
+    env = build()
+    await _reset(env, 0)
+    spawn = getattr(env, "spawn", None)
+    if callable(spawn):
+        try:
+            twin = spawn(same_state=True)
+        except Exception as error:
+            if not isinstance(error, NotImplementedError):
+                yield Finding(
+                    rule="`spawn(same_state=True)` gives a copy in the same state",
+                    found=_said(error),
+                    mend="return `copy.deepcopy(self)`, or raise NotImplementedError",
+                )
+            return
+        action = _action(copy.deepcopy(env) if _copyable(env) else build())
+        first, second = await _step(env, action), await _step(twin, action)
+        if first[:4] != second[:4]:
+            yield Finding(
+                rule="`spawn(same_state=True)` gives a copy in the same state",
+                found=f"the copy answered {_short(second[:4])} where the environment answered {_short(first[:4])}",
+                mend="copy the generator of random numbers as well, as `copy.deepcopy(self)` does",
+            )
+    try:
+        pickle.dumps(build())
+    except Exception as error:
+        yield Finding(
+            rule="an environment can be sent to another process",
+            found=_said(error),
+            mend="open files, connections and locks in `reset`, not in `__init__`; needed only to run it in the pool",
+            fatal=False,
+        )
+
+
+async def _leaves_the_loop(build: Callable[[], Any], num_seeds: int) -> Any:
+    env = build()
+    loop = asyncio.get_running_loop()
+    started = loop.time()
+    observation = await _reset(env, 0)
+    await _step(env, _action(env))
+    took = loop.time() - started
+    if took > _SLOW_S and not inspect.iscoroutinefunction(env.step):
+        yield Finding(
+            rule="a step in the loop takes microseconds",
+            found=f"reset and a step took {took:.1f} s, {_short(observation[0])}",
+            mend="run it with `host: pool`, or write `async def step`: everything else waits for it otherwise",
+            fatal=False,
+        )
+
+
+async def _reset(env: Any, seed: int) -> tuple[str, dict[str, Any]]:
+    rule = "`reset(seed)` gives an observation and information: `(str, dict)`"
+    started = await _called(rule, env.reset, seed=seed)
+    if not (isinstance(started, tuple) and len(started) == 2):
+        raise _Broken(Finding(rule=rule, found=_short(started), mend="return `observation, info`"))
+    for problem in _observation_problems(rule, started[0], started[1]):
+        raise _Broken(problem)
+    return started
+
+
+async def _step(env: Any, action: str) -> tuple[Any, ...]:
+    rule = "`step(action)` gives `(observation, reward, terminated, truncated, info)`"
+    stepped = await _called(rule, env.step, action)
+    if not (isinstance(stepped, tuple) and len(stepped) == 5):
+        mend = "return five values: an old interface's `done` becomes `terminated`, and False for `truncated`"
+        raise _Broken(Finding(rule=rule, found=_short(stepped), mend=mend))
+    observation, reward, terminated, truncated, info = stepped
+    for problem in _observation_problems(rule, observation, info):
+        raise _Broken(problem)
+    if isinstance(reward, bool) or not _is_finite(reward):
+        found = f"the reward {_short(reward)} of type {type(reward).__name__}"
+        raise _Broken(Finding(rule="a reward is a finite number", found=found, mend="return a float"))
+    for name, value in (("terminated", terminated), ("truncated", truncated)):
+        if type(value).__name__ not in ("bool", "bool_"):
+            found = f"{_short(value)} of type {type(value).__name__}"
+            raise _Broken(Finding(rule=f"`{name}` is True or False", found=found, mend=f"return `bool({name})`"))
+    return stepped
+
+
+def _observation_problems(rule: str, observation: Any, info: Any) -> Iterator[Finding]:
+    if not isinstance(observation, str):
+        found = f"an observation of type {type(observation).__name__}: {_short(observation)}"
+        yield Finding(rule=rule, found=found, mend="describe what is seen as text")
+    if not isinstance(info, dict):
+        yield Finding(
+            rule=rule, found=f"information of type {type(info).__name__}", mend="return `{}` if there is none"
+        )
+
+
+async def _called(rule: str, call: Callable[..., Any], *arguments: Any, **keywords: Any) -> Any:
+    given = arguments[0] if arguments else keywords
+    try:
+        with _time_limit():
+            value = call(*arguments, **keywords)
+        return await asyncio.wait_for(value, _TIME_LIMIT_S) if inspect.isawaitable(value) else value
+    except (_TooLongError, TimeoutError) as error:
+        found = f"did not end within {_TIME_LIMIT_S:g} s"
+        if isinstance(given, str):
+            raise _Broken(_slow(given, found)) from error
+        raise _Broken(Finding(rule=rule, found=found, mend="look for a loop that does not end")) from error
+    except Exception as error:
+        mend = "take `seed=None` as its argument" if "seed" in keywords and isinstance(error, TypeError) else None
+        mend = mend or (
+            "an exception is a failure of the environment, for which the rollout is repeated: answer what a player may "
+            "write, whatever it is, with an observation and a reward"
+        )
+        raise _Broken(Finding(rule=rule, found=f"{_said(error)}, given {_short(given)}", mend=mend)) from error
+
+
+@contextlib.contextmanager
+def _time_limit() -> Iterator[None]:
+    """Interrupts what runs inside, also a regular expression; only in the main thread, which alone hears signals."""
+    if threading.current_thread() is not threading.main_thread() or not hasattr(signal, "setitimer"):
+        yield
+        return
+
+    def ring(*_: object) -> None:
+        raise _TooLongError
+
+    previous = signal.signal(signal.SIGALRM, ring)
+    signal.setitimer(signal.ITIMER_REAL, _TIME_LIMIT_S)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, previous)
+
+
+def _action(env: Any) -> str:
+    sample = getattr(env, "sample_random_action", None)
+    try:
+        return sample() if callable(sample) else "\\boxed{1}"
+    except NotImplementedError:
+        return "\\boxed{1}"
+
+
+def _copyable(env: Any) -> bool:
+    try:
+        copy.deepcopy(env)
+    except Exception:
+        return False
+    return True
+
+
+def _is_finite(value: Any) -> bool:
+    try:
+        return math.isfinite(value)
+    except (TypeError, OverflowError):
+        return False
+
+
+def _said(error: BaseException) -> str:
+    """An exception, and the line of the environment that raised it."""
+    frames = traceback.extract_tb(error.__traceback__)
+    place = f" ({frames[-1].filename}:{frames[-1].lineno})" if frames else ""
+    return f"{type(error).__name__}: {_short(str(error))}{place}"
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 160 else f"{text[:150]}… ({len(text)} characters)"

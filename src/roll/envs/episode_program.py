@@ -1,0 +1,60 @@
+"""An environment's side of a pipe: one episode after the other, as lines of JSON. Run in a sandbox.
+
+    {"call": "start", "name": …, "options": …, "wrappers": …}
+    {"call": "reset", "seed": …}
+    {"call": "step", "action": …}
+
+Each is answered by one line: `{"value": …}`, or `{"error": what it raised}`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import json
+import os
+import sys
+from collections.abc import Callable, Iterable
+from typing import Any
+
+__all__ = ["serve"]
+
+
+class _Episode:
+    def __init__(self) -> None:
+        self._env: Any = None
+        self._loop = asyncio.new_event_loop()
+
+    def start(self, name: str, options: dict[str, Any], wrappers: list[tuple[str, dict[str, Any]]]) -> None:
+        from roll.envs.hosting import build
+        from roll.types import EnvironmentSettings
+
+        self._env = build(EnvironmentSettings(name=name, options=options, wrappers=tuple(map(tuple, wrappers))))  # type: ignore[arg-type]
+
+    def reset(self, seed: int | None) -> Any:
+        return self._awaited(self._env.reset(seed))
+
+    def step(self, action: str) -> Any:
+        return self._awaited(self._env.step(action))
+
+    def _awaited(self, value: Any) -> Any:
+        return self._loop.run_until_complete(value) if inspect.isawaitable(value) else value
+
+
+def serve(lines: Iterable[str], write: Callable[[str], object]) -> None:
+    """Answer calls until they end."""
+    episode = _Episode()
+    for line in lines:
+        given = json.loads(line)
+        try:
+            found = {"value": getattr(episode, given.pop("call"))(**given)}
+            said = json.dumps(found)
+        except Exception as error:
+            said = json.dumps({"error": f"{type(error).__name__}: {error}"})
+        write(said)
+
+
+def main() -> None:
+    """Calls come on standard input; answers go to file descriptor 3, so that nothing that is printed disturbs them."""
+    with os.fdopen(3, "w", encoding="utf-8") as replies:
+        serve(sys.stdin, lambda line: print(line, file=replies, flush=True))

@@ -1,0 +1,1 @@
+"""Games in text, one a file, with GEM's names, parameters and rewards."""

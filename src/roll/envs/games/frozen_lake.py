@@ -1,0 +1,101 @@
+"""Cross a frozen lake with holes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from random import Random
+
+from roll.envs.games.game import Game, Outcome, at_least
+
+__all__ = ["FrozenLake"]
+
+_Cell = tuple[int, int]
+
+_STEPS = {"up": (-1, 0), "right": (0, 1), "down": (1, 0), "left": (0, -1)}
+"""Clockwise: on slippery ice, a move goes as often to either side as ahead."""
+
+_DRAWN = [(4, 15), (6, 25), (8, 40)]
+"""Size and turns of the variant that draws them."""
+
+
+@dataclass(kw_only=True, eq=False)
+class FrozenLake(Game[str]):
+    """A lake of `size` by `size` cells, from the top left to the goal at the bottom right; a hole ends the game.
+
+    The goal can be reached within the turns. After the classic environment of Gymnasium.
+
+    Args:
+        holes: share of cells with a hole, below 1.
+        slippery: moves go ahead, to the left and to the right of where they are meant, a third of the time each.
+    """
+
+    size: int | None = 4
+    holes: float = 0.25
+    slippery: bool = False
+
+    def _check(self) -> None:
+        at_least(2, size=self.size)
+        if not 0 <= self.holes < 1:
+            raise ValueError(f"holes is {self.holes}: give a share from 0 to below 1")
+        if self.size and self.max_turns and self.max_turns < 2 * self.size - 2:
+            raise ValueError(f"max_turns is {self.max_turns}, but the way is {2 * self.size - 2} moves long")
+
+    def _begin(self, rng: Random) -> int:
+        size, turns = self.size, self.max_turns
+        if size is None or turns is None:
+            size, turns = rng.choice(_DRAWN)
+        self._size, self._goal = size, (size - 1, size - 1)
+        way: list[_Cell] = [(0, 0)]
+        steps = rng.sample([(1, 0), (0, 1)] * (size - 1), 2 * size - 2)
+        for down, right in steps:  # one way without holes, so that there is one
+            way.append((way[-1][0] + down, way[-1][1] + right))
+        cells = [(row, col) for row in range(size) for col in range(size)]
+        self._holes = {cell for cell in cells if rng.random() < self.holes} - set(way)
+        self._player: _Cell = (0, 0)
+        return turns
+
+    def _rules(self) -> str:
+        ice = (
+            "The ice is slippery: a move goes where you mean it a third of the time, and else to the left or right of "
+            "it."
+            if self.slippery
+            else "A move goes where you mean it."
+        )
+        return (
+            f"You are playing Frozen Lake. Reach the goal within {self._limit} turns and fall into no hole. 'P' is "
+            f"you, 'G' the goal, 'O' a hole, and '_' ice. {ice} {self._form()}"
+        )
+
+    def _form(self) -> str:
+        return "Write up, down, left or right, for example \\boxed{up}."
+
+    def _view(self) -> str:
+        return "\n".join([*(" ".join(row) for row in self._state().split("/")), "Enter your move."])
+
+    def _state(self) -> str:
+        return "/".join("".join(self._sign((row, col)) for col in range(self._size)) for row in range(self._size))
+
+    def _sign(self, cell: _Cell) -> str:
+        if cell == self._player:
+            return "P"
+        return "O" if cell in self._holes else "G" if cell == self._goal else "_"
+
+    def _read(self, answer: str) -> str | None:
+        return answer.lower() if answer.lower() in _STEPS else None
+
+    def _play(self, move: str) -> Outcome:
+        names = list(_STEPS)
+        turn = self._rng.choice((-1, 0, 1)) if self.slippery else 0
+        gone = names[(names.index(move) + turn) % 4]
+        row, col = self._player[0] + _STEPS[gone][0], self._player[1] + _STEPS[gone][1]
+        if not (0 <= row < self._size and 0 <= col < self._size):
+            return Outcome(text=f"you moved {gone} against the edge.", valid=turn != 0)
+        self._player = row, col
+        if self._player == self._goal:
+            return Outcome(text="You reached the goal!", reward=1.0, over=True)
+        if self._player in self._holes:
+            return Outcome(text="You fell into a hole. The game is lost.", over=True)
+        return Outcome(text=f"you moved {gone}.")
+
+    def _some_move(self, rng: Random) -> str:
+        return rng.choice(list(_STEPS))

@@ -1,0 +1,162 @@
+"""What the games share: turns, the rewards of GEM's language games, seeds, and copies."""
+
+from __future__ import annotations
+
+import copy
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, field, replace
+from random import Random
+from typing import Any, ClassVar, Generic, TypeVar
+
+from roll.envs.base import Started, Stepped
+from roll.envs.games.answers import boxed
+
+__all__ = ["Game", "Outcome", "at_least"]
+
+Move = TypeVar("Move")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """What a move led to.
+
+    Args:
+        text: what the player is told.
+        reward: of this move.
+        over: whether the game is won or lost.
+        valid: whether the rules allow the move; one that they do not changes nothing but the turn.
+    """
+
+    text: str
+    reward: float = 0.0
+    over: bool = False
+    valid: bool = True
+
+
+@dataclass(kw_only=True, eq=False)
+class Game(ABC, Generic[Move]):
+    """An environment whose actions are moves in `\\boxed{...}`; a field is an argument, and None is drawn at reset.
+
+    A game that is won gives 1, or rewards that come to 1 over the episode; a move on the way 0, unless the game says
+    otherwise; a move against the rules 0; an action without a readable move -0.1, and it ends the game. After the last
+    turn the episode is terminated and truncated, as in GEM. Every observation is complete: what happened, and the
+    board.
+    """
+
+    format_error_reward: ClassVar[float] = -0.1
+    invalid_reward: ClassVar[float] = 0.0
+
+    max_turns: int | None = 20
+    _rng: Random = field(default_factory=Random, init=False, repr=False)
+    _hints: Random = field(default_factory=Random, init=False, repr=False)
+    _over: bool = field(default=True, init=False, repr=False)
+    _turn: int = field(default=0, init=False, repr=False)
+    _limit: int = field(default=0, init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        at_least(1, max_turns=self.max_turns)
+        self._check()
+
+    def reset(self, seed: int | None = None) -> Started:
+        if seed is not None:
+            self._rng = Random(int(seed))  # also of NumPy
+        self._hints = Random(self._rng.getrandbits(32))  # what `sample_random_action` draws changes no episode
+        self._over, self._turn = False, 0
+        self._limit = self._begin(self._rng)
+        return f"{self._rules()}\n{self._view()}".rstrip("\n"), {"state": self._state()}
+
+    def step(self, action: str) -> Stepped:
+        if self._over:
+            raise RuntimeError("the episode is over, or none has begun: call reset() first")
+        self._turn += 1
+        answer = boxed(action)
+        move = None if answer is None else self._read(answer)
+        if move is None:
+            self._over = True
+            told = f"At turn {self._turn}, you gave no move that can be read. {self._form()}"
+            return told, self.format_error_reward, True, self._turn == self._limit, {"state": "unreadable"}
+        outcome = self._play(move)
+        reward = outcome.reward if outcome.valid else self.invalid_reward
+        if outcome.over:
+            self._over = True
+            return outcome.text, reward, True, False, {"state": f"over: {self._state()}"}
+        told = f"At turn {self._turn}, {outcome.text}"
+        if self._turn >= self._limit:
+            self._over = True
+            ending = f"{told} That was your last turn."
+            return ending, self._at_the_end(outcome, reward), True, True, {"state": f"over: {self._state()}"}
+        return f"{told}\n{self._view()}".rstrip("\n"), reward, False, False, {"state": self._state()}
+
+    def sample_random_action(self) -> str:
+        """Some well-formed move."""
+        return f"\\boxed{{{self._some_move(self._hints)}}}"
+
+    def spawn(self, same_state: bool = False, **overrides: Any) -> Any:
+        """Another game with the same arguments, changed by `overrides`; with `same_state`, the same episode from here.
+
+        Raises:
+            TypeError: there is no such argument.
+            ValueError: `same_state` and `overrides` at once, or a value that makes no sense.
+        """
+        if not same_state:
+            return replace(self, **overrides)
+        if overrides:
+            raise ValueError("a copy with the same state has the same arguments: leave the overrides out")
+        return copy.deepcopy(self)
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+    @property
+    def unwrapped(self) -> Any:
+        return self
+
+    def _check(self) -> None:
+        """Raise a `ValueError` for arguments that make no sense."""
+
+    @abstractmethod
+    def _begin(self, rng: Random) -> int:
+        """Draw an episode; return its turns."""
+
+    @abstractmethod
+    def _rules(self) -> str:
+        """What the player is told first."""
+
+    @abstractmethod
+    def _form(self) -> str:
+        """How a move is written, in a sentence."""
+
+    @abstractmethod
+    def _view(self) -> str:
+        """The board, and what is asked for, as part of every observation."""
+
+    @abstractmethod
+    def _state(self) -> str:
+        """Names the state: equal for equal boards."""
+
+    @abstractmethod
+    def _read(self, answer: str) -> Move | None:
+        """The move that a short printable text means, if any."""
+
+    @abstractmethod
+    def _play(self, move: Move) -> Outcome:
+        """Make a move."""
+
+    @abstractmethod
+    def _some_move(self, rng: Random) -> str:
+        """A move as a player would write it into the box."""
+
+    def _at_the_end(self, outcome: Outcome, reward: float) -> float:
+        """The reward of the last turn, where the game was not won by it."""
+        return reward
+
+
+def at_least(least: int, **arguments: int | None) -> None:
+    """Refuse arguments that are given and too small.
+
+    Raises:
+        ValueError: names the first one.
+    """
+    for name, value in arguments.items():
+        if value is not None and value < least:
+            raise ValueError(f"{name} is {value}: give at least {least}, or None to have it drawn at every reset")

@@ -1,0 +1,114 @@
+"""Merge tiles up to a target."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from random import Random
+
+from roll.envs.games.game import Game, Outcome, at_least
+
+__all__ = ["Game2048", "slid"]
+
+_DRAWN = [(16, 20), (32, 30), (64, 50)]
+"""Target and turns of the variant that draws them."""
+
+_MOVES = ("up", "down", "left", "right")
+
+Board = tuple[tuple[int, ...], ...]
+
+
+@dataclass(kw_only=True, eq=False)
+class Game2048(Game[str]):
+    """Tiles on a board of `board_size` by `board_size` that merge, up to `target_tile`.
+
+    Every tile that is larger than all before gives its share of the doublings from the first ones to the target: they
+    come to 1. The game is lost when no move is left. As in GEM, the targets of `hard` and `extreme-hard` cannot be
+    reached in their turns, in which tiles worth at most four a turn appear: only shares of the reward can.
+    """
+
+    target_tile: int | None = 2048
+    board_size: int = 4
+
+    def _check(self) -> None:
+        at_least(2, board_size=self.board_size)
+        target = self.target_tile
+        if target is not None and (target < 8 or target & (target - 1)):
+            raise ValueError(f"target_tile is {target}: give a power of two from 8 on")
+
+    def _begin(self, rng: Random) -> int:
+        target, turns = self.target_tile, self.max_turns
+        if target is None or turns is None:
+            target, turns = rng.choice(_DRAWN)
+        self._target = target
+        self._board: Board = ((0,) * self.board_size,) * self.board_size
+        self._add_tile()
+        self._add_tile()
+        self._first = self._most = max(map(max, self._board))
+        return turns
+
+    def _add_tile(self) -> None:
+        empty = [(row, col) for row, line in enumerate(self._board) for col, tile in enumerate(line) if not tile]
+        row, col = self._rng.choice(empty)
+        rows = [list(line) for line in self._board]
+        rows[row][col] = 2 if self._rng.random() < 0.9 else 4
+        self._board = tuple(map(tuple, rows))
+
+    def _rules(self) -> str:
+        return (
+            "You are playing 2048. Slide all tiles in one direction; two equal tiles that meet merge into one of "
+            f"twice the value, and after each move a new 2 or 4 appears. Reach the tile {self._target} within "
+            f"{self._limit} turns. {self._form()}"
+        )
+
+    def _form(self) -> str:
+        return "Write up, down, left or right, for example \\boxed{up}."
+
+    def _view(self) -> str:
+        lines = [" ".join(f"{tile or '.':>4}" for tile in line) for line in self._board]
+        return "\n".join([*lines, "Enter your move."])
+
+    def _state(self) -> str:
+        return "/".join(" ".join(map(str, line)) for line in self._board)
+
+    def _read(self, answer: str) -> str | None:
+        return answer.lower() if answer.lower() in _MOVES else None
+
+    def _play(self, move: str) -> Outcome:
+        board = slid(self._board, move)
+        if board == self._board:
+            return Outcome(text=f"moving {move} changes nothing.", valid=False)
+        self._board = board
+        most = min(self._target, max(map(max, board)))
+        reward = max(0.0, math.log2(most) - math.log2(self._most)) / (math.log2(self._target) - math.log2(self._first))
+        self._most = max(most, self._most)
+        self._add_tile()
+        if self._most >= self._target:
+            return Outcome(text=f"You reached the tile {self._target}!", reward=reward, over=True)
+        if all(slid(self._board, each) == self._board for each in _MOVES):
+            return Outcome(text="No move is left. The game is lost.", reward=reward, over=True)
+        return Outcome(text=f"you moved {move}.", reward=reward)
+
+    def _some_move(self, rng: Random) -> str:
+        return rng.choice(_MOVES)
+
+
+def slid(board: Board, move: str) -> Board:
+    """The board after all tiles slid one way and merged, before a new one appears."""
+    if move in ("up", "down"):
+        turned = slid(tuple(zip(*board, strict=True)), "left" if move == "up" else "right")
+        return tuple(zip(*turned, strict=True))
+    if move == "right":
+        return tuple(_merged(line[::-1])[::-1] for line in board)
+    return tuple(_merged(line) for line in board)
+
+
+def _merged(line: tuple[int, ...]) -> tuple[int, ...]:
+    tiles = [tile for tile in line if tile]
+    merged = []
+    position = 0
+    while position < len(tiles):
+        twice = position + 1 < len(tiles) and tiles[position] == tiles[position + 1]
+        merged.append(tiles[position] * (2 if twice else 1))
+        position += 2 if twice else 1
+    return (*merged, *[0] * (len(line) - len(merged)))

@@ -1,0 +1,92 @@
+"""Words laid out on a grid of letters, for the games that have them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from random import Random
+
+__all__ = ["Placed", "laid_out"]
+
+_Cell = tuple[int, int]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Placed:
+    """A word, and where it stands: from `row` and `col` on, across or down."""
+
+    word: str
+    row: int
+    col: int
+    across: bool
+
+    @property
+    def cells(self) -> list[_Cell]:
+        steps = range(len(self.word))
+        return [(self.row, self.col + step) if self.across else (self.row + step, self.col) for step in steps]
+
+
+def laid_out(words: Sequence[str], rng: Random, apart: bool) -> tuple[int, list[Placed]]:
+    """Lay words out on a square; where they can, they cross those before.
+
+    Args:
+        words: distinct.
+        rng: draws places.
+        apart: words touch only where they cross, as in a crossword.
+
+    Returns:
+        Rows of the square, and the words in their order.
+    """
+    longest = max(map(len, words))
+    size = max(round(1.5 * longest), longest + 1)
+    while True:
+        letters: dict[_Cell, str] = {}
+        placed: list[Placed] = []
+        for word in sorted(words, key=len, reverse=True):
+            found = _place(word, letters, size, rng, apart)
+            if found is None:
+                break
+            placed.append(found)
+            letters.update(zip(found.cells, found.word, strict=True))
+        if len(placed) == len(words):
+            return size, sorted(placed, key=lambda each: words.index(each.word))
+        size += 1
+
+
+def _place(word: str, letters: dict[_Cell, str], size: int, rng: Random, apart: bool) -> Placed | None:
+    crossing: list[Placed] = []
+    free: list[Placed] = []
+    for across in (True, False):
+        last_row, last_col = (size, size - len(word) + 1) if across else (size - len(word) + 1, size)
+        for row in range(last_row):
+            for col in range(last_col):
+                candidate = Placed(word=word, row=row, col=col, across=across)
+                crossings = _crossings(candidate, letters, apart)
+                if crossings is not None and crossings < len(word):
+                    (crossing if crossings else free).append(candidate)
+    chosen = crossing or free
+    return rng.choice(chosen) if chosen else None
+
+
+def _crossings(candidate: Placed, letters: dict[_Cell, str], apart: bool) -> int | None:
+    """How many letters it shares with other words; None if it does not fit."""
+    shared = 0
+    cells = candidate.cells
+    for cell, letter in zip(cells, candidate.word, strict=True):
+        if cell in letters:
+            if letters[cell] != letter:
+                return None
+            shared += 1
+        elif apart and any(near in letters for near in _beside(cell, candidate.across)):
+            return None
+    if apart:
+        (row, col), (last_row, last_col) = cells[0], cells[-1]
+        ends = [(row, col - 1), (row, last_col + 1)] if candidate.across else [(row - 1, col), (last_row + 1, col)]
+        if any(end in letters for end in ends):
+            return None
+    return shared
+
+
+def _beside(cell: _Cell, across: bool) -> list[_Cell]:
+    row, col = cell
+    return [(row - 1, col), (row + 1, col)] if across else [(row, col - 1), (row, col + 1)]

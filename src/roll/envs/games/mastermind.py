@@ -1,0 +1,100 @@
+"""Find a code by black and white pegs."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from random import Random
+
+from roll.envs.games.answers import numbers
+from roll.envs.games.game import Game, Outcome, at_least
+
+__all__ = ["Mastermind", "pegs"]
+
+_DRAWN = [(2, 4, 10), (4, 6, 20), (4, 8, 30)]
+"""Length, numbers and turns of the variant that draws them."""
+
+
+@dataclass(kw_only=True, eq=False)
+class Mastermind(Game[tuple[int, ...]]):
+    """A secret code of `code_length` numbers from 1 to `num_numbers`.
+
+    Every peg more that is black than ever before gives 1 / `code_length`: they come to 1.
+    """
+
+    code_length: int | None = 4
+    num_numbers: int | None = 6
+    duplicate_numbers: bool = False
+
+    def _check(self) -> None:
+        at_least(1, code_length=self.code_length, num_numbers=self.num_numbers)
+        if self.code_length and self.num_numbers and self.code_length > self.num_numbers and not self.duplicate_numbers:
+            raise ValueError(
+                f"a code of {self.code_length} different numbers from 1 to {self.num_numbers} does not exist: raise "
+                "num_numbers or allow duplicate_numbers"
+            )
+
+    def _begin(self, rng: Random) -> int:
+        drawn = None in (self.code_length, self.num_numbers, self.max_turns)
+        length, highest, turns = rng.choice(_DRAWN) if drawn else (self.code_length, self.num_numbers, self.max_turns)
+        assert length and highest and turns
+        self._length, self._highest = length, highest
+        numbers_ = range(1, highest + 1)
+        code = rng.choices(numbers_, k=length) if self.duplicate_numbers else rng.sample(numbers_, length)
+        self._code = tuple(code)
+        self._guesses: dict[tuple[int, ...], tuple[int, int]] = {}
+        self._most_black = 0
+        return turns
+
+    def _rules(self) -> str:
+        repeated = "A number may occur more than once." if self.duplicate_numbers else "No number occurs twice."
+        return (
+            f"You are playing Mastermind. Find my code of {self._length} numbers, each from 1 to {self._highest}, "
+            f"within {self._limit} turns. {repeated} For each guess I count black pegs, for numbers that are right and "
+            f"in the right place, and white pegs, for numbers that are in the code at another place. {self._form()}"
+        )
+
+    def _form(self) -> str:
+        example = " ".join(str(1 + place % self._highest) for place in range(self._length))
+        return f"Write your guess with spaces between the numbers, for example \\boxed{{{example}}}."
+
+    def _view(self) -> str:
+        return "Enter your guess."
+
+    def _state(self) -> str:
+        return "; ".join(f"{guess} {result}" for guess, result in sorted(self._guesses.items())) or "start"
+
+    def _read(self, answer: str) -> tuple[int, ...] | None:
+        found = numbers(answer)
+        return tuple(found) if found else None
+
+    def _play(self, move: tuple[int, ...]) -> Outcome:
+        said = " ".join(map(str, move))
+        if len(move) != self._length:
+            return Outcome(
+                text=f"you guessed {said}, {len(move)} numbers, but the code has {self._length}.", valid=False
+            )
+        if not all(1 <= number <= self._highest for number in move):
+            return Outcome(
+                text=f"you guessed {said}, with a number that is not from 1 to {self._highest}.", valid=False
+            )
+        if move in self._guesses:
+            return Outcome(text=f"you guessed {said}, as you did before.", valid=False)
+        black, white = self._guesses[move] = pegs(self._code, move)
+        reward = max(0, black - self._most_black) / self._length
+        self._most_black = max(black, self._most_black)
+        if black == self._length:
+            return Outcome(text=f"Right! The code is {said}.", reward=reward, over=True)
+        return Outcome(text=f"you guessed {said}: {black} black and {white} white peg(s).", reward=reward)
+
+    def _some_move(self, rng: Random) -> str:
+        distinct = self._length <= self._highest
+        numbers_ = range(1, self._highest + 1)
+        code = rng.sample(numbers_, self._length) if distinct else rng.choices(numbers_, k=self._length)
+        return " ".join(map(str, code))
+
+
+def pegs(code: tuple[int, ...], guess: tuple[int, ...]) -> tuple[int, int]:
+    """Black and white pegs of a guess: numbers in their place, and numbers that are elsewhere."""
+    black = sum(a == b for a, b in zip(code, guess, strict=True))
+    return black, (Counter(code) & Counter(guess)).total() - black

@@ -1,0 +1,164 @@
+"""Push boxes onto goals."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from random import Random
+
+from roll.envs.games.game import Game, Outcome, at_least
+
+__all__ = ["Sokoban"]
+
+_Cell = tuple[int, int]
+
+_DRAWN = [((6, 6), 2, 20), ((8, 8), 5, 50)]
+"""Room, boxes and turns of the variant that draws them."""
+
+_STEPS = {"up": (-1, 0), "down": (1, 0), "left": (0, -1), "right": (0, 1)}
+
+_WALLS = 0.12
+"""Share of cells inside the room that become walls."""
+
+_ATTEMPTS = 200
+
+
+@dataclass(kw_only=True, eq=False)
+class Sokoban(Game[str]):
+    """A room of `dim_room` rows and columns, walls around it included, with `num_boxes` boxes and as many goals.
+
+    A room is made backwards, from the boxes on their goals by pulling them away in at most `max_turns` moves: it can
+    always be solved in time. The last turn gives the share of boxes that are on goals.
+    """
+
+    dim_room: Sequence[int] | None = (6, 6)
+    num_boxes: int | None = 3
+
+    def _check(self) -> None:
+        at_least(1, num_boxes=self.num_boxes)
+        if self.dim_room is not None and (len(self.dim_room) != 2 or min(self.dim_room) < 5):
+            raise ValueError(f"dim_room is {self.dim_room}: give rows and columns, at least 5 each")
+        if self.dim_room is not None and self.num_boxes is not None:
+            room = (self.dim_room[0] - 2) * (self.dim_room[1] - 2)
+            if self.num_boxes > room // 4:
+                raise ValueError(f"num_boxes is {self.num_boxes}, but a room of {room} cells has place for {room // 4}")
+
+    def _begin(self, rng: Random) -> int:
+        dim, boxes, turns = self.dim_room, self.num_boxes, self.max_turns
+        if dim is None or boxes is None or turns is None:
+            dim, boxes, turns = rng.choice(_DRAWN)
+        self._rows, self._cols = dim
+        best: tuple[int, int] = (-1, -1)
+        for _ in range(_ATTEMPTS):
+            floor = self._room(rng)
+            if len(floor) < 2 * boxes + 1:
+                continue
+            goals = frozenset(rng.sample(sorted(floor), boxes))
+            player, placed = _pulled(floor, goals, turns, rng)
+            away = len(placed - goals), sum(min(_distance(box, goal) for goal in goals) for box in placed)
+            if away > best:
+                best = away
+                self._floor, self._goals, self._player, self._boxes = floor, goals, player, placed
+            if best[0] == boxes:
+                break
+        return turns
+
+    def _room(self, rng: Random) -> frozenset[_Cell]:
+        """Cells that are no walls, all of them connected."""
+        inside = [(row, col) for row in range(1, self._rows - 1) for col in range(1, self._cols - 1)]
+        free = {cell for cell in inside if rng.random() >= _WALLS}
+        waiting = [rng.choice(inside)]
+        reached = set(waiting)
+        while waiting:
+            new = [near for near in _around(waiting.pop()) if near in free and near not in reached]
+            reached.update(new)
+            waiting += new
+        return frozenset(reached)
+
+    def _rules(self) -> str:
+        return (
+            "You are playing Sokoban. Push every box onto a goal. Walking into a box pushes it one cell, unless a wall "
+            f"or another box is behind it; boxes cannot be pulled. You have {self._limit} turns. '#' is a wall, '_' "
+            "floor, 'P' you, 'S' you on a goal, 'X' a box, 'O' a goal, and '√' a box on a goal. " + self._form()
+        )
+
+    def _form(self) -> str:
+        return "Write up, down, left or right, for example \\boxed{up}."
+
+    def _view(self) -> str:
+        return "\n".join([*(" ".join(row) for row in self._state().split("/")), "Enter your move."])
+
+    def _state(self) -> str:
+        return "/".join("".join(self._sign((row, col)) for col in range(self._cols)) for row in range(self._rows))
+
+    def _sign(self, cell: _Cell) -> str:
+        on_goal = cell in self._goals
+        if cell == self._player:
+            return "S" if on_goal else "P"
+        if cell in self._boxes:
+            return "√" if on_goal else "X"
+        if cell not in self._floor:
+            return "#"
+        return "O" if on_goal else "_"
+
+    def _read(self, answer: str) -> str | None:
+        return answer.lower() if answer.lower() in _STEPS else None
+
+    def _play(self, move: str) -> Outcome:
+        target = _moved(self._player, move)
+        if target in self._boxes:
+            behind = _moved(target, move)
+            if behind not in self._floor or behind in self._boxes:
+                return Outcome(text=f"you cannot push the box {move}: something is behind it.", valid=False)
+            self._boxes = self._boxes - {target} | {behind}
+            told = f"you pushed a box {move}."
+        elif target not in self._floor:
+            return Outcome(text=f"you cannot move {move}: there is a wall.", valid=False)
+        else:
+            told = f"you moved {move}."
+        self._player = target
+        if self._boxes == self._goals:
+            return Outcome(text="You pushed every box onto a goal!", reward=1.0, over=True)
+        return Outcome(text=told)
+
+    def _at_the_end(self, outcome: Outcome, reward: float) -> float:
+        return len(self._boxes & self._goals) / len(self._goals)
+
+    def _some_move(self, rng: Random) -> str:
+        return rng.choice(list(_STEPS))
+
+
+def _pulled(
+    floor: frozenset[_Cell], goals: frozenset[_Cell], most_moves: int, rng: Random
+) -> tuple[_Cell, frozenset[_Cell]]:
+    """Where player and boxes are after walking backwards from the solved room."""
+    player = rng.choice(sorted(floor - goals))
+    boxes = goals
+    best = (0, 0), player, boxes
+    for _ in range(most_moves):
+        steps = [(step, _moved(player, step)) for step in _STEPS]
+        steps = [(step, cell) for step, cell in steps if cell in floor and cell not in boxes]
+        if not steps:
+            break
+        pulls = [(step, cell) for step, cell in steps if _moved(player, step, -1) in boxes]
+        step, cell = rng.choice(pulls if pulls and rng.random() < 0.7 else steps)
+        behind = _moved(player, step, -1)
+        if behind in boxes and rng.random() < 0.9:
+            boxes = boxes - {behind} | {player}
+        player = cell
+        away = len(boxes - goals), sum(min(_distance(box, goal) for goal in goals) for box in boxes)
+        if away >= best[0]:
+            best = away, player, boxes
+    return best[1], best[2]
+
+
+def _moved(cell: _Cell, step: str, times: int = 1) -> _Cell:
+    return cell[0] + times * _STEPS[step][0], cell[1] + times * _STEPS[step][1]
+
+
+def _around(cell: _Cell) -> list[_Cell]:
+    return [_moved(cell, step) for step in _STEPS]
+
+
+def _distance(a: _Cell, b: _Cell) -> int:
+    return abs(a[0] - b[0]) + abs(a[1] - b[1])

@@ -1,0 +1,109 @@
+"""Find words in a grid of letters."""
+
+from __future__ import annotations
+
+import string
+from dataclasses import dataclass
+from random import Random
+
+from roll.envs.games.answers import numbers
+from roll.envs.games.game import Game, Outcome, at_least
+from roll.envs.games.letters import laid_out
+from roll.envs.games.words import words
+
+__all__ = ["WordSearch"]
+
+_Span = tuple[int, int, int, int]
+
+_SHORTEST = 4
+"""Letters of a word that is hidden: shorter ones stand in any grid by chance."""
+
+
+@dataclass(kw_only=True, eq=False)
+class WordSearch(Game[_Span]):
+    """A grid that hides `num_words` words, across or down; which ones is not said.
+
+    Every word gives its share: they come to 1.
+
+    Args:
+        hardcore: hide less common words.
+    """
+
+    num_words: int | None = 5
+    hardcore: bool | None = False
+
+    def _check(self) -> None:
+        at_least(1, num_words=self.num_words)
+        if self.num_words is not None and self.num_words > 50:
+            raise ValueError(f"num_words is {self.num_words}: give at most 50")
+
+    def _begin(self, rng: Random) -> int:
+        count, hardcore, turns = self.num_words, self.hardcore, self.max_turns
+        if count is None or hardcore is None or turns is None:
+            count, hardcore, turns = 5, rng.random() < 0.5, 20
+        source = [word for word in words(rare=hardcore) if len(word) >= _SHORTEST]
+        self._size, placed = laid_out(rng.sample(source, count), rng, apart=False)
+        self._words = {(*each.cells[0], *each.cells[-1]): each for each in placed}
+        self._letters: list[list[str]] = [
+            [rng.choice(string.ascii_uppercase) for _ in range(self._size)] for _ in range(self._size)
+        ]
+        for each in placed:
+            for (row, col), letter in zip(each.cells, each.word, strict=True):
+                self._letters[row][col] = letter
+        self._found: set[_Span] = set()
+        self._tried: set[_Span] = set()
+        return turns
+
+    def _rules(self) -> str:
+        return (
+            f"You are playing Word Search. The grid hides {len(self._words)} English words of at least {_SHORTEST} "
+            "letters, each from left to right or from top to bottom. Rows and columns are numbered from 0. Find all "
+            f"words within {self._limit} turns; letters of words that you found are shown in brackets. {self._form()}"
+        )
+
+    def _form(self) -> str:
+        return (
+            "Write row and column of a word's first letter and of its last, for example \\boxed{1 2 1 6} for five "
+            "letters in row 1."
+        )
+
+    def _view(self) -> str:
+        marked = {cell for span in self._found for cell in self._words[span].cells}
+        lines = ["    " + " ".join(f"C{col:02}" for col in range(self._size))]
+        for row, letters in enumerate(self._letters):
+            shown = (f"[{letter}]" if (row, col) in marked else f" {letter} " for col, letter in enumerate(letters))
+            lines.append(f"R{row:02} {' '.join(shown)}")
+        return "\n".join([*lines, f"Words found: {len(self._found)} of {len(self._words)}.", "Enter your guess."])
+
+    def _state(self) -> str:
+        tried = " ".join(".".join(map(str, span)) for span in sorted(self._tried))
+        return f"{'/'.join(map(''.join, self._letters))} {tried}"
+
+    def _read(self, answer: str) -> _Span | None:
+        found = numbers(answer, 4)
+        return (found[0], found[1], found[2], found[3]) if found else None
+
+    def _play(self, move: _Span) -> Outcome:
+        tried = "you chose ({}, {}) to ({}, {})".format(*move)
+        if not all(0 <= value < self._size for value in move):
+            return Outcome(text=f"{tried}, which is outside the grid.", valid=False)
+        if move[0] != move[2] and move[1] != move[3]:
+            return Outcome(text=f"{tried}, which is neither across nor down.", valid=False)
+        move = min(move, (*move[2:], *move[:2]))
+        if move in self._tried:
+            return Outcome(text=f"{tried}, as you did before.", valid=False)
+        self._tried.add(move)
+        if move not in self._words:
+            return Outcome(text=f"{tried}, where none of the hidden words is.")
+        self._found.add(move)
+        won = len(self._found) == len(self._words)
+        return Outcome(
+            text="You found all words!" if won else f"{tried} and found {self._words[move].word}.",
+            reward=1 / len(self._words),
+            over=won,
+        )
+
+    def _some_move(self, rng: Random) -> str:
+        row, col = rng.randrange(self._size), rng.randrange(self._size)
+        length = rng.randint(_SHORTEST, 7) - 1
+        return f"{row} {col} {row} {col + length}" if rng.random() < 0.5 else f"{row} {col} {row + length} {col}"

@@ -1,0 +1,280 @@
+"""Where environments run: here, in processes of their own, in a sandbox, or behind HTTP; episodes see one seam.
+
+    async with hosts.open(settings) as env:        # an instance of its own, closed however the episode ends
+        observation, info = await env.reset(seed)
+        observation, reward, terminated, truncated, info = await env.step(action)
+
+Invariants: a call never blocks the event loop, unless an environment was chosen to run on it; whatever goes wrong in an
+environment (it raises, hangs, dies, breaks the protocol) is an `InfraError` of its own episode, with what and where; an
+environment is closed also where its episode is cancelled, and what cannot be closed in time is given up.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import logging
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any, Protocol, TypeAlias
+
+from roll.envs.base import shown
+from roll.envs.registration import ENVS, make
+from roll.envs.timing import acting
+from roll.envs.wrappers import wrapped
+from roll.errors import ConfigError, InfraError, UnscorableError, UserError
+from roll.types import EnvironmentHost, EnvironmentSettings
+
+__all__ = ["Begun", "EnvHosts", "Host", "HostedEnv", "LoopHost", "Stepped", "build", "default_host"]
+
+logger = logging.getLogger(__name__)
+
+CLOSE_TIME_LIMIT_S = 10.0
+
+Begun: TypeAlias = tuple[str, dict[str, Any]]
+"""First observation, information."""
+Stepped: TypeAlias = tuple[str, float, bool, bool, dict[str, Any]]
+"""Observation, reward, terminated, truncated, information."""
+
+
+class HostedEnv(Protocol):
+    """One episode's environment, wherever it runs."""
+
+    async def reset(self, seed: int | None = None) -> Begun:
+        """Begin the episode.
+
+        Raises:
+            InfraError: the environment failed.
+        """
+        ...
+
+    async def step(self, action: str) -> Stepped:
+        """Act.
+
+        Raises:
+            InfraError: the environment failed.
+        """
+        ...
+
+    async def close(self) -> None:
+        """Let go of it, also where this is cancelled at its first wait. `EnvHosts` does it."""
+        ...
+
+
+class Host(Protocol):
+    """A kind of place. Its environments may raise anything: `EnvHosts` says what that means."""
+
+    async def start(self, settings: EnvironmentSettings) -> HostedEnv:
+        """A fresh instance."""
+        ...
+
+    async def close(self) -> None:
+        """End all that runs there; may be called twice."""
+        ...
+
+
+def default_host(name: str) -> EnvironmentHost:
+    """Where an environment runs whose settings do not say: a shipped one in the loop, a user's own in the pool."""
+    return "loop" if name in ENVS else "pool"
+
+
+@dataclass(eq=False)
+class EnvHosts:
+    """Opens environments where their settings say.
+
+    Where a user's own class should run in the pool by default and there is none, it runs in the loop.
+    """
+
+    hosts: Mapping[str, Host] = field(default_factory=dict)
+    """By name, beside `loop`."""
+    counts: Counter[tuple[str, str]] = field(init=False, default_factory=Counter)
+    """By environment and kind: `calls`, `seconds`, `failures`, and of these `time_limits`, since `metrics`."""
+    num_open: int = field(init=False, default=0)
+    """Environments that are open now."""
+
+    @asynccontextmanager
+    async def open(self, settings: EnvironmentSettings) -> AsyncIterator[HostedEnv]:
+        """An environment of one's own; inside, every failure of it is an `InfraError`.
+
+        Raises:
+            InfraError: it cannot be started.
+            ConfigError: there is none of this name, or no such host here.
+            DataError: it refuses its options.
+        """
+        host = self._host(settings)
+        env = _Guarded(settings=settings, hosts=self)
+        self.num_open += 1
+        try:
+            await env.start(host)
+            yield env
+        finally:
+            self.num_open -= 1
+            await env.close()
+
+    def _host(self, settings: EnvironmentSettings) -> Host:
+        name = settings.host or default_host(settings.name)
+        if name == "loop" or (settings.host is None and name not in self.hosts):
+            return _LOOP
+        if name not in self.hosts:
+            raise ConfigError(
+                f"environment '{settings.name}' asks for the host '{name}', which this run does not have: it has "
+                f"{', '.join(['loop', *self.hosts])}."
+            )
+        return self.hosts[name]
+
+    def metrics(self) -> dict[str, float]:
+        """Of each environment's calls since this was last asked: seconds of one, how many failed, or took too long."""
+        found: dict[str, float] = {}
+        for name in sorted({name for name, _ in self.counts}):
+            calls, failures = self.counts[name, "calls"], self.counts[name, "failures"]
+            short = name.rpartition("/")[2]
+            found[f"env/{short}/call_s"] = self.counts[name, "seconds"] / max(calls, 1)
+            found[f"env/{short}/failures"] = float(failures)
+            found[f"env/{short}/time_limits"] = float(self.counts[name, "time_limits"])
+        self.counts.clear()
+        return found
+
+    async def close(self) -> None:
+        """End what runs in any host."""
+        await asyncio.gather(*(host.close() for host in self.hosts.values()))
+
+
+@dataclass(eq=False)
+class _Guarded:
+    """Time limits, the protocol's rules, and one kind of error, around an environment of any host."""
+
+    settings: EnvironmentSettings
+    hosts: EnvHosts
+    _env: HostedEnv | None = field(init=False, default=None)
+
+    async def start(self, host: Host) -> None:
+        self._env = await self._call("start", self.settings.reset_time_limit_s, lambda: host.start(self.settings))
+
+    async def reset(self, seed: int | None = None) -> Begun:
+        env = self._opened()
+        found = await self._call("reset", self.settings.reset_time_limit_s, lambda: env.reset(seed))
+        observation, info = self._checked("reset", found, (str, dict), "(observation: str, info: dict)")
+        return shown(observation, info), info
+
+    async def step(self, action: str) -> Stepped:
+        env = self._opened()
+        found = await self._call("step", self.settings.step_time_limit_s, lambda: env.step(action))
+        rule = "(observation: str, reward: float, terminated: bool, truncated: bool, info: dict)"
+        observation, reward, ended, cut_off, info = self._checked("step", found, (str, None, None, None, dict), rule)
+        try:
+            return shown(observation, info), float(reward), bool(ended), bool(cut_off), info
+        except (TypeError, ValueError) as error:
+            raise self._broken("step", found, rule) from error
+
+    async def close(self) -> None:
+        """Close it, quietly; may be called twice."""
+        env, self._env = self._env, None
+        if env is None:
+            return
+        try:
+            async with asyncio.timeout(CLOSE_TIME_LIMIT_S):
+                await env.close()
+        except Exception as error:
+            logger.warning("environment '%s' does not close: %s: %s", self.settings.name, type(error).__name__, error)
+
+    def _opened(self) -> HostedEnv:
+        if self._env is None:
+            raise InfraError(f"environment '{self.settings.name}' is closed")
+        return self._env
+
+    async def _call(self, what: str, limit_s: float, call: Callable[[], Awaitable[Any]]) -> Any:
+        """Call it within its time; what it raises is a failure of ours, of this rollout alone."""
+        name, loop = self.settings.name, asyncio.get_running_loop()
+        begun, scope = loop.time(), asyncio.timeout(limit_s)
+        try:
+            with acting():
+                async with scope:
+                    return await call()
+        except (UnscorableError, UserError):
+            self._count("failures")
+            raise
+        except Exception as error:
+            self._count("failures")
+            if isinstance(error, TimeoutError) and scope.expired():
+                self._count("time_limits")
+                raise InfraError(f"environment '{name}': its {what} took longer than {limit_s:g} s") from None
+            raise InfraError(f"environment '{name}': its {what} failed: {_described(error)}") from error
+        finally:
+            self._count("calls")
+            self._count("seconds", loop.time() - begun)
+
+    def _count(self, kind: str, number: float = 1) -> None:
+        self.hosts.counts[self.settings.name, kind] += number  # type: ignore[assignment]
+
+    def _checked(self, what: str, found: Any, types: tuple[type | None, ...], rule: str) -> Any:
+        if not isinstance(found, tuple) or len(found) != len(types):
+            raise self._broken(what, found, rule)
+        if any(kind and not isinstance(value, kind) for value, kind in zip(found, types, strict=True)):
+            raise self._broken(what, found, rule)
+        return found
+
+    def _broken(self, what: str, found: Any, rule: str) -> InfraError:
+        self._count("failures")
+        name = self.settings.name
+        return InfraError(f"environment '{name}': its {what} returned {_short(found)}; it must return {rule}.")
+
+
+def _described(error: BaseException) -> str:
+    """Type, message and, where it is known, the place."""
+    notes = "".join(f" ({note})" for note in getattr(error, "__notes__", ())[:1])
+    return f"{type(error).__name__}: {error}{notes}"
+
+
+def _short(value: object) -> str:
+    if isinstance(value, tuple):
+        return "(" + ", ".join(type(part).__name__ for part in value[:8]) + ")"
+    return f"a value of type {type(value).__name__}"
+
+
+def build(settings: EnvironmentSettings) -> Any:
+    """The environment itself, with what stands around it, in this process.
+
+    Raises:
+        ConfigError: there is no environment or no wrapper of this name.
+        DataError: one refuses its options.
+    """
+    env = make(settings.name, settings.options)
+    for name, options in settings.wrappers:
+        env = wrapped(env, name, options)
+    return env
+
+
+class LoopHost:
+    """This process, on its event loop: for environments of microseconds, and for those that are written to wait."""
+
+    async def start(self, settings: EnvironmentSettings) -> HostedEnv:
+        """See `Host`."""
+        return _InLoop(build(settings))
+
+    async def close(self) -> None:
+        """See `Host`."""
+
+
+_LOOP = LoopHost()
+
+
+class _InLoop:
+    def __init__(self, env: Any) -> None:
+        self._env = env
+
+    async def reset(self, seed: int | None = None) -> Begun:
+        return await _awaited(self._env.reset(seed))
+
+    async def step(self, action: str) -> Stepped:
+        return await _awaited(self._env.step(action))
+
+    async def close(self) -> None:
+        close = getattr(self._env, "close", None)
+        if close is not None:
+            await _awaited(close())
+
+
+async def _awaited(value: Any) -> Any:
+    return await value if inspect.isawaitable(value) else value

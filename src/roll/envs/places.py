@@ -1,0 +1,30 @@
+"""All hosts of a run."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from roll.config.sandbox import SandboxConfig
+from roll.envs.hosting import EnvHosts
+from roll.envs.http_host import HttpHost
+from roll.envs.process_host import PoolHost
+from roll.envs.sandbox_host import SandboxHost
+from roll.protocols import WorkerPool
+
+__all__ = ["open_hosts"]
+
+
+@asynccontextmanager
+async def open_hosts(pool: WorkerPool, sandbox: SandboxConfig) -> AsyncIterator[EnvHosts]:
+    """Where environments may run; nothing is started before one does, and nothing runs afterwards.
+
+    Args:
+        pool: of this run.
+        sandbox: how sandboxes isolate.
+    """
+    hosts = EnvHosts({"pool": PoolHost(pool), "sandbox": SandboxHost(sandbox), "http": HttpHost()})
+    try:
+        yield hosts
+    finally:
+        await hosts.close()

@@ -1,0 +1,45 @@
+"""Environments in processes of the worker pool, one each: what one does there disturbs nobody."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from roll.envs.hosting import Begun, HostedEnv, Stepped, build
+from roll.envs.registration import find
+from roll.protocols import KeptObject, WorkerPool
+from roll.types import EnvironmentSettings
+
+__all__ = ["PoolHost"]
+
+
+class PoolHost:
+    """See `Host`.
+
+    Args:
+        pool: whose limit of memory holds for every environment; it is closed by whoever made it.
+    """
+
+    def __init__(self, pool: WorkerPool) -> None:
+        self._pool = pool
+
+    async def start(self, settings: EnvironmentSettings) -> HostedEnv:
+        """See `Host`; its class is imported once, and shared by all instances."""
+        return _InProcess(await self._pool.keep(build, settings, prepare=(find, (settings.name,))))
+
+    async def close(self) -> None:
+        """See `Host`: the pool's owner does it."""
+
+
+class _InProcess:
+    def __init__(self, kept: KeptObject) -> None:
+        self._kept = kept
+
+    async def reset(self, seed: int | None = None) -> Begun:
+        return await self._kept.call("reset", seed)
+
+    async def step(self, action: str) -> Stepped:
+        found: Any = await self._kept.call("step", action)
+        return found
+
+    async def close(self) -> None:
+        await self._kept.close()

@@ -1,0 +1,196 @@
+"""Environments by name: those that are shipped, those that the user registers, and any class by its place.
+
+make("game:Sudoku-v0-easy")        make("mazes.py:Maze", size=5)        make("my_package.mazes:Maze", size=5)
+"""
+
+from __future__ import annotations
+
+import contextlib
+import difflib
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from roll.envs.games.catalogue import GAMES
+from roll.envs.vector import AsyncVectorEnv, SyncVectorEnv, VectorEnv
+from roll.envs.worlds import WORLDS
+from roll.errors import ConfigError, DataError
+from roll.registry import import_object, load_function
+
+__all__ = ["ENVS", "FAMILIES", "EnvSpec", "find", "make", "make_vec", "register"]
+
+EntryPoint = str | Callable[..., Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class EnvSpec:
+    """What a name stands for.
+
+    Args:
+        id: the name.
+        entry_point: what builds an environment: `package.module:Class`, or the class or function itself.
+        options: its arguments, unless `make` is given others.
+    """
+
+    id: str
+    entry_point: EntryPoint
+    options: Mapping[str, Any]
+
+    def load(self) -> Callable[..., Any]:
+        """What builds it.
+
+        Raises:
+            ConfigError: it cannot be imported.
+        """
+        found = import_object(self.entry_point) if isinstance(self.entry_point, str) else self.entry_point
+        if not callable(found):
+            raise ConfigError(f"environment '{self.id}': '{self.entry_point}' is neither a class nor a function.")
+        return found
+
+
+ENVS: dict[str, EnvSpec] = {
+    name: EnvSpec(id=name, entry_point=entry_point, options=options)
+    for name, (entry_point, options) in {**GAMES, **WORLDS}.items()
+}
+ENVS["guess_number"] = EnvSpec(id="guess_number", entry_point="roll.envs.guess_number:GuessNumber", options={})
+
+FAMILIES: dict[str, str] = {}
+"""Names that other libraries give: by what stands before the colon, `package.module:function`, which is called with
+what stands behind it and the options."""
+
+
+def register(id: str, entry_point: EntryPoint, **kwargs: Any) -> None:
+    """Give an environment a name.
+
+    Args:
+        id: the name, such as `mine:Maze-v0`.
+        entry_point: `package.module:Class`, which other processes can import, or a class or function.
+        kwargs: its arguments, unless `make` is given others.
+
+    Raises:
+        ConfigError: the name is taken by another.
+    """
+    spec = EnvSpec(id=id, entry_point=entry_point, options=kwargs)
+    if ENVS.setdefault(id, spec) != spec:
+        raise ConfigError(
+            f"environment '{id}' is registered as {ENVS[id].entry_point} with {dict(ENVS[id].options)}: choose another "
+            "name."
+        )
+
+
+def find(id: str) -> EnvSpec:
+    """What a name stands for: a registered one, `family:name`, `file.py:Class` or `package.module:Class`.
+
+    Raises:
+        ConfigError: nothing has that name, or what has it cannot be imported.
+    """
+    if id in ENVS:
+        return ENVS[id]
+    family, colon, rest = id.partition(":")
+    if family in FAMILIES and rest:
+        return EnvSpec(id=id, entry_point=_Member(FAMILIES[family], rest), options={})
+    if colon and family not in {known.partition(":")[0] for known in ENVS if ":" in known}:
+        return EnvSpec(id=id, entry_point=load_function(id, "environment"), options={})
+    close = difflib.get_close_matches(id, list(ENVS), n=3, cutoff=0.5)
+    meant = f" Did you mean {' or '.join(map(repr, close))}?" if close else ""
+    raise ConfigError(f"unknown environment '{id}'.{meant} `roll env list` shows all; your own: file.py:Class.")
+
+
+def make(id: str, options: Mapping[str, Any] | None = None, /, **overrides: Any) -> Any:
+    """Build an environment.
+
+    Args:
+        id: its name, as `find` reads it.
+        options: its arguments, over those that it is registered with.
+        overrides: the same, as keywords.
+
+    Raises:
+        ConfigError: there is none of this name, or it is no environment.
+        DataError: it has no such argument, or refuses its value.
+    """
+    spec = find(id)
+    kind = spec.load()
+    missing = [method for method in ("reset", "step") if not callable(getattr(kind, method, None))]
+    if isinstance(kind, type) and missing:
+        raise ConfigError(
+            f"environment '{id}' has no method {' and no '.join(map(repr, missing))}: give it `reset(seed)` and "
+            "`step(action)`, as docs/environments.md shows."
+        )
+    arguments = {**spec.options, **(options or {}), **overrides}
+    _refuse_unknown(id, kind, arguments)
+    try:
+        env = kind(**arguments)
+    except (TypeError, ValueError) as error:
+        raise DataError(f"environment '{id}' refuses its options {arguments}: {error}") from error
+    with contextlib.suppress(AttributeError):  # as GEM's code may read it; an environment with slots has no place
+        env.env_id = id
+    return env
+
+
+def make_vec(
+    ids: str | Sequence[str],
+    wrappers: Sequence[Callable[[Any], Any]] = (),
+    vec_kwargs: Sequence[Mapping[str, Any]] | None = None,
+    async_mode: bool = False,
+    seed: int | None = 0,
+    autoreset: Literal["same_step", "next_step", "disabled"] = "same_step",
+    **kwargs: Any,
+) -> VectorEnv:
+    """Build several environments that are stepped together.
+
+    Args:
+        ids: one name each.
+        wrappers: put around each of them, the first one innermost.
+        vec_kwargs: arguments of each.
+        async_mode: step them at the same time, in threads (or, where they are asynchronous, on one loop).
+        seed: of the first episode of environment 0; environment i has `seed + i`. None: not reproducible.
+        autoreset: what happens when an episode ends: see `VectorEnv`.
+        kwargs: arguments of all.
+
+    Raises:
+        ConfigError: a name is unknown.
+        DataError: arguments do not fit.
+    """
+    names = [ids] if isinstance(ids, str) else list(ids)
+    if vec_kwargs is not None and len(vec_kwargs) != len(names):
+        raise DataError(f"vec_kwargs has {len(vec_kwargs)} entries for {len(names)} environments: give one each.")
+    envs = []
+    for index, name in enumerate(names):
+        env = make(name, {**kwargs, **(vec_kwargs[index] if vec_kwargs is not None else {})})
+        for wrapper in wrappers:
+            env = wrapper(env)
+        envs.append(env)
+    kind = AsyncVectorEnv if async_mode else SyncVectorEnv
+    return kind(envs, env_ids=names, autoreset=autoreset, seed=seed)
+
+
+@dataclass(frozen=True)
+class _Member:
+    """One environment of a family."""
+
+    path: str
+    name: str
+
+    def __call__(self, **options: Any) -> Any:
+        build: Any = import_object(self.path)
+        return build(self.name, **options)
+
+
+def _refuse_unknown(id: str, kind: Callable[..., Any], arguments: Mapping[str, Any]) -> None:
+    """Misspelt arguments are refused also where the environment would swallow them by a `**_`."""
+    try:
+        parameters = inspect.signature(kind).parameters.values()
+    except (TypeError, ValueError):  # a class that is not written in Python
+        return
+    if any(each.kind is each.VAR_KEYWORD and not each.name.startswith("_") for each in parameters):
+        return
+    accepted = [each.name for each in parameters if each.kind in (each.POSITIONAL_OR_KEYWORD, each.KEYWORD_ONLY)]
+    unknown = [name for name in arguments if name not in accepted]
+    if unknown:
+        close = difflib.get_close_matches(unknown[0], accepted, n=1, cutoff=0.5)
+        meant = f" Did you mean '{close[0]}'?" if close else ""
+        raise DataError(
+            f"environment '{id}' has no argument {' and no '.join(map(repr, unknown))}.{meant} It accepts: "
+            f"{', '.join(accepted) or 'none'}."
+        )

@@ -1,0 +1,151 @@
+"""Environments in sandboxes, one each: a process that sees nothing of this machine, and nothing of other episodes.
+
+    call ─► line of JSON ─► standard input ─► `episode_program` ─► file descriptor 3 ─► line of JSON ─► value
+
+Nothing that comes out is believed: a line is as long as it may be, and its values are checked as any environment's. In
+there is what this Python has installed, and of a class in a file that file alone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sysconfig
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Any
+
+from roll.config.sandbox import SandboxConfig
+from roll.envs.hosting import Begun, HostedEnv, Stepped
+from roll.errors import InfraError
+from roll.sandbox import Job, Limits, Mount, PythonCode, SandboxManager, SandboxSpec
+from roll.types import EnvironmentSettings
+
+__all__ = ["SandboxHost"]
+
+_LIBRARY = "/opt/roll"
+_MODULE = "roll.envs.episode_program"
+EPISODE_S = 86_400.0
+"""An episode's own limits end it long before."""
+LINE_BYTES = 2**24
+
+
+class SandboxHost:
+    """See `Host`. Sandboxes are started when the first environment is.
+
+    Args:
+        config: how they isolate, and what they may use.
+    """
+
+    def __init__(self, config: SandboxConfig) -> None:
+        self._config = config
+        self._manager: SandboxManager | None = None
+        self._starting = asyncio.Lock()
+
+    async def start(self, settings: EnvironmentSettings) -> HostedEnv:
+        """See `Host`."""
+        async with self._starting:
+            if self._manager is None:
+                manager = SandboxManager(self._config.runtime, spec=self._spec(), warm=0)
+                await manager.start()
+                self._manager = manager
+        place, _, kind = settings.name.rpartition(":")
+        own = Path(place).expanduser().resolve() if place.endswith(".py") else None
+        files, name = {}, settings.name
+        if own is not None:
+            files, name = {own.name: await asyncio.to_thread(own.read_bytes)}, f"{own.name}:{kind}"
+        source = f"from {_MODULE} import main; main()"
+        program = PythonCode(source=source, files=files, interactive=True, result=True)
+        stack = AsyncExitStack()
+        job = await stack.enter_async_context(self._manager.running(program, spec=self._spec()))
+        env = _InSandbox(job, stack)
+        try:
+            options, wrappers = dict(settings.options), [list(pair) for pair in settings.wrappers]
+            await env.call("start", name=name, options=options, wrappers=wrappers)
+        except BaseException:
+            await env.close()
+            raise
+        return env
+
+    @property
+    def _unsafe(self) -> bool:
+        """Without a file system of its own."""
+        return self._config.runtime == "subprocess"
+
+    def _spec(self) -> SandboxSpec:
+        config, packages = self._config, sysconfig.get_paths()["purelib"]
+        library = str(Path(__file__).parents[2])
+        limits = Limits(
+            wall_s=EPISODE_S,
+            memory_bytes=config.memory_bytes,
+            max_processes=config.max_processes,
+            disk_bytes=config.disk_bytes,
+            file_size_bytes=config.disk_bytes,
+            output_bytes=2**30,
+        )
+        if self._unsafe:
+            return SandboxSpec(limits=limits, trust="trusted", python_path=(library, packages))
+        mounts = [Mount(source=library, target=f"{_LIBRARY}/source"), Mount(source=packages, target=f"{_LIBRARY}/site")]
+        return SandboxSpec(
+            limits=limits,
+            trust="untrusted",
+            mounts=tuple(mounts),
+            python_path=tuple(mount.target for mount in mounts),
+            preload=("asyncio", "inspect", "json"),
+            pool="environment",
+            image=config.image,
+        )
+
+    async def close(self) -> None:
+        """See `Host`."""
+        if self._manager is not None:
+            await self._manager.close()
+
+
+class _InSandbox:
+    def __init__(self, job: Job, stack: AsyncExitStack) -> None:
+        self._job, self._stack = job, stack
+        self._chunks = job.stream()
+        self._held = bytearray()
+
+    async def reset(self, seed: int | None = None) -> Begun:
+        found = await self.call("reset", seed=seed)
+        return tuple(found) if isinstance(found, list) else found
+
+    async def step(self, action: str) -> Stepped:
+        found = await self.call("step", action=action)
+        return tuple(found) if isinstance(found, list) else found
+
+    async def call(self, what: str, **given: Any) -> Any:
+        """What a call gives.
+
+        Raises:
+            InfraError: it failed, or its process ended.
+        """
+        self._job.write(json.dumps({"call": what, **given}).encode() + b"\n")
+        try:
+            said = json.loads(await self._line())
+        except (ValueError, RecursionError) as error:
+            raise InfraError(f"it answered with what is no JSON: {error}") from error
+        if isinstance(said, dict) and "value" in said:
+            return said["value"]
+        raise InfraError(str(said.get("error"))[:1000] if isinstance(said, dict) else "it answered with no object")
+
+    async def _line(self) -> bytes:
+        while (end := self._held.find(b"\n")) < 0:
+            if len(self._held) > LINE_BYTES:
+                raise InfraError(f"it answered with more than {LINE_BYTES} bytes")
+            chunk = await anext(self._chunks, None)
+            if chunk is None:
+                result = await self._job.wait()
+                last = result.stderr.decode(errors="replace").strip().splitlines()[-1:]
+                raise InfraError(f"its sandbox ended: {result.outcome}{''.join(f': {line}' for line in last)}")
+            if chunk.stream == "result":
+                self._held += chunk.data
+        line = bytes(self._held[:end])
+        del self._held[: end + 1]
+        return line
+
+    async def close(self) -> None:
+        self._job.kill()
+        await self._stack.aclose()

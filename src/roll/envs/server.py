@@ -1,0 +1,162 @@
+"""A server of environments: what `host: http` asks.
+
+    POST   /episodes              {"environment", "options", "wrappers"}  ─► {"episode"}
+    POST   /episodes/ID/reset     {"seed"}                                ─► {"observation", "info"}
+    POST   /episodes/ID/step      {"action"}    ─► {"observation", "reward", "terminated", "truncated", "info"}
+    DELETE /episodes/ID                                                   ─► {}
+    GET    /environments                                                  ─► {"environments"}
+
+Status 400: what is asked for cannot be had; 404: there is no such episode; 500: the environment failed. An `error` says
+more. Invariants: only environments that the server was started with are served, since a class by its place would be
+anybody's code; an episode that nothing is asked of for `IDLE_S` is closed; closing the server closes all of them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import secrets
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from aiohttp import web
+
+from roll.envs.hosting import EnvHosts, HostedEnv
+from roll.errors import InfraError, UserError
+from roll.types import EnvironmentSettings
+
+__all__ = ["IDLE_S", "environment_server"]
+
+IDLE_S = 600.0
+MAX_BODY_BYTES = 2**24
+
+
+@dataclass(eq=False)
+class _Episode:
+    env: HostedEnv
+    stack: AsyncExitStack
+    turn: asyncio.Lock = field(default_factory=asyncio.Lock)
+    """One call after the other."""
+    used_at: float = 0.0
+
+
+@dataclass(eq=False)
+class _Server:
+    hosts: EnvHosts
+    names: Collection[str]
+    idle_s: float
+    episodes: dict[str, _Episode] = field(default_factory=dict)
+
+    async def begin(self, asked: dict[str, Any]) -> dict[str, Any]:
+        name = asked.get("environment")
+        if name not in self.names:
+            raise UserError(f"there is no environment {name!r} here: see /environments")
+        wrappers = tuple((str(key), dict(options)) for key, options in asked.get("wrappers") or ())
+        settings = EnvironmentSettings(name=str(name), options=dict(asked.get("options") or {}), wrappers=wrappers)
+        stack = AsyncExitStack()
+        env = await stack.enter_async_context(self.hosts.open(settings))
+        number = secrets.token_urlsafe(16)
+        self.episodes[number] = _Episode(env, stack, used_at=asyncio.get_running_loop().time())
+        return {"episode": number}
+
+    async def reset(self, number: str, asked: dict[str, Any]) -> dict[str, Any]:
+        async with self._of(number) as env:
+            return dict(zip(("observation", "info"), await env.reset(asked.get("seed")), strict=True))
+
+    async def step(self, number: str, asked: dict[str, Any]) -> dict[str, Any]:
+        names = ("observation", "reward", "terminated", "truncated", "info")
+        async with self._of(number) as env:
+            return dict(zip(names, await env.step(str(asked.get("action", ""))), strict=True))
+
+    async def end(self, number: str) -> None:
+        episode = self.episodes.pop(number, None)
+        if episode is not None:
+            await episode.stack.aclose()
+
+    @asynccontextmanager
+    async def _of(self, number: str) -> AsyncIterator[HostedEnv]:
+        episode = self.episodes.get(number)
+        if episode is None:
+            raise web.HTTPNotFound(text=json.dumps({"error": f"there is no episode {number}"}))
+        async with episode.turn:
+            try:
+                yield episode.env
+            finally:
+                episode.used_at = asyncio.get_running_loop().time()
+
+    async def watch(self) -> None:
+        """Close what nobody plays any more."""
+        loop = asyncio.get_running_loop()
+        while True:
+            await asyncio.sleep(self.idle_s / 4)
+            late = loop.time() - self.idle_s
+            for number in [n for n, e in self.episodes.items() if e.used_at < late and not e.turn.locked()]:
+                await self.end(number)
+
+
+def _route(handle: Callable[[web.Request, dict[str, Any]], Awaitable[dict[str, Any]]]) -> Any:
+    async def answer(request: web.Request) -> web.Response:
+        try:
+            body = await request.json() if request.can_read_body else {}
+            if not isinstance(body, dict):
+                raise UserError("the body is no JSON object")
+            return web.json_response(await handle(request, body))
+        except (UserError, ValueError, TypeError, RecursionError) as error:
+            return web.json_response({"error": str(error)}, status=400)
+        except InfraError as error:
+            return web.json_response({"error": str(error)}, status=500)
+
+    return answer
+
+
+@asynccontextmanager
+async def environment_server(
+    hosts: EnvHosts,
+    names: Collection[str],
+    *,
+    host: str = "127.0.0.1",
+    port: int = 0,
+    idle_s: float = IDLE_S,
+) -> AsyncIterator[str]:
+    """Serve environments inside; gives the address.
+
+    Args:
+        hosts: where they run.
+        names: those that are served.
+        host: that it listens on; anybody who reaches it can play.
+        port: 0 takes a free one.
+        idle_s: an episode that nothing is asked of for so long is closed.
+
+    Raises:
+        OSError: it cannot listen there.
+    """
+    server = _Server(hosts, names, idle_s)
+
+    async def end(request: web.Request, _: dict[str, Any]) -> dict[str, Any]:
+        await server.end(request.match_info["id"])
+        return {}
+
+    async def listed(*_: object) -> dict[str, Any]:
+        return {"environments": sorted(names)}
+
+    app = web.Application(client_max_size=MAX_BODY_BYTES)
+    app.router.add_post("/episodes", _route(lambda _, asked: server.begin(asked)))
+    app.router.add_post("/episodes/{id}/reset", _route(lambda r, asked: server.reset(r.match_info["id"], asked)))
+    app.router.add_post("/episodes/{id}/step", _route(lambda r, asked: server.step(r.match_info["id"], asked)))
+    app.router.add_delete("/episodes/{id}", _route(end))
+    app.router.add_get("/environments", _route(listed))
+    runner = web.AppRunner(app, access_log=None, shutdown_timeout=1.0)
+    await runner.setup()
+    watching = asyncio.ensure_future(server.watch())
+    try:
+        site = web.TCPSite(runner, host, port)
+        await site.start()
+        listening = runner.addresses[0]
+        yield f"http://{listening[0]}:{listening[1]}"
+    finally:
+        watching.cancel()
+        await runner.cleanup()
+        for number in list(server.episodes):
+            await server.end(number)

@@ -1,0 +1,84 @@
+"""`<tool_call>{"name": …, "arguments": {…}}</tool_call>`: Hermes, Qwen; and Qwen3-Coder's tags inside it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from roll.envs.tools.base import Tool, ToolCall, ToolResult
+from roll.envs.tools.calls.form import MOST_CALLS, NAME, CallForm, Found, Tools, call_of, json_signatures
+from roll.envs.tools.calls.xml import typed
+from roll.envs.tools.json_text import MalformedJsonError, read_json, shown
+
+__all__ = ["HERMES"]
+
+BEGIN, END = "<tool_call>", "</tool_call>"
+_FUNCTION = re.compile(r"\s{0,64}<function=([^<>\s]{1,64})>")
+_PARAMETER = re.compile(r"<parameter=([^<>\s]{1,64})>")
+
+
+def parse(text: str, tools: Tools) -> Found:
+    """See `CallForm`. A last call may lack its end: engines leave out the text that they stop at."""
+    calls: list[ToolCall] = []
+    problems: list[str] = []
+    position = text.find(BEGIN)
+    while position >= 0:
+        if len(calls) + len(problems) >= MOST_CALLS:
+            problems.append(f"more than {MOST_CALLS} calls at once: the rest was not read.")
+            break
+        start = position + len(BEGIN)
+        end = text.find(END, start)
+        try:
+            calls.append(_call(text[start : end if end >= 0 else len(text)], tools))
+        except MalformedJsonError as error:
+            problems.append(f"malformed {BEGIN}: {error}.")
+        position = text.find(BEGIN, end) if end >= 0 else -1
+    return Found(calls=tuple(calls), problems=tuple(problems))
+
+
+def _call(body: str, tools: Tools) -> ToolCall:
+    function = _FUNCTION.match(body)
+    if function:
+        return _tagged(function[1], body[function.end() :], tools)
+    value, end = read_json(body)
+    if body[end : end + 1024].strip() or len(body) > end + 1024:
+        raise MalformedJsonError("there is more inside the tag than one JSON object")
+    return call_of(value)
+
+
+def _tagged(name: str, body: str, tools: Tools) -> ToolCall:
+    """`<parameter=key>value</parameter>` …: values are as they stand, but for one line break at either end."""
+    if not NAME.fullmatch(name):
+        raise MalformedJsonError("a function's name is a word")
+    arguments: dict[str, object] = {}
+    position = 0
+    while match := _PARAMETER.search(body, position):
+        end = body.find("</parameter>", match.end())
+        if end < 0:
+            raise MalformedJsonError(f"the parameter '{match[1]}' has no </parameter>")
+        value = body[match.end() : end].removeprefix("\n").removesuffix("\n")
+        arguments[match[1]] = typed(tools.get(name), match[1], value)
+        position = end
+    return ToolCall(name=name, arguments=arguments)
+
+
+def render(calls: Sequence[ToolCall]) -> str:
+    """See `CallForm`."""
+    return "\n".join(f"{BEGIN}\n{shown({'name': c.name, 'arguments': dict(c.arguments)})}\n{END}" for c in calls)
+
+
+def explain(tools: Sequence[Tool]) -> str:
+    """See `CallForm`."""
+    example = '{"name": "a tool\'s name", "arguments": {"argument": "value"}}'
+    return (
+        f"# Tools\n\nYou may call these functions:\n<tools>\n{json_signatures(tools)}\n</tools>\n\n"
+        f"To call one, write its name and arguments as JSON between tags:\n{BEGIN}\n{example}\n{END}"
+    )
+
+
+def result(result: ToolResult) -> str:
+    """See `CallForm`."""
+    return f"<tool_response>\n{result.text}\n</tool_response>"
+
+
+HERMES = CallForm(parse=parse, render=render, explain=explain, result=result)

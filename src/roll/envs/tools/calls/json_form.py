@@ -1,0 +1,75 @@
+"""A JSON object `{"name": …, "arguments": {…}}`, or a list of them, as the whole reply or in fenced blocks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from roll.envs.tools.base import Tool, ToolCall, ToolResult
+from roll.envs.tools.calls.form import MOST_CALLS, CallForm, Found, Tools, json_signatures, with_calls
+from roll.envs.tools.json_text import MalformedJsonError, read_json, shown
+
+__all__ = ["JSON"]
+
+_FENCE = "```"
+
+
+def parse(text: str, tools: Tools) -> Found:
+    """See `CallForm`. JSON that names no tool's call (an answer may be JSON too) is none."""
+    del tools
+    if text.lstrip()[:1] in ("{", "["):
+        return _calls(text)
+    calls: tuple[ToolCall, ...] = ()
+    problems: tuple[str, ...] = ()
+    position = text.find(_FENCE)
+    for _ in range(MOST_CALLS):
+        if position < 0:
+            break
+        start = position + len(_FENCE)
+        end = text.find(_FENCE, start)
+        end = len(text) if end < 0 else end
+        body = text[start:end].removeprefix("json").removeprefix("tool_call")
+        if body.lstrip()[:1] in ("{", "["):
+            found = _calls(body)
+            calls, problems = (*calls, *found.calls), (*problems, *found.problems)
+        position = text.find(_FENCE, end + len(_FENCE))
+    return Found(calls=calls[:MOST_CALLS], problems=problems)
+
+
+def _calls(body: str) -> Found:
+    try:
+        value, _ = read_json(body)
+    except MalformedJsonError as error:
+        meant = '"name"' in body and ('"arguments"' in body or '"parameters"' in body)
+        return Found(problems=(f"malformed call: {error}.",)) if meant else Found()
+    if isinstance(value, dict) and isinstance(value.get("tool_calls"), list):
+        value = value["tool_calls"]
+    entries = value if isinstance(value, list) else [value]
+    meant = bool(entries) and all(isinstance(entry, dict) and _is_call(entry) for entry in entries)
+    return with_calls(value) if meant else Found()
+
+
+def _is_call(entry: dict[str, object]) -> bool:
+    return "function" in entry or ("name" in entry and ("arguments" in entry or "parameters" in entry))
+
+
+def render(calls: Sequence[ToolCall]) -> str:
+    """See `CallForm`."""
+    values = [{"name": call.name, "arguments": dict(call.arguments)} for call in calls]
+    return shown(values[0] if len(values) == 1 else values)
+
+
+def explain(tools: Sequence[Tool]) -> str:
+    """See `CallForm`."""
+    return (
+        f"Functions that you may call:\n{json_signatures(tools)}\n"
+        'To call one, answer with nothing but {"name": "its name", "arguments": {"argument": "value"}}, '
+        "or with a list of such objects."
+    )
+
+
+def result(result: ToolResult) -> str:
+    """See `CallForm`."""
+    return shown({"name": result.call.name, "content": result.text})
+
+
+JSON = CallForm(parse=parse, render=render, explain=explain, result=result)

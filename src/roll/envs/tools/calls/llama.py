@@ -1,0 +1,96 @@
+"""Llama 3: `{"name": …, "parameters": {…}}` as the whole reply, several with `;` between, or after `<|python_tag|>`.
+
+Behind that tag may also stand a built-in tool's `name.call(query="…")`, or plain code for the tool `python`. The tag is
+a special token, which decoding leaves out: so the forms are known without it, too, plain code aside.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from roll.envs.tools.base import Tool, ToolCall, ToolResult
+from roll.envs.tools.calls.form import MOST_CALLS, CallForm, Found, Tools, call_of, json_signatures
+from roll.envs.tools.json_text import MalformedJsonError, read_json, shown
+
+__all__ = ["LLAMA"]
+
+TAG = "<|python_tag|>"
+_ENDS = ("<|eom_id|>", "<|eot_id|>")
+_BUILT_IN = re.compile(r"([A-Za-z_]\w{0,63})\.call\(", re.ASCII)
+_KEYWORD = re.compile(r"\s{0,16}([A-Za-z_]\w{0,63})\s{0,16}=", re.ASCII)
+
+
+def parse(text: str, tools: Tools) -> Found:
+    """See `CallForm`."""
+    _, tag, behind = text.partition(TAG)
+    body = (behind if tag else text).strip()
+    for end in _ENDS:
+        body = body.removesuffix(end)
+    if body.startswith("{"):
+        return _objects(body, bool(tag))
+    built_in = _BUILT_IN.match(body)
+    if built_in and (tag or built_in[1] in tools):
+        try:
+            return Found(calls=(ToolCall(name=built_in[1], arguments=_keywords(body, built_in.end())),))
+        except MalformedJsonError as error:
+            return Found(problems=(f"malformed call of '{built_in[1]}': {error}.",))
+    if tag and body and "python" in tools:
+        return Found(calls=(ToolCall(name="python", arguments={"code": body}),))
+    return Found(problems=(f"there is no call behind {TAG}.",)) if tag else Found()
+
+
+def _objects(body: str, tagged: bool) -> Found:
+    calls: list[ToolCall] = []
+    position = 0
+    try:
+        while body.startswith("{", position) and len(calls) < MOST_CALLS:
+            value, position = read_json(body, position)
+            if not tagged and not (isinstance(value, dict) and "name" in value and len(value.keys() & _ARGUMENTS)):
+                return Found()  # JSON, but no call: an answer
+            calls.append(call_of(value))
+            while body[position : position + 1] in _BETWEEN:
+                position += 1
+    except MalformedJsonError as error:
+        meant = tagged or '"parameters"' in body or '"arguments"' in body
+        return Found(calls=tuple(calls), problems=(f"malformed call: {error}.",) if meant else ())
+    too_many = len(calls) == MOST_CALLS and position < len(body)
+    more = (f"more than {MOST_CALLS} calls at once: the rest was not read.",) if too_many else ()
+    return Found(calls=tuple(calls), problems=more)
+
+
+_ARGUMENTS = {"parameters", "arguments"}
+_BETWEEN = tuple(" \n\t;,")
+
+
+def _keywords(body: str, position: int) -> dict[str, Any]:
+    arguments: dict[str, Any] = {}
+    while match := _KEYWORD.match(body, position):
+        arguments[match[1]], position = read_json(body, match.end())
+        if body[position : position + 1] == ",":
+            position += 1
+    if body[position : position + 1] != ")":
+        raise MalformedJsonError('arguments are written name="value", with ) at the end')
+    return arguments
+
+
+def render(calls: Sequence[ToolCall]) -> str:
+    """See `CallForm`."""
+    return "; ".join(shown({"name": call.name, "parameters": dict(call.arguments)}) for call in calls)
+
+
+def explain(tools: Sequence[Tool]) -> str:
+    """See `CallForm`."""
+    return (
+        f"Functions that you may call:\n{json_signatures(tools)}\n"
+        'To call one, answer with {"name": "its name", "parameters": {"argument": "value"}} and nothing else.'
+    )
+
+
+def result(result: ToolResult) -> str:
+    """See `CallForm`."""
+    return shown({"output": result.text})
+
+
+LLAMA = CallForm(parse=parse, render=render, explain=explain, result=result)

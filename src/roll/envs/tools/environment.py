@@ -1,0 +1,214 @@
+"""Any environment, with tools.
+
+    action ──► calls in it? ──► tools ──► results are the observation; the environment does not notice
+                    └─ none ──► the environment's step
+
+A call is its own turn: what else a reply says beside calls is not an action of the environment. Once `max_tool_uses`
+calls were made, replies go to the environment as they are.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+from collections.abc import Awaitable, Coroutine, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+from roll.envs.tools.base import Tool, ToolCall, ToolResult, ToolSource
+from roll.envs.tools.calls import form_named
+from roll.envs.tools.toolbox import Toolbox
+
+__all__ = ["ToolEnv", "ToolRewards"]
+
+Begun: TypeAlias = tuple[str, dict[str, Any]]
+Stepped: TypeAlias = tuple[str, float, bool, bool, dict[str, Any]]
+
+_LAST_USE = "\nThat was the last use of a tool: answer now."
+
+
+@dataclass(frozen=True, kw_only=True)
+class ToolRewards:
+    """What calls are worth by themselves."""
+
+    call: float = 0.0
+    """Each call, whatever comes of it."""
+    success: float = 0.0
+    """Beside that, each call that worked."""
+    error: float = 0.0
+    """Beside that, each call that did not: wrong arguments, a program that fails."""
+    format: float = 0.0
+    """Each malformed call."""
+
+
+@dataclass
+class _Counts:
+    uses: int = 0
+    successes: int = 0
+    errors: int = 0
+    malformed: int = 0
+
+    def info(self, prefix: str = "") -> dict[str, int]:
+        """Names as in GEM's wrapper, where it has them."""
+        return {
+            f"{prefix}tool_use_counter": self.uses,
+            f"{prefix}tool_success_counter": self.successes,
+            f"{prefix}tool_error_counter": self.errors,
+            f"{prefix}tool_format_error_counter": self.malformed,
+        }
+
+
+@dataclass
+class _Episode:
+    counts: _Counts = field(default_factory=_Counts)
+    state: str = ""
+    """Of the environment, as it named it last."""
+    digest: Any = field(default_factory=hashlib.blake2b)
+    """Over all calls and results: two episodes that learnt different things are not in the same state."""
+
+
+class ToolEnv:
+    """An `Env`. Its methods are `async` where the environment's or a tool's are, and otherwise give their results.
+
+    Args:
+        env: any environment.
+        tools: tools, and where tools come from; all of different names.
+        form: how calls are written: see `FORMS`.
+        max_tool_uses: of one episode, malformed calls included.
+        rewards: of calls.
+        explain: whether the first observation says which tools there are, and how to call them. Without, say it in the
+            prompt, or leave it to the chat template.
+        max_result_chars: a longer result loses its middle.
+        call_time_limit_s: see `Toolbox`.
+    """
+
+    def __init__(
+        self,
+        env: Any,
+        tools: Sequence[Tool | ToolSource],
+        *,
+        form: str = "auto",
+        max_tool_uses: int = 10,
+        rewards: ToolRewards | Mapping[str, float] | None = None,
+        explain: bool = True,
+        max_result_chars: int = 8_000,
+        call_time_limit_s: float = 120.0,
+    ) -> None:
+        if max_tool_uses < 0:
+            raise ValueError(f"max_tool_uses is not negative, got {max_tool_uses}")
+        self.env = env
+        self._tools = tuple(tools)
+        self._form_name, self._form = form, form_named(form)
+        self._max_tool_uses = max_tool_uses
+        self._rewards = rewards if isinstance(rewards, ToolRewards) else ToolRewards(**(rewards or {}))
+        self._explain = explain
+        self._limits = {"max_result_chars": max_result_chars, "call_time_limit_s": call_time_limit_s}
+        self._toolbox = Toolbox(tools=[tool for tool in tools if isinstance(tool, Tool)], **self._limits)
+        waiting = [env.reset, env.step, *(tool.call for tool in self._toolbox.tools)]
+        self._waits = len(self._toolbox.tools) < len(self._tools) or any(map(inspect.iscoroutinefunction, waiting))
+        self._episode = _Episode()
+
+    @property
+    def unwrapped(self) -> Any:
+        """The environment inside all wrappers."""
+        return getattr(self.env, "unwrapped", self.env)
+
+    def reset(self, seed: int | None = None) -> Begun | Awaitable[Begun]:
+        """See `Env`."""
+        return self._driven(self._reset(seed))
+
+    def step(self, action: str) -> Stepped | Awaitable[Stepped]:
+        """See `Env`."""
+        return self._driven(self._step(action))
+
+    def sample_random_action(self) -> str:
+        """One of the environment's own."""
+        return self.env.sample_random_action()
+
+    def spawn(self, same_state: bool = False, **options: Any) -> ToolEnv:
+        """Another of the same; `options` are the environment's."""
+        arguments = {"form": self._form_name, "max_tool_uses": self._max_tool_uses, "rewards": self._rewards}
+        env = self.env.spawn(same_state=same_state, **options)
+        return ToolEnv(env, self._tools, explain=self._explain, **arguments, **self._limits)  # type: ignore[arg-type]
+
+    async def close(self) -> None:
+        """Close the environment and where the tools come from."""
+        for source in self._sources():
+            await source.close()
+        if hasattr(self.env, "close"):
+            await _settled(self.env.close())
+
+    def _sources(self) -> list[ToolSource]:
+        return [source for source in self._tools if not isinstance(source, Tool)]
+
+    def _driven(self, work: Coroutine[Any, Any, Any]) -> Any:
+        if self._waits:
+            return work
+        try:
+            work.send(None)  # nothing in it waits, so it runs to its end
+        except StopIteration as end:
+            return end.value
+        work.close()
+        raise TypeError("the environment or a tool returned an awaitable: make its methods `async def`")
+
+    async def _reset(self, seed: int | None) -> Begun:
+        previous = self._episode.counts
+        sources = self._sources()
+        if sources:
+            tools: list[Tool] = [tool for tool in self._tools if isinstance(tool, Tool)]
+            for source in sources:
+                tools += await source.open()
+            self._toolbox = Toolbox(tools=tools, **self._limits)  # type: ignore[arg-type]
+        observation, info = await _settled(self.env.reset(seed))
+        self._episode = _Episode(state=str(info.get("state", "")))
+        if self._explain and self._max_tool_uses:
+            observation = f"{observation}\n\n{self._form.explain(self._toolbox.tools)}"
+        counts = self._episode.counts.info() | previous.info("prev_ep_")
+        return observation, {**info, **counts, "use_tool": False}
+
+    async def _step(self, action: str) -> Stepped:
+        episode = self._episode
+        counts = episode.counts
+        found = None
+        if counts.uses < self._max_tool_uses:
+            action = action.encode(errors="replace").decode()  # half a surrogate pair fits in no file and no pipe
+            found = self._form.parse(action, self._toolbox.by_name)
+        if not found:
+            observation, reward, ended, cut_off, info = await _settled(self.env.step(action))
+            episode.state = str(info.get("state", ""))
+            state = {"state": self._state()} if "state" in info else {}
+            return observation, float(reward), ended, cut_off, {**info, **state, **counts.info(), "use_tool": False}
+        results, reward = await self._used(found.calls)
+        problems = found.problems[: self._max_tool_uses - counts.uses]
+        counts.uses += len(problems)
+        counts.malformed += len(problems)
+        reward += self._rewards.format * len(problems)
+        shown = [self._form.result(result) for result in results] + list(problems)
+        observation = "\n".join(shown) or "No call was made: too many uses of tools."
+        for part in (action, observation):
+            episode.digest.update(part.encode(errors="replace") + b"\0")
+        if counts.uses >= self._max_tool_uses:
+            observation += _LAST_USE
+        return observation, reward, False, False, {"state": self._state(), **counts.info(), "use_tool": True}
+
+    async def _used(self, calls: Sequence[ToolCall]) -> tuple[list[ToolResult], float]:
+        """One after the other, as far as uses are left."""
+        counts, rewards = self._episode.counts, self._rewards
+        results: list[ToolResult] = []
+        reward = 0.0
+        for call in calls[: self._max_tool_uses - counts.uses]:
+            results.append(await self._toolbox.use(call))
+            ok = results[-1].ok
+            counts.uses += 1
+            counts.successes += ok
+            counts.errors += not ok
+            reward += rewards.call + (rewards.success if ok else rewards.error)
+        return results, reward
+
+    def _state(self) -> str:
+        episode = self._episode
+        return f"{episode.state} tools:{episode.digest.hexdigest()[:16]}" if episode.counts.uses else episode.state
+
+
+async def _settled(value: Any) -> Any:
+    return await value if inspect.isawaitable(value) else value

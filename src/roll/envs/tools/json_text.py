@@ -1,0 +1,76 @@
+"""JSON that a model wrote: of bounded size and depth, and plain Unicode, or refused in a sentence."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+__all__ = ["LONGEST_JSON", "MalformedJsonError", "read_json", "shown"]
+
+LONGEST_JSON = 65_536
+"""Characters of one value."""
+DEEPEST = 32
+"""Values inside one another."""
+
+
+class MalformedJsonError(ValueError):
+    """The message says what is wrong, for the model to read."""
+
+
+def _no_constant(name: str) -> Any:
+    raise MalformedJsonError(f"{name} is no JSON number")
+
+
+_DECODER = json.JSONDecoder(parse_constant=_no_constant, strict=False)
+"""Line breaks inside strings are let pass: models write them, and they mean one thing only."""
+
+
+def read_json(text: str, start: int = 0) -> tuple[Any, int]:
+    """The value that begins at `start`, after white space, and where it ends. Takes time in proportion to its length.
+
+    Raises:
+        MalformedJsonError: there is none, or it is too long or too deep.
+    """
+    piece = text[start : start + LONGEST_JSON]
+    skipped = len(piece) - len(piece.lstrip())
+    try:
+        value, end = _DECODER.raw_decode(piece, skipped)
+    except MalformedJsonError:
+        raise
+    except json.JSONDecodeError as error:
+        longer = len(text) - start > LONGEST_JSON and error.pos >= LONGEST_JSON - 16
+        what = f"it is longer than {LONGEST_JSON} characters" if longer else f"{error.msg} at character {error.pos}"
+        raise MalformedJsonError(what) from None
+    except RecursionError:
+        raise MalformedJsonError(f"it is deeper than {DEEPEST} levels") from None
+    except ValueError:  # digits beyond what Python reads as one number
+        raise MalformedJsonError("a number has too many digits") from None
+    _check(value)
+    return value, start + end
+
+
+def _check(value: Any) -> None:
+    """Bounded depth, and text that can be encoded: half of a surrogate pair cannot."""
+    level = [value]
+    for _ in range(DEEPEST):
+        below: list[Any] = []
+        for item in level:
+            if isinstance(item, dict):
+                below += item.keys()
+                below += item.values()
+            elif isinstance(item, list):
+                below += item
+            elif isinstance(item, str) and not item.isascii():
+                try:
+                    item.encode()
+                except UnicodeEncodeError:
+                    raise MalformedJsonError("a string holds half of a surrogate pair") from None
+        if not below:
+            return
+        level = below
+    raise MalformedJsonError(f"it is deeper than {DEEPEST} levels")
+
+
+def shown(value: Any) -> str:
+    """JSON as it is shown to models: one line, Unicode as it is."""
+    return json.dumps(value, ensure_ascii=False)

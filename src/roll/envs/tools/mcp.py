@@ -1,0 +1,158 @@
+"""Tools of servers that speak the Model Context Protocol, through its official SDK (the package `mcp`).
+
+The SDK's client has to be entered and left by one task, while episodes come and go in tasks of their own: so a task of
+the connection's own holds it open, from the first episode until `close`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from roll.envs.tools.base import Tool, ToolError
+from roll.errors import ConfigError, InfraError
+
+__all__ = ["McpTools"]
+
+_NOT_IN_NAMES = re.compile(r"\W", re.ASCII)
+
+
+class McpTools:
+    """A `ToolSource`: all tools of one server, or some of them.
+
+    Args:
+        command: a program and its arguments: a server that is started here and spoken to through its pipes.
+        url: of a server that runs already (streamable HTTP). One of the two.
+        env: variables for the command, besides the few that it inherits.
+        only: names of the tools to offer; `None` offers all.
+        connect_time_limit_s: how long connecting and listing the tools may take.
+    """
+
+    def __init__(
+        self,
+        command: Sequence[str] = (),
+        url: str | None = None,
+        env: Mapping[str, str] | None = None,
+        only: Sequence[str] | None = None,
+        connect_time_limit_s: float = 30.0,
+    ) -> None:
+        if bool(command) == bool(url):
+            raise ValueError("give either `command`, a list of words, or `url`")
+        if isinstance(command, str):
+            raise ValueError(f"command is a list of words, got the text '{command}'")
+        try:
+            import mcp  # noqa: F401
+        except ImportError as error:
+            raise ConfigError(f"tools of MCP servers need the package 'mcp': pip install mcp ({error}).") from error
+        self._command, self._url, self._env = tuple(command), url, dict(env) if env else None
+        self._only = None if only is None else tuple(only)
+        self._time_limit_s = connect_time_limit_s
+        self._task: asyncio.Task[None] | None = None
+        self._leave = asyncio.Event()
+        self._client: Any = None
+        self._tools: tuple[Tool, ...] = ()
+
+    @property
+    def _name(self) -> str:
+        return self._url or " ".join(self._command)
+
+    async def open(self) -> Sequence[Tool]:
+        """See `ToolSource`. Connects if it is not connected.
+
+        Raises:
+            InfraError: the server does not start, or does not answer in time.
+            ConfigError: it lacks a tool of `only`.
+        """
+        if self._task is None or self._task.done():
+            self._leave = asyncio.Event()
+            ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            self._task = asyncio.create_task(self._hold(ready))
+            try:
+                async with asyncio.timeout(self._time_limit_s):
+                    await ready
+            except ConfigError:
+                raise
+            except Exception as error:
+                await self.close()
+                raise InfraError(f"MCP server '{self._name}': {type(error).__name__}: {error}") from error
+        return self._tools
+
+    async def _hold(self, ready: asyncio.Future[None]) -> None:
+        from mcp import Client, StdioServerParameters
+        from mcp.client.stdio import stdio_client
+
+        server: Any = self._url
+        if server is None:
+            program, *arguments = self._command
+            server = stdio_client(StdioServerParameters(command=program, args=arguments, env=self._env))
+        try:
+            async with Client(server) as client:
+                self._client = client
+                self._tools = self._chosen(await _listed(client))
+                ready.set_result(None)
+                await self._leave.wait()
+        except Exception as error:
+            if ready.done():
+                raise
+            ready.set_exception(error)
+
+    def _chosen(self, described: Sequence[Any]) -> tuple[Tool, ...]:
+        by_name = {tool.name: tool for tool in described}
+        wanted = list(by_name) if self._only is None else list(self._only)
+        missing = sorted(set(wanted) - set(by_name))
+        if missing:
+            raise ConfigError(f"MCP server '{self._name}' has no tool {missing}: it has {sorted(by_name)}.")
+        return tuple(_McpTool(self, by_name[name]) for name in wanted)
+
+    async def ask(self, name: str, arguments: Mapping[str, Any]) -> Any:
+        """Call a tool of the server.
+
+        Raises:
+            InfraError: the connection broke.
+        """
+        try:
+            return await self._client.call_tool(name, dict(arguments))
+        except Exception as error:
+            raise InfraError(f"MCP server '{self._name}': {type(error).__name__}: {error}") from error
+
+    async def close(self) -> None:
+        """See `ToolSource`."""
+        task, self._task = self._task, None
+        if task is None:
+            return
+        self._leave.set()
+        if not self._tools:  # it still connects: nothing listens for the event
+            task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        self._client, self._tools = None, ()
+
+
+async def _listed(client: Any) -> list[Any]:
+    found: list[Any] = []
+    cursor = None
+    while True:
+        page = await client.list_tools(cursor=cursor)
+        found += page.tools
+        cursor = getattr(page, "next_cursor", None)
+        if not cursor:
+            return found
+
+
+class _McpTool:
+    def __init__(self, server: McpTools, described: Any) -> None:
+        self._server, self._theirs = server, described.name
+        self.name = _NOT_IN_NAMES.sub("_", described.name)
+        self.description = described.description or ""
+        schema = getattr(described, "input_schema", None) or getattr(described, "inputSchema", None)
+        self.parameters: Mapping[str, Any] = schema or {"type": "object", "properties": {}}
+
+    async def call(self, arguments: Mapping[str, Any], /) -> str:
+        """See `Tool`."""
+        result = await self._server.ask(self._theirs, arguments)
+        parts = [getattr(part, "text", None) or f"({part.type})" for part in result.content]
+        text = "\n".join(parts)
+        if getattr(result, "is_error", False):
+            raise ToolError(text or "the tool failed")
+        return text

@@ -1,0 +1,80 @@
+"""Python programs of the model's, each in a sandbox where nothing else runs or ran."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from roll.envs.tools.base import Tool, ToolError
+from roll.envs.tools.sandboxes import Runtime, SandboxLease
+from roll.sandbox import ExecutionResult, Limits, Outcome, OversizedUploadError, PythonCode
+
+__all__ = ["PythonTool", "said"]
+
+
+class PythonTool:
+    """A `ToolSource` of the tool `python`.
+
+    Args:
+        time_limit_s: of one program.
+        memory_bytes: of one program, its files included.
+        only_last_error_line: tell of an exception its last line alone, without the trace.
+        runtime: see `SandboxLease`.
+        trust_programs: see `SandboxLease`.
+        image: see `SandboxLease`.
+    """
+
+    def __init__(
+        self,
+        time_limit_s: float = 5.0,
+        memory_bytes: int = 512 * 2**20,
+        only_last_error_line: bool = False,
+        runtime: Runtime = "bubblewrap",
+        trust_programs: bool = False,
+        image: str | None = None,
+    ) -> None:
+        limits = Limits(wall_s=time_limit_s, memory_bytes=memory_bytes, output_bytes=2**16)
+        self._lease = SandboxLease(runtime, trust_programs, image, limits)
+        self._only_last_line = only_last_error_line
+
+    async def open(self) -> Sequence[Tool]:
+        """See `ToolSource`."""
+        return (_Python(self._lease, self._only_last_line),)
+
+    async def close(self) -> None:
+        """See `ToolSource`."""
+        await self._lease.release()
+
+
+class _Python:
+    name = "python"
+    description = "Runs a Python program and gives what it prints. Nothing is kept from one program to the next."
+    parameters: Mapping[str, Any] = {"type": "object", "properties": {"code": {"type": "string"}}, "required": ["code"]}
+
+    def __init__(self, lease: SandboxLease, only_last_line: bool) -> None:
+        self._lease, self._only_last_line = lease, only_last_line
+
+    async def call(self, arguments: Mapping[str, Any], /) -> str:
+        """See `Tool`."""
+        sandboxes = await self._lease.manager()
+        try:
+            result = await sandboxes.execute(PythonCode(source=arguments["code"]), spec=self._lease.spec)
+        except OversizedUploadError as error:
+            raise ToolError(f"the program is too long: {error}") from None
+        text = said(result, only_last_error_line=self._only_last_line)
+        if not result.ok:
+            raise ToolError(text)
+        return text or "(It printed nothing.)"
+
+
+def said(result: ExecutionResult, *, only_last_error_line: bool = False) -> str:
+    """What a program printed, and how it ended where that was not well."""
+    errors = result.stderr.decode(errors="replace").strip()
+    if only_last_error_line:
+        errors = errors.rpartition("\n")[2]
+    ending = ""
+    if result.outcome is not Outcome.EXITED:
+        ending = f"(Ended: {result.outcome.value.replace('_', ' ')}.)"
+    elif result.exit_code:
+        ending = f"(Exit code {result.exit_code}.)"
+    return "\n".join(part for part in (result.stdout.decode(errors="replace").strip(), errors, ending) if part)

@@ -1,0 +1,82 @@
+"""The sandboxes that the tools and environments of one event loop share, while any of them is open."""
+
+from __future__ import annotations
+
+import asyncio
+import weakref
+from dataclasses import dataclass, field
+from typing import Literal, TypeAlias
+
+from roll.errors import ConfigError
+from roll.sandbox import Limits, SandboxManager, SandboxSpec
+
+__all__ = ["Runtime", "SandboxLease"]
+
+Runtime: TypeAlias = Literal["bubblewrap", "docker", "subprocess"]
+
+
+@dataclass(eq=False)
+class _Shared:
+    manager: SandboxManager
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    users: int = 0
+
+
+_SHARED: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, dict[str, _Shared]] = weakref.WeakKeyDictionary()
+
+
+class SandboxLease:
+    """One user's part in them: the first user starts the manager, the last one to leave closes it.
+
+    Args:
+        runtime: what isolates. `subprocess` isolates nothing.
+        trust_programs: must be true for `subprocess`, where programs may do all that the user may.
+        image: of the runtime `docker`.
+        limits: of each sandbox.
+    """
+
+    def __init__(
+        self,
+        runtime: Runtime = "bubblewrap",
+        trust_programs: bool = False,
+        image: str | None = None,
+        limits: Limits | None = None,
+    ) -> None:
+        if runtime == "subprocess" and not trust_programs:
+            raise ConfigError(
+                "the sandbox runtime 'subprocess' isolates nothing: programs that a model writes could read and delete "
+                "your files. Use bubblewrap or docker, or set trust_programs to true."
+            )
+        trust: Literal["trusted", "untrusted"] = "trusted" if trust_programs else "untrusted"
+        self.spec = SandboxSpec(limits=limits or Limits(), trust=trust, image=image, pool="environments")
+        """What to ask the manager for."""
+        self._runtime = runtime
+        self._shared: _Shared | None = None
+
+    async def manager(self) -> SandboxManager:
+        """The manager, started; the same one until `release`.
+
+        Raises:
+            SandboxUnavailableError: this machine cannot; the message says why and what to do.
+        """
+        if self._shared is None:
+            of_loop = _SHARED.setdefault(asyncio.get_running_loop(), {})
+            shared = of_loop.get(self._runtime)
+            if shared is None:
+                shared = of_loop[self._runtime] = _Shared(SandboxManager(self._runtime, spec=self.spec, warm=1))
+            async with shared.lock:
+                if not shared.users:
+                    await shared.manager.start()
+                shared.users += 1
+            self._shared = shared
+        return self._shared.manager
+
+    async def release(self) -> None:
+        """Leave; may be called twice."""
+        shared, self._shared = self._shared, None
+        if shared is None:
+            return
+        async with shared.lock:
+            shared.users -= 1
+            if not shared.users:
+                await shared.manager.close()

@@ -1,0 +1,181 @@
+"""Search: BM25 over a folder of text files, or a server that searches."""
+
+from __future__ import annotations
+
+import functools
+import math
+import re
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from roll.envs.tools.base import ToolError
+from roll.errors import ConfigError, InfraError
+
+__all__ = ["BM25", "FolderSearch", "HttpSearch", "Passage", "Search", "passages_of"]
+
+K1, B = 1.2, 0.75
+"""Saturation and length normalisation, as Lucene has them (Robertson and Zaragoza, 2009)."""
+WORDS_PER_PASSAGE = 150
+LONGEST_QUERY = 1_000
+_WORD = re.compile(r"\w+")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Passage:
+    """A piece of a document."""
+
+    title: str
+    text: str
+
+
+def _words(text: str) -> list[str]:
+    return _WORD.findall(text.casefold())
+
+
+class BM25:
+    """An index: every word's passages with the score that it gives them, computed once.
+
+    A passage's score is the sum over the query's words w of idf(w) · f / (f + K1 (1 - B + B · length / mean length)),
+    with f how often the passage has w, and idf(w) = ln(1 + (N - n + 0.5) / (n + 0.5)), where n of N passages have it.
+    """
+
+    def __init__(self, passages: Sequence[Passage]) -> None:
+        self.passages = tuple(passages)
+        counts = [Counter(_words(f"{passage.title} {passage.text}")) for passage in self.passages]
+        lengths = np.array([count.total() for count in counts], np.float64)
+        norms = K1 * (1 - B + B * lengths / max(lengths.mean(), 1.0)) if counts else lengths
+        postings: defaultdict[str, list[tuple[int, int]]] = defaultdict(list)
+        for number, count in enumerate(counts):
+            for word, times in count.items():
+                postings[word].append((number, times))
+        self._postings: dict[str, tuple[np.ndarray, np.ndarray]] = {}
+        for word, found in postings.items():
+            numbers, times = np.array(found).T
+            idf = math.log(1 + (len(counts) - len(found) + 0.5) / (len(found) + 0.5))
+            self._postings[word] = numbers, idf * times / (times + norms[numbers])
+
+    def search(self, query: str, num_results: int) -> list[Passage]:
+        """The best passages, the best first; only those that share a word with the query."""
+        scores = np.zeros(len(self.passages))
+        for word in set(_words(query[:LONGEST_QUERY])):
+            if word in self._postings:
+                numbers, parts = self._postings[word]
+                scores[numbers] += parts
+        best = np.argsort(-scores, kind="stable")[:num_results]
+        return [self.passages[number] for number in best if scores[number] > 0]
+
+
+def passages_of(title: str, text: str) -> list[Passage]:
+    """A document in passages of at most `WORDS_PER_PASSAGE` words, cut between words."""
+    words = text.split()
+    pieces = range(0, len(words), WORDS_PER_PASSAGE)
+    return [Passage(title=title, text=" ".join(words[start : start + WORDS_PER_PASSAGE])) for start in pieces]
+
+
+class Search:
+    """A `Tool` over an index that is there already.
+
+    Args:
+        index: of the passages.
+        num_results: passages that a search gives.
+        name: of the tool.
+    """
+
+    description = "Searches documents for words and gives the passages that match best."
+    parameters: Mapping[str, Any] = {
+        "type": "object",
+        "properties": {"query": {"type": "string"}},
+        "required": ["query"],
+    }
+
+    def __init__(self, index: BM25, num_results: int = 3, name: str = "search") -> None:
+        if num_results < 1:
+            raise ValueError(f"num_results is at least 1, got {num_results}")
+        self._index, self._num_results, self.name = index, num_results, name
+
+    def call(self, arguments: Mapping[str, Any], /) -> str:
+        """See `Tool`."""
+        return _listed(self._index.search(_query(arguments), self._num_results))
+
+
+def _query(arguments: Mapping[str, Any]) -> str:
+    query = arguments["query"].strip()
+    if not query:
+        raise ToolError("the query is empty")
+    return query[:LONGEST_QUERY]
+
+
+def _listed(passages: Sequence[Passage]) -> str:
+    if not passages:
+        return "Nothing was found."
+    return "\n".join(f"[{number}] {passage.title}: {passage.text}" for number, passage in enumerate(passages, start=1))
+
+
+class FolderSearch(Search):
+    """A `Tool` over the `.txt` and `.md` files of a folder and the folders in it, read once per process."""
+
+    def __init__(self, folder: str, num_results: int = 3, name: str = "search") -> None:
+        super().__init__(_folder_index(str(Path(folder).expanduser().resolve())), num_results, name)
+
+
+@functools.lru_cache(maxsize=8)
+def _folder_index(folder: str) -> BM25:
+    root = Path(folder)
+    files = sorted(file for kind in ("*.txt", "*.md") for file in root.rglob(kind))
+    if not files:
+        raise ConfigError(f"tool 'search': the folder '{folder}' does not exist or has no .txt or .md files.")
+    passages: list[Passage] = []
+    for file in files:
+        passages += passages_of(str(file.relative_to(root)), file.read_text(errors="replace"))
+    return BM25(passages)
+
+
+class HttpSearch:
+    """A `Tool` that asks a server, in the way of Search-R1's retrieval server (which GEM's tool asks, too).
+
+    It posts `{"queries": [query], "topk": n}`, and reads `{"result": [[{"document": {"contents": "title\\ntext"}}]]}`.
+
+    Args:
+        url: of the server.
+        num_results: passages that a search gives.
+        timeout_s: how long a search may take.
+        name: of the tool.
+    """
+
+    description = Search.description
+    parameters = Search.parameters
+
+    def __init__(self, url: str, num_results: int = 3, timeout_s: float = 30.0, name: str = "search") -> None:
+        if not url.startswith(("http://", "https://")):
+            raise ValueError(f"url starts with http:// or https://, got '{url}'")
+        self._url, self._num_results, self._timeout_s, self.name = url, num_results, timeout_s, name
+
+    async def call(self, arguments: Mapping[str, Any], /) -> str:
+        """See `Tool`.
+
+        Raises:
+            InfraError: the server cannot be reached, or answers something else.
+        """
+        import aiohttp
+
+        question = {"queries": [_query(arguments)], "topk": self._num_results}
+        try:
+            async with (
+                aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=self._timeout_s)) as session,
+                session.post(self._url, json=question) as response,
+            ):
+                response.raise_for_status()
+                answer = await response.json(content_type=None)
+            documents = [entry.get("document", entry) for entry in answer["result"][0]]
+            found = [document["contents"].partition("\n") for document in documents[: self._num_results]]
+        except (aiohttp.ClientError, TimeoutError) as error:
+            raise InfraError(f"search server {self._url}: {type(error).__name__}: {error}") from error
+        except (KeyError, IndexError, TypeError, AttributeError, ValueError) as error:
+            form = '{"result": [[{"document": {"contents": …}}]]}'
+            raise InfraError(f"search server {self._url} does not answer {form}: {error!r}") from error
+        return _listed([Passage(title=title.strip('"'), text=text) for title, _, text in found])

@@ -1,0 +1,110 @@
+"""Using tools on a model's behalf: what it got wrong is told to it, what we got wrong is an `InfraError`."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from roll.envs.tools.base import Tool, ToolCall, ToolError, ToolResult
+from roll.errors import ConfigError, InfraError
+from roll.registry import nearest
+
+__all__ = ["Toolbox", "cut"]
+
+_LONGEST_COMPLAINT = 300
+
+
+@dataclass(frozen=True, kw_only=True)
+class Toolbox:
+    """Tools by name.
+
+    Args:
+        tools: of different names.
+        call_time_limit_s: longest time of one call; a longer one is a failure of ours, since tools bound what the model
+            has a say in by themselves.
+        max_result_chars: a longer result loses its middle.
+    """
+
+    tools: Sequence[Tool]
+    call_time_limit_s: float = 120.0
+    max_result_chars: int = 8_000
+    by_name: Mapping[str, Tool] = field(init=False)
+
+    def __post_init__(self) -> None:
+        by_name = {tool.name: tool for tool in self.tools}
+        if len(by_name) < len(self.tools):
+            names = [tool.name for tool in self.tools]
+            double = sorted({name for name in names if names.count(name) > 1})
+            raise ConfigError(f"two tools have the same name {double}: give one of them another.")
+        object.__setattr__(self, "by_name", by_name)
+
+    async def use(self, call: ToolCall) -> ToolResult:
+        """The result, or what is wrong with the call.
+
+        Raises:
+            InfraError: the tool failed, or took too long: not the model's doing.
+        """
+        try:
+            text = await self._called(call)
+        except ToolError as error:
+            return ToolResult(call=call, text=cut(str(error), self.max_result_chars), ok=False)
+        return ToolResult(call=call, text=cut(text, self.max_result_chars), ok=True)
+
+    async def _called(self, call: ToolCall) -> str:
+        tool = self.by_name.get(call.name)
+        if tool is None:
+            hint = nearest(call.name, list(self.by_name))
+            raise ToolError(f"there is no tool '{call.name}'.{hint} Tools: {', '.join(self.by_name)}.")
+        complaint = _complaint(tool, call.arguments)
+        if complaint:
+            raise ToolError(f"wrong arguments of '{tool.name}': {cut(complaint, _LONGEST_COMPLAINT)}")
+        try:
+            result = tool.call(call.arguments)
+            if not inspect.isawaitable(result):
+                return result
+            async with asyncio.timeout(self.call_time_limit_s):
+                return await result
+        except (ToolError, InfraError):
+            raise
+        except TimeoutError as error:
+            raise InfraError(f"tool '{tool.name}' took longer than {self.call_time_limit_s:g} s") from error
+        except Exception as error:  # the boundary to tools: whatever they raise is our failure
+            raise InfraError(f"tool '{tool.name}' failed: {type(error).__name__}: {error}") from error
+
+
+def _complaint(tool: Tool, arguments: Mapping[str, Any]) -> str:
+    """What is wrong with arguments; empty if nothing is."""
+    known = tool.parameters.get("properties", {})
+    for name in arguments:
+        if name not in known:
+            return f"there is no '{name[:64]}'; it has {', '.join(known) or 'none'}."
+    for name in tool.parameters.get("required", ()):
+        if name not in arguments:
+            return f"'{name}' is missing."
+    if all(isinstance(v, str) and known[n] in _ANY_TEXT for n, v in arguments.items()):
+        return ""
+    return _schema_complaint(tool.parameters, arguments)
+
+
+_ANY_TEXT = ({}, {"type": "string"})
+
+
+def _schema_complaint(schema: Mapping[str, Any], arguments: Mapping[str, Any]) -> str:
+    import jsonschema  # takes a moment to import, and few calls need it
+
+    error = jsonschema.exceptions.best_match(jsonschema.Draft202012Validator(schema).iter_errors(dict(arguments)))
+    if error is None:
+        return ""
+    place = ".".join(map(str, error.absolute_path))
+    return f"'{place}': {error.message}" if place else error.message
+
+
+def cut(text: str, most: int) -> str:
+    """Text of at most about `most` characters: a longer one loses its middle, which is said."""
+    if len(text) <= most:
+        return text
+    head, tail = (most + 1) // 2, most // 2
+    return f"{text[:head]}\n[… {len(text) - head - tail} characters left out …]\n{text[len(text) - tail :]}"

@@ -1,0 +1,155 @@
+"""A shell and files in a sandbox of the episode's own."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any
+
+from roll.envs.tools.base import Tool, ToolError
+from roll.envs.tools.python import said
+from roll.envs.tools.sandboxes import Runtime, SandboxLease
+from roll.sandbox import ExecutionResult, Limits, Outcome, Sandbox, SandboxPathError, Session
+
+__all__ = ["Workspace", "WorkspaceTools"]
+
+_MOST_FILE_BYTES = 2**18
+
+
+class Workspace:
+    """One sandbox with a shell that keeps its directory and variables; fresh with every `begin`.
+
+    Args:
+        time_limit_s: of one command; a longer one is interrupted.
+        runtime: see `SandboxLease`.
+        trust_programs: see `SandboxLease`.
+        image: see `SandboxLease`.
+    """
+
+    def __init__(
+        self,
+        time_limit_s: float = 10.0,
+        runtime: Runtime = "bubblewrap",
+        trust_programs: bool = False,
+        image: str | None = None,
+    ) -> None:
+        self._time_limit_s = time_limit_s
+        self._lease = SandboxLease(runtime, trust_programs, image, Limits(wall_s=time_limit_s, output_bytes=2**18))
+        self._sandbox: Sandbox | None = None
+        self._session: Session | None = None
+
+    @property
+    def sandbox(self) -> Sandbox:
+        """Where it is."""
+        assert self._sandbox is not None, "`begin` comes first"
+        return self._sandbox
+
+    async def begin(self) -> None:
+        """Drop what was there and start with an empty home.
+
+        Raises:
+            SandboxError: no sandbox could be started.
+        """
+        await self._drop()
+        manager = await self._lease.manager()
+        self._sandbox = await manager.create(self._lease.spec)
+
+    async def run(self, command: str) -> ExecutionResult:
+        """Run bash text. Where the model ended its shell, a new one is opened."""
+        if "\0" in command:
+            raise ToolError("a command holds no zero bytes")
+        if self._session is None or self._session.closed:
+            self._session = await self.sandbox.session(cwd=self.sandbox.home)
+        return await self._session.run(command, wall_s=self._time_limit_s)
+
+    async def _drop(self) -> None:
+        sandbox, self._sandbox, self._session = self._sandbox, None, None
+        if sandbox is not None:
+            await sandbox.close()
+
+    async def close(self) -> None:
+        """End it; may be called twice."""
+        await self._drop()
+        await self._lease.release()
+
+
+class WorkspaceTools:
+    """A `ToolSource`: `shell`, `read_file`, `write_file` and `edit_file` over one `Workspace` per episode.
+
+    Args: those of `Workspace`.
+    """
+
+    def __init__(self, **options: Any) -> None:
+        self.workspace = Workspace(**options)
+
+    async def open(self) -> Sequence[Tool]:
+        """See `ToolSource`."""
+        await self.workspace.begin()
+        return workspace_tools(self.workspace)
+
+    async def close(self) -> None:
+        """See `ToolSource`."""
+        await self.workspace.close()
+
+
+class _Tool:
+    """A `Tool` made of a function."""
+
+    def __init__(self, function: Callable[..., Awaitable[str]], description: str, *arguments: str) -> None:
+        self._function = function
+        self.name, self.description = function.__name__, description
+        properties = {argument: {"type": "string"} for argument in arguments}
+        self.parameters: Mapping[str, Any] = {
+            "type": "object",
+            "properties": properties,
+            "required": list(arguments),
+        }
+
+    async def call(self, arguments: Mapping[str, Any], /) -> str:
+        """See `Tool`."""
+        return await self._function(**arguments)
+
+
+def workspace_tools(workspace: Workspace) -> tuple[Tool, ...]:
+    """The tools over a workspace that was begun."""
+
+    async def shell(command: str) -> str:
+        result = await workspace.run(command)
+        text = said(result)
+        if result.outcome is not Outcome.EXITED:
+            raise ToolError(text)
+        return text or "(It printed nothing.)"  # an exit code is a fact that the text tells, no failure of the call
+
+    async def read_file(path: str) -> str:
+        try:
+            data = await workspace.sandbox.read_file(_path(path), max_bytes=_MOST_FILE_BYTES)
+        except SandboxPathError as error:
+            raise ToolError(f"cannot read '{path[:200]}': {error.strerror or error}") from None
+        return data.decode(errors="replace")
+
+    async def write_file(path: str, content: str) -> str:
+        try:
+            await workspace.sandbox.write_file(_path(path), content.encode(errors="replace"))
+        except (SandboxPathError, ValueError) as error:
+            raise ToolError(f"cannot write '{path[:200]}': {getattr(error, 'strerror', None) or error}") from None
+        return f"Wrote {len(content)} characters to {path}."
+
+    async def edit_file(path: str, old: str, new: str) -> str:
+        text = await read_file(path)
+        times = text.count(old) if old else 0
+        if times != 1:
+            raise ToolError(f"'old' must be in the file exactly once, and is {times} times: give more of its lines.")
+        await write_file(path, text.replace(old, new))
+        return f"Replaced it in {path}."
+
+    return (
+        _Tool(shell, "Runs bash commands; directory and variables are kept from one call to the next.", "command"),
+        _Tool(read_file, "Gives what a file holds.", "path"),
+        _Tool(write_file, "Creates or replaces a file.", "path", "content"),
+        _Tool(edit_file, "Replaces text that is in a file exactly once.", "path", "old", "new"),
+    )
+
+
+def _path(path: str) -> str:
+    if not path or "\0" in path or len(path) > 4_000:
+        raise ToolError("that is no path of a file")
+    return path

@@ -1,0 +1,134 @@
+"""Episodes as they were played: for reading, as text or as a page."""
+
+from __future__ import annotations
+
+import html
+import inspect
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+from roll.envs.base import shown
+
+__all__ = ["Policy", "Transcript", "TranscriptTurn", "as_html", "as_text", "play_episode", "random_policy"]
+
+Policy: TypeAlias = Callable[["Transcript"], str | Awaitable[str] | None]
+"""Given the episode so far, the next action; None leaves the episode."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TranscriptTurn:
+    """One action, and what came of it."""
+
+    action: str
+    reward: float
+    observation: str
+    state: str
+
+
+@dataclass(kw_only=True)
+class Transcript:
+    """An episode: what it began with, its turns, and how it ended."""
+
+    environment: str
+    seed: int | None
+    first: str
+    turns: list[TranscriptTurn]
+    terminated: bool = False
+    truncated: bool = False
+
+    @property
+    def ending(self) -> str:
+        return "truncated" if self.truncated else "terminated" if self.terminated else "left unfinished"
+
+    @property
+    def total(self) -> float:
+        """Sum of its rewards."""
+        return sum(turn.reward for turn in self.turns)
+
+
+def random_policy(env: Any) -> Policy:
+    """Actions that the environment samples itself."""
+    return lambda _: env.sample_random_action()
+
+
+async def play_episode(
+    env: Any, policy: Policy, *, environment: str, seed: int | None = None, most_turns: int = 200
+) -> Transcript:
+    """Play from `reset` to the end, at most `most_turns`.
+
+    Whatever environment or policy raises goes on to the caller.
+    """
+    observation, info = await _awaited(env.reset(seed=seed))
+    played = Transcript(environment=environment, seed=seed, first=shown(observation, info), turns=[])
+    while len(played.turns) < most_turns and not (played.terminated or played.truncated):
+        action = await _awaited(policy(played))
+        if action is None:
+            break
+        observation, reward, terminated, truncated, info = await _awaited(env.step(action))
+        turn = TranscriptTurn(
+            action=action,
+            reward=float(reward),
+            observation=shown(observation, info),
+            state=str(info.get("state", "")),
+        )
+        played.turns.append(turn)
+        played.terminated, played.truncated = bool(terminated), bool(truncated)
+    return played
+
+
+async def _awaited(value: Any) -> Any:
+    return await value if inspect.isawaitable(value) else value
+
+
+def as_text(transcript: Transcript) -> str:
+    """The episode, for a terminal or a text file."""
+    parts = [f"═══ {transcript.environment}, seed {transcript.seed}", transcript.first]
+    for number, turn in enumerate(transcript.turns, 1):
+        parts += [f"─── turn {number}, action", turn.action, f"─── reward {turn.reward:g}", turn.observation]
+    parts.append(f"═══ {transcript.ending} after {len(transcript.turns)} turns, rewards {transcript.total:g}")
+    return "\n".join(parts)
+
+
+_STYLE = """
+body{font:15px/1.45 system-ui,sans-serif;max-width:60rem;margin:2rem auto;padding:0 1rem;color:#222;background:#fff}
+pre{white-space:pre-wrap;overflow-wrap:anywhere;margin:.3rem 0;padding:.6rem .8rem;border-radius:.4rem;
+background:#f2f3f5}
+pre.action{background:#e6f0ff;margin-left:3rem}
+.reward{float:right;color:#666}.good{color:#0a7d32}.bad{color:#b3261e}
+summary{cursor:pointer;padding:.4rem 0;font-weight:600}
+@media(prefers-color-scheme:dark){body{color:#ddd;background:#16181c}pre{background:#24272d}pre.action{background:#1d2f4a}}
+"""
+
+
+def as_html(transcripts: list[Transcript], title: str) -> str:
+    """One page that holds the episodes; it loads nothing from elsewhere, and shows texts as they are."""
+    episodes = "\n".join(_episode(each, opened=len(transcripts) == 1) for each in transcripts)
+    name = html.escape(title)
+    return (
+        f'<!doctype html><html lang="en"><meta charset="utf-8"><title>{name}</title><style>{_STYLE}</style>'
+        f"<h1>{name}</h1>\n{episodes}\n</html>\n"
+    )
+
+
+def _episode(transcript: Transcript, opened: bool) -> str:
+    heading = (
+        f"{transcript.environment}, seed {transcript.seed}: rewards {transcript.total:g}, "
+        f"{len(transcript.turns)} turns, {transcript.ending}"
+    )
+    turns = "".join(
+        f'<pre class="action">{_escaped(turn.action)}</pre>'
+        f'<span class="reward {"good" if turn.reward > 0 else "bad" if turn.reward < 0 else ""}">{turn.reward:g}</span>'
+        f"<pre>{_escaped(turn.observation)}</pre>"
+        for turn in transcript.turns
+    )
+    return (
+        f"<details{' open' if opened else ''}><summary>{_escaped(heading)}</summary>"
+        f"<pre>{_escaped(transcript.first)}</pre>{turns}</details>"
+    )
+
+
+def _escaped(text: str) -> str:
+    """Readable in a page, whatever it holds: lone surrogates cannot be written, and control characters not be seen."""
+    printable = "".join(c if c.isprintable() or c in "\n\t" else f"\\x{ord(c):02x}" for c in text)
+    return html.escape(printable)

@@ -1,0 +1,238 @@
+"""Several environments that are stepped together, or any subset of them.
+
+    step({2: action, 5: action}) ─► each of these environments ─► observations [2], rewards [2], ..., infos [2]
+
+Invariants: results come in the order of the actions; an observation is never lost: where `step` gives the first one of
+the next episode, the last one of the old episode is in its info.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import threading
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Any, Literal, TypeAlias, get_args
+
+import numpy as np
+
+from roll.envs.base import Stepped
+from roll.errors import DataError, InfraError
+
+__all__ = ["AsyncVectorEnv", "Autoreset", "SyncVectorEnv", "VectorEnv", "VectorStep"]
+
+Autoreset: TypeAlias = Literal["same_step", "next_step", "disabled"]
+VectorStep: TypeAlias = tuple[list[str], np.ndarray, np.ndarray, np.ndarray, list[dict[str, Any]]]
+"""Observations, rewards (float64), terminated and truncated (bool), infos: one for each action."""
+
+_Finished: TypeAlias = Callable[[Any], Any]
+"""Gives a value itself, or what it gives once it was awaited."""
+
+_Work: TypeAlias = Callable[[_Finished], Any]
+
+
+class VectorEnv:
+    """Environments side by side; `SyncVectorEnv` steps one after the other, `AsyncVectorEnv` all at once.
+
+    Args:
+        envs: the environments.
+        env_ids: their names, for messages.
+        autoreset: what happens at an episode's end. `same_step`: the same call begins the next episode and gives its
+            first observation; `info["final_observation"]` and `info["final_info"]` have the old one's last.
+            `next_step`: the next call begins it, whatever its action says, with reward 0. `disabled`: only `reset`
+            does, and a step before it is an error.
+        seed: of environment 0's first episode, where `reset` is given none; environment i has `seed + i`.
+    """
+
+    def __init__(
+        self,
+        envs: Sequence[Any],
+        env_ids: Sequence[str] | None = None,
+        autoreset: Autoreset = "same_step",
+        seed: int | None = None,
+    ) -> None:
+        if autoreset not in get_args(Autoreset):
+            raise DataError(f"autoreset is '{autoreset}': choose one of {', '.join(get_args(Autoreset))}.")
+        self.envs = list(envs)
+        self.env_ids = list(env_ids) if env_ids is not None else [type(env).__name__ for env in self.envs]
+        self.autoreset: Autoreset = autoreset
+        self._seed = seed
+        self._over = [True] * self.num_envs
+        self._started = [False] * self.num_envs
+        self._loop = _Loop()
+
+    @property
+    def num_envs(self) -> int:
+        return len(self.envs)
+
+    def reset(
+        self, seed: int | Sequence[int | None] | None = None, indices: Sequence[int] | None = None
+    ) -> tuple[list[str], list[dict[str, Any]]]:
+        """Begin an episode in each environment, or in those of `indices`.
+
+        Args:
+            seed: a seed for each, in their order; a single number gives environment i `seed + i`. Without one, the
+                first episodes have the seeds that this was built with, and later ones follow from them.
+
+        Raises:
+            DataError: a seed is missing, or an index is none.
+            InfraError: an environment failed; names it.
+        """
+        chosen = list(range(self.num_envs)) if indices is None else [self._checked(index) for index in indices]
+        if isinstance(seed, Sequence):
+            if len(seed) != len(chosen):
+                raise DataError(f"{len(seed)} seeds were given for {len(chosen)} environments: give one each.")
+            seeds = dict(zip(chosen, seed, strict=True))
+        else:
+            seeds = {index: self._seed_of(index) if seed is None else seed + index for index in chosen}
+        results = self._run({index: partial(_reset, self.envs[index], seeds[index]) for index in chosen})
+        started = self._succeeded(results)
+        for index in chosen:
+            self._over[index], self._started[index] = False, True
+        return [started[index][0] for index in chosen], [started[index][1] for index in chosen]
+
+    def step(self, actions: Sequence[str] | Mapping[int, str]) -> VectorStep:
+        """Act in every environment (a sequence), or in some: `{index: action}`.
+
+        Raises:
+            DataError: there are not as many actions as environments, an index is none, or an episode is over.
+            InfraError: an environment failed; names it. The others have acted.
+        """
+        if not isinstance(actions, Mapping):
+            if isinstance(actions, str) or len(actions) != self.num_envs:
+                given = "one text" if isinstance(actions, str) else f"{len(actions)} actions"
+                raise DataError(f"{given} for {self.num_envs} environments: give one each, or {{index: action}}.")
+            actions = dict(enumerate(actions))
+        work: dict[int, _Work] = {}
+        for index, action in actions.items():
+            env = self.envs[self._checked(index)]
+            if not self._over[index]:
+                work[index] = partial(_step, env, action, self.autoreset == "same_step")
+            elif self.autoreset == "next_step" and self._started[index]:
+                work[index] = partial(_restart, env)
+            else:
+                raise DataError(
+                    f"environment {index} ({self.env_ids[index]}) has no episode that goes on: call reset() first, or "
+                    f"reset(indices=[{index}])."
+                )
+        results = self._run(work)
+        for index, result in results.items():
+            if not isinstance(result, Exception):
+                ended = result[2] or result[3]
+                self._over[index] = bool(ended) and self.autoreset != "same_step"
+        stepped = [self._succeeded(results)[index] for index in actions]
+        return (
+            [step[0] for step in stepped],
+            np.array([step[1] for step in stepped], np.float64),
+            np.array([step[2] for step in stepped], np.bool_),
+            np.array([step[3] for step in stepped], np.bool_),
+            [step[4] for step in stepped],
+        )
+
+    def close(self) -> None:
+        """Close every environment that can be closed."""
+        closing = {i: partial(_close, env) for i, env in enumerate(self.envs) if callable(getattr(env, "close", None))}
+        results = self._run(closing)
+        self._loop.close()
+        self._succeeded(results)
+
+    def _run(self, work: Mapping[int, _Work]) -> dict[int, Any]:
+        """Do the work of each environment; what raises is its result."""
+        raise NotImplementedError
+
+    def _caught(self, task: _Work) -> Any:
+        try:
+            return task(self._loop.finished)
+        except Exception as error:
+            return error
+
+    def _checked(self, index: int) -> int:
+        if not 0 <= index < self.num_envs:
+            raise DataError(f"there is no environment {index}: they are 0 to {self.num_envs - 1}.")
+        return index
+
+    def _seed_of(self, index: int) -> int | None:
+        return None if self._started[index] or self._seed is None else self._seed + index
+
+    def _succeeded(self, results: dict[int, Any]) -> dict[int, Any]:
+        for index, result in results.items():
+            if isinstance(result, Exception):
+                self._over[index] = True
+                raise InfraError(
+                    f"environment {index} ({self.env_ids[index]}) failed: {type(result).__name__}: {result}"
+                ) from result
+        return results
+
+
+class SyncVectorEnv(VectorEnv):
+    """Environments that act one after the other."""
+
+    def _run(self, work: Mapping[int, _Work]) -> dict[int, Any]:
+        return {index: self._caught(task) for index, task in work.items()}
+
+
+class AsyncVectorEnv(VectorEnv):
+    """Environments that act at the same time: each in a thread; coroutines on one loop, in a thread of its own."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._pool = ThreadPoolExecutor(max_workers=max(1, self.num_envs), thread_name_prefix="environment")
+
+    def _run(self, work: Mapping[int, _Work]) -> dict[int, Any]:
+        futures = {index: self._pool.submit(self._caught, task) for index, task in work.items()}
+        return {index: future.result() for index, future in futures.items()}
+
+    def close(self) -> None:
+        super().close()
+        self._pool.shutdown()
+
+
+class _Loop:
+    """An event loop in a thread of its own, from its first use on."""
+
+    def __init__(self) -> None:
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._lock = threading.Lock()
+
+    def finished(self, value: Any) -> Any:
+        """The value itself, or what it gives once it was awaited."""
+        if not inspect.isawaitable(value):
+            return value
+        with self._lock:
+            if self._loop is None:
+                self._loop = asyncio.new_event_loop()
+                threading.Thread(target=self._loop.run_forever, name="environments", daemon=True).start()
+        return asyncio.run_coroutine_threadsafe(_awaited(value), self._loop).result()
+
+    def close(self) -> None:
+        if self._loop is not None:
+            self._loop.call_soon_threadsafe(self._loop.stop)
+            self._loop = None
+
+
+async def _awaited(value: Awaitable[Any]) -> Any:
+    return await value
+
+
+def _reset(env: Any, seed: int | None, finished: _Finished) -> tuple[str, dict[str, Any]]:
+    return finished(env.reset(seed=seed))
+
+
+def _step(env: Any, action: str, again: bool, finished: _Finished) -> Stepped:
+    observation, reward, terminated, truncated, info = finished(env.step(action))
+    if not (again and (terminated or truncated)):
+        return observation, reward, terminated, truncated, info
+    final = {"final_observation": observation, "final_info": info}
+    observation, info = finished(env.reset())
+    return observation, reward, terminated, truncated, {**info, **final}
+
+
+def _restart(env: Any, finished: _Finished) -> Stepped:
+    observation, info = finished(env.reset())
+    return observation, 0.0, False, False, info
+
+
+def _close(env: Any, finished: _Finished) -> None:
+    finished(env.close())

@@ -1,0 +1,81 @@
+"""A made-up shop's catalogue, from a fixed seed: the same products everywhere."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from dataclasses import dataclass
+from random import Random
+
+from roll.envs.tools.search import BM25, Passage
+
+__all__ = ["Product", "catalogue", "index"]
+
+_KINDS: Mapping[str, tuple[str, ...]] = {
+    "clothing": ("running shoes", "rain jacket", "wool sweater", "hiking socks", "cotton shirt", "leather belt"),
+    "kitchen": ("frying pan", "coffee grinder", "water bottle", "chef knife", "mixing bowl", "toaster"),
+    "electronics": ("wireless headphones", "desk lamp", "keyboard", "phone charger", "alarm clock", "speaker"),
+    "outdoors": ("sleeping bag", "camping tent", "backpack", "head torch", "folding chair", "picnic blanket"),
+}
+_ATTRIBUTES: Mapping[str, tuple[str, ...]] = {
+    "clothing": ("machine washable", "waterproof", "breathable", "vegan", "slim fit", "handmade"),
+    "kitchen": ("dishwasher safe", "non-stick", "stainless steel", "bpa free", "easy to clean", "compact"),
+    "electronics": ("fast charging", "noise cancelling", "energy saving", "rechargeable", "quiet", "foldable"),
+    "outdoors": ("ultralight", "waterproof", "windproof", "quick drying", "easy to carry", "durable"),
+}
+_OPTIONS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
+    "clothing": {"size": ("small", "medium", "large"), "color": ("black", "navy", "red", "grey")},
+    "kitchen": {"color": ("silver", "black", "cream")},
+    "electronics": {"color": ("white", "black"), "plug": ("type a", "type c", "type g")},
+    "outdoors": {"color": ("green", "orange", "blue"), "capacity": ("one person", "two person")},
+}
+_BRANDS = ("Alpen", "Borealis", "Cedar", "Dune", "Ember", "Fjord", "Grove", "Harbor")
+PER_KIND = 12
+
+
+@dataclass(frozen=True, kw_only=True)
+class Product:
+    """Something to buy."""
+
+    asin: str
+    """Its number."""
+    title: str
+    department: str
+    kind: str
+    attributes: frozenset[str]
+    """Told in the description and the features; only some of them in the title."""
+    options: Mapping[str, tuple[str, ...]]
+    price: float
+
+
+@functools.cache
+def catalogue() -> Mapping[str, Product]:
+    """All products by number."""
+    random = Random("catalogue")
+    products: dict[str, Product] = {}
+    for department, kinds in _KINDS.items():
+        for kind in kinds:
+            for _ in range(PER_KIND):
+                attributes = random.sample(_ATTRIBUTES[department], 3)
+                asin = f"B{len(products):05d}"
+                products[asin] = Product(
+                    asin=asin,
+                    title=f"{random.choice(_BRANDS)} {kind}, {attributes[0]}",
+                    department=department,
+                    kind=kind,
+                    attributes=frozenset(attributes),
+                    options=_OPTIONS[department],
+                    price=random.randint(500, 12_000) / 100,
+                )
+    return products
+
+
+@functools.cache
+def index() -> BM25:
+    """Over titles, departments and attributes; a passage's title is the product's number."""
+    return BM25(
+        [
+            Passage(title=p.asin, text=f"{p.title} {p.department} {' '.join(sorted(p.attributes))}")
+            for p in catalogue().values()
+        ]
+    )

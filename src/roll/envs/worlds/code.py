@@ -1,0 +1,257 @@
+"""One programming task, made from the seed; the answer is a program, run in a sandbox on hidden cases.
+
+The cases' inputs are in the sandbox with the program, the results that are expected never are.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from random import Random
+from typing import Any
+
+from roll.envs.tools.sandboxes import Runtime, SandboxLease
+from roll.envs.worlds.world import FORMAT_ERROR, Begun, Stepped, World
+from roll.sandbox import Limits, OversizedUploadError, PythonCode
+
+__all__ = ["TASKS", "CodeQuestion", "CodeTask", "program_in"]
+
+_LONGEST_PROGRAM = 20_000
+_RUN = """
+import json as _json, os as _os, sys as _sys
+_results = []
+for _arguments in _json.loads(_sys.stdin.read()):
+    _results.append(solve(*_arguments))
+_os.write(3, _json.dumps(_results).encode())
+"""
+"""Appended to a program. What it writes is the program's claim, and compared outside."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CodeTask:
+    """What `solve` should do."""
+
+    text: str
+    solution: str
+    """Body of a right `solve`, and of the reference."""
+    arguments: str
+    """Its parameters."""
+    case: Callable[[Random], tuple[Any, ...]]
+    """Arguments of a case."""
+    reference: Callable[..., Any]
+
+
+def _numbers(random: Random, least: int = 0) -> list[int]:
+    return [random.randint(-20, 99) for _ in range(random.randint(least, 12))]
+
+
+def _text(random: Random) -> str:
+    return "".join(random.choices("abcde  xyz", k=random.randint(1, 25)))
+
+
+def _multiples(random: Random) -> CodeTask:
+    a, b = random.sample(range(2, 12), 2)
+    return CodeTask(
+        text=f"the sum of all whole numbers from 1 to n, both included, that {a} or {b} divides",
+        arguments="n",
+        solution=f"return sum(i for i in range(1, n + 1) if i % {a} == 0 or i % {b} == 0)",
+        case=lambda r: (r.randint(0, 300),),
+        reference=lambda n: sum(i for i in range(1, n + 1) if i % a == 0 or i % b == 0),
+    )
+
+
+def _kth_largest(random: Random) -> CodeTask:
+    k = random.randint(1, 4)
+    return CodeTask(
+        text=f"the number at place {k} of a list without repetitions, the largest at place 1; None if there is none",
+        arguments="numbers",
+        solution=f"found = sorted(set(numbers), reverse=True); return found[{k - 1}] if len(found) >= {k} else None",
+        case=lambda r: (_numbers(r),),
+        reference=lambda numbers: dict(enumerate(sorted(set(numbers), reverse=True))).get(k - 1),
+    )
+
+
+def _shift(random: Random) -> CodeTask:
+    by = random.randint(1, 25)
+    table = str.maketrans({chr(97 + i): chr(97 + (i + by) % 26) for i in range(26)})
+    return CodeTask(
+        text=f"a text whose small letters a to z are moved {by} places on in the alphabet (z is followed by a)",
+        arguments="text",
+        solution=f"return ''.join(chr((ord(c) - 97 + {by}) % 26 + 97) if 'a' <= c <= 'z' else c for c in text)",
+        case=lambda r: (_text(r),),
+        reference=lambda text: text.translate(table),
+    )
+
+
+def _runs(random: Random) -> CodeTask:
+    least = random.randint(1, 3)
+    solution = (
+        "import itertools; runs = [(c, len(list(g))) for c, g in itertools.groupby(text)]; "
+        f"return [[c, n] for c, n in runs if n >= {least}]"
+    )
+
+    def reference(text: str) -> list[list[Any]]:
+        found: list[list[Any]] = []
+        for char in text:
+            if found and found[-1][0] == char:
+                found[-1][1] += 1
+            else:
+                found.append([char, 1])
+        return [run for run in found if run[1] >= least]
+
+    return CodeTask(
+        text=f"a list of [character, length] of each run of one character in a text, if {least} or longer",
+        arguments="text",
+        solution=solution,
+        case=lambda r: ("".join(r.choices("ab", k=r.randint(0, 20))),),
+        reference=reference,
+    )
+
+
+def _window(random: Random) -> CodeTask:
+    width = random.randint(2, 4)
+    return CodeTask(
+        text=f"the largest sum of {width} neighbouring numbers of a list; 0 if it has fewer than {width}",
+        arguments="numbers",
+        solution=f"return max((sum(numbers[i:i + {width}]) for i in range(len(numbers) - {width - 1})), default=0)",
+        case=lambda r: (_numbers(r),),
+        reference=lambda n: max((sum(n[i : i + width]) for i in range(len(n) - width + 1)), default=0),
+    )
+
+
+def _words(random: Random) -> CodeTask:
+    least = random.randint(2, 4)
+    return CodeTask(
+        text=f"the words of a text (between spaces) with {least} letters or more, sorted and each once, as a list",
+        arguments="text",
+        solution=f"return sorted({{w for w in text.split() if len(w) >= {least}}})",
+        case=lambda r: (_text(r),),
+        reference=lambda text: sorted({w for w in text.split() if len(w) >= least}),
+    )
+
+
+def _digits(random: Random) -> CodeTask:
+    base = random.randint(2, 9)
+
+    def reference(n: int) -> str:
+        digits = ""
+        while n:
+            digits, n = str(n % base) + digits, n // base
+        return digits or "0"
+
+    solution = (
+        f"digits = []\n    while n:\n        digits.append(str(n % {base}))\n        n //= {base}\n"
+        "    return ''.join(reversed(digits)) or '0'"
+    )
+    return CodeTask(
+        text=f"a whole number that is not negative, written with base {base}, as a text",
+        arguments="n",
+        solution=solution,
+        case=lambda r: (r.randint(0, 5_000),),
+        reference=reference,
+    )
+
+
+TASKS: Mapping[str, Callable[[Random], CodeTask]] = {
+    "multiples": _multiples,
+    "kth_largest": _kth_largest,
+    "shift": _shift,
+    "runs": _runs,
+    "window": _window,
+    "words": _words,
+    "digits": _digits,
+}
+
+
+class CodeQuestion(World):
+    """Write a function `solve`: 1 where all hidden cases come out right, else 0; −0.1 without a program.
+
+    Args:
+        num_cases: hidden cases.
+        tasks: from `TASKS`; all without.
+        time_limit_s: of all cases together.
+        runtime: what isolates: see `SandboxLease`.
+        trust_programs: see `SandboxLease`.
+        image: of the runtime `docker`.
+    """
+
+    def __init__(
+        self,
+        num_cases: int = 10,
+        tasks: tuple[str, ...] | list[str] | None = None,
+        time_limit_s: float = 5.0,
+        runtime: Runtime = "bubblewrap",
+        trust_programs: bool = False,
+        image: str | None = None,
+    ) -> None:
+        sandbox = {"runtime": runtime, "trust_programs": trust_programs, "image": image}
+        super().__init__(num_cases=num_cases, tasks=tasks, time_limit_s=time_limit_s, **sandbox)
+        self._tasks = tuple(tasks or TASKS)
+        if unknown := set(self._tasks) - set(TASKS):
+            raise ValueError(f"tasks {sorted(unknown)} are unknown: there are {list(TASKS)}")
+        if num_cases < 1:
+            raise ValueError(f"num_cases is at least 1, got {num_cases}")
+        self._num_cases = num_cases
+        self._lease = SandboxLease(runtime, trust_programs, image, Limits(wall_s=time_limit_s, output_bytes=2**18))
+        self._task: CodeTask
+        self._cases: list[tuple[Any, ...]] = []
+
+    def reset(self, seed: int | None = None) -> Begun:
+        """See `Env`."""
+        self.begin(seed)
+        self._task = task = TASKS[self.random.choice(self._tasks)](self.random)
+        shown, *self._cases = [task.case(self.random) for _ in range(self._num_cases + 1)]
+        example = f"solve({', '.join(map(repr, shown))}) is {task.reference(*shown)!r}"
+        text = f"Write a Python function solve({task.arguments}) that returns {task.text}. For example, {example}."
+        return f"{text} Answer with the program in a ```python block.", {"state": text}
+
+    async def step(self, action: str) -> Stepped:
+        """See `Env`.
+
+        Raises:
+            InfraError: the sandbox broke.
+        """
+        program = program_in(action)
+        info: dict[str, Any] = {"state": "answered", "correct": False}
+        if not program:
+            return "There is no program.", FORMAT_ERROR, True, False, info
+        stdin = json.dumps(self._cases).encode()
+        manager = await self._lease.manager()
+        try:
+            code = PythonCode(source=f"{program}\n{_RUN}", stdin=stdin, result=True)
+            result = await manager.execute(code, spec=self._lease.spec)
+            claimed = json.loads(result.result)
+        except (ValueError, RecursionError, OversizedUploadError):  # it wrote something else, or nothing
+            claimed = None
+        info["correct"] = right = claimed == [_plain(self._task.reference(*case)) for case in self._cases]
+        return ("All cases are right." if right else "Not all cases are right."), float(right), True, False, info
+
+    def sample_random_action(self) -> str:
+        """A program that does something else."""
+        return f"```python\ndef solve(x):\n    return {self.random.randint(0, 9)}\n```"
+
+    def solution(self) -> str:
+        """The action of one who knows how."""
+        return f"```python\ndef solve({self._task.arguments}):\n    {self._task.solution}\n```"
+
+    async def close(self) -> None:
+        """Let go of the sandboxes."""
+        await self._lease.release()
+
+
+def _plain(value: Any) -> Any:
+    """As JSON gives it back."""
+    return json.loads(json.dumps(value))
+
+
+def program_in(action: str) -> str:
+    """The last fenced block, or else all of the text where it defines `solve`; bounded, and plain Unicode."""
+    text = action.encode(errors="replace").decode().replace("\0", "")
+    end = text.rfind("```")
+    start = text.rfind("```", 0, max(end, 0))
+    if end > start >= 0:
+        text = text[start + 3 : end].removeprefix("python").removeprefix("py")
+    elif "def solve(" not in text:
+        return ""
+    return text.strip()[:_LONGEST_PROGRAM]

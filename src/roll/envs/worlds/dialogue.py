@@ -1,0 +1,145 @@
+"""A conversation with a simulated user who wants a table booked, and tells what is asked for.
+
+The user is a script, or any function that is given the conversation, for example one that asks a model.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeAlias
+
+from roll.envs.worlds.world import FORMAT_ERROR, Stepped, World
+from roll.registry import load_function
+
+__all__ = ["SLOTS", "Booking", "User"]
+
+User: TypeAlias = Callable[[Sequence[Mapping[str, str]]], Any]
+"""Given messages (the persona as `system`, the assistant's as `user`, its own as `assistant`), gives its next words.
+
+It may be `async`. What it raises is a failure of ours."""
+
+SLOTS: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
+    "food": (("italian", "indian", "chinese", "french", "thai"), ("food", "cuisine", "eat", "kind of restaurant")),
+    "area": (("north", "south", "east", "west", "centre"), ("area", "where", "part of town", "location")),
+    "people": (("2", "3", "4", "5", "6"), ("how many", "people", "guests", "persons")),
+    "day": (("monday", "tuesday", "friday", "saturday", "sunday"), ("day", "when", "date")),
+    "time": (("17:00", "18:00", "19:00", "20:00"), ("time", "when", "o'clock", "hour")),
+    "price": (("cheap", "moderate", "expensive"), ("price", "budget", "expensive", "cheap")),
+}
+"""What can be wanted: values, and words by which an assistant asks for it."""
+_ENTRY = re.compile(r"(\w{1,16})\s{0,4}=\s{0,4}([\w:]{1,16})")
+_LONGEST_MESSAGE = 4_000
+BOOK = "book("
+
+
+class Booking(World):
+    """The assistant asks what it needs, then writes `book(food=thai, day=friday, …)`: the share of what was wanted.
+
+    A wrong or missing entry counts nothing; with all of them right the reward is 1, without a readable booking −0.1.
+
+    Args:
+        num_wishes: things that the user wants, 2 to 6.
+        num_told: how many of these the user says at once.
+        user: `script`, a function (`User`), or where one is: `file.py:function`.
+        max_turns: after which the episode is cut off.
+    """
+
+    def __init__(
+        self, num_wishes: int = 4, num_told: int = 1, user: str | User = "script", max_turns: int = 10
+    ) -> None:
+        super().__init__(num_wishes=num_wishes, num_told=num_told, user=user, max_turns=max_turns)
+        if not 2 <= num_wishes <= len(SLOTS) or not 0 <= num_told <= num_wishes or max_turns < 1:
+            raise ValueError(
+                f"num_wishes is from 2 to {len(SLOTS)}, num_told from 0 to num_wishes, max_turns at least 1; "
+                f"got {num_wishes}, {num_told} and {max_turns}"
+            )
+        self._num_wishes, self._num_told, self._max_turns = num_wishes, num_told, max_turns
+        if user != "script" and isinstance(user, str):
+            user = load_function(user, "simulated user")
+        self._user: User | None = None if isinstance(user, str) else user
+        self._wishes: dict[str, str] = {}
+        self._told: set[str] = set()
+        self._messages: list[dict[str, str]] = []
+        self._turn = 0
+
+    def reset(self, seed: int | None = None) -> Any:
+        """See `Env`; a coroutine where the user is an async function."""
+        self.begin(seed)
+        names = self.random.sample(list(SLOTS), self._num_wishes)
+        self._wishes = {name: self.random.choice(SLOTS[name][0]) for name in names}
+        self._told = set(names[: self._num_told])
+        self._turn = 0
+        wishes = ", ".join(f"{name}: {value}" for name, value in self._wishes.items())
+        persona = (
+            f"You want a restaurant's table: {wishes}. You talk to an assistant. Say only what you are asked for, in "
+            "one short sentence, and never write a booking yourself."
+        )
+        self._messages = [{"role": "system", "content": persona}]
+        opening = " ".join(["I would like to book a table.", *map(self._said, sorted(self._told))])
+        self._messages.append({"role": "assistant", "content": opening})
+        known = ", ".join(SLOTS)
+        text = (
+            f"You book tables. A user may care for {self._num_wishes} of: {known}. Ask what you need, then answer with "
+            f"book(name=value, ...).\nUser: {opening}"
+        )
+        return text, self._info()
+
+    def _said(self, name: str) -> str:
+        return f"The {name} should be {self._wishes[name]}."
+
+    def step(self, action: str) -> Any:
+        """See `Env`; a coroutine where the user is an async function."""
+        self._turn += 1
+        action = action[:_LONGEST_MESSAGE]
+        if BOOK in action:
+            return self._booked(action)
+        self._messages.append({"role": "user", "content": action})
+        if self._user is None:
+            return self._answered(self._scripted(action))
+        if inspect.iscoroutinefunction(self._user):
+            return self._answered_late()
+        return self._answered(self._user(tuple(self._messages)))
+
+    async def _answered_late(self) -> Stepped:
+        assert self._user is not None
+        return self._answered(await self._user(tuple(self._messages)))
+
+    def _answered(self, words: object) -> Stepped:
+        text = str(words)[:_LONGEST_MESSAGE]
+        self._messages.append({"role": "assistant", "content": text})
+        return f"User: {text}", 0.0, False, self._turn >= self._max_turns, self._info()
+
+    def _scripted(self, action: str) -> str:
+        """Whatever is asked for; by the first two things at most, as people answer."""
+        asked = action.casefold()
+        named = [name for name, (_, words) in SLOTS.items() if any(word in asked for word in words)][:2]
+        if not named:
+            return "I do not understand. What do you want to know?"
+        self._told |= set(named) & set(self._wishes)
+        return " ".join(self._said(n) if n in self._wishes else f"I do not care about the {n}." for n in named)
+
+    def _booked(self, action: str) -> Stepped:
+        start = action.rfind(BOOK) + len(BOOK)
+        entries = dict(_ENTRY.findall(action[start:].partition(")")[0].casefold()))
+        right = sum(entries.get(name) == value for name, value in self._wishes.items())
+        info: dict[str, Any] = {"state": "booked", "correct": right == len(self._wishes)}
+        if not entries:
+            return "That is no booking.", FORMAT_ERROR, True, False, info
+        return f"{right} of {len(self._wishes)} wishes met.", right / len(self._wishes), True, False, info
+
+    def _info(self) -> dict[str, Any]:
+        return {"state": repr([m["content"] for m in self._messages[1:]])}
+
+    def sample_random_action(self) -> str:
+        """A question, or a guess."""
+        if self.random.random() < 0.7:
+            return f"What {self.random.choice(list(SLOTS))} would you like?"
+        values = {name: self.random.choice(options) for name, (options, _) in SLOTS.items()}
+        return f"book({', '.join(f'{name}={value}' for name, value in values.items())})"
+
+    def solution(self) -> list[str]:
+        """The questions and the booking of one who knows what is wanted."""
+        questions = [f"What {name} would you like?" for name in self._wishes if name not in self._told]
+        return [*questions, f"book({', '.join(f'{name}={value}' for name, value in self._wishes.items())})"]

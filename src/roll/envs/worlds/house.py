@@ -1,0 +1,159 @@
+"""A furnished room, what can be done in it, and tasks that can be done in it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from random import Random
+
+__all__ = ["HOLDERS", "KINDS", "TASKS", "House", "Task", "furnished"]
+
+HOLDERS: Mapping[str, int] = {
+    "cabinet": 3, "drawer": 2, "shelf": 2, "countertop": 1, "diningtable": 1, "fridge": 1, "microwave": 1,
+    "sinkbasin": 1, "garbagecan": 1, "desklamp": 1,
+}  # fmt: skip
+"""Kinds of furniture, and how many of each there are at most; at least one."""
+KINDS: Mapping[str, frozenset[str]] = {
+    "closed": frozenset({"cabinet", "drawer", "fridge", "microwave"}),
+    "food": frozenset({"apple", "bread", "egg", "potato", "tomato"}),
+    "dishes": frozenset({"bowl", "cup", "mug", "plate", "spoon"}),
+    "other": frozenset({"book", "pen", "vase", "watch"}),
+}
+_TARGETS = ("cabinet", "drawer", "shelf", "countertop", "diningtable", "garbagecan")
+TASKS: Mapping[str, str] = {
+    "pick_and_place": "put a {thing} in {target}.",
+    "look_at_obj_in_light": "look at a {thing} under the {target}.",
+    "pick_clean_then_place": "clean a {thing} and put it in {target}.",
+    "pick_heat_then_place": "heat a {thing} and put it in {target}.",
+    "pick_cool_then_place": "cool a {thing} and put it in {target}.",
+    "pick_two_obj_and_place": "put two {thing}s in {target}.",
+}
+_TREATMENTS = {"pick_clean_then_place": "clean", "pick_heat_then_place": "heat", "pick_cool_then_place": "cool"}
+_MARKS = {"clean": "clean", "heat": "hot", "cool": "cold"}
+_AT = {"clean": "sinkbasin", "heat": "microwave", "cool": "fridge"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Task:
+    """What is to be done."""
+
+    kind: str
+    text: str
+    thing: str
+    target: str
+    treatment: str = ""
+    """`clean`, `heat`, `cool`, `light`, or nothing."""
+    count: int = 1
+
+    def done(self, house: House) -> bool:
+        """Whether it is."""
+        if self.treatment == "light":
+            return house.lit and house.place == self.target and house.kind(house.carried) == self.thing
+        there = [thing for thing in house.holds[self.target] if house.kind(thing) == self.thing]
+        mark = _MARKS.get(self.treatment)
+        return sum(mark is None or house.marks.get(thing) == mark for thing in there) >= self.count
+
+
+@dataclass
+class House:
+    """Where everything is. Names are a kind and a number: `mug 2`."""
+
+    holds: dict[str, set[str]]
+    """What is in or on each piece of furniture."""
+    place: str = ""
+    """Where one stands."""
+    carried: str = ""
+    opened: set[str] = field(default_factory=set)
+    marks: dict[str, str] = field(default_factory=dict)
+    """What was done to a thing last: `clean`, `hot`, `cold`."""
+    seen: set[str] = field(default_factory=set)
+    """Furniture into which one has looked."""
+    lit: bool = False
+    """Whether the lamp of this place was turned on."""
+
+    @staticmethod
+    def kind(name: str) -> str:
+        """`mug` of `mug 2`."""
+        return name.rpartition(" ")[0]
+
+    def where(self) -> dict[str, str]:
+        """Each thing's furniture."""
+        return {thing: name for name, things in self.holds.items() for thing in things}
+
+    def _closed(self, name: str) -> bool:
+        return self.kind(name) in KINDS["closed"] and name not in self.opened
+
+    def commands(self) -> list[str]:
+        """All that can be carried out now, in order."""
+        place = self.place
+        found = [f"go to {name}" for name in self.holds if name != place]
+        if place:
+            if self._closed(place):
+                found.append(f"open {place}")
+            elif self.kind(place) in KINDS["closed"]:
+                found.append(f"close {place}")
+            if self.kind(place) == "desklamp":
+                found.append(f"use {place}")
+            elif not self._closed(place):
+                if self.carried:
+                    found.append(f"put {self.carried} in {place}")
+                else:
+                    found += [f"take {thing} from {place}" for thing in sorted(self.holds[place])]
+            if self.carried:
+                found += [f"{verb} {self.carried} with {place}" for verb, at in _AT.items() if at == self.kind(place)]
+            found.append(f"examine {place}")
+        return [*found, "look", "inventory"]
+
+    def carried_out(self, command: str) -> str:
+        """Carry out one of `commands`, and tell what is seen."""
+        verb, _, rest = command.partition(" ")
+        if verb == "go":
+            self.place, self.lit = rest.removeprefix("to "), False
+            return f"You are at {self.place}. {self._sight()}"
+        if verb in ("open", "close"):
+            (self.opened.add if verb == "open" else self.opened.discard)(rest)
+            return f"You {verb} {rest}. {self._sight()}"
+        if verb == "take":
+            self.carried = rest.partition(" from ")[0]
+            self.holds[self.place].remove(self.carried)
+            return f"You take {self.carried}."
+        if verb == "put":
+            thing, self.carried = self.carried, ""
+            self.holds[self.place].add(thing)
+            return f"You put {thing} in {self.place}."
+        if verb == "use":
+            self.lit = True
+            return f"You turn on {rest}."
+        if verb in _MARKS:
+            self.marks[self.carried] = _MARKS[verb]
+            return f"You {verb} {self.carried}: it is {_MARKS[verb]} now."
+        if verb == "inventory":
+            return f"You carry {self.carried}." if self.carried else "You carry nothing."
+        return self._sight() if self.place else f"Around you: {', '.join(sorted(self.holds))}."
+
+    def _sight(self) -> str:
+        name = self.place
+        if self._closed(name):
+            return f"{name} is closed."
+        self.seen.add(name)
+        return f"In {name} you see {', '.join(sorted(self.holds[name])) or 'nothing'}."
+
+
+def furnished(random: Random, kind: str) -> tuple[House, Task]:
+    """A room and a task of this kind that can be done in it and is not done yet."""
+    names = [f"{name} {n}" for name, most in HOLDERS.items() for n in range(1, random.randint(1, most) + 1)]
+    house = House(holds={name: set() for name in names})
+    treatment = "light" if kind == "look_at_obj_in_light" else _TREATMENTS.get(kind, "")
+    of = {"clean": ("dishes", "food"), "heat": ("food",), "cool": ("food",)}.get(treatment, ("food", "dishes", "other"))
+    thing = random.choice(sorted(name for group in of for name in KINDS[group]))
+    count = 2 if kind == "pick_two_obj_and_place" else 1
+    lamp = next(name for name in names if house.kind(name) == "desklamp")
+    target = lamp if treatment == "light" else random.choice([name for name in names if house.kind(name) in _TARGETS])
+    free = [name for name in names if name not in (target, lamp)]
+    for number in range(1, count + random.randint(0, 1) + 1):
+        house.holds[random.choice(free)].add(f"{thing} {number}")
+    others = sorted(name for group in ("food", "dishes", "other") for name in KINDS[group] if name != thing)
+    for other in random.sample(others, random.randint(4, 9)):
+        house.holds[random.choice([*free, *([] if target == lamp else [target])])].add(f"{other} 1")
+    text = TASKS[kind].format(thing=thing, target=target)
+    return house, Task(kind=kind, text=text, thing=thing, target=target, treatment=treatment, count=count)

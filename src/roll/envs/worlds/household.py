@@ -1,0 +1,120 @@
+"""Household tasks in words, in the manner of ALFWorld (arXiv 2010.03768), with a generator of our own.
+
+go to R · open R · close R · take O from R · put O in R · use R · clean O with R · heat O with R · cool O with R
+examine R · look · inventory
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from roll.envs.worlds.house import HOLDERS, KINDS, TASKS, House, Task, furnished
+from roll.envs.worlds.world import FORMAT_ERROR, Begun, Stepped, World
+
+__all__ = ["Household"]
+
+_LONGEST_COMMAND = 200
+_TOOLS = {"clean": "sinkbasin", "heat": "microwave", "cool": "fridge"}
+_DONE = {"clean": "clean", "heat": "hot", "cool": "cold"}
+
+
+class Household(World):
+    """Reward 1 when the task is done, and no other; −0.1 for a command that cannot be carried out now.
+
+    `info["admissible"]` has all commands that can.
+
+    Args:
+        tasks: kinds of tasks, from `TASKS`; all six without.
+        max_turns: after which the episode is cut off.
+    """
+
+    def __init__(self, tasks: tuple[str, ...] | list[str] | None = None, max_turns: int = 50) -> None:
+        super().__init__(tasks=tasks, max_turns=max_turns)
+        self._tasks = tuple(tasks or TASKS)
+        if unknown := set(self._tasks) - set(TASKS):
+            raise ValueError(f"tasks {sorted(unknown)} are unknown: there are {list(TASKS)}")
+        if max_turns < 1:
+            raise ValueError(f"max_turns is at least 1, got {max_turns}")
+        self._max_turns, self._turn = max_turns, 0
+        self._house: House
+        self._task: Task
+
+    def reset(self, seed: int | None = None) -> Begun:
+        """See `Env`."""
+        self.begin(seed)
+        self._house, self._task = furnished(self.random, self.random.choice(self._tasks))
+        self._turn = 0
+        places = ", ".join(sorted(self._house.holds))
+        text = f"You are in the middle of a room. Around you: {places}.\nYour task: {self._task.text}"
+        return f"{text}\nAnswer with one command on the last line.", self._info()
+
+    def step(self, action: str) -> Stepped:
+        """See `Env`."""
+        self._turn += 1
+        command = _command(action)
+        admissible = self._house.commands()
+        if command not in admissible:
+            observation, reward = "Nothing happens.", FORMAT_ERROR
+        else:
+            observation, reward = self._house.carried_out(command), 0.0
+        done = self._task.done(self._house)
+        reward = 1.0 if done else reward
+        return observation, reward, done, not done and self._turn >= self._max_turns, self._info()
+
+    def _info(self) -> dict[str, Any]:
+        house = self._house
+        state = (self._task.text, house.place, sorted(house.opened), house.carried, sorted(house.marks.items()))
+        lying = [(name, sorted(house.holds[name])) for name in sorted(house.seen)]
+        return {"state": repr((state, lying)), "admissible": house.commands(), "task": self._task.kind}
+
+    def sample_random_action(self) -> str:
+        """Any command that can be carried out."""
+        return self.random.choice(self._house.commands())
+
+    def solution(self) -> list[str]:
+        """The commands of one who knows where everything is."""
+        return plan(self._house, self._task)
+
+
+def plan(house: House, task: Task) -> list[str]:
+    """Fetch each thing that is wanted, treat it, and bring it where it belongs."""
+    commands: list[str] = []
+    opened, at = set(house.opened), house.place
+
+    def go(place: str) -> None:
+        nonlocal at
+        if at == place:
+            return
+        at = place
+        commands.append(f"go to {place}")
+        if house.kind(place) in KINDS["closed"] and place not in opened:
+            commands.append(f"open {place}")
+            opened.add(place)
+
+    things = [thing for thing, place in house.where().items() if _kind(thing) == task.thing and place != task.target]
+    target = task.target
+    for thing in sorted(things)[: task.count]:
+        place = house.where()[thing]
+        go(place)
+        commands.append(f"take {thing} from {place}")
+        if task.treatment in _TOOLS:
+            tool = next(name for name in house.holds if house.kind(name) == _TOOLS[task.treatment])
+            go(tool)
+            commands.append(f"{task.treatment} {thing} with {tool}")
+        go(target)
+        commands.append(f"use {target}" if task.treatment == "light" else f"put {thing} in {target}")
+    return commands
+
+
+def _kind(thing: str) -> str:
+    return thing.rpartition(" ")[0]
+
+
+def _command(action: str) -> str:
+    """The last line that is not empty, in lower case and single spaces, without a mark before it."""
+    lines = [line for line in action[-2_000:].splitlines() if line.strip()]
+    words = lines[-1][:_LONGEST_COMMAND].lower().strip(" .>`*").split() if lines else []
+    return " ".join(words).replace(" on ", " in ").replace(" into ", " in ")
+
+
+assert set(_DONE) == set(_TOOLS) and HOLDERS, "treatments have their tools"

@@ -1,0 +1,114 @@
+"""Facts, rules, and a statement that follows or does not, in the manner of RuleTaker (arXiv 2002.05867).
+
+What cannot be derived is false. The depth of a question is how many rules have to be applied one after another.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from random import Random
+from typing import Any
+
+from roll.envs.worlds.world import FORMAT_ERROR, Begun, Stepped, World, final_answer
+
+__all__ = ["RuleTaker", "derived"]
+
+NAMES = ("Anne", "Bob", "Charlie", "Dave", "Erin", "Fiona", "Gary", "Harry")
+TRAITS = (
+    *("big", "blue", "cold", "furry", "green", "kind", "nice", "quiet", "red", "rough", "round", "smart"),
+    *("white", "young", "calm", "brave", "tall", "loud"),
+)
+
+
+@dataclass(frozen=True)
+class _Rule:
+    needs: tuple[str, ...]
+    gives: str
+
+    def __str__(self) -> str:
+        return f"If someone is {' and '.join(self.needs)} then they are {self.gives}."
+
+
+def derived(facts: set[str], rules: tuple[_Rule, ...]) -> dict[str, int]:
+    """All traits that follow for one person, with the depth of the shortest derivation."""
+    depth = dict.fromkeys(facts, 0)
+    level = 0
+    while True:
+        level += 1
+        new = {r.gives for r in rules if r.gives not in depth and all(need in depth for need in r.needs)}
+        if not new:
+            return depth
+        depth |= dict.fromkeys(new, level)
+
+
+class RuleTaker(World):
+    r"""Answer `\boxed{True}` or `\boxed{False}`: 1 where it is right, 0 where it is wrong, −0.1 for anything else.
+
+    Args:
+        depth: of the question, 0 to 5.
+        num_people: whom facts are about, 1 to 8.
+        num_distractors: rules that are there besides.
+    """
+
+    def __init__(self, depth: int = 2, num_people: int = 3, num_distractors: int = 4) -> None:
+        super().__init__(depth=depth, num_people=num_people, num_distractors=num_distractors)
+        if not 0 <= depth <= 5 or not 1 <= num_people <= len(NAMES) or not 0 <= num_distractors <= 20:
+            raise ValueError(
+                f"depth is from 0 to 5, num_people from 1 to {len(NAMES)}, num_distractors from 0 to 20; "
+                f"got {depth}, {num_people} and {num_distractors}"
+            )
+        self._depth, self._num_people, self._num_distractors = depth, num_people, num_distractors
+        self._truth = True
+
+    def reset(self, seed: int | None = None) -> Begun:
+        """See `Env`."""
+        self.begin(seed)
+        random = self.random
+        person, *others = random.sample(NAMES, self._num_people)
+        chain = random.sample(TRAITS, self._depth + 1)
+        spare = [trait for trait in TRAITS if trait not in chain]
+        extra = random.sample(spare[:8], 2)  # what the asked person also is; nothing leads from it to the chain
+        never = spare[8:]  # what nobody is, and no rule gives
+        rules = [_Rule(_needs(random, chain[n], extra), chain[n + 1]) for n in range(self._depth)]
+        for _ in range(self._num_distractors):
+            rules.append(_Rule((random.choice(never), random.choice(TRAITS)), random.choice(spare[:8])))
+        facts = {person: {chain[0], *extra}} | {
+            other: set(random.sample([*chain[1:], *spare[:8]], 2)) if self._depth else set(random.sample(spare[:8], 2))
+            for other in others
+        }
+        random.shuffle(rules)
+        lines = [f"{name} is {trait}." for name, traits in facts.items() for trait in sorted(traits)]
+        random.shuffle(lines)
+        self._truth = random.random() < 0.5
+        statement = self._statement(person, chain[-1], never)
+        text = " ".join([*lines, *map(str, rules)])
+        question = f"{text}\nIs it true or false that {statement}?"
+        wish = "What does not follow is false. Put True or False into \\boxed{}."
+        return f"{question} {wish}", {"state": question}
+
+    def _statement(self, person: str, last: str, never: list[str]) -> str:
+        """One that is as true as `_truth` says, whichever way it is put."""
+        negated = self.random.random() < 0.5
+        trait = self.random.choice(never) if negated == self._truth else last
+        return f"{person} is {'not ' if negated else ''}{trait}"
+
+    def step(self, action: str) -> Stepped:
+        """See `Env`."""
+        answer = (final_answer(action) or "").casefold()
+        right = answer == str(self._truth).casefold()
+        info: dict[str, Any] = {"state": "answered", "correct": right}
+        if answer not in ("true", "false"):
+            return "There is no True or False in \\boxed{}.", FORMAT_ERROR, True, False, info
+        return ("Right." if right else "Wrong."), float(right), True, False, info
+
+    def sample_random_action(self) -> str:
+        """A guess."""
+        return f"\\boxed{{{self.random.choice(['True', 'False'])}}}"
+
+    def solution(self) -> str:
+        """The action of one who knows."""
+        return f"\\boxed{{{self._truth}}}"
+
+
+def _needs(random: Random, trait: str, extra: list[str]) -> tuple[str, ...]:
+    return (trait, random.choice(extra)) if random.random() < 0.5 else (trait,)

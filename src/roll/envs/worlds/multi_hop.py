@@ -1,0 +1,171 @@
+"""Questions that take two or three documents to answer, over a small made-up world that no model knows by heart.
+
+    company ─ founder ─► person ─ born in ─► town ─ in ─► country ─ capital ─► town
+                            └─ studied at ─► university ─ in ─► town
+
+The corpus is made from a fixed seed: the same one everywhere, with a document for each thing in it.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from random import Random
+from typing import Any
+
+from roll.envs.tools.environment import ToolEnv
+from roll.envs.tools.search import BM25, Passage, Search
+from roll.envs.worlds.world import FORMAT_ERROR, Begun, Stepped, World, final_answer, same_text
+
+__all__ = ["MultiHop", "corpus", "multi_hop"]
+
+_STARTS = (
+    "Bel",
+    "Cor",
+    "Dan",
+    "El",
+    "Fal",
+    "Gar",
+    "Hol",
+    "Ist",
+    "Jor",
+    "Kel",
+    "Lor",
+    "Mar",
+    "Nor",
+    "Or",
+    "Pel",
+    "Quin",
+)
+_MIDDLES = ("a", "e", "i", "o", "u", "ai", "ora", "ane", "ili", "enu")
+_TOWN_ENDS, _COUNTRY_ENDS = ("ton", "ville", "burg", "stad", "port", "mouth"), ("land", "ia", "stan", "ovia")
+_FAMILY_ENDS, _COMPANY_ENDS = ("sen", "man", "ski", "ez", "berg", "wood"), (" Works", " Mills", " Foods", " Motors")
+_GIVEN = ("Ada", "Ben", "Cleo", "Dora", "Emil", "Finn", "Greta", "Hugo", "Ines", "Jan", "Kira", "Leo", "Mina", "Nils")
+_TRADES = ("chemist", "painter", "engineer", "violinist", "botanist", "chess player", "architect", "poet")
+
+RELATIONS: Mapping[str, tuple[str, str]] = {
+    "founder": ("company", "the founder of {}"),
+    "birthplace": ("person", "the town where {} was born"),
+    "university": ("person", "the university where {} studied"),
+    "seat": ("university", "the town where {} is"),
+    "country": ("town", "the country where {} lies"),
+    "capital": ("country", "the capital of {}"),
+    "river": ("town", "the river on which {} lies"),
+}
+"""Of what kind of thing, and in words."""
+_CHAINS: Mapping[int, tuple[tuple[str, ...], ...]] = {
+    2: (("founder", "birthplace"), ("founder", "university"), ("birthplace", "country"), ("university", "seat"),
+        ("birthplace", "river"), ("seat", "river")),
+    3: (("founder", "birthplace", "country"), ("founder", "university", "seat"), ("birthplace", "country", "capital"),
+        ("university", "seat", "country"), ("university", "seat", "river"), ("founder", "birthplace", "river")),
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class _Corpus:
+    passages: tuple[Passage, ...]
+    facts: Mapping[tuple[str, str], str]
+    """(relation, thing) to thing."""
+    index: BM25
+
+
+@functools.cache
+def corpus() -> _Corpus:
+    """The world's documents and what they say."""
+    random = Random("multi-hop")
+    used: set[str] = set()
+
+    def named(ends: Sequence[str]) -> str:
+        while True:
+            name = random.choice(_STARTS) + random.choice(_MIDDLES) + random.choice(ends)
+            if name not in used:
+                used.add(name)
+                return name
+
+    countries = [named(_COUNTRY_ENDS) for _ in range(12)]
+    towns = [named(_TOWN_ENDS) for _ in range(60)]
+    universities = [f"{named(('',))} University" for _ in range(24)]
+    people = [f"{random.choice(_GIVEN)} {named(_FAMILY_ENDS)}" for _ in range(120)]
+    companies = [named(_COMPANY_ENDS) for _ in range(80)]
+    rivers = [named(("",)) for _ in range(20)]
+    facts: dict[tuple[str, str], str] = {}
+    texts: dict[str, str] = {}
+    for number, country in enumerate(countries):
+        facts["capital", country] = towns[number]
+        texts[country] = f"{country} is a country. Its capital is {towns[number]}."
+    for number, town in enumerate(towns):
+        facts["country", town] = country = countries[number if number < 12 else random.randrange(12)]
+        facts["river", town] = river = random.choice(rivers)
+        texts[town] = f"{town} is a town in {country}. It lies on the river {river}."
+    for university in universities:
+        facts["seat", university] = town = random.choice(towns)
+        texts[university] = f"{university} is in {town}. It was founded in {random.randint(1400, 1950)}."
+    for person in people:
+        facts["birthplace", person] = town = random.choice(towns)
+        facts["university", person] = university = random.choice(universities)
+        trade = random.choice(_TRADES)
+        texts[person] = f"{person} is a {trade} who was born in {town} and studied at {university}."
+    for company in companies:
+        facts["founder", company] = person = random.choice(people)
+        texts[company] = f"{company} is a company. It was founded by {person} in {random.randint(1850, 2010)}."
+    passages = tuple(Passage(title=title, text=text) for title, text in texts.items())
+    return _Corpus(passages, facts, BM25(passages))
+
+
+class MultiHop(World):
+    r"""One question, one answer in `\boxed{}`, scored as question answering is: equal but for case and punctuation.
+
+    Args:
+        hops: documents that it takes, 2 or 3.
+    """
+
+    def __init__(self, hops: int = 2) -> None:
+        super().__init__(hops=hops)
+        if hops not in _CHAINS:
+            raise ValueError(f"hops is 2 or 3, got {hops}")
+        self._hops = hops
+        self._answer, self._start = "", ""
+        self._chain: tuple[str, ...] = ()
+
+    def reset(self, seed: int | None = None) -> Begun:
+        """See `Env`."""
+        self.begin(seed)
+        facts = corpus().facts
+        self._chain = self.random.choice(_CHAINS[self._hops])
+        self._start = thing = self.random.choice([name for relation, name in facts if relation == self._chain[0]])
+        words = thing
+        for relation in self._chain:
+            words = RELATIONS[relation][1].format(words)
+            thing = facts[relation, thing]
+        self._answer = thing
+        question = f"What is the name of {words}?"
+        return f"{question} Put the name alone into \\boxed{{}}.", {"state": question}
+
+    def step(self, action: str) -> Stepped:
+        """See `Env`."""
+        answer = final_answer(action)
+        right = answer is not None and same_text(answer, self._answer)
+        info: dict[str, Any] = {"state": "answered", "correct": right}
+        if not answer:
+            return "There is no answer in \\boxed{}.", FORMAT_ERROR, True, False, info
+        return ("Right." if right else f"Wrong: it is {self._answer}."), float(right), True, False, info
+
+    def sample_random_action(self) -> str:
+        """Some name."""
+        return f"\\boxed{{{self.random.choice(corpus().passages).title}}}"
+
+    def solution(self) -> list[str]:
+        """The actions of one who looks everything up, with calls in tags."""
+        found = [self._start]
+        for relation in self._chain:
+            found.append(corpus().facts[relation, found[-1]])
+        return [*(f"<search>{name}</search>" for name in found[:-1]), f"\\boxed{{{self._answer}}}"]
+
+
+def multi_hop(
+    hops: int = 2, num_results: int = 3, max_tool_uses: int = 6, form: str = "auto", explain: bool = True
+) -> ToolEnv:
+    """`MultiHop` with the tool `search` over its corpus."""
+    search = Search(corpus().index, num_results)
+    return ToolEnv(MultiHop(hops), [search], form=form, max_tool_uses=max_tool_uses, explain=explain)

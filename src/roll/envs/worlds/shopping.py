@@ -1,0 +1,218 @@
+"""Shopping by instruction, in the manner of WebShop (arXiv 2207.01206), over a small catalogue of our own.
+
+search page ─ search[words] ─► results ─ click[B00012] ─► product ─ click[red], click[description] … click[buy now]
+                                  └ click[next >], click[< prev], click[back to search] ┘
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from roll.envs.worlds.catalogue import Product, catalogue, index
+from roll.envs.worlds.world import FORMAT_ERROR, Begun, Stepped, World
+
+__all__ = ["Goal", "Shopping", "purchase_reward"]
+
+PER_PAGE = 5
+MOST_RESULTS = 25
+BACK, NEXT, PREVIOUS, BUY, DESCRIPTION, FEATURES = (
+    *("back to search", "next >", "< prev", "buy now"),
+    *("description", "features"),
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Goal:
+    """What is to be bought."""
+
+    product: Product
+    """One that fits."""
+    attributes: frozenset[str]
+    options: dict[str, str]
+    price: float
+    """At most."""
+
+    def __str__(self) -> str:
+        choices = "".join(f", {name} {value}" for name, value in self.options.items())
+        wanted = " and ".join(sorted(self.attributes))
+        return (
+            f"Find a product of the kind {self.product.kind}: {wanted}{choices}, for at most {self.price:.2f} dollars."
+        )
+
+
+def purchase_reward(goal: Goal, bought: Product, chosen: dict[str, str]) -> float:
+    """WebShop's: r = r_type (|U_att ∩ Y_att| + |U_opt ∩ Y_opt| + [y_price ≤ u_price]) / (|U_att| + |U_opt| + 1).
+
+    r_type, which there is estimated from texts, is 1 for the same kind of product, 0.5 for another of its department
+    and 0 for any other: here the kinds are known.
+    """
+    same_kind, same_department = bought.kind == goal.product.kind, bought.department == goal.product.department
+    kind = 1.0 if same_kind else 0.5 if same_department else 0.0
+    attributes = len(goal.attributes & bought.attributes)
+    options = sum(chosen.get(name) == value for name, value in goal.options.items())
+    met = attributes + options + (bought.price <= goal.price)
+    return kind * met / (len(goal.attributes) + len(goal.options) + 1)
+
+
+@dataclass
+class _Page:
+    results: list[Product] = field(default_factory=list)
+    number: int = 0
+    product: Product | None = None
+    detail: str = ""
+    chosen: dict[str, str] = field(default_factory=dict)
+
+
+class Shopping(World):
+    """The reward comes with the purchase, from 0 to 1; −0.1 for an action that the page does not have.
+
+    Args:
+        max_turns: after which the episode is cut off.
+    """
+
+    def __init__(self, max_turns: int = 15) -> None:
+        super().__init__(max_turns=max_turns)
+        if max_turns < 1:
+            raise ValueError(f"max_turns is at least 1, got {max_turns}")
+        self._max_turns, self._turn = max_turns, 0
+        self._page = _Page()
+        self._goal: Goal
+
+    def reset(self, seed: int | None = None) -> Begun:
+        """See `Env`."""
+        self.begin(seed)
+        random = self.random
+        product = random.choice(list(catalogue().values()))
+        attributes = random.sample(sorted(product.attributes), random.randint(1, 2))
+        options = {name: random.choice(values) for name, values in product.options.items()}
+        price = product.price + random.randint(1, 15)
+        self._goal = Goal(product=product, attributes=frozenset(attributes), options=options, price=round(price, 2))
+        self._page, self._turn = _Page(), 0
+        return f"{self._goal}\nAct with search[words] or click[what a page offers].\n{self._shown()}", self._info()
+
+    def step(self, action: str) -> Stepped:
+        """See `Env`."""
+        self._turn += 1
+        cut_off = self._turn >= self._max_turns
+        command, what = _read(action)
+        offered = self._clickable()
+        if command == "search" and not self._searchable():
+            complaint = f"There is no search field on this page: click[{BACK}] first."
+        elif command == "click" and what not in offered:
+            complaint = f"There is no '{what[:60]}' to click on this page."
+        elif command is None or not what:
+            complaint = "Act with search[words] or click[what a page offers]."
+        else:
+            complaint = ""
+        if complaint:
+            return f"{complaint}\n{self._shown()}", FORMAT_ERROR, False, cut_off, self._info()
+        if what == BUY and command == "click":
+            assert self._page.product is not None
+            reward = purchase_reward(self._goal, self._page.product, self._page.chosen)
+            return f"Bought. Your score is {reward:.2f}.", reward, True, False, {"state": "bought", "admissible": []}
+        self._turn_page(str(command), what)
+        return self._shown(), 0.0, False, cut_off, self._info()
+
+    def _turn_page(self, command: str, what: str) -> None:
+        page = self._page
+        if command == "search":
+            found = index().search(what, MOST_RESULTS)
+            self._page = _Page(results=[catalogue()[passage.title] for passage in found])
+        elif what == BACK:
+            self._page = _Page()
+        elif page.product is None and what in (NEXT, PREVIOUS):
+            page.number += 1 if what == NEXT else -1
+        elif page.product is None:
+            page.product = catalogue()[what.upper()]
+        elif what == PREVIOUS:
+            if page.detail:
+                page.detail = ""
+            else:
+                page.product, page.chosen = None, {}
+        elif what in (DESCRIPTION, FEATURES):
+            page.detail = what
+        else:
+            name = next(name for name, values in page.product.options.items() if what in values)
+            page.chosen[name] = what
+
+    def _searchable(self) -> bool:
+        return not self._page.results and self._page.product is None
+
+    def _clickable(self) -> list[str]:
+        page = self._page
+        if page.product is not None:
+            if page.detail:
+                return [BACK, PREVIOUS]
+            options = [value for values in page.product.options.values() for value in values]
+            return [BACK, PREVIOUS, DESCRIPTION, FEATURES, BUY, *options]
+        if not page.results:
+            return []
+        start = page.number * PER_PAGE
+        moves = [NEXT] * (start + PER_PAGE < len(page.results)) + [PREVIOUS] * (page.number > 0)
+        return [BACK, *moves, *(product.asin.lower() for product in page.results[start : start + PER_PAGE])]
+
+    def _shown(self) -> str:
+        page = self._page
+        if self._searchable():
+            return "[search field]"
+        buttons = "".join(f"[{name}]" for name in self._clickable()[: 5 if page.product else 3] if not _is_number(name))
+        if page.product is None:
+            start = page.number * PER_PAGE
+            shown = page.results[start : start + PER_PAGE]
+            lines = [f"[{p.asin}] {p.title} ${p.price:.2f}" for p in shown]
+            return "\n".join([buttons, f"Page {page.number + 1} of {-(-len(page.results) // PER_PAGE)}", *lines])
+        product = page.product
+        if page.detail:
+            return f"{buttons}\nThis {product.kind} is {', '.join(sorted(product.attributes))}."
+        choices = [
+            f"{name}: " + " ".join(f"[{v}]{' (chosen)' if page.chosen.get(name) == v else ''}" for v in values)
+            for name, values in product.options.items()
+        ]
+        return "\n".join([buttons, f"{product.title} ${product.price:.2f}", *choices])
+
+    def _info(self) -> dict[str, Any]:
+        page = self._page
+        clicks = [f"click[{what}]" for what in self._clickable()]
+        product = page.product.asin if page.product else ""
+        state = (str(self._goal), [p.asin for p in page.results], page.number, product, page.detail, page.chosen)
+        return {"state": repr(state), "admissible": clicks or ["search[<words>]"]}
+
+    def sample_random_action(self) -> str:
+        """A search for something, or a click on anything that the page has."""
+        clickable = self._clickable()
+        if not clickable:
+            product = self.random.choice(list(catalogue().values()))
+            return f"search[{product.kind}]"
+        return f"click[{self.random.choice(clickable)}]"
+
+    def solution(self) -> list[str]:
+        """The actions of one who knows what to buy."""
+        goal = self._goal
+        query = " ".join([goal.product.title, *sorted(goal.product.attributes)])
+        found = [passage.title for passage in index().search(query, MOST_RESULTS)]
+        pages = found.index(goal.product.asin) // PER_PAGE
+        choices = [f"click[{value}]" for value in goal.options.values()]
+        return [
+            f"search[{query}]",
+            *[f"click[{NEXT}]"] * pages,
+            f"click[{goal.product.asin}]",
+            *choices,
+            f"click[{BUY}]",
+        ]
+
+
+def _is_number(name: str) -> bool:
+    return name.upper() in catalogue()
+
+
+def _read(action: str) -> tuple[str | None, str]:
+    """Command and what it is about: the last one that the text has."""
+    text = action[-2_000:]
+    search, click = text.rfind("search["), text.rfind("click[")
+    start = max(search, click)
+    end = text.find("]", start)
+    if start < 0 or end < 0:
+        return None, ""
+    what = " ".join(text[text.index("[", start) + 1 : end].split()).lower()
+    return ("search" if search > click else "click"), what

@@ -1,0 +1,16 @@
+"""Families of terminal tasks: each makes a task from random numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from random import Random
+
+from roll.envs.worlds.terminal_tasks.finding import FINDING
+from roll.envs.worlds.terminal_tasks.programs import PROGRAMS
+from roll.envs.worlds.terminal_tasks.settings import SETTINGS
+from roll.envs.worlds.terminal_tasks.task import Check, Task
+from roll.envs.worlds.terminal_tasks.text import TEXT
+
+__all__ = ["FAMILIES", "Check", "Task"]
+
+FAMILIES: Mapping[str, Callable[[Random], Task]] = {**FINDING, **TEXT, **SETTINGS, **PROGRAMS}

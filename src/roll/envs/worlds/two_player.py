@@ -1,0 +1,182 @@
+"""Games of two: against a scripted, a random or a given opponent, or with a model on either side.
+
+Match(game): whose turn ─► observe(seat) ─► act(text) ─► … ─► rewards of both seats     two models, or one twice
+TwoPlayer: an `Env` of one seat; the opponent plays the other
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable
+from random import Random
+from typing import Any, TypeAlias
+
+from roll.envs.worlds.board_games import GAMES, Game
+from roll.envs.worlds.world import FORMAT_ERROR, Begun, Stepped, World, final_answer
+from roll.errors import ConfigError
+from roll.registry import load_function, nearest
+
+__all__ = ["Match", "Opponent", "TwoPlayer"]
+
+Opponent: TypeAlias = Callable[[str, list[str]], Any]
+"""Given what its seat sees, and the moves that are allowed, gives text with a move in `\\boxed{}`; may be async."""
+
+
+class Match:
+    """One game between two seats, 0 and 1. Whoever plays them asks and answers here.
+
+    Args:
+        game: by name: see `GAMES`.
+        seed: of the deal.
+    """
+
+    def __init__(self, game: str, seed: int | None = None) -> None:
+        if game not in GAMES:
+            raise ConfigError(f"unknown game of two '{game}'.{nearest(game, list(GAMES))} Known: {', '.join(GAMES)}.")
+        self._game: Game = GAMES[game](Random(seed))
+        self.rewards: tuple[float, float] | None = None
+        """Of seats 0 and 1, from −1 to 1, in sum 0; `None` while the game goes on."""
+
+    @property
+    def turn(self) -> int:
+        """The seat whose move it is."""
+        return self._game.turn
+
+    def moves(self) -> list[str]:
+        """Those allowed now."""
+        return self._game.moves()
+
+    def best(self) -> str:
+        """A move that an expert would make; ties are broken by the order of moves."""
+        return self._game.best()
+
+    def observe(self, seat: int) -> str:
+        """What a seat sees, with the moves if it is its turn."""
+        seen = self._game.seen(seat)
+        return f"{seen}\nMoves: {', '.join(self.moves())}. Put yours into \\boxed{{}}." if seat == self.turn else seen
+
+    def act(self, text: str) -> bool:
+        """Make the move in `\\boxed{}` for whose turn it is; whether it was allowed. Otherwise nothing happens."""
+        assert self.rewards is None, "the game is over"
+        move = (final_answer(text) or "").casefold()
+        if move not in self.moves():
+            return False
+        self._game.play(move)
+        self.rewards = self._game.rewards()
+        return True
+
+    def state(self, seat: int) -> str:
+        """The name of what a seat knows."""
+        return f"{seat} {self._game.seen(seat)}"
+
+
+class TwoPlayer(World):
+    """One seat of a `Match`: 1 for a win, 0 for a draw, −1 for a loss (Kuhn poker: half the chips), −0.1 for no move.
+
+    Args:
+        game: `nim`, `tic_tac_toe` or `kuhn_poker`.
+        opponent: `random`, `expert`, a function (`Opponent`), or where one is: `file.py:function`.
+        seat: 0 begins; `None` draws it from the seed.
+        max_turns: after which the episode is cut off.
+    """
+
+    def __init__(
+        self,
+        game: str = "tic_tac_toe",
+        opponent: str | Opponent = "random",
+        seat: int | None = None,
+        max_turns: int = 20,
+    ) -> None:
+        super().__init__(game=game, opponent=opponent, seat=seat, max_turns=max_turns)
+        if seat not in (0, 1, None) or max_turns < 1:
+            raise ValueError(f"seat is 0, 1 or nothing and max_turns at least 1, got {seat} and {max_turns}")
+        self._name, self._seat_wish, self._max_turns = game, seat, max_turns
+        self._opponent = load_function(opponent, "opponent") if _is_path(opponent) else opponent
+        if isinstance(self._opponent, str) and self._opponent not in ("random", "expert"):
+            raise ValueError(f"opponent is 'random', 'expert', a function or 'file.py:function', got '{opponent}'")
+        self._match = Match(game, 0)
+        self._seat, self._turn = 0, 0
+
+    @functools.cached_property
+    def _waits(self) -> bool:
+        return inspect.iscoroutinefunction(self._opponent)
+
+    def reset(self, seed: int | None = None) -> Any:
+        """See `Env`; a coroutine where the opponent is an async function."""
+        self.begin(seed)
+        self._match = Match(self._name, self.random.randrange(2**31))
+        self._seat = self.random.randrange(2) if self._seat_wish is None else self._seat_wish
+        self._turn = 0
+        return self._begun_late() if self._waits else self._begun(self._answered())
+
+    def step(self, action: str) -> Any:
+        """See `Env`; a coroutine where the opponent is an async function."""
+        self._turn += 1
+        if not self._match.act(action):
+            return self._stepped(FORMAT_ERROR, "That is no move.\n")
+        return self._stepped_late() if self._waits else self._stepped(0.0, self._answered())
+
+    async def _begun_late(self) -> Begun:
+        return self._begun(await self._answered_late())
+
+    async def _stepped_late(self) -> Stepped:
+        return self._stepped(0.0, await self._answered_late())
+
+    def _begun(self, note: str) -> Begun:
+        return note + self._match.observe(self._seat), self._info()
+
+    def _stepped(self, reward: float, note: str) -> Stepped:
+        match = self._match
+        observation = note + match.observe(self._seat)
+        if match.rewards is not None:
+            return observation, match.rewards[self._seat], True, False, self._info()
+        return observation, reward, False, self._turn >= self._max_turns, self._info()
+
+    def _answered(self) -> str:
+        """The opponent's moves until it is our turn, and a note where it gave none."""
+        note = ""
+        while self._their_turn():
+            note += self._moved(self._their_text())
+        return note
+
+    async def _answered_late(self) -> str:
+        note = ""
+        while self._their_turn():
+            note += self._moved(await self._their_text())
+        return note
+
+    def _their_turn(self) -> bool:
+        return self._match.rewards is None and self._match.turn != self._seat
+
+    def _their_text(self) -> Any:
+        match = self._match
+        if self._opponent == "random":
+            return f"\\boxed{{{self.random.choice(match.moves())}}}"
+        if self._opponent == "expert":
+            return f"\\boxed{{{match.best()}}}"
+        assert callable(self._opponent)
+        return self._opponent(match.observe(match.turn), match.moves())
+
+    def _moved(self, text: Any) -> str:
+        """Make the opponent's move: its first allowed one where it named none."""
+        if isinstance(text, str) and self._match.act(text):
+            return ""
+        self._match.act(f"\\boxed{{{self._match.moves()[0]}}}")
+        return "The opponent named no move; its first one was made.\n"
+
+    def _info(self) -> dict[str, Any]:
+        moves = [] if self._match.rewards is not None else self._match.moves()
+        return {"state": self._match.state(self._seat), "admissible": [f"\\boxed{{{move}}}" for move in moves]}
+
+    def sample_random_action(self) -> str:
+        """Any allowed move."""
+        return f"\\boxed{{{self.random.choice(self._match.moves())}}}" if self._match.rewards is None else "\\boxed{}"
+
+    def solution(self) -> str:
+        """An expert's next move."""
+        return f"\\boxed{{{self._match.best()}}}"
+
+
+def _is_path(opponent: object) -> bool:
+    return isinstance(opponent, str) and ":" in opponent

@@ -1,0 +1,76 @@
+"""What changes an environment: what its player sees, what is counted, what costs something.
+
+make_vec("game:Sokoban-v0-easy", wrappers=wrapper_functions("concat_with_action,episode_tracking"))
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+from roll.envs.wrappers.episode import EpisodeTracking, TimeLimit
+from roll.envs.wrappers.form import FormatPenalty
+from roll.envs.wrappers.history import ObservationHistory
+from roll.errors import ConfigError, DataError
+from roll.registry import nearest
+
+__all__ = [
+    "WRAPPERS",
+    "EpisodeTracking",
+    "FormatPenalty",
+    "ObservationHistory",
+    "TimeLimit",
+    "wrapped",
+    "wrapper_functions",
+]
+
+WRAPPERS: dict[str, Callable[..., Any]] = {
+    "concat": partial(ObservationHistory, actions=False),
+    "concat_with_action": ObservationHistory,
+    "concat_chat": partial(ObservationHistory, chat="always"),
+    "concat_chat_on_reset": partial(ObservationHistory, chat="on_reset"),
+    "episode_tracking": EpisodeTracking,
+    "time_limit": TimeLimit,
+    "format_penalty": FormatPenalty,
+}
+"""By GEM's names, and a few more."""
+
+_NEED_TOKENIZER = ("concat_chat", "concat_chat_on_reset")
+
+
+def wrapped(env: Any, name: str, options: Mapping[str, Any]) -> Any:
+    """An environment with one wrapper around it.
+
+    Raises:
+        ConfigError: there is none of this name.
+        DataError: it refuses the options.
+    """
+    (function,) = wrapper_functions(name) or [lambda env: env]
+    try:
+        return function(env, **options)
+    except (TypeError, ValueError) as error:
+        raise DataError(f"wrapper '{name}' refuses its options {dict(options)}: {error}") from error
+
+
+def wrapper_functions(names: str, tokenizer: Any = None) -> list[Callable[[Any], Any]]:
+    """Wrappers by name, to be put around an environment in this order.
+
+    Args:
+        names: separated by commas, such as `concat_with_action,episode_tracking`.
+        tokenizer: of the model, for those that write a chat template.
+
+    Raises:
+        ConfigError: a name is unknown, or the tokenizer is missing.
+    """
+    functions: list[Callable[[Any], Any]] = []
+    for name in filter(None, (part.strip() for part in names.split(","))):
+        if name not in WRAPPERS:
+            raise ConfigError(f"unknown wrapper '{name}'.{nearest(name, list(WRAPPERS))} Known: {', '.join(WRAPPERS)}.")
+        if name in _NEED_TOKENIZER:
+            if tokenizer is None:
+                raise ConfigError(f"wrapper '{name}' writes a chat template: give it the model's tokenizer.")
+            functions.append(partial(WRAPPERS[name], tokenizer=tokenizer))
+        else:
+            functions.append(WRAPPERS[name])
+    return functions

@@ -1,0 +1,57 @@
+"""Counting turns and rewards of episodes, and ending long ones."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from roll.envs.base import EnvWrapper, Started, Stepped
+from roll.errors import ConfigError
+
+__all__ = ["EpisodeTracking", "TimeLimit"]
+
+
+class EpisodeTracking(EnvWrapper):
+    """Tells in `info`, in GEM's words, how many steps the episode has and what its rewards come to.
+
+    `step_counter` and `cumulative_rewards` of this episode; on reset, `prev_ep_step_counter` and
+    `prev_ep_cumulative_rewards` of the one before. To be put outside all other wrappers.
+    """
+
+    def __init__(self, env: Any) -> None:
+        super().__init__(env)
+        self._steps, self._rewards = 0, 0.0
+
+    def on_reset(self, observation: str, info: dict[str, Any]) -> Started:
+        before = {"prev_ep_step_counter": self._steps, "prev_ep_cumulative_rewards": self._rewards}
+        self._steps, self._rewards = 0, 0.0
+        return observation, {**info, "step_counter": 0, "cumulative_rewards": 0.0, **before}
+
+    def on_step(self, action: str, stepped: Stepped) -> Stepped:
+        observation, reward, terminated, truncated, info = stepped
+        self._steps += 1
+        self._rewards += float(reward)
+        counted = {"step_counter": self._steps, "cumulative_rewards": self._rewards}
+        return observation, reward, terminated, truncated, {**info, **counted}
+
+
+class TimeLimit(EnvWrapper):
+    """Cuts episodes off, as `truncated`, after `max_turns` steps.
+
+    Raises:
+        ConfigError: the limit is below 1.
+    """
+
+    def __init__(self, env: Any, max_turns: int = 20) -> None:
+        super().__init__(env)
+        if max_turns < 1:
+            raise ConfigError(f"a time limit of {max_turns} turns leaves none: give at least 1.")
+        self._max_turns, self._turns = max_turns, 0
+
+    def on_reset(self, observation: str, info: dict[str, Any]) -> Started:
+        self._turns = 0
+        return observation, info
+
+    def on_step(self, action: str, stepped: Stepped) -> Stepped:
+        observation, reward, terminated, truncated, info = stepped
+        self._turns += 1
+        return observation, reward, terminated, truncated or self._turns >= self._max_turns, info

@@ -1,0 +1,42 @@
+"""What an action that lacks the form that was asked for costs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from roll.envs.base import EnvWrapper, Stepped
+from roll.errors import ConfigError
+
+__all__ = ["FormatPenalty"]
+
+
+class FormatPenalty(EnvWrapper):
+    """Takes `penalty` off the reward of an action that lacks the `required` texts, each once and in this order.
+
+    The environment gets the action all the same; `info["well_formed"]` says what was found. Linear in the action.
+
+    Args:
+        env: the environment.
+        penalty: at least 0.
+        required: such as `("<think>", "</think>", "<answer>", "</answer>")`; by default one `\\boxed{`.
+
+    Raises:
+        ConfigError: the penalty is negative, or nothing is required.
+    """
+
+    def __init__(self, env: Any, penalty: float = 0.1, required: Sequence[str] = ("\\boxed{",)) -> None:
+        super().__init__(env)
+        if penalty < 0:
+            raise ConfigError(f"penalty is {penalty}: it is taken off the reward, so give at least 0.")
+        if isinstance(required, str) or not required or not all(required):
+            raise ConfigError(f"required is {required!r}: give a list of texts that an action must have.")
+        self._penalty, self._required = penalty, tuple(required)
+
+    def on_step(self, action: str, stepped: Stepped) -> Stepped:
+        observation, reward, terminated, truncated, info = stepped
+        places = [action.find(text) for text in self._required]
+        once = all(action.find(text, place + 1) < 0 for text, place in zip(self._required, places, strict=True))
+        well_formed = once and min(places) >= 0 and places == sorted(places)
+        reward = float(reward) - (0.0 if well_formed else self._penalty)
+        return observation, reward, terminated, truncated, {**info, "well_formed": well_formed}

@@ -1,0 +1,1 @@
+"""Reinforcement learning in environments, over many turns."""

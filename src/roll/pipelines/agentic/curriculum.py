@@ -1,0 +1,61 @@
+"""Which environment is drawn next, by how often each is solved.
+
+An environment's weight times 4 p (1 - p), p being its success rate: where half of the episodes succeed, groups differ
+most, and most is learnt from them; where all or none do, nothing is. What was never played has its whole weight.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from bisect import bisect
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate
+
+from roll.config.pipelines.agentic import AgenticConfig, CurriculumConfig
+from roll.pipelines.learning.state import LearningState
+from roll.pipelines.measures import score
+from roll.types import Group, Rollout
+
+__all__ = ["AgenticState", "domain_of", "note_successes", "shares"]
+
+
+@dataclass(kw_only=True, slots=True)
+class AgenticState(LearningState):
+    """Where an agentic run stands at a step's boundary."""
+
+    success_rates: dict[str, float] = field(default_factory=dict)
+    """By environment, averaged over its last episodes; of those alone that were played."""
+
+
+def shares(config: AgenticConfig, rates: Mapping[str, float]) -> dict[str, float]:
+    """By environment, how large a share of the next draws is due to it; they add up to 1."""
+    least = config.curriculum.least_share if config.curriculum else 1.0
+    weights = {}
+    for entry in config.environments:
+        rate = rates.get(entry.domain, 0.5)
+        weights[entry.domain] = entry.weight * max(least, 4 * rate * (1 - rate))
+    total = sum(weights.values())
+    return {name: weight / total for name, weight in weights.items()}
+
+
+def domain_of(config: AgenticConfig, state: AgenticState, number: int) -> str:
+    """The environment of a draw: depends on the run's seed, the draw's number and the success rates alone."""
+    found = shares(config, state.success_rates)
+    digest = hashlib.blake2b(f"{config.seed}/curriculum/{number}".encode(), digest_size=8).digest()
+    point = int.from_bytes(digest, "big") / 2**64
+    names = list(found)
+    return names[min(bisect(list(accumulate(found.values())), point), len(names) - 1)]
+
+
+def note_successes(curriculum: CurriculumConfig, state: AgenticState, groups: Sequence[Group]) -> None:
+    """Take a step's episodes into the averages, in which an episode weighs 1 / `num_episodes` as it comes."""
+    by_domain: dict[str, list[Rollout]] = {}
+    for group in groups:
+        by_domain.setdefault(group.draw.prompt.domain, []).extend(group.scored)
+    rates = dict(state.success_rates)
+    for name, rollouts in by_domain.items():
+        if rollouts:
+            kept = (1 - 1 / curriculum.num_episodes) ** len(rollouts) if name in rates else 0.0
+            rates[name] = kept * rates.get(name, 0.0) + (1 - kept) * min(max(score(rollouts), 0.0), 1.0)
+    state.success_rates = rates

@@ -1,0 +1,53 @@
+"""Environments before a run starts: each is tried where it will run, so that mistakes are named before it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from roll.cluster.pool import LocalWorkerPool
+from roll.config.data import DataConfig, EnvironmentData
+from roll.config.sandbox import SandboxConfig
+from roll.envs.hosting import EnvHosts
+from roll.envs.places import open_hosts
+from roll.errors import DataError, InfraError
+
+__all__ = ["first_observations"]
+
+
+async def first_observations(entries: Sequence[DataConfig], sandbox: SandboxConfig) -> dict[str, str]:
+    """By domain, what environments say at the beginning of their first episode.
+
+    Args:
+        entries: of these, those that are environments.
+        sandbox: how sandboxes isolate.
+
+    Raises:
+        UserError: one does not exist, refuses its options, or does not begin.
+    """
+    found: dict[str, str] = {}
+    own = [entry for entry in entries if isinstance(entry, EnvironmentData)]
+    if not own:
+        return found
+    pool = LocalWorkerPool(1)
+    try:
+        async with open_hosts(pool, sandbox) as hosts:
+            for entry in own:
+                found[entry.domain or entry.source] = await _first_observation(hosts, entry)
+    finally:
+        await pool.close()
+    return found
+
+
+async def _first_observation(hosts: EnvHosts, entry: EnvironmentData) -> str:
+    settings = entry.settings(0)
+    try:
+        async with hosts.open(settings) as env:
+            observation, _ = await env.reset(settings.seed)
+    except InfraError as error:
+        raise DataError(f"{error}. So its first episode does not begin; `roll env check` says more.") from error
+    if not observation.strip():
+        raise DataError(
+            f"environment '{entry.environment}' begins its first episode with {observation!r}: the first observation "
+            "says what is asked."
+        )
+    return observation

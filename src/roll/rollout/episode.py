@@ -1,0 +1,293 @@
+"""An episode: a conversation with an environment, token-exact whatever the model's chat template does to earlier turns.
+
+    prompt ─► context ─► model ─► tokens of a turn ─► env.step ─► observation ─┐
+                 ▲                                                             │
+                 └── `Dialogue`: goes on from what the engine saw, or a `Branch` begins
+
+Invariants:
+    - a turn's tokens are those that the engine sampled, behind the context that the engine was given;
+    - what the model wrote is in the rollout once, but for summaries that are not to be trained;
+    - no request and its answer are longer than the context.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any, Literal, cast
+
+import numpy as np
+
+from roll.envs.hosting import EnvHosts
+from roll.errors import DataError
+from roll.rollout.dialogue import Dialogue, Following
+from roll.rollout.history import shortened, with_text, without_thinking
+from roll.rollout.loops import Generate, Renderer, RolloutLoop, joined, next_turn, single_answer
+from roll.types import (
+    Branch,
+    Generation,
+    GenerationRequest,
+    History,
+    IntArray,
+    Message,
+    Prompt,
+    PromptDraw,
+    Rollout,
+    Turn,
+)
+
+__all__ = ["EpisodePlan", "loop_for", "opened", "play"]
+
+CHARS_PER_TOKEN = 16
+"""A text with more of them for every token of the context is cut before it is tokenised."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EpisodePlan:
+    """How the episodes of a run are played; see `roll.config.episodes`."""
+
+    max_context: int | None = None
+    """Tokens of a context and the answer to it, at most; `None`: there is always room."""
+    history: History = field(default_factory=History)
+    """Where a prompt's environment says nothing of it."""
+    long_observations: Literal["cut", "end"] = "cut"
+    min_answer_tokens: int = 1
+
+
+def loop_for(prompt: Prompt, hosts: EnvHosts | None = None, plan: EpisodePlan | None = None) -> RolloutLoop:
+    """The loop that makes a prompt's rollouts, unless the user gives another one.
+
+    Args:
+        prompt: one with an environment is played.
+        hosts: where environments run.
+        plan: how episodes are played.
+    """
+    if prompt.environment is None:
+        return single_answer
+    return partial(play, hosts=hosts, plan=plan) if hosts or plan else play
+
+
+async def play(
+    draw: PromptDraw,
+    index: int,
+    first: GenerationRequest,
+    generate: Generate,
+    renderer: Renderer,
+    *,
+    hosts: EnvHosts | None = None,
+    plan: EpisodePlan | None = None,
+) -> Rollout:
+    """A conversation with the prompt's environment, until one of the two ends it or the prompt's turns are over.
+
+    An answer that was cut off ends the episode: the model did not finish its turn. So does a context without room for
+    another answer; the rollout's finish reason is `context` then.
+    """
+    settings = draw.prompt.environment
+    assert settings is not None, "`loop_for` plays only prompts with an environment"
+    plan, hosts = plan or EpisodePlan(), hosts or EnvHosts()
+    async with hosts.open(settings) as env:
+        observation, info = await env.reset(settings.seed)
+        if settings.opening:
+            draw = opened(draw, observation, renderer, plan)
+            first = replace(first, token_ids=draw.token_ids)
+        dialogue = Dialogue(
+            renderer=renderer,
+            history=settings.history or plan.history,
+            prompt=draw.prompt.messages,
+            context=draw.token_ids,
+            tools=draw.prompt.tools,
+            stops=first.sampling.stop_token_ids,
+        )
+        episode = _Episode(draw=draw, first=first, generate=generate, plan=plan, dialogue=dialogue)
+        for turn in range(1, draw.prompt.turns + 1):
+            state = str(info.get("state", ""))
+            answer = await episode.ask()
+            if answer.finish_reason != "stop":
+                episode.note_turn(answer, state=state)
+                break
+            observation, reward, ended, cut_off, info = await env.step(renderer.decode(answer.token_ids))
+            episode.note_turn(answer, reward=reward, state=state)
+            over = ended or cut_off or turn == draw.prompt.turns
+            if over or not await episode.hear(_replies(observation, info), info.get("tool_calls", ())):
+                break
+    return episode.rollout(index)
+
+
+def opened(draw: PromptDraw, observation: str, renderer: Renderer, plan: EpisodePlan) -> PromptDraw:
+    """The draw, with what the environment asks as its prompt; of a text without room for an answer, the middle is cut.
+
+    Raises:
+        DataError: not even a part of it leaves room.
+    """
+    assert draw.prompt.environment is not None
+    opening = draw.prompt.environment.opening
+    limit = len(observation) if plan.max_context is None else CHARS_PER_TOKEN * plan.max_context
+    while True:
+        (said,) = shortened([{"role": "user", "content": observation}], limit)
+        asked: Message = {"role": "user", "content": opening.replace("{prompt}", said["content"])}
+        messages = (*draw.prompt.messages[:-1], asked)
+        token_ids = renderer.tokens(renderer.text(messages, draw.prompt.tools))
+        if plan.max_context is None or len(token_ids) + plan.min_answer_tokens <= plan.max_context:
+            return replace(draw, prompt=replace(draw.prompt, messages=messages), token_ids=token_ids)
+        if limit == 0:
+            raise DataError(
+                f"the first observation of '{draw.prompt.uid}' leaves no room for an answer in a context of "
+                f"{plan.max_context} tokens: raise inference.max_context, or shorten the system prompt."
+            )
+        limit = min(limit, len(observation)) * 3 // 4
+
+
+@dataclass(eq=False, kw_only=True)
+class _Episode:
+    """An episode under way: how much room it has, and what is recorded of it."""
+
+    draw: PromptDraw
+    first: GenerationRequest
+    generate: Generate
+    plan: EpisodePlan
+    dialogue: Dialogue
+    full: bool = False
+    """It ended because the context is full."""
+    counts: Counter[str] = field(default_factory=Counter)
+    _num_requests: int = 0
+    _generations: list[Generation] = field(default_factory=list)
+    _between: list[IntArray] = field(default_factory=list)
+    _turns: list[Turn] = field(default_factory=list)
+    _branches: list[Branch] = field(default_factory=list)
+    _position: int = 0
+    """Tokens recorded so far."""
+
+    # ---- asking
+
+    async def ask(self, most: int | None = None) -> Generation:
+        """The model's answer to the context, of as many tokens as it may have and there is room for.
+
+        Args:
+            most: for a summary; else what the run says, and room is kept to ask for one.
+        """
+        request = next_turn(self.first, self.dialogue.context, self._num_requests)
+        wanted = most or request.sampling.max_new_tokens
+        budget = wanted
+        if self.plan.max_context is not None:
+            room = self.plan.max_context - len(self.dialogue.context)
+            budget = min(wanted, room if most else max(room - self._reserve, 1))
+        if budget != request.sampling.max_new_tokens:
+            request = replace(request, sampling=replace(request.sampling, max_new_tokens=budget))
+        self._num_requests += 1
+        answer = await self.generate(request)
+        self.full = answer.finish_reason == "length" and budget < wanted
+        self.dialogue.answered(answer.token_ids)
+        return answer
+
+    # ---- listening
+
+    async def hear(self, replies: Sequence[Message], calls: Sequence[dict[str, Any]]) -> bool:
+        """Take what was said into the next context; false where that has no room for an answer.
+
+        Where the history is a summary and room is short, the model is asked for one first; then what is too long is
+        cut, or ends the episode.
+        """
+        limit = CHARS_PER_TOKEN * (self.plan.max_context or 0)
+        too_long = self.plan.max_context is not None and max(len(reply["content"]) for reply in replies) > limit
+        following = None if too_long else self.dialogue.following(replies, calls)
+        short = following is None or self._missing(following, self.first.sampling.max_new_tokens) > 0
+        if self.dialogue.history.kind == "summary" and short:
+            if not await self._summarise():
+                return self._end()
+            following = None if too_long else self.dialogue.following(replies, calls)
+        if following is None or self._missing(following) > 0:
+            following = self._cut(replies, calls, limit) if self.plan.long_observations == "cut" else None
+        if following is None:
+            return self._end()
+        self._take(following)
+        return True
+
+    def _cut(self, replies: Sequence[Message], calls: Sequence[dict[str, Any]], limit: int) -> Following | None:
+        """The next context with as much of the replies as there is room for; `None` where that is nothing."""
+        limit = min(limit, max(len(reply["content"]) for reply in replies))
+        while limit > 0:
+            following = self.dialogue.following(shortened(replies, limit), calls)
+            missing = self._missing(following)
+            if missing <= 0:
+                self.counts["observations_cut"] += 1
+                return following
+            limit -= max(limit // 20, -(-missing * limit // following.num_new), 1)
+        return None
+
+    async def _summarise(self) -> bool:
+        """Let the model say what happened, and begin anew with that; false where there is no room for it."""
+        history, renderer = self.dialogue.history, self.dialogue.renderer
+        asking = self.dialogue.following([{"role": "user", "content": history.summary_request}])
+        if self.plan.max_context is not None and len(asking.token_ids) >= self.plan.max_context:
+            return False
+        if history.train_summary:
+            self._record(asking)
+        self.dialogue.go_on(asking)
+        answer = await self.ask(history.summary_tokens)
+        if history.train_summary:
+            self.note_turn(answer)
+        self.counts["summaries"] += 1
+        said = without_thinking(renderer.decode(answer.token_ids))
+        self.dialogue.begin_anew(with_text(self.draw.prompt.messages, f"What happened so far: {said}"))
+        return answer.finish_reason != "abort"
+
+    @property
+    def _reserve(self) -> int:
+        """Room that is kept for asking for a summary."""
+        history, renderer = self.dialogue.history, self.dialogue.renderer
+        if history.kind != "summary":
+            return 0
+        asked = renderer.text([{"role": "user", "content": history.summary_request}])
+        return history.summary_tokens + len(renderer.tokens(asked))
+
+    def _missing(self, following: Following, answer_tokens: int | None = None) -> int:
+        """Tokens by which the context is too long for an answer of so many, by default the fewest."""
+        if self.plan.max_context is None:
+            return 0
+        least = min(self.plan.min_answer_tokens, self.first.sampling.max_new_tokens)
+        return len(following.token_ids) + (answer_tokens or least) + self._reserve - self.plan.max_context
+
+    def _end(self) -> Literal[False]:
+        self.full = True
+        return False
+
+    # ---- recording
+
+    def _take(self, following: Following) -> None:
+        self._record(following)
+        self.dialogue.go_on(following)
+
+    def _record(self, following: Following) -> None:
+        """The next turn follows this context."""
+        added = following.added
+        if added is None:
+            self._branches.append(Branch(start=self._position, context=following.token_ids))
+        self._between.append(np.zeros(0, np.int32) if added is None else added)
+        self._position += len(self._between[-1])
+
+    def note_turn(self, answer: Generation, *, reward: float = 0.0, state: str = "") -> None:
+        """The answer is a turn, to be trained."""
+        end = self._position + len(answer.token_ids)
+        self._turns.append(Turn(start=self._position, end=end, reward=reward, state=state))
+        self._generations.append(answer)
+        self._position = end
+
+    def rollout(self, index: int) -> Rollout:
+        """All of it, once it is over."""
+        found = joined(self.draw, index, self._generations, self._between, tuple(self._turns), self.dialogue.renderer)
+        self.counts += Counter(contexts_rewritten=len(self._branches), contexts_full=int(self.full))
+        return replace(
+            found,
+            finish_reason="context" if self.full else found.finish_reason,
+            branches=tuple(self._branches),
+            counts={name: self.counts[name] for name in sorted(self.counts) if self.counts[name]},
+        )
+
+
+def _replies(observation: str, info: Mapping[str, Any]) -> list[Message]:
+    """An observation as messages: a tool's (`use_tool`, as in GEM), several tools' (`tool_results`), or a user's."""
+    if results := info.get("tool_results"):
+        return [cast(Message, {"role": "tool", **result}) for result in results]
+    return [{"role": "tool" if info.get("use_tool") else "user", "content": observation}]

@@ -1,0 +1,116 @@
+"""What the model is shown of an episode's earlier turns: messages, from the prompt and what was said since.
+
+    full                p  a₁ o₁  a₂ o₂  a₃ o₃          p: prompt, aᵢ: answers, oᵢ: what the environment said to them
+    thinking_stripped   p  b₁ o₁  b₂ o₂  b₃ o₃          bᵢ: aᵢ without its thinking
+    window of 1         p+o₂  a₃ o₃                     p+o: one message, so that roles go on alternating
+    stepwise            p+o₃                            a window of 0
+    summary             p+s+o₂  a₃ o₃                   s: what the model wrote of all before o₂
+
+Pure functions. Whether the tokens that these messages become go on from what the engine saw is not their business.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal, TypeAlias, cast
+
+from roll.types import History, Message
+
+__all__ = [
+    "TOOL_FORMS",
+    "Exchange",
+    "ToolForm",
+    "history_messages",
+    "joined_text",
+    "shortened",
+    "with_text",
+    "without_thinking",
+]
+
+ToolForm: TypeAlias = Literal["written", "calls", "user"]
+TOOL_FORMS: tuple[ToolForm, ...] = ("written", "calls", "user")
+"""How a template is shown tools' calls and replies: calls as the model wrote them; as a list, which some ask for; and
+replies as if a user said them, for templates that know no tools."""
+_OPEN, _CLOSE = "<think>", "</think>"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Exchange:
+    """An answer, and what was said to it."""
+
+    answer: Message
+    """In the model's own words, tools' calls among them."""
+    replies: tuple[Message, ...]
+    calls: tuple[dict[str, Any], ...] = ()
+    """As they were understood, see `Message`."""
+
+    def in_form(self, form: ToolForm) -> Exchange:
+        """The same with its tools' calls and replies in another form."""
+        if form == "written" or not any(reply["role"] == "tool" for reply in self.replies):
+            return self
+        if form == "calls" and self.calls:
+            return replace(self, answer={"role": "assistant", "content": "", "tool_calls": list(self.calls)})
+        return replace(self, replies=({"role": "user", "content": joined_text(self.replies)},))
+
+
+def history_messages(history: History, prompt: Sequence[Message], exchanges: Sequence[Exchange]) -> list[Message]:
+    """The conversation that the next answer follows.
+
+    Args:
+        history: how much of it is shown.
+        prompt: with which the episode began, or goes on after a summary.
+        exchanges: since then, in order.
+    """
+    if history.kind == "thinking_stripped":
+        exchanges = [Exchange(answer=_stripped(one.answer), replies=one.replies) for one in exchanges]
+    kept = {"window": history.turns, "stepwise": 0}.get(history.kind, len(exchanges))
+    if kept < len(exchanges):
+        first = len(exchanges) - kept
+        heard = joined_text(exchanges[first - 1].replies)
+        prompt, exchanges = with_text(prompt, heard, keep_task=history.keep_task), exchanges[first:]
+    return [*prompt, *(message for one in exchanges for message in (one.answer, *one.replies))]
+
+
+def joined_text(messages: Iterable[Message]) -> str:
+    """What messages say, as one text."""
+    return "\n\n".join(message["content"] for message in messages)
+
+
+def with_text(prompt: Sequence[Message], text: str, *, keep_task: bool = True) -> list[Message]:
+    """The prompt with a text behind its last message, or in place of all but its system's.
+
+    >>> with_text([{"role": "user", "content": "Guess."}], "Higher.")
+    [{'role': 'user', 'content': 'Guess.\\n\\nHigher.'}]
+    """
+    if keep_task and prompt:
+        last = cast(Message, {**prompt[-1], "content": f"{prompt[-1]['content']}\n\n{text}"})
+        return [*prompt[:-1], last]
+    return [*(message for message in prompt if message["role"] == "system"), {"role": "user", "content": text}]
+
+
+def without_thinking(text: str) -> str:
+    """What stands behind a text's last thinking; nothing where it never stopped to think.
+
+    >>> without_thinking("<think>Two and two.</think>Four.")
+    'Four.'
+    """
+    _, closed, rest = text.rpartition(_CLOSE)
+    return (rest if closed else text).partition(_OPEN)[0].lstrip("\n")
+
+
+def _stripped(answer: Message) -> Message:
+    return cast(Message, {**answer, "content": without_thinking(answer["content"])})
+
+
+def shortened(replies: Iterable[Message], limit: int) -> tuple[Message, ...]:
+    """Messages of which none has much more than `limit` characters: the middle of a longer one gives way to a note."""
+    return tuple(cast(Message, {**reply, "content": _middle_out(reply["content"], limit)}) for reply in replies)
+
+
+def _middle_out(text: str, limit: int) -> str:
+    if len(text) <= limit:
+        return text
+    head, tail = limit - limit // 2, limit // 2
+    note = f"\n[{len(text) - limit} characters left out]\n"
+    return f"{text[:head]}{note}{text[len(text) - tail :]}"

@@ -1,0 +1,113 @@
+"""What `roll check` says a run needs, beside what a short run of each pipeline takes: within 15 %.
+
+Times need a machine that does nothing else; the fastest of a run's steps counts, as it does for the estimate.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from worlds.tiny_model import write_tiny_model
+
+import roll
+
+pytestmark = pytest.mark.slow
+
+TOLERANCE = 0.15
+RUN = """
+import json, resource, sys
+import roll
+roll.train(json.loads(sys.argv[1]))
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)
+"""
+WORDS = [f"{number} and then {number + 1}, " for number in range(60)]
+PAIRS = [{"prompt": w, "chosen": w * 14 + "yes", "rejected": w * 14 + "no"} for w in WORDS]
+TEXTS = [{"prompt": w, "completion": w * 14} for w in WORDS]
+LABELLED = [{**row, "label": n % 2 == 0} for n, row in enumerate(TEXTS)]
+SUPERVISED: dict[str, tuple[list[dict[str, Any]], dict[str, Any]]] = {
+    "sft": (TEXTS, {"pipeline": "sft"}),
+    "preference": (PAIRS, {"pipeline": "preference"}),
+    "preference, kto": (LABELLED, {"pipeline": "preference", "preference": {"type": "kto"}}),
+    "reward_model": (PAIRS, {"pipeline": "reward_model"}),
+}
+TIMED = {"sft", "preference", "preference, kto"}
+"""Whose steps were timed beside their estimates so far."""
+ONLINE: dict[str, dict[str, Any]] = {
+    "rlvr": {"pipeline": "rlvr"},
+    "rlvr, ppo": {"pipeline": "rlvr", "algorithm": {"type": "ppo"}},
+    "rejection_sampling": {"pipeline": "rejection_sampling", "rejection": {"keep": 8, "min_reward": -1.0}},
+    "distill": {"pipeline": "distill", "teacher": "MODEL"},
+    "distill, reward": {"pipeline": "distill", "teacher": "MODEL", "distillation": {"place": "reward"}},
+}
+
+
+@pytest.fixture(scope="module", name="model")
+def _model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("model")
+    return write_tiny_model(directory, layers=12, hidden=512, heads=8, kv_heads=4, context_length=1024)
+
+
+def looked_at(directory: Path, model: Path, changes: dict[str, Any], more: dict[str, Any]) -> tuple[float, float]:
+    """Measured by estimated: memory of the run, and seconds of a step (0 where that is not estimated)."""
+    config = {
+        **{key: str(model) if value == "MODEL" else value for key, value in changes.items()},
+        **more,
+        "name": "run",
+        "output_dir": str(directory),
+        "model": {"path": str(model), **changes.get("model", {})},
+        "checkpoint": {"at_end": False},
+        "tracking": {"console": "quiet", "tensorboard": False},
+    }
+    report = roll.check(config)
+    assert not report.problems
+    estimated = sum(role.bytes_total for role in report.memory)
+    done = subprocess.run(
+        [sys.executable, "-c", RUN, json.dumps(config)], capture_output=True, text=True, check=False, timeout=600
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    rows = map(json.loads, (directory / "run" / "metrics.jsonl").read_text().splitlines())
+    step_s = min(row["time/step_s"] for row in rows if row["kind"] == "train")
+    memory = int(done.stdout.splitlines()[-1]) / estimated
+    return memory, step_s / report.step_s if report.step_s else 0.0
+
+
+@pytest.mark.parametrize("name", SUPERVISED)
+def test_a_pipeline_of_examples_takes_the_memory_and_time_that_were_estimated(
+    tmp_path: Path, model: Path, name: str
+) -> None:
+    rows, changes = SUPERVISED[name]
+    path = tmp_path / "rows.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    more = {
+        "data": [{"source": "file", "path": str(path)}],
+        "training": {"num_steps": 4, "examples_per_step": 12, "max_tokens_per_micro_batch": 2048},
+        "evaluation": {"every_num_steps": 0, "before_training": False, "num_examples": 1},
+    }
+    memory, time = looked_at(tmp_path, model, changes, more)
+    print(f"\n{name}: memory {memory:.3f}, time {time:.3f} of the estimate")
+    assert memory == pytest.approx(1.0, abs=TOLERANCE)
+    assert name not in TIMED or time == pytest.approx(1.0, abs=TOLERANCE)
+
+
+@pytest.mark.parametrize("name", ONLINE)
+def test_a_pipeline_of_rollouts_takes_the_memory_that_was_estimated(tmp_path: Path, model: Path, name: str) -> None:
+    rows = [{"prompt": word * 4, "answer": "1"} for word in WORDS]
+    path = tmp_path / "rows.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (tmp_path / "own.py").write_text("def score(text, answer, metadata):\n    return sum(map(ord, text)) % 97 / 97\n")
+    reward = {"type": "python", "function": f"{tmp_path / 'own.py'}:score"}
+    more = {
+        "data": [{"source": "file", "path": str(path), "reward": reward}],
+        "rollout": {"prompts_per_step": 4, "group_size": 8, "max_new_tokens": 24},
+        "inference": {"engine": "hf"},
+        "training": {"num_steps": 2, "max_tokens_per_micro_batch": 2048},
+        "evaluation": {"every_num_steps": 0, "before_training": False, "num_prompts": 1},
+    }
+    memory, _ = looked_at(tmp_path, model, ONLINE[name], more)
+    print(f"\n{name}: memory {memory:.3f} of the estimate")
+    assert memory == pytest.approx(1.0, abs=TOLERANCE)

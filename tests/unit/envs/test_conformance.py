@@ -1,0 +1,227 @@
+"""What the check of an environment finds: one that keeps the protocol, and one for each rule that is broken."""
+
+from __future__ import annotations
+
+import random
+import re
+import time
+from typing import Any
+
+import pytest
+
+from roll.envs import ENVS, conformance
+from roll.envs.conformance import check, check_object
+from roll.errors import ConfigError, UserError
+
+
+class Good:
+    """Guess one of three; everything in order."""
+
+    def __init__(self) -> None:
+        self.rng = random.Random(0)
+
+    def reset(self, seed: int | None = None) -> tuple[Any, ...]:
+        self.rng = random.Random(seed)
+        self.secret, self.turn = self.rng.randint(1, 3), 0
+        return "Guess 1, 2 or 3.", {"state": "start"}
+
+    def step(self, action: str) -> tuple[Any, ...]:
+        self.turn += 1
+        return (
+            f"No, {self.secret}.",
+            float(action == str(self.secret)),
+            self.turn == 3,
+            False,
+            {"state": str(self.turn)},
+        )
+
+    def sample_random_action(self) -> str:
+        return random.choice("123")
+
+    def spawn(self, same_state: bool = False) -> Any:
+        raise NotImplementedError
+
+
+class GoodLater(Good):
+    async def reset(self, seed: int | None = None) -> tuple[Any, ...]:  # type: ignore[override]
+        return super().reset(seed)
+
+    async def step(self, action: str) -> tuple[Any, ...]:  # type: ignore[override]
+        return super().step(action)
+
+
+class OldReset(Good):
+    def reset(self, seed: int | None = None) -> Any:
+        return super().reset(seed)[0]
+
+
+class NoSeed(Good):
+    def reset(self) -> Any:  # type: ignore[override]
+        return super().reset(0)
+
+
+class OldStep(Good):
+    def step(self, action: str) -> Any:
+        observation, reward, done, _, info = super().step(action)
+        return observation, reward, done, info
+
+
+class NoText(Good):
+    def step(self, action: str) -> Any:
+        return ([1, 2], *super().step(action)[1:])
+
+
+class NotANumber(Good):
+    def step(self, action: str) -> Any:
+        observation, _, *rest = super().step(action)
+        return observation, float("nan"), *rest
+
+
+class NumberAsFlag(Good):
+    def step(self, action: str) -> Any:
+        observation, reward, ended, _, info = super().step(action)
+        return observation, reward, int(ended), False, info
+
+
+class NoInfo(Good):
+    def step(self, action: str) -> Any:
+        return (*super().step(action)[:4], None)
+
+
+class Fragile(Good):
+    def step(self, action: str) -> Any:
+        int(action)
+        return super().step(action)
+
+
+class GlobalRandom(Good):
+    def reset(self, seed: int | None = None) -> Any:
+        random.seed(seed)
+        return super().reset(seed)
+
+    def step(self, action: str) -> Any:
+        _, *rest = super().step(action)
+        return f"{random.random()}", *rest
+
+
+class Remembers(Good):
+    episodes = 0
+
+    def reset(self, seed: int | None = None) -> Any:
+        self.episodes += 1
+        started, info = super().reset(seed)
+        return f"{started} Episode {self.episodes}.", info
+
+
+class Quadratic(Good):
+    def step(self, action: str) -> Any:
+        re.search(r"(a|b| )*c", action[:60_000]) if action.startswith("a b") else None
+        if action.startswith("9999"):
+            time.sleep(0.02 if len(action) > 5_000 else 0.0)
+        return super().step(action)
+
+
+class ForgetfulCopy(Good):
+    def spawn(self, same_state: bool = False) -> Any:
+        twin = type(self)()
+        twin.reset(0)
+        twin.secret += 1
+        return twin
+
+
+class NeverEnds(Good):
+    def step(self, action: str) -> Any:
+        observation, reward, *_ = super().step(action)
+        return observation, reward, False, False, {}
+
+
+BROKEN = {
+    OldReset: ("`reset(seed)` gives an observation and information", "return `observation, info`"),
+    NoSeed: ("`reset(seed)` gives an observation and information", "take `seed=None` as its argument"),
+    OldStep: (
+        "`step(action)` gives `(observation, reward, terminated",
+        "an old interface's `done` becomes `terminated`",
+    ),
+    NoText: ("`step(action)` gives", "describe what is seen as text"),
+    NotANumber: ("a reward is a finite number", "return a float"),
+    NumberAsFlag: ("`terminated` is True or False", "return `bool(terminated)`"),
+    NoInfo: ("`step(action)` gives", "return `{}`"),
+    Fragile: ("`step(action)` gives", "an exception is a failure of the environment"),
+    GlobalRandom: ("equal seeds and actions give equal episodes", "use no global one"),
+    Remembers: ("equal seeds and actions give equal episodes", "made anew in `reset`"),
+    ForgetfulCopy: ("`spawn(same_state=True)` gives a copy in the same state", "copy.deepcopy"),
+}
+
+
+@pytest.mark.parametrize("kind", [Good, GoodLater])
+def test_an_environment_that_keeps_the_protocol_has_no_findings(kind: type) -> None:
+    assert check_object(kind) == []
+
+
+@pytest.mark.parametrize("kind", BROKEN)
+def test_a_broken_rule_is_named_with_the_way_to_mend_it(kind: type) -> None:
+    rule, mend = BROKEN[kind]
+    fatal = [finding for finding in check_object(kind) if finding.fatal]
+    assert any(finding.rule.startswith(rule) and mend in finding.mend for finding in fatal), fatal
+    assert len({finding.rule for finding in fatal}) == 1
+
+
+def test_what_is_only_missing_is_advice() -> None:
+    class Bare:
+        def __init__(self) -> None:
+            self.lock = __import__("threading").Lock()
+
+        def reset(self, seed: int | None = None) -> Any:
+            return "hello", {}
+
+        def step(self, action: str) -> Any:
+            return "again", 0.0, False, False, {}
+
+    findings = check_object(Bare)
+    assert not any(finding.fatal for finding in findings)
+    assert [finding.rule[:25] for finding in findings] == [
+        "`sample_random_action()` ",
+        '`info["state"]` names the',
+        "other seeds give other ep",
+        "episodes end",
+        "an environment can be sen",
+    ]
+
+
+def test_slow_parsing_and_hangs_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(conformance, "_SLOW_S", 0.01)
+    slow = [finding for finding in check_object(Quadratic) if "time that grows" in finding.rule]
+    assert slow and "took" in slow[0].found
+    monkeypatch.setattr(conformance, "_TIME_LIMIT_S", 0.2)
+
+    class Hangs(Good):
+        def step(self, action: str) -> Any:
+            while action.startswith("xx"):
+                try:
+                    len(action)
+                except Exception:
+                    continue
+            return super().step(action)
+
+    hung = [finding for finding in check_object(Hangs) if finding.fatal]
+    assert hung and "did not end within 0.2 s" in hung[0].found and "xxx" in hung[0].found
+
+
+@pytest.mark.parametrize("name", [name for name in ENVS if name.endswith(("-easy", "-slippery", "guess_number"))])
+def test_the_shipped_environments_keep_the_protocol(name: str) -> None:
+    assert [str(finding) for finding in check(name, num_seeds=1) if finding.fatal] == []
+
+
+def test_what_cannot_be_built_is_the_users_to_mend() -> None:
+    with pytest.raises(ConfigError, match="unknown environment"):
+        check("nothing")
+
+    def build() -> Any:
+        raise OSError("no such device")
+
+    ENVS["mine:Broken"] = ENVS["guess_number"].__class__(id="mine:Broken", entry_point=build, options={})
+    try:
+        with pytest.raises(UserError, match="'mine:Broken' cannot be built: OSError: 'no such device'"):
+            check("mine:Broken")
+    finally:
+        ENVS.pop("mine:Broken")

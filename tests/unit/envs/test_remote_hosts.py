@@ -1,0 +1,100 @@
+"""Environments behind HTTP and in a sandbox: the same values as here, and failures that cost their own episode."""
+
+from __future__ import annotations
+
+import asyncio
+import textwrap
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import aiohttp
+import pytest
+
+from roll.config.sandbox import SandboxConfig
+from roll.envs.hosting import EnvHosts
+from roll.envs.http_host import HttpHost
+from roll.envs.sandbox_host import SandboxHost
+from roll.envs.server import environment_server
+from roll.errors import DataError, InfraError
+from roll.sandbox import SandboxManager, SandboxUnavailableError
+from roll.types import EnvironmentSettings
+
+OPTIONS = {"max_number": 5, "num_turns": 3}
+
+
+@pytest.fixture
+async def hosts() -> AsyncIterator[EnvHosts]:
+    hosts = EnvHosts({"http": HttpHost()})
+    yield hosts
+    await hosts.close()
+
+
+async def transcript(hosts: EnvHosts, settings: EnvironmentSettings) -> list[object]:
+    async with hosts.open(settings) as env:
+        found: list[object] = [await env.reset(7)]
+        return found + [await env.step(guess) for guess in ("1", "nothing", "5")]
+
+
+async def test_a_server_plays_what_this_process_would_play(hosts: EnvHosts) -> None:
+    here = await transcript(hosts, EnvironmentSettings(name="guess_number", options=OPTIONS))
+    served = EnvHosts()
+    async with environment_server(served, ["guess_number"]) as url:
+        there = EnvironmentSettings(name="guess_number", options=OPTIONS, host="http", url=url + "/")
+        assert await transcript(hosts, there) == here
+        async with hosts.open(there):
+            async with asyncio.timeout(20):
+                while served.num_open > 1:  # the first one's end is on its way
+                    await asyncio.sleep(0)
+            assert served.num_open == 1
+    assert served.num_open == 0  # the server is gone, and what it played with it
+
+
+async def test_what_a_server_refuses_is_the_users_and_what_it_fails_is_ours(hosts: EnvHosts) -> None:
+    async with environment_server(EnvHosts(), ["guess_number"]) as url:
+        own = EnvironmentSettings(name="os.py:System", host="http", url=url)
+        with pytest.raises(DataError, match=r"there is no environment 'os.py:System' here: see /environments"):
+            await transcript(hosts, own)
+        wrong = EnvironmentSettings(name="guess_number", options={"colour": 1}, host="http", url=url)
+        with pytest.raises(DataError, match="colour"):
+            await transcript(hosts, wrong)
+        async with aiohttp.ClientSession() as session:
+            async with session.post(f"{url}/episodes/none/step", json={"action": "1"}) as response:
+                assert (response.status, await response.json(content_type=None)) == (
+                    404,
+                    {"error": "there is no episode none"},
+                )
+            async with session.post(f"{url}/episodes", data="[" * 100_000) as response:
+                assert response.status == 400
+    gone = EnvironmentSettings(name="guess_number", host="http", url=url)
+    with pytest.raises(InfraError, match=r"its start failed: InfraError: the server at .* does not answer"):
+        await transcript(hosts, gone)
+
+
+async def test_in_a_sandbox_an_environment_sees_nothing_of_this_machine(tmp_path: Path) -> None:
+    source = """
+        import os
+        class Own:
+            def reset(self, seed=None):
+                return f"seed {seed}", {}
+            def step(self, action):
+                print("no reply")
+                if action == "exit":
+                    os._exit(3)
+                return str(os.path.exists(action)), 0.5, False, False, {"state": "s"}
+    """
+    (tmp_path / "own.py").write_text(textwrap.dedent(source))
+    try:
+        async with SandboxManager("bubblewrap", warm=0):
+            pass
+    except SandboxUnavailableError as error:
+        pytest.skip(str(error))
+    hosts = EnvHosts({"sandbox": SandboxHost(SandboxConfig())})
+    settings = EnvironmentSettings(name=f"{tmp_path}/own.py:Own", host="sandbox")
+    try:
+        async with hosts.open(settings) as env:
+            assert await env.reset(3) == ("seed 3", {})
+            assert await env.step(str(tmp_path)) == ("False", 0.5, False, False, {"state": "s"})
+            with pytest.raises(InfraError, match="its sandbox ended: exited"):
+                await env.step("exit")
+    finally:
+        await hosts.close()

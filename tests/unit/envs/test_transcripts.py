@@ -1,0 +1,66 @@
+"""Episodes that are written down."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from roll.envs import make
+from roll.envs.transcripts import Transcript, TranscriptTurn, as_html, as_text, play_episode, random_policy
+
+
+def scripted(*actions: str) -> Any:
+    left = list(actions)
+    return lambda _: left.pop(0)
+
+
+def test_an_episode_is_written_as_it_was_played() -> None:
+    env = make("guess_number", max_number=3, num_turns=2, secret=2)
+    played = asyncio.run(play_episode(env, scripted("1", "2"), environment="guess_number", seed=0))
+    assert as_text(played) == (
+        "═══ guess_number, seed 0\n"
+        "Pick one: 1, 2 or 3. Answer with a number.\n"
+        "─── turn 1, action\n"
+        "1\n"
+        "─── reward 0\n"
+        "No, my number is higher than 1. Pick one: 1, 2 or 3. Answer with a number.\n"
+        "─── turn 2, action\n"
+        "2\n"
+        "─── reward 1\n"
+        "Right!\n"
+        "═══ terminated after 2 turns, rewards 1"
+    )
+    assert [turn.state for turn in played.turns] == ["1 higher", "won"]
+
+
+def test_coroutines_and_boards_beside_the_observation_are_played_and_shown() -> None:
+    class Late:
+        async def reset(self, seed: int | None = None) -> Any:
+            return "Rules.", {"suffix": "[board]"}
+
+        async def step(self, action: str) -> Any:
+            return action, 0.0, False, False, {"prefix": "now "}
+
+    async def policy(so_far: Transcript) -> str:
+        return str(len(so_far.turns))
+
+    played = asyncio.run(play_episode(Late(), policy, environment="late", most_turns=2))
+    assert (played.first, played.turns[1].observation, played.ending) == ("Rules.[board]", "now 1", "left unfinished")
+
+
+def test_a_page_shows_hostile_texts_as_they_are() -> None:
+    turn = TranscriptTurn(action="<script>alert(1)</script>\x00\ud800", reward=-0.1, observation="a & b", state="")
+    page = as_html([Transcript(environment="x", seed=1, first="<b>", turns=[turn])], "A <title>")
+    assert "<script>" not in page and "&lt;script&gt;alert(1)&lt;/script&gt;\\x00\\xd800" in page
+    assert "<title>A &lt;title&gt;</title>" in page and "&lt;b&gt;" in page and 'class="reward bad">-0.1' in page
+    assert page.encode()
+
+
+def test_random_players_use_the_environments_own_actions() -> None:
+    env = make("game:Sokoban-v0-easy")
+    played = asyncio.run(play_episode(env, random_policy(env), environment="sokoban", seed=3))
+    again = asyncio.run(play_episode(env, random_policy(env), environment="sokoban", seed=3))
+    assert played == again and played.turns
+    assert played.total == pytest.approx(sum(turn.reward for turn in played.turns))

@@ -1,0 +1,88 @@
+"""Which environment is drawn next: half of the episodes solved counts most."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import numpy as np
+import pytest
+
+from roll.config.pipelines.agentic import AgenticConfig
+from roll.pipelines.agentic.curriculum import AgenticState, domain_of, note_successes, shares
+from roll.types import Group, Prompt, PromptDraw, RewardResult, Rollout
+
+
+def config(**changes: object) -> AgenticConfig:
+    return AgenticConfig.model_validate(
+        {
+            "pipeline": "agentic",
+            "name": "x",
+            "model": "m",
+            "training": {"num_steps": 1},
+            "environments": [{"environment": "a"}, {"environment": "b", "weight": 3.0}],
+            "curriculum": {"num_episodes": 2, "least_share": 0.2},
+            **changes,
+        }
+    )
+
+
+def group(domain: str, *solved: bool) -> Group:
+    draw = PromptDraw(draw_id=0, prompt=Prompt(uid="u", domain=domain, messages=()), token_ids=np.zeros(1, np.int32))
+    empty = np.zeros(0, np.int32)
+    rollouts = tuple(
+        Rollout(
+            draw_id=0,
+            index=index,
+            prompt=draw.prompt,
+            prompt_token_ids=draw.token_ids,
+            token_ids=empty,
+            logprobs=empty.astype(np.float32),
+            policy_versions=empty,
+            finish_reason="stop",
+            text="",
+            reward=RewardResult(value=float(won), correct=won),
+        )
+        for index, won in enumerate(solved)
+    )
+    return Group(draw=draw, rollouts=rollouts)
+
+
+def test_shares_are_weights_times_4_p_of_1_minus_p_and_no_less_than_the_least() -> None:
+    assert shares(config(), {}) == {"a": 0.25, "b": 0.75}
+    assert shares(config(), {"a": 0.25, "b": 1.0}) == pytest.approx({"a": 0.75 / 1.35, "b": 0.6 / 1.35})
+
+
+def test_averages_forget_and_what_was_not_played_has_none() -> None:
+    state = AgenticState(data={})
+    curriculum = config().curriculum
+    assert curriculum is not None
+    note_successes(curriculum, state, [group("a", True, True, False, False)])
+    assert state.success_rates == {"a": 0.5}
+    note_successes(curriculum, state, [group("a", True, True), group("b")])
+    assert state.success_rates == {"a": 0.25 * 0.5 + 0.75}  # each of two episodes halves what was before
+
+
+def test_draws_follow_the_shares_and_depend_on_nothing_else() -> None:
+    state = AgenticState(data={}, success_rates={"a": 0.25, "b": 1.0})
+    drawn = [domain_of(config(), state, number) for number in range(4000)]
+    assert drawn == [domain_of(config(), state, number) for number in range(4000)]
+    assert Counter(drawn)["a"] / 4000 == pytest.approx(0.75 / 1.35, abs=0.03)
+    assert drawn != [domain_of(config(seed=1), state, number) for number in range(4000)]
+
+
+def test_a_curriculum_that_contradicts_itself_is_refused() -> None:
+    with pytest.raises(ValueError, match="curriculum mixes environments, but there is one alone"):
+        config(environments=[{"environment": "a"}])
+    with pytest.raises(ValueError, match="domain_quotas keeps that as it is"):
+        config(rollout={"prompts_per_step": 8, "scheduling": {"domain_quotas": True}})
+    with pytest.raises(ValueError, match="several environments are called"):
+        config(environments=[{"environment": "a"}, {"environment": "a"}])
+    with pytest.raises(ValueError, match="cannot replay a run of the pipeline agentic"):
+        config(tracking={"record_rollouts": True})
+
+
+def test_what_hosts_need_is_checked() -> None:
+    with pytest.raises(ValueError, match="host http needs the url"):
+        config(environments=[{"environment": "a", "host": "http"}, {"environment": "b"}])
+    with pytest.raises(ValueError, match="url is of host http, but host is loop"):
+        config(environments=[{"environment": "a", "host": "loop", "url": "http://x"}, {"environment": "b"}])
