@@ -110,12 +110,8 @@ class Products:
 
 def visible_pairs(layout: PackedLayout) -> int:
     """Pairs of a query and a key that it may see."""
-    pairs = 0
-    for block in layout.blocks:
-        prefix = block.prefix_length
-        pairs += prefix * (prefix + 1) // 2
-        pairs += sum(n * prefix + n * (n + 1) // 2 for n in block.response_lengths)
-    return pairs
+    segments = (segment for block in layout.blocks for segment in block.segments)
+    return sum(s.length * s.position + s.length * (s.length + 1) // 2 for s in segments)
 
 
 def micro_batches(backend: TorchBackend, batch: TrainingBatch) -> list[PackedLayout]:

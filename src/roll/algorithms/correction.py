@@ -42,6 +42,11 @@ class Correction:
     mask_high: float | None = None
     veto: float | None = None
 
+    @property
+    def pools_sequences(self) -> bool:
+        """Whether a token's weight depends on all tokens of its sequence."""
+        return self.level in ("sequence", "geometric") or self.veto is not None
+
     def factor(self, inputs: LossInputs) -> Tensor:
         """w of every token [N], without gradient."""
         difference = mismatch(inputs).detach()

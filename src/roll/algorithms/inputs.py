@@ -19,7 +19,7 @@ __all__ = ["LossInputs", "LossOutputs", "SequenceAttention"]
 
 
 class SequenceAttention(NamedTuple):
-    """Of one sequence, with all of its tokens: also those that the loss does not count."""
+    """Of one sample, with all of its tokens: also those that the loss does not count."""
 
     statistics: AttentionStatistics
     """[L]"""
@@ -38,7 +38,8 @@ class LossInputs:
     sequence_ids: Tensor
     """[N] int64 in 0 … S-1: which sequence of this micro-batch a token belongs to, ascending."""
     sequence_lengths: Tensor
-    """[S] float32: loss tokens of each sequence. A sequence is never split over micro-batches."""
+    """[S] float32: loss tokens of each sequence. One that is several samples, since its history was rewritten, may have
+    some of them in other micro-batches, but not where the loss `Needs.whole_sequences`."""
     num_tokens: float
     """Loss tokens of the global batch."""
     num_sequences: float
@@ -74,7 +75,7 @@ class LossInputs:
     full_kl: Tensor | None = None
     """[N] float32, KL(policy || reference) over the vocabulary, with gradient; where the loss asks for it."""
     attention: tuple[SequenceAttention, ...] | None = None
-    """[S] of every sequence what the policy's attention says of its tokens; where the loss asks for it."""
+    """Of every sample, in the order of tokens, what the policy's attention says of it; where the loss asks for it."""
     values: Tensor | None = None
     """[N] float32, of the critic, with gradient; in a critic's loss."""
     old_values: Tensor | None = None

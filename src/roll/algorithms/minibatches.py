@@ -48,7 +48,8 @@ def critic_share(batch: TrainingBatch, critic: int, num_critics: int, first: int
         num_critics: see there.
         first: which critic gets the batch's first rollout; the step's number, so that it is not always the same.
     """
-    groups = places_by_key([sample.unit for sample in batch.samples])
-    dealt = [index for members in groups.values() for index in members]
-    own = {index for place, index in enumerate(dealt, start=first) if place % num_critics == critic}
+    rollouts = batch.sequences
+    groups = places_by_key([batch.samples[samples[0]].unit for samples in rollouts])
+    dealt = [rollouts[place] for members in groups.values() for place in members]
+    own = {i for place, samples in enumerate(dealt, start=first) if place % num_critics == critic for i in samples}
     return replace(batch, samples=tuple(sample for index, sample in enumerate(batch.samples) if index in own))

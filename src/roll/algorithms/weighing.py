@@ -39,7 +39,7 @@ def weigh(
     """Complete the samples of a batch: every token gets its advantage, and whatever else the algorithm wants of it.
 
     Args:
-        batch: of the selection's rollouts, in order.
+        batch: of the selection's rollouts, in order: one sample or, where its history was rewritten, several of each.
         selection: what was chosen; demonstrations come last.
         algorithm: its settings.
         values: [M][n][L] by critic and sample.
@@ -50,32 +50,33 @@ def weigh(
     Raises:
         ConfigError: the user's own estimator returned something else than asked for.
     """
-    num_own = len(selection.trained)
-    own = batch.samples[:num_own]
-    said = [_mean([critic[i] for critic in values]) for i in range(num_own)] if values else []
+    num_own, samples = len(selection.trained), batch.samples
+    rollouts = [[samples[i] for i in places] for places in batch.sequences]
+    own = rollouts[:num_own]
+    said = [_mean(given) for given in zip(*values, strict=True)]
     episodes = _episodes(selection, _after_prompt(said, own), _after_prompt(token_rewards, own))
     found = _estimate(episodes, selection, algorithm)
-    spreads = [_deviation([critic[i] for critic in values]) for i in range(num_own)] if values else []
-    spreads, masks = _after_prompt(spreads, own), [episode.mask for episode in episodes[:num_own]]
+    spreads = _after_prompt([_deviation(given) for given in zip(*values, strict=True)], own)
+    masks = [episode.mask for episode in episodes[:num_own]]
     agreed = _smallest(spreads, masks, algorithm.critic.drop_agreed)
     divergent = _smallest([-s for s in spreads], masks, algorithm.entropy.drop_divergent)
     factors = _factors(episodes[:num_own], selection.accuracies, algorithm)
     weights: list[dict[str, Any]] = []
-    for i, sample in enumerate(own):
+    for i, rollout in enumerate(own):
         advantages = np.where(agreed[i], 0.0, found.advantages[i]) if agreed else found.advantages[i]
-        weights.append(
-            {
-                "advantages": _aligned(advantages * factors[i], sample),
-                "returns": _aligned(found.returns[i], sample) if found.returns else None,
-                "old_values": said[i] if said else None,
-                "entropy_mask": _aligned(~divergent[i], sample).astype(np.bool_) if divergent else None,
-            }
-        )
-    for sample, shown in zip(batch.samples[num_own:], selection.demonstrations, strict=True):
-        weights.append({"advantages": _aligned(_imitation(shown.episode, algorithm), sample)})
+        parts = {"advantages": _aligned(advantages * factors[i], rollout)}
+        if found.returns:
+            parts["returns"] = _aligned(found.returns[i], rollout)
+        if divergent:
+            parts["entropy_mask"] = [mask.astype(np.bool_) for mask in _aligned(~divergent[i], rollout)]
+        weights += _rows(parts)
+    for rollout, shown in zip(rollouts[num_own:], selection.demonstrations, strict=True):
+        weights += _rows({"advantages": _aligned(_imitation(shown.episode, algorithm), rollout)})
     for i, weight in enumerate(weights):
         weight |= {name: column[i] for name, column in columns.items()}
-    return replace(batch, samples=tuple(replace(s, **w) for s, w in zip(batch.samples, weights, strict=True)))
+        if said and not samples[i].expert:
+            weight["old_values"] = said[i]
+    return replace(batch, samples=tuple(replace(s, **w) for s, w in zip(samples, weights, strict=True)))
 
 
 def _imitation(episode: Episode, algorithm: AlgorithmConfig) -> NDArray[np.floating[Any]]:
@@ -115,24 +116,33 @@ def kl_token_rewards(
     return result
 
 
-def _after_prompt(arrays: Sequence[FloatArray], samples: Sequence[TrainingSample]) -> list[FloatArray]:
-    """[n][T] of the first samples' arrays [n][L]; empty where there is none."""
-    return [array[sample.prefix_length :] for array, sample in zip(arrays, samples, strict=False)]
+def _rows(columns: Mapping[str, Sequence[FloatArray]]) -> list[dict[str, Any]]:
+    """Columns of a rollout's samples as one row of each sample."""
+    return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
 
 
-def _deviation(of_critics: list[FloatArray]) -> FloatArray:
+def _after_prompt(arrays: Sequence[FloatArray], rollouts: Sequence[Sequence[TrainingSample]]) -> list[FloatArray]:
+    """[n][T] of the first rollouts, from arrays [L] of their samples, without contexts; empty where there is none."""
+    left = iter(arrays)
+    own = ([next(left)[sample.prefix_length :] for sample in rollout] for rollout in rollouts)
+    return [np.concatenate(parts) for parts in own] if arrays else []
+
+
+def _deviation(of_critics: Sequence[FloatArray]) -> FloatArray:
     """[L] population deviation of the critics' values."""
     return np.asarray(np.std(of_critics, axis=0, dtype=np.float64), np.float32)
 
 
-def _mean(of_critics: list[FloatArray]) -> FloatArray:
+def _mean(of_critics: Sequence[FloatArray]) -> FloatArray:
     """[L] mean of the critics' values."""
     return np.asarray(np.mean(of_critics, axis=0, dtype=np.float64), np.float32)
 
 
-def _aligned(answer: Any, sample: TrainingSample) -> FloatArray:
-    """[T] as [L], with zeros on the prompt."""
-    return np.concatenate([np.zeros(sample.prefix_length, np.float32), np.asarray(answer, np.float32)])
+def _aligned(answer: Any, rollout: Sequence[TrainingSample]) -> list[FloatArray]:
+    """[T] as [L] of each of the rollout's samples, with zeros on its context."""
+    ends = np.cumsum([len(sample) - sample.prefix_length for sample in rollout])
+    parts = np.split(np.asarray(answer, np.float32), ends[:-1])
+    return [np.concatenate([np.zeros(s.prefix_length, np.float32), own]) for s, own in zip(rollout, parts, strict=True)]
 
 
 def _episodes(selection: Selection, values: Sequence[FloatArray], penalties: Sequence[FloatArray]) -> list[Episode]:

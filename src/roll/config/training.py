@@ -49,7 +49,9 @@ class TrainingConfig(Section):
         unit="tokens",
         ge=1,
     )
-    share_prefix: bool = option(True, "Compute the prompt of a group once for all its rollouts.")
+    share_prefix: bool = option(
+        True, "Compute once what the contexts of a group have in common: the prompt, earlier turns."
+    )
     activation_checkpointing: bool = option(False, "Recompute activations in the backward pass to save memory.")
     num_threads: int | None = option(
         None, "CPU threads per rank; by default, all cores shared between the ranks.", ge=1

@@ -2,7 +2,7 @@
 
 from roll.data.build import Data, build_data, held_out_draws
 from roll.data.chat import ChatRenderer
-from roll.data.samples import build_batch, build_sample
+from roll.data.samples import build_batch, build_samples
 from roll.data.stream import PromptStream, WeightedSource, WeightedStream
 
 __all__ = [
@@ -13,6 +13,6 @@ __all__ = [
     "WeightedStream",
     "build_batch",
     "build_data",
-    "build_sample",
+    "build_samples",
     "held_out_draws",
 ]

@@ -3,51 +3,71 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from roll.types import Rollout, TrainingBatch, TrainingSample
+from roll.types import IntArray, Rollout, TrainingBatch, TrainingSample
 
-__all__ = ["build_batch", "build_sample"]
+__all__ = ["build_batch", "build_samples"]
 
 
-def build_sample(rollout: Rollout, *, max_new_tokens: int = 1) -> TrainingSample:
-    """One rollout as a training sample: prompt, then answer; the loss counts what the policy wrote.
+def build_samples(rollout: Rollout, *, max_new_tokens: int = 1) -> tuple[TrainingSample, ...]:
+    """One training sample for every context of a rollout, as the engine saw it; the loss counts what the policy wrote.
 
-    >>> # prompt of 3 tokens, answer of 2:  loss_mask [F F F T T]
+    >>> # prompt of 3 tokens, answer of 2:                     loss_mask [F F F T T]
+    >>> # then a context of 4 in their place, answer of 1:     loss_mask [F F F F T]
+
+    All but contexts together are the rollout's tokens, in order. The first sample has the rollout's id, others have it
+    with their number behind.
 
     Args:
         rollout: the attempt.
         max_new_tokens: longest answer of one turn.
     """
-    num_prompt, num_answer = len(rollout.prompt_token_ids), len(rollout.token_ids)
-    written = np.zeros(num_answer, dtype=np.bool_)
-    chunks = np.full(num_answer, -1, dtype=np.int32)
+    num_tokens = len(rollout.token_ids)
+    written = np.zeros(num_tokens, dtype=np.bool_)
+    chunks = np.full(num_tokens, -1, dtype=np.int32)
     for index, turn in enumerate(rollout.spans):
         written[turn.start : turn.end] = True
         chunks[turn.start : turn.end] = index
 
-    return TrainingSample(
-        sample_id=rollout.sample_id,
-        unit=rollout.draw_id,
-        prefix_length=num_prompt,
-        token_ids=np.concatenate([rollout.prompt_token_ids, rollout.token_ids]).astype(np.int32, copy=False),
-        loss_mask=np.concatenate([np.zeros(num_prompt, np.bool_), written]),
-        attachments=rollout.prompt.attachments,
-        advantages=np.zeros(num_prompt + num_answer, np.float32),
-        rollout_logprobs=np.concatenate([np.zeros(num_prompt), np.where(written, rollout.logprobs, 0.0)]).astype(
-            np.float32
-        ),
-        policy_versions=np.concatenate([np.full(num_prompt, -1, np.int32), rollout.policy_versions]).astype(np.int32),
-        chunk_ids=np.concatenate([np.full(num_prompt, -1, np.int32), chunks]) if rollout.turns else None,
-        max_length=max_new_tokens * rollout.prompt.turns,
-        expert=rollout.expert,
+    cuts = [(0, rollout.prompt_token_ids), *((branch.start, branch.context) for branch in rollout.branches)]
+    if len(cuts) > 1 and cuts[1][0] == 0:  # rewritten before the first turn
+        del cuts[0]
+    ends = [start for start, _ in cuts[1:]] + [num_tokens]
+
+    def sample(number: int, context: IntArray, own: slice) -> TrainingSample:
+        def behind(values: NDArray[Any], before: Any) -> NDArray[Any]:
+            return np.concatenate([np.full(len(context), before, values.dtype), values[own]])
+
+        logprobs = np.where(written, rollout.logprobs, 0.0).astype(np.float32)
+        return TrainingSample(
+            sample_id=f"{rollout.sample_id}.{number}" if number else rollout.sample_id,
+            unit=rollout.draw_id,
+            sequence=str(rollout.rollout_id) if len(cuts) > 1 else "",
+            prefix_length=len(context),
+            token_ids=np.concatenate([context, rollout.token_ids[own]]).astype(np.int32, copy=False),
+            loss_mask=behind(written, False),
+            attachments=rollout.prompt.attachments,
+            advantages=np.zeros(len(context) + own.stop - own.start, np.float32),
+            rollout_logprobs=behind(logprobs, 0.0),
+            policy_versions=behind(rollout.policy_versions.astype(np.int32), -1),
+            chunk_ids=behind(chunks, -1) if rollout.turns else None,
+            max_length=max_new_tokens * rollout.prompt.turns,
+            expert=rollout.expert,
+        )
+
+    return tuple(
+        sample(number, context, slice(start, end))
+        for number, ((start, context), end) in enumerate(zip(cuts, ends, strict=True))
     )
 
 
 def build_batch(rollouts: Sequence[Rollout], *, temperature: float, max_new_tokens: int) -> TrainingBatch:
     """All rollouts of a step as one batch, with advantages of 0."""
     return TrainingBatch(
-        samples=tuple(build_sample(rollout, max_new_tokens=max_new_tokens) for rollout in rollouts),
+        samples=tuple(s for rollout in rollouts for s in build_samples(rollout, max_new_tokens=max_new_tokens)),
         temperature=temperature,
     )

@@ -23,9 +23,10 @@ def utf8(text: str) -> str:
 
 
 def rollout_schema() -> pa.Schema:
-    """Columns of the table. All lists of a row align with its `token_ids`."""
+    """Columns of the table. A row's lists of numbers, but for its prompt's, align with its `token_ids`."""
     import pyarrow as pa
 
+    branch = pa.struct([("start", pa.int32()), ("context", pa.list_(pa.int32()))])
     message = pa.struct([("role", pa.string()), ("content", pa.string())])
     return pa.schema(
         [
@@ -43,6 +44,7 @@ def rollout_schema() -> pa.Schema:
             ("token_ids", pa.list_(pa.int32())),
             ("logprobs", pa.list_(pa.float32())),
             ("policy_versions", pa.list_(pa.int32())),
+            ("branches", pa.list_(branch)),
             ("finish_reason", pa.dictionary(pa.int8(), pa.string())),
             ("status", pa.dictionary(pa.int8(), pa.string())),
             ("cause", pa.string()),
@@ -82,6 +84,7 @@ def _row(step: int, rollout: Rollout, advantage: float | None) -> dict[str, Any]
         "token_ids": rollout.token_ids,
         "logprobs": rollout.logprobs,
         "policy_versions": rollout.policy_versions,
+        "branches": [{"start": branch.start, "context": branch.context} for branch in rollout.branches],
         "finish_reason": rollout.finish_reason,
         "status": str(rollout.status),
         "cause": utf8(rollout.cause),

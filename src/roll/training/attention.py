@@ -1,12 +1,12 @@
-"""Attention over a packed row: a response sees its prefix and itself, nothing else.
+"""Attention over a packed row: a segment sees its ancestors and itself, nothing else.
 
 HF models call `packed_attention` in place of their own (it is registered as `roll_packed`), and hand it the
 `AttentionPlan` of the micro-batch, built once for all layers. A plan is a list of independent calls, chosen
 by cost:
 
     dense    small blocks, batched: plain matrix products under a mask
-    causal   longer plain sequences and prefixes, batched by similar length: SDPA
-    shared   responses of all blocks, batched by similar length, each behind its prefix's keys: matrix products where
+    causal   longer plain sequences and roots of trees, batched by similar length: SDPA
+    shared   segments of all trees, batched by similar length, each behind its ancestors' keys: matrix products where
              they are short, SDPA where they are long
     varlen   everything at once on CUDA in half precision: `torch.nn.attention.varlen`
 
@@ -24,7 +24,7 @@ from torch import Tensor
 
 from roll.errors import ModelError
 from roll.training.attention_calls import Call, Causal, Dense, Prefixes, Rows, Shared, compute
-from roll.training.layout import PackedLayout, Segments
+from roll.training.layout import Int64Array, PackedLayout, Segment, Tree
 from roll.training.varlen import VarlenPlan, varlen_attention, varlen_supported
 
 __all__ = ["ATTENTION", "AttentionPlan", "Observer", "packed_attention", "register_attention"]
@@ -32,14 +32,14 @@ __all__ = ["ATTENTION", "AttentionPlan", "Observer", "packed_attention", "regist
 ATTENTION = "roll_packed"
 
 SMALL_TOKENS = 96
-"""A block up to this size is not worth cutting into prefix and responses."""
+"""A tree up to this size is not worth cutting into segments."""
 
 DENSE_TOKENS = 224
 """Longest sequence for dense products. Measured on two AVX-512 cores with 9 heads of 64: at 110 tokens 0.9 ms
 against 2.8 ms for SDPA, forward and backward; at 300 tokens 6.9 ms against 5.1 ms."""
 
 DENSE_PAIRS = 2**14
-"""Most pairs of a query and a key of one response for dense products."""
+"""Most pairs of a query and a key of one segment for dense products."""
 
 Observer: TypeAlias = Callable[[Tensor, Tensor, float, int | None], None]
 """Called by every layer in turn with queries [N, H, d], keys [N, K, d], scale of the scores, sliding window."""
@@ -48,13 +48,15 @@ LENGTH_RATIO = 0.75
 """Sequences are batched with others at least this share of the longest."""
 
 
-class _Response(NamedTuple):
-    """Where a response lies in the row, and its prefix."""
+class _Branch(NamedTuple):
+    """A segment that goes on from others."""
 
-    prefix_start: int
-    prefix_length: int
-    start: int
-    length: int
+    parent: tuple[int, int]
+    """Which: the start of their tree, and the number of the last one."""
+    context: Int64Array
+    """Their entries of the row."""
+    own: Int64Array
+    """Its own."""
 
 
 class AttentionPlan:
@@ -85,60 +87,63 @@ class AttentionPlan:
         return self._calls[window]
 
     def _plan(self, window: int | None) -> list[Call]:
-        if window is not None:  # windows are rare: every block becomes dense, whose mask can say anything
-            return [self._dense([block], window) for block in self._layout.blocks]
-        whole: list[Segments] = []
-        plain: list[tuple[int, int]] = []
-        responses: list[_Response] = []
-        for block in self._layout.blocks:
-            if block.num_tokens <= SMALL_TOKENS or (not block.prefix_length and block.num_tokens <= DENSE_TOKENS):
-                whole.append(block)
+        if window is not None:  # windows are rare: every tree becomes dense, whose mask can say anything
+            return [self._dense([tree], window) for tree in self._layout.blocks]
+        whole: list[Tree] = []
+        plain: list[Int64Array] = []
+        branches: list[_Branch] = []
+        for tree in self._layout.blocks:
+            root, *others = tree.segments
+            if tree.num_tokens <= SMALL_TOKENS:
+                whole.append(tree)
                 continue
-            starts = (block.start + block.prefix_length + np.cumsum((0, *block.response_lengths[:-1]))).tolist()
-            sequences = list(zip(starts, block.response_lengths, strict=True))
-            if not block.prefix_length:
-                plain += sequences
-                continue
-            prefix = Segments(start=block.start, prefix_length=0, response_lengths=(block.prefix_length,))
-            if block.prefix_length <= DENSE_TOKENS:
-                whole.append(prefix)
+            if root.length <= DENSE_TOKENS:
+                whole.append(Tree(segments=(root,)))
             else:
-                plain.append((block.start, block.prefix_length))
-            responses += [_Response(block.start, block.prefix_length, *sequence) for sequence in sequences]
-        calls: list[Call] = [self._dense(batch, None) for batch in _similar(whole, [b.num_tokens for b in whole])]
-        calls += [Causal(rows=self._rows(batch)) for batch in _similar(plain, [n for _, n in plain])]
-        return calls + [self._shared(batch) for batch in _similar(responses, [r.length for r in responses])]
+                plain.append(_entries(root))
+            contexts = tree.contexts()[1:]
+            branches += [
+                _Branch((tree.start, s.parent), context, _entries(s))
+                for s, context in zip(others, contexts, strict=True)
+            ]
+        calls: list[Call] = [self._dense(batch, None) for batch in _similar(whole, [t.num_tokens for t in whole])]
+        calls += [Causal(rows=self._rows(batch)) for batch in _similar(plain, [len(own) for own in plain])]
+        return calls + [self._shared(batch) for batch in _similar(branches, [len(b.own) for b in branches])]
 
-    def _shared(self, responses: Sequence[_Response]) -> Shared:
-        """Of similar length; those of a block stay together, in their order."""
-        responses = sorted(responses, key=lambda r: r.start)
-        prefixes = sorted({(r.prefix_start, r.prefix_length) for r in responses})
-        rows = self._rows([(r.start, r.length) for r in responses])
-        before = self._rows(prefixes)
-        lengths = np.array([(r.prefix_length, r.length) for r in responses])
+    def _shared(self, branches: Sequence[_Branch]) -> Shared:
+        """Of similar length; those of a tree stay together, in their order."""
+        branches = sorted(branches, key=lambda branch: branch.own[0])
+        contexts = dict(sorted({branch.parent: branch.context for branch in branches}.items()))
+        rows, before = self._rows([branch.own for branch in branches]), self._rows(list(contexts.values()))
+        lengths = np.array([len(branch.context) for branch in branches])
         index = np.arange(rows.size[1])
-        sees_prefix = np.arange(before.size[1]) < lengths[:, :1]
+        sees_context = np.arange(before.size[1]) < lengths[:, None]
         sees_own = index[:, None] >= index
         visible = np.concatenate(
             [
-                np.broadcast_to(sees_prefix[:, None], (len(responses), len(index), before.size[1])),
-                np.broadcast_to(sees_own, (len(responses), len(index), len(index))),
+                np.broadcast_to(sees_context[:, None], (len(branches), len(index), before.size[1])),
+                np.broadcast_to(sees_own, (len(branches), len(index), len(index))),
             ],
             axis=2,
         )
-        owners = [prefixes.index((r.prefix_start, r.prefix_length)) for r in responses]
+        places = {parent: i for i, parent in enumerate(contexts)}
+        owners = np.array([places[branch.parent] for branch in branches])
         return Shared(
             rows=rows,
-            prefixes=Prefixes(rows=before, owners=self._tensor(np.array(owners))),
+            prefixes=Prefixes(
+                rows=before,
+                owners=self._tensor(owners),
+                overlap=any(number for _, number in contexts),  # beyond roots
+            ),
             bias=self._bias(visible),
             dense=visible[0].size <= DENSE_PAIRS,
         )
 
-    def _rows(self, sequences: Sequence[tuple[int, int]]) -> Rows:
-        longest = max(n for _, n in sequences)
-        index = np.stack([start + np.minimum(np.arange(longest), n - 1) for start, n in sequences])
-        members = np.concatenate([start + np.arange(n) for start, n in sequences])
-        inverse = np.concatenate([i * longest + np.arange(n) for i, (_, n) in enumerate(sequences)])
+    def _rows(self, sequences: Sequence[Int64Array]) -> Rows:
+        longest = max(map(len, sequences))
+        index = np.stack([own[np.minimum(np.arange(longest), len(own) - 1)] for own in sequences])
+        members = np.concatenate(sequences)
+        inverse = np.concatenate([i * longest + np.arange(len(own)) for i, own in enumerate(sequences)])
         order = np.argsort(members, kind="stable")
         return Rows(
             index=self._tensor(index.reshape(-1)),
@@ -147,9 +152,9 @@ class AttentionPlan:
             size=(len(sequences), longest),
         )
 
-    def _dense(self, blocks: Sequence[Segments], window: int | None) -> Dense:
-        rows = self._rows([(b.start, b.num_tokens) for b in blocks])
-        return Dense(rows=rows, bias=self._bias(np.stack([_block_mask(b, rows.size[1], window) for b in blocks])))
+    def _dense(self, trees: Sequence[Tree], window: int | None) -> Dense:
+        rows = self._rows([tree.start + np.arange(tree.num_tokens) for tree in trees])
+        return Dense(rows=rows, bias=self._bias(np.stack([_tree_mask(tree, rows.size[1], window) for tree in trees])))
 
     def _bias(self, visible: np.ndarray) -> Tensor:
         """[B, n, m] who sees whom, as [B, 1, 1, n, m] to add to scores."""
@@ -173,14 +178,15 @@ def _similar(items: Sequence[Any], lengths: Sequence[int]) -> list[list[Any]]:
     return batches
 
 
-def _block_mask(block: Segments, size: int, window: int | None) -> np.ndarray:
-    """[size, size] True where entry i of a block may see entry j; padding is unseen and sees entry 0."""
-    lengths = (block.prefix_length, *block.response_lengths)
-    owner = np.repeat(np.arange(len(lengths)), lengths)
-    position = np.concatenate([
-        np.arange(n) + (block.prefix_length if i else 0) for i, n in enumerate(lengths)
-    ])  # fmt: skip
-    visible = (owner[None, :] == 0) | (owner[:, None] == owner[None, :])
+def _entries(segment: Segment) -> Int64Array:
+    return segment.start + np.arange(segment.length)
+
+
+def _tree_mask(tree: Tree, size: int, window: int | None) -> np.ndarray:
+    """[size, size] True where entry i of a tree may see entry j; padding is unseen and sees entry 0."""
+    owner = np.repeat(np.arange(len(tree.segments)), [s.length for s in tree.segments])
+    position = np.concatenate([s.position + np.arange(s.length) for s in tree.segments])
+    visible = tree.lineage()[owner[:, None], owner[None, :]]
     distance = position[:, None] - position[None, :]
     visible &= distance >= 0
     if window is not None:

@@ -2,7 +2,7 @@
 
     queries, keys, values [N, h, d] ─ gather ─► [B, n, h, d] ─ dense products, or SDPA ─► [B * n, H, d]
 
-Gathers know their way back, so that a gradient is copied, and added up only where a prefix serves several responses.
+Gathers know their way back, so that a gradient is copied, and added up only where tokens serve several segments.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class Rows:
     index: Tensor
     """[B * n] entry of the row; padding repeats an entry."""
     members: Tensor
-    """[k] the entries of the row that occur, each once."""
+    """[k] the entries of the row that occur, ascending."""
     inverse: Tensor
     """[k] where each of them is among the B * n."""
     size: tuple[int, int]
@@ -32,12 +32,14 @@ class Rows:
 
 @dataclass(frozen=True, slots=True)
 class Prefixes:
-    """The prefixes of some blocks, as keys of their responses."""
+    """What stands before some segments, as keys of theirs."""
 
     rows: Rows
-    """[b, p] one sequence per block."""
+    """[b, p]"""
     owners: Tensor
-    """[B] the prefix of each response, among the b."""
+    """[B] the prefix of each segment, among the b."""
+    overlap: bool
+    """Whether an entry of the row may be in several prefixes, or in a prefix and in a segment."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +60,7 @@ class Causal:
 
 @dataclass(frozen=True, slots=True)
 class Shared:
-    """Responses of any blocks, each behind its own block's prefix."""
+    """Segments of any trees, each behind its ancestors."""
 
     rows: Rows
     """[B, n]"""
@@ -103,9 +105,9 @@ class _Gather(torch.autograd.Function):
 
 
 class _GatherBehindPrefix(torch.autograd.Function):
-    """Rows of [N, h, d] as [B, p + n, h, d]: each response's, after those of its prefix.
+    """Rows of [N, h, d] as [B, p + n, h, d]: each segment's, after those of its prefix.
 
-    Backward adds up what the responses of a block say of their prefix, in float32 or better, in the order of responses.
+    Backward adds up what segments say of a common prefix, in float32 or better, in the order of segments.
     """
 
     @staticmethod
@@ -123,6 +125,11 @@ class _GatherBehindPrefix(torch.autograd.Function):
         high = torch.promote_types(grad.dtype, torch.float32)
         sums = grad.new_zeros((num, length, *grad.shape[2:]), dtype=high)
         sums.index_add_(0, prefixes.owners, grad[:, :length].to(high))
+        if prefixes.overlap:
+            total = grad.new_zeros(ctx.shape, dtype=high)
+            for rows, part in ((prefixes.rows, sums), (ctx.rows, grad[:, length:].to(high))):
+                total.index_add_(0, rows.members, part.reshape(-1, *part.shape[2:]).index_select(0, rows.inverse))
+            return total.to(grad.dtype), None, None, None
         return _scattered(ctx.shape, ((prefixes.rows, sums.to(grad.dtype)), (ctx.rows, grad[:, length:]))), None, None
 
 

@@ -23,7 +23,8 @@ from torch import Tensor
 
 from roll.algorithms.credit import distance_weights, head_groups
 from roll.errors import UnsupportedError
-from roll.training.packing import Block
+from roll.training.blocks import Block
+from roll.training.layout import placed
 from roll.types import AttentionRange, AttentionStatistics
 
 __all__ = ["MapObserver", "observed_layers"]
@@ -152,14 +153,10 @@ def _tracks(blocks: Iterable[Block], device: torch.device) -> Iterator[_Track]:
     """Where `layout.build_layout` puts the samples, as far as the loss's own pass would go."""
     start = 0
     for block in blocks:
-        offset = start + block.prefix_length
-        for member in block.members:
+        for member, _, rows in placed(block, start):
             sample = member.sample
-            own = member.num_inputs - block.prefix_length
-            rows = np.concatenate([np.arange(start, start + block.prefix_length), np.arange(offset, offset + own)])
             in_loss = np.flatnonzero(sample.loss_mask)
             rows = rows[: int(in_loss[-1])] if len(in_loss) else rows[:0]
             first = min(sample.prefix_length, len(rows))
             yield _Track(index=member.index, size=len(sample), rows=torch.from_numpy(rows).to(device), first=first)
-            offset += own
-        start = offset
+        start += block.num_tokens

@@ -28,6 +28,7 @@ from torch import Tensor
 from roll.errors import HalfUpdatedError, TrainingDivergedError, UnsupportedError
 from roll.protocols import LossFn, StateKind, WeightSource
 from roll.training.attention_maps import MapObserver, observed_layers
+from roll.training.blocks import Block
 from roll.training.by_sample import collect, collect_top, in_order, merged, no_top
 from roll.training.distributed import Ranks, combine, default_num_threads, pick_device, reshard, shard
 from roll.training.distributions import Predictions
@@ -38,7 +39,7 @@ from roll.training.lora import adapters_off, find_adapters
 from roll.training.loss_inputs import loss_inputs, teacher_top_ids
 from roll.training.offload import StatePlacement
 from roll.training.optimizer import Optimizer
-from roll.training.packing import Block, pack, pack_by_teacher
+from roll.training.packing import pack, pack_by_teacher
 from roll.training.policy import PolicyNetwork
 from roll.training.precision import MasterWeights, Precision
 from roll.training.randomness import Randomness
@@ -166,7 +167,7 @@ class TorchBackend:
         needs = loss.needs
         observed = needs.attention if any(s.attention is None for s in batch.samples) else None
         for teacher, blocks in self._share(batch.samples, every_token=False, needs=needs):
-            layout = _layout(blocks, every_token=False, teacher=teacher)
+            layout = _layout(blocks, every_token=False, teacher=teacher, shared=not needs.top_logprobs)
             observer = self._observer(blocks, observed)
             top = teacher_top_ids(layout, batch) if needs.top_logprobs else None
             predicted = self._predict(layout, batch, needs, observer, top)
@@ -342,6 +343,7 @@ class TorchBackend:
             "num_ranks": self.ranks.data_size,
             "every_token": every_token,
             "whole_units": needs.whole_units,
+            "whole_sequences": needs.whole_sequences,
         }
         if needs.divergence is not None:
             return pack_by_teacher(samples, **settings)[rank]
@@ -368,11 +370,11 @@ class TorchBackend:
         return False
 
 
-def _layout(blocks: Sequence[Block], *, every_token: bool, teacher: int = 0) -> PackedLayout:
+def _layout(blocks: Sequence[Block], *, every_token: bool, teacher: int = 0, shared: bool = True) -> PackedLayout:
     """A micro-batch; one without blocks takes part for the other ranks' sake."""
     if not blocks:
         return idle_layout(teacher=teacher)
-    return build_layout(blocks, every_token=every_token, teacher=teacher)
+    return build_layout(blocks, every_token=every_token, teacher=teacher, shared_predictions=shared)
 
 
 def _nothing_of(predicted: Predictions) -> Tensor:

@@ -1,42 +1,75 @@
 """One micro-batch as one row of tokens, without padding. NumPy only.
 
-    block 0                                   block 1
-    [ prefix | response a | response b | … ]  [ sequence ]  …
+    block 0                                          block 1
+    [ prompt | answer a | turn b | answer b | … ]    [ sequence ]  …
 
-Positions of a response go on from its prefix's. A response attends to its prefix and to itself; a block sees
-no other. Entry `rows[m]` of the row predicts token `targets[m]`; several samples may share such a
-*prediction* (inside a prefix).
+A block is a tree of *segments*: what all samples of a subtree have in common, or one has alone. A segment's positions
+go on from its parent's. It attends to its ancestors and to itself; a block sees no other. Entry `rows[m]` of the row
+predicts token `targets[m]`; several samples may share such a *prediction* (of a token in a segment that they share).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
 
-from roll.training.packing import Block, Member
+from roll.training.blocks import Block, Member
 
-__all__ = ["Int64Array", "PackedLayout", "SampleSpan", "Segments", "build_layout", "idle_layout"]
+__all__ = ["Int64Array", "PackedLayout", "SampleSpan", "Segment", "Tree", "build_layout", "idle_layout", "placed"]
 
 Int64Array = NDArray[np.int64]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Segments:
-    """Where a block lies in the row: its prefix first, then its responses, one after the other."""
+class Segment:
+    """Tokens that stand together in the row."""
 
     start: int
-    prefix_length: int
-    """0 for a plain sequence."""
-    response_lengths: tuple[int, ...]
-    """Each at least 1."""
+    """Its first entry of the row."""
+    length: int
+    """At least 1."""
+    parent: int = -1
+    """The segment that it goes on from, among those of its tree; -1 for the root."""
+    position: int = 0
+    """How many tokens its ancestors have."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Tree:
+    """Where a block lies in the row: its segments, one after the other, each after its parent."""
+
+    segments: tuple[Segment, ...]
+
+    @property
+    def start(self) -> int:
+        """Its first entry of the row."""
+        return self.segments[0].start
 
     @property
     def num_tokens(self) -> int:
         """Tokens of the block."""
-        return self.prefix_length + sum(self.response_lengths)
+        return sum(segment.length for segment in self.segments)
+
+    def contexts(self) -> list[Int64Array]:
+        """By segment, the entries of its ancestors, from the root on."""
+        paths: list[Int64Array] = []
+        contexts: list[Int64Array] = []
+        for s in self.segments:
+            contexts.append(paths[s.parent] if s.parent >= 0 else np.zeros(0, dtype=np.int64))
+            paths.append(np.concatenate([contexts[-1], np.arange(s.start, s.start + s.length)]))
+        return contexts
+
+    def lineage(self) -> NDArray[np.bool_]:
+        """[S, S] whether a segment is itself or descends from another: it sees that one."""
+        lineage = np.eye(len(self.segments), dtype=np.bool_)
+        for i, s in enumerate(self.segments):
+            if s.parent >= 0:
+                lineage[i] |= lineage[s.parent]
+        return lineage
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -59,7 +92,7 @@ class PackedLayout:
     """[N]"""
     position_ids: Int64Array
     """[N]"""
-    blocks: tuple[Segments, ...]
+    blocks: tuple[Tree, ...]
     rows: Int64Array
     """[M]"""
     targets: Int64Array
@@ -77,56 +110,54 @@ class PackedLayout:
 def idle_layout(*, teacher: int = 0) -> PackedLayout:
     """The smallest micro-batch, of no sample: for a rank that must take part without work."""
     zero = np.zeros(1, dtype=np.int64)
-    block = Segments(start=0, prefix_length=0, response_lengths=(1,))
+    block = Tree(segments=(Segment(start=0, length=1),))
     return PackedLayout(
         token_ids=zero, position_ids=zero, blocks=(block,), rows=zero, targets=zero, spans=(), teacher=teacher
     )
 
 
-def build_layout(blocks: Iterable[Block], *, every_token: bool = False, teacher: int = 0) -> PackedLayout:
+def build_layout(
+    blocks: Iterable[Block], *, every_token: bool = False, teacher: int = 0, shared_predictions: bool = True
+) -> PackedLayout:
     """Lay blocks out in a row.
 
     Args:
         blocks: of one micro-batch, at least one.
         every_token: predict all tokens but the first, instead of those that the loss counts.
         teacher: which of several the policy is compared with.
+        shared_predictions: samples share those of a token that they share; otherwise each has its own, since what is
+            asked of it may differ.
     """
     tokens: list[NDArray[np.int32]] = []
     positions: list[Int64Array] = []
-    segments: list[Segments] = []
+    trees: list[Tree] = []
     rows: list[Int64Array] = []
     targets: list[NDArray[np.int32]] = []
     spans: list[SampleSpan] = []
     start = num_predictions = 0
     for block in blocks:
-        prefix = block.prefix_length
-        first = block.members[0].sample
-        tokens.append(first.token_ids[:prefix])
-        positions.append(np.arange(prefix, dtype=np.int64))
-        offset = start + prefix
-        in_prefix = np.full(prefix, -1, dtype=np.int64)  # predictions of prefix tokens, the same for every sample
-        for member in block.members:
+        predictions = np.full(block.num_tokens, -1, dtype=np.int64)  # by the entry of a token, its prediction
+        for member, shared, entries in placed(block, start):
             sample = member.sample
             token_index = predicted_tokens(member, every_token)
-            shared, own = token_index[token_index < prefix], token_index[token_index >= prefix]
-            new = shared[in_prefix[shared] < 0]
-            in_prefix[new] = num_predictions + np.arange(len(new))
-            first_own = num_predictions + len(new)
-            num_predictions = first_own + len(own)
-            rows += [start + new - 1, np.where(own > prefix, offset + own - 1 - prefix, start + own - 1)]
-            targets += [sample.token_ids[new], sample.token_ids[own]]
-            prediction_index = np.concatenate([in_prefix[shared], first_own + np.arange(len(own))])
-            spans.append(SampleSpan(index=member.index, token_index=token_index, prediction_index=prediction_index))
-            tokens.append(sample.token_ids[prefix : member.num_inputs])
-            positions.append(np.arange(prefix, member.num_inputs, dtype=np.int64))
-            offset += member.num_inputs - prefix
-        lengths = tuple(m.num_inputs - prefix for m in block.members if m.num_inputs > prefix)
-        segments.append(Segments(start=start, prefix_length=prefix, response_lengths=lengths))
-        start = offset
+            predicted = entries[token_index[token_index < member.num_inputs]] - start
+            known = np.concatenate([predictions[predicted], np.full(len(token_index) - len(predicted), -1)])
+            new = known < 0
+            known[new] = num_predictions + np.arange(new.sum())
+            if shared_predictions:
+                predictions[predicted] = known[: len(predicted)]
+            num_predictions += int(new.sum())
+            rows.append(entries[token_index[new] - 1])
+            targets.append(sample.token_ids[token_index[new]])
+            spans.append(SampleSpan(index=member.index, token_index=token_index, prediction_index=known))
+            tokens.append(sample.token_ids[shared : member.num_inputs])
+            positions.append(np.arange(shared, member.num_inputs, dtype=np.int64))
+        trees.append(_tree(block, start))
+        start += block.num_tokens
     return PackedLayout(
         token_ids=np.concatenate(tokens).astype(np.int64),
         position_ids=np.concatenate(positions),
-        blocks=tuple(segments),
+        blocks=tuple(trees),
         rows=np.concatenate(rows),
         targets=np.concatenate(targets).astype(np.int64),
         spans=tuple(spans),
@@ -139,3 +170,43 @@ def predicted_tokens(member: Member, every_token: bool) -> Int64Array:
     if every_token:
         return np.arange(1, len(member.sample), dtype=np.int64)
     return np.flatnonzero(member.sample.loss_mask[1:]) + 1
+
+
+def placed(block: Block, start: int) -> Iterator[tuple[Member, int, Int64Array]]:
+    """Where the samples of a block lie that begins at entry `start`.
+
+    Yields:
+        The member, how many of its tokens lie at the entries of those before it, and [num_inputs] the entries of all.
+    """
+    entries = np.zeros(0, dtype=np.int64)
+    for member, shared in zip(block.members, block.shared, strict=True):
+        own = member.num_inputs - shared
+        entries = np.concatenate([entries[:shared], start + np.arange(own)])
+        start += own
+        yield member, shared, entries
+
+
+def _tree(block: Block, start: int) -> Tree:
+    """A member's own tokens are one segment, cut where later members leave it."""
+    starts, parents, cuts = [], [], []
+    path: list[int] = []  # members whose own tokens the last one's sequence consists of
+    for i, (member, shared) in enumerate(zip(block.members, block.shared, strict=True)):
+        while path and block.shared[path[-1]] >= shared:
+            path.pop()
+        starts.append(start)
+        parents.append(path[-1] if path else -1)
+        cuts.append({shared, member.num_inputs})
+        start += member.num_inputs - shared
+        if shared < member.num_inputs:
+            if path:
+                cuts[path[-1]].add(shared)
+            path.append(i)
+    segments: list[Segment] = []
+    ends: dict[tuple[int, int], int] = {}  # by member and position, the segment that ends there
+    for i, own in enumerate(cuts):
+        parent = ends[parents[i], block.shared[i]] if parents[i] >= 0 and len(own) > 1 else -1
+        for position, end in pairwise(sorted(own)):
+            first = starts[i] + position - block.shared[i]
+            segments.append(Segment(start=first, length=end - position, parent=parent, position=position))
+            parent = ends[i, end] = len(segments) - 1
+    return Tree(segments=tuple(segments))

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -34,27 +36,29 @@ def loss_inputs(
         ValueError: some samples of the batch have a column and others do not.
     """
     like = predicted.tensors[0]
+    layout, numbers = _by_sequence_first(layout, batch)
     spans = layout.spans
     samples = [batch.samples[span.index] for span in spans]
+    firsts = [samples[i] for i in np.unique(numbers, return_index=True)[1]]
     order = torch.from_numpy(np.concatenate([span.prediction_index for span in spans])).to(like.device)
     lengths = torch.tensor([len(span.token_index) for span in spans], device=like.device)
     chosen = Predictions(*(None if tensor is None else tensor.index_select(0, order) for tensor in predicted))
     expert = torch.tensor([s.expert for s in samples], device=like.device)
-    units = np.unique([s.unit for s in samples], return_inverse=True)[1]
+    units = np.unique([s.unit for s in firsts], return_inverse=True)[1]
     return LossInputs(
         unit_ids=torch.from_numpy(units).to(like.device),
         logprobs=chosen.logprobs,
         old_logprobs=None if chosen.logprobs is None else _old_logprobs(chosen.logprobs.detach(), samples, layout),
         rollout_logprobs=_column("rollout_logprobs", batch, layout, like),
         advantages=_column("advantages", batch, layout, like),
-        sequence_ids=torch.repeat_interleave(torch.arange(len(spans), device=like.device), lengths),
-        sequence_lengths=lengths.to(like.dtype),
+        sequence_ids=torch.repeat_interleave(torch.from_numpy(numbers).to(like.device), lengths),
+        sequence_lengths=_sequence_lengths(batch, layout, firsts).to(like),
         num_tokens=float(batch.num_loss_tokens),
         num_sequences=float(batch.num_sequences),
         num_units=float(batch.num_units),
         num_preferred=float(batch.num_preferred),
         num_preferred_tokens=float(batch.num_preferred_tokens),
-        max_lengths=torch.tensor([s.max_length for s in samples], device=like.device, dtype=like.dtype),
+        max_lengths=torch.tensor([s.max_length for s in firsts], device=like.device, dtype=like.dtype),
         chunk_ids=_chunk_ids(samples, layout, like.device),
         ref_logprobs=_column("ref_logprobs", batch, layout, like),
         expert=torch.repeat_interleave(expert, lengths) if expert.any() else None,
@@ -65,13 +69,34 @@ def loss_inputs(
         values=chosen.values,
         old_values=None if chosen.values is None else _column("old_values", batch, layout, like, of_experts=False),
         returns=None if chosen.values is None else _column("returns", batch, layout, like, of_experts=False),
-        preferred=_by_sequence([s.preferred for s in batch.samples], "preferred", samples, like.device, torch.bool),
-        targets=_by_sequence([s.target for s in batch.samples], "target", samples, like.device, like.dtype),
+        preferred=_by_sequence([s.preferred for s in batch.samples], "preferred", firsts, like.device, torch.bool),
+        targets=_by_sequence([s.target for s in batch.samples], "target", firsts, like.device, like.dtype),
         teacher_logprobs=_column("teacher_logprobs", batch, layout, like),
         divergence=chosen.divergence,
         teacher_top_logprobs=None if chosen.top_logprobs is None else _teacher_top(batch, layout, like),
         top_logprobs=chosen.top_logprobs,
     )
+
+
+def _by_sequence_first(layout: PackedLayout, batch: TrainingBatch) -> tuple[PackedLayout, Int64Array]:
+    """The same layout with the samples of a sequence one after the other, and the number [n] of each one's sequence."""
+    names = [batch.samples[span.index].sequence or span.index for span in layout.spans]
+    known: dict[str | int, int] = {}
+    numbers = np.array([known.setdefault(name, len(known)) for name in names], dtype=np.int64)
+    if len(known) == len(names):
+        return layout, numbers
+    order = sorted(range(len(names)), key=lambda i: (numbers[i], layout.spans[i].index))
+    return replace(layout, spans=tuple(layout.spans[i] for i in order)), numbers[order]
+
+
+def _sequence_lengths(batch: TrainingBatch, layout: PackedLayout, firsts: Sequence[TrainingSample]) -> Tensor:
+    """[S] loss tokens, in all samples of the batch that a sequence has."""
+    if len(firsts) == len(layout.spans) and not any(s.sequence for s in firsts):
+        return torch.tensor([len(span.token_index) for span in layout.spans])
+    counts: Counter[str] = Counter()
+    for sample in batch.samples:
+        counts[sample.sequence] += int(sample.loss_mask.sum())
+    return torch.tensor([counts[s.sequence] if s.sequence else int(s.loss_mask.sum()) for s in firsts])
 
 
 def teacher_top_ids(layout: PackedLayout, batch: TrainingBatch) -> Int64Array:

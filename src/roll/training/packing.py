@@ -2,58 +2,29 @@
 
     samples -> blocks -> parcels -> micro-batches -> one list per rank
 
-A *block* is what shares computation: one sample, or the samples of a unit that begin with the same prefix,
-which is then computed once. A *parcel* is what goes together: one block, or all blocks of a unit that may not be
-split. Parcels are spread over the smallest number of micro-batches that keeps each within the token budget, the
-largest parcel first, each into the emptiest micro-batch: so micro-batches, and thus ranks, carry about the same load.
+A *block* is what shares computation: one sample, or samples of a unit with common prefixes, which are then computed
+once (`blocks`). A *parcel* is what goes together: one block, or all blocks of a unit that may not be split. Parcels are
+spread over the smallest number of micro-batches that keeps each within the token budget, the largest parcel first, each
+into the emptiest micro-batch: so micro-batches, and thus ranks, carry about the same load.
 """
 
 from __future__ import annotations
 
 import heapq
 import logging
-import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from itertools import chain
 from typing import Any, TypeAlias
 
 import numpy as np
 
+from roll.training.blocks import Block, Member, alone, halves, shared_blocks, within_budget
 from roll.types import TrainingSample
 
-__all__ = ["Block", "Member", "pack", "pack_by_teacher"]
+__all__ = ["pack", "pack_by_teacher"]
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Member:
-    """A sample's part in a block."""
-
-    index: int
-    """Where the sample stands in its batch."""
-    sample: TrainingSample
-    num_inputs: int
-    """Leading tokens that must go through the network: all before the last predicted one."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Block:
-    """Samples whose first `prefix_length` tokens are equal and computed once."""
-
-    prefix_length: int
-    members: tuple[Member, ...]
-
-    @property
-    def num_tokens(self) -> int:
-        """Tokens that go through the network."""
-        return self.prefix_length + sum(m.num_inputs - self.prefix_length for m in self.members)
-
-    @property
-    def key(self) -> tuple[int, str]:
-        """Orders blocks independently of how their samples arrived."""
-        first = self.members[0].sample
-        return first.unit, first.sample_id
 
 
 Parcel: TypeAlias = tuple[Block, ...]
@@ -67,24 +38,35 @@ def pack(
     num_ranks: int = 1,
     every_token: bool = False,
     whole_units: bool = False,
+    whole_sequences: bool = False,
 ) -> list[list[tuple[Block, ...]]]:
     """Cut a batch into micro-batches for `num_ranks` ranks, the same number for each.
 
     Args:
         samples: the whole batch.
         max_tokens: budget of a micro-batch. A parcel that alone exceeds it gets a micro-batch of its own.
-        share_prefix: compute a unit's common prefix once; a unit over budget is split into parts that
-            repeat it.
+        share_prefix: compute the common prefixes of a unit's samples once; a unit over budget is split into parts that
+            repeat theirs.
         num_ranks: ranks that share the work.
         every_token: log-probs are wanted of all tokens, not only of those in the loss.
         whole_units: never split a unit, neither over micro-batches nor over ranks.
+        whole_sequences: never split a sequence of several samples.
 
     Returns:
         By rank, its micro-batches; an empty tuple is a micro-batch without work (all ranks must take part
         equally often).
     """
-    blocks = _blocks(samples, sys.maxsize if whole_units else max_tokens, share_prefix, every_token)
-    parcels: list[Parcel] = _units(blocks) if whole_units else [(b,) for b in _at_least(num_ranks, blocks)]
+    units = _units(samples, every_token)
+    parcels: list[Parcel]
+    if whole_units:
+        parcels = [tuple(_blocks(members, share_prefix)) for members in units]
+    elif whole_sequences and any(s.sequence for s in samples):
+        together = _sequences_together(units, max_tokens, share_prefix, num_ranks)
+        parcels = [tuple(_blocks(members, share_prefix)) for members in together]
+    else:
+        blocks = (block for members in units for block in _blocks(members, share_prefix))
+        fitting = [part for block in blocks for part in within_budget(block, max_tokens)]
+        parcels = [(block,) for block in _at_least(num_ranks, fitting)]
     parcels.sort(key=lambda parcel: (-_num_tokens(parcel), parcel[0].key))
     longest = _num_tokens(parcels[0]) if parcels else 0
     if longest > max_tokens:
@@ -121,12 +103,43 @@ def _num_tokens(parcel: Parcel) -> int:
     return sum(block.num_tokens for block in parcel)
 
 
-def _units(blocks: Sequence[Block]) -> list[Parcel]:
-    """All blocks of a unit as one parcel."""
-    units: dict[int, list[Block]] = {}
-    for block in sorted(blocks, key=lambda block: block.key):
-        units.setdefault(block.members[0].sample.unit, []).append(block)
-    return [tuple(own) for own in units.values()]
+def _units(samples: Sequence[TrainingSample], every_token: bool) -> list[list[Member]]:
+    """What must go through the network, by unit."""
+    units: dict[int, list[Member]] = {}
+    for index, sample in enumerate(samples):
+        if num_inputs := _num_inputs(sample, every_token):
+            units.setdefault(sample.unit, []).append(Member(index=index, sample=sample, num_inputs=num_inputs))
+    return list(units.values())
+
+
+def _blocks(members: Sequence[Member], share_prefix: bool) -> list[Block]:
+    """Of one unit."""
+    blocks = shared_blocks(members) if share_prefix else [alone(member) for member in members]
+    return sorted(blocks, key=lambda block: block.key)
+
+
+def _sequences_together(
+    units: Sequence[Sequence[Member]], max_tokens: int, share_prefix: bool, count: int
+) -> list[list[Member]]:
+    """Whole sequences of a unit, as many as fit together; at least `count` parts, as far as that goes."""
+    parts: list[list[list[Member]]] = []
+    for members in units:
+        sequences: dict[str | int, list[Member]] = {}
+        for member in sorted(members, key=lambda member: member.key):
+            sequences.setdefault(member.sample.sequence or member.index, []).append(member)
+        used = max_tokens
+        for own in sequences.values():
+            joined = [*chain(*parts[-1]), *own] if used < max_tokens else own
+            used = _num_tokens(tuple(_blocks(joined, share_prefix)))
+            if joined is not own and used <= max_tokens:
+                parts[-1].append(own)
+            else:
+                used = _num_tokens(tuple(_blocks(own, share_prefix)))
+                parts.append([own])
+    while len(parts) < count and any(len(part) > 1 for part in parts):
+        largest = parts.pop(max(range(len(parts)), key=lambda i: (len(parts[i]), parts[i][0][0].key)))
+        parts += [largest[: len(largest) // 2], largest[len(largest) // 2 :]]
+    return [list(chain(*part)) for part in parts]
 
 
 def _at_least(count: int, blocks: list[Block]) -> list[Block]:
@@ -134,25 +147,8 @@ def _at_least(count: int, blocks: list[Block]) -> list[Block]:
     while 0 < len(blocks) < count and any(len(b.members) > 1 for b in blocks):
         largest = max((b for b in blocks if len(b.members) > 1), key=lambda b: (b.num_tokens, b.key))
         blocks.remove(largest)
-        blocks += _halves(largest)
+        blocks += halves(largest)
     return blocks
-
-
-def _blocks(samples: Sequence[TrainingSample], max_tokens: int, share_prefix: bool, every_token: bool) -> list[Block]:
-    families: dict[tuple[int, bytes], list[Member]] = {}
-    alone: list[Block] = []
-    for index, sample in enumerate(samples):
-        num_inputs = _num_inputs(sample, every_token)
-        if num_inputs == 0:
-            continue
-        prefix = sample.prefix_length if share_prefix else 0
-        member = Member(index=index, sample=sample, num_inputs=num_inputs)
-        if 0 < prefix <= num_inputs:
-            families.setdefault((sample.unit, sample.token_ids[:prefix].tobytes()), []).append(member)
-        else:
-            alone.append(Block(prefix_length=0, members=(member,)))
-    shared = [part for family in families.values() for part in _within_budget(family, max_tokens)]
-    return shared + alone
 
 
 def _num_inputs(sample: TrainingSample, every_token: bool) -> int:
@@ -160,33 +156,6 @@ def _num_inputs(sample: TrainingSample, every_token: bool) -> int:
         return len(sample) - 1
     in_loss = np.flatnonzero(sample.loss_mask[1:])
     return int(in_loss[-1]) + 1 if len(in_loss) else 0
-
-
-def _within_budget(family: list[Member], max_tokens: int) -> list[Block]:
-    """Cut a unit into consecutive parts that fit; each repeats the prefix."""
-    family.sort(key=lambda m: (m.sample.sample_id, m.index))
-    prefix = family[0].sample.prefix_length
-    parts: list[list[Member]] = [[]]
-    used = prefix
-    for member in family:
-        length = member.num_inputs - prefix
-        if parts[-1] and used + length > max_tokens:
-            parts.append([])
-            used = prefix
-        parts[-1].append(member)
-        used += length
-    return [_block(part) for part in parts]
-
-
-def _block(members: list[Member]) -> Block:
-    """A block of one sample shares nothing: it is a plain sequence."""
-    prefix = members[0].sample.prefix_length if len(members) > 1 else 0
-    return Block(prefix_length=prefix, members=tuple(members))
-
-
-def _halves(block: Block) -> list[Block]:
-    middle = len(block.members) // 2
-    return [_block(list(block.members[:middle])), _block(list(block.members[middle:]))]
 
 
 def _spread(parcels: list[Parcel], count: int) -> tuple[list[list[Block]], int]:

@@ -1,8 +1,7 @@
 """Packed attention on CUDA: one call of `torch.nn.attention.varlen` for a whole micro-batch.
 
-Every segment (a prefix, a response, a plain sequence) is a query sequence. A response's keys are its prefix's
-and its own: they are gathered, and FlashAttention aligns the causal mask to the end of the keys, which is
-what a response needs.
+Every segment (a prompt, an answer, a plain sequence) is a query sequence. Its keys are its ancestors' and its own: they
+are gathered, and FlashAttention aligns the causal mask to the end of the keys, which is what a segment needs.
 """
 
 from __future__ import annotations
@@ -31,17 +30,10 @@ def varlen_indices(layout: PackedLayout) -> tuple[np.ndarray, np.ndarray, np.nda
     keys: list[int] = []
     index: list[np.ndarray] = []
     for block in layout.blocks:
-        prefix = block.start + np.arange(block.prefix_length)
-        if block.prefix_length:
-            queries.append(block.prefix_length)
-            keys.append(block.prefix_length)
-            index.append(prefix)
-        start = block.start + block.prefix_length
-        for length in block.response_lengths:
-            queries.append(length)
-            keys.append(block.prefix_length + length)
-            index += [prefix, start + np.arange(length)]
-            start += length
+        for segment, context in zip(block.segments, block.contexts(), strict=True):
+            queries.append(segment.length)
+            keys.append(len(context) + segment.length)
+            index += [context, segment.start + np.arange(segment.length)]
     return np.array(queries), np.array(keys), np.concatenate(index)
 
 
@@ -54,7 +46,7 @@ class VarlenPlan:
         self.longest_key = int(keys.max())
         self.query_starts = torch.from_numpy(np.cumsum((0, *queries))).to(device, torch.int32)
         self.key_starts = torch.from_numpy(np.cumsum((0, *keys))).to(device, torch.int32)
-        shared = any(block.prefix_length for block in layout.blocks)
+        shared = any(len(block.segments) > 1 for block in layout.blocks)
         self.key_index = torch.from_numpy(index).to(device) if shared else None
         """`None` where nothing is shared: keys are then the row itself."""
 

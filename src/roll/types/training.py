@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias, TypeVar
 
 from roll.types.arrays import BoolArray, FloatArray, IntArray
 
@@ -20,6 +20,8 @@ __all__ = [
     "TrainingBatch",
     "TrainingSample",
 ]
+
+T = TypeVar("T")
 
 Output: TypeAlias = Literal["logprobs", "values", "attention", "top_logprobs"]
 Outputs: TypeAlias = Collection[Output]
@@ -73,6 +75,8 @@ class Needs:
     """The policy's log-probs of the tokens of `TrainingSample.teacher_top`."""
     whole_units: bool = False
     """All samples of a unit in one micro-batch, however long they are: the loss compares them."""
+    whole_sequences: bool = False
+    """All samples of a sequence in one micro-batch: the loss pools over its tokens, or may."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -105,9 +109,13 @@ class TrainingSample:
 
     sample_id: str
     unit: int
-    """Samples of one unit belong together: the rollouts of a group, the two answers of a pair. Those that begin with
-    the same `prefix_length` tokens share them, computed once by the trainer. See `Needs.whole_units`."""
+    """Samples of one unit belong together: the rollouts of a group, the two answers of a pair. What they have in common
+    from the first token on, the trainer computes once. See `Needs.whole_units`."""
+    sequence: str = ""
+    """What the loss counts as one sequence, for samples that are not one each: those of a rollout whose history was
+    rewritten have the same name, and stand together in their batch. See `Needs.whole_sequences`."""
     prefix_length: int = 0
+    """Tokens of the context, which the sample's own go on from."""
     token_ids: IntArray
     loss_mask: BoolArray
     """True where the loss counts the token: the policy sampled it, or is to imitate it."""
@@ -165,9 +173,22 @@ class TrainingBatch:
         return int(sum(int(s.loss_mask.sum()) for s in self.samples))
 
     @property
+    def sequences(self) -> list[list[int]]:
+        """What the loss counts as one, in the order of first samples: the places of its samples."""
+        places: dict[str | int, list[int]] = {}
+        for i, sample in enumerate(self.samples):
+            places.setdefault(sample.sequence or i, []).append(i)
+        return list(places.values())
+
+    def by_sample(self, of_sequences: Sequence[T]) -> list[T]:
+        """What is known of every sequence, once for each of its samples, in the order of samples."""
+        known = {i: one for own, one in zip(self.sequences, of_sequences, strict=True) for i in own}
+        return [known[i] for i in range(len(self.samples))]
+
+    @property
     def num_sequences(self) -> int:
-        """Samples with at least one token that the loss counts, in the whole batch."""
-        return sum(bool(s.loss_mask.any()) for s in self.samples)
+        """Sequences with at least one token that the loss counts, in the whole batch."""
+        return len({s.sequence or i for i, s in enumerate(self.samples) if s.loss_mask.any()})
 
     @property
     def num_units(self) -> int:
@@ -176,8 +197,8 @@ class TrainingBatch:
 
     @property
     def num_preferred(self) -> int:
-        """Preferred samples with at least one token that the loss counts, in the whole batch."""
-        return sum(bool(s.loss_mask.any()) for s in self.samples if s.preferred)
+        """Preferred sequences with at least one token that the loss counts, in the whole batch."""
+        return len({s.sequence or i for i, s in enumerate(self.samples) if s.preferred and s.loss_mask.any()})
 
     @property
     def num_preferred_tokens(self) -> int:

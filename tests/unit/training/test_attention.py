@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor
-from training_helpers import make_batch, needs_cuda
+from training_helpers import branching_batch, make_batch, needs_cuda
 
 from roll.errors import ModelError
-from roll.training import attention, varlen
+from roll.training import attention, blocks, varlen
 from roll.training.attention import AttentionPlan, packed_attention
 from roll.training.layout import PackedLayout, build_layout
 from roll.training.packing import pack
@@ -20,24 +22,24 @@ HEADS, GROUPS, WIDTH = 4, 2, 8
 
 
 def make_layout(seed: int = 0, *, share: bool = True) -> PackedLayout:
-    """Blocks of one to five samples of all lengths, some of a single token."""
-    batch = make_batch(seed, groups=5, group_size=5, prompt=(1, 30), response=(1, 25))
-    ((micro,),) = pack(batch.samples[:-4], max_tokens=10_000, share_prefix=share)
-    return build_layout(micro)
+    """Blocks of one to five samples of all lengths, some of a single token; and of forks upon forks."""
+    samples = [*make_batch(seed, groups=5, group_size=5, prompt=(1, 30), response=(1, 25)).samples[:-4]]
+    samples += [replace(s, unit=s.unit + 5) for s in branching_batch(seed, grown=(1, 20)).samples]
+    with mock.patch.object(blocks, "MIN_SHARED", 4):
+        ((micro,),) = pack(samples, max_tokens=10_000, share_prefix=share)
+    layout = build_layout(micro)
+    assert max(s.parent for tree in layout.blocks for s in tree.segments) >= (2 if share else -1)
+    return layout
 
 
 def visible_rows(layout: PackedLayout, window: int | None) -> list[np.ndarray]:
     """By entry of the row, the entries that it may see: those before it in the samples that it is part of."""
     seen = []
     for block in layout.blocks:
-        prefix = list(range(block.start, block.start + block.prefix_length))
-        seen += [prefix[: i + 1] for i in range(len(prefix))]
-        start = block.start + block.prefix_length
-        for length in block.response_lengths:
-            own = list(range(start, start + length))
-            seen += [prefix + own[: i + 1] for i in range(length)]
-            start += length
-    return [np.array(rows[-window:] if window else rows) for rows in seen]
+        for segment, context in zip(block.segments, block.contexts(), strict=True):
+            own = segment.start + np.arange(segment.length)
+            seen += [np.concatenate([context, own[: i + 1]]) for i in range(segment.length)]
+    return [rows[-window:] if window else rows for rows in seen]
 
 
 def written_out(q: Tensor, k: Tensor, v: Tensor, layout: PackedLayout, scale: float, window: int | None) -> Tensor:

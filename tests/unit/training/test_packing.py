@@ -6,12 +6,14 @@ import dataclasses
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from training_helpers import make_batch
+from training_helpers import branching_batch, make_batch
 
-from roll.training.layout import build_layout
-from roll.training.packing import Block, pack
+from roll.training import blocks
+from roll.training.blocks import Block
+from roll.training.layout import PackedLayout, Segment, build_layout
+from roll.training.packing import pack
 from roll.types import TrainingSample
 
 batches = st.builds(
@@ -23,6 +25,10 @@ batches = st.builds(
     response=st.sampled_from([(1, 2), (1, 9), (1, 40)]),
 )
 budgets = st.sampled_from([1, 20, 60, 200, 10_000])
+branching = st.builds(
+    branching_batch, st.integers(0, 2**16), units=st.integers(1, 3), size=st.integers(2, 12)
+) | st.builds(branching_batch, st.integers(0, 2**16), size=st.integers(2, 8), grown=st.just((20, 70)))
+batches = batches | branching
 
 
 def keys(packed: list[list[tuple[Block, ...]]]) -> list[list[list[list[str]]]]:
@@ -99,7 +105,11 @@ def test_a_group_is_laid_out_prompt_first_then_each_response_without_its_last_to
     assert layout.rows.tolist() == [2, 3, 2, 4, 5]
     assert layout.targets.tolist() == [4, 5, 6, 7, 8]
     (block,) = layout.blocks
-    assert (block.start, block.prefix_length, block.response_lengths) == (0, 3, (1, 2))
+    assert block.segments == (
+        Segment(start=0, length=3),
+        Segment(start=3, length=1, parent=0, position=3),
+        Segment(start=4, length=2, parent=0, position=3),
+    )
 
 
 def test_prompt_tokens_of_a_group_are_predicted_once() -> None:
@@ -113,13 +123,13 @@ def test_prompt_tokens_of_a_group_are_predicted_once() -> None:
 def test_samples_of_a_group_with_other_prompts_share_nothing() -> None:
     samples = [sample(7, 0, [1, 2, 3], [4, 4]), sample(7, 1, [1, 2, 9], [5, 5])]
     ((micro,),) = pack(samples, max_tokens=100)
-    assert [block.prefix_length for block in micro] == [0, 0]
+    assert [block.shared for block in micro] == [(0,), (0,)]
 
 
 def test_a_group_over_budget_is_split_into_parts_that_repeat_the_prompt() -> None:
     samples = [sample(0, i, [1, 2, 3, 4], [5, 6, 7]) for i in range(4)]  # 4 + 2 each
     (micro_batches,) = pack(samples, max_tokens=8)
-    assert [[(b.prefix_length, b.num_tokens) for b in micro] for micro in micro_batches] == [[(4, 8)], [(4, 8)]]
+    assert [[(b.shared, b.num_tokens) for b in micro] for micro in micro_batches] == [[((0, 4), 8)], [((0, 4), 8)]]
 
 
 def test_a_group_is_split_when_there_are_more_ranks_than_groups() -> None:
@@ -140,3 +150,73 @@ def test_micro_batches_carry_about_the_same_load(num_ranks: int) -> None:
     loads = [sum(b.num_tokens for b in micro) for rank in packed for micro in rank]
     assert max(loads) <= 300
     assert min(loads) >= 0.7 * max(loads)
+
+
+def seen_by_entry(layout: PackedLayout) -> list[list[int]]:
+    """The entries that each entry of the row may see, in order."""
+    return [
+        [*context, *range(segment.start, segment.start + i + 1)]
+        for tree in layout.blocks
+        for segment, context in zip(tree.segments, tree.contexts(), strict=True)
+        for i in range(segment.length)
+    ]
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(branching, budgets, st.integers(1, 40))
+def test_each_prediction_sees_the_tokens_before_it_and_nothing_else(
+    monkeypatch: pytest.MonkeyPatch, batch, budget: int, min_shared: int
+) -> None:
+    monkeypatch.setattr(blocks, "MIN_SHARED", min_shared)
+    (micro_batches,) = pack(batch.samples, max_tokens=budget)
+    for micro in micro_batches:
+        layout = build_layout(micro)
+        seen = seen_by_entry(layout)
+        assert len(seen) == layout.num_tokens
+        for span in layout.spans:
+            tokens = batch.samples[span.index].token_ids
+            for place, prediction in zip(span.token_index, span.prediction_index, strict=True):
+                row = layout.rows[prediction]
+                assert layout.token_ids[seen[row]].tolist() == tokens[:place].tolist()
+                assert layout.position_ids[seen[row]].tolist() == list(range(place))
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(branching)
+def test_with_no_least_length_every_common_prefix_is_computed_once(monkeypatch: pytest.MonkeyPatch, batch) -> None:
+    monkeypatch.setattr(blocks, "MIN_SHARED", 1)
+    ((micro,),) = pack(batch.samples, max_tokens=100_000)
+    different = {
+        (s.unit, s.token_ids[: i + 1].tobytes()) for s in batch.samples for i in range(np.flatnonzero(s.loss_mask)[-1])
+    }
+    assert sum(block.num_tokens for block in micro) == len(different)
+
+
+def shared_of(*sequences: tuple[int, list[int]]) -> list[tuple[int, ...]]:
+    """What is shared by the blocks of samples of one unit, given by their contexts' lengths and all their tokens."""
+    samples = [sample(0, i, tokens[:context], tokens[context:]) for i, (context, tokens) in enumerate(sequences)]
+    ((micro,),) = pack(samples, max_tokens=10_000)
+    return sorted(block.shared for block in micro)
+
+
+def test_what_is_shared_is_a_context_or_long_enough() -> None:
+    prompt, turn, more = [7] * 5, list(range(100, 140)), list(range(200, 240))
+    assert shared_of((5, [*prompt, 1, 2, 9]), (5, [*prompt, 1, 2, 8])) == [(0, 5)]  # two tokens more are not worth it
+    assert shared_of((5, [*prompt, *turn, 9]), (5, [*prompt, *turn, 8])) == [(0, 45)]
+    assert shared_of((6, [*prompt, 1, 9]), (6, [*prompt, 2, 9])) == [(0,), (0,)]
+    assert shared_of((5, [*prompt, *turn, 9]), (45, [*prompt, *turn, 8, 9]), (5, [*prompt, 3])) == [(0, 45, 5)]
+    chain = (5, [*prompt, *turn, 1]), (45, [*prompt, *turn, *more, 2]), (85, [*prompt, *turn, *more, 3, 4])
+    assert shared_of(*chain) == [(0, 45, 85)]
+    assert shared_of(chain[0], chain[1], (60, [*prompt, *turn, *more[:20], 3])) == [(0, 45, 45)]  # 20 are too few
+
+
+def test_a_unit_over_budget_is_cut_between_rollouts_and_not_within_one() -> None:
+    prompt = list(range(40))
+    samples = []
+    for rollout in range(3):
+        history = [*prompt, *range(100 + 50 * rollout, 140 + 50 * rollout)]
+        samples += [sample(0, 3 * rollout + i, history, [i, 1, 2]) for i in range(3)]  # 80 shared by 3, 2 of each own
+    (micro_batches,) = pack(samples, max_tokens=140)
+    found = sorted([m.index for m in block.members] for micro in micro_batches for block in micro)
+    assert found == [[0, 1, 2, 3, 4, 5], [6, 7, 8]]  # 40 + 2 x 46, and 40 + 46
+    assert sum(b.num_tokens for micro in micro_batches for b in micro) == 132 + 86

@@ -11,7 +11,7 @@ import pytest
 import torch
 import torch.multiprocessing as mp
 from test_same_gradient import Reference, reference
-from training_helpers import grads_of, make_batch, make_spec, relative_error
+from training_helpers import branching_batch, grads_of, make_batch, make_spec, relative_error
 from two_ranks import LORA, LOSS, SMALL, run_once, run_rank
 
 from roll.algorithms.losses import PolicyLoss
@@ -61,6 +61,16 @@ def test_in_float64_the_gradient_equals_that_of_one_rank(
     result = backend.train_step(expected.batch, LOSS)
     assert found["float64"]["result"].loss == pytest.approx(result.loss, rel=1e-7)
     assert relative_error(found["float64"]["grads"], grads_of(backend)) <= 1e-6
+
+
+def test_rollouts_whose_samples_fork_have_the_gradient_of_separate_samples(
+    found: dict[str, Any], tiny_model: Path
+) -> None:
+    alone = TorchBackend(make_spec(tiny_model, share_prefix=False), precision=Precision.of("float64"))
+    result = alone.train_step(branching_batch(), PolicyLoss(ratio_level="sequence"))
+    assert found["branching"]["result"].num_tokens < result.num_tokens
+    assert found["branching"]["result"].loss == pytest.approx(result.loss, rel=1e-7)
+    assert relative_error(found["branching"]["grads"], grads_of(alone)) <= 1e-6
 
 
 def test_work_is_divided_by_the_mesh_and_not_by_the_number_of_ranks(

@@ -54,6 +54,44 @@ def make_batch(
     return TrainingBatch(samples=tuple(samples), temperature=temperature)
 
 
+def branching_batch(
+    seed: int = 0, *, units: int = 2, size: int = 8, grown: tuple[int, int] = (1, 12), temperature: float = 0.9
+) -> TrainingBatch:
+    """Units whose samples fork anywhere: within prompts, within tokens that others train, where another one ends.
+
+    Three quarters of them are two samples of one rollout each.
+    """
+    rng = np.random.default_rng(seed)
+    samples = []
+    for unit in range(units):
+        known = [rng.integers(4, 260, rng.integers(3, 12)).astype(np.int32)]
+        for index in range(size):
+            before = known[rng.integers(len(known))]
+            context = before[: rng.integers(2, len(before) + 1)]
+            tokens = np.concatenate([context, rng.integers(4, 260, rng.integers(*grown))]).astype(np.int32)
+            mask = np.arange(len(tokens)) >= len(context)
+            if index % 2:  # trained tokens lie before the fork, too
+                mask |= rng.random(len(tokens)) < 0.5
+            mask[0] = False
+            samples.append(
+                TrainingSample(
+                    sample_id=f"{unit}.{index}",
+                    unit=unit,
+                    sequence=f"{unit}/{index // 2}" if index % 8 < 6 else "",
+                    prefix_length=len(context),
+                    token_ids=tokens,
+                    loss_mask=mask,
+                    advantages=np.where(mask, rng.normal(size=len(tokens)), 0.0).astype(np.float32),
+                    rollout_logprobs=np.where(mask, -5.0, 0.0).astype(np.float32),
+                    chunk_ids=np.where(mask, np.arange(len(tokens)) // 4, -1).astype(np.int32),
+                    max_length=16,
+                )
+            )
+            known.append(tokens)
+        samples[-1] = dataclasses.replace(samples[-2], sample_id=samples[-1].sample_id)  # two that are equal
+    return TrainingBatch(samples=tuple(samples), temperature=temperature)
+
+
 def off_policy(batch: TrainingBatch, model: Any, seed: int = 0) -> TrainingBatch:
     """The same rollouts, made by policies near `model`: so ratios differ from 1 and some are clipped."""
     rng = np.random.default_rng(seed)

@@ -8,11 +8,11 @@ from typing import Any
 from unittest import mock
 
 import torch
-from training_helpers import grads_of, logprobs_of, make_batch, make_spec
+from training_helpers import branching_batch, grads_of, logprobs_of, make_batch, make_spec
 
 from roll.algorithms.losses import PolicyLoss
 from roll.config.model import LoRAConfig
-from roll.training import TorchBackend, distributed
+from roll.training import TorchBackend, blocks, distributed
 from roll.training.distributed import MESH_DIMS
 from roll.training.precision import Precision
 from roll.types import TrainingBatch
@@ -44,6 +44,11 @@ def run_rank(rank: int, directory: Path, model: Path, batch: TrainingBatch) -> N
         if name == "lora":
             second = backend.train_step(make_batch(2), PolicyLoss())
             found["lora second"] = {"result": second, "weights": list(backend.weights())}
+
+    with mock.patch.object(blocks, "MIN_SHARED", 2):
+        backend = build(double, **SMALL)
+        result = backend.train_step(branching_batch(), PolicyLoss(ratio_level="sequence"))
+        found["branching"] = {"result": result, "grads": grads_of(backend)}
 
     backend = build(dtype="bfloat16", **SMALL)
     backend.train_step(make_batch(7), PolicyLoss())  # ratios of 1: no clipping edge for rounding to cross

@@ -58,7 +58,9 @@ class PolicyLoss:
     def needs(self) -> Needs:
         """What its penalty and its bonus are computed from."""
         return Needs(
-            entropy=self.entropy_coefficient > 0, full_kl=self.kl_coefficient > 0 and self.kl_estimator == "full"
+            entropy=self.entropy_coefficient > 0,
+            full_kl=self.kl_coefficient > 0 and self.kl_estimator == "full",
+            whole_sequences=self.ratio_level in ("sequence", "sequence_token") or self.correction.pools_sequences,
         )
 
     def __call__(self, inputs: LossInputs) -> LossOutputs:

@@ -18,8 +18,8 @@ class UserLoss:
     """Calls the function; it is imported where it runs, so it need not be picklable."""
 
     path: str
-    needs = Needs()
-    """Nothing but the policy's log-probs."""
+    needs = Needs(whole_sequences=True)
+    """Nothing but the policy's log-probs; what it does with a sequence's tokens is not known."""
 
     def __call__(self, inputs: LossInputs) -> LossOutputs:
         """The micro-batch's share; see `LossInputs` for what it must divide by.

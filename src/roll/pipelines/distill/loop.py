@@ -37,10 +37,10 @@ async def train(loop: OnlineLoop[DistillConfig]) -> None:
     async def taught(sampled: Sampled) -> TrainingBatch:
         rollouts = sampled.choice.rollouts
         batch = build_batch(rollouts, temperature=rollout.temperature, max_new_tokens=rollout.max_new_tokens)
-        pairs = zip(batch.samples, rollouts, strict=True)
+        pairs = zip(batch.samples, batch.by_sample(rollouts), strict=True)
         batch = replace(batch, samples=tuple(replace(s, teacher=config.teacher_of[r.prompt.domain]) for s, r in pairs))
         if loop.learner.teachers:
-            asked = teacher_logprobs(loop.learner.teachers, config.teacher_of, batch, rollouts)
+            asked = teacher_logprobs(loop.learner.teachers, config.teacher_of, batch, batch.by_sample(rollouts))
             said = await loop.ask("teacher", asked)
             pairs = zip(batch.samples, said, strict=True)
             batch = replace(batch, samples=tuple(replace(s, teacher_logprobs=column) for s, column in pairs))

@@ -55,8 +55,8 @@ async def teacher_logprobs(
     Args:
         teachers: all.
         teacher_of: by domain, which one.
-        batch: of the rollouts, in their order.
-        rollouts: see there.
+        batch: its samples.
+        rollouts: that of each sample.
     """
     places = [[i for i, r in enumerate(rollouts) if teacher_of[r.prompt.domain] == t] for t in range(len(teachers))]
     parts = [replace(batch, samples=tuple(batch.samples[i] for i in own)) for own in places]

@@ -16,8 +16,14 @@ def _mean(values: Sequence[float]) -> float:
 
 
 def mean_advantages(batch: TrainingBatch) -> dict[str, float]:
-    """Of every sample, over the tokens that the loss counts."""
-    return {s.sample_id: _mean(s.advantages[s.loss_mask].tolist()) for s in batch.samples if s.advantages is not None}
+    """Of every rollout, by the id of its first sample, over the tokens that the loss counts."""
+    found: dict[str, float] = {}
+    for places in batch.sequences:
+        samples = [batch.samples[i] for i in places]
+        counted = [s.advantages[s.loss_mask] for s in samples if s.advantages is not None]
+        if counted:
+            found[samples[0].sample_id] = _mean(np.concatenate(counted).tolist())
+    return found
 
 
 def agreement(batch: TrainingBatch, results: Sequence[StepResult]) -> dict[str, float]:

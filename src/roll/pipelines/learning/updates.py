@@ -149,5 +149,5 @@ def _adapt(
     learned.metrics |= {"training/kl/reference": measured, "training/kl/coefficient": coefficient}
     if kl.target is not None:
         run.state.kl_coefficient = adapted_coefficient(
-            coefficient, measured, target=kl.target, num_rollouts=len(learned.batch.samples), horizon=kl.horizon
+            coefficient, measured, target=kl.target, num_rollouts=len(learned.batch.sequences), horizon=kl.horizon
         )

@@ -12,7 +12,7 @@ from functools import partial
 
 from roll.algorithms.choosing import Choice, pairs
 from roll.config.pipelines.preference_online import PreferenceOnlineConfig
-from roll.data.samples import build_sample
+from roll.data.samples import build_samples
 from roll.pipelines.learning.losses import preference_loss
 from roll.pipelines.online.online_loop import OnlineLoop
 from roll.types import TrainingBatch
@@ -41,10 +41,13 @@ async def train(loop: OnlineLoop[PreferenceOnlineConfig]) -> None:
 
 
 def pair_batch(choice: Choice, temperature: float) -> TrainingBatch:
-    """Two samples for each pair, which are a unit; a rollout of several pairs is in each of them."""
+    """Both answers of each pair, which are a unit; a rollout of several pairs is in each of them."""
     samples = [
-        replace(build_sample(rollout), unit=number, preferred=rollout is better)
+        replace(
+            sample, unit=number, sequence=sample.sequence and f"{number}/{sample.sequence}", preferred=rollout is better
+        )
         for number, (better, worse) in enumerate(choice.answers)
         for rollout in (better, worse)
+        for sample in build_samples(rollout)
     ]
     return TrainingBatch(samples=tuple(samples), temperature=temperature)

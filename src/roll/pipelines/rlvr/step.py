@@ -38,7 +38,7 @@ async def _update(online: OnlineRun[C], collected: Collected) -> dict[str, float
             learned = await learn(run, online.learner, config.algorithm, selection, config.rollout)
             metrics |= learning_metrics(learned.batch, learned.results, learned.critic_results) | learned.metrics
             if any(entry.has_demonstrations for entry in config.data):
-                metrics["data/demonstrations"] = float(sum(s.expert for s in learned.batch.samples))
+                metrics["data/demonstrations"] = float(len(selection.demonstrations))
             advantages = mean_advantages(learned.batch)
             if learned.stepped:
                 state.policy_version += 1

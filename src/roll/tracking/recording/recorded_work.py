@@ -30,6 +30,8 @@ class RecordedWork:
     rewards: dict[RolloutId, RewardResult] = field(default_factory=dict)
     between: dict[RolloutId, tuple[IntArray, ...]] = field(default_factory=dict)
     """What came between a rollout's turns; only of rollouts with several."""
+    contexts: dict[RolloutId, dict[int, IntArray]] = field(default_factory=dict)
+    """By number of a turn, the context that took the place of all before it; only of rollouts with branches."""
     turn_rewards: dict[RolloutId, tuple[tuple[float, str], ...]] = field(default_factory=dict)
     """Reward and state of each turn; only of rollouts with turns."""
     prompt_tokens: dict[int, int] = field(default_factory=dict)
@@ -80,6 +82,9 @@ class RecordedWork:
             return
         self.turn_rewards[name] = tuple((turn.reward, turn.state) for turn in turns)
         self.between[name] = tuple(rollout.token_ids[a.end : b.start].copy() for a, b in pairwise(turns))
+        if rollout.branches:
+            numbers = {turn.start: number for number, turn in enumerate(turns)}
+            self.contexts[name] = {numbers[branch.start]: branch.context for branch in rollout.branches}
 
 
 def _training(times: Mapping[str, float]) -> float:

@@ -12,6 +12,7 @@ from roll.tracking.rollout_table import utf8
 from roll.types import (
     EXPERT,
     TRAIN,
+    Branch,
     FinishReason,
     Group,
     Prompt,
@@ -38,6 +39,7 @@ def schemas() -> dict[str, pa.Schema]:
 
     name = pa.dictionary(pa.int32(), pa.string())
     tokens = pa.list_(pa.int32())
+    branch = pa.struct([("start", pa.int32()), ("context", tokens)])
     turn = pa.struct([("start", pa.int32()), ("end", pa.int32()), ("reward", pa.float64()), ("state", pa.string())])
     columns: dict[str, list[tuple[str, Any]]] = {
         "groups": [
@@ -69,6 +71,7 @@ def schemas() -> dict[str, pa.Schema]:
             ("reward_duration_s", pa.float64()),
             ("engine_id", name),
             ("turns", pa.list_(turn)),
+            ("branches", pa.list_(branch)),
         ],
         "moves": [
             ("time_s", pa.float64()),
@@ -161,6 +164,7 @@ def _rollout_row(purpose: str, rollout: Rollout, draw: PromptDraw | None) -> Seq
         None if reward is None else reward.duration_s,
         rollout.engine_id,
         [{"start": t.start, "end": t.end, "reward": t.reward, "state": utf8(t.state)} for t in rollout.turns],
+        [{"start": branch.start, "context": branch.context} for branch in rollout.branches],
     )
 
 
@@ -241,6 +245,10 @@ def _rollout(row: dict[str, Any], draw: PromptDraw) -> Rollout:
         reward=reward,
         engine_id=row["engine_id"],
         turns=tuple(Turn(**turn) for turn in row["turns"]),
+        branches=tuple(
+            Branch(start=branch["start"], context=np.array(branch["context"], dtype=np.int32))
+            for branch in row.get("branches", ())  # older recordings have none
+        ),
         expert=row["purpose"] == EXPERT,
     )
 

@@ -35,7 +35,7 @@ class KTOLoss:
     """w_D. The paper wants w_D n_D / (w_U n_U) between 1 and 3/2, where n counts examples of either kind."""
     undesirable_weight: float = 1.0
     """w_U."""
-    needs = Needs()
+    needs = Needs(whole_sequences=True)
     """Nothing but the policy's log-probs."""
 
     def __call__(self, inputs: LossInputs) -> LossOutputs:

@@ -38,7 +38,7 @@ from roll.rollout import AsyncController, DataLedger
 from roll.rollout.episode import EpisodePlan, loop_for
 from roll.rollout.loops import Generate, Renderer, RolloutLoop, joined, next_turn
 from roll.tracking.recording import RecordedWork
-from roll.types import TRAIN, Generation, GenerationRequest, PromptDraw, RewardResult, Rollout, RolloutId, Turn
+from roll.types import TRAIN, Branch, Generation, GenerationRequest, PromptDraw, RewardResult, Rollout, RolloutId, Turn
 
 __all__ = ["SameLengths", "SameRewards", "open_answering"]
 
@@ -195,9 +195,14 @@ class SameLengths:
 
         between, said = self.work.between[recorded], self.work.turn_rewards[recorded]
         generations: list[Generation] = []
+        contexts = self.work.contexts.get(recorded, {})
         turns: list[Turn] = []
+        branches: list[Branch] = []
         context, position = draw.token_ids, 0
         for number, (reward, state) in enumerate(said):
+            if number in contexts:
+                context = contexts[number]
+                branches.append(Branch(start=position, context=context))
             generation = await same(next_turn(first, context, number))
             generations.append(generation)
             end = position + len(generation.token_ids)
@@ -205,7 +210,8 @@ class SameLengths:
             if number < len(between):
                 context = np.concatenate([context, generation.token_ids, between[number]]).astype(np.int32)
                 position = end + len(between[number])
-        return joined(draw, recorded.index, generations, list(between), tuple(turns), renderer)
+        rollout = joined(draw, recorded.index, generations, list(between), tuple(turns), renderer)
+        return replace(rollout, branches=tuple(branches))
 
 
 @dataclass(frozen=True, eq=False)

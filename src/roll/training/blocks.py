@@ -1,0 +1,172 @@
+"""Which samples of a unit share computation: their common prefixes, as a tree. NumPy only.
+
+    a   [ prompt | turn | turn  ]            0     prompt, turn, turn
+    b   [ prompt | turn | other ]    ─►      |prompt + turn|      other
+    c   [ prompt | summary ]                 |prompt|             summary
+
+A block's members stand in the tree's depth-first order. So one number for each says the whole tree: how many of its
+leading tokens it shares with the member before it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
+
+import numpy as np
+
+from roll.types import TrainingSample
+
+__all__ = ["MIN_SHARED", "Block", "Member", "alone", "halves", "shared_blocks", "within_budget"]
+
+MIN_SHARED = 32
+"""A common prefix is computed once if it is a context (`prefix_length`), or this many tokens longer than what is shared
+already: fewer save less than what an attention of one more segment costs. One that ends fewer tokens after a context
+ends with it."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Member:
+    """A sample's part in a block."""
+
+    index: int
+    """Where the sample stands in its batch."""
+    sample: TrainingSample
+    num_inputs: int
+    """Leading tokens that must go through the network: all before the last predicted one."""
+
+    @property
+    def key(self) -> tuple[str, int]:
+        """Orders the members of a unit, independently of how they arrived."""
+        return self.sample.sample_id, self.index
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Block:
+    """Samples whose common prefixes are computed once."""
+
+    members: tuple[Member, ...]
+    shared: tuple[int, ...]
+    """By member, the leading tokens that it has in common with the one before it; 0 for the first."""
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens that go through the network."""
+        return sum(m.num_inputs - shared for m, shared in zip(self.members, self.shared, strict=True))
+
+    @property
+    def key(self) -> tuple[int, str]:
+        """Orders blocks independently of how their samples arrived."""
+        first = self.members[0].sample
+        return first.unit, first.sample_id
+
+    def part(self, start: int, stop: int) -> Block:
+        """Some of its members, one after the other: their path is computed again."""
+        return Block(members=self.members[start:stop], shared=(0, *self.shared[start + 1 : stop]))
+
+
+def alone(member: Member) -> Block:
+    """A block of one sample: a plain sequence."""
+    return Block(members=(member,), shared=(0,))
+
+
+def halves(block: Block) -> list[Block]:
+    """A block of several members as two."""
+    middle = len(block.members) // 2
+    return [block.part(0, middle), block.part(middle, len(block.members))]
+
+
+def within_budget(block: Block, max_tokens: int) -> list[Block]:
+    """Cut a block over budget at its subtrees into parts that fit, as far as that goes; each repeats its path."""
+    sums = list(accumulate((m.num_inputs - s for m, s in zip(block.members, block.shared, strict=True)), initial=0))
+
+    def num_tokens(start: int, stop: int) -> int:
+        return block.shared[start] + sums[stop] - sums[start]
+
+    parts: list[tuple[int, int]] = []
+    pending = [(0, len(block.members))]
+    while pending:  # the largest subtrees that fit, first to last; neighbours join as long as both fit
+        start, stop = pending.pop()
+        if stop - start > 1 and num_tokens(start, stop) > max_tokens:
+            lowest = min(block.shared[start + 1 : stop])
+            cuts = [start, *(i for i in range(start + 1, stop) if block.shared[i] == lowest), stop]
+            pending += reversed(list(pairwise(cuts)))
+        elif parts and num_tokens(parts[-1][0], stop) <= max_tokens:
+            parts[-1] = parts[-1][0], stop
+        else:
+            parts.append((start, stop))
+    return [block.part(start, stop) for start, stop in parts]
+
+
+def shared_blocks(members: Sequence[Member]) -> list[Block]:
+    """The samples of one unit, in as many blocks as their prefixes have nothing in common."""
+    if len(members) == 1:
+        return [alone(members[0])]
+    prefixes = _Prefixes(members)
+    return [prefixes.block(tree) for tree in prefixes.below(0, len(members), 0)]
+
+
+class _Prefixes:
+    """Members in lexicographic order of their inputs, where a subtree is an interval: (start, stop, depth of its root).
+
+    The root of several members is what they all share; that of one member does not matter.
+    """
+
+    def __init__(self, members: Sequence[Member]) -> None:
+        inputs = [(m.sample.token_ids[: m.num_inputs].astype(">u4"), m) for m in members]
+        inputs.sort(key=lambda pair: pair[0].tobytes())
+        self._members = [m for _, m in inputs]
+        self._contexts = np.array([m.sample.prefix_length for m in self._members])
+        common = [_num_common(a, b) for (a, _), (b, _) in pairwise(inputs)]
+        self._common = np.array([0, *common])
+        """Tokens in common with the one before."""
+
+    def block(self, tree: tuple[int, int, int]) -> Block:
+        """A subtree's members, depth first, brothers in the order of their keys."""
+        members: list[Member] = []
+        shared: list[int] = []
+        pending = [(tree, 0)]
+        while pending:
+            (start, stop, depth), before = pending.pop()
+            if stop - start == 1:
+                members.append(self._members[start])
+                shared.append(before)
+                continue
+            first, *others = self.below(start, stop, depth)
+            pending += [(other, depth) for other in reversed(others)]
+            pending.append((first, before))
+        return Block(members=tuple(members), shared=tuple(shared))
+
+    def below(self, start: int, stop: int, depth: int) -> list[tuple[int, int, int]]:
+        """What an interval of members that share `depth` tokens is divided into."""
+        found: list[tuple[int, int, int]] = []
+        pending = [(start, stop)]
+        while pending:
+            start, stop = pending.pop()
+            deeper = self._worth_sharing(start, stop, depth) if stop - start > 1 else depth
+            if stop - start == 1 or deeper > depth:
+                found.append((start, stop, deeper))
+                continue
+            common = self._common[start + 1 : stop]
+            cuts = start + 1 + np.flatnonzero(common == common.min())
+            pending += pairwise((start, *cuts.tolist(), stop))
+        return sorted(found, key=lambda tree: min(m.key for m in self._members[tree[0] : tree[1]]))
+
+    def _worth_sharing(self, start: int, stop: int, depth: int) -> int:
+        """How many tokens the members of an interval share; `depth` where more is not worth a segment."""
+        common = int(self._common[start + 1 : stop].min())
+        contexts = self._contexts[start:stop]
+        context = int(contexts.max(initial=0, where=contexts <= common))
+        if depth < context and common - context < MIN_SHARED:
+            common = context
+        is_prompt = depth == 0 and common == context
+        return common if is_prompt or common - depth >= MIN_SHARED else depth
+
+
+def _num_common(a: np.ndarray, b: np.ndarray) -> int:
+    """Leading tokens in common."""
+    length = min(len(a), len(b))
+    differ = a[:length] != b[:length]
+    first = int(differ.argmax()) if length else 0
+    return first if length and differ[first] else length
