@@ -193,7 +193,6 @@ def _proxy(
     )
 
 
-
 def episode_plan(config: GeneratingConfig, max_context: int) -> EpisodePlan:
     """How episodes are played, in contexts of this many tokens."""
     episodes = config.rollout.episodes

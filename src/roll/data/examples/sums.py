@@ -14,9 +14,7 @@ __all__ = ["ArithmeticExamplesSource", "arithmetic_examples"]
 class ArithmeticExamplesSource:
     """Prompts with their answers; a `Source`."""
 
-    def __init__(
-        self, prompts: ArithmeticPrompts, answer_template: str, numbers: Sequence[int] | None = None
-    ) -> None:
+    def __init__(self, prompts: ArithmeticPrompts, answer_template: str, numbers: Sequence[int] | None = None) -> None:
         self.fingerprint = prompts.fingerprint
         self._prompts = prompts
         self._answer_template = answer_template
