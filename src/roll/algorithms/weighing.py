@@ -64,7 +64,7 @@ def weigh(
     weights: list[dict[str, Any]] = []
     for i, rollout in enumerate(own):
         advantages = np.where(agreed[i], 0.0, found.advantages[i]) if agreed else found.advantages[i]
-        parts = {"advantages": _aligned(advantages * factors[i], rollout)}
+        parts: dict[str, list[Any]] = {"advantages": _aligned(advantages * factors[i], rollout)}
         if found.returns:
             parts["returns"] = _aligned(found.returns[i], rollout)
         if divergent:
@@ -116,7 +116,7 @@ def kl_token_rewards(
     return result
 
 
-def _rows(columns: Mapping[str, Sequence[FloatArray]]) -> list[dict[str, Any]]:
+def _rows(columns: Mapping[str, Sequence[Any]]) -> list[dict[str, Any]]:
     """Columns of a rollout's samples as one row of each sample."""
     return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
 

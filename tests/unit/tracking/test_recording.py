@@ -25,7 +25,7 @@ from roll.tracking.recording import (
     truncate_recording,
 )
 from roll.tracking.recording.tables import schemas
-from roll.types import Group, Prompt, PromptDraw, RewardResult, Rollout, RolloutId, RolloutStatus, Turn
+from roll.types import Branch, Group, Prompt, PromptDraw, RewardResult, Rollout, RolloutId, RolloutStatus, Turn
 
 TEXT = st.text(max_size=8)
 FLOATS = st.floats(allow_nan=False, allow_infinity=False)
@@ -63,6 +63,8 @@ def rollouts(draw: st.DrawFn, of: PromptDraw, index: int, purpose: str) -> Rollo
         reward=reward if scored else None,
         engine_id=draw(TEXT),
         turns=tuple(draw(st.lists(turn, max_size=2))),
+        branches=tuple(draw(st.lists(st.builds(Branch, start=st.integers(0, 9), context=TOKENS), max_size=2))),
+        counts=draw(st.dictionaries(TEXT, st.integers(0, 9), max_size=2)),
         purpose=purpose,
         expert=purpose == "expert",
     )

@@ -43,7 +43,7 @@ def with_advantages(batch: TrainingBatch, rollouts: Sequence[Rollout], config: D
     rewards = np.array([r.reward.value if r.reward else 0.0 for r in rollouts], dtype=np.float64)
     earned = config.reward_weight * standardised(rewards, [r.draw_id for r in rollouts])
     samples = []
-    for sample, value in zip(batch.samples, batch.by_sample(earned), strict=True):
+    for sample, value in zip(batch.samples, batch.by_sample(earned.tolist()), strict=True):
         advantages = np.where(sample.loss_mask, value, 0.0).astype(np.float32)
         if sample.teacher_logprobs is not None and sample.rollout_logprobs is not None:
             advantages += teacher_advantages(

@@ -84,7 +84,7 @@ class RecordedWork:
         self.between[name] = tuple(rollout.token_ids[a.end : b.start].copy() for a, b in pairwise(turns))
         if rollout.branches:
             numbers = {turn.start: number for number, turn in enumerate(turns)}
-            self.contexts[name] = {numbers[branch.start]: branch.context for branch in rollout.branches}
+            self.contexts[name] = {numbers[b.start]: b.context.copy() for b in rollout.branches if b.start in numbers}
 
 
 def _training(times: Mapping[str, float]) -> float:

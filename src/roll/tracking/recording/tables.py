@@ -72,6 +72,7 @@ def schemas() -> dict[str, pa.Schema]:
             ("engine_id", name),
             ("turns", pa.list_(turn)),
             ("branches", pa.list_(branch)),
+            ("counts", pa.map_(pa.string(), pa.int64())),
         ],
         "moves": [
             ("time_s", pa.float64()),
@@ -165,6 +166,7 @@ def _rollout_row(purpose: str, rollout: Rollout, draw: PromptDraw | None) -> Seq
         rollout.engine_id,
         [{"start": t.start, "end": t.end, "reward": t.reward, "state": utf8(t.state)} for t in rollout.turns],
         [{"start": branch.start, "context": branch.context} for branch in rollout.branches],
+        [(utf8(name), count) for name, count in rollout.counts.items()],
     )
 
 
@@ -247,8 +249,9 @@ def _rollout(row: dict[str, Any], draw: PromptDraw) -> Rollout:
         turns=tuple(Turn(**turn) for turn in row["turns"]),
         branches=tuple(
             Branch(start=branch["start"], context=np.array(branch["context"], dtype=np.int32))
-            for branch in row.get("branches", ())  # older recordings have none
+            for branch in row.get("branches", ())  # older recordings have neither
         ),
+        counts=dict(row.get("counts", ())),
         expert=row["purpose"] == EXPERT,
     )
 
