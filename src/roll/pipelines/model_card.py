@@ -137,7 +137,7 @@ def _settings(config: Mapping[str, Any]) -> Iterator[str]:
     lora = value_at(config, "model.lora")
     if isinstance(lora, Mapping):
         yield f"| `model.lora` | rank {lora.get('rank')}, alpha {lora.get('alpha')} |"
-    for entry in config.get("data", ()):
+    for entry in (*config.get("data", ()), *config.get("environments", ())):
         rewards = ", ".join(_cell(part.get("name") or part.get("type")) for part in entry.get("reward", ()))
         yield f"| data `{_cell(entry.get('domain') or entry.get('source'))}` | rewards: {rewards} |"
     yield ""

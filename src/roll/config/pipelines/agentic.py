@@ -25,7 +25,7 @@ class CurriculumConfig(Section):
 class AgenticConfig(ReinforcingConfig):
     """Reinforcement learning in environments: games, tools, worlds, or classes of your own."""
 
-    pipeline: Literal["agentic"] = option(..., "Which pipeline runs.")
+    pipeline: Literal["agentic"] = option("agentic", "Which pipeline runs.")
     environments: list[EnvironmentData] = option(
         ...,
         "Where episodes are played; several are mixed by weight within every step.",
