@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable
-from difflib import SequenceMatcher
+from difflib import SequenceMatcher, get_close_matches
 from typing import Any, get_args
 
 from pydantic import ValidationError
@@ -101,7 +101,8 @@ def _line(detail: ErrorDetails, document: Document, model: type[Section]) -> str
         return _unknown_tag(path, shape, value, document)
     whole = field is not None and _is_whole(detail, field)
     expected = type_words(field.annotation, field) if field is not None and whole else _expected(shape)
-    return f"'{dotted(path)}'{where} must be {expected}, got {show(value)}.{_hint(shape, value)}"
+    hint = _hint(shape, value) or _inside(path, shape, value)
+    return f"'{dotted(path)}'{where} must be {expected}, got {show(value)}.{hint}"
 
 
 def _purpose(field: FieldInfo | None, name: str) -> str:
@@ -159,6 +160,21 @@ def _hint(shape: Shape, value: Any) -> str:
     if shape.scalar is bool and isinstance(value, str) and value.lower() in {"yes", "no", "on", "off"}:
         return f" Write {'true' if value.lower() in {'yes', 'on'} else 'false'}."
     return ""
+
+
+def _inside(path: KeyPath, shape: Shape, value: Any) -> str:
+    """Where the name of one of a section's kinds stands in place of the section: how to write it."""
+    if shape.section is None or not isinstance(value, str):
+        return ""
+    key = tag_key(shape.section)
+    field = shape.section.model_fields.get(key)
+    kinds = [str(kind) for kind in get_args(shape_of(field.annotation).scalar)] if field else []
+    close = get_close_matches(value, kinds, n=1)
+    return (
+        f" Write `{dotted((*path, key))}={close[0]}`, or in a file `{path[-1]}: {{{key}: {close[0]}}}`."
+        if close
+        else ""
+    )
 
 
 def _number(text: str) -> bool:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -52,7 +51,7 @@ def find_model(path: str | Path) -> Path | None:
         local = find_model_directory(local) or local
         _validate(local)
         return local.resolve()
-    looks_local = name.startswith((".", "/", "~")) or name.count("/") > 1 or local.exists()
+    looks_local = name.startswith((".", "/", "~")) or name.count("/") > 1 or local.exists() or bool(_runs_beside(name))
     if looks_local or "/" not in name:
         kind = "is a file, not a model directory" if local.is_file() else "is not a directory on this machine"
         _refuse(
@@ -68,6 +67,12 @@ def find_model_directory(source: Path) -> Path | None:
     newest = max(saved, key=lambda path: (len(path.name), path.name), default=source)
     model = newest / "model"
     return model if (model / "config.json").is_file() else None
+
+
+def _runs_beside(name: str) -> list[str]:
+    """The names of the runs in the directory that `name` would be in; none where it names no directory."""
+    parent = Path(name).expanduser().parent
+    return sorted(file.parent.name for file in parent.glob("*/config.yaml")) if "/" in name else []
 
 
 def weight_files(directory: Path) -> list[Path]:
@@ -113,6 +118,8 @@ def read_json(file: Path) -> dict[str, Any]:
 
 def _validate(directory: Path) -> None:
     if not (directory / "config.json").is_file():
+        if (directory / "config.yaml").is_file():
+            raise ModelError(f"run '{directory}' has no checkpoint yet, so it has no model: let it save one first.")
         raise ModelError(f"model directory '{directory}' has no config.json: give the directory that holds it.")
     weight_files(directory)
     if not any((directory / name).is_file() for name in TOKENIZER_FILES):
@@ -144,15 +151,19 @@ def _download(name: str) -> Path:
         _refuse(name, f"is not a valid hub id: {error}")
     except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
         first_line = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
-        _refuse(name, f"could not be fetched from the hub ({first_line})")
+        _refuse(name, f"is no directory on this machine, and could not be fetched from the hub ({first_line})")
     _validate(directory)
     return directory
 
 
 def _refuse(name: str, why: str) -> NoReturn:
     """Raise the one error for a model that is not there."""
-    hint = nearest(os.path.basename(name.rstrip("/")).lower(), list(CATALOGUE))
+    local, runs = Path(name).expanduser(), _runs_beside(name)
+    hint = nearest(local.name.lower(), [*CATALOGUE, *runs])
+    if runs:
+        listed = ", ".join(runs[:10]) + (f" and {len(runs) - 10} more" if len(runs) > 10 else "")
+        hint += f" Runs in '{local.parent}': {listed}."
     raise ModelError(
-        f"model '{name}' {why}{looked_from(name)}.{hint} Give a catalogue name ({', '.join(CATALOGUE)}), a local "
-        "Hugging Face directory, or, with network access, a hub id."
+        f"model '{name}' {why}{looked_from(name)}.{hint} Give a catalogue name ({', '.join(CATALOGUE)}), a run, a "
+        "local Hugging Face directory, or, with network access, a hub id."
     )

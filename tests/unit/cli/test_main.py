@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 import re
 import subprocess
@@ -53,6 +54,24 @@ def test_a_failure_of_the_run_is_a_message_and_a_log_and_1(capsys, run_dir):
     (log,) = (run_dir / "logs").iterdir()
     assert str(log) in shown
     assert "TrainingDivergedError: loss is nan" in log.read_text()
+
+
+@pytest.mark.parametrize(
+    ("found", "code", "said"),
+    [
+        ({"eval/loss": 1.5}, 0, ""),
+        ({"eval/loss": 1.5, "eval/num_answers": 2.0}, 0, ""),
+        ({"eval/num_answers": 0.0}, 1, "Error: no answers: nothing was measured.\n"),
+    ],
+    ids=["examples", "examples-and-answers", "nothing"],
+)
+def test_eval_fails_only_where_answers_were_asked_for_and_none_came(capsys, monkeypatch, found, code, said):
+    monkeypatch.setattr("roll.pipelines.commands.evaluate", lambda config, model: found)
+    monkeypatch.setattr("roll.process_environment.prepare_environment", lambda: None)
+    assert run(["eval", str(QUICKSTART.with_name("sft.yaml"))]) == code
+    shown = capsys.readouterr()
+    assert json.loads(shown.out) == found
+    assert shown.err == said
 
 
 def test_a_failed_run_that_was_saved_says_how_to_go_on(capsys, run_dir):

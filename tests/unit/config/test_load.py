@@ -215,6 +215,9 @@ def test_names_from_elsewhere_lead_to_keys_that_exist():
         ("tracking.wandb=5", "must be text or null, got 5. Put it in quotes: '5'."),
         ("training.schedule=cosin", "must be one of 'constant', 'linear', 'cosine', got 'cosin'. Did you mean 'cosine'?"),  # noqa: E501
         ("training=5", "'training' must be a section, got 5."),
+        ("algorithm=grpo", "'algorithm' must be a section, got 'grpo'. Write `algorithm.type=grpo`, or in a file `algorithm: {type: grpo}`."),  # noqa: E501
+        ("algorithm=grp0", "Write `algorithm.type=grpo`, or in a file"),
+        ("algorithm=xyz", "'algorithm' must be a section, got 'xyz'."),
         ("training=null", "must be a section, got null. Nothing is written below it"),
         ("data=[]", "'data' must be a list of sections, not empty, got []."),
         ("data={}", "'data' must be a list of sections, not empty, got {}."),

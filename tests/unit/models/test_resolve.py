@@ -15,6 +15,12 @@ from roll.errors import ModelError
 from roll.models import find_model, resolve_model
 
 
+def make_runs(directory: Path, *names: str) -> None:
+    for name in names:
+        (directory / name).mkdir(parents=True)
+        (directory / name / "config.yaml").write_text("name: x")
+
+
 @pytest.fixture
 def model_copy(tiny_model: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(tiny_model, tmp_path / "model"))
@@ -77,6 +83,23 @@ def test_a_path_that_is_not_there_never_goes_to_the_hub(name: str) -> None:
         resolve_model(name)
 
 
+def test_a_run_that_is_not_there_never_goes_to_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    make_runs(tmp_path / "runs", "chats", *(f"run-{i:02}" for i in range(11)))
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ModelError) as caught:
+        resolve_model("runs/chat")
+    assert str(caught.value).startswith(
+        f"model 'runs/chat' is not a directory on this machine (looked for from '{tmp_path}'). Did you mean 'chats'? "
+        "Runs in 'runs': chats, run-00, run-01, run-02, run-03, run-04, run-05, run-06, run-07, run-08 and 2 more."
+    )
+
+
+def test_a_run_that_has_saved_nothing_has_no_model_yet(tmp_path: Path) -> None:
+    make_runs(tmp_path, "begun")
+    with pytest.raises(ModelError, match=r"run '.*begun' has no checkpoint yet"):
+        resolve_model(tmp_path / "begun")
+
+
 def test_a_file_is_not_a_model(tiny_model: Path) -> None:
     with pytest.raises(ModelError, match="is a file, not a model directory"):
         resolve_model(tiny_model / "config.json")
@@ -98,7 +121,9 @@ def resolve_with_hub(endpoint: str, name: str, cache: Path) -> subprocess.Comple
 
 def test_an_unreachable_hub_gives_one_clear_message(tmp_path: Path) -> None:
     done = resolve_with_hub("http://127.0.0.1:9", "owner/smollm2-135m", tmp_path)
-    assert done.stdout.startswith("ModelError: model 'owner/smollm2-135m' could not be fetched from the hub")
+    assert done.stdout.startswith(
+        "ModelError: model 'owner/smollm2-135m' is no directory on this machine, and could not be "
+    )
     assert "Did you mean 'smollm2-135m-instruct'?" in done.stdout
     assert len(done.stdout.strip().splitlines()) == 1
 
@@ -118,4 +143,4 @@ def test_a_hub_model_is_downloaded_once_and_found_again_without_the_hub(
 
 def test_a_model_that_the_hub_does_not_have(tmp_path: Path, small_hub: str) -> None:
     done = resolve_with_hub(small_hub, "owner/other", tmp_path)
-    assert done.stdout.startswith("ModelError: model 'owner/other' could not be fetched from the hub")
+    assert done.stdout.startswith("ModelError: model 'owner/other' is no directory on this machine, and could not be ")
