@@ -1,0 +1,42 @@
+"""Settings of conversations with an environment."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from roll.config.episodes import HistoryConfig
+from roll.config.pipelines.rlvr import RLVRConfig
+from roll.config.scheduling import SchedulingConfig
+from roll.types import History
+
+
+def run(**rollout: Any) -> RLVRConfig:
+    game = {"source": "guess_number", "max_number": 3, "num_turns": 3}
+    data = [game, {"source": "arithmetic", "reward": "math"}]
+    return RLVRConfig.model_validate(
+        {"name": "x", "model": "m", "training": {"num_steps": 1}, "data": data, "rollout": rollout}
+    )
+
+
+def test_engines_keep_room_for_all_answers_and_an_observation_between_each_two() -> None:
+    assert run(max_new_tokens=10).max_rollout_tokens == 3 * 10 + 2 * 512
+    assert run(max_new_tokens=10, episodes={"observation_tokens": 7}).max_rollout_tokens == 3 * 10 + 2 * 7
+
+
+def test_a_history_is_what_the_loop_takes() -> None:
+    assert HistoryConfig(type="window", num_turns=2).settings == History(
+        kind="window", turns=2, summary_request=HistoryConfig().summary_request
+    )
+
+
+def test_settings_that_contradict_each_other_are_refused() -> None:
+    with pytest.raises(ValidationError, match="type window needs num_turns"):
+        HistoryConfig(type="window")
+    with pytest.raises(ValidationError, match="num_turns is of type window, but type is full"):
+        HistoryConfig(num_turns=2)
+    with pytest.raises(ValidationError, match="restart needs answers that are interrupted, but pause_mode keep"):
+        SchedulingConfig(interrupted_turns="restart")
+    assert SchedulingConfig(interrupted_turns="restart", pause_mode="abort").interrupted_turns == "restart"
