@@ -1,7 +1,7 @@
 """Chat templates as models publish them, each on the default model's tokenizer.
 
-The texts are read from the installed TRL, which keeps models' own templates; nothing of it is imported. Mistral's, which
-it does not have, is written here in the form that the models of version 3 read.
+The texts are read from the installed TRL, which keeps models' own templates; nothing of it is imported. Mistral's,
+which it does not have, is written here in the form that the models of version 3 read.
 """
 
 from __future__ import annotations
