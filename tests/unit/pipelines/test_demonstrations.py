@@ -16,10 +16,12 @@ from roll.config.algorithm import AlgorithmConfig
 from roll.config.presets import PRESET_NAMES
 from roll.data import ChatRenderer
 from roll.data.samples import build_batch
+from roll.envs.hosting import EnvHosts
 from roll.errors import InfraError
 from roll.models import load_tokenizer
 from roll.pipelines.rlvr.demonstrations import demonstrations
 from roll.rollout import SamplingPlan
+from roll.rollout.episode import EpisodePlan
 from roll.types import (
     EnvironmentSettings,
     Fate,
@@ -56,7 +58,8 @@ def parts_of(model: Path, *, failures: int = 0, weight: float = 1.0) -> Any:
         live=SimpleNamespace(
             plan=SamplingPlan(purpose="train", group_size=4, sampling=SamplingParams(max_new_tokens=3)),
             generation=SimpleNamespace(
-                renderer=ChatRenderer(load_tokenizer(str(model))), rewards={"d": Scores(failures)}
+                renderer=ChatRenderer(load_tokenizer(str(model))), rewards={"d": Scores(failures)},
+                scheduler=SimpleNamespace(hosts=EnvHosts(), episodes=EpisodePlan()),
             ),
         ),
     )

@@ -9,12 +9,10 @@ import pytest
 from worlds.tiny_model import write_tiny_model
 
 from roll.config.pipelines.rlvr import RLVRConfig
-from roll.data import ChatRenderer
-from roll.errors import ConfigError, DataError
-from roll.models import load_tokenizer
+from roll.errors import ConfigError
 from roll.pipelines.preparation import prepare
 
-LONGEST_HINT = "No, my number is higher than 999999999. Pick one: 1, 2 or 3. Answer with a number."
+OBSERVATION = 20
 
 
 @pytest.fixture(scope="module")
@@ -30,7 +28,7 @@ def game(model: Path, num_turns: int, **inference: Any) -> RLVRConfig:
             "name": "x",
             "model": str(model),
             "training": {"num_steps": 1},
-            "rollout": {"max_new_tokens": 8},
+            "rollout": {"max_new_tokens": 8, "episodes": {"observation_tokens": OBSERVATION}},
             "inference": inference,
             "data": [{"source": "guess_number", "max_number": 3, "num_turns": num_turns}],
         }
@@ -38,19 +36,15 @@ def game(model: Path, num_turns: int, **inference: Any) -> RLVRConfig:
 
 
 @pytest.mark.parametrize("num_turns", [1, 2, 5])
-def test_engines_hold_every_turn_and_the_longest_hints_between_them(model: Path, num_turns: int) -> None:
-    """The tiny model's tokens are bytes, so not one is too much."""
+def test_engines_hold_every_turn_and_the_observations_between_them(model: Path, num_turns: int) -> None:
     material = prepare(game(model, num_turns))
-    hint = len(ChatRenderer(load_tokenizer(str(model))).follow_up(LONGEST_HINT))
     assert material.data.longest_prompt is not None
-    assert material.max_context == material.data.longest_prompt + 8 * num_turns + hint * (num_turns - 1)
+    assert material.max_context == material.data.longest_prompt + 8 * num_turns + OBSERVATION * (num_turns - 1)
 
 
-def test_a_context_that_cannot_hold_all_turns_is_refused_before_the_first(model: Path) -> None:
+def test_a_context_that_the_user_chose_is_kept_also_where_not_all_turns_fit(model: Path) -> None:
     enough = prepare(game(model, 3)).max_context
-    assert prepare(game(model, 3, max_context=enough)).max_context == enough
-    with pytest.raises(DataError, match=r"inference\.max_context"):
-        prepare(game(model, 3, max_context=enough - 1))
+    assert prepare(game(model, 3, max_context=enough - 1)).max_context == enough - 1
 
 
 def test_a_reward_function_that_is_not_there_is_missed_before_any_engine_starts(model: Path) -> None:
