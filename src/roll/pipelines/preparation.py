@@ -11,6 +11,7 @@ from roll.errors import ConfigError
 from roll.inference import EngineSpec, resolve_engine_kind
 from roll.models import context_length, load_tokenizer, resolve_model, stop_token_ids
 from roll.rewards.python import check_reward_functions
+from roll.rewards.reward_model import check_reward_models
 from roll.rollout import SamplingPlan
 from roll.tracking import RunDirectory
 from roll.types import IntArray, SamplingParams
@@ -43,6 +44,7 @@ def prepare(config: GeneratingConfig, *, scores: bool = True) -> Prepared:
     """
     if scores:
         check_reward_functions(config.data)
+        check_reward_models(config.data)
     model_path = resolve_model(config.model.path)
     tokenizer = load_tokenizer(model_path)
     max_context = config.inference.max_context or context_length(model_path)
