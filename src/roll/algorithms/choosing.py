@@ -11,7 +11,7 @@ import numpy as np
 from roll.algorithms.filters import reason_to_leave_out
 from roll.types import Fate, Group, Rollout
 
-__all__ = ["Answers", "Choice", "Pairing", "all_answers", "best_answers", "chosen", "pairs", "why_failed"]
+__all__ = ["Answers", "Choice", "Pairing", "answers_below", "best_answers", "chosen", "pairs", "why_failed"]
 
 Answers: TypeAlias = tuple[Rollout, ...]
 """That are learnt from together: one alone, or the better and the worse one of a pair."""
@@ -60,9 +60,11 @@ def why_failed(group: Group) -> str:
     return "; ".join(sorted({r.cause for r in group.rollouts if r.cause})) or "no rollout has a token"
 
 
-def all_answers(rollouts: Sequence[Rollout]) -> list[Answers]:
-    """Every one."""
-    return [(rollout,) for rollout in rollouts]
+def answers_below(rollouts: Sequence[Rollout], *, num_tokens: int) -> list[Answers] | str:
+    """Every one whose ids are below `num_tokens`: a padded model may write ids beyond those that another has."""
+    return [(rollout,) for rollout in rollouts if int(rollout.token_ids.max()) < num_tokens] or (
+        f"every answer has a token with an id of {num_tokens:,} or more, which its teacher does not have"
+    )
 
 
 def best_answers(rollouts: Sequence[Rollout], *, keep: int, min_reward: float) -> list[Answers] | str:

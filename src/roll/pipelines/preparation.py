@@ -12,6 +12,7 @@ from roll.inference import EngineSpec, resolve_engine_kind
 from roll.models import context_length, load_tokenizer, resolve_model, stop_token_ids
 from roll.pipelines.environments import first_observations
 from roll.rewards.python import check_reward_functions
+from roll.rewards.reward_model import check_reward_models
 from roll.rollout import SamplingPlan
 from roll.running import run_to_end
 from roll.tracking import RunDirectory
@@ -45,6 +46,7 @@ def prepare(config: GeneratingConfig, *, scores: bool = True) -> Prepared:
     """
     if scores:
         check_reward_functions(config.data)
+        check_reward_models(config.data)
     run_to_end(first_observations(config.data, config.sandbox))
     model_path = resolve_model(config.model.path)
     tokenizer = load_tokenizer(model_path)

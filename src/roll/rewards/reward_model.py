@@ -8,18 +8,21 @@ The model computes away from the controller and away from the workers that check
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
+from roll.config.data import DataConfig
 from roll.config.rewards import RewardModelReward
 from roll.errors import ModelError, RewardInfraError
+from roll.models import find_model
+from roll.models.resolve import read_json
 from roll.protocols import WorkerPool
 from roll.rewards.base import Judgement, Verifier, in_pool
 from roll.rewards.batching import Batcher
 from roll.rewards.control_tokens import defuser
 from roll.types import Message, Rollout
 
-__all__ = ["prepare_worker", "reward_model_verifier", "score_batch"]
+__all__ = ["check_reward_models", "prepare_worker", "reward_model_verifier", "score_batch"]
 
 Conversation = list[Message]
 
@@ -28,6 +31,22 @@ def prepare_worker() -> None:
     """Import what the model needs, before any time limit runs: it takes seconds."""
     import torch  # noqa: F401
     import transformers  # noqa: F401
+
+
+def check_reward_models(data: Iterable[DataConfig]) -> None:
+    """Look at the models that a configuration's rewards name, before anything is started; loads and fetches none.
+
+    Raises:
+        ModelError: one is not there, or writes text and scores nothing.
+    """
+    for reward in (reward for entry in data for reward in entry.reward):
+        path = find_model(reward.path) if isinstance(reward, RewardModelReward) else None
+        kinds = read_json(path / "config.json").get("architectures") if path else None
+        if isinstance(kinds, list) and kinds and all(str(kind).endswith("ForCausalLM") for kind in kinds):
+            raise ModelError(
+                f"reward_model.path '{reward.path}' is no reward model: a {kinds[0]} writes text and scores nothing. "
+                "Choose a model that was trained to classify or score, such as a run of `pipeline: reward_model`."
+            )
 
 
 @functools.lru_cache(maxsize=1)

@@ -8,7 +8,7 @@ from functools import partial
 import numpy as np
 import pytest
 
-from roll.algorithms.choosing import all_answers, best_answers, chosen, pairs
+from roll.algorithms.choosing import answers_below, best_answers, chosen, pairs
 from roll.types import Fate, Group, Prompt, PromptDraw, RewardResult, Rollout
 
 
@@ -34,25 +34,37 @@ def group(draw_id: int, *rewards: float | None, length: int = 2) -> Group:
     return Group(draw=draw, rollouts=rollouts)
 
 
+every_answer = partial(answers_below, num_tokens=260)
+
+
 def places(answers: list[tuple[Rollout, ...]] | str) -> list[tuple[int, ...]]:
     assert not isinstance(answers, str)
     return [tuple(rollout.index for rollout in each) for each in answers]
 
 
 def test_every_answer_is_learnt_from_alone() -> None:
-    choice = chosen([group(0, 1.0, 0.0), group(1, 0.0)], all_answers)
+    choice = chosen([group(0, 1.0, 0.0), group(1, 0.0)], every_answer)
     assert [(r.draw_id, r.index) for r in choice.rollouts] == [(0, 0), (0, 1), (1, 0)]
     assert choice.fates == {0: (Fate.TRAINED, ""), 1: (Fate.TRAINED, "")}
 
 
 def test_what_infrastructure_failed_is_never_learnt_from_and_a_group_of_it_has_failed() -> None:
-    choice = chosen([group(0, None, 1.0), group(1, None, None)], all_answers)
+    choice = chosen([group(0, None, 1.0), group(1, None, None)], every_answer)
     assert [(r.draw_id, r.index) for r in choice.rollouts] == [(0, 1)]
     assert choice.fates[1] == (Fate.FAILED, "the engine died")
 
 
 def test_a_group_without_a_token_has_failed() -> None:
-    assert chosen([group(0, 1.0, length=0)], all_answers).fates[0] == (Fate.FAILED, "no rollout has a token")
+    assert chosen([group(0, 1.0, length=0)], every_answer).fates[0] == (Fate.FAILED, "no rollout has a token")
+
+
+def test_answers_with_an_id_that_their_teacher_lacks_are_left_out() -> None:
+    choose = partial(answers_below, num_tokens=2)  # of each answer the ids are its number
+    choice = chosen([group(0, 1.0, 0.0, 1.0, 0.5)], choose)
+    assert [(r.draw_id, r.index) for r in choice.rollouts] == [(0, 0), (0, 1)]
+    rollouts = group(1, 0.0, 0.0, 0.0).rollouts[2:]
+    reason = "every answer has a token with an id of 2 or more, which its teacher does not have"
+    assert choose(rollouts) == reason
 
 
 def test_the_best_are_kept_in_their_order_and_of_equal_ones_the_first() -> None:

@@ -365,7 +365,8 @@ def test_a_number_too_long_to_be_written_is_named():
     assert "got a number that is too long" in refusal(changed() | {"name": [16**5000]})
 
 
-def test_epochs_without_end_are_a_number_of_steps():
+def test_epochs_have_an_end():
     tree = {"pipeline": "sft", "name": "x", "model": "m", "data": [{"source": "arithmetic"}]}
-    config = load_config(tree | {"training": {"num_epochs": 1e308, "num_steps": 5}})
+    config = load_config(tree | {"training": {"num_epochs": 1_000_000, "num_steps": 5}})
     assert config.training.within(10).num_steps == 5
+    assert "must be a number > 0 and <= 1000000 or null" in refusal(tree | {"training": {"num_epochs": 1e308}})

@@ -14,11 +14,13 @@ from transformers import AutoTokenizer, LlamaConfig, LlamaForSequenceClassificat
 from worlds.tiny_model import write_tiny_model
 
 from roll.cluster.pool import LocalWorkerPool
+from roll.config.load import load_config
 from roll.config.rewards import RewardList, as_reward_list
-from roll.errors import RewardInfraError, UnscorableError
+from roll.errors import ModelError, RewardInfraError, UnscorableError
 from roll.rewards import build_reward
 from roll.rewards.batching import Batcher
 from roll.rewards.compose import WeightedReward
+from roll.rewards.reward_model import check_reward_models
 from roll.types import Rollout
 
 MakeRollout = Callable[..., Rollout]
@@ -81,6 +83,19 @@ async def test_outputs_may_be_probabilities_and_long_texts_are_cut_at_their_begi
     squeezed = build(pool, model_path, output="sigmoid", max_length=8)
     assert (await squeezed(rollout("aaaa" + "b" * 50))).value == (await squeezed(rollout("b" * 60))).value
     await squeezed.close()
+
+
+def test_a_model_that_scores_nothing_is_refused_before_anything_starts(tiny_model: Path, model_path: Path) -> None:
+    def data(path: Path) -> list[Any]:
+        entry = {"source": "arithmetic", "reward": {"type": "reward_model", "path": str(path)}}
+        base = {"name": "x", "model": "m", "data": [entry], "training": {"num_steps": 1}}
+        return load_config(base).data
+
+    check_reward_models(data(model_path))
+    with pytest.raises(ModelError, match=r"is no reward model: a LlamaForCausalLM writes text and scores nothing"):
+        check_reward_models(data(tiny_model))
+    with pytest.raises(ModelError, match="is not a directory on this machine"):
+        check_reward_models(data(tiny_model / "nowhere"))
 
 
 async def test_a_model_without_a_head_or_with_fewer_outputs_is_refused(

@@ -10,29 +10,38 @@ and in both, with a weight, the advantage of the sources' rewards within a group
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
-from roll.algorithms.choosing import all_answers
+from roll.algorithms.choosing import Answers, answers_below
 from roll.config.pipelines.distill import DistillConfig
 from roll.data.samples import build_batch
 from roll.pipelines.distill.losses import distillation_loss, sampled_divergence, with_advantages
 from roll.pipelines.distill.teachers import teacher_logprobs
 from roll.pipelines.online.online_loop import OnlineLoop, Sampled
-from roll.types import TrainingBatch
+from roll.types import Rollout, TrainingBatch
 
 __all__ = ["train"]
 
 
-async def train(loop: OnlineLoop[DistillConfig]) -> None:
-    """Take the remaining steps."""
+async def train(loop: OnlineLoop[DistillConfig], num_tokens: Sequence[int]) -> None:
+    """Take the remaining steps.
+
+    Args:
+        loop: the parts of a step.
+        num_tokens: that each teacher has. A padded student may sample an id beyond them; such an answer is left out.
+    """
     config, rollout = loop.config, loop.config.rollout
     loss = distillation_loss(config.distillation)
 
     async def step() -> list[str]:
-        sampled = await loop.sample(all_answers)
+        sampled = await loop.sample(known)
         batch = await taught(sampled)
         metrics = await loop.learn(batch, loss, config.updates) | sampled_divergence(batch)
         return await loop.cross_boundary(sampled, metrics, batch)
+
+    def known(rollouts: Sequence[Rollout]) -> list[Answers] | str:
+        return answers_below(rollouts, num_tokens=num_tokens[config.teacher_of[rollouts[0].prompt.domain]])
 
     async def taught(sampled: Sampled) -> TrainingBatch:
         rollouts = sampled.choice.rollouts

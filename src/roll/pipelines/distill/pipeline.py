@@ -9,6 +9,7 @@ from functools import partial
 from typing import Any
 
 from roll.config.pipelines.distill import DistillConfig
+from roll.models import describe_model
 from roll.pipelines.distill.loop import train
 from roll.pipelines.distill.teachers import EngineTeacher, teacher_engines, teachers_of
 from roll.pipelines.evaluation import measure
@@ -30,6 +31,7 @@ async def _open(config: DistillConfig, session: Session) -> AsyncIterator[Callab
     session.tracker.note("reading the files of student and teacher, and the prompts")
     prepared = await asyncio.to_thread(prepare, config)
     paths = await asyncio.to_thread(teachers_of, config, prepared.model_path)
+    num_tokens = [describe_model(path).vocab_size for path in paths]
     held = tuple(map(str, paths)) if config.trainer_holds_teachers else ()
     policy = policy_spec(config, prepared.model_path, teachers=held)
     in_engines = not held and config.teacher[0].place == "engine"
@@ -48,7 +50,7 @@ async def _open(config: DistillConfig, session: Session) -> AsyncIterator[Callab
         return Learner(policy=student, teachers=tuple(teachers))
 
     async with open_online(config, session, prepared, placed, learner_of) as loop:
-        yield partial(train, loop)
+        yield partial(train, loop, num_tokens)
 
 
 def _facts(config: DistillConfig, at: RunState) -> RunFacts:

@@ -57,6 +57,7 @@ def inspect_run(
         _look_at_model,
         *looks,
         _look_at_judge,
+        _look_at_reward_models,
         _look_at_prompts,
         _look_at_tests,
         partial(_estimate, further=further, trained_per_group=trained_per_group),
@@ -194,6 +195,12 @@ def _estimate(
         further=more,
     )
     compare_memory(report)
+
+
+def _look_at_reward_models(report: Report, config: GeneratingConfig) -> None:
+    from roll.rewards.reward_model import check_reward_models
+
+    check_reward_models(config.data)
 
 
 def _try_rewards(report: Report, config: GeneratingConfig) -> None:
