@@ -58,7 +58,6 @@ ONLINE: dict[str, dict[str, Any]] = {
 
 
 OUTSIDE = {
-    "preference, adapters": "memory was 1.15 times the estimate over 2 steps",
     "preference_online": "memory was 1.30 times the estimate",
     "reward_model": "a step took 0.62 times the estimate, on a machine that was not quiet; memory was 1.03",
     "rlvr, ppo": "memory was 1.22 times the estimate in one run, and 1.06 in another",
