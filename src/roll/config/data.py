@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 from pydantic import Discriminator, Tag, field_validator, model_validator
 
@@ -18,7 +18,9 @@ from roll.config.rewards import (
     check_pattern,
 )
 from roll.config.sources import FileTable, HuggingFaceTable, PythonTable, Share, SumsTask
-from roll.types import EnvironmentSettings
+
+if TYPE_CHECKING:
+    from roll.types import EnvironmentSettings
 
 __all__ = [
     "ArithmeticData",
@@ -171,6 +173,8 @@ class EnvironmentData(Hosting, _Source):
     def settings(self, seed: int) -> EnvironmentSettings:
         """An episode."""
         pairs = [next(iter(entry.items())) if isinstance(entry, dict) else (entry, {}) for entry in self.wrappers]
+        from roll.types import EnvironmentSettings
+
         return EnvironmentSettings(
             name=self.environment,
             options=self.options,

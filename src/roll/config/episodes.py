@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Literal, Self
+from typing import TYPE_CHECKING, Literal, Self
 
 from pydantic import model_validator
 
 from roll.config.base import Section, option
-from roll.types import History, HistoryKind
+
+if TYPE_CHECKING:
+    from roll.types import History
 
 __all__ = ["EpisodesConfig", "HistoryConfig"]
 
@@ -15,7 +17,7 @@ __all__ = ["EpisodesConfig", "HistoryConfig"]
 class HistoryConfig(Section):
     """What the model sees of earlier turns. Where that rewrites its context, a training sample of its own begins."""
 
-    type: HistoryKind = option(
+    type: Literal["full", "window", "thinking_stripped", "stepwise", "summary"] = option(
         "full",
         "`full`: all turns, as the chat template renders them (some drop earlier thinking). `window`: the last "
         "`num_turns` answers with what the environment said to them. `thinking_stripped`: all turns, earlier answers "
@@ -49,6 +51,8 @@ class HistoryConfig(Section):
     @property
     def settings(self) -> History:
         """For the loop of episodes."""
+        from roll.types import History
+
         return History(
             kind=self.type,
             turns=self.num_turns or 0,

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Self
+from typing import Literal, Self
 
 from pydantic import model_validator
 
 from roll.config.base import Section, option
-from roll.types import EnvironmentHost
 
 __all__ = ["Hosting"]
 
@@ -15,7 +14,7 @@ __all__ = ["Hosting"]
 class Hosting(Section):
     """Where an environment runs; its failures cost its own episode alone."""
 
-    host: EnvironmentHost | None = option(
+    host: Literal["loop", "pool", "sandbox", "http"] | None = option(
         None,
         "Where it runs. `loop`: in the controller, for what takes microseconds, or is written with `async def`. "
         "`pool`: each episode in a process of its own. `sandbox`: in one that can reach nothing else. `http`: on a "

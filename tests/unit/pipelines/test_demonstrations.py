@@ -58,7 +58,8 @@ def parts_of(model: Path, *, failures: int = 0, weight: float = 1.0) -> Any:
         live=SimpleNamespace(
             plan=SamplingPlan(purpose="train", group_size=4, sampling=SamplingParams(max_new_tokens=3)),
             generation=SimpleNamespace(
-                renderer=ChatRenderer(load_tokenizer(str(model))), rewards={"d": Scores(failures)},
+                renderer=ChatRenderer(load_tokenizer(str(model))),
+                rewards={"d": Scores(failures)},
                 scheduler=SimpleNamespace(hosts=EnvHosts(), episodes=EpisodePlan()),
             ),
         ),
@@ -72,7 +73,14 @@ async def shown(parts: Any, draws: list[PromptDraw]) -> list[Rollout]:
 def game(secret: int, expert: tuple[str, ...]) -> PromptDraw:
     options = {"max_number": 3, "num_turns": 2, "secret": secret}
     environment = EnvironmentSettings(name="guess_number", options=options)
-    prompt = Prompt(uid=f"d/{secret}", domain="d", messages=(), environment=environment, turns=2, expert=expert)
+    prompt = Prompt(
+        uid=f"d/{secret}",
+        domain="d",
+        messages=({"role": "user", "content": "a"},),
+        environment=environment,
+        turns=2,
+        expert=expert,
+    )
     return PromptDraw(draw_id=secret, prompt=prompt, token_ids=np.array([5, 6], np.int32))
 
 
