@@ -39,8 +39,9 @@ def check_reward_models(data: Iterable[DataConfig]) -> None:
     Raises:
         ModelError: one is not there, or writes text and scores nothing.
     """
-    for reward in (reward for entry in data for reward in entry.reward):
-        path = find_model(reward.path) if isinstance(reward, RewardModelReward) else None
+    rewards = (reward for entry in data for reward in entry.reward if isinstance(reward, RewardModelReward))
+    for reward in rewards:
+        path = find_model(reward.path)
         kinds = read_json(path / "config.json").get("architectures") if path else None
         if isinstance(kinds, list) and kinds and all(str(kind).endswith("ForCausalLM") for kind in kinds):
             raise ModelError(
