@@ -202,7 +202,7 @@ async def test_a_program_that_hangs_is_ended_with_all_that_it_started(renderer: 
     async with agents(command=["sh", "-c", script], limits={"time_s": 1.0}) as loop:
         with pytest.raises(InfraError, match="did not end"):
             await asyncio.wait_for(rollout_by(loop, Speaker(renderer, [])), 20)
-    assert not _alive(int(child.read_text()))
+    await _ended(int(child.read_text()))
 
 
 async def test_what_a_program_leaves_behind_holds_nothing_up(renderer: ChatRenderer, tmp_path: Path) -> None:
@@ -211,7 +211,13 @@ async def test_what_a_program_leaves_behind_holds_nothing_up(renderer: ChatRende
     async with agents(command=["sh", "-c", script]) as loop:
         with pytest.raises(InfraError, match="exit code 3"):
             await asyncio.wait_for(rollout_by(loop, Speaker(renderer, [])), 20)
-    assert not _alive(int(child.read_text()))
+    await _ended(int(child.read_text()))
+
+
+async def _ended(process: int) -> None:
+    async with asyncio.timeout(20):
+        while _alive(process):
+            await asyncio.sleep(0.01)
 
 
 def _alive(process: int) -> bool:

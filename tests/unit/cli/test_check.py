@@ -201,13 +201,9 @@ BAD_ROWS = {
     ),
     "prompt longer than the context": (["inference.max_context=12"], "tokens, but the context leaves 4 for prompts"),
     "context without room": (["inference.max_context=8"], "leaves no room for prompts"),
-    "turns that do not fit": (  # 2 answers of 8, and a hint of 82 bytes in a template of 20 between them
-        ["data=[{source: guess_number, max_number: 3}]", "inference.max_context=150"],
+    "first turn that does not fit": (
+        ["data=[{source: guess_number, max_number: 3}]", "inference.max_context=40"],
         "but the context leaves 32 for prompts",
-    ),
-    "turns without room": (
-        ["data=[{source: guess_number, max_number: 3}]", "inference.max_context=118"],
-        "up to 2 answer(s) of 8, with what the environment says between them 118",
     ),
     "existing run": (["name=there"], "holds a run already"),
     "disk that cannot be written": (["output_dir=/proc/nowhere"], "cannot write"),
