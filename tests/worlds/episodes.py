@@ -110,12 +110,14 @@ def check_exact(rollout: Rollout, engine: Engine, *, max_context: int | None = N
     asked = iter(engine.seen)
     for turn in rollout.turns:
         here = slice(turn.start, turn.end)
-        found = (pair for pair in asked if pair[1].logprobs.tolist() == rollout.logprobs[here].tolist())
-        request, answer = next(found)  # logprobs begin with the number of the request, so they name it
         branch = next((b for b in reversed(rollout.branches) if b.start <= turn.start), None)
         begin, head = (0, rollout.prompt_token_ids) if branch is None else (branch.start, branch.context)
-        context = np.concatenate([head, rollout.token_ids[begin : turn.start]])
-        assert context.tolist() == request.token_ids.tolist()
+        context = np.concatenate([head, rollout.token_ids[begin : turn.start]]).tolist()
+        found = (pair for pair in asked if pair[1].logprobs.tolist() == rollout.logprobs[here].tolist())
+        if turn.start == turn.end:  # nothing of it is trained
+            continue
+        request, answer = next(found)  # log-probs begin with the number of the request, so they name it
+        assert context == request.token_ids.tolist()
         assert rollout.token_ids[here].tolist() == answer.token_ids.tolist()
         assert rollout.policy_versions[here].tolist() == answer.policy_versions.tolist()
         assert not policy[here].any()

@@ -5,6 +5,7 @@ TRL's trainers make the batch of texts, compute its loss and its gradient; ROLL'
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -31,7 +32,10 @@ from roll.protocols import LossFn
 from roll.training import TorchBackend
 from roll.types import Divergence, TrainingBatch, TrainingSample
 
+vllm_speaks = os.environ.get("VLLM_LOGGING_LEVEL")
 trl = pytest.importorskip("trl")
+if vllm_speaks is None:  # TRL silences vLLM, whose messages other tests read
+    os.environ.pop("VLLM_LOGGING_LEVEL", None)
 pytestmark = pytest.mark.slow
 
 LIMIT = 1e-5

@@ -170,6 +170,7 @@ async def test_a_sandbox_started_where_another_was_finds_nothing_of_it() -> None
 async def test_a_killed_slot_ends_its_sandbox_and_no_other() -> None:
     async for manager in started("bubblewrap", warm=0, instance=BubblewrapRuntime()):
         async with await manager.create() as sandbox:
+            assert (await sandbox.execute(PythonCode(source="print(0)"))).ok  # now its processes are what they will be
             (agent,) = await _first_agents(manager)
             async with await manager.create() as other:
                 agent.parent().kill()
