@@ -9,7 +9,7 @@ CODE := src tests tools benchmarks
 OFFLINE := HF_HUB_OFFLINE=1 VLLM_NO_USAGE_STATS=1 DO_NOT_TRACK=1 RAY_USAGE_STATS_ENABLED=0
 
 .DEFAULT_GOAL := help
-.PHONY: help setup quickstart example-code example-reasoning test test-all chaos lint format bench-step bench-sft gallery-post-training bench-parts bench-algorithms bench-rewards fuzz-rewards sweep bench-async bench-scheduler bench-policies bench-calibration mutation-scheduler bench-simulator simulate-paper sweep-multi-turn bench-sandbox bench-agentic docs clean
+.PHONY: help setup quickstart example-code example-reasoning test test-all explore chaos lint format bench-step bench-sft gallery-post-training bench-parts bench-algorithms bench-rewards fuzz-rewards sweep bench-async bench-scheduler bench-policies bench-calibration mutation-scheduler bench-simulator simulate-paper sweep-multi-turn bench-sandbox bench-agentic docs clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-18s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -31,6 +31,9 @@ test: setup ## the tests, without the slow, GPU and chaos ones
 
 test-all: setup ## every test this machine can run
 	@$(OFFLINE) $(PY) -m pytest $(ARGS)
+
+explore: setup ## the property tests with new random examples, which `make test` keeps fixed
+	@$(OFFLINE) $(PY) -m pytest -n 2 --dist loadfile -m "hypothesis and $(FAST)" --hypothesis-profile=explore $(ARGS)
 
 chaos: setup ## kill a run at many moments, resume it, compare with an uninterrupted one
 	@$(OFFLINE) $(PY) -m pytest -m chaos $(ARGS)

@@ -96,7 +96,7 @@ def programs(draw: st.DrawFn) -> list[Call]:
 def test_every_call_is_trained_once_after_exactly_what_the_engine_saw(calls: list[Call]) -> None:
     rollout = rollout_of(*calls)
     starts = [branch.start for branch in rollout.branches]
-    ends = [*starts[1:], len(rollout.token_ids)]
+    ends = [*starts, len(rollout.token_ids)][1:]
     pieces = [(branch.context, branch.start, end) for branch, end in zip(rollout.branches, ends, strict=True)]
     head = starts[0] if starts else len(rollout.token_ids)
     pieces = [(rollout.prompt_token_ids, 0, head), *pieces]
