@@ -90,6 +90,16 @@ class Run:
         process.communicate()
         return process.returncode == -signal.SIGKILL
 
+    def kill_after_a_checkpoint(self, seconds: float) -> None:
+        """Begin, and kill -9 so many seconds after the first checkpoint is there."""
+        process = self.begin()
+        while process.poll() is None and not list((self.path / "checkpoints").glob("step-*/ledger.jsonl")):
+            time.sleep(0.01)
+        time.sleep(seconds)
+        if process.poll() is None:
+            os.kill(process.pid, signal.SIGKILL)
+        process.communicate()
+
     def metrics(self) -> list[dict[str, Any]]:
         """What was recorded, without durations and memory."""
         lines = (self.path / "metrics.jsonl").read_text().splitlines()

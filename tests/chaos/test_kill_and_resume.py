@@ -45,7 +45,7 @@ def test_the_reference_run_trains_and_settles_every_draw(uninterrupted: tuple[Ru
     assert fates["in_flight"] == 0
 
 
-@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_a_killed_and_resumed_run_equals_an_uninterrupted_one(
     tmp_path: Path, tiny_model: Path, uninterrupted: tuple[Run, float], seed: int
 ) -> None:

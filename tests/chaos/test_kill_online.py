@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import random
-import signal
-import time
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +31,7 @@ def test_a_killed_and_resumed_run_equals_an_uninterrupted_one(tmp_path: Path, ti
     settings = configuration(name, tiny_model, teacher)
     reference, run = Run(tmp_path / "reference", settings), Run(tmp_path / "killed", settings)
     reference.finish()
-    kill_after_a_checkpoint(run, random.Random(name).uniform(0.0, 0.3))
+    run.kill_after_a_checkpoint(random.Random(name).uniform(0.0, 0.3))
     run.finish()
     assert run.metrics() == reference.metrics()
     assert run.rollouts() == reference.rollouts()
@@ -43,14 +40,3 @@ def test_a_killed_and_resumed_run_equals_an_uninterrupted_one(tmp_path: Path, ti
     assert ours.read_bytes() == theirs.read_bytes()
     assert [entry["draw_id"] for entry in run.ledger()] == list(range(18))
     assert {entry["fate"] for entry in run.ledger()} <= {"trained", "filtered"}
-
-
-def kill_after_a_checkpoint(run: Run, seconds: float) -> None:
-    """Begin a run, and kill -9 so many seconds after its first checkpoint is there."""
-    process = run.begin()
-    while process.poll() is None and not list((run.path / "checkpoints").glob("step-*/ledger.jsonl")):
-        time.sleep(0.01)
-    time.sleep(seconds)
-    if process.poll() is None:
-        os.kill(process.pid, signal.SIGKILL)
-    process.communicate()

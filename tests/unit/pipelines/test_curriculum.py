@@ -64,10 +64,11 @@ def test_averages_forget_and_what_was_not_played_has_none() -> None:
 
 def test_draws_follow_the_shares_and_depend_on_nothing_else() -> None:
     state = AgenticState(data={}, success_rates={"a": 0.25, "b": 1.0})
-    drawn = [domain_of(config(), state, number) for number in range(4000)]
-    assert drawn == [domain_of(config(), state, number) for number in range(4000)]
+    settings, others = config(), config(seed=1)
+    drawn = [domain_of(settings, state, number) for number in range(4000)]
+    assert drawn[:50] == [domain_of(config(), state, number) for number in range(50)]
     assert Counter(drawn)["a"] / 4000 == pytest.approx(0.75 / 1.35, abs=0.03)
-    assert drawn != [domain_of(config(seed=1), state, number) for number in range(4000)]
+    assert drawn != [domain_of(others, state, number) for number in range(4000)]
 
 
 def test_a_curriculum_that_contradicts_itself_is_refused() -> None:
