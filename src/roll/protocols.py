@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias, TypeVar, runtime_checkable
@@ -213,14 +214,21 @@ class Scorer(Protocol):
         ...
 
 
-@runtime_checkable
-class TrainerGroup(Protocol):
-    """All ranks of a trainer, seen from the controller. `cluster/` has an in-process one and a Ray one."""
+class TrainerGroup(ABC):
+    """All ranks of a trainer, seen from the controller: each method of a `TrainBackend`, which says what it does, as a
+    coroutine. `cluster/` has an in-process one and a Ray one.
+    """
 
     @property
+    @abstractmethod
     def num_ranks(self) -> int: ...
 
-    async def train_step(self, batch: TrainingBatch, loss: LossFn) -> StepResult: ...
+    @abstractmethod
+    async def _call(self, name: str, *arguments: Any, **options: Any) -> Any:
+        """A method of the back-end's, on all ranks; what rank 0 answers."""
+
+    async def train_step(self, batch: TrainingBatch, loss: LossFn) -> StepResult:
+        return await self._call("train_step", batch, loss)
 
     async def forward(
         self,
@@ -230,10 +238,13 @@ class TrainerGroup(Protocol):
         attention: AttentionRange | None = None,
         num_top: int | None = None,
         adapter: bool = True,
-    ) -> Mapping[Output, list[Any]]: ...
+    ) -> Mapping[Output, list[Any]]:
+        return await self._call("forward", batch, outputs, attention=attention, num_top=num_top, adapter=adapter)
 
-    async def measure(self, batch: TrainingBatch, loss: LossFn) -> StepResult: ...
+    async def measure(self, batch: TrainingBatch, loss: LossFn) -> StepResult:
+        return await self._call("measure", batch, loss)
 
+    @abstractmethod
     async def send_weights(
         self, policy_version: int, transport: str, deliver: Callable[[WeightUpdate], Awaitable[None]]
     ) -> Mapping[str, int]:
@@ -242,18 +253,23 @@ class TrainerGroup(Protocol):
         Returns:
             By tensor name, the 64-bit checksum of the bytes that were sent.
         """
-        ...
 
-    async def save(self, path: Path) -> None: ...
+    async def save(self, path: Path) -> None:
+        await self._call("save", path.absolute())
 
-    async def load(self, path: Path) -> None: ...
+    async def load(self, path: Path) -> None:
+        await self._call("load", path.absolute())
 
-    async def export(self, path: Path) -> None: ...
+    async def export(self, path: Path) -> None:
+        await self._call("export", path.absolute())
 
-    async def offload(self, states: Collection[StateKind]) -> None: ...
+    async def offload(self, states: Collection[StateKind]) -> None:
+        await self._call("offload", states)
 
-    async def reload(self, states: Collection[StateKind]) -> None: ...
+    async def reload(self, states: Collection[StateKind]) -> None:
+        await self._call("reload", states)
 
+    @abstractmethod
     async def close(self) -> None: ...
 
 

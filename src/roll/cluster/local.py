@@ -12,10 +12,9 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from roll.cluster.engines import StartedEngines
-from roll.cluster.trainer_calls import TrainerCalls
 from roll.config.training import TRAINERS
 from roll.inference import EngineSpec, build_engine
-from roll.protocols import TrainBackend, WorkerPool
+from roll.protocols import TrainBackend, TrainerGroup, WorkerPool
 from roll.types import WeightUpdate
 
 if TYPE_CHECKING:
@@ -25,8 +24,8 @@ if TYPE_CHECKING:
 __all__ = ["LocalCluster", "LocalTrainerGroup"]
 
 
-class LocalTrainerGroup(TrainerCalls):
-    """A trainer of one rank; implements `TrainerGroup`."""
+class LocalTrainerGroup(TrainerGroup):
+    """A trainer of one rank."""
 
     num_ranks = 1
 

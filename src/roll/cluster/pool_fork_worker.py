@@ -111,9 +111,8 @@ class _Nursery:
         """Of processes that ended by themselves, how; until somebody ends them."""
         self._selector = selectors.DefaultSelector()
 
-    def serve(self) -> None:
+    def serve(self, calls: _Frames) -> None:
         """Until the input ends."""
-        calls = _Frames(sys.stdin.fileno())
         self._selector.register(calls.descriptor, selectors.EVENT_READ, None)
         try:
             while True:
@@ -229,13 +228,12 @@ def main(memory_limit_bytes: int) -> None:
         memory_limit_bytes: of each object's process; beyond it a call meets a `MemoryError`. 0 means no limit.
     """
     replies = begin(0)
-    # Unbuffered: what comes after the first frame is for the selector to see.
-    with os.fdopen(os.dup(0), "rb", buffering=0) as calls:
-        frame = _first(calls)
-    if frame is None:
-        return
+    calls = _Frames(sys.stdin.fileno())
+    while not (frames := calls.read()):  # nothing follows the first one before it is answered
+        if frames is None:
+            return
     try:
-        function, args = pickle.loads(frame)
+        function, args = pickle.loads(frames[0])
         function(*args)
     except Exception as error:
         write_frame(replies, failure(error))
@@ -248,23 +246,7 @@ def main(memory_limit_bytes: int) -> None:
     gc.collect()
     gc.freeze()  # so that memory stays shared with the processes that are forked
     write_frame(replies, STARTED)
-    _Nursery(replies, memory_limit_bytes).serve()
-
-
-def _first(calls: Any) -> bytes | None:
-    """The first frame, and not a byte more."""
-
-    def exactly(count: int) -> bytes | None:
-        held = b""
-        while len(held) < count:
-            data = calls.read(count - len(held))
-            if not data:
-                return None
-            held += data
-        return held
-
-    header = exactly(HEADER.size)
-    return None if header is None else exactly(HEADER.unpack(header)[0])
+    _Nursery(replies, memory_limit_bytes).serve(calls)
 
 
 if __name__ == "__main__":

@@ -19,10 +19,9 @@ import ray
 
 from roll.cluster.actor_log import log_into_the_run
 from roll.cluster.ray_answers import answer
-from roll.cluster.trainer_calls import TrainerCalls
 from roll.config.training import TRAINERS
 from roll.errors import WorkerDiedError
-from roll.protocols import TrainBackend
+from roll.protocols import TrainBackend, TrainerGroup
 from roll.registry import import_object
 from roll.training import TrainerSpec
 from roll.types import TrainingBatch, WeightUpdate
@@ -69,8 +68,8 @@ class TrainerActor:
         self._sender.close()
 
 
-class RayTrainerGroup(TrainerCalls):
-    """All ranks; implements `TrainerGroup`, and `SendSteps` for its weight syncs."""
+class RayTrainerGroup(TrainerGroup):
+    """All ranks; implements `SendSteps` for its weight syncs."""
 
     def __init__(self, actors: Sequence[Any]) -> None:
         self._actors = list(actors)

@@ -1,4 +1,4 @@
-"""Isolated execution of programs that nobody vouches for. See `protocols.py` and docs/security.md.
+"""Isolated execution of programs that nobody vouches for. See docs/security.md.
 
 async with SandboxManager() as sandboxes:
     result = await sandboxes.execute(PythonCode(source="print(input())", stdin=b"1\\n", cpu_s=2.0))
@@ -6,6 +6,7 @@ async with SandboxManager() as sandboxes:
 
 from __future__ import annotations
 
+from roll.sandbox.agent_sandbox import Job, Sandbox, Session
 from roll.sandbox.errors import (
     OversizedUploadError,
     SandboxError,
@@ -14,7 +15,7 @@ from roll.sandbox.errors import (
     UntrustedCodeError,
 )
 from roll.sandbox.manager import SandboxManager
-from roll.sandbox.protocols import Job, Runtime, Sandbox, Session
+from roll.sandbox.runtime import Runtime
 from roll.sandbox.types import (
     Chunk,
     Command,

@@ -15,7 +15,8 @@ from typing import Any, Self
 from roll.sandbox import file_programs
 from roll.sandbox.connection import AgentConnection, AgentJob
 from roll.sandbox.counters import Counters
-from roll.sandbox.errors import OversizedUploadError, SandboxError, SandboxPathError
+from roll.sandbox.errors import SandboxError, SandboxPathError
+from roll.sandbox.requests import check_texts, run_request
 from roll.sandbox.types import (
     Chunk,
     Command,
@@ -29,7 +30,7 @@ from roll.sandbox.types import (
     Snapshot,
 )
 
-__all__ = ["AgentSandbox", "SandboxJob", "ShellSession", "agent_settings"]
+__all__ = ["Job", "Sandbox", "Session"]
 
 SILENCE_S = 10.0
 """How long after a program's time an agent may be silent."""
@@ -37,27 +38,10 @@ FILE_S = 60.0
 _SEVERITY = (Limit.MEMORY, Limit.CPU_TIME, Limit.WALL_TIME, Limit.OUTPUT, Limit.FILE_SIZE, Limit.DISK, Limit.PROCESSES)
 
 
-def agent_settings(spec: SandboxSpec, *, home: str, env: dict[str, str], **flags: Any) -> dict[str, Any]:
-    """What an agent is told first.
+class Job:
+    """A program or a session's command that was started."""
 
-    `flags`: isolated (the files are its own), mount_space (it mounts them, and may make namespaces), own_group (its
-    control group is that of the sandbox), counts_cpu (the host handed it a count of CPU time), filter, bound_processes,
-    bound_address_space, watch_memory.
-    """
-    return {
-        "home": home,
-        "env": env,
-        "limits": dict(vars(spec.limits)),
-        "preload": list(spec.preload),
-        "python_path": list(spec.python_path),
-        **flags,
-    }
-
-
-class SandboxJob:
-    """A started program: see `protocols.Job`."""
-
-    def __init__(self, sandbox: AgentSandbox, job: AgentJob, wall_s: float) -> None:
+    def __init__(self, sandbox: Sandbox, job: AgentJob, wall_s: float) -> None:
         self._sandbox = sandbox
         self._job = job
         self._give_up = asyncio.get_running_loop().call_later(wall_s + SILENCE_S, self._abandon)
@@ -74,10 +58,18 @@ class SandboxJob:
         return self._job.end.done()
 
     def kill(self) -> None:
-        """End it now."""
+        """End it (a session's command: interrupt it) now; `wait` then tells how it ended."""
         self._job.kill()
 
     async def bound(self, *, wall_s: float, cpu_s: float | None) -> float:
+        """New limits of a program, counted from now on.
+
+        Returns:
+            the CPU time in seconds that it, and all that it started, has used so far.
+
+        Raises:
+            SandboxError: the sandbox broke.
+        """
         self._give_up.cancel()
         counted = self._job.bound(wall_s, cpu_s)
         if not self.done():
@@ -86,7 +78,7 @@ class SandboxJob:
         return (await self.wait()).cpu_s if used_s is None else used_s
 
     def write(self, data: bytes) -> None:
-        """More standard input."""
+        """More standard input for an `interactive` program; lost where the program has ended."""
         if data:
             self._job.write(data)
 
@@ -95,11 +87,15 @@ class SandboxJob:
         self._job.write(b"")
 
     def stream(self) -> AsyncIterator[Chunk]:
-        """Its output as it comes."""
+        """Its output as it comes, from the beginning, until it ends."""
         return self._job.stream()
 
     async def wait(self) -> ExecutionResult:
-        """Its end."""
+        """Its end.
+
+        Raises:
+            SandboxError: the sandbox broke.
+        """
         if self._result is None:
             limits: set[Limit] = set()
             try:
@@ -145,8 +141,11 @@ class SandboxJob:
         return not job.done() or job.exception() is not None or bool(job.result().get("closed"))
 
 
-class AgentSandbox:
-    """Implements `protocols.Sandbox`; what goes beyond that is for the manager, which uses it again."""
+class Sandbox:
+    """An isolated file system and the processes in it. Paths are the sandbox's; relative ones are below `home`.
+
+    `async with` closes it at the end. The manager, which uses it again, asks for more than callers do.
+    """
 
     def __init__(
         self,
@@ -200,72 +199,70 @@ class AgentSandbox:
         return self.counted() if self._at_loss is None else await self._at_loss()
 
     async def execute(self, program: Program) -> ExecutionResult:
-        """Run it among what else is in the sandbox."""
+        """Run a program in this sandbox, among what else is in it, and wait for it.
+
+        Raises:
+            SandboxError: the sandbox broke: not the program's doing.
+        """
         return await self._finish(self._start(program))
 
-    async def start_fresh(self, program: Program) -> SandboxJob:
+    async def start_fresh(self, program: Program) -> Job:
         """Start it in namespaces and files of its own, of which nothing remains, or as all there is in this sandbox."""
         return self._start(program, alone=True)
 
-    async def start(self, program: Program) -> SandboxJob:
-        """Start it; what it starts may outlive it."""
+    async def start(self, program: Program) -> Job:
+        """Start a program in this sandbox, beside others; what it starts may outlive it."""
         return self._start(program)
 
-    async def _finish(self, job: SandboxJob) -> ExecutionResult:
+    async def _finish(self, job: Job) -> ExecutionResult:
         try:
             return await job.wait()
         except asyncio.CancelledError:
             job.kill()
             raise
 
-    def _start(self, program: Program, *, alone: bool = False) -> SandboxJob:
-        limits = self.spec.limits
-        wall_s = limits.wall_s if program.wall_s is None else program.wall_s
-        output_bytes = limits.output_bytes if program.output_bytes is None else program.output_bytes
-        request = {
-            "alone": alone,
-            "fresh": alone and self._namespaces,
-            "result": program.result,
-            "interactive": program.interactive,
-            "files": dict(program.files),
-            "env": dict(program.env),
-            "cwd": program.cwd,
-            "wall_s": wall_s,
-            "cpu_s": limits.cpu_s if program.cpu_s is None else program.cpu_s,
-            "output_bytes": output_bytes,
-            "source": program.source if isinstance(program, PythonCode) else None,
-            "argv": list(program.argv),
-        }
-        _check(request)
-        _check_size(program, limits)
-        if not program.interactive:
-            return SandboxJob(self, self._connection.submit("run", request, program.stdin, output_bytes), wall_s)
-        job = SandboxJob(self, self._connection.submit("run", request, b"", output_bytes), wall_s)
-        job.write(program.stdin)
+    def _start(self, program: Program, *, alone: bool = False) -> Job:
+        request = run_request(program, self.spec.limits, alone=alone, fresh=alone and self._namespaces)
+        stdin = b"" if program.interactive else program.stdin
+        job = Job(self, self._connection.submit("run", request, stdin, request["output_bytes"]), request["wall_s"])
+        if program.interactive:
+            job.write(program.stdin)
         return job
 
-    async def session(self, *, env: dict[str, str] | None = None, cwd: str | None = None) -> ShellSession:
-        """Open a shell."""
+    async def session(self, *, env: dict[str, str] | None = None, cwd: str | None = None) -> Session:
+        """Open a shell; a sandbox can have several."""
         request = {"env": dict(env or {}), "cwd": cwd}
-        _check(request)
-        job = SandboxJob(self, self._connection.submit("shell", request, b"", 0), SILENCE_S)
+        check_texts(request)
+        job = Job(self, self._connection.submit("shell", request, b"", 0), SILENCE_S)
         result = await job.wait()
         if job.closed_session:
             raise SandboxError(f"bash did not start in the sandbox (exit code {result.exit_code}); is it there?")
-        return ShellSession(self, self._connection, job._job.channel)
+        return Session(self, self._connection, job._job.channel)
 
     async def read_file(self, path: str, *, max_bytes: int = 2**26) -> bytes:
+        """Content of a regular file.
+
+        Raises:
+            SandboxPathError: there is none, it cannot be read, or it is larger than `max_bytes`.
+        """
         return await self._file_program(file_programs.READ, (path, str(max_bytes)), output_bytes=max_bytes + 1)
 
     async def write_file(self, path: str, data: bytes, *, mode: int = 0o644) -> None:
+        """Create or replace a file, and the directories above it.
+
+        Raises:
+            SandboxPathError: it cannot be written, for example because the disk is full.
+        """
         await self._file_program(file_programs.WRITE, (path, str(mode)), stdin=data)
 
     async def snapshot(self) -> Snapshot:
+        """The files in home and /tmp as they are now."""
         most = 2 * self.spec.limits.disk_bytes + 4096 * self.spec.limits.max_files
         archive = await self._file_program(file_programs.SAVE, self._places, output_bytes=most)
         return Snapshot(archive=archive)
 
     async def restore(self, snapshot: Snapshot) -> None:
+        """Replace home and /tmp. Running processes are not touched."""
         await self._file_program(file_programs.LOAD, self._places, stdin=snapshot.archive)
 
     async def _file_program(
@@ -300,56 +297,30 @@ class AgentSandbox:
         await asyncio.shield(self._ended)
 
 
-def _check(request: dict[str, Any]) -> None:
-    """Zero bytes cannot be in arguments, variables and paths.
+class Session:
+    """A shell that keeps its directory, variables, functions and jobs between commands."""
 
-    Raises:
-        ValueError: there is one.
-    """
-    texts = [*request.get("argv", ()), *request["env"], *request["env"].values(), *request.get("files", ())]
-    texts += [request["cwd"]] if request["cwd"] else []
-    for text in texts:
-        if "\0" in text:
-            raise ValueError(f"a zero byte in {text[:80]!r}: arguments, variables and paths cannot have one.")
-
-
-def _check_size(program: Program, limits: Limits) -> None:
-    """What a program brings along must fit into its sandbox.
-
-    Raises:
-        OversizedUploadError: it does not.
-    """
-    files = sum(map(len, program.files.values()))
-    source = len(program.source) if isinstance(program, PythonCode) else 0
-    for what, size, most in (
-        ("files", files, limits.disk_bytes),
-        ("standard input and source", len(program.stdin) + source, limits.memory_bytes // 4),
-    ):
-        if size > most:
-            raise OversizedUploadError(
-                f"the {what} of a program have {size:,} bytes, and its sandbox takes {most:,}: raise the limit "
-                f"({'disk_bytes' if what == 'files' else 'memory_bytes; input may fill a quarter of it'}) or send less."
-            )
-
-
-class ShellSession:
-    """See `protocols.Session`."""
-
-    def __init__(self, sandbox: AgentSandbox, connection: AgentConnection, channel: int) -> None:
+    def __init__(self, sandbox: Sandbox, connection: AgentConnection, channel: int) -> None:
         self._sandbox = sandbox
         self._connection = connection
         self._channel = channel
         self._lock = asyncio.Lock()
-        self._last: SandboxJob | None = None
+        self._last: Job | None = None
         self._closed = False
 
     @property
     def closed(self) -> bool:
-        """Whether the shell has ended."""
+        """Whether the shell has ended: `exit`, or a command that could not be interrupted."""
         return self._closed or self._connection.lost
 
     async def run(self, command: str, *, wall_s: float | None = None) -> ExecutionResult:
-        """Run a command and wait for it."""
+        """Run a command (any bash text) and wait for it.
+
+        A command that takes longer than `wall_s` is interrupted: outcome `wall_time`; the session goes on.
+
+        Raises:
+            SandboxError: the sandbox broke, or the session had ended before.
+        """
         job = await self.start(command, wall_s=wall_s)
         try:
             result = await job.wait()
@@ -359,8 +330,8 @@ class ShellSession:
         self._closed = self._closed or job.closed_session
         return result
 
-    async def start(self, command: str, *, wall_s: float | None = None) -> SandboxJob:
-        """Start a command; the session's next one waits for it."""
+    async def start(self, command: str, *, wall_s: float | None = None) -> Job:
+        """Start a command and stream its output; the next one waits for its end."""
         if "\0" in command:
             raise ValueError("a zero byte in a command: bash cannot read it.")
         async with self._lock:
@@ -373,10 +344,10 @@ class ShellSession:
             wall_s = limits.wall_s if wall_s is None else wall_s
             request = {"command": command, "wall_s": wall_s, "output_bytes": limits.output_bytes}
             job = self._connection.again(self._channel, "line", request, limits.output_bytes)
-            self._last = SandboxJob(self._sandbox, job, wall_s)
+            self._last = Job(self._sandbox, job, wall_s)
             return self._last
 
-    async def background(self, command: str, *, wall_s: float | None = None) -> SandboxJob:
+    async def background(self, command: str, *, wall_s: float | None = None) -> Job:
         """Start a command beside the session, in its directory and with its exported variables."""
         state = await self.run('builtin export -p; builtin printf "cd %q\\n" "$PWD"')
         text = state.stdout.decode("utf-8", "surrogateescape")

@@ -22,10 +22,11 @@ from pathlib import Path
 from typing import IO, Any
 
 from roll.sandbox.agent_code import AGENT_READER, agent_bytecode, zygote_bytecode
-from roll.sandbox.agent_sandbox import AgentSandbox, agent_settings
+from roll.sandbox.agent_sandbox import Sandbox
 from roll.sandbox.connection import AgentConnection
 from roll.sandbox.counters import Counters
 from roll.sandbox.errors import SandboxError, SandboxUnavailableError
+from roll.sandbox.requests import agent_settings
 from roll.sandbox.seccomp import SUPPORTED, seccomp_filter
 from roll.sandbox.spawner import SpawnerClient
 from roll.sandbox.system_plan import HOME, Plan, bwrap_arguments, environment, interpreter, system_plan
@@ -63,7 +64,7 @@ INSTALL = "Install it (Debian, Ubuntu: apt-get install bubblewrap; Fedora: dnf i
 
 
 class BubblewrapRuntime:
-    """See the module and `protocols.Runtime`.
+    """See the module and `runtime.Runtime`.
 
     Args:
         zygote: whether sandboxes may be forks of a zygote where that works; otherwise bwrap starts each.
@@ -149,7 +150,7 @@ class BubblewrapRuntime:
             self._zygote = False
             await self._try()
 
-    async def launch(self, spec: SandboxSpec) -> AgentSandbox:
+    async def launch(self, spec: SandboxSpec) -> Sandbox:
         """Start a sandbox."""
         spawner = self._spawner
         if spawner is None or self._complaints is None:
@@ -174,7 +175,7 @@ class BubblewrapRuntime:
         connection = AgentConnection(lambda: self._why_lost(spec))
         loop = asyncio.get_running_loop()
         await loop.create_unix_connection(lambda: connection, sock=child.socket)
-        return AgentSandbox(
+        return Sandbox(
             spec,
             settings,
             connection,

@@ -26,10 +26,11 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from roll.sandbox.agent_code import agent_source
-from roll.sandbox.agent_sandbox import AgentSandbox, agent_settings
+from roll.sandbox.agent_sandbox import Sandbox
 from roll.sandbox.connection import AgentConnection
 from roll.sandbox.counters import Counters
 from roll.sandbox.errors import SandboxError, SandboxUnavailableError
+from roll.sandbox.requests import agent_settings
 from roll.sandbox.seccomp import SUPPORTED, seccomp_filter
 from roll.sandbox.system_plan import HOME
 from roll.sandbox.types import Limit, SandboxSpec
@@ -53,7 +54,7 @@ _USER = "1000:1000"
 
 
 class DockerRuntime:
-    """See the module and `protocols.Runtime`."""
+    """See the module and `runtime.Runtime`."""
 
     name = "docker"
     fresh_programs = False
@@ -62,7 +63,7 @@ class DockerRuntime:
         self._default_image = default_image
         self._client: DockerClient | None = None
         self._label = uuid.uuid4().hex
-        self._sandboxes: set[AgentSandbox] = set()
+        self._sandboxes: set[Sandbox] = set()
         self._filter = b""
 
     async def start(self) -> None:
@@ -75,7 +76,7 @@ class DockerRuntime:
             else:
                 _log.warning("there is no system-call filter for '%s': the engine's own is the only one", machine)
 
-    async def launch(self, spec: SandboxSpec) -> AgentSandbox:
+    async def launch(self, spec: SandboxSpec) -> Sandbox:
         """Start a container.
 
         Raises:
@@ -120,7 +121,7 @@ class DockerRuntime:
         )
         connection = _DockerConnection(lambda: "the container ended unexpectedly")
         await loop.create_connection(lambda: connection, sock=line)
-        sandbox = AgentSandbox(
+        sandbox = Sandbox(
             spec, settings, connection, destroy=destroy, ended=ended, counters=Counters(), at_loss=at_loss
         )
         self._sandboxes.add(sandbox)

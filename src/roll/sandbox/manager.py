@@ -19,9 +19,9 @@ from contextlib import asynccontextmanager
 from types import TracebackType
 
 from roll.registry import Registry
-from roll.sandbox.agent_sandbox import AgentSandbox
+from roll.sandbox.agent_sandbox import Job, Sandbox
 from roll.sandbox.errors import SandboxError
-from roll.sandbox.protocols import Job, Runtime, Sandbox
+from roll.sandbox.runtime import Runtime
 from roll.sandbox.types import ExecutionResult, Outcome, Program, SandboxSpec, Snapshot
 
 __all__ = ["RUNS_PER_SANDBOX", "RUNTIMES", "SandboxManager"]
@@ -64,7 +64,7 @@ class SandboxManager:
         self._spec = spec or SandboxSpec()
         self._warm = (os.cpu_count() or 1) if warm is None else warm
         self._places = asyncio.Semaphore(max_sandboxes)
-        self._idle: defaultdict[SandboxSpec, list[tuple[AgentSandbox, int]]] = defaultdict(list)
+        self._idle: defaultdict[SandboxSpec, list[tuple[Sandbox, int]]] = defaultdict(list)
         self._starting: Counter[SandboxSpec] = Counter()
         self._tasks: set[asyncio.Task[None]] = set()
         self._counts: Counter[str] = Counter()
@@ -160,7 +160,7 @@ class SandboxManager:
                 raise
         return sandbox
 
-    async def _take(self, spec: SandboxSpec, *, fresh: bool) -> tuple[AgentSandbox, int]:
+    async def _take(self, spec: SandboxSpec, *, fresh: bool) -> tuple[Sandbox, int]:
         """An idle sandbox (unused, if `fresh`), or a new one."""
         if not self._open:
             raise SandboxError("the sandbox manager was not started, or is closed")
@@ -172,7 +172,7 @@ class SandboxManager:
                 return idle.pop(index)
         return await self._launch(spec), 0
 
-    async def _launch(self, spec: SandboxSpec) -> AgentSandbox:
+    async def _launch(self, spec: SandboxSpec) -> Sandbox:
         for attempt in range(LAUNCH_ATTEMPTS):
             try:
                 sandbox = await self.runtime.launch(spec)

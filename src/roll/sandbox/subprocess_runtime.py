@@ -17,10 +17,11 @@ import tempfile
 from typing import Any
 
 from roll.sandbox.agent_code import agent_source
-from roll.sandbox.agent_sandbox import AgentSandbox, agent_settings
+from roll.sandbox.agent_sandbox import Sandbox
 from roll.sandbox.connection import AgentConnection
 from roll.sandbox.counters import Counters
 from roll.sandbox.errors import SandboxError, UntrustedCodeError
+from roll.sandbox.requests import agent_settings
 from roll.sandbox.system_plan import interpreter
 from roll.sandbox.types import SandboxSpec
 
@@ -30,19 +31,19 @@ _PREFIX = "roll-unsafe-sandbox-"
 
 
 class SubprocessRuntime:
-    """See the module and `protocols.Runtime`."""
+    """See the module and `runtime.Runtime`."""
 
     name = "subprocess"
     fresh_programs = False
 
     def __init__(self) -> None:
         self._watching: set[asyncio.Task[None]] = set()
-        self._sandboxes: set[AgentSandbox] = set()
+        self._sandboxes: set[Sandbox] = set()
 
     async def start(self) -> None:
         """It works everywhere."""
 
-    async def launch(self, spec: SandboxSpec) -> AgentSandbox:
+    async def launch(self, spec: SandboxSpec) -> Sandbox:
         """Start an agent in a directory of its own.
 
         Raises:
@@ -88,7 +89,7 @@ class SubprocessRuntime:
         )
         connection = AgentConnection(lambda: "the agent ended unexpectedly")
         await asyncio.get_running_loop().create_unix_connection(lambda: connection, sock=ours)
-        sandbox = AgentSandbox(spec, settings, connection, destroy=lambda: None, ended=ended, counters=Counters())
+        sandbox = Sandbox(spec, settings, connection, destroy=lambda: None, ended=ended, counters=Counters())
         self._sandboxes.add(sandbox)
         sandbox.on_close(lambda: self._sandboxes.discard(sandbox))
         return sandbox

@@ -15,13 +15,12 @@ import json
 import statistics
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from roll.config.algorithm import AlgorithmConfig
+from roll.config.document import dump
 from roll.config.inference import InferenceConfig
 from roll.config.load import load_run_config
 from roll.config.rollout import RolloutConfig
@@ -73,16 +72,14 @@ class _Step:
 
 def measured_device(base: Device, made_of: Model, tensor_parallel: int, fit: EngineFit) -> Device:
     """A device whose engine steps are those of a fit."""
-    return replace(
-        base,
-        measured=Measured(
-            model=made_of.name,
-            tensor_parallel=tensor_parallel,
-            curve=fit.curve,
-            prefill_token_s=fit.prefill_token_s,
-            context_token_s=fit.context_token_s,
-        ),
+    measured = Measured(
+        model=made_of.name,
+        tensor_parallel=tensor_parallel,
+        curve=fit.curve,
+        prefill_token_s=fit.prefill_token_s,
+        context_token_s=fit.context_token_s,
     )
+    return base.model_copy(update={"measured": measured})
 
 
 def calibrate(run_path: str | Path, *, base: str = "cpu") -> Calibration:
@@ -208,13 +205,14 @@ def _with_trainer(found: Device, made_of: Model, steps: Sequence[_Step]) -> tupl
     """The device with the trainer's efficiency (least squares through 0) and its syncs; the trainer's mean error."""
     if not steps or not any(step.train_s for step in steps):
         return found, 0.0
-    full = replace(found, training_efficiency=1.0)
+    full = found.model_copy(update={"training_efficiency": 1.0})
     ideal = [train_s(made_of, full, 1, step.num_tokens, step.mean_length, passes=PASSES) for step in steps]
     inverse = sum(i * s.train_s for i, s in zip(ideal, steps, strict=True)) / sum(i * i for i in ideal)
     errors = [abs(i * inverse / s.train_s - 1) for i, s in zip(ideal, steps, strict=True) if s.train_s]
     moved = made_of.weight_bytes / found.link_bandwidth
     sync = max(0.0, statistics.median(step.sync_s for step in steps) - moved)
-    return replace(found, training_efficiency=1 / inverse, sync_overhead_s=sync), statistics.fmean(errors)
+    update = {"training_efficiency": 1 / inverse, "sync_overhead_s": sync}
+    return found.model_copy(update=update), statistics.fmean(errors)
 
 
 # ---- writing
@@ -236,20 +234,12 @@ def _write(
     paths = {name: target / name for name in ("device.yaml", "model.yaml", "workload.yaml", *lines)}
     for name, values in lines.items():
         paths[name].write_text("\n".join(map(str, values)) + "\n", encoding="utf-8")
-    described = _without_name(asdict(found))
-    if found.measured is not None:  # YAML knows lists, and no tuples
-        described["measured"] = asdict(found.measured) | {"curve": [list(point) for point in found.measured.curve]}
-    sizes = _without_name(asdict(made_of))
     paths["model.yaml"] = target / f"{made_of.name}.yaml"
-    paths["model.yaml"].write_text(yaml.safe_dump(sizes, sort_keys=False), encoding="utf-8")
-    paths["device.yaml"].write_text(yaml.safe_dump(described, sort_keys=False), encoding="utf-8")
+    paths["model.yaml"].write_text(dump(made_of.model_dump(mode="json", exclude={"name"})), encoding="utf-8")
+    paths["device.yaml"].write_text(dump(found.model_dump(mode="json", exclude={"name"})), encoding="utf-8")
     workload = _workload(config, paths, rollouts, len(steps))
-    paths["workload.yaml"].write_text(yaml.safe_dump(workload, sort_keys=False), encoding="utf-8")
+    paths["workload.yaml"].write_text(dump(workload), encoding="utf-8")
     return tuple(paths.values())
-
-
-def _without_name(values: dict[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in values.items() if key != "name"}
 
 
 def _workload(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Collection, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
-from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -156,7 +155,7 @@ class SimulatedTrainer:
         self._num_devices = config.placement.num_training
         self._model = model
         given = config.training.efficiency
-        self._device = device if given is None else replace(device, training_efficiency=given)
+        self._device = device if given is None else device.model_copy(update={"training_efficiency": given})
         self._workload = workload
 
     def duration_s(self, step: int, lengths: Sequence[int]) -> float:

@@ -114,7 +114,11 @@ def test_a_device_that_was_measured_with_another_model_is_refused() -> None:
 def test_a_malformed_measurement_is_refused(tmp_path: Path) -> None:
     values = yaml.safe_load((Path(device.__code__.co_filename).parent / "devices.yaml").read_text())["cpu"]
     measured = {"model": "toy", "tensor_parallel": 1, "prefill_token_s": 0, "context_token_s": 0}
-    for curve, what in [([[4, 0.1], [2, 0.2]], "ascending"), ([], "ascending"), ([[1]], "not what")]:
+    for curve, what in [
+        ([[4, 0.1], [2, 0.2]], "ascending"),
+        ([], "ascending"),
+        ([[1]], "missing key 'measured.curve.0.1'"),
+    ]:
         path = tmp_path / "mine.yaml"
         path.write_text(yaml.safe_dump(values | {"measured": measured | {"curve": curve}}))
         with pytest.raises(ConfigError, match=what):

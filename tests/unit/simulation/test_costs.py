@@ -96,7 +96,7 @@ def test_the_devices_and_models_of_the_issue_are_there() -> None:
 
 
 def test_a_device_of_ones_own(tmp_path: Path) -> None:
-    fields = {name: getattr(CHIP, name) for name in Device.__slots__ if name not in {"name", "measured"}}
+    fields = CHIP.model_dump(exclude={"name", "measured"})
     path = tmp_path / "chip.yaml"
     path.write_text("\n".join(f"{key}: {value}" for key, value in fields.items()))
     assert device(str(path)) == CHIP
@@ -105,12 +105,12 @@ def test_a_device_of_ones_own(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("flops: 1", "lacks 'memory_bandwidth'"),
-        ("flps: 1", "unknown key 'flps'. Did you mean 'flops'"),
-        ("flops: fast", "'flops' is 'fast', not a number"),
-        ("flops: 0", "'flops' is 0"),
-        ("- 1", "not a mapping"),
-        ("a: [", "cannot be read"),
+        ("flops: 1", "missing key 'memory_bandwidth'"),
+        ("flps: 1", "unknown key 'flps'.*Did you mean 'flops'"),
+        ("flops: fast", "'flops'.*:1. must be a number > 0, got 'fast'"),
+        ("flops: 0", "'flops'.*:1. must be a number > 0, got 0"),
+        ("- 1", "expected keys and values"),
+        ("a: [", "not valid YAML"),
     ],
 )
 def test_a_device_file_with_a_mistake_says_which(tmp_path: Path, text: str, message: str) -> None:

@@ -3,43 +3,37 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from roll.envs.tools.base import Tool, ToolError
-from roll.envs.tools.sandboxes import Runtime, SandboxLease
+from roll.envs.tools.sandboxes import SandboxLease, SandboxOptions
 from roll.sandbox import ExecutionResult, Limits, Outcome, OversizedUploadError, PythonCode
 
 __all__ = ["PythonTool", "said"]
 
 
-class PythonTool:
+@dataclass(eq=False)
+class PythonTool(SandboxOptions):
     """A `ToolSource` of the tool `python`.
 
     Args:
         time_limit_s: of one program.
         memory_bytes: of one program, its files included.
         only_last_error_line: tell of an exception its last line alone, without the trace.
-        runtime: see `SandboxLease`.
-        trust_programs: see `SandboxLease`.
-        image: see `SandboxLease`.
     """
 
-    def __init__(
-        self,
-        time_limit_s: float = 5.0,
-        memory_bytes: int = 512 * 2**20,
-        only_last_error_line: bool = False,
-        runtime: Runtime = "bubblewrap",
-        trust_programs: bool = False,
-        image: str | None = None,
-    ) -> None:
-        limits = Limits(wall_s=time_limit_s, memory_bytes=memory_bytes, output_bytes=2**16)
-        self._lease = SandboxLease(runtime, trust_programs, image, limits)
-        self._only_last_line = only_last_error_line
+    time_limit_s: float = 5.0
+    memory_bytes: int = 512 * 2**20
+    only_last_error_line: bool = False
+
+    def __post_init__(self) -> None:
+        limits = Limits(wall_s=self.time_limit_s, memory_bytes=self.memory_bytes, output_bytes=2**16)
+        self._lease = SandboxLease(self, limits)
 
     async def open(self) -> Sequence[Tool]:
         """See `ToolSource`."""
-        return (_Python(self._lease, self._only_last_line),)
+        return (_Python(self._lease, self.only_last_error_line),)
 
     async def close(self) -> None:
         """See `ToolSource`."""

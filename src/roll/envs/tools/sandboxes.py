@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import weakref
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
@@ -10,7 +11,7 @@ from typing import Any, Literal, TypeAlias
 from roll.errors import ConfigError
 from roll.sandbox import Limits, SandboxManager, SandboxSpec
 
-__all__ = ["Runtime", "SandboxLease"]
+__all__ = ["Runtime", "SandboxLease", "SandboxOptions"]
 
 Runtime: TypeAlias = Literal["bubblewrap", "docker", "subprocess"]
 
@@ -25,38 +26,46 @@ class _Shared:
 _SHARED: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, dict[str, _Shared]] = weakref.WeakKeyDictionary()
 
 
-class SandboxLease:
-    """One user's part in them: the first user starts the manager, the last one to leave closes it.
+@dataclass(kw_only=True, eq=False)
+class SandboxOptions:
+    """What whoever runs a model's programs can be told of its sandboxes; a field is an argument.
 
     Args:
         runtime: what isolates. `subprocess` isolates nothing.
         trust_programs: must be true for `subprocess`, where programs may do all that the user may.
         image: of the runtime `docker`.
+    """
+
+    runtime: Runtime = "bubblewrap"
+    trust_programs: bool = False
+    image: str | None = None
+
+
+class SandboxLease:
+    """One user's part in them: the first user starts the manager, the last one to leave closes it.
+
+    Args:
+        options: how they isolate.
         limits: of each sandbox.
     """
 
-    def __init__(
-        self,
-        runtime: Runtime = "bubblewrap",
-        trust_programs: bool = False,
-        image: str | None = None,
-        limits: Limits | None = None,
-    ) -> None:
-        if runtime == "subprocess" and not trust_programs:
+    def __init__(self, options: SandboxOptions, limits: Limits) -> None:
+        if options.runtime == "subprocess" and not options.trust_programs:
             raise ConfigError(
                 "the sandbox runtime 'subprocess' isolates nothing: programs that a model writes could read and delete "
                 "your files. Use bubblewrap or docker, or set trust_programs to true."
             )
-        trust: Literal["trusted", "untrusted"] = "trusted" if trust_programs else "untrusted"
-        self.spec = SandboxSpec(limits=limits or Limits(), trust=trust, image=image, pool="environments")
+        trust: Literal["trusted", "untrusted"] = "trusted" if options.trust_programs else "untrusted"
+        self.spec = SandboxSpec(limits=limits, trust=trust, image=options.image, pool="environments")
         """What to ask the manager for."""
-        self._runtime = runtime
+        self._runtime = options.runtime
         self._shared: _Shared | None = None
 
     def __deepcopy__(self, memo: dict[int, Any]) -> SandboxLease:
         """A copy has a part of its own: what is open is not copied."""
-        spec = self.spec
-        return SandboxLease(self._runtime, spec.trust == "trusted", spec.image, spec.limits)
+        twin = copy.copy(self)
+        twin._shared = None
+        return twin
 
     async def manager(self) -> SandboxManager:
         """The manager, started; the same one until `release`.

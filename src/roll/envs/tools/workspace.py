@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from roll.envs.tools.base import Tool, ToolError
 from roll.envs.tools.python import said
-from roll.envs.tools.sandboxes import Runtime, SandboxLease
+from roll.envs.tools.sandboxes import SandboxLease, SandboxOptions
 from roll.sandbox import ExecutionResult, Limits, Outcome, Sandbox, SandboxPathError, Session
 
 __all__ = ["Workspace", "WorkspaceTools"]
@@ -15,25 +16,18 @@ __all__ = ["Workspace", "WorkspaceTools"]
 _MOST_FILE_BYTES = 2**18
 
 
-class Workspace:
+@dataclass(eq=False)
+class Workspace(SandboxOptions):
     """One sandbox with a shell that keeps its directory and variables; fresh with every `begin`.
 
     Args:
         time_limit_s: of one command; a longer one is interrupted.
-        runtime: see `SandboxLease`.
-        trust_programs: see `SandboxLease`.
-        image: see `SandboxLease`.
     """
 
-    def __init__(
-        self,
-        time_limit_s: float = 10.0,
-        runtime: Runtime = "bubblewrap",
-        trust_programs: bool = False,
-        image: str | None = None,
-    ) -> None:
-        self._time_limit_s = time_limit_s
-        self._lease = SandboxLease(runtime, trust_programs, image, Limits(wall_s=time_limit_s, output_bytes=2**18))
+    time_limit_s: float = 10.0
+
+    def __post_init__(self) -> None:
+        self._lease = SandboxLease(self, Limits(wall_s=self.time_limit_s, output_bytes=2**18))
         self._sandbox: Sandbox | None = None
         self._session: Session | None = None
 
@@ -59,7 +53,7 @@ class Workspace:
             raise ToolError("a command holds no zero bytes")
         if self._session is None or self._session.closed:
             self._session = await self.sandbox.session(cwd=self.sandbox.home)
-        return await self._session.run(command, wall_s=self._time_limit_s)
+        return await self._session.run(command, wall_s=self.time_limit_s)
 
     async def _drop(self) -> None:
         sandbox, self._sandbox, self._session = self._sandbox, None, None

@@ -6,13 +6,14 @@ The cases' inputs are in the sandbox with the program, the results that are expe
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from random import Random
 from typing import Any
 
-from roll.envs.tools.sandboxes import Runtime, SandboxLease
-from roll.envs.worlds.world import FORMAT_ERROR, Begun, Stepped, World
+from roll.envs.base import Started, Stepped
+from roll.envs.tools.sandboxes import SandboxLease, SandboxOptions
+from roll.envs.worlds.world import FORMAT_ERROR, World, chosen
 from roll.sandbox import Limits, OversizedUploadError, PythonCode
 
 __all__ = ["TASKS", "CodeQuestion", "CodeTask", "program_in"]
@@ -164,44 +165,31 @@ TASKS: Mapping[str, Callable[[Random], CodeTask]] = {
 }
 
 
-class CodeQuestion(World):
+@dataclass(eq=False)
+class CodeQuestion(World, SandboxOptions):
     """Write a function `solve`: 1 where all hidden cases come out right, else 0; −0.1 without a program.
 
     Args:
         num_cases: hidden cases.
         tasks: from `TASKS`; all without.
         time_limit_s: of all cases together.
-        runtime: what isolates: see `SandboxLease`.
-        trust_programs: see `SandboxLease`.
-        image: of the runtime `docker`.
     """
 
-    def __init__(
-        self,
-        num_cases: int = 10,
-        tasks: tuple[str, ...] | list[str] | None = None,
-        time_limit_s: float = 5.0,
-        runtime: Runtime = "bubblewrap",
-        trust_programs: bool = False,
-        image: str | None = None,
-    ) -> None:
-        sandbox = {"runtime": runtime, "trust_programs": trust_programs, "image": image}
-        super().__init__(num_cases=num_cases, tasks=tasks, time_limit_s=time_limit_s, **sandbox)
-        self._tasks = tuple(tasks or TASKS)
-        if unknown := set(self._tasks) - set(TASKS):
-            raise ValueError(f"tasks {sorted(unknown)} are unknown: there are {list(TASKS)}")
-        if num_cases < 1:
-            raise ValueError(f"num_cases is at least 1, got {num_cases}")
-        self._num_cases = num_cases
-        self._lease = SandboxLease(runtime, trust_programs, image, Limits(wall_s=time_limit_s, output_bytes=2**18))
-        self._task: CodeTask
-        self._cases: list[tuple[Any, ...]] = []
+    num_cases: int = 10
+    tasks: Collection[str] | None = None
+    time_limit_s: float = 5.0
 
-    def reset(self, seed: int | None = None) -> Begun:
+    def __post_init__(self) -> None:
+        self._tasks = chosen("tasks", self.tasks, TASKS)
+        if self.num_cases < 1:
+            raise ValueError(f"num_cases is at least 1, got {self.num_cases}")
+        self._lease = SandboxLease(self, Limits(wall_s=self.time_limit_s, output_bytes=2**18))
+
+    def reset(self, seed: int | None = None) -> Started:
         """See `Env`."""
         self.begin(seed)
         self._task = task = TASKS[self.random.choice(self._tasks)](self.random)
-        shown, *self._cases = [task.case(self.random) for _ in range(self._num_cases + 1)]
+        shown, *self._cases = [task.case(self.random) for _ in range(self.num_cases + 1)]
         example = f"solve({', '.join(map(repr, shown))}) is {task.reference(*shown)!r}"
         text = f"Write a Python function solve({task.arguments}) that returns {task.text}. For example, {example}."
         return f"{text} Answer with the program in a ```python block.", {"state": text}

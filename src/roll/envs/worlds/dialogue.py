@@ -8,9 +8,11 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from roll.envs.worlds.world import FORMAT_ERROR, Stepped, World
+from roll.envs.base import Stepped
+from roll.envs.worlds.world import FORMAT_ERROR, World
 from roll.registry import load_function
 
 __all__ = ["SLOTS", "Booking", "User"]
@@ -34,6 +36,7 @@ _LONGEST_MESSAGE = 4_000
 BOOK = "book("
 
 
+@dataclass(eq=False)
 class Booking(World):
     """The assistant asks what it needs, then writes `book(food=thai, day=friday, …)`: the share of what was wanted.
 
@@ -46,30 +49,29 @@ class Booking(World):
         max_turns: after which the episode is cut off.
     """
 
-    def __init__(
-        self, num_wishes: int = 4, num_told: int = 1, user: str | User = "script", max_turns: int = 10
-    ) -> None:
-        super().__init__(num_wishes=num_wishes, num_told=num_told, user=user, max_turns=max_turns)
-        if not 2 <= num_wishes <= len(SLOTS) or not 0 <= num_told <= num_wishes or max_turns < 1:
+    num_wishes: int = 4
+    num_told: int = 1
+    user: str | User = "script"
+    max_turns: int = 10
+
+    def __post_init__(self) -> None:
+        wishes, told = self.num_wishes, self.num_told
+        if not 2 <= wishes <= len(SLOTS) or not 0 <= told <= wishes or self.max_turns < 1:
             raise ValueError(
                 f"num_wishes is from 2 to {len(SLOTS)}, num_told from 0 to num_wishes, max_turns at least 1; "
-                f"got {num_wishes}, {num_told} and {max_turns}"
+                f"got {wishes}, {told} and {self.max_turns}"
             )
-        self._num_wishes, self._num_told, self._max_turns = num_wishes, num_told, max_turns
+        user = self.user
         if user != "script" and isinstance(user, str):
             user = load_function(user, "simulated user")
         self._user: User | None = None if isinstance(user, str) else user
-        self._wishes: dict[str, str] = {}
-        self._told: set[str] = set()
-        self._messages: list[dict[str, str]] = []
-        self._turn = 0
 
     def reset(self, seed: int | None = None) -> Any:
         """See `Env`; a coroutine where the user is an async function."""
         self.begin(seed)
-        names = self.random.sample(list(SLOTS), self._num_wishes)
+        names = self.random.sample(list(SLOTS), self.num_wishes)
         self._wishes = {name: self.random.choice(SLOTS[name][0]) for name in names}
-        self._told = set(names[: self._num_told])
+        self._told = set(names[: self.num_told])
         self._turn = 0
         wishes = ", ".join(f"{name}: {value}" for name, value in self._wishes.items())
         persona = (
@@ -81,7 +83,7 @@ class Booking(World):
         self._messages.append({"role": "assistant", "content": opening})
         known = ", ".join(SLOTS)
         text = (
-            f"You book tables. A user may care for {self._num_wishes} of: {known}. Ask what you need, then answer with "
+            f"You book tables. A user may care for {self.num_wishes} of: {known}. Ask what you need, then answer with "
             f"book(name=value, ...).\nUser: {opening}"
         )
         return text, self._info()
@@ -109,7 +111,7 @@ class Booking(World):
     def _answered(self, words: object) -> Stepped:
         text = str(words)[:_LONGEST_MESSAGE]
         self._messages.append({"role": "assistant", "content": text})
-        return f"User: {text}", 0.0, False, self._turn >= self._max_turns, self._info()
+        return f"User: {text}", 0.0, False, self._turn >= self.max_turns, self._info()
 
     def _scripted(self, action: str) -> str:
         """Whatever is asked for; by the first two things at most, as people answer."""

@@ -6,10 +6,13 @@ examine R · look · inventory
 
 from __future__ import annotations
 
+from collections.abc import Collection
+from dataclasses import dataclass
 from typing import Any
 
+from roll.envs.base import Started, Stepped
 from roll.envs.worlds.house import HOLDERS, KINDS, TASKS, House, Task, furnished
-from roll.envs.worlds.world import FORMAT_ERROR, Begun, Stepped, World
+from roll.envs.worlds.world import FORMAT_ERROR, World, chosen
 
 __all__ = ["Household"]
 
@@ -18,6 +21,7 @@ _TOOLS = {"clean": "sinkbasin", "heat": "microwave", "cool": "fridge"}
 _DONE = {"clean": "clean", "heat": "hot", "cool": "cold"}
 
 
+@dataclass(eq=False)
 class Household(World):
     """Reward 1 when the task is done, and no other; −0.1 for a command that cannot be carried out now.
 
@@ -28,18 +32,15 @@ class Household(World):
         max_turns: after which the episode is cut off.
     """
 
-    def __init__(self, tasks: tuple[str, ...] | list[str] | None = None, max_turns: int = 50) -> None:
-        super().__init__(tasks=tasks, max_turns=max_turns)
-        self._tasks = tuple(tasks or TASKS)
-        if unknown := set(self._tasks) - set(TASKS):
-            raise ValueError(f"tasks {sorted(unknown)} are unknown: there are {list(TASKS)}")
-        if max_turns < 1:
-            raise ValueError(f"max_turns is at least 1, got {max_turns}")
-        self._max_turns, self._turn = max_turns, 0
-        self._house: House
-        self._task: Task
+    tasks: Collection[str] | None = None
+    max_turns: int = 50
 
-    def reset(self, seed: int | None = None) -> Begun:
+    def __post_init__(self) -> None:
+        self._tasks = chosen("tasks", self.tasks, TASKS)
+        if self.max_turns < 1:
+            raise ValueError(f"max_turns is at least 1, got {self.max_turns}")
+
+    def reset(self, seed: int | None = None) -> Started:
         """See `Env`."""
         self.begin(seed)
         self._house, self._task = furnished(self.random, self.random.choice(self._tasks))
@@ -59,7 +60,7 @@ class Household(World):
             observation, reward = self._house.carried_out(command), 0.0
         done = self._task.done(self._house)
         reward = 1.0 if done else reward
-        return observation, reward, done, not done and self._turn >= self._max_turns, self._info()
+        return observation, reward, done, not done and self._turn >= self.max_turns, self._info()
 
     def _info(self) -> dict[str, Any]:
         house = self._house

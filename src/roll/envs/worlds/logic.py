@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from random import Random
 from typing import Any
 
-from roll.envs.worlds.world import FORMAT_ERROR, Begun, Stepped, World, final_answer
+from roll.envs.base import Started, Stepped
+from roll.envs.worlds.world import FORMAT_ERROR, World, final_answer
 
 __all__ = ["RuleTaker", "derived"]
 
@@ -41,6 +42,7 @@ def derived(facts: set[str], rules: tuple[_Rule, ...]) -> dict[str, int]:
         depth |= dict.fromkeys(new, level)
 
 
+@dataclass(eq=False)
 class RuleTaker(World):
     r"""Answer `\boxed{True}` or `\boxed{False}`: 1 where it is right, 0 where it is wrong, −0.1 for anything else.
 
@@ -50,30 +52,32 @@ class RuleTaker(World):
         num_distractors: rules that are there besides.
     """
 
-    def __init__(self, depth: int = 2, num_people: int = 3, num_distractors: int = 4) -> None:
-        super().__init__(depth=depth, num_people=num_people, num_distractors=num_distractors)
-        if not 0 <= depth <= 5 or not 1 <= num_people <= len(NAMES) or not 0 <= num_distractors <= 20:
+    depth: int = 2
+    num_people: int = 3
+    num_distractors: int = 4
+
+    def __post_init__(self) -> None:
+        depth, people, distractors = self.depth, self.num_people, self.num_distractors
+        if not 0 <= depth <= 5 or not 1 <= people <= len(NAMES) or not 0 <= distractors <= 20:
             raise ValueError(
                 f"depth is from 0 to 5, num_people from 1 to {len(NAMES)}, num_distractors from 0 to 20; "
-                f"got {depth}, {num_people} and {num_distractors}"
+                f"got {depth}, {people} and {distractors}"
             )
-        self._depth, self._num_people, self._num_distractors = depth, num_people, num_distractors
-        self._truth = True
 
-    def reset(self, seed: int | None = None) -> Begun:
+    def reset(self, seed: int | None = None) -> Started:
         """See `Env`."""
         self.begin(seed)
         random = self.random
-        person, *others = random.sample(NAMES, self._num_people)
-        chain = random.sample(TRAITS, self._depth + 1)
+        person, *others = random.sample(NAMES, self.num_people)
+        chain = random.sample(TRAITS, self.depth + 1)
         spare = [trait for trait in TRAITS if trait not in chain]
         extra = random.sample(spare[:8], 2)  # what the asked person also is; nothing leads from it to the chain
         never = spare[8:]  # what nobody is, and no rule gives
-        rules = [_Rule(_needs(random, chain[n], extra), chain[n + 1]) for n in range(self._depth)]
-        for _ in range(self._num_distractors):
+        rules = [_Rule(_needs(random, chain[n], extra), chain[n + 1]) for n in range(self.depth)]
+        for _ in range(self.num_distractors):
             rules.append(_Rule((random.choice(never), random.choice(TRAITS)), random.choice(spare[:8])))
         facts = {person: {chain[0], *extra}} | {
-            other: set(random.sample([*chain[1:], *spare[:8]], 2)) if self._depth else set(random.sample(spare[:8], 2))
+            other: set(random.sample([*chain[1:], *spare[:8]], 2)) if self.depth else set(random.sample(spare[:8], 2))
             for other in others
         }
         random.shuffle(rules)

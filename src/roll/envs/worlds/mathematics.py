@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
 from fractions import Fraction
 from random import Random
 from typing import Any
 
-from roll.envs.worlds.world import FORMAT_ERROR, Begun, Stepped, World, final_answer
+from roll.envs.base import Started, Stepped
+from roll.envs.worlds.world import FORMAT_ERROR, World, chosen, final_answer
 
 __all__ = ["KINDS", "MathQuestion", "number_in"]
 
@@ -98,6 +100,7 @@ KINDS: Mapping[str, Callable[[Random, int], tuple[str, Fraction]]] = {
 }
 
 
+@dataclass(eq=False)
 class MathQuestion(World):
     r"""One question, one answer in `\boxed{}`: 1 where it is right, 0 where it is wrong, −0.1 without a number.
 
@@ -106,19 +109,18 @@ class MathQuestion(World):
         kinds: of questions, from `KINDS`; all without.
     """
 
-    def __init__(self, level: int = 1, kinds: tuple[str, ...] | list[str] | None = None) -> None:
-        super().__init__(level=level, kinds=kinds)
-        if not 1 <= level <= 4:
-            raise ValueError(f"level is from 1 to 4, got {level}")
-        self._level, self._kinds = level, tuple(kinds or KINDS)
-        if unknown := set(self._kinds) - set(KINDS):
-            raise ValueError(f"kinds {sorted(unknown)} are unknown: there are {list(KINDS)}")
-        self._answer = Fraction(0)
+    level: int = 1
+    kinds: Collection[str] | None = None
 
-    def reset(self, seed: int | None = None) -> Begun:
+    def __post_init__(self) -> None:
+        if not 1 <= self.level <= 4:
+            raise ValueError(f"level is from 1 to 4, got {self.level}")
+        self._kinds = chosen("kinds", self.kinds, KINDS)
+
+    def reset(self, seed: int | None = None) -> Started:
         """See `Env`."""
         self.begin(seed)
-        question, self._answer = KINDS[self.random.choice(self._kinds)](self.random, self._level)
+        question, self._answer = KINDS[self.random.choice(self._kinds)](self.random, self.level)
         return f"{question} Put your answer into \\boxed{{}}.", {"state": question}
 
     def step(self, action: str) -> Stepped:

@@ -14,9 +14,10 @@ from dataclasses import dataclass
 from random import Random
 from typing import Any
 
+from roll.envs.base import Started, Stepped
 from roll.envs.tools.environment import ToolEnv
 from roll.envs.tools.search import BM25, Passage, Search
-from roll.envs.worlds.world import FORMAT_ERROR, Begun, Stepped, World, final_answer, same_text
+from roll.envs.worlds.world import FORMAT_ERROR, World, final_answer, same_text
 
 __all__ = ["MultiHop", "corpus", "multi_hop"]
 
@@ -113,6 +114,7 @@ def corpus() -> _Corpus:
     return _Corpus(passages, facts, BM25(passages))
 
 
+@dataclass(eq=False)
 class MultiHop(World):
     r"""One question, one answer in `\boxed{}`, scored as question answering is: equal but for case and punctuation.
 
@@ -120,19 +122,17 @@ class MultiHop(World):
         hops: documents that it takes, 2 or 3.
     """
 
-    def __init__(self, hops: int = 2) -> None:
-        super().__init__(hops=hops)
-        if hops not in _CHAINS:
-            raise ValueError(f"hops is 2 or 3, got {hops}")
-        self._hops = hops
-        self._answer, self._start = "", ""
-        self._chain: tuple[str, ...] = ()
+    hops: int = 2
 
-    def reset(self, seed: int | None = None) -> Begun:
+    def __post_init__(self) -> None:
+        if self.hops not in _CHAINS:
+            raise ValueError(f"hops is 2 or 3, got {self.hops}")
+
+    def reset(self, seed: int | None = None) -> Started:
         """See `Env`."""
         self.begin(seed)
         facts = corpus().facts
-        self._chain = self.random.choice(_CHAINS[self._hops])
+        self._chain = self.random.choice(_CHAINS[self.hops])
         self._start = thing = self.random.choice([name for relation, name in facts if relation == self._chain[0]])
         words = thing
         for relation in self._chain:

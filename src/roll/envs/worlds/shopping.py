@@ -9,8 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from roll.envs.base import Started, Stepped
 from roll.envs.worlds.catalogue import Product, catalogue, index
-from roll.envs.worlds.world import FORMAT_ERROR, Begun, Stepped, World
+from roll.envs.worlds.world import FORMAT_ERROR, World
 
 __all__ = ["Goal", "Shopping", "purchase_reward"]
 
@@ -64,6 +65,7 @@ class _Page:
     chosen: dict[str, str] = field(default_factory=dict)
 
 
+@dataclass(eq=False)
 class Shopping(World):
     """The reward comes with the purchase, from 0 to 1; −0.1 for an action that the page does not have.
 
@@ -71,15 +73,13 @@ class Shopping(World):
         max_turns: after which the episode is cut off.
     """
 
-    def __init__(self, max_turns: int = 15) -> None:
-        super().__init__(max_turns=max_turns)
-        if max_turns < 1:
-            raise ValueError(f"max_turns is at least 1, got {max_turns}")
-        self._max_turns, self._turn = max_turns, 0
-        self._page = _Page()
-        self._goal: Goal
+    max_turns: int = 15
 
-    def reset(self, seed: int | None = None) -> Begun:
+    def __post_init__(self) -> None:
+        if self.max_turns < 1:
+            raise ValueError(f"max_turns is at least 1, got {self.max_turns}")
+
+    def reset(self, seed: int | None = None) -> Started:
         """See `Env`."""
         self.begin(seed)
         random = self.random
@@ -94,7 +94,7 @@ class Shopping(World):
     def step(self, action: str) -> Stepped:
         """See `Env`."""
         self._turn += 1
-        cut_off = self._turn >= self._max_turns
+        cut_off = self._turn >= self.max_turns
         command, what = _read(action)
         offered = self._clickable()
         if command == "search" and not self._searchable():

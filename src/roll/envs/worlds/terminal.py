@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+from dataclasses import dataclass
 from random import Random
 from typing import Any, Self
 
+from roll.envs.base import Started, Stepped
 from roll.envs.tools.base import ToolError
 from roll.envs.tools.python import said
-from roll.envs.tools.sandboxes import Runtime
+from roll.envs.tools.sandboxes import SandboxOptions
 from roll.envs.tools.toolbox import cut
 from roll.envs.tools.workspace import Workspace
-from roll.envs.worlds.terminal_tasks import FAMILIES, Check, Task
-from roll.envs.worlds.world import FORMAT_ERROR, Begun, Stepped, World
+from roll.envs.worlds.terminal_tasks import FAMILIES, Check
+from roll.envs.worlds.world import FORMAT_ERROR, World, chosen
 from roll.errors import UnsupportedError
 from roll.sandbox import Command, SandboxPathError
 
@@ -22,7 +25,8 @@ _LONGEST_COMMAND = 20_000
 _FENCES = ("```bash\n", "```sh\n", "```\n")
 
 
-class Terminal(World):
+@dataclass(eq=False)
+class Terminal(World, SandboxOptions):
     """Each action is bash text, in a fenced block or bare; `submit` ends the episode. Reward 1 where all checks hold.
 
     An episode that runs out of turns is judged as it stands. An empty action costs −0.1.
@@ -32,36 +36,22 @@ class Terminal(World):
         max_turns: after which the episode is cut off.
         max_output_chars: a longer output loses its middle.
         time_limit_s: of one command; a longer one is interrupted.
-        runtime: what isolates: see `SandboxLease`.
-        trust_programs: see `SandboxLease`.
-        image: of the runtime `docker`.
     """
 
-    def __init__(
-        self,
-        families: tuple[str, ...] | list[str] | None = None,
-        max_turns: int = 15,
-        max_output_chars: int = 4_000,
-        time_limit_s: float = 10.0,
-        runtime: Runtime = "bubblewrap",
-        trust_programs: bool = False,
-        image: str | None = None,
-    ) -> None:
-        sandbox = {"runtime": runtime, "trust_programs": trust_programs, "image": image}
-        limits = {"max_turns": max_turns, "max_output_chars": max_output_chars, "time_limit_s": time_limit_s}
-        super().__init__(families=families, **limits, **sandbox)
-        self._families = tuple(families or FAMILIES)
-        if unknown := set(self._families) - set(FAMILIES):
-            raise ValueError(f"families {sorted(unknown)} are unknown: there are {list(FAMILIES)}")
-        if max_turns < 1:
-            raise ValueError(f"max_turns is at least 1, got {max_turns}")
-        self._max_turns, self._max_chars, self._turn = max_turns, max_output_chars, 0
-        self._workspace = Workspace(time_limit_s, runtime, trust_programs, image)
-        self._family = ""
-        self._commands: list[str] = []
-        self._task: Task
+    families: Collection[str] | None = None
+    max_turns: int = 15
+    max_output_chars: int = 4_000
+    time_limit_s: float = 10.0
 
-    async def reset(self, seed: int | None = None) -> Begun:
+    def __post_init__(self) -> None:
+        self._families = chosen("families", self.families, FAMILIES)
+        if self.max_turns < 1:
+            raise ValueError(f"max_turns is at least 1, got {self.max_turns}")
+        self._workspace = Workspace(
+            self.time_limit_s, runtime=self.runtime, trust_programs=self.trust_programs, image=self.image
+        )
+
+    async def reset(self, seed: int | None = None) -> Started:
         """See `Env`.
 
         Raises:
@@ -88,7 +78,7 @@ class Terminal(World):
         """
         self._turn += 1
         command = command_in(action)
-        last = self._turn >= self._max_turns
+        last = self._turn >= self.max_turns
         if command == SUBMIT:
             return await self._judged("Submitted.", submitted=True)
         self._commands.append(command)
@@ -98,7 +88,7 @@ class Terminal(World):
         else:
             try:
                 result = await self._workspace.run(command)
-                observation = cut(said(result), self._max_chars) or "(It printed nothing.)"
+                observation = cut(said(result), self.max_output_chars) or "(It printed nothing.)"
             except ToolError as error:
                 reward, observation = FORMAT_ERROR, str(error)
         if last:

@@ -9,11 +9,13 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable
+from dataclasses import dataclass
 from random import Random
 from typing import Any, TypeAlias
 
+from roll.envs.base import Started, Stepped
 from roll.envs.worlds.board_games import GAMES, Game
-from roll.envs.worlds.world import FORMAT_ERROR, Begun, Stepped, World, final_answer
+from roll.envs.worlds.world import FORMAT_ERROR, World, final_answer
 from roll.errors import ConfigError
 from roll.registry import load_function, nearest
 
@@ -71,6 +73,7 @@ class Match:
         return f"{seat} {self._game.seen(seat)}"
 
 
+@dataclass(eq=False)
 class TwoPlayer(World):
     """One seat of a `Match`: 1 for a win, 0 for a draw, −1 for a loss (Kuhn poker: half the chips), −0.1 for no move.
 
@@ -81,22 +84,19 @@ class TwoPlayer(World):
         max_turns: after which the episode is cut off.
     """
 
-    def __init__(
-        self,
-        game: str = "tic_tac_toe",
-        opponent: str | Opponent = "random",
-        seat: int | None = None,
-        max_turns: int = 20,
-    ) -> None:
-        super().__init__(game=game, opponent=opponent, seat=seat, max_turns=max_turns)
-        if seat not in (0, 1, None) or max_turns < 1:
-            raise ValueError(f"seat is 0, 1 or nothing and max_turns at least 1, got {seat} and {max_turns}")
-        self._name, self._seat_wish, self._max_turns = game, seat, max_turns
-        self._opponent = load_function(opponent, "opponent") if _is_path(opponent) else opponent
+    game: str = "tic_tac_toe"
+    opponent: str | Opponent = "random"
+    seat: int | None = None
+    max_turns: int = 20
+
+    def __post_init__(self) -> None:
+        if self.seat not in (0, 1, None) or self.max_turns < 1:
+            raise ValueError(f"seat is 0, 1 or nothing and max_turns at least 1, got {self.seat} and {self.max_turns}")
+        given = self.opponent
+        self._opponent = load_function(given, "opponent") if isinstance(given, str) and ":" in given else given
         if isinstance(self._opponent, str) and self._opponent not in ("random", "expert"):
-            raise ValueError(f"opponent is 'random', 'expert', a function or 'file.py:function', got '{opponent}'")
-        self._match = Match(game, 0)
-        self._seat, self._turn = 0, 0
+            raise ValueError(f"opponent is 'random', 'expert', a function or 'file.py:function', got '{given}'")
+        self._match = Match(self.game, 0)
 
     @functools.cached_property
     def _waits(self) -> bool:
@@ -105,8 +105,8 @@ class TwoPlayer(World):
     def reset(self, seed: int | None = None) -> Any:
         """See `Env`; a coroutine where the opponent is an async function."""
         self.begin(seed)
-        self._match = Match(self._name, self.random.randrange(2**31))
-        self._seat = self.random.randrange(2) if self._seat_wish is None else self._seat_wish
+        self._match = Match(self.game, self.random.randrange(2**31))
+        self._seat = self.random.randrange(2) if self.seat is None else self.seat
         self._turn = 0
         return self._begun_late() if self._waits else self._begun(self._answered())
 
@@ -117,13 +117,13 @@ class TwoPlayer(World):
             return self._stepped(FORMAT_ERROR, "That is no move.\n")
         return self._stepped_late() if self._waits else self._stepped(0.0, self._answered())
 
-    async def _begun_late(self) -> Begun:
+    async def _begun_late(self) -> Started:
         return self._begun(await self._answered_late())
 
     async def _stepped_late(self) -> Stepped:
         return self._stepped(0.0, await self._answered_late())
 
-    def _begun(self, note: str) -> Begun:
+    def _begun(self, note: str) -> Started:
         return note + self._match.observe(self._seat), self._info()
 
     def _stepped(self, reward: float, note: str) -> Stepped:
@@ -131,7 +131,7 @@ class TwoPlayer(World):
         observation = note + match.observe(self._seat)
         if match.rewards is not None:
             return observation, match.rewards[self._seat], True, False, self._info()
-        return observation, reward, False, self._turn >= self._max_turns, self._info()
+        return observation, reward, False, self._turn >= self.max_turns, self._info()
 
     def _answered(self) -> str:
         """The opponent's moves until it is our turn, and a note where it gave none."""
@@ -176,7 +176,3 @@ class TwoPlayer(World):
     def solution(self) -> str:
         """An expert's next move."""
         return f"\\boxed{{{self._match.best()}}}"
-
-
-def _is_path(opponent: object) -> bool:
-    return isinstance(opponent, str) and ":" in opponent

@@ -3,31 +3,28 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Collection
+from dataclasses import dataclass, field, replace
 from random import Random
-from typing import Any, Self, TypeAlias
+from typing import Any, Self
 
-__all__ = ["FORMAT_ERROR", "Begun", "Stepped", "World", "final_answer", "same_text"]
-
-Begun: TypeAlias = tuple[str, dict[str, Any]]
-Stepped: TypeAlias = tuple[str, float, bool, bool, dict[str, Any]]
+__all__ = ["FORMAT_ERROR", "World", "chosen", "final_answer", "same_text"]
 
 FORMAT_ERROR = -0.1
 """Reward of an action that cannot be read, as in GEM's games; 1 is success, 0 anything else."""
 _LONGEST_ANSWER = 1_000
 
 
+@dataclass(eq=False)
 class World:
     """Seeded and alone: no environment here reads a clock, a file or the process's random numbers.
 
-    Args:
-        options: what it was made with, for `spawn`.
+    A field is an argument, as in the games.
     """
 
-    def __init__(self, **options: Any) -> None:
-        self.options = options
-        self.random = Random(0)
-        self.chance = Random(0)
-        """For random actions alone: drawing one changes no episode."""
+    random: Random = field(default_factory=lambda: Random(0), init=False, repr=False)
+    chance: Random = field(default_factory=lambda: Random(0), init=False, repr=False)
+    """For random actions alone: drawing one changes no episode."""
 
     def begin(self, seed: int | None) -> None:
         """A new episode's random numbers; without a seed, some that follow from the episodes before."""
@@ -43,7 +40,18 @@ class World:
         """Another one, where wanted with other options, or in this one's state."""
         if same_state and not options:
             return copy.deepcopy(self)
-        return type(self)(**{**self.options, **options})
+        return replace(self, **options)
+
+
+def chosen(what: str, names: Collection[str] | None, known: Collection[str]) -> tuple[str, ...]:
+    """The names that an argument has; all that are known where it has none.
+
+    Raises:
+        ValueError: one is unknown.
+    """
+    if unknown := set(names or ()) - set(known):
+        raise ValueError(f"{what} {sorted(unknown)} are unknown: there are {list(known)}")
+    return tuple(names or known)
 
 
 def final_answer(text: str) -> str | None:

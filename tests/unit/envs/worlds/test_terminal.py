@@ -105,8 +105,8 @@ async def test_an_episode_is_judged_where_its_turns_end_and_hostile_commands_har
 
 def test_another_one_is_spawned_fresh_and_never_in_the_same_state() -> None:
     env = Terminal(families=["count_files"], max_turns=3).spawn(max_turns=5)
-    assert env.options["families"] == ["count_files"]
-    assert env.options["max_turns"] == 5
+    assert env.families == ["count_files"]
+    assert env.max_turns == 5
     with pytest.raises(UnsupportedError, match="same state"):
         env.spawn(same_state=True)
 
