@@ -79,7 +79,7 @@ RECIPES = (
 def figures(recipe: Shown, paths: list[Path], needed: list[Path]) -> dict[str, Any]:
     """What the seeds of a recipe show."""
     courses = [course(path, recipe.metric) for path in paths]
-    found = {
+    found: dict[str, Any] = {
         "seeds": len(paths),
         "before": [points[0][1] for points in courses],
         "after": [points[-1][1] for points in courses],

@@ -128,6 +128,7 @@ def opened(draw: PromptDraw, begun: Begun, renderer: Renderer, plan: EpisodePlan
         DataError: not even a part of it leaves room, or the template has no place for tools.
     """
     assert draw.prompt.environment is not None
+    opening = draw.prompt.environment.opening
     observation, info = begun
     if tools := tuple(info.get("tools", ())):
         draw = replace(draw, prompt=replace(draw.prompt, tools=tools))
@@ -136,7 +137,6 @@ def opened(draw: PromptDraw, begun: Begun, renderer: Renderer, plan: EpisodePlan
                 "the chat template of this model does not show tools: choose another tool_calls.form, such as xml or "
                 "json."
             )
-    opening = draw.prompt.environment.opening
     limit = len(observation) if plan.max_context is None else CHARS_PER_TOKEN * plan.max_context
     while True:
         (said,) = shortened([{"role": "user", "content": observation}], limit)

@@ -32,6 +32,8 @@ class FunctionTool:
             raise ConfigError(f"tool '{self.name}' has no docstring: say in it, for the model, what the function does.")
         self._function, self._options = function, dict(options)
         self.parameters: Mapping[str, Any] = self._schema()
+        waits = inspect.iscoroutinefunction(function)
+        self.call: Callable[[Mapping[str, Any]], Any] = self._call_later if waits else self._call
 
     def _schema(self) -> dict[str, Any]:
         try:
@@ -56,11 +58,6 @@ class FunctionTool:
         for entry in schema["properties"].values() if fields else ():
             entry.pop("title", None)
         return {"type": "object", "properties": {}, **{key: schema[key] for key in schema if key != "title"}}
-
-    @property
-    def call(self) -> Callable[[Mapping[str, Any]], Any]:
-        """See `Tool`; a coroutine function where the function is one."""
-        return self._call_later if inspect.iscoroutinefunction(self._function) else self._call
 
     def _call(self, arguments: Mapping[str, Any], /) -> str:
         return str(self._function(**arguments, **self._options))
