@@ -101,6 +101,10 @@ class EquippedEnv:
             place = f"environment '{self.name}': its tools do not {what}"
             raise InfraError(f"{place}: {type(error).__name__}: {error}") from error
 
+    async def check(self) -> None:
+        """See `ToolEnv.check_tools`."""
+        await self._call("work", self.tools.check_tools())
+
     def counts(self) -> dict[str, int]:
         """Of the episode: `tool_use_counter` and the others of `ToolEnv`."""
         return self.tools.counts

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from roll.cluster.pool import LocalWorkerPool
 from roll.config.data import DataConfig, EnvironmentData
 from roll.config.sandbox import SandboxConfig
+from roll.envs.equipping import EquippedEnv
 from roll.envs.hosting import Begun, EnvHosts
 from roll.envs.places import open_hosts
 from roll.errors import DataError, InfraError
@@ -43,6 +44,8 @@ async def _first_observation(hosts: EnvHosts, entry: EnvironmentData) -> Begun:
     try:
         async with hosts.open(settings) as env:
             observation, info = await env.reset(settings.seed)
+            if isinstance(env, EquippedEnv):
+                await env.check()
     except InfraError as error:
         raise DataError(f"{error}. So its first episode does not begin; `roll env check` says more.") from error
     if not observation.strip():

@@ -131,6 +131,17 @@ class ToolEnv:
         env = self.env.spawn(same_state=same_state, **options)
         return ToolEnv(env, self._tools, explain=self._explain, **arguments, **self._limits)  # type: ignore[arg-type]
 
+    async def check_tools(self) -> None:
+        """Try, after a `reset`, what tools need that only a call would show: those with a coroutine `check` have it.
+
+        Raises:
+            InfraError: a tool cannot be used.
+        """
+        for tool in self._toolbox.tools:
+            check = getattr(tool, "check", None)
+            if check is not None:
+                await check()
+
     @property
     def counts(self) -> dict[str, int]:
         """Of this episode so far, by the names that they have in `info`."""

@@ -22,7 +22,8 @@ from roll.envs.places import open_hosts
 from roll.envs.server import environment_server
 from roll.envs.tools import Tool, ToolError, build_tools
 from roll.envs.tools.function import FunctionTool
-from roll.errors import ConfigError, DataError, InfraError
+from roll.errors import ConfigError, DataError, InfraError, UserError
+from roll.pipelines.environments import first_observations
 from roll.rollout.episode import EpisodePlan, play
 from roll.types import GenerationRequest, PromptDraw, Rollout, SamplingParams
 from tests.worlds.episodes import Engine, check_exact
@@ -119,6 +120,21 @@ async def test_an_environment_has_tools_wherever_it_runs(host: str) -> None:
         found = hosts.metrics()
         assert found["env/math:Generated-v0-easy/tool_uses"] == 2
         assert found["env/math:Generated-v0-easy/tool_error_share"] == 0.5
+
+
+async def test_before_a_run_what_tools_need_is_missed(tmp_path: Path) -> None:
+    for tool, message in [
+        (
+            {"tool": "http_search", "url": "http://127.0.0.1:9/retrieve"},
+            r"search server http://127\.0\.0\.1:9/retrieve",
+        ),
+        ({"tool": "search", "folder": str(tmp_path)}, r"has no \.txt or \.md files"),
+        (f"{tmp_path}/own.py:lookup", "there is no file"),
+    ]:
+        with pytest.raises(UserError, match=message):
+            await first_observations([entry(tools=[tool])], SandboxConfig())
+    begun = await first_observations([entry(tools=["calculator"])], SandboxConfig())
+    assert "<calculator>" in begun["environment"][0]
 
 
 OWN = """
