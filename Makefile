@@ -9,7 +9,7 @@ CODE := src tests tools benchmarks
 OFFLINE := HF_HUB_OFFLINE=1 VLLM_NO_USAGE_STATS=1 DO_NOT_TRACK=1 RAY_USAGE_STATS_ENABLED=0
 
 .DEFAULT_GOAL := help
-.PHONY: help setup quickstart example-code example-reasoning test test-all explore chaos lint format bench-step bench-sft gallery-post-training bench-parts bench-algorithms bench-rewards fuzz-rewards sweep bench-async bench-scheduler bench-policies bench-calibration mutation-scheduler bench-simulator simulate-paper sweep-multi-turn bench-sandbox bench-agentic docs clean
+.PHONY: help setup quickstart example-code example-reasoning test test-all explore chaos lint format bench-step bench-sft gallery-post-training bench-parts bench-algorithms bench-rewards fuzz-rewards sweep bench-async bench-scheduler bench-policies bench-calibration mutation-scheduler bench-simulator simulate-paper sweep-multi-turn bench-sandbox bench-agentic agentic-demo docs clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-18s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -103,6 +103,9 @@ bench-sandbox: setup ## sandboxes: start to first output, programs per second, m
 bench-agentic: setup ## acting over many turns: training on rewritten histories, beside one sample per turn
 	@$(PY) benchmarks/bench_agentic.py $(ARGS)
 	@$(PY) benchmarks/bench_agentic_scheduling.py
+
+agentic-demo: setup ## what agentic runs learn in three environments, three seeds: table and curves (hours)
+	@$(PY) benchmarks/agentic_demo.py $(ARGS)
 
 docs: setup ## build the documentation into site/
 	@$(INSTALL) -r requirements/docs.txt

@@ -10,113 +10,80 @@ gallery may be made in parts.
 
 from __future__ import annotations
 
-import argparse
-import json
 import statistics
-import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from _gallery import Recipe, arguments_for, course, draw, run_of, train_seconds, write_page
 from _report import ROOT, report
 
 PAGE = ROOT / "docs" / "benchmarks" / "post_training.md"
 CURVES = ROOT / "docs" / "benchmarks" / "post_training.png"
-ROLL = [sys.executable, "-c", "from roll.cli import main; main()"]
-BEGIN, END = "<!-- gallery begins -->", "<!-- gallery ends -->"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Recipe:
+class Shown(Recipe):
     """One example, and what it has to show."""
 
-    name: str
-    example: str
     metric: str
     """Of the held-out measurements."""
     aim: float
     """For the last of them."""
-    needs: str | None = None
-    """A recipe whose run it begins with."""
-    where: tuple[str, ...] = ()
-    """The keys that name that run."""
     most_share: float | None = None
-    """Of the training time of that run."""
+    """Of the training time of the run that it begins with."""
     rises: str | None = None
     """A held-out measurement that has to end above where it began."""
 
 
+QUICKSTART = Shown(name="quickstart", example="quickstart.yaml", metric="eval/accuracy", aim=0.9)
+SFT = Shown(name="sft", example="sft.yaml", metric="eval/accuracy", aim=0.9)
+REWARD_MODEL = Shown(name="reward_model", example="reward_model.yaml", metric="eval/accuracy", aim=0.95)
 RECIPES = (
-    Recipe(name="quickstart", example="quickstart.yaml", metric="eval/accuracy", aim=0.9),
-    Recipe(name="sft", example="sft.yaml", metric="eval/accuracy", aim=0.9),
-    Recipe(name="preference", example="preference.yaml", metric="eval/accuracy", aim=0.8, rises="eval/margin"),
-    Recipe(name="reward_model", example="reward_model.yaml", metric="eval/accuracy", aim=0.95),
-    Recipe(
+    QUICKSTART,
+    SFT,
+    Shown(name="preference", example="preference.yaml", metric="eval/accuracy", aim=0.8, rises="eval/margin"),
+    REWARD_MODEL,
+    Shown(
         name="rlhf",
         example="rlhf.yaml",
         metric="eval/facts/reward/says_a_number",  # the rule that only the pairs were made by
         aim=0.7,
-        needs="reward_model",
+        needs=REWARD_MODEL,
         where=("data.0.reward.0.path",),
     ),
-    Recipe(
+    Shown(
         name="distill",
         example="distill.yaml",
         metric="eval/accuracy",
         aim=0.9,
-        needs="quickstart",
+        needs=QUICKSTART,
         where=("teacher",),
         most_share=0.5,
     ),
-    Recipe(
+    Shown(
         name="distill_offline",
         example="distill_offline.yaml",
         metric="eval/accuracy",
         aim=0.8,
-        needs="sft",
+        needs=SFT,
         where=("teacher",),
     ),
-    Recipe(name="preference_online", example="preference_online.yaml", metric="eval/accuracy", aim=0.5),
-    Recipe(name="rejection_sampling", example="rejection_sampling.yaml", metric="eval/accuracy", aim=0.9),
+    Shown(name="preference_online", example="preference_online.yaml", metric="eval/accuracy", aim=0.5),
+    Shown(name="rejection_sampling", example="rejection_sampling.yaml", metric="eval/accuracy", aim=0.9),
 )
 
 
-def run_of(recipe: Recipe, seed: int, directory: Path) -> Path:
-    """Train a recipe with a seed, unless that was done; returns the run's directory."""
-    name = f"{recipe.name}-{seed}"
-    path = directory / name
-    if (path / "summary.json").exists():
-        return path
-    changes = [f"name={name}", f"seed={seed}", f"output_dir={directory}", "tracking.console=plain"]
-    if recipe.needs is not None:
-        needed = run_of(next(r for r in RECIPES if r.name == recipe.needs), seed, directory)
-        changes += [f"{key}={needed}" for key in recipe.where]
-    command = [*ROLL, "train", str(ROOT / "examples" / recipe.example), *changes]
-    if (path / "config.yaml").exists():  # it was cut off
-        command = [*ROLL, "resume", str(path)]
-    print(f"{name} …", file=sys.stderr, flush=True)
-    with (directory / f"{name}.log").open("a") as log:
-        subprocess.run(command, check=True, cwd=ROOT, stdout=log, stderr=subprocess.STDOUT)
-    return path
-
-
-def course(path: Path, metric: str) -> list[tuple[int, float]]:
-    """Step and value of every held-out measurement."""
-    rows = map(json.loads, (path / "metrics.jsonl").read_text().splitlines())
-    return [(row["step"], row[metric]) for row in rows if row["kind"] == "evaluation" and metric in row]
-
-
-def figures(recipe: Recipe, paths: list[Path], needed: list[Path]) -> dict[str, Any]:
+def figures(recipe: Shown, paths: list[Path], needed: list[Path]) -> dict[str, Any]:
     """What the seeds of a recipe show."""
-    summaries = [json.loads((path / "summary.json").read_text()) for path in paths]
     courses = [course(path, recipe.metric) for path in paths]
-    found = {
+    found: dict[str, Any] = {
         "seeds": len(paths),
         "before": [points[0][1] for points in courses],
         "after": [points[-1][1] for points in courses],
-        "train_s": [summary["train_s"] for summary in summaries],
+        "train_s": [train_seconds(path) for path in paths],
         "aim": recipe.aim,
         "met": all(points[-1][1] >= recipe.aim for points in courses),
         "courses": courses,
@@ -126,7 +93,7 @@ def figures(recipe: Recipe, paths: list[Path], needed: list[Path]) -> dict[str, 
         found["rises"] = [(points[0][1], points[-1][1]) for points in ways]
         found["met"] = found["met"] and all(last > first for first, last in found["rises"])
     if recipe.most_share is not None:
-        others = [json.loads((path / "summary.json").read_text())["train_s"] for path in needed]
+        others = [train_seconds(path) for path in needed]
         found["share_of_time"] = [mine / other for mine, other in zip(found["train_s"], others, strict=True)]
         found["met"] = found["met"] and max(found["share_of_time"]) <= recipe.most_share
     return found
@@ -146,42 +113,16 @@ def rows(gallery: dict[str, dict[str, Any]]) -> Iterator[str]:
         )
 
 
-def draw(gallery: dict[str, dict[str, Any]]) -> None:
-    """Every recipe's held-out curve, a line for each seed."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(3.2 * len(gallery), 3), dpi=120, layout="constrained")
-    for place, (name, found) in enumerate(gallery.items()):
-        axes = figure.add_subplot(1, len(gallery), place + 1)
-        for points in found["courses"]:
-            axes.plot(*zip(*points, strict=True), marker="o", markersize=3)
-        axes.axhline(found["aim"], color="#999999", linestyle=":", linewidth=1)
-        axes.set_title(name, fontsize=10)
-        axes.set_ylim(0, 1.05)
-        axes.set_xlabel("step")
-    FigureCanvasAgg(figure).print_png(str(CURVES))
-
-
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--only", default=",".join(recipe.name for recipe in RECIPES), help="recipes, by comma")
-    parser.add_argument("--directory", type=Path, default=ROOT / "runs" / "gallery")
-    arguments = parser.parse_args()
-    arguments.directory.mkdir(parents=True, exist_ok=True)
+    arguments = arguments_for(__doc__, RECIPES, ROOT / "runs" / "gallery")
     gallery: dict[str, dict[str, Any]] = {}
     for recipe in (recipe for recipe in RECIPES if recipe.name in arguments.only.split(",")):
         paths = [run_of(recipe, seed, arguments.directory) for seed in range(arguments.seeds)]
-        needed = [arguments.directory / f"{recipe.needs}-{seed}" for seed in range(arguments.seeds)]
-        gallery[recipe.name] = figures(recipe, paths, needed if recipe.needs else [])
+        needed = [run_of(recipe.needs, seed, arguments.directory) for seed in range(arguments.seeds) if recipe.needs]
+        gallery[recipe.name] = figures(recipe, paths, needed)
         print("\n".join(rows(gallery)), file=sys.stderr, flush=True)
-    table = "\n".join([BEGIN, "", *rows(gallery), "", f"![curves]({CURVES.name})", "", END])
-    text = PAGE.read_text() if PAGE.exists() else f"# Post-training\n\n{BEGIN}\n{END}\n"
-    if BEGIN not in text:
-        text += f"\n{BEGIN}\n{END}\n"
-    PAGE.write_text(text[: text.index(BEGIN)] + table + text[text.index(END) + len(END) :])
-    draw(gallery)
+    write_page(PAGE, "Post-training", list(rows(gallery)), CURVES)
+    draw(gallery, CURVES)
     report("gallery_post_training", gallery)
     return 0 if all(found["met"] for found in gallery.values()) else 1
 

@@ -93,6 +93,14 @@ def play(id: str, options: tuple[str, ...], seed: int, html_file: str | None, te
 @click.option("--max-new-tokens", type=click.IntRange(min=1), default=256, show_default=True, help="Of an answer.")
 @click.option("--temperature", type=click.FloatRange(min=0), default=1.0, show_default=True, help="Of a model.")
 @click.option("--quiet", is_flag=True, help="Print the summary alone.")
+@click.option(
+    "--tool",
+    "tools",
+    multiple=True,
+    metavar="TOOL",
+    help="A tool for the player: calculator, '{tool: search, folder: notes}', tools.py:lookup. May be repeated.",
+)
+@click.option("--form", default="auto", show_default=True, help="How calls of tools are written.")
 @_html
 @_text
 def rollout(
@@ -107,6 +115,8 @@ def rollout(
     max_new_tokens: int,
     temperature: float,
     quiet: bool,
+    tools: tuple[str, ...],
+    form: str,
     html_file: str | None,
     text_file: str | None,
 ) -> None:
@@ -116,6 +126,7 @@ def rollout(
     roll env rollout game:Sokoban-v0-easy --html sokoban.html
     roll env rollout game:Wordle-v0-easy --policy model --model smollm2-135m-instruct
     roll env rollout mazes.py:Maze size=5 --policy openai --url http://localhost:8000/v1 --model mine
+    roll env rollout math:Generated-v0-hard --policy model --model smollm2-135m-instruct --tool calculator
 
     The key of an OpenAI-compatible server is read from OPENAI_API_KEY.
     """
@@ -124,7 +135,8 @@ def rollout(
     from roll.running import run_to_end
 
     sampling = Sampling(model=model, url=url, max_new_tokens=max_new_tokens, temperature=temperature)
-    work = rollouts(id, _settings(options), policy, sampling, range(seed, seed + episodes), turns)
+    seeds = range(seed, seed + episodes)
+    work = rollouts(id, _settings(options), policy, sampling, seeds, turns, [_value(tool) for tool in tools], form)
     played = run_to_end(work)
     if not quiet:
         for each in played:
@@ -220,18 +232,23 @@ def _environments_in(file: str) -> list[str]:
 
 def _settings(options: Sequence[str]) -> dict[str, Any]:
     """Arguments as they are written: `size=5`, values as in YAML."""
-    import yaml
-
     settings = {}
     for option in options:
         key, equals, value = option.partition("=")
         if not equals or not key.isidentifier():
             raise click.UsageError(f"'{option}' is no argument of an environment: write KEY=VALUE, for example size=5.")
-        try:
-            settings[key] = yaml.safe_load(value)
-        except yaml.YAMLError as error:
-            raise click.UsageError(f"'{option}': {str(error).splitlines()[0]}") from None
+        settings[key] = _value(value, option)
     return settings
+
+
+def _value(text: str, where: str = "") -> Any:
+    """What is written in YAML."""
+    import yaml
+
+    try:
+        return yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise click.UsageError(f"'{where or text}': {str(error).splitlines()[0]}") from None
 
 
 def _write(played: list[Transcript], title: str, html_file: str | None, text_file: str | None) -> None:

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import click
 
 from roll.envs.registration import make
+from roll.envs.tools import with_tools
 from roll.envs.transcripts import Policy, Transcript, play_episode, random_policy
 from roll.errors import InfraError, UserError
 from roll.types.rollouts import Message
@@ -42,8 +43,20 @@ async def rollouts(
     sampling: Sampling,
     seeds: Iterable[int],
     most_turns: int,
+    tools: Sequence[Any] = (),
+    form: str = "auto",
 ) -> list[Transcript]:
     """One episode for each seed, one after the other.
+
+    Args:
+        id: of the environment.
+        options: its arguments.
+        policy: who plays.
+        sampling: how a model answers.
+        seeds: of the episodes.
+        most_turns: of each.
+        tools: that the player has, as entries of `roll.envs.tools.build_tools`.
+        form: how they are called.
 
     Raises:
         UserError: the environment cannot be built, cannot sample actions, or the model cannot be used.
@@ -53,6 +66,8 @@ async def rollouts(
     async with _opened(policy, sampling) as answer:
         for seed in seeds:
             environment = make(id, options)
+            if tools:
+                environment = with_tools(environment, tools, form=form)
             if answer is None and not callable(getattr(environment, "sample_random_action", None)):
                 raise UserError(
                     f"environment '{id}' has no `sample_random_action()`: add it, or choose another --policy."
@@ -64,6 +79,9 @@ async def rollouts(
                 raise
             except Exception as error:
                 raise InfraError(f"environment '{id}', seed {seed}, failed: {type(error).__name__}: {error}") from error
+            finally:
+                if tools:
+                    await environment.close_tools()
     return played
 
 

@@ -18,6 +18,7 @@ from roll.config.rewards import (
     check_pattern,
 )
 from roll.config.sources import FileTable, HuggingFaceTable, PythonTable, Share, SumsTask
+from roll.config.tools import ToolCallsConfig, ToolConfig, ToolList, as_tool_list, tool_arguments
 
 if TYPE_CHECKING:
     from roll.types import EnvironmentSettings
@@ -139,6 +140,13 @@ class EnvironmentData(Hosting, _Source):
         "What stands around it, the first one innermost: a wrapper's name, or its name with its options.",
         examples=[[{"format_penalty": {"penalty": 0.1}}]],
     )
+    tools: ToolList = option(
+        [],
+        "What the model may use while it acts: a tool's name, or its name under `tool` with its options; a function or "
+        "class of yours by its place.",
+        examples=[["calculator", {"tool": "search", "folder": "notes"}, "tools.py:lookup"]],
+    )
+    tool_calls: ToolCallsConfig = option(ToolCallsConfig(), "How tools are called.")
     reward: RewardList = option([EnvironmentReward(type="environment")], "How episodes are scored.")
     num_turns: int = option(1, "Answers of one episode, at most; then it ends.", ge=1)
     num_episodes: int = option(1000, "Different episodes to train on.", ge=1)
@@ -146,6 +154,19 @@ class EnvironmentData(Hosting, _Source):
     history: HistoryConfig | None = option(
         None, "What the model sees of earlier turns; by default as `rollout.episodes.history` says."
     )
+
+    @field_validator("tools", mode="before", json_schema_input_type=list[str | ToolConfig])
+    @classmethod
+    def _tools(cls, value: Any) -> Any:
+        return as_tool_list(value)
+
+    @model_validator(mode="after")
+    def _turns_for_tools(self) -> Self:
+        if self.tools and self.num_turns == 1:
+            raise ValueError("num_turns is 1, but a tool's call is a turn of its own: give num_turns of at least 2")
+        if not self.tools and "tool_calls" in self.model_fields_set and self.tool_calls != ToolCallsConfig():
+            raise ValueError("tool_calls says how tools are called, but there are none: name them under tools")
+        return self
 
     @field_validator("wrappers")
     @classmethod
@@ -181,6 +202,7 @@ class EnvironmentData(Hosting, _Source):
             seed=seed,
             opening=self.prompt_template,
             wrappers=tuple(pairs),
+            tools=tool_arguments(self.tools, self.tool_calls),
             history=self.history.settings if self.history else None,
             host=self.host,
             url=self.url or "",

@@ -122,8 +122,8 @@ def _strip(annotation: Any) -> Any:
 
 
 def tag_key(section: type[Section]) -> str:
-    """The key whose value chooses a union member: `source` of prompt sources, `type` elsewhere."""
-    return "source" if "source" in section.model_fields else "type"
+    """The key whose value chooses a union member: `source` of prompt sources, `tool` of tools, `type` elsewhere."""
+    return next((key for key in ("source", "tool") if key in section.model_fields), "type")
 
 
 def _tag(member: Any) -> str:

@@ -18,7 +18,7 @@ class EpisodeList:
     def __init__(self, config: EnvironmentData, domain: str, first: int, count: int) -> None:
         self._config, self._domain, self._first, self._count = config, domain, first, count
         digest = Fingerprint()
-        what = (config.environment, config.options, config.wrappers, config.num_turns)
+        what = (config.environment, config.options, config.wrappers, config.num_turns, config.settings(0).tools)
         asked = (config.system_prompt, config.prompt_template, domain, first, count)
         digest.add([json.dumps([*what, *asked], sort_keys=True, default=repr)])
         self.fingerprint = digest.text()

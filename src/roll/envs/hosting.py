@@ -21,6 +21,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeAlias
 
 from roll.envs.base import shown
+from roll.envs.equipping import Equipment, EquippedEnv
 from roll.envs.registration import ENVS, make
 from roll.envs.timing import acting
 from roll.envs.wrappers import wrapped
@@ -89,6 +90,8 @@ class EnvHosts:
 
     hosts: Mapping[str, Host] = field(default_factory=dict)
     """By name, beside `loop`."""
+    equipment: Equipment = field(default_factory=Equipment)
+    """What makes tools."""
     counts: Counter[tuple[str, str]] = field(init=False, default_factory=Counter)
     """By environment and kind: `calls`, `seconds`, `failures`, and of these `time_limits`, since `metrics`."""
     num_open: int = field(init=False, default=0)
@@ -105,13 +108,25 @@ class EnvHosts:
         """
         host = self._host(settings)
         env = _Guarded(settings=settings, hosts=self)
+        tools: EquippedEnv | None = None
         self.num_open += 1
         try:
             await env.start(host)
-            yield env
+            if settings.tools:
+                tools = await self.equipment.around(env, settings.name, settings.tools)
+            yield tools or env
         finally:
             self.num_open -= 1
+            if tools is not None:
+                self._note_uses(settings.name, tools)
+                await _closed(tools, f"the tools of environment '{settings.name}'")
             await env.close()
+
+    def _note_uses(self, name: str, tools: EquippedEnv) -> None:
+        counts = tools.counts()
+        self.counts[name, "tool_episodes"] += 1
+        self.counts[name, "tool_uses"] += counts["tool_use_counter"]
+        self.counts[name, "tool_errors"] += counts["tool_error_counter"] + counts["tool_format_error_counter"]
 
     def _host(self, settings: EnvironmentSettings) -> Host:
         name = settings.host or default_host(settings.name)
@@ -133,11 +148,16 @@ class EnvHosts:
             found[f"env/{short}/call_s"] = self.counts[name, "seconds"] / max(calls, 1)
             found[f"env/{short}/failures"] = float(failures)
             found[f"env/{short}/time_limits"] = float(self.counts[name, "time_limits"])
+            if episodes := self.counts[name, "tool_episodes"]:
+                uses = self.counts[name, "tool_uses"]
+                found[f"env/{short}/tool_uses"] = uses / episodes
+                found[f"env/{short}/tool_error_share"] = self.counts[name, "tool_errors"] / max(uses, 1)
         self.counts.clear()
         return found
 
     async def close(self) -> None:
         """End what runs in any host."""
+        await self.equipment.close()
         await asyncio.gather(*(host.close() for host in self.hosts.values()))
 
 
@@ -171,13 +191,8 @@ class _Guarded:
     async def close(self) -> None:
         """Close it, quietly; may be called twice."""
         env, self._env = self._env, None
-        if env is None:
-            return
-        try:
-            async with asyncio.timeout(CLOSE_TIME_LIMIT_S):
-                await env.close()
-        except Exception as error:
-            logger.warning("environment '%s' does not close: %s: %s", self.settings.name, type(error).__name__, error)
+        if env is not None:
+            await _closed(env, f"environment '{self.settings.name}'")
 
     def _opened(self) -> HostedEnv:
         if self._env is None:
@@ -219,6 +234,15 @@ class _Guarded:
         self._count("failures")
         name = self.settings.name
         return InfraError(f"environment '{name}': its {what} returned {_short(found)}; it must return {rule}.")
+
+
+async def _closed(opened: HostedEnv, what: str) -> None:
+    """Close it within its time; what goes wrong is said in the log alone."""
+    try:
+        async with asyncio.timeout(CLOSE_TIME_LIMIT_S):
+            await opened.close()
+    except Exception as error:
+        logger.warning("%s: it does not close: %s: %s", what, type(error).__name__, error)
 
 
 def _described(error: BaseException) -> str:

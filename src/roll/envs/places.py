@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from roll.config.sandbox import SandboxConfig
+from roll.envs.equipping import Equipment
 from roll.envs.hosting import EnvHosts
 from roll.envs.http_host import HttpHost
 from roll.envs.process_host import PoolHost
@@ -23,7 +24,10 @@ async def open_hosts(pool: WorkerPool, sandbox: SandboxConfig) -> AsyncIterator[
         pool: of this run.
         sandbox: how sandboxes isolate.
     """
-    hosts = EnvHosts({"pool": PoolHost(pool), "sandbox": SandboxHost(sandbox), "http": HttpHost()})
+    isolation = {"runtime": sandbox.runtime, "trust_programs": sandbox.trust_programs, "image": sandbox.image}
+    hosts = EnvHosts(
+        {"pool": PoolHost(pool), "sandbox": SandboxHost(sandbox), "http": HttpHost()}, Equipment(pool, isolation)
+    )
     try:
         yield hosts
     finally:

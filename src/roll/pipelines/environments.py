@@ -7,15 +7,16 @@ from collections.abc import Sequence
 from roll.cluster.pool import LocalWorkerPool
 from roll.config.data import DataConfig, EnvironmentData
 from roll.config.sandbox import SandboxConfig
-from roll.envs.hosting import EnvHosts
+from roll.envs.equipping import EquippedEnv
+from roll.envs.hosting import Begun, EnvHosts
 from roll.envs.places import open_hosts
 from roll.errors import DataError, InfraError
 
 __all__ = ["first_observations"]
 
 
-async def first_observations(entries: Sequence[DataConfig], sandbox: SandboxConfig) -> dict[str, str]:
-    """By domain, what environments say at the beginning of their first episode.
+async def first_observations(entries: Sequence[DataConfig], sandbox: SandboxConfig) -> dict[str, Begun]:
+    """By domain, what environments say at the beginning of their first episode, and their information.
 
     Args:
         entries: of these, those that are environments.
@@ -24,7 +25,7 @@ async def first_observations(entries: Sequence[DataConfig], sandbox: SandboxConf
     Raises:
         UserError: one does not exist, refuses its options, or does not begin.
     """
-    found: dict[str, str] = {}
+    found: dict[str, Begun] = {}
     own = [entry for entry in entries if isinstance(entry, EnvironmentData)]
     if not own:
         return found
@@ -38,11 +39,13 @@ async def first_observations(entries: Sequence[DataConfig], sandbox: SandboxConf
     return found
 
 
-async def _first_observation(hosts: EnvHosts, entry: EnvironmentData) -> str:
+async def _first_observation(hosts: EnvHosts, entry: EnvironmentData) -> Begun:
     settings = entry.settings(0)
     try:
         async with hosts.open(settings) as env:
-            observation, _ = await env.reset(settings.seed)
+            observation, info = await env.reset(settings.seed)
+            if isinstance(env, EquippedEnv):
+                await env.check()
     except InfraError as error:
         raise DataError(f"{error}. So its first episode does not begin; `roll env check` says more.") from error
     if not observation.strip():
@@ -50,4 +53,4 @@ async def _first_observation(hosts: EnvHosts, entry: EnvironmentData) -> str:
             f"environment '{entry.environment}' begins its first episode with {observation!r}: the first observation "
             "says what is asked."
         )
-    return observation
+    return observation, info

@@ -20,7 +20,7 @@ from typing import Any, Literal, cast
 
 import numpy as np
 
-from roll.envs.hosting import EnvHosts
+from roll.envs.hosting import Begun, EnvHosts
 from roll.errors import DataError, InfraError
 from roll.rollout.dialogue import Dialogue, Following
 from roll.rollout.history import shortened, with_text, without_thinking
@@ -90,7 +90,7 @@ async def play(
     async with hosts.open(settings) as env:
         observation, info = await env.reset(settings.seed)
         if settings.opening:
-            draw = opened(draw, observation, renderer, plan)
+            draw = opened(draw, (observation, info), renderer, plan)
             first = replace(first, token_ids=draw.token_ids)
         dialogue = Dialogue(
             renderer=renderer,
@@ -115,14 +115,28 @@ async def play(
     return episode.rollout(index)
 
 
-def opened(draw: PromptDraw, observation: str, renderer: Renderer, plan: EpisodePlan) -> PromptDraw:
+def opened(draw: PromptDraw, begun: Begun, renderer: Renderer, plan: EpisodePlan) -> PromptDraw:
     """The draw, with what the environment asks as its prompt; of a text without room for an answer, the middle is cut.
 
+    Args:
+        draw: of a prompt with an environment.
+        begun: first observation, and information; with `tools`, the chat template says what the model may call.
+        renderer: of the model.
+        plan: how episodes are played.
+
     Raises:
-        DataError: not even a part of it leaves room.
+        DataError: not even a part of it leaves room, or the template has no place for tools.
     """
     assert draw.prompt.environment is not None
     opening = draw.prompt.environment.opening
+    observation, info = begun
+    if tools := tuple(info.get("tools", ())):
+        draw = replace(draw, prompt=replace(draw.prompt, tools=tools))
+        if renderer.text(draw.prompt.messages, tools) == renderer.text(draw.prompt.messages):
+            raise DataError(
+                "the chat template of this model does not show tools: choose another tool_calls.form, such as xml or "
+                "json."
+            )
     limit = len(observation) if plan.max_context is None else CHARS_PER_TOKEN * plan.max_context
     while True:
         (said,) = shortened([{"role": "user", "content": observation}], limit)

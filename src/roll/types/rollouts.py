@@ -86,6 +86,8 @@ class EnvironmentSettings:
     what comes before it. Empty where the prompt already says what the environment asks."""
     wrappers: tuple[tuple[str, Mapping[str, Any]], ...] = ()
     """Around it, by the names of `roll.envs.wrappers` and with their options, the first one innermost."""
+    tools: Mapping[str, Any] = field(default_factory=dict)
+    """What the model may use in it: the arguments of `roll.envs.tools.with_tools`; empty without tools."""
     host: EnvironmentHost | None = None
     """Where it runs; `None`: a shipped one in the loop, a user's own in the pool."""
     url: str = ""

@@ -138,3 +138,10 @@ async def test_the_embedded_engine_plays(tiny_model: Path) -> None:
     sampling = Sampling(model=str(tiny_model), url=None, max_new_tokens=4, temperature=1.0)
     played = await rollouts("guess_number", {"max_number": 3}, "model", sampling, [0, 0], 2)
     assert played[0] == played[1] and played[0].turns
+
+
+def test_a_player_may_have_tools() -> None:
+    found = run("rollout", "math:Generated-v0-easy", "--tool=calculator", "--form=json")
+    assert '"name": "calculator"' in found.output and "1 turns" in found.output
+    assert "Did you mean 'calculator'?" in str(run("rollout", "guess_number", "--tool=calculater").exception)
+    assert "Did you mean 'xml'?" in str(run("rollout", "guess_number", "--tool=calculator", "--form=xm").exception)

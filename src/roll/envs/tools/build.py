@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from roll.envs.tools.base import Tool, ToolSource
 from roll.envs.tools.environment import ToolEnv
+from roll.envs.tools.function import FunctionTool
 from roll.errors import ConfigError, UserError
 from roll.registry import Registry, load_function
 
-__all__ = ["TOOLS", "build_tools", "with_tools"]
+__all__ = ["SANDBOXED", "TOOLS", "build_tools", "name_of", "with_tools"]
 
 TOOLS: Registry[Any] = Registry(
     "tool",
@@ -23,7 +25,11 @@ TOOLS: Registry[Any] = Registry(
         "mcp": "roll.envs.tools.mcp:McpTools",
     },
 )
-"""What makes tools, by name. A user's own is named `package.module:Class` or `file.py:Class`."""
+"""What makes tools, by name. A user's own, a class or a function, is named `package.module:name` or `file.py:name`."""
+
+
+SANDBOXED = ("python", "workspace")
+"""Tools that run programs of the model's."""
 
 
 def build_tools(entries: Sequence[str | Mapping[str, Any]]) -> list[Tool | ToolSource]:
@@ -35,17 +41,24 @@ def build_tools(entries: Sequence[str | Mapping[str, Any]]) -> list[Tool | ToolS
     return [_built(entry) for entry in entries]
 
 
+def name_of(entry: str | Mapping[str, Any]) -> str:
+    """The name in such an entry.
+
+    Raises:
+        ConfigError: it has none.
+    """
+    name = entry if isinstance(entry, str) else entry.get("tool")
+    if not isinstance(name, str):
+        raise ConfigError(f"a tool is a name, or a mapping with its name under 'tool'; got {entry!r}.")
+    return name
+
+
 def _built(entry: str | Mapping[str, Any]) -> Tool | ToolSource:
-    if isinstance(entry, str):
-        name, options = entry, {}
-    else:
-        options = dict(entry)
-        name = options.pop("tool", None)
-        if not isinstance(name, str):
-            raise ConfigError(f"a tool is a name, or a mapping with its name under 'tool'; got {dict(entry)}.")
+    name = name_of(entry)
+    options = {} if isinstance(entry, str) else {key: value for key, value in entry.items() if key != "tool"}
     kind = load_function(name, "tool") if ":" in name else TOOLS.get(name)
     try:
-        tool = kind(**options)
+        tool = FunctionTool(kind, options) if inspect.isfunction(kind) else kind(**options)
     except UserError:
         raise
     except (TypeError, ValueError) as error:

@@ -15,8 +15,8 @@ from collections.abc import Awaitable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
-from roll.envs.tools.base import Tool, ToolCall, ToolResult, ToolSource
-from roll.envs.tools.calls import form_named
+from roll.envs.tools.base import Tool, ToolCall, ToolResult, ToolSource, signature
+from roll.envs.tools.calls import TEMPLATE, form_named
 from roll.envs.tools.toolbox import Toolbox
 
 __all__ = ["ToolEnv", "ToolRewards"]
@@ -77,7 +77,7 @@ class ToolEnv:
         max_tool_uses: of one episode, malformed calls included.
         rewards: of calls.
         explain: whether the first observation says which tools there are, and how to call them. Without, say it in the
-            prompt, or leave it to the chat template.
+            prompt. With the form `template`, `info["tools"]` has them for the chat template instead.
         max_result_chars: a longer result loses its middle.
         call_time_limit_s: see `Toolbox`.
     """
@@ -131,12 +131,32 @@ class ToolEnv:
         env = self.env.spawn(same_state=same_state, **options)
         return ToolEnv(env, self._tools, explain=self._explain, **arguments, **self._limits)  # type: ignore[arg-type]
 
+    async def check_tools(self) -> None:
+        """Try, after a `reset`, what tools need that only a call would show: those with a coroutine `check` have it.
+
+        Raises:
+            InfraError: a tool cannot be used.
+        """
+        for tool in self._toolbox.tools:
+            check = getattr(tool, "check", None)
+            if check is not None:
+                await check()
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """Of this episode so far, by the names that they have in `info`."""
+        return self._episode.counts.info()
+
     async def close(self) -> None:
         """Close the environment and where the tools come from."""
-        for source in self._sources():
-            await source.close()
+        await self.close_tools()
         if hasattr(self.env, "close"):
             await _settled(self.env.close())
+
+    async def close_tools(self) -> None:
+        """Close where the tools come from, and leave the environment open; may be called twice."""
+        for source in self._sources():
+            await source.close()
 
     def _sources(self) -> list[ToolSource]:
         return [source for source in self._tools if not isinstance(source, Tool)]
@@ -161,10 +181,11 @@ class ToolEnv:
             self._toolbox = Toolbox(tools=tools, **self._limits)  # type: ignore[arg-type]
         observation, info = await _settled(self.env.reset(seed))
         self._episode = _Episode(state=str(info.get("state", "")))
-        if self._explain and self._max_tool_uses:
+        if self._explain and self._max_tool_uses and self._form_name != TEMPLATE:
             observation = f"{observation}\n\n{self._form.explain(self._toolbox.tools)}"
         counts = self._episode.counts.info() | previous.info("prev_ep_")
-        return observation, {**info, **counts, "use_tool": False}
+        told = {"tools": [signature(tool) for tool in self._toolbox.tools]} if self._form_name == TEMPLATE else {}
+        return observation, {**info, **counts, **told, "use_tool": False}
 
     async def _step(self, action: str) -> Stepped:
         episode = self._episode
@@ -189,7 +210,8 @@ class ToolEnv:
             episode.digest.update(part.encode(errors="replace") + b"\0")
         if counts.uses >= self._max_tool_uses:
             observation += _LAST_USE
-        return observation, reward, False, False, {"state": self._state(), **counts.info(), "use_tool": True}
+        info = {"state": self._state(), **counts.info(), "use_tool": True}
+        return observation, reward, False, False, info
 
     async def _used(self, calls: Sequence[ToolCall]) -> tuple[list[ToolResult], float]:
         """One after the other, as far as uses are left."""

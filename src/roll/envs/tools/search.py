@@ -155,6 +155,14 @@ class HttpSearch:
             raise ValueError(f"url starts with http:// or https://, got '{url}'")
         self._url, self._num_results, self._timeout_s, self.name = url, num_results, timeout_s, name
 
+    async def check(self) -> None:
+        """Ask it something, before a run starts.
+
+        Raises:
+            InfraError: see `call`.
+        """
+        await self.call({"query": "test"})
+
     async def call(self, arguments: Mapping[str, Any], /) -> str:
         """See `Tool`.
 

@@ -1,7 +1,7 @@
 """Tool calls in text: the forms by name, and `auto`, which knows them all.
 
 >>> sorted(FORMS)
-['auto', 'hermes', 'json', 'llama', 'mistral', 'xml']
+['auto', 'hermes', 'json', 'llama', 'mistral', 'template', 'xml']
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from roll.envs.tools.calls.xml import XML
 from roll.errors import ConfigError
 from roll.registry import nearest
 
-__all__ = ["FORMS", "MOST_CALLS", "CallForm", "Found", "form_named"]
+__all__ = ["FORMS", "MOST_CALLS", "TEMPLATE", "CallForm", "Found", "form_named"]
 
 
 def _parse(text: str, tools: Tools) -> Found:
@@ -36,15 +36,19 @@ def _parse(text: str, tools: Tools) -> Found:
     return Found()
 
 
+TEMPLATE = "template"
+
 FORMS: Mapping[str, CallForm] = {
     "auto": replace(XML, parse=_parse),
+    TEMPLATE: replace(HERMES, parse=_parse, explain=lambda tools: "", result=lambda result: result.text),
     "xml": XML,
     "json": JSON,
     "hermes": HERMES,
     "llama": LLAMA,
     "mistral": MISTRAL,
 }
-"""`auto` understands all, and explains tools and shows results as `xml` does."""
+"""`auto` and `template` read all. `auto` explains tools and shows results as `xml` does; `template` leaves that to the
+model's chat template."""
 
 
 def form_named(name: str) -> CallForm:

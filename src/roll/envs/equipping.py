@@ -1,0 +1,114 @@
+"""Tools around an environment, wherever that runs: shipped tools beside the controller, a user's own in a process.
+
+    episode ─► ToolEnv ─┬─ calls in the reply ─► tools
+                        └─ none ──────────────► the environment, in its host
+
+So a search's index is there once, sandboxes are started by the controller, and an environment on a server or in a
+sandbox has tools as any other.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from roll.envs.timing import acting
+from roll.envs.tools.base import Tool, ToolSource
+from roll.envs.tools.build import SANDBOXED, build_tools, name_of
+from roll.envs.tools.environment import ToolEnv
+from roll.envs.tools.own_process import OwnTools
+from roll.envs.tools.sandboxes import SandboxLease
+from roll.errors import InfraError, UnscorableError, UserError
+from roll.protocols import WorkerPool
+
+__all__ = ["Equipment", "EquippedEnv"]
+
+
+@dataclass(eq=False)
+class Equipment:
+    """Makes the tools of episodes.
+
+    Args:
+        pool: where a user's own tools run; without, they run here.
+        sandbox: options of tools that run programs: `runtime`, `trust_programs`, `image`.
+    """
+
+    pool: WorkerPool | None = None
+    sandbox: Mapping[str, Any] = field(default_factory=dict)
+    _lease: SandboxLease | None = field(init=False, default=None)
+
+    async def around(self, env: Any, name: str, given: Mapping[str, Any]) -> EquippedEnv:
+        """The environment with tools.
+
+        Args:
+            env: where an episode is played.
+            name: of the environment, for messages.
+            given: arguments of `with_tools`.
+
+        Raises:
+            ConfigError: there is no tool of a name, or it refuses its options.
+            SandboxUnavailableError: a tool runs programs, and this machine cannot isolate them.
+        """
+        arguments = dict(given)
+        limit_s = float(arguments.get("call_time_limit_s", 120.0))
+        entries = [self._with_sandbox(entry) for entry in arguments.pop("tools")]
+        if any(name_of(entry) in SANDBOXED for entry in entries) and self._lease is None:
+            self._lease = SandboxLease(**self.sandbox)  # held to the end, so that no step starts sandboxes anew
+            await self._lease.manager()
+        return EquippedEnv(ToolEnv(env, [self._made(entry, limit_s) for entry in entries], **arguments), name)
+
+    def _with_sandbox(self, entry: str | Mapping[str, Any]) -> str | Mapping[str, Any]:
+        if name_of(entry) not in SANDBOXED:
+            return entry
+        return {**self.sandbox, **({"tool": entry} if isinstance(entry, str) else entry)}
+
+    def _made(self, entry: str | Mapping[str, Any], limit_s: float) -> Tool | ToolSource:
+        if self.pool is not None and ":" in name_of(entry):
+            return OwnTools(self.pool, entry, limit_s)
+        return build_tools([entry])[0]
+
+    async def close(self) -> None:
+        """Let sandboxes go; may be called twice."""
+        lease, self._lease = self._lease, None
+        if lease is not None:
+            await lease.release()
+
+
+@dataclass(eq=False)
+class EquippedEnv:
+    """A `HostedEnv` with tools."""
+
+    tools: ToolEnv
+    name: str
+
+    async def reset(self, seed: int | None = None) -> tuple[str, dict[str, Any]]:
+        """See `HostedEnv`."""
+        return await self._call("open", self.tools.reset(seed))
+
+    async def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
+        """See `HostedEnv`."""
+        return await self._call("work", self.tools.step(action))
+
+    async def _call(self, what: str, given: Any) -> Any:
+        try:
+            with acting():
+                return await given if inspect.isawaitable(given) else given
+        except (UnscorableError, UserError, InfraError):
+            raise
+        except Exception as error:
+            place = f"environment '{self.name}': its tools do not {what}"
+            raise InfraError(f"{place}: {type(error).__name__}: {error}") from error
+
+    async def check(self) -> None:
+        """See `ToolEnv.check_tools`."""
+        await self._call("work", self.tools.check_tools())
+
+    def counts(self) -> dict[str, int]:
+        """Of the episode: `tool_use_counter` and the others of `ToolEnv`."""
+        return self.tools.counts
+
+    async def close(self) -> None:
+        """Close the tools; whoever opened the environment closes that."""
+        await self.tools.close_tools()

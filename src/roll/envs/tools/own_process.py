@@ -1,0 +1,93 @@
+"""A user's own tools in a process of the worker pool, one for each episode: what they do there disturbs nobody.
+
+episode ─► call(name, arguments) ─► process: tool.call ─► (worked, text)
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from roll.envs.tools.base import Tool, ToolError, ToolSource
+from roll.envs.tools.build import build_tools, name_of
+from roll.errors import InfraError
+from roll.protocols import KeptObject, WorkerPool
+from roll.registry import load_function
+
+__all__ = ["OwnTools"]
+
+
+class OwnTools:
+    """A `ToolSource` of what an entry of a configuration names.
+
+    Args:
+        pool: whose limit of memory holds for every process; it is closed by whoever made it.
+        entry: see `build_tools`.
+        time_limit_s: of opening.
+    """
+
+    def __init__(self, pool: WorkerPool, entry: str | Mapping[str, Any], time_limit_s: float) -> None:
+        self._pool, self._entry, self._time_limit_s = pool, entry, time_limit_s
+        self._kept: KeptObject | None = None
+
+    async def open(self) -> Sequence[Tool]:
+        """See `ToolSource`.
+
+        Raises:
+            ConfigError: there is no such tool, or it refuses its options.
+            InfraError: it does not open, or not in time.
+        """
+        name = name_of(self._entry)
+        try:
+            async with asyncio.timeout(self._time_limit_s):
+                if self._kept is None:
+                    self._kept = await self._pool.keep(_Opened, self._entry, prepare=(load_function, (name, "tool")))
+                described: list[tuple[str, str, dict[str, Any]]] = await self._kept.call("open")
+        except TimeoutError as error:
+            raise InfraError(f"tool '{name}' took longer than {self._time_limit_s:g} s to open") from error
+        return [_InProcess(self._kept, *each) for each in described]
+
+    async def close(self) -> None:
+        """See `ToolSource`."""
+        kept, self._kept = self._kept, None
+        if kept is not None:
+            await kept.close()
+
+
+class _InProcess:
+    """A `Tool`, seen from outside its process."""
+
+    def __init__(self, kept: KeptObject, name: str, description: str, parameters: Mapping[str, Any]) -> None:
+        self._kept, self.name, self.description, self.parameters = kept, name, description, parameters
+
+    async def call(self, arguments: Mapping[str, Any], /) -> str:
+        """See `Tool`."""
+        worked, text = await self._kept.call("call", self.name, dict(arguments))
+        if not worked:
+            raise ToolError(text)
+        return text
+
+
+class _Opened:
+    """What is in the process."""
+
+    def __init__(self, entry: str | Mapping[str, Any]) -> None:
+        (self._own,) = build_tools([entry])
+        self._tools: dict[str, Tool] = {}
+
+    async def open(self) -> list[tuple[str, str, dict[str, Any]]]:
+        opened = await self._own.open() if isinstance(self._own, ToolSource) else [self._own]
+        self._tools = {tool.name: tool for tool in opened}
+        return [(tool.name, tool.description, dict(tool.parameters)) for tool in opened]
+
+    async def call(self, name: str, arguments: dict[str, Any]) -> tuple[bool, str]:
+        try:
+            said = self._tools[name].call(arguments)
+            text = await said if inspect.isawaitable(said) else said
+        except ToolError as error:
+            return False, str(error)
+        if not isinstance(text, str):
+            raise TypeError(f"its call gives {type(text).__name__}, and has to give text")
+        return True, text
