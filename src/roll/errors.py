@@ -14,6 +14,7 @@ so code outside ROLL may catch either. A message says what failed, the value see
     ├── UnsupportedError (NotImplementedError)   the chosen engine or back-end has no such ability
     ├── InfraError (RuntimeError)       work that *we* failed; re-issued within its budget, never a reward of 0
     │   ├── EngineDiedError             an inference engine is gone
+    │   ├── ReplayError                 an environment does not repeat an earlier episode: given up at once
     │   ├── RewardInfraError            a verifier crashed or ran out of its time (not: judged the answer wrong)
     │   │   └── UnscorableError         this answer can never be scored: it is given up at once
     │   │       └── MalformedPromptError    no answer to this prompt can
@@ -45,6 +46,7 @@ __all__ = [
     "ModelError",
     "NoEngineError",
     "PlacementError",
+    "ReplayError",
     "RewardInfraError",
     "RollError",
     "RunDirectoryError",
@@ -107,6 +109,10 @@ class EngineDiedError(InfraError):
 
     def __str__(self) -> str:
         return f"inference engine {self.engine_id} died: {self.cause}"
+
+
+class ReplayError(InfraError):
+    """An environment does not repeat an earlier episode, so that nothing can begin in its midst."""
 
 
 class RewardInfraError(InfraError):

@@ -13,6 +13,7 @@ import numpy as np
 from roll.data import ChatRenderer
 from roll.rollout.episode import EpisodePlan, play
 from roll.types import (
+    Anchor,
     EnvironmentSettings,
     Generation,
     GenerationRequest,
@@ -81,9 +82,10 @@ def run_episode(
     *,
     messages: Sequence[Message] = ({"role": "user", "content": "Play."},),
     tools: Sequence[Any] = (),
+    anchor: Anchor | None = None,
     **plan: Any,
 ) -> Rollout:
-    """Play it to its end; `plan` is of `EpisodePlan`."""
+    """Play it to its end, from an anchor on if there is one; `plan` is of `EpisodePlan`."""
     prompt = Prompt(
         uid="p",
         domain="d",
@@ -92,7 +94,7 @@ def run_episode(
         environment=EnvironmentSettings(name="script", history=history),
         turns=len(script.steps) + 1,
     )
-    draw = PromptDraw(draw_id=0, prompt=prompt, token_ids=renderer.render(messages, tools))
+    draw = PromptDraw(draw_id=0, prompt=prompt, token_ids=renderer.render(messages, tools), anchor=anchor)
     sampling = SamplingParams(max_new_tokens=MAX_NEW_TOKENS, seed=1, stop_token_ids=engine.stops)
     first = GenerationRequest(request_id="train-0.0", token_ids=draw.token_ids, sampling=sampling)
     hosts: Any = script

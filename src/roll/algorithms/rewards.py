@@ -89,6 +89,7 @@ def shaped_rollout(
     """
     reward, spans = rollout.reward, rollout.spans
     assert reward is not None, "the rollout was scored"
+    value = reward.value - sum(turn.reward for turn in rollout.replayed)  # no turn of its own had a part in these
     shaped = partial(
         shaped_reward,
         length=sum(turn.end - turn.start for turn in spans),
@@ -99,14 +100,14 @@ def shaped_rollout(
     episode = Episode(
         group=rollout.draw_id,
         domain=rollout.prompt.domain,
-        reward=shaped(reward.value - sum(turn.reward for turn in rollout.turns)),
+        reward=shaped(value - sum(turn.reward for turn in rollout.turns)),
         num_tokens=len(rollout.token_ids),
         turns=tuple((turn.start, turn.end) for turn in spans),
         turn_rewards=tuple(bounded(algorithm.reward.scale * turn.reward) for turn in spans),
         states=tuple(turn.state for turn in spans),
         greedy_reward=greedy_reward,
     )
-    trained = shaped(reward.value) if algorithm.reward.clip is None else episode.total
+    trained = shaped(value) if algorithm.reward.clip is None else episode.total
     accuracy = bounded(reward.value) if reward.correct is None else float(reward.correct)
     judged = trained if algorithm.filters.metric == "reward" else accuracy
     return ShapedRollout(rollout=rollout, episode=episode, trained=trained, judged=judged)

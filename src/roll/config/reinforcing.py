@@ -76,11 +76,16 @@ class ReinforcingConfig(GeneratingConfig):
 
     def _check_demonstrations(self) -> None:
         imitation = self.algorithm.imitation
-        if imitation != type(imitation)() and not any(entry.has_demonstrations for entry in self.data):
+        if imitation != type(imitation)() and not self.has_demonstrations:
             raise ValueError(
                 "algorithm.imitation would change nothing, since no source under data has demonstrations: name their "
                 "column as expert_key, or remove it"
             )
+
+    @property
+    def has_demonstrations(self) -> bool:
+        """Whether there may be something to imitate."""
+        return any(entry.has_demonstrations for entry in self.data)
 
     def why_without(self, role: str) -> str:
         """See `RunConfig.why_without`."""

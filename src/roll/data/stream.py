@@ -56,6 +56,7 @@ class WeightedStream(ABC, Generic[T, D]):
         self._sources = list(sources)
         self._seed = seed
         self._num_drawn = [0] * len(sources)
+        self._num_repeated = [0] * len(sources)
         self._orders: dict[int, tuple[int, IntArray]] = {}
 
     @abstractmethod
@@ -70,7 +71,12 @@ class WeightedStream(ABC, Generic[T, D]):
     @property
     def num_drawn(self) -> int:
         """Draws so far, which is the next draw's id."""
-        return sum(self._num_drawn)
+        return sum(self._num_drawn) + sum(self._num_repeated)
+
+    @property
+    def next_domain(self) -> str:
+        """Of the next draw, where nobody asks for another."""
+        return self._sources[self._most_behind()].domain
 
     def peek(self, count: int) -> list[T]:
         """The first `count` items of the first source, in the source's own order; draws nothing."""
@@ -96,9 +102,28 @@ class WeightedStream(ABC, Generic[T, D]):
             raise CheckpointError(_changed(f"draw {draw_id} was of the domain '{domain}', which no source has now"))
         return self._at(draw_id, which, position)
 
-    def _next(self, domain: str | None) -> D:
-        which = self._most_behind() if domain is None else self._which(domain)
+    def repeat(self, domain: str, position: int) -> D:
+        """The next draw, but of an item that was drawn before, which moves no source on.
+
+        Raises:
+            CheckpointError: no source has this domain.
+        """
+        draw = self.again(self.num_drawn, domain, position)
+        self._num_repeated[self._index(domain)] += 1
+        return draw
+
+    def position_of(self, domain: str, item: int) -> int:
+        """Where in its first epoch a source's item comes, by its place in the source."""
+        which = self._index(domain)
+        return int(np.flatnonzero(self._order(which, 0) == item)[0])
+
+    def _index(self, domain: str) -> int:
+        which = self._which(domain)
         assert which is not None, f"no source has the domain {domain}"
+        return which
+
+    def _next(self, domain: str | None) -> D:
+        which = self._most_behind() if domain is None else self._index(domain)
         draw = self._at(self.num_drawn, which, self._num_drawn[which])
         self._num_drawn[which] += 1
         return draw
@@ -115,7 +140,8 @@ class WeightedStream(ABC, Generic[T, D]):
         """The source whose count is furthest below its share of the next total (the first of equals)."""
         total = sum(source.weight for source in self._sources)
         due = self.num_drawn + 1
-        lag = [s.weight / total * due - n for s, n in zip(self._sources, self._num_drawn, strict=True)]
+        counts = zip(self._sources, self._num_drawn, self._num_repeated, strict=True)
+        lag = [source.weight / total * due - drawn - repeated for source, drawn, repeated in counts]
         return max(range(len(lag)), key=lambda i: (round(lag[i], 9), -i))
 
     def _order(self, which: int, epoch: int) -> IntArray:
@@ -131,8 +157,8 @@ class WeightedStream(ABC, Generic[T, D]):
     def state(self) -> dict[str, Any]:
         """Where the stream stands: plain data, a few values per source."""
         return {
-            source.domain: {"num_drawn": drawn, **self._settings(source)}
-            for source, drawn in zip(self._sources, self._num_drawn, strict=True)
+            source.domain: {"num_drawn": drawn, "num_repeated": repeated, **self._settings(source)}
+            for source, drawn, repeated in zip(self._sources, self._num_drawn, self._num_repeated, strict=True)
         }
 
     def _settings(self, source: WeightedSource[T]) -> dict[str, Any]:
@@ -159,6 +185,7 @@ class WeightedStream(ABC, Generic[T, D]):
                     before = state[domain].get(name)
                     raise CheckpointError(_changed(f"{name} of source '{domain}' was {before!r} and is {value!r}"))
         self._num_drawn = [int(state[source.domain]["num_drawn"]) for source in self._sources]
+        self._num_repeated = [int(state[source.domain].get("num_repeated", 0)) for source in self._sources]
 
 
 class PromptStream(WeightedStream[Prompt, PromptDraw]):

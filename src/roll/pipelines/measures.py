@@ -92,10 +92,14 @@ def _components(rollouts: Sequence[Rollout]) -> dict[str, float]:
 
 
 def _episode_metrics(by_domain: Mapping[str, Sequence[Rollout]]) -> dict[str, float]:
-    """Of each environment: how many episodes succeeded, how long they were, and how many the model did not finish."""
+    """Of each environment: how many episodes succeeded, how long they were, and how many the model did not finish.
+
+    Those that began in the midst of an earlier one are left out.
+    """
     metrics: dict[str, float] = {}
-    for domain, rollouts in sorted(by_domain.items()):
-        if rollouts[0].prompt.environment is None:
+    for domain, everyone in sorted(by_domain.items()):
+        rollouts = [rollout for rollout in everyone if not rollout.replayed]
+        if not rollouts or rollouts[0].prompt.environment is None:
             continue
         metrics |= _accuracy(rollouts, f"env/{domain}/") | {
             f"env/{domain}/num_episodes": float(len(rollouts)),

@@ -67,7 +67,7 @@ def environment_verifier(config: EnvironmentReward, pool: WorkerPool) -> Verifie
     """What the environment gave, over all turns; added up in place."""
 
     async def judge(rollout: Rollout) -> Judgement:
-        total = sum(turn.reward for turn in rollout.turns)
+        total = sum(turn.reward for turn in (*rollout.replayed, *rollout.turns))
         solved = total >= config.solved_at
         return Judgement(value=total, verdict="solved" if solved else "not solved", correct=solved)
 

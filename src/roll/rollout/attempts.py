@@ -21,7 +21,7 @@ from dataclasses import KW_ONLY, dataclass, field, replace
 import numpy as np
 
 from roll.envs.hosting import EnvHosts
-from roll.errors import InfraError, MalformedPromptError, UnscorableError
+from roll.errors import InfraError, MalformedPromptError, ReplayError, UnscorableError
 from roll.protocols import Reward
 from roll.rollout.episode import EpisodePlan, loop_for
 from roll.rollout.lifecycle import LifeCycle, RolloutState
@@ -172,7 +172,7 @@ class Attempts:
                 logger.info("rollout %s, attempt %d of %d: %s", rollout_id, attempt, self.max_attempts, cause)
                 if isinstance(error, MalformedPromptError):
                     self._malformed[draw.prompt.domain, draw.prompt.uid] = cause
-                if isinstance(error, UnscorableError):
+                if isinstance(error, (UnscorableError, ReplayError)):
                     break
             else:
                 life.move(rollout_id, RolloutState.ACCEPTED)

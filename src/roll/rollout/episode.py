@@ -25,7 +25,9 @@ from roll.errors import DataError, InfraError
 from roll.rollout.dialogue import Dialogue, Following
 from roll.rollout.history import shortened, with_text, without_thinking
 from roll.rollout.loops import Generate, Renderer, RolloutLoop, joined, next_turn, single_answer
+from roll.rollout.replaying import Played, check_replay, not_there, recalling
 from roll.types import (
+    Anchor,
     Branch,
     Generation,
     GenerationRequest,
@@ -83,8 +85,14 @@ async def play(
 
     An answer that was cut off ends the episode: the model did not finish its turn. So does a context without room for
     another answer; the rollout's finish reason is `context` then.
+
+    Where the draw has an anchor, the turns before it are played again first: with the recorded answers in place of the
+    model's, and all else as it was. From there on they are context (`Rollout.replayed`).
+
+    Raises:
+        ReplayError: what is heard at the anchor is not what was heard there before.
     """
-    settings = draw.prompt.environment
+    settings, anchor = draw.prompt.environment, draw.anchor
     assert settings is not None, "`loop_for` plays only prompts with an environment"
     plan, hosts = plan or EpisodePlan(), hosts or EnvHosts()
     async with hosts.open(settings) as env:
@@ -100,9 +108,13 @@ async def play(
             tools=draw.prompt.tools,
             stops=first.sampling.stop_token_ids,
         )
+        if anchor is not None:
+            generate = recalling(anchor, generate)
         episode = _Episode(draw=draw, first=first, generate=generate, plan=plan, dialogue=dialogue)
         for turn in range(1, draw.prompt.turns + 1):
             state = str(info.get("state", ""))
+            if anchor is not None and turn == anchor.num_turns + 1:
+                episode.begin_here(anchor, state)
             answer = await episode.ask()
             if answer.finish_reason != "stop":
                 episode.note_turn(answer, state=state)
@@ -112,6 +124,8 @@ async def play(
             over = ended or cut_off or turn == draw.prompt.turns
             if over or not await episode.hear(_replies(observation, info), info.get("tool_calls", ())):
                 break
+    if anchor is not None and not episode.begun:
+        raise not_there(draw.prompt, anchor, f"it ends after {turn} of {anchor.num_turns} turns")
     return episode.rollout(index)
 
 
@@ -165,6 +179,9 @@ class _Episode:
     full: bool = False
     """It ended because the context is full."""
     counts: Counter[str] = field(default_factory=Counter)
+    begun: bool = False
+    """What was replayed is over."""
+    _replayed: tuple[Turn, ...] = ()
     _num_requests: int = 0
     _generations: list[Generation] = field(default_factory=list)
     _between: list[IntArray] = field(default_factory=list)
@@ -269,6 +286,27 @@ class _Episode:
 
     # ---- recording
 
+    def begin_here(self, anchor: Anchor, state: str) -> None:
+        """What was replayed is context from here on, if it is what it was.
+
+        Raises:
+            ReplayError: it is not.
+        """
+        said = zip((answer.token_ids for answer in self._generations), self._between, strict=True)
+        played = Played(
+            prompt_token_ids=self.draw.token_ids,
+            tokens=[part for pair in said for part in pair],
+            turns=self._turns,
+            branches=self._branches,
+            state=state,
+        )
+        check_replay(self.draw.prompt, anchor, played)
+        prompt = replace(self.draw.prompt, turns=self.draw.prompt.turns - anchor.num_turns)
+        self.draw = replace(self.draw, prompt=prompt, token_ids=self.dialogue.context)
+        self.begun, self._replayed, self._position = True, tuple(self._turns), 0
+        self._generations, self._between, self._turns, self._branches = [], [], [], []
+        self.counts.clear()
+
     def _take(self, following: Following) -> None:
         self._record(following)
         self.dialogue.go_on(following)
@@ -296,6 +334,7 @@ class _Episode:
             found,
             finish_reason="context" if self.full else found.finish_reason,
             branches=tuple(self._branches),
+            replayed=self._replayed,
             counts={name: self.counts[name] for name in sorted(self.counts) if self.counts[name]},
         )
 

@@ -12,6 +12,7 @@ from roll.types.arrays import FloatArray, IntArray
 __all__ = [
     "EXPERT",
     "TRAIN",
+    "Anchor",
     "Branch",
     "EnvironmentHost",
     "EnvironmentSettings",
@@ -30,6 +31,7 @@ __all__ = [
     "RolloutId",
     "RolloutStatus",
     "SamplingParams",
+    "Trajectory",
     "Turn",
 ]
 
@@ -134,6 +136,8 @@ class PromptDraw:
     """[P] the prompt rendered through the model's chat template, generation prompt included."""
     position: int = -1
     """Where its domain's stream stood: what is needed to draw it again; -1 for one that no stream drew."""
+    anchor: Anchor | None = None
+    """At which all its rollouts begin; `None`: at the prompt."""
 
     @property
     def uid(self) -> str:
@@ -269,6 +273,29 @@ class Branch:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Trajectory:
+    """A successful episode, for others to begin in its midst; its arrays, turns and branches are those of `Rollout`."""
+
+    uid: str
+    """Of its prompt."""
+    prompt_token_ids: IntArray
+    token_ids: IntArray
+    turns: tuple[Turn, ...]
+    branches: tuple[Branch, ...] = ()
+    reward: float
+    """Of the whole."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Anchor:
+    """Between two turns of an earlier episode, where rollouts begin: its first turns are replayed to them."""
+
+    trajectory: Trajectory
+    num_turns: int
+    """That are replayed."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Rollout:
     """One attempt at a prompt."""
 
@@ -279,7 +306,7 @@ class Rollout:
     """See `RolloutId`; whoever asked a loop for the rollout sets it."""
     prompt: Prompt
     prompt_token_ids: IntArray
-    """[P]"""
+    """[P] of the prompt; with `replayed` turns, all that the engine saw before the first turn of its own."""
     token_ids: IntArray
     """[T]"""
     logprobs: FloatArray
@@ -298,6 +325,9 @@ class Rollout:
     """In order; empty: all of `token_ids` is one turn."""
     branches: tuple[Branch, ...] = ()
     """In order; before the first, and where there is none, a turn's context is the prompt and all tokens before it."""
+    replayed: tuple[Turn, ...] = ()
+    """Turns of an earlier episode with which it began (`PromptDraw.anchor`), in that one's tokens. The reward is of the
+    whole episode, these included; what is learnt from is what came after them."""
     counts: Mapping[str, int] = field(default_factory=dict)
     """What happened while it was made, and how often; each becomes a metric. What did not happen is left out."""
     expert: bool = False

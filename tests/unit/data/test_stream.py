@@ -142,3 +142,29 @@ def test_interleaved_prompts_take_one_of_each_in_turn() -> None:
     mixed = Interleaved(parts)
     assert [mixed[i].uid for i in range(len(mixed))] == ["a/0", "c/0", "a/1", "a/2"]
     assert len(Interleaved([])) == 0
+
+
+def test_a_repeated_draw_has_an_id_of_its_own_and_takes_the_place_of_no_other_prompt() -> None:
+    plain, other = stream(source("a", 5)), stream(source("a", 5))
+    first = other.draw(2)
+    again = other.repeat("a", first[1].position)
+    assert (again.draw_id, again.uid, again.position) == (2, first[1].uid, 1)
+    resumed = stream(source("a", 5))
+    resumed.restore(json.loads(json.dumps(other.state())))
+    assert resumed.num_drawn == 3
+    rest = resumed.draw(3)
+    assert [draw.uid for draw in (*first, *rest)] == uids(plain, 5) and [draw.draw_id for draw in rest] == [3, 4, 5]
+
+
+def test_repeated_draws_count_in_their_sources_share() -> None:
+    drawn = stream(source("a", 9), source("b", 9))
+    assert drawn.next_domain == "a"
+    drawn.draw(2)
+    drawn.repeat("a", 0)
+    assert drawn.next_domain == "b" and [draw.prompt.domain for draw in drawn.draw(3)] == ["b", "a", "b"]
+
+
+def test_where_an_item_comes_in_the_first_epoch() -> None:
+    drawn = stream(source("a", 7))
+    for position, draw in enumerate(drawn.draw(7)):
+        assert drawn.position_of("a", int(draw.uid.partition("/")[2])) == position

@@ -10,7 +10,7 @@ from roll.config.base import Section, option
 from roll.config.data import EnvironmentData
 from roll.config.reinforcing import ReinforcingConfig
 
-__all__ = ["CONFIG", "AgenticConfig", "CurriculumConfig"]
+__all__ = ["CONFIG", "AgenticConfig", "AnchorsConfig", "CurriculumConfig"]
 
 
 class CurriculumConfig(Section):
@@ -19,6 +19,47 @@ class CurriculumConfig(Section):
     num_episodes: int = option(64, "Episodes of an environment over which its success rate is averaged, about.", ge=1)
     least_share: float = option(
         0.1, "What an environment that always or never succeeds keeps of its weight.", gt=0, le=1
+    )
+
+
+class AnchorsConfig(Section):
+    """Groups that begin in the midst of a successful episode: its first turns are replayed, and the policy goes on.
+
+    IPA's chunk-level initialised resampling (arXiv 2512.24873). What was replayed is context, imitated once for each
+    group as `algorithm.imitation` says. An environment must repeat an episode under the same seed and actions.
+    """
+
+    type: Literal["parallel", "rollback"] = option(
+        "parallel",
+        "`parallel`: at several boundaries between turns side by side (parallelised initialisation). `rollback`: "
+        "before the last turn first, and a turn earlier each time that most rollouts succeed from there (sequential "
+        "rollback), at last from the beginning.",
+    )
+    share: float = option(
+        0.5, "Of an environment's groups, as many begin at anchors, once it has successful episodes.", gt=0, le=1
+    )
+    placement: Literal["even", "random"] = option(
+        "even", "`parallel`: evenly spread `num_anchors` boundaries, or any, drawn at random."
+    )
+    num_anchors: int = option(4, "`parallel` and `even`: how many of each episode, at most.", ge=1)
+    passed_at: float = option(
+        0.75,
+        "No more groups begin at an anchor once this share of the last `num_rollouts` rollouts from it succeeded.",
+        gt=0,
+        le=1,
+    )
+    num_rollouts: int = option(8, "Rollouts over which success from an anchor is measured.", ge=1)
+    rare_below: float = option(
+        0.5, "A success is kept where at most this share of its group, begun at the prompt, succeeded.", gt=0, le=1
+    )
+    num_kept: int = option(
+        32, "Successful episodes that are kept of each environment, at most; the oldest gives way.", ge=1
+    )
+    demonstrations: str | None = option(
+        None,
+        'JSONL file of successful episodes to begin with, each `{"seed": …, "actions": ["…", …]}`, with '
+        '`"environment"` where there are several; seeds are those of training episodes.',
+        examples=["demonstrations.jsonl"],
     )
 
 
@@ -34,6 +75,10 @@ class AgenticConfig(ReinforcingConfig):
     )
     curriculum: CurriculumConfig | None = option(
         None, "Let success rates decide how the environments are mixed, beside their weights."
+    )
+
+    anchors: AnchorsConfig | None = option(
+        None, "Let groups begin in the midst of successful episodes, where success is rare."
     )
 
     @field_validator("environments")
@@ -62,6 +107,27 @@ class AgenticConfig(ReinforcingConfig):
             if len(self.environments) == 1:
                 raise ValueError("curriculum mixes environments, but there is one alone: remove it, or add others")
         return self
+
+    @model_validator(mode="after")
+    def _between_turns(self) -> Self:
+        if self.anchors is None:
+            return self
+        if all(entry.num_turns == 1 for entry in self.environments):
+            raise ValueError(
+                "anchors lie between turns, but every environment has num_turns 1: raise it, or remove anchors"
+            )
+        own = "loop" if self.rollout.loop else "agent" if self.rollout.agent else None
+        if own is not None:
+            raise ValueError(
+                f"anchors replay turns of episodes that ROLL plays itself, but rollout.{own} plays them: remove the "
+                "one or the other"
+            )
+        return self
+
+    @property
+    def has_demonstrations(self) -> bool:
+        """See `ReinforcingConfig`."""
+        return self.anchors is not None or super().has_demonstrations
 
     @property
     def data(self) -> list[EnvironmentData]:  # type: ignore[override]

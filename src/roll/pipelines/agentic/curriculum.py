@@ -9,23 +9,14 @@ from __future__ import annotations
 import hashlib
 from bisect import bisect
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from itertools import accumulate
 
 from roll.config.pipelines.agentic import AgenticConfig, CurriculumConfig
-from roll.pipelines.learning.state import LearningState
+from roll.pipelines.agentic.state import AgenticState
 from roll.pipelines.measures import score
 from roll.types import Group, Rollout
 
-__all__ = ["AgenticState", "domain_of", "note_successes", "shares"]
-
-
-@dataclass(kw_only=True, slots=True)
-class AgenticState(LearningState):
-    """Where an agentic run stands at a step's boundary."""
-
-    success_rates: dict[str, float] = field(default_factory=dict)
-    """By environment, averaged over its last episodes; of those alone that were played."""
+__all__ = ["domain_of", "note_successes", "shares"]
 
 
 def shares(config: AgenticConfig, rates: Mapping[str, float]) -> dict[str, float]:
@@ -49,10 +40,14 @@ def domain_of(config: AgenticConfig, state: AgenticState, number: int) -> str:
 
 
 def note_successes(curriculum: CurriculumConfig, state: AgenticState, groups: Sequence[Group]) -> None:
-    """Take a step's episodes into the averages, in which an episode weighs 1 / `num_episodes` as it comes."""
+    """Take a step's episodes into the averages, in which an episode weighs 1 / `num_episodes` as it comes.
+
+    Those that began in the midst of a success are left out.
+    """
     by_domain: dict[str, list[Rollout]] = {}
     for group in groups:
-        by_domain.setdefault(group.draw.prompt.domain, []).extend(group.scored)
+        if group.draw.anchor is None:
+            by_domain.setdefault(group.draw.prompt.domain, []).extend(group.scored)
     rates = dict(state.success_rates)
     for name, rollouts in by_domain.items():
         if rollouts:

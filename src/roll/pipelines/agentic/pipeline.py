@@ -13,7 +13,12 @@ from functools import partial
 from typing import Any
 
 from roll.config.pipelines.agentic import AgenticConfig
-from roll.pipelines.agentic.curriculum import AgenticState, domain_of, note_successes
+from roll.data import Data
+from roll.pipelines.agentic.anchors import figures, note_anchors
+from roll.pipelines.agentic.curriculum import note_successes
+from roll.pipelines.agentic.demonstrating import play_demonstrations, read_demonstrations
+from roll.pipelines.agentic.draws import EpisodeDraws
+from roll.pipelines.agentic.state import AgenticState
 from roll.pipelines.evaluation import measure
 from roll.pipelines.learning.losses import check_own_functions
 from roll.pipelines.online.online_run import OnlineRun
@@ -37,27 +42,32 @@ async def _open(config: AgenticConfig, session: Session) -> AsyncIterator[Callab
     """Start every role, restore what a checkpoint holds, and end every role afterwards, also after an error."""
     session.tracker.note("reading the model's files")
     check_own_functions(config.algorithm)
+    shown = await asyncio.to_thread(read_demonstrations, config)
     prepared = await asyncio.to_thread(prepare, config)
     specs = await asyncio.to_thread(trainer_specs, config, prepared.model_path)
     placed = [Placed(device_role(spec), spec) for spec in specs]
     async with open_online(
         config, session, prepared, placed, partial(learner_of, config), controlled=_controller, state_type=AgenticState
     ) as opened:
+        await play_demonstrations(opened, prepared.data.train, shown)
         yield partial(loop.train, opened.online, opened.live, opened.evaluator, _learn)
 
 
-def _controller(config: AgenticConfig, state: AgenticState, *parts: Any) -> AsyncController:
-    chosen = partial(domain_of, config, state) if config.curriculum else None
-    return build_controller(config, state, *parts, domain_of=chosen)
+def _controller(config: AgenticConfig, state: AgenticState, data: Data, *parts: Any) -> AsyncController:
+    draws = EpisodeDraws(config=config, state=state, stream=data.train)
+    return build_controller(config, state, data, *parts, draws=draws)
 
 
 async def _learn(online: OnlineRun[AgenticConfig], collected: Collected) -> list[str]:
-    """Learn from a batch up to the step's boundary, and note which environments were solved."""
-    alarms = await learn_from(online, collected)
-    state, curriculum = online.run.state, online.config.curriculum
-    if curriculum is not None:
-        assert isinstance(state, AgenticState)
-        note_successes(curriculum, state, collected.batch.groups)
+    """Learn from a batch up to the step's boundary, and note which environments were solved, and from where."""
+    config, state, groups = online.config, online.run.state, collected.batch.groups
+    assert isinstance(state, AgenticState)
+    found = figures(state.kept, groups) if config.anchors else {}
+    alarms = await learn_from(online, collected, found)
+    if config.curriculum is not None:
+        note_successes(config.curriculum, state, groups)
+    if config.anchors is not None:
+        note_anchors(config.anchors, state, groups, online.batches.in_flight())
     return alarms
 
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, Protocol
 
 from roll.config.generating import GeneratingConfig
 from roll.data import Data
@@ -12,7 +12,19 @@ from roll.pipelines.learning.state import LearningState
 from roll.rollout import AsyncController, BatchSpec, DataLedger, SamplingPlan
 from roll.types import PromptDraw
 
-__all__ = ["build_controller"]
+__all__ = ["Draws", "build_controller"]
+
+
+class Draws(Protocol):
+    """See `PromptStream`, which has more."""
+
+    def draw(self, count: int, domain: str | None = None) -> Sequence[PromptDraw]:
+        """The next draws; of one domain, where it is given."""
+        ...
+
+    def again(self, draw_id: int, domain: str, position: int) -> PromptDraw:
+        """What was drawn before."""
+        ...
 
 
 def build_controller(
@@ -23,7 +35,7 @@ def build_controller(
     generation: Generation,
     plan: SamplingPlan,
     *companions: SamplingPlan,
-    domain_of: Callable[[int], str] | None = None,
+    draws: Draws | None = None,
     **asked: Any,
 ) -> AsyncController:
     """The controller of a run, with what an earlier process left in flight.
@@ -36,21 +48,19 @@ def build_controller(
         generation: what answers and scores.
         plan: how groups are sampled.
         companions: how further answers to their prompts are.
-        domain_of: of which domain a draw is, by its number, where that is not left to the sources' weights.
+        draws: where they come from, in place of `data.train`.
         asked: of finished groups, as in `BatchSpec`.
     """
 
+    stream = draws or data.train
+
     def draw(count: int, domain: str | None) -> Sequence[PromptDraw]:
-        stream = data.train
-        if domain is None and domain_of is not None:
-            drawn = [stream.draw(1, domain_of(stream.num_drawn))[0] for _ in range(count)]
-        else:
-            drawn = stream.draw(count, domain)
+        drawn = stream.draw(count, domain)
         ledger.open(drawn, state.step + 1)
         return drawn
 
     rollout = config.rollout
-    pending = [data.train.again(*entry) for entry in state.pending]
+    pending = [stream.again(*entry) for entry in state.pending]
     ahead = rollout.scheduling.async_ratio > 0
     quotas = {entry.domain or entry.source: entry.weight for entry in config.data}
     return AsyncController(

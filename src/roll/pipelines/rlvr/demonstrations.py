@@ -20,9 +20,18 @@ from roll.data import ChatRenderer
 from roll.errors import InfraError
 from roll.pipelines.live_policy import LivePolicy
 from roll.rollout.episode import loop_for
-from roll.types import EXPERT, Generation, GenerationRequest, PromptDraw, Rollout, RolloutId
+from roll.types import (
+    EXPERT,
+    Anchor,
+    Generation,
+    GenerationRequest,
+    PromptDraw,
+    RewardResult,
+    Rollout,
+    RolloutId,
+)
 
-__all__ = ["demonstrations"]
+__all__ = ["demonstration", "demonstrations", "replayed"]
 
 logger = logging.getLogger(__name__)
 
@@ -30,17 +39,54 @@ logger = logging.getLogger(__name__)
 async def demonstrations(config: ReinforcingConfig, live: LivePolicy, draws: Sequence[PromptDraw]) -> list[Rollout]:
     """A scored expert rollout for every draw whose prompt has a demonstration; none where imitation weighs nothing.
 
-    One that infrastructure failed to score, after `rollout.max_attempts`, is left out: the policy's own rollouts do
-    not depend on it.
+    Of a draw that begins at an anchor it is what was replayed (IPA, arXiv 2512.24873 eq. 10: the expert's chunks up to
+    the fork). One that infrastructure failed to score, after `rollout.max_attempts`, is left out: the policy's own
+    rollouts do not depend on it.
     """
     if config.algorithm.imitation.weight == 0:
         return []
-    shown = [draw for draw in draws if draw.prompt.expert]
-    found = await asyncio.gather(*(_scored(config, live, draw) for draw in shown))
-    return [rollout for rollout in found if rollout is not None]
+    shown = [draw for draw in draws if draw.prompt.expert and draw.anchor is None]
+    found = await asyncio.gather(*(demonstration(config, live, draw) for draw in shown))
+    begun = [
+        replayed(draw, draw.anchor, live.plan.group_size) for draw in draws if draw.anchor and draw.anchor.num_turns
+    ]
+    return [*(rollout for rollout in found if rollout is not None), *begun]
 
 
-async def _scored(config: ReinforcingConfig, live: LivePolicy, draw: PromptDraw) -> Rollout | None:
+def replayed(draw: PromptDraw, anchor: Anchor, index: int) -> Rollout:
+    """The turns before an anchor as an expert's rollout.
+
+    Those after it keep their rewards and lose their tokens, so that a turn is worth what it was worth to the whole
+    episode: G_k = gamma^(K-1-k) R of IPA's eq. 7, for one.
+    """
+    record, num = anchor.trajectory, anchor.num_turns
+    end = record.turns[num - 1].end
+    turns = [turn if i < num else replace(turn, start=end, end=end) for i, turn in enumerate(record.turns)]
+    return Rollout(
+        draw_id=draw.draw_id,
+        index=index,
+        purpose=EXPERT,
+        prompt=draw.prompt,
+        prompt_token_ids=record.prompt_token_ids,
+        token_ids=record.token_ids[:end],
+        logprobs=np.zeros(end, np.float32),
+        policy_versions=np.full(end, -1, np.int32),
+        finish_reason="stop",
+        text="",
+        reward=RewardResult(value=record.reward, correct=True),
+        engine_id="replay",
+        turns=tuple(turns),
+        branches=tuple(branch for branch in record.branches if branch.start < end),
+        expert=True,
+    )
+
+
+async def demonstration(config: ReinforcingConfig, live: LivePolicy, draw: PromptDraw) -> Rollout | None:
+    """The expert's answers, played and scored; `None` where no attempt could score them.
+
+    Raises:
+        InfraError: they could not be played.
+    """
     plan, renderer, reward = live.plan, live.generation.renderer, live.generation.rewards[draw.prompt.domain]
     script = _Script(renderer=renderer, answers=iter(draw.prompt.expert))
     name = RolloutId(purpose=EXPERT, draw_id=draw.draw_id, index=plan.group_size)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
@@ -29,7 +28,7 @@ def build_controller(
     generation: Generation,
     plan: SamplingPlan,
     *,
-    domain_of: Callable[[int], str] | None = None,
+    draws: sampling.Draws | None = None,
 ) -> AsyncController:
     """The controller of a run, with what an earlier process left in flight; see `online.sampling.build_controller`."""
     algorithm, longest = config.algorithm, config.rollout.max_new_tokens
@@ -45,7 +44,7 @@ def build_controller(
         left_out=refills,
         max_refills=algorithm.filters.max_refills,
         doomed=_doom(config),
-        domain_of=domain_of,
+        draws=draws,
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from contextlib import nullcontext
 from typing import TypeVar
 
@@ -17,10 +18,18 @@ __all__ = ["learn_from"]
 C = TypeVar("C", bound=ReinforcingConfig)
 
 
-async def learn_from(online: OnlineRun[C], collected: Collected) -> list[str]:
-    """Learn from a batch, bring the weights to engines, and cross the boundary; returns alarms that stop the run."""
+async def learn_from(
+    online: OnlineRun[C], collected: Collected, figures: Mapping[str, float] | None = None
+) -> list[str]:
+    """Learn from a batch, bring the weights to engines, and cross the boundary; returns alarms that stop the run.
+
+    Args:
+        online: the run.
+        collected: its batch.
+        figures: further ones of the step.
+    """
     run, selection = online.run, collected.selection
-    metrics = await _update(online, collected)
+    metrics = {**await _update(online, collected), **(figures or {})}
     run.mid_update, run.state.moments = True, selection.moments
     trained = {rollout.rollout_id for rollout in selection.rollouts}
     shown = collected.demonstrations
@@ -37,7 +46,7 @@ async def _update(online: OnlineRun[C], collected: Collected) -> dict[str, float
         async with live.learning(run) if live else nullcontext():
             learned = await learn(run, online.learner, config.algorithm, selection, config.rollout)
             metrics |= learning_metrics(learned.batch, learned.results, learned.critic_results) | learned.metrics
-            if any(entry.has_demonstrations for entry in config.data):
+            if config.has_demonstrations:
                 metrics["data/demonstrations"] = float(len(selection.demonstrations))
             advantages = mean_advantages(learned.batch)
             if learned.stepped:

@@ -1,0 +1,211 @@
+"""Beginning in the midst of successful episodes: IPA's chunk-level initialised resampling (ROME, arXiv 2512.24873).
+
+A success of K turns has a boundary before each of them; at an anchor k, its first k turns are replayed, and all
+rollouts of a group go on there:
+
+    sequential rollback            a₁ ─ a₂ ─ a₃ ─ a₄ ✓     k = 3 until it is passed, then 2, 1, 0
+    parallelised initialisation    a₁ ─ a₂ ─ a₃ ─ a₄ ✓     k = 1, 2, 3 side by side, each until it is passed
+
+Where rewards come at the end alone and are rare, nearly all plain rollouts fail and say nothing; close to a success
+they differ, and what is learnt there brings the turns before it within reach. An anchor is passed once most of the
+rollouts that last began there succeeded. The paper gives no constants: those of `AnchorsConfig` are ours.
+
+Pure functions of the configuration and of the state at a step's boundary, so that a resumed run chooses alike.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
+
+from roll.config.pipelines.agentic import AnchorsConfig
+from roll.errors import ReplayError
+from roll.pipelines.agentic.state import AgenticState, KeptEpisode
+from roll.rollout.replaying import recorded
+from roll.types import Anchor, Group, PromptDraw, Rollout
+
+__all__ = ["MOST_UNREPEATED", "anchors_of", "choose", "figures", "note_anchors", "open_anchors", "updated"]
+
+logger = logging.getLogger(__name__)
+
+MOST_UNREPEATED = 3
+"""An environment that did not repeat so many episodes is not asked to repeat another one."""
+
+
+def anchors_of(config: AnchorsConfig, num_turns: int) -> list[int]:
+    """The anchors of an episode of so many turns, in the order in which they are to be passed.
+
+    >>> anchors_of(AnchorsConfig(type="rollback"), 4)
+    [3, 2, 1, 0]
+    >>> anchors_of(AnchorsConfig(type="parallel", num_anchors=3), 8)
+    [2, 4, 6]
+    """
+    if config.type == "rollback":
+        return list(range(num_turns - 1, -1, -1))
+    count = num_turns - 1 if config.placement == "random" else min(config.num_anchors, num_turns - 1)
+    parts = count + 1
+    return [(2 * j * num_turns + parts) // (2 * parts) for j in range(1, parts)]
+
+
+def open_anchors(config: AnchorsConfig, kept: KeptEpisode) -> list[int]:
+    """Those at which a group may begin now; none where all are passed."""
+    left = [k for k in anchors_of(config, len(kept.trajectory.turns)) if k not in kept.passed]
+    return left[:1] if config.type == "rollback" else left
+
+
+def choose(
+    config: AnchorsConfig | None,
+    kept: Iterable[KeptEpisode],
+    unrepeated: Mapping[str, int],
+    *,
+    domain: str,
+    seed: int,
+    number: int,
+) -> tuple[KeptEpisode, Anchor] | None:
+    """At which anchor a draw begins; `None`: at a prompt of its own.
+
+    Args:
+        config: how anchors are chosen, if any are.
+        kept: successful episodes.
+        unrepeated: by environment, how many it did not repeat.
+        domain: the draw's environment.
+        seed: of the run.
+        number: of the draw.
+    """
+    if config is None or unrepeated.get(domain, 0) >= MOST_UNREPEATED:
+        return None
+    found = [(one, left) for one in kept if one.domain == domain and (left := open_anchors(config, one))]
+    if not found or _point(seed, number, "whether") >= config.share:
+        return None
+    episode, left = found[int(_point(seed, number, "which") * len(found))]
+    num_turns = left[int(_point(seed, number, "where") * len(left))]
+    return episode, Anchor(trajectory=episode.trajectory, num_turns=num_turns)
+
+
+def _point(seed: int, number: int, what: str) -> float:
+    """Between 0 and 1, and never 1."""
+    digest = hashlib.blake2b(f"{seed}/anchors/{what}/{number}".encode(), digest_size=6).digest()
+    return int.from_bytes(digest, "big") / 2**48
+
+
+def succeeded(rollout: Rollout) -> bool:
+    """Whether its reward says that the task was solved or, where it does not say, is positive."""
+    reward = rollout.reward
+    return reward is not None and (reward.value > 0 if reward.correct is None else reward.correct)
+
+
+def unrepeated(groups: Iterable[Group]) -> dict[str, str]:
+    """By uid, the episodes that their environments did not repeat, and why."""
+    prefix = f"{ReplayError.__name__}: "
+    return {
+        group.draw.anchor.trajectory.uid: rollout.cause.removeprefix(prefix)
+        for group in groups
+        if group.draw.anchor is not None
+        for rollout in group.rollouts
+        if rollout.cause.startswith(prefix)
+    }
+
+
+def updated(
+    config: AnchorsConfig, kept: Sequence[KeptEpisode], groups: Sequence[Group], in_flight: Collection[str]
+) -> tuple[KeptEpisode, ...]:
+    """What is kept after a step.
+
+    Successes from anchors are noted, and what was not repeated is given up; rare successes from a prompt are added, the
+    one of fewest turns of a group, where that prompt has none yet. An episode whose anchors are all passed leaves, and
+    so does the oldest where an environment has more than `num_kept`.
+
+    Args:
+        config: what is kept.
+        kept: before the step, the oldest first.
+        groups: of the step.
+        in_flight: uids of episodes in whose midst something begins even now, which therefore stay.
+    """
+    lost = unrepeated(groups).keys()
+    results: dict[str, dict[int, list[bool]]] = defaultdict(lambda: defaultdict(list))
+    for group in groups:
+        if (anchor := group.draw.anchor) is not None:
+            results[anchor.trajectory.uid][anchor.num_turns] += map(succeeded, group.scored)
+    going = [_noted(config, one, results[one.trajectory.uid]) for one in kept if one.trajectory.uid not in lost]
+    known = {one.trajectory.uid for one in kept}
+    for group in groups:
+        new = _rare_success(config, group)
+        if new is not None and new.trajectory.uid not in known:
+            known.add(new.trajectory.uid)
+            going.append(new)
+    going = [one for one in going if one.trajectory.uid in in_flight or open_anchors(config, one)]
+    too_many = Counter(one.domain for one in going)
+    too_many.subtract(dict.fromkeys(too_many, config.num_kept))
+    result = []
+    for one in going:
+        if too_many[one.domain] > 0 and not one.shown and one.trajectory.uid not in in_flight:
+            too_many[one.domain] -= 1
+        else:
+            result.append(one)
+    return tuple(result)
+
+
+def _noted(config: AnchorsConfig, kept: KeptEpisode, results: Mapping[int, Sequence[bool]]) -> KeptEpisode:
+    recent, passed = dict(kept.recent), set(kept.passed)
+    for anchor, found in results.items():
+        last = recent[anchor] = (*recent.get(anchor, ()), *found)[-config.num_rollouts :]
+        if len(last) == config.num_rollouts and sum(last) >= config.passed_at * len(last):
+            passed.add(anchor)
+            del recent[anchor]
+    return replace(kept, recent=recent, passed=frozenset(passed))
+
+
+def _rare_success(config: AnchorsConfig, group: Group) -> KeptEpisode | None:
+    """The best success of a group that seldom had one; `None` where there is none that could be replayed."""
+    won = [rollout for rollout in group.scored if succeeded(rollout)]
+    if group.draw.anchor is not None or len(won) > config.rare_below * len(group.scored):
+        return None
+    usable = [r for r in won if r.finished and len(r.turns) > 1 and not r.counts.get("summaries")]
+    if not usable or group.draw.prompt.environment is None:
+        return None
+    best = min(usable, key=lambda rollout: (len(rollout.turns), rollout.index))
+    return KeptEpisode(domain=best.prompt.domain, position=group.draw.position, trajectory=recorded(best))
+
+
+def note_anchors(
+    config: AnchorsConfig, state: AgenticState, groups: Sequence[Group], in_flight: Iterable[PromptDraw]
+) -> None:
+    """Take a step's episodes into the state, and note where what is in flight began; says what was not repeated."""
+    begun = {draw.draw_id: draw.anchor for draw in in_flight if draw.anchor is not None}
+    state.begun = {str(i): [anchor.trajectory.uid, anchor.num_turns] for i, anchor in sorted(begun.items())}
+    domains = {one.trajectory.uid: one.domain for one in state.kept}
+    for uid, why in unrepeated(groups).items():
+        if uid not in domains:  # of a group that was in flight when this was found out
+            continue
+        number = state.unrepeated[domains[uid]] = state.unrepeated.get(domains[uid], 0) + 1
+        last = " No more of its groups begin at anchors." if number == MOST_UNREPEATED else ""
+        logger.warning("%s%s", why, last)
+    state.kept = updated(config, state.kept, groups, {uid for uid, _ in state.begun.values()})
+
+
+def figures(kept: Sequence[KeptEpisode], groups: Sequence[Group]) -> dict[str, float]:
+    """Of a step: groups that began at anchors, and how they fared by how much of the episode was replayed."""
+    began = [(group, group.draw.anchor) for group in groups if group.draw.anchor is not None]
+    metrics = {
+        "anchors/kept": float(len(kept)),
+        "anchors/groups": float(len(began)),
+        "anchors/not_repeated": float(len(unrepeated(groups))),
+    }
+    quarters: dict[int, list[bool]] = defaultdict(list)
+    shares = []
+    for group, anchor in began:
+        share = anchor.num_turns / len(anchor.trajectory.turns)
+        shares.append(share)
+        quarters[int(4 * share) + 1] += map(succeeded, group.scored)
+    results = [won for found in quarters.values() for won in found]
+    if shares:
+        metrics["anchors/replayed_share"] = sum(shares) / len(shares)
+    if results:
+        metrics["anchors/accuracy"] = sum(results) / len(results)
+    for quarter, found in sorted(quarters.items()):
+        if found:
+            metrics[f"anchors/accuracy_quarter_{quarter}"] = sum(found) / len(found)
+    return metrics

@@ -1,0 +1,47 @@
+"""What is drawn next: of which environment, and whether it begins at an anchor."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from roll.config.pipelines.agentic import AgenticConfig
+from roll.data import PromptStream
+from roll.pipelines.agentic.anchors import choose
+from roll.pipelines.agentic.curriculum import domain_of
+from roll.pipelines.agentic.state import AgenticState
+from roll.types import Anchor, PromptDraw
+
+__all__ = ["EpisodeDraws"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EpisodeDraws:
+    """Draws of a stream, some of them at anchors in place of prompts of their own; see `online.sampling.Draws`."""
+
+    config: AgenticConfig
+    state: AgenticState
+    """At a boundary; as it changes, so do later draws."""
+    stream: PromptStream
+
+    def draw(self, count: int, domain: str | None = None) -> Sequence[PromptDraw]:
+        """The next draws, of one environment where it is given."""
+        return [self._next(domain) for _ in range(count)]
+
+    def again(self, draw_id: int, domain: str, position: int) -> PromptDraw:
+        """A draw that an earlier process left in flight, at the anchor that it had."""
+        draw = self.stream.again(draw_id, domain, position)
+        uid, num_turns = self.state.begun.get(str(draw_id), ("", 0))
+        found = next((one.trajectory for one in self.state.kept if one.trajectory.uid == uid), None)
+        return draw if found is None else replace(draw, anchor=Anchor(trajectory=found, num_turns=num_turns))
+
+    def _next(self, domain: str | None) -> PromptDraw:
+        config, state, stream = self.config, self.state, self.stream
+        number = stream.num_drawn
+        if domain is None:
+            domain = domain_of(config, state, number) if config.curriculum else stream.next_domain
+        chosen = choose(config.anchors, state.kept, state.unrepeated, domain=domain, seed=config.seed, number=number)
+        if chosen is None:
+            return stream.draw(1, domain)[0]
+        episode, anchor = chosen
+        return replace(stream.repeat(domain, episode.position), anchor=anchor)

@@ -1,0 +1,109 @@
+"""What an agentic run remembers between steps."""
+
+from __future__ import annotations
+
+import base64
+import zlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Self
+
+import numpy as np
+
+from roll.pipelines.learning.state import LearningState
+from roll.types import Branch, IntArray, Trajectory, Turn
+
+__all__ = ["AgenticState", "KeptEpisode"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class KeptEpisode:
+    """A successful episode, and what became of the rollouts that began in its midst."""
+
+    domain: str
+    position: int
+    """Where its domain's stream stood when it was drawn."""
+    trajectory: Trajectory
+    shown: bool = False
+    """The user's own, and never given up for another one."""
+    recent: Mapping[int, tuple[bool, ...]] = field(default_factory=dict)
+    """By anchor (the number of turns replayed): of the last rollouts that began there, whether they succeeded."""
+    passed: frozenset[int] = frozenset()
+    """Anchors from which the policy knows how to go on."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data."""
+        trajectory = self.trajectory
+        return {
+            "domain": self.domain,
+            "position": self.position,
+            "shown": self.shown,
+            "recent": [[anchor, *map(int, found)] for anchor, found in sorted(self.recent.items())],
+            "passed": sorted(self.passed),
+            "uid": trajectory.uid,
+            "reward": trajectory.reward,
+            "prompt": _packed(trajectory.prompt_token_ids),
+            "tokens": _packed(trajectory.token_ids),
+            "turns": [[turn.start, turn.end, turn.reward, turn.state] for turn in trajectory.turns],
+            "branches": [[branch.start, _packed(branch.context)] for branch in trajectory.branches],
+        }
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> Self:
+        """Read what `to_json` wrote."""
+        trajectory = Trajectory(
+            uid=value["uid"],
+            prompt_token_ids=_unpacked(value["prompt"]),
+            token_ids=_unpacked(value["tokens"]),
+            turns=tuple(Turn(start=s, end=e, reward=r, state=state) for s, e, r, state in value["turns"]),
+            branches=tuple(Branch(start=start, context=_unpacked(context)) for start, context in value["branches"]),
+            reward=value["reward"],
+        )
+        return cls(
+            domain=value["domain"],
+            position=value["position"],
+            trajectory=trajectory,
+            shown=value["shown"],
+            recent={anchor: tuple(map(bool, found)) for anchor, *found in value["recent"]},
+            passed=frozenset(value["passed"]),
+        )
+
+
+def _packed(token_ids: IntArray) -> str:
+    return base64.b64encode(zlib.compress(np.asarray(token_ids, "<i4").tobytes())).decode()
+
+
+def _unpacked(text: str) -> IntArray:
+    return np.frombuffer(zlib.decompress(base64.b64decode(text)), "<i4").astype(np.int32)
+
+
+@dataclass(kw_only=True, slots=True)
+class AgenticState(LearningState):
+    """Where an agentic run stands at a step's boundary."""
+
+    success_rates: dict[str, float] = field(default_factory=dict)
+    """By environment, averaged over its last episodes; of those alone that were played."""
+    kept: tuple[KeptEpisode, ...] = ()
+    """Successful episodes in whose midst others may begin; at most one of a prompt, the oldest first."""
+    begun: dict[str, list[Any]] = field(default_factory=dict)
+    """By id, draws in flight that begin at an anchor, as [uid of the episode, turns replayed]."""
+    unrepeated: dict[str, int] = field(default_factory=dict)
+    """By environment, how many episodes it did not repeat."""
+    shown: bool = False
+    """The user's demonstrations were played."""
+
+    def to_json(self) -> dict[str, Any]:
+        """See `RunState.to_json`."""
+        kept, self.kept = self.kept, ()  # not to be copied
+        try:
+            value = super(AgenticState, self).to_json()
+        finally:
+            self.kept = kept
+        return {**value, "kept": [episode.to_json() for episode in kept]}
+
+    @classmethod
+    def from_json(cls, value: dict[str, Any]) -> Self:
+        """See `RunState.from_json`."""
+        state = super(AgenticState, cls).from_json(value)
+        state.kept = tuple(KeptEpisode.from_json(found) for found in value["kept"])
+        return state

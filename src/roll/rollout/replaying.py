@@ -1,0 +1,105 @@
+"""Beginning in the midst of an earlier episode (IPA's initialised resampling, arXiv 2512.24873).
+
+    reset(seed) ─► recorded answer ─► env.step ─► … ─► recorded answer ─► env.step ─► as recorded? ─► the model's turn
+
+The environment acts again; the model's answers are the recorded tokens, in place of an engine's. What is heard is put
+into contexts by the same code as ever, so that equal observations give equal tokens: the context at the anchor, and the
+turns before it with their rewards and states, must be those of the record, or the environment is not where it was.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from roll.errors import ReplayError
+from roll.rollout.loops import Generate
+from roll.types import Anchor, Branch, Generation, GenerationRequest, IntArray, Prompt, Rollout, Trajectory, Turn
+
+__all__ = ["Played", "check_replay", "not_there", "recalling", "recorded"]
+
+
+def recorded(rollout: Rollout) -> Trajectory:
+    """What a scored rollout, played from its prompt on, leaves for others to begin with."""
+    assert rollout.reward is not None, "the rollout was scored"
+    return Trajectory(
+        uid=rollout.prompt.uid,
+        prompt_token_ids=rollout.prompt_token_ids,
+        token_ids=rollout.token_ids,
+        turns=rollout.spans,
+        branches=rollout.branches,
+        reward=rollout.reward.value,
+    )
+
+
+def recalling(anchor: Anchor, generate: Generate) -> Generate:
+    """Gives the answers before the anchor as they were recorded, and then asks the engine."""
+    trajectory = anchor.trajectory
+    left = iter(trajectory.turns[: anchor.num_turns])
+
+    async def answer(request: GenerationRequest) -> Generation:
+        turn = next(left, None)
+        if turn is None:
+            return await generate(request)
+        token_ids = trajectory.token_ids[turn.start : turn.end]
+        return Generation(
+            request_id=request.request_id,
+            token_ids=token_ids,
+            logprobs=np.zeros(len(token_ids), np.float32),
+            policy_versions=np.full(len(token_ids), -1, np.int32),
+            finish_reason="stop",
+            engine_id="replay",
+        )
+
+    return answer
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Played:
+    """What has been played again, up to the anchor; as in `Trajectory`."""
+
+    prompt_token_ids: IntArray
+    tokens: Sequence[IntArray]
+    """In parts."""
+    turns: Sequence[Turn]
+    branches: Sequence[Branch]
+    state: str
+    """In which the next turn begins."""
+
+
+def check_replay(prompt: Prompt, anchor: Anchor, played: Played) -> None:
+    """See that the episode is where it was when it was recorded.
+
+    Raises:
+        ReplayError: it is not, with the first difference.
+    """
+    record, num_turns = anchor.trajectory, anchor.num_turns
+    if not np.array_equal(played.prompt_token_ids, record.prompt_token_ids):
+        raise not_there(prompt, anchor, "its first observation differs")
+    for number, (turn, before) in enumerate(zip(played.turns, record.turns, strict=False), start=1):
+        if turn.state != before.state or turn.start != before.start:
+            raise not_there(prompt, anchor, f"what it says before turn {number} differs")
+        if turn.reward != before.reward:
+            raise not_there(prompt, anchor, f"turn {number} earns {turn.reward:g}, and earned {before.reward:g}")
+    tokens = np.concatenate([np.zeros(0, np.int32), *played.tokens])
+    end = record.turns[num_turns].start
+    if played.state != record.turns[num_turns].state:
+        raise not_there(prompt, anchor, f"the state before turn {num_turns + 1} differs")
+    branches = [branch for branch in record.branches if branch.start <= end]
+    alike = len(played.branches) == len(branches) and all(
+        one.start == other.start and np.array_equal(one.context, other.context)
+        for one, other in zip(played.branches, branches, strict=True)
+    )
+    if not alike or not np.array_equal(tokens, record.token_ids[:end]):
+        raise not_there(prompt, anchor, f"what it says up to turn {num_turns + 1} differs")
+
+
+def not_there(prompt: Prompt, anchor: Anchor, difference: str) -> ReplayError:
+    """The error of an environment that is not where it was."""
+    name = prompt.environment.name if prompt.environment else prompt.domain
+    return ReplayError(
+        f"environment '{name}' does not repeat its episode '{anchor.trajectory.uid}' under the same seed and actions: "
+        f"{difference}. Nothing can begin in the midst of it."
+    )
