@@ -16,7 +16,7 @@ from roll.config.estimate import (
 )
 from roll.config.load import load_config
 from roll.pipelines.online.check.estimate import batch_arithmetic, memory_by_role, rollout_bytes
-from roll.pipelines.rlvr.check.estimate import further_memory
+from roll.pipelines.rlvr.check import further_memory
 
 QUICKSTART = Path(__file__).parents[3] / "examples" / "quickstart.yaml"
 RAY = ["cluster.type=ray", "cluster.device_mapping.actor_train=0-1", "cluster.device_mapping.actor_infer=0-1"]
