@@ -22,6 +22,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from roll.algorithms.filters import is_doomed, reason_to_leave_out
+from roll.config.distributions import LognormalDistribution
 from roll.config.scheduling import SchedulingConfig
 from roll.inference import EngineSpec
 from roll.protocols import EngineGroup, InferenceEngine, Reward
@@ -31,7 +32,7 @@ from roll.simulation import clock
 from roll.simulation.batch import BatchLimits
 from roll.simulation.calibrate import measured_device
 from roll.simulation.costs import engine_costs
-from roll.simulation.distributions import lognormal, uniform_of
+from roll.simulation.draws import uniform_of
 from roll.simulation.engine import EngineSettings
 from roll.simulation.fit import EngineFit
 from roll.simulation.hardware import device, model
@@ -277,7 +278,8 @@ def reward_latency_s(median_s: float, rollout: Rollout) -> float:
     """The same for the same rollout in every run: lognormal, sigma 0.5."""
     if not median_s:
         return 0.0
-    return lognormal(median_s, 0.5)(uniform_of(11, rollout.draw_id, rollout.index))
+    law = LognormalDistribution(median=median_s, sigma=0.5).quantile()
+    return law(uniform_of(11, rollout.draw_id, rollout.index))
 
 
 class Judge:

@@ -1,4 +1,4 @@
-"""One tree of errors.
+"""One tree of errors, and how messages show a value and a place.
 
 Every error that a run can meet derives from `RollError`. Each class also inherits the built-in exception it refines,
 so code outside ROLL may catch either. A message says what failed, the value seen, and what to change.
@@ -56,6 +56,8 @@ __all__ = [
     "UserError",
     "WeightSyncError",
     "WorkerDiedError",
+    "raised_at",
+    "short",
 ]
 
 
@@ -169,3 +171,20 @@ class TrainingDivergedError(RollError, ArithmeticError):
 
 class AlarmError(RollError):
     """An alarm stopped the run at a step's boundary; everything up to there is saved. Exit code 3."""
+
+
+def raised_at(error: BaseException) -> str:
+    """File and line where it was raised; empty for one that was not."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    return f"{trace.tb_frame.f_code.co_filename}:{trace.tb_lineno}" if trace is not None else ""
+
+
+def short(value: object) -> str:
+    """A value as a message shows it: its beginning."""
+    try:
+        text = repr(value)
+    except Exception:  # it nests too deeply, holds too long a number, or is of a class of the user's own
+        return f"an object of type {type(value).__name__}"
+    return text if len(text) <= 60 else f"{text[:57]}..."

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
-from roll.errors import ConfigError
+from roll.errors import ConfigError, raised_at
 
 __all__ = ["Registry", "import_object", "load_function", "looked_from", "nearest"]
 
@@ -72,8 +72,8 @@ def load_function(path: str, kind: str) -> Callable[..., Any]:
     except ConfigError:
         raise
     except (Exception, SystemExit) as error:  # the user's module may fail with anything while it is imported
-        line = _last_line(error)
-        raise ConfigError(f"{kind} '{path}' cannot be imported{line}: {type(error).__name__}: {error}") from error
+        place, what = raised_at(error), f"{type(error).__name__}: {error}"
+        raise ConfigError(f"{kind} '{path}' cannot be imported ({place}): {what}") from error
     if not callable(function):
         raise ConfigError(f"{kind} '{path}' is of type {type(function).__name__}, not a function.")
     return function
@@ -91,14 +91,6 @@ def _from_file(file: Path, name: str, kind: str) -> object:
         known = [entry for entry, value in vars(module).items() if not entry.startswith("_") and callable(value)]
         raise ConfigError(f"{kind}: '{file}' has no '{name}'.{nearest(name, known)}")
     return getattr(module, name)
-
-
-def _last_line(error: BaseException) -> str:
-    """Where the error was raised: ` (file:line)`."""
-    trace = error.__traceback__
-    while trace is not None and trace.tb_next is not None:
-        trace = trace.tb_next
-    return f" ({trace.tb_frame.f_code.co_filename}:{trace.tb_lineno})" if trace is not None else ""
 
 
 class Registry(Generic[T]):

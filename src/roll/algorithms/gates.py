@@ -73,23 +73,17 @@ class MinClip(_Exponential):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class DualClip(_Exponential):
+class DualClip(MinClip):
     """`MinClip`, and where A < 0 never below bound x A: arXiv 1912.09729 eq. 5."""
 
-    low: float = 0.2
-    high: float = 0.2
     bound: float = 3.0
 
     def __call__(self, log_ratio: Tensor, logprobs: Tensor, advantages: Tensor) -> Tensor:
-        inner = self._inner(log_ratio, logprobs, advantages)
+        inner = MinClip.__call__(self, log_ratio, logprobs, advantages)
         return torch.where(advantages < 0, torch.maximum(inner, self.bound * advantages), inner)
 
     def clipped(self, ratio: Tensor, advantages: Tensor) -> Tensor:
-        return self._inner.clipped(ratio, advantages) | ((ratio > self.bound) & (advantages < 0))
-
-    @property
-    def _inner(self) -> MinClip:
-        return MinClip(low=self.low, high=self.high)
+        return MinClip.clipped(self, ratio, advantages) | ((ratio > self.bound) & (advantages < 0))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from roll.errors import DataError
+from roll.errors import DataError, short
 from roll.registry import nearest
 from roll.rewards.base import answered
 from roll.types import Message, Prompt, Rollout
@@ -83,15 +83,15 @@ def _line(line: str, number: int, where: str, domains: list[str], tokens: Callab
     try:
         row = json.loads(line)
     except (ValueError, RecursionError) as error:
-        raise DataError(f"{where}: not JSON ({error}): {_short(line.strip())}") from None
+        raise DataError(f"{where}: not JSON ({error}): {short(line.strip())}") from None
     if not isinstance(row, dict):
-        raise DataError(f"{where}: an answer must be a JSON object, got {type(row).__name__}: {_short(line.strip())}")
+        raise DataError(f"{where}: an answer must be a JSON object, got {type(row).__name__}: {short(line.strip())}")
     response_key = _key(row, _RESPONSE)
     if response_key is None:
         hint = nearest(next(iter(row), ""), _RESPONSE)
         keys = ", ".join(map(repr, list(row)[:20])) or "none"
         raise DataError(f"{where}: there is no 'response', which is the answer to score. It has: {keys}.{hint}")
-    response = _text(row[response_key], response_key, where)
+    response = _typed(row, response_key, str, "", where)
     answer_key, prompt_key = _key(row, _ANSWER), _key(row, _PROMPT)
     answer = _plain(row[answer_key], answer_key, where) if answer_key else ""
     finished = _typed(row, "finished", bool, True, where)
@@ -116,15 +116,9 @@ def _key(row: Mapping[str, Any], names: tuple[str, ...]) -> str | None:
     return next((name for name in names if name in row), None)
 
 
-def _text(value: Any, key: str, where: str) -> str:
-    if not isinstance(value, str):
-        raise DataError(f"{where}: '{key}' must be text, got {_short(repr(value))}.")
-    return value
-
-
 def _plain(value: Any, key: str, where: str) -> str:
     if isinstance(value, bool) or not isinstance(value, str | int | float):
-        raise DataError(f"{where}: '{key}' must be text or a number, got {_short(repr(value))}.")
+        raise DataError(f"{where}: '{key}' must be text or a number, got {short(value)}.")
     return str(value)
 
 
@@ -132,7 +126,7 @@ def _typed(row: Mapping[str, Any], key: str, kind: type, default: Any, where: st
     value = row.get(key, default)
     if not isinstance(value, kind):
         words = {bool: "true or false", dict: "an object", str: "text"}[kind]
-        raise DataError(f"{where}: '{key}' must be {words}, got {_short(repr(value))}.")
+        raise DataError(f"{where}: '{key}' must be {words}, got {short(value)}.")
     return value
 
 
@@ -158,7 +152,7 @@ def _messages(value: Any, where: str) -> tuple[Message, ...]:
         for message in value
     )
     if not is_chat:
-        raise DataError(f"{where}: the prompt must be text or a list of chat messages, got {_short(repr(value))}.")
+        raise DataError(f"{where}: the prompt must be text or a list of chat messages, got {short(value)}.")
     return tuple({"role": message["role"], "content": message["content"]} for message in value)
 
 
@@ -168,8 +162,4 @@ def _expected(row: Mapping[str, Any], where: str) -> bool | float | None:
         return value
     if isinstance(value, int | float):
         return float(value)
-    raise DataError(f"{where}: 'expected' must be true, false or a number, got {_short(repr(value))}.")
-
-
-def _short(text: str) -> str:
-    return text if len(text) <= 60 else f"{text[:57]}..."
+    raise DataError(f"{where}: 'expected' must be true, false or a number, got {short(value)}.")

@@ -156,14 +156,9 @@ def evaluate(file: str, overrides: tuple[str, ...], model: str | None) -> int:
     """
     import json
 
-    from roll.config.load import load_config
-    from roll.process_environment import prepare_environment
+    from roll.api import evaluate as measure
 
-    config = load_config(file, overrides)
-    prepare_environment()
-    from roll.pipelines import commands
-
-    found = commands.evaluate(config, model)
+    found = measure(file, overrides, model=model)
     click.echo(json.dumps(found, indent=2))
     if found.get("eval/num_answers") != 0:  # a pipeline of examples may measure those alone
         return 0

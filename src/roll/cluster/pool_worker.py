@@ -19,6 +19,8 @@ import struct
 import sys
 from typing import BinaryIO
 
+from roll.errors import raised_at
+
 __all__ = [
     "HEADER",
     "PR_SET_PDEATHSIG",
@@ -62,23 +64,15 @@ def prepare(module: str, prepared: set[str]) -> None:
         prepared.add(module)
 
 
-def _place(error: BaseException) -> str:
-    """File and line that raised it."""
-    trace = error.__traceback__
-    while trace is not None and trace.tb_next is not None:
-        trace = trace.tb_next
-    return f"{trace.tb_frame.f_code.co_filename}:{trace.tb_lineno}" if trace is not None else "unknown place"
-
-
 def failure(error: Exception) -> bytes:
     """An error as a reply; one that cannot travel is replaced by its description."""
-    error.add_note(_place(error))
+    error.add_note(raised_at(error))
     try:
         body = pickle.dumps((False, error))
         pickle.loads(body)  # some exceptions pickle, but cannot be made again
     except Exception:
         described = RuntimeError(f"{type(error).__name__}: {error}")
-        described.add_note(_place(error))
+        described.add_note(raised_at(error))
         return pickle.dumps((False, described))
     return body
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeAlias
+from typing import Any, Literal
 
-from pydantic import Field, ValidationError, model_validator
+from pydantic import ValidationError, model_validator
 
 from roll.config.base import Section, option
+from roll.config.distributions import DistributionConfig, FixedDistribution, UniformDistribution
 from roll.config.document import Document, read
 from roll.config.overrides import apply_overrides
 from roll.config.problems import describe, message
@@ -17,129 +17,16 @@ from roll.config.rollout import RolloutConfig
 from roll.errors import ConfigError
 
 __all__ = [
-    "DistributionConfig",
-    "EmpiricalDistribution",
     "EnvironmentLatencyConfig",
     "FailureConfig",
-    "FixedDistribution",
-    "LognormalDistribution",
-    "NormalDistribution",
     "PaperConfig",
-    "ParetoDistribution",
-    "QuantilesDistribution",
     "SimulatedEngineConfig",
     "SimulatedPlacement",
     "SimulatedRewardConfig",
     "SimulatedTrainingConfig",
     "SimulationConfig",
-    "UniformDistribution",
     "load_simulation",
 ]
-
-
-class FixedDistribution(Section):
-    """Always the same."""
-
-    type: Literal["fixed"] = option("fixed", "The kind.")
-    value: float = option(..., "The value.", ge=0)
-
-
-class UniformDistribution(Section):
-    """Any value between two, all alike."""
-
-    type: Literal["uniform"] = option("uniform", "The kind.")
-    low: float = option(..., "Lowest.", ge=0)
-    high: float = option(..., "Highest.", ge=0)
-
-
-class NormalDistribution(Section):
-    """Normal, and not negative."""
-
-    type: Literal["normal"] = option("normal", "The kind.")
-    mean: float = option(..., "Mean of the normal variable.")
-    std: float = option(..., "Standard deviation of the normal variable.", ge=0)
-    negative: Literal["redraw", "zero"] = option(
-        "redraw", "Values below 0 are drawn again, which makes the mean larger, or become 0."
-    )
-
-
-class LognormalDistribution(Section):
-    """exp of a normal variable, by its median and its upper quartile or its sigma."""
-
-    type: Literal["lognormal"] = option("lognormal", "The kind.")
-    median: float = option(..., "Median.", gt=0)
-    p75: float | None = option(None, "Upper quartile.", gt=0)
-    sigma: float | None = option(None, "Standard deviation of the logarithm.", ge=0)
-    max: float | None = option(None, "What is larger becomes this.", gt=0)
-
-    @model_validator(mode="after")
-    def _one_of(self) -> LognormalDistribution:
-        if (self.p75 is None) == (self.sigma is None):
-            raise ValueError("give either p75 or sigma")
-        if self.p75 is not None and self.p75 < self.median:
-            raise ValueError(f"p75 {self.p75:g} is below the median {self.median:g}")
-        return self
-
-
-class ParetoDistribution(Section):
-    """A power law: P(X > x) = (minimum / x) ** alpha."""
-
-    type: Literal["pareto"] = option("pareto", "The kind.")
-    minimum: float = option(..., "Smallest value.", gt=0)
-    alpha: float = option(..., "Exponent; the mean is infinite for 1 or less.", gt=0)
-    max: float = option(..., "What is larger becomes this.", gt=0)
-
-
-class EmpiricalDistribution(Section):
-    """Recorded values: every one as likely as any other."""
-
-    type: Literal["empirical"] = option("empirical", "The kind.")
-    values: list[float] = option([], "The values.")
-    file: str | None = option(None, "A text file with one value on each line, in place of `values`.")
-
-    @model_validator(mode="after")
-    def _one_of(self) -> EmpiricalDistribution:
-        if bool(self.values) == (self.file is not None):
-            raise ValueError("give either values or a file")
-        if any(value < 0 for value in self.values):
-            raise ValueError(f"values are not negative, got {min(self.values):g}")
-        return self
-
-
-class QuantilesDistribution(Section):
-    """Through given quantiles: straight lines between them on lognormal paper, continued beyond the first and last."""
-
-    type: Literal["quantiles"] = option("quantiles", "The kind.")
-    points: list[list[float]] = option(
-        ..., "Pairs of probability and value.", examples=[[[0.5, 585], [0.75, 930], [0.999, 16384]]]
-    )
-    max: float | None = option(None, "What is larger becomes this.", gt=0)
-
-    @model_validator(mode="after")
-    def _ordered(self) -> QuantilesDistribution:
-        if any(len(point) != 2 for point in self.points):
-            raise ValueError("each point is a pair of probability and value")
-        if len(self.points) < 2 or self.points[0][0] <= 0 or self.points[-1][0] >= 1:
-            raise ValueError("at least two points, with probabilities between 0 and 1, are needed")
-        for (p, value), (q, after) in itertools.pairwise(self.points):
-            if not (p < q and value <= after):
-                raise ValueError(f"points ascend, but [{q:g}, {after:g}] comes after [{p:g}, {value:g}]")
-        if self.points[0][1] <= 0:
-            raise ValueError(f"values are positive, got {self.points[0][1]:g}")
-        return self
-
-
-DistributionConfig: TypeAlias = Annotated[
-    FixedDistribution
-    | UniformDistribution
-    | NormalDistribution
-    | LognormalDistribution
-    | ParetoDistribution
-    | EmpiricalDistribution
-    | QuantilesDistribution,
-    Field(discriminator="type"),
-]
-"""A random quantity."""
 
 
 class SimulatedPlacement(Section):

@@ -29,9 +29,9 @@ SOURCES: Registry[Loader] = Registry(
         "environment": "roll.data.environment:environment_prompts",
         "functions": "roll.data.functions:functions_prompts",
         "guess_number": "roll.data.guess_number:guess_number_prompts",
-        "file": "roll.data.files:file_prompts",
-        "huggingface": "roll.data.huggingface:huggingface_prompts",
-        "python": "roll.data.python:python_prompts",
+        "file": "roll.data.tables:table_prompts",
+        "huggingface": "roll.data.tables:table_prompts",
+        "python": "roll.data.tables:table_prompts",
         "reasoning_gym": "roll.data.reasoning_gym:reasoning_gym_prompts",
     },
 )

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from roll.errors import DataError
+from roll.errors import DataError, short
 from roll.registry import nearest
 
-__all__ = ["ROLES", "BadRow", "Row", "as_list", "column", "is_message", "is_null", "short", "unicode_text"]
+__all__ = ["ROLES", "BadRow", "Row", "as_list", "column", "is_message", "is_null", "unicode_text"]
 
 Row = Mapping[str, Any]
 
@@ -76,12 +76,3 @@ def unicode_text(value: str, column: str, where: str) -> str:
             f"{where}: column '{column}' is not valid Unicode text at character {error.start}: {short(value)}.",
         ) from None
     return value
-
-
-def short(value: Any) -> str:
-    """The value as a message shows it: its beginning."""
-    try:
-        text = repr(value)
-    except Exception:  # it nests too deeply, holds too long a number, or is of a class of the user's own
-        return f"an object of type {type(value).__name__}"
-    return text if len(text) <= 60 else f"{text[:57]}..."

@@ -9,27 +9,16 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from roll.config.data import FileData
 from roll.config.sources import FileTable
 from roll.data.cells import BadRow, Row
-from roll.data.rows import PromptReader, RowItems, Table, split_rows
+from roll.data.rows import Table
 from roll.errors import DataError
 from roll.registry import looked_from, nearest
-from roll.types import Prompt
 
-__all__ = ["JsonlTable", "ParquetTable", "file_prompts", "file_tables", "open_table"]
+__all__ = ["JsonlTable", "ParquetTable", "file_tables", "open_table"]
 
 LONGEST_LINE = 64 * 2**20
 """Bytes; a longer line means that the file is not JSON Lines."""
-
-
-def file_prompts(config: FileData, domain: str, seed: int) -> tuple[RowItems[Prompt], RowItems[Prompt]]:
-    """Training and held-out prompts of a file, or of a file each.
-
-    Raises:
-        DataError: a file is missing, malformed (with its line), or empty.
-    """
-    return split_rows(PromptReader(config, domain), file_tables(config), seed)
 
 
 def file_tables(config: FileTable) -> tuple[Table, Table | None]:

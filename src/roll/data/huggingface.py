@@ -7,24 +7,13 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from roll.config.data import HuggingFaceData
 from roll.config.sources import HuggingFaceTable
 from roll.data.cells import Row
-from roll.data.rows import PromptReader, RowItems, Table, split_rows
+from roll.data.rows import Table
 from roll.errors import DataError
 from roll.registry import looked_from, nearest
-from roll.types import Prompt
 
-__all__ = ["DatasetTable", "huggingface_prompts", "huggingface_tables"]
-
-
-def huggingface_prompts(config: HuggingFaceData, domain: str, seed: int) -> tuple[RowItems[Prompt], RowItems[Prompt]]:
-    """Training and held-out prompts of a split, or of a split each.
-
-    Raises:
-        DataError: the dataset or the split is not there, or a row lacks a column.
-    """
-    return split_rows(PromptReader(config, domain), huggingface_tables(config), seed)
+__all__ = ["DatasetTable", "huggingface_tables"]
 
 
 def huggingface_tables(config: HuggingFaceTable) -> tuple[Table, Table | None]:

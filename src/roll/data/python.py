@@ -6,27 +6,15 @@ import itertools
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from roll.config.data import PythonData
 from roll.config.sources import PythonTable
 from roll.data.cells import Row
-from roll.data.rows import PromptReader, RowItems, Table, split_rows
+from roll.data.rows import Table
 from roll.errors import DataError, UserError
 from roll.registry import load_function
-from roll.types import Prompt
 
-__all__ = ["ObjectTable", "python_prompts", "python_tables"]
+__all__ = ["ObjectTable", "python_tables"]
 
 _GIVE = "a list of dictionaries, such as [{'prompt': 'What is 3 + 4?', 'answer': '7'}]"
-
-
-def python_prompts(config: PythonData, domain: str, seed: int) -> tuple[RowItems[Prompt], RowItems[Prompt]]:
-    """Training and held-out prompts of the rows; where other rows are held out, nothing is held out of these.
-
-    Raises:
-        DataError: there are no rows, or one is malformed (with its number).
-        ConfigError: the user's function cannot be imported.
-    """
-    return split_rows(PromptReader(config, domain), python_tables(config, domain, config.prompt_key), seed)
 
 
 def python_tables(config: PythonTable, domain: str, text_key: str | None) -> tuple[Table, Table | None]:

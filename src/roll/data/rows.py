@@ -20,9 +20,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from roll.config.data import FileData, HuggingFaceData, PythonData
-from roll.data.cells import ROLES, Row, column, is_message, short, unicode_text
+from roll.data.cells import ROLES, Row, column, is_message, unicode_text
 from roll.data.source import Fingerprint, content_hash, content_of_prompt
-from roll.errors import DataError
+from roll.errors import DataError, short
 from roll.types import Message, Prompt
 
 __all__ = ["PromptReader", "RowItems", "RowReader", "Table", "messages_of", "prompt_of_row", "split_rows"]

@@ -14,7 +14,7 @@ import inspect
 from collections.abc import Awaitable, Callable
 from typing import Any, ClassVar, Protocol, TypeAlias, TypeVar
 
-__all__ = ["Env", "EnvWrapper", "Started", "Stepped", "shown"]
+__all__ = ["Env", "EnvWrapper", "Started", "Stepped", "shown", "then"]
 
 Started: TypeAlias = tuple[str, dict[str, Any]]
 """What `reset` gives: the first observation, and information."""
@@ -87,10 +87,10 @@ class EnvWrapper:
         return stepped
 
     def reset(self, seed: int | None = None) -> Any:
-        return _then(self.env.reset(seed=seed), lambda started: self.on_reset(*started))
+        return then(self.env.reset(seed=seed), lambda started: self.on_reset(*started))
 
     def step(self, action: str) -> Any:
-        return _then(self.env.step(self.on_action(action)), lambda stepped: self.on_step(action, stepped))
+        return then(self.env.step(self.on_action(action)), lambda stepped: self.on_step(action, stepped))
 
     @property
     def unwrapped(self) -> Any:
@@ -110,12 +110,13 @@ class EnvWrapper:
         return getattr(self.env, name)
 
 
-def _then(value: Any, change: Callable[[Any], Any]) -> Any:
+def then(value: Any, change: Callable[[Any], Any]) -> Any:
     """`change(value)`, or a coroutine that gives it once `value` is there."""
     if not inspect.isawaitable(value):
         return change(value)
 
     async def later() -> Any:
-        return change(await value)
+        changed = change(await value)
+        return await changed if inspect.isawaitable(changed) else changed
 
     return later()

@@ -17,14 +17,13 @@ import pickle
 import signal
 import threading
 import time
-import traceback
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from roll.envs.base import shown
 from roll.envs.registration import make
-from roll.errors import UserError
+from roll.errors import UserError, raised_at
 from roll.running import run_to_end
 
 __all__ = ["Finding", "check", "check_object"]
@@ -373,9 +372,7 @@ def _is_finite(value: Any) -> bool:
 
 def _said(error: BaseException) -> str:
     """An exception, and the line of the environment that raised it."""
-    frames = traceback.extract_tb(error.__traceback__)
-    place = f" ({frames[-1].filename}:{frames[-1].lineno})" if frames else ""
-    return f"{type(error).__name__}: {_short(str(error))}{place}"
+    return f"{type(error).__name__}: {_short(str(error))} ({raised_at(error)})"
 
 
 def _short(value: Any) -> str:

@@ -39,7 +39,6 @@ class ModelDescription:
     vocab_size: int
     context_length: int
     """Longest sequence the model was made for, in tokens."""
-    tied_embeddings: bool
     dtype: str
     """Of the stored weights."""
 
@@ -97,7 +96,6 @@ def _description(config: dict[str, Any], count: int, dtype: str, name: str) -> M
         head_dim=size("head_dim") if "head_dim" in has else hidden // heads,
         vocab_size=size("vocab_size"),
         context_length=size("max_position_embeddings", "n_positions"),
-        tied_embeddings=bool(config.get("tie_word_embeddings", text.get("tie_word_embeddings", False))),
         dtype=dtype,
     )
 

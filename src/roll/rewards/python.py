@@ -15,7 +15,7 @@ from typing import Any
 
 from roll.config.data import DataConfig
 from roll.config.rewards import PythonReward
-from roll.errors import ConfigError, RewardInfraError
+from roll.errors import ConfigError, RewardInfraError, short
 from roll.protocols import WorkerPool
 from roll.registry import load_function
 from roll.rewards.base import Judgement, Verifier, in_pool
@@ -81,20 +81,15 @@ def _finite(path: object, value: object) -> float:
     is_number = isinstance(value, numbers.Real) or (hasattr(value, "item") and hasattr(value, "__float__"))
     if not is_number:
         raise RewardInfraError(
-            f"reward function '{path}' returned {_short(value)}: return a number, a truth value, or a Judgement."
+            f"reward function '{path}' returned {short(value)}: return a number, a truth value, or a Judgement."
         )
     try:
         number = float(value)  # type: ignore[arg-type]
     except (TypeError, ValueError, RuntimeError, OverflowError):
-        raise RewardInfraError(f"reward function '{path}' returned {_short(value)}: return one number.") from None
+        raise RewardInfraError(f"reward function '{path}' returned {short(value)}: return one number.") from None
     if not math.isfinite(number):
         raise RewardInfraError(f"reward function '{path}' returned {number}: return a finite number.")
     return number
-
-
-def _short(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= 60 else f"{text[:57]}..."
 
 
 def _decides(function: Callable[..., Any]) -> bool:

@@ -7,71 +7,20 @@ what a request already has of its answer, when it goes on after an interruption,
 from __future__ import annotations
 
 import hashlib
-from pathlib import Path
 from typing import TypeAlias
 
 import numpy as np
 
-from roll.config.simulation import (
-    DistributionConfig,
-    EmpiricalDistribution,
-    FixedDistribution,
-    LognormalDistribution,
-    NormalDistribution,
-    ParetoDistribution,
-    SimulationConfig,
-    UniformDistribution,
-)
-from roll.errors import ConfigError
-from roll.simulation import distributions as laws
+from roll.config.simulation import SimulationConfig
+from roll.simulation import draws
 from roll.types import GenerationRequest, IntArray, Prompt, PromptDraw, Rollout
 
-__all__ = ["DOMAIN", "Workload", "key_of", "quantile_of", "still_to_come"]
+__all__ = ["DOMAIN", "Workload", "key_of", "still_to_come"]
 
 DOMAIN = "simulated"
 Key: TypeAlias = int
 
 _PROMPT, _ANSWER, _REWARD, _SOLVE_RATE, _VERDICT, _TURN, _TRAINING = range(1, 8)
-
-
-def quantile_of(config: DistributionConfig) -> laws.Quantile:
-    """The quantile function that a section describes.
-
-    Raises:
-        ConfigError: its file cannot be read, or nothing is left of it.
-    """
-    match config:
-        case FixedDistribution():
-            return laws.fixed(config.value)
-        case UniformDistribution():
-            return laws.uniform(config.low, config.high)
-        case NormalDistribution():
-            try:
-                return laws.normal(config.mean, config.std, redraw=config.negative == "redraw")
-            except ValueError as error:
-                raise ConfigError(f"{error}: change its mean.") from None
-        case LognormalDistribution():
-            if config.p75 is not None:
-                law = laws.lognormal_of_quartile(config.median, config.p75)
-            else:
-                law = laws.lognormal(config.median, config.sigma or 0.0)
-            return law if config.max is None else laws.clipped(law, high=config.max)
-        case ParetoDistribution():
-            return laws.clipped(laws.pareto(config.minimum, config.alpha), high=config.max)
-        case EmpiricalDistribution():
-            return laws.empirical(config.values or _values(Path(str(config.file))))
-    law = laws.with_quantiles({point[0]: point[1] for point in config.points})
-    return law if config.max is None else laws.clipped(law, high=config.max)
-
-
-def _values(path: Path) -> list[float]:
-    try:
-        values = [float(line) for line in path.read_text(encoding="utf-8").split()]
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"distribution file '{path}' cannot be read: {error}.") from None
-    if not values or min(values) < 0:
-        raise ConfigError(f"distribution file '{path}' needs at least one value, and none below 0.")
-    return values
 
 
 class Workload:
@@ -84,13 +33,13 @@ class Workload:
 
     def __init__(self, config: SimulationConfig, seed: int) -> None:
         self.seed = seed
-        self._prompt = quantile_of(config.prompt_tokens)
-        self._answer = quantile_of(config.answer_tokens)
+        self._prompt = config.prompt_tokens.quantile()
+        self._answer = config.answer_tokens.quantile()
         self._correlation = config.answer_correlation
-        self._reward = quantile_of(config.reward.latency)
-        self._solve_rate = quantile_of(config.reward.solve_rate)
-        self._turn = quantile_of(config.environment.latency) if config.environment else laws.fixed(0.0)
-        self._training = quantile_of(config.training.duration) if config.training.duration else None
+        self._reward = config.reward.latency.quantile()
+        self._solve_rate = config.reward.solve_rate.quantile()
+        self._turn = config.environment.latency.quantile() if config.environment else lambda u: 0.0
+        self._training = config.training.duration.quantile() if config.training.duration else None
 
     def draw(self, draw_id: int) -> PromptDraw:
         """The prompt with this place in the order of draws."""
@@ -105,7 +54,7 @@ class Workload:
         tokens = request.token_ids
         shared = self._uniform(_PROMPT, int(tokens[0]), _ANSWER)
         own = self._uniform(_ANSWER, key_of(request.request_id))
-        total = round(self._answer(laws.correlated(shared, own, self._correlation)))
+        total = round(self._answer(draws.correlated(shared, own, self._correlation)))
         return still_to_come(total, request)
 
     def reward_s(self, rollout: Rollout) -> float:
@@ -126,7 +75,7 @@ class Workload:
         return None if self._training is None else self._training(self._uniform(_TRAINING, step))
 
     def _uniform(self, *key: Key) -> float:
-        return laws.uniform_of(self.seed, *key)
+        return draws.uniform_of(self.seed, *key)
 
 
 def still_to_come(total: int, request: GenerationRequest) -> int:

@@ -22,7 +22,7 @@ __all__ = [
     "append",
     "remove_leftovers",
     "replace_directory",
-    "sync_directory",
+    "sync",
     "sync_tree",
     "temporary_path",
     "write_bytes",
@@ -47,9 +47,9 @@ def remove_leftovers(directory: Path) -> int:
     return len(leftovers)
 
 
-def sync_directory(path: Path) -> None:
-    """Make the directory's entries (names, renames) survive power loss."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+def sync(path: Path) -> None:
+    """Make a file's content, or a directory's entries (names, renames), survive power loss."""
+    descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
     finally:
@@ -60,12 +60,8 @@ def sync_tree(path: Path) -> None:
     """Make every file and directory at and below `path` survive power loss."""
     for directory, _, files in os.walk(path, topdown=False):
         for name in files:
-            descriptor = os.open(os.path.join(directory, name), os.O_RDONLY)
-            try:
-                os.fsync(descriptor)
-            finally:
-                os.close(descriptor)
-        sync_directory(Path(directory))
+            sync(Path(directory, name))
+        sync(Path(directory))
 
 
 def write_bytes(path: Path, content: bytes) -> None:
@@ -78,10 +74,7 @@ def write_bytes(path: Path, content: bytes) -> None:
     try:
         descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
         try:
-            view = memoryview(content)
-            while view:
-                view = view[os.write(descriptor, view) :]
-            os.fsync(descriptor)
+            _write(descriptor, content)
         finally:
             os.close(descriptor)
         os.replace(temporary, path)
@@ -89,7 +82,14 @@ def write_bytes(path: Path, content: bytes) -> None:
         with contextlib.suppress(OSError):
             temporary.unlink(missing_ok=True)
         raise
-    sync_directory(path.parent)
+    sync(path.parent)
+
+
+def _write(descriptor: int, content: bytes) -> None:
+    view = memoryview(content)
+    while view:
+        view = view[os.write(descriptor, view) :]
+    os.fsync(descriptor)
 
 
 def append(path: Path, content: bytes) -> None:
@@ -102,10 +102,7 @@ def append(path: Path, content: bytes) -> None:
     try:
         before = os.fstat(descriptor).st_size
         try:
-            view = memoryview(content)
-            while view:
-                view = view[os.write(descriptor, view) :]
-            os.fsync(descriptor)
+            _write(descriptor, content)
         except OSError:
             os.ftruncate(descriptor, before)
             raise
@@ -138,14 +135,14 @@ def replace_directory(temporary: Path, final: Path) -> None:
     sync_tree(temporary)
     if not final.exists():
         os.rename(temporary, final)
-        sync_directory(final.parent)
+        sync(final.parent)
         return
     if not _exchange(temporary, final):
         aside = temporary_path(final)
         os.rename(final, aside)
         os.rename(temporary, final)
         temporary = aside
-    sync_directory(final.parent)
+    sync(final.parent)
     shutil.rmtree(temporary)
 
 

@@ -1,27 +1,23 @@
 """TensorBoard event files, through TensorBoard's own records; neither TensorFlow nor torch is imported.
 
-A file is a sequence of records: length (8 bytes), its checksum (4), content, its checksum (4). Each process
-that works on a run writes a file of its own; a resumed run first cuts the events after its checkpoint out of
-the earlier ones.
+Each process that works on a run writes a file of its own; a resumed run first cuts the events after its checkpoint
+out of the earlier ones.
 """
 
 from __future__ import annotations
 
+import io
 import math
 import os
 import socket
-import struct
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from roll.tracking import atomic
 
 __all__ = ["TensorBoardSink", "truncate_events"]
-
-_HEADER = struct.Struct("<QI")
-_FOOTER_BYTES = 4
 
 
 class TensorBoardSink:
@@ -69,29 +65,20 @@ def _protos() -> Any:
 
 def truncate_events(directory: Path, step: int) -> int:
     """Drop events after `step`, and torn records, from every event file; returns how many events went."""
+    from tensorboard.backend.event_processing.event_file_loader import RawEventFileLoader
+    from tensorboard.summary.writer.record_writer import RecordWriter
+
     read_event = _protos().Event.FromString
     dropped = 0
     for path in sorted(directory.glob("events.out.tfevents.*")):
-        content = path.read_bytes()
-        kept = bytearray()
-        for record, data in _records(content):
+        kept = io.BytesIO()
+        writer = RecordWriter(kept)
+        for data in RawEventFileLoader(str(path)).Load():
             event = read_event(data)
             if event.HasField("summary") and event.step > step:
                 dropped += 1
             else:
-                kept += record
-        if len(kept) < len(content):
-            atomic.write_bytes(path, bytes(kept))
+                writer.write(data)
+        if kept.tell() < path.stat().st_size:
+            atomic.write_bytes(path, kept.getvalue())
     return dropped
-
-
-def _records(content: bytes) -> Iterator[tuple[bytes, bytes]]:
-    """Whole records as they stand, and their data."""
-    start = 0
-    while start + _HEADER.size <= len(content):
-        length, _ = _HEADER.unpack_from(content, start)
-        end = start + _HEADER.size + length + _FOOTER_BYTES
-        if end > len(content):
-            return
-        yield content[start:end], content[start + _HEADER.size : end - _FOOTER_BYTES]
-        start = end

@@ -55,7 +55,7 @@ def save_state(
             dcp.save(state, storage_writer=dcp.FileSystemWriter(path, sync_files=True), no_dist=ranks.size == 1)
     except CheckpointException as error:  # not an `Exception`: it would pass every handler
         raise CheckpointError(f"the trainer's state cannot be written to '{path}': {_cause(error)}") from error
-    atomic.sync_directory(path)  # the names of the files, which are synced themselves
+    atomic.sync(path)  # the names of the files, which are synced themselves
 
 
 def load_state(

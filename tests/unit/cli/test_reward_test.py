@@ -101,7 +101,7 @@ def test_a_configurations_rewards_are_used_by_domain(tmp_path: Path, capsys: pyt
     ("row", "words"),
     [
         ("{", r"line 2: not JSON"),
-        ("[1]", "line 2: an answer must be a JSON object, got list: [1]"),
+        ("[1]", "line 2: an answer must be a JSON object, got list: '[1]'"),
         ({"respnse": "7"}, "line 2: there is no 'response', which is the answer to score. It has: 'respnse'. Did you"),
         ({"response": 7}, "line 2: 'response' must be text, got 7"),
         ({"response": "7", "answer": ["7"]}, "line 2: 'answer' must be text or a number, got ['7']"),

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from roll.config.data import FileData, GuessNumberData
 from roll.data import ChatRenderer
-from roll.data.files import file_prompts
 from roll.data.guess_number import guess_number_prompts, halving_guesses
+from roll.data.tables import table_prompts
 from roll.envs import make
 from roll.errors import DataError
 from roll.models import load_tokenizer
@@ -45,7 +45,7 @@ def rows(path: Path, *values: Any) -> Any:
     lines = [json.dumps({"prompt": f"q{i}", "answer": "1", "how": value, "level": 2}) for i, value in enumerate(values)]
     path.write_text("\n".join(lines))
     config = FileData(source="file", path=str(path), reward="math", held_out=0, expert_key="how")
-    return file_prompts(config, "d", 0)[0]
+    return table_prompts(config, "d", 0)[0]
 
 
 def test_a_column_holds_demonstrations_and_some_rows_have_none(tmp_path: Path) -> None:
@@ -64,7 +64,7 @@ def test_a_column_that_is_not_there_is_refused(tmp_path: Path) -> None:
     path.write_text('{"prompt": "q", "answer": "1"}')
     config = FileData(source="file", path=str(path), reward="math", held_out=0, expert_key="how")
     with pytest.raises(DataError, match="`expert_key`"):
-        file_prompts(config, "d", 0)
+        table_prompts(config, "d", 0)
 
 
 def test_an_answer_goes_on_where_the_prompt_ends_and_a_turn_where_the_answer_ends(tiny_model: Path) -> None:

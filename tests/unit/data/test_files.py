@@ -15,8 +15,8 @@ from pyarrow import parquet
 from pydantic import ValidationError
 
 from roll.config.data import FileData
-from roll.data.files import file_prompts
 from roll.data.rows import RowItems
+from roll.data.tables import table_prompts
 from roll.errors import DataError
 from roll.types import Prompt
 
@@ -28,7 +28,7 @@ def config(path: Path, **changes: Any) -> FileData:
 
 
 def load(path: Path, *, seed: int = 0, **changes: Any) -> tuple[RowItems[Prompt], RowItems[Prompt]]:
-    return file_prompts(config(path, **changes), "d", seed)
+    return table_prompts(config(path, **changes), "d", seed)
 
 
 def prompts(source: RowItems[Prompt]) -> list[Prompt]:

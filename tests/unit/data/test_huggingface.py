@@ -9,15 +9,15 @@ import datasets
 import pytest
 
 from roll.config.data import HuggingFaceData
-from roll.data.huggingface import huggingface_prompts
 from roll.data.rows import RowItems
+from roll.data.tables import table_prompts
 from roll.errors import DataError
 from roll.types import Prompt
 
 
 def load(path: object, **changes: Any) -> tuple[RowItems[Prompt], RowItems[Prompt]]:
     settings = {"source": "huggingface", "path": str(path), "reward": "math", "held_out": 0, **changes}
-    return huggingface_prompts(HuggingFaceData(**settings), "d", 0)
+    return table_prompts(HuggingFaceData(**settings), "d", 0)
 
 
 def rows(low: int, high: int) -> datasets.Dataset:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import traceback
 from dataclasses import dataclass
 
 from roll.algorithms.inputs import LossInputs, LossOutputs
-from roll.errors import LossError
+from roll.errors import LossError, raised_at
 from roll.registry import load_function
 from roll.types import Needs
 
@@ -32,10 +31,8 @@ class UserLoss:
         try:
             outputs = function(inputs)
         except Exception as error:
-            frame = traceback.extract_tb(error.__traceback__)[-1]
-            raise LossError(
-                f"loss '{self.path}' failed at {frame.filename}:{frame.lineno}: {type(error).__name__}: {error}"
-            ) from error
+            what = f"{type(error).__name__}: {error}"
+            raise LossError(f"loss '{self.path}' failed at {raised_at(error)}: {what}") from error
         if not isinstance(outputs, LossOutputs):
             raise LossError(f"loss '{self.path}' returned {type(outputs).__name__}, not a LossOutputs.")
         return outputs

@@ -10,15 +10,9 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, assert_never
+from typing import TYPE_CHECKING
 
-from roll.config.examples import (
-    ArithmeticExamples,
-    ExampleDataConfig,
-    FileExamples,
-    HuggingFaceExamples,
-    PythonExamples,
-)
+from roll.config.examples import ArithmeticExamples, ExampleDataConfig
 from roll.data.chat import ChatRenderer
 from roll.data.examples.checking import Check, Source, left_out
 from roll.data.examples.reading import ExampleKind, ExampleReader
@@ -26,9 +20,10 @@ from roll.data.examples.report import BadRows, Report
 from roll.data.examples.samples import Rendering, UnusableExample
 from roll.data.examples.stream import ExampleStream
 from roll.data.examples.sums import arithmetic_examples
-from roll.data.rows import Table, split_rows
+from roll.data.rows import split_rows
 from roll.data.source import Interleaved
 from roll.data.stream import WeightedSource
+from roll.data.tables import tables_of
 from roll.errors import DataError
 from roll.protocols import Items
 from roll.types import Example, ExampleDraw, TrainingSample
@@ -159,7 +154,7 @@ def _load(
         domain, bad = config.domain or config.source, BadRows()
         if not isinstance(config, ArithmeticExamples):
             reader = ExampleReader(config, domain, kind, special_in, bad)
-            sides: tuple[Source, Source] = split_rows(reader, _tables(config, domain), seed)
+            sides: tuple[Source, Source] = split_rows(reader, tables_of(config, domain, config.text_key), seed)
         elif kind == "supervised":
             sides = arithmetic_examples(config, domain, seed)
         else:
@@ -169,22 +164,6 @@ def _load(
             )
         bad.num_rows = len(sides[0]) + len(sides[1]) + bad.counts.total()
         yield _Loaded(config=config, domain=domain, training=sides[0], held_out=sides[1], bad=bad)
-
-
-def _tables(config: FileExamples | HuggingFaceExamples | PythonExamples, domain: str) -> tuple[Table, Table | None]:
-    from roll.data.files import file_tables
-    from roll.data.huggingface import huggingface_tables
-    from roll.data.python import python_tables
-
-    match config:
-        case FileExamples():
-            return file_tables(config)
-        case HuggingFaceExamples():
-            return huggingface_tables(config)
-        case PythonExamples():
-            return python_tables(config, domain, config.text_key)
-        case _:
-            assert_never(config)
 
 
 def _refuse_bad_rows(loaded: Sequence[_Loaded]) -> None:

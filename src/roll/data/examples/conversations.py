@@ -7,8 +7,9 @@ from itertools import pairwise
 from typing import Any
 
 from roll.config.examples import ExampleColumns
-from roll.data.cells import ROLES, BadRow, Row, as_list, column, is_null, short, unicode_text
+from roll.data.cells import ROLES, BadRow, Row, as_list, column, is_null, unicode_text
 from roll.data.rows import messages_of
+from roll.errors import short
 from roll.types import Conversation, Message
 
 __all__ = ["answered", "checked", "conversation_of_row", "has"]

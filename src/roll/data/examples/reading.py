@@ -10,10 +10,10 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 
 from roll.config.examples import ExampleColumns
-from roll.data.cells import BadRow, Row, column, short
+from roll.data.cells import BadRow, Row, column
 from roll.data.examples.conversations import answered, checked, conversation_of_row
 from roll.data.examples.report import BadRows
-from roll.errors import DataError
+from roll.errors import DataError, short
 from roll.types import Conversation, Example
 
 __all__ = ["ExampleKind", "ExampleReader"]

@@ -6,11 +6,11 @@ from typing import Any
 
 from roll.data.reasoning_gym import load_task
 from roll.envs.adapters.packages import OwnRandomness, imported
+from roll.envs.worlds.world import FORMAT_ERROR, final_answer
 from roll.errors import DataError, InfraError
 
 __all__ = ["ReasoningGymEnv", "make"]
 
-FORMAT_ERROR = -0.1
 _LONGEST_ANSWER = 10_000
 
 
@@ -56,7 +56,7 @@ class ReasoningGymEnv:
 
     def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
         """See `Env`."""
-        answer = _answer(action)
+        answer = final_answer(action, longest=_LONGEST_ANSWER)
         info: dict[str, Any] = {"state": "answered", "correct": False}
         if answer is None:
             return "There is no <answer>…</answer>.", FORMAT_ERROR, True, False, info
@@ -83,23 +83,6 @@ class ReasoningGymEnv:
         if same_state:
             other._entry, other._next = self._entry, self._next
         return other
-
-
-def _answer(action: str) -> str | None:
-    """Of the last tags or box; a box may hold balanced braces."""
-    tag, box = action.rfind("<answer>"), action.rfind("\\boxed{")
-    if max(tag, box) < 0:
-        return None
-    if tag > box:
-        start = tag + len("<answer>")
-        return action[start : start + _LONGEST_ANSWER].partition("</answer>")[0].strip()
-    start = box + len("\\boxed{")
-    depth = 1
-    for position in range(start, min(len(action), start + _LONGEST_ANSWER)):
-        depth += (action[position] == "{") - (action[position] == "}")
-        if not depth:
-            return action[start:position].strip()
-    return None
 
 
 def make(name: str, **options: Any) -> ReasoningGymEnv:

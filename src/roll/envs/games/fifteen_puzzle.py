@@ -5,25 +5,26 @@ from __future__ import annotations
 from dataclasses import dataclass
 from random import Random
 
-from roll.envs.games.game import Game, Outcome, at_least
+from roll.envs.games.directions import DirectionGame
+from roll.envs.games.game import Outcome, at_least
 
 __all__ = ["FifteenPuzzle"]
 
 _DRAWN = [(2, 10), (3, 20), (4, 50)]
 """Rows and turns of the variant that draws them."""
 
-_STEPS = {"up": (1, 0), "down": (-1, 0), "left": (0, 1), "right": (0, -1)}
-"""Where the tile comes from that a move slides into the gap."""
-
 _OPPOSITE = {"up": "down", "down": "up", "left": "right", "right": "left"}
 
 
 @dataclass(kw_only=True, eq=False)
-class FifteenPuzzle(Game[str]):
+class FifteenPuzzle(DirectionGame):
     """Numbered tiles with a gap, `num_rows` by `num_rows`, scrambled by at most `max_turns` moves: it can be solved.
 
     The last turn gives the share of tiles that are in place.
     """
+
+    steps = {"up": (1, 0), "down": (-1, 0), "left": (0, 1), "right": (0, -1)}  # noqa: RUF012  (see the base)
+    """Where the tile comes from that a move slides into the gap."""
 
     num_rows: int | None = 2
 
@@ -40,7 +41,7 @@ class FifteenPuzzle(Game[str]):
         last = ""
         for _ in range(rng.randint(max(1, turns // 2), turns)):
             last = rng.choice(
-                [move for move in _STEPS if move != _OPPOSITE.get(last) and self._source(move) is not None]
+                [move for move in self.steps if move != _OPPOSITE.get(last) and self._source(move) is not None]
             )
             self._slide(last)
         if self._tiles == self._goal:
@@ -55,9 +56,6 @@ class FifteenPuzzle(Game[str]):
             f"tile to the right of the gap left, and so on. {self._form()}"
         )
 
-    def _form(self) -> str:
-        return "Write up, down, left or right, for example \\boxed{up}."
-
     def _view(self) -> str:
         rows = [self._tiles[start : start + self._size] for start in range(0, self._size**2, self._size)]
         lines = [" ".join(f"{tile:2}" if tile else "__" for tile in row) for row in rows]
@@ -65,9 +63,6 @@ class FifteenPuzzle(Game[str]):
 
     def _state(self) -> str:
         return " ".join(map(str, self._tiles))
-
-    def _read(self, answer: str) -> str | None:
-        return answer.lower() if answer.lower() in _STEPS else None
 
     def _play(self, move: str) -> Outcome:
         if self._source(move) is None:
@@ -80,7 +75,7 @@ class FifteenPuzzle(Game[str]):
     def _source(self, move: str) -> int | None:
         """Where the tile is that a move slides into the gap."""
         row, col = divmod(self._tiles.index(0), self._size)
-        row, col = row + _STEPS[move][0], col + _STEPS[move][1]
+        row, col = row + self.steps[move][0], col + self.steps[move][1]
         return row * self._size + col if 0 <= row < self._size and 0 <= col < self._size else None
 
     def _slide(self, move: str) -> None:
@@ -90,6 +85,3 @@ class FifteenPuzzle(Game[str]):
 
     def _at_the_end(self, outcome: Outcome, reward: float) -> float:
         return sum(a == b for a, b in zip(self._tiles, self._goal, strict=True)) / self._size**2
-
-    def _some_move(self, rng: Random) -> str:
-        return rng.choice(list(_STEPS))

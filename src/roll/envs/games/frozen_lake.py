@@ -5,21 +5,19 @@ from __future__ import annotations
 from dataclasses import dataclass
 from random import Random
 
-from roll.envs.games.game import Game, Outcome, at_least
+from roll.envs.games.directions import DirectionGame
+from roll.envs.games.game import Outcome, at_least
 
 __all__ = ["FrozenLake"]
 
 _Cell = tuple[int, int]
-
-_STEPS = {"up": (-1, 0), "right": (0, 1), "down": (1, 0), "left": (0, -1)}
-"""Clockwise: on slippery ice, a move goes as often to either side as ahead."""
 
 _DRAWN = [(4, 15), (6, 25), (8, 40)]
 """Size and turns of the variant that draws them."""
 
 
 @dataclass(kw_only=True, eq=False)
-class FrozenLake(Game[str]):
+class FrozenLake(DirectionGame):
     """A lake of `size` by `size` cells, from the top left to the goal at the bottom right; a hole ends the game.
 
     The goal can be reached within the turns. After the classic environment of Gymnasium.
@@ -28,6 +26,9 @@ class FrozenLake(Game[str]):
         holes: share of cells with a hole, below 1.
         slippery: moves go ahead, to the left and to the right of where they are meant, a third of the time each.
     """
+
+    steps = {"up": (-1, 0), "right": (0, 1), "down": (1, 0), "left": (0, -1)}  # noqa: RUF012  (see the base)
+    """Clockwise: on slippery ice, a move goes as often to either side as ahead."""
 
     size: int | None = 4
     holes: float = 0.25
@@ -66,12 +67,6 @@ class FrozenLake(Game[str]):
             f"you, 'G' the goal, 'O' a hole, and '_' ice. {ice} {self._form()}"
         )
 
-    def _form(self) -> str:
-        return "Write up, down, left or right, for example \\boxed{up}."
-
-    def _view(self) -> str:
-        return "\n".join([*(" ".join(row) for row in self._state().split("/")), "Enter your move."])
-
     def _state(self) -> str:
         return "/".join("".join(self._sign((row, col)) for col in range(self._size)) for row in range(self._size))
 
@@ -80,14 +75,11 @@ class FrozenLake(Game[str]):
             return "P"
         return "O" if cell in self._holes else "G" if cell == self._goal else "_"
 
-    def _read(self, answer: str) -> str | None:
-        return answer.lower() if answer.lower() in _STEPS else None
-
     def _play(self, move: str) -> Outcome:
-        names = list(_STEPS)
+        names = list(self.steps)
         turn = self._rng.choice((-1, 0, 1)) if self.slippery else 0
         gone = names[(names.index(move) + turn) % 4]
-        row, col = self._player[0] + _STEPS[gone][0], self._player[1] + _STEPS[gone][1]
+        row, col = self._player[0] + self.steps[gone][0], self._player[1] + self.steps[gone][1]
         if not (0 <= row < self._size and 0 <= col < self._size):
             return Outcome(text=f"you moved {gone} against the edge.", valid=turn != 0)
         self._player = row, col
@@ -96,6 +88,3 @@ class FrozenLake(Game[str]):
         if self._player in self._holes:
             return Outcome(text="You fell into a hole. The game is lost.", over=True)
         return Outcome(text=f"you moved {gone}.")
-
-    def _some_move(self, rng: Random) -> str:
-        return rng.choice(list(_STEPS))

@@ -6,20 +6,19 @@ import math
 from dataclasses import dataclass
 from random import Random
 
-from roll.envs.games.game import Game, Outcome, at_least
+from roll.envs.games.directions import DirectionGame
+from roll.envs.games.game import Outcome, at_least
 
 __all__ = ["Game2048", "slid"]
 
 _DRAWN = [(16, 20), (32, 30), (64, 50)]
 """Target and turns of the variant that draws them."""
 
-_MOVES = ("up", "down", "left", "right")
-
 Board = tuple[tuple[int, ...], ...]
 
 
 @dataclass(kw_only=True, eq=False)
-class Game2048(Game[str]):
+class Game2048(DirectionGame):
     """Tiles on a board of `board_size` by `board_size` that merge, up to `target_tile`.
 
     Every tile that is larger than all before gives its share of the doublings from the first ones to the target: they
@@ -61,18 +60,12 @@ class Game2048(Game[str]):
             f"{self._limit} turns. {self._form()}"
         )
 
-    def _form(self) -> str:
-        return "Write up, down, left or right, for example \\boxed{up}."
-
     def _view(self) -> str:
         lines = [" ".join(f"{tile or '.':>4}" for tile in line) for line in self._board]
         return "\n".join([*lines, "Enter your move."])
 
     def _state(self) -> str:
         return "/".join(" ".join(map(str, line)) for line in self._board)
-
-    def _read(self, answer: str) -> str | None:
-        return answer.lower() if answer.lower() in _MOVES else None
 
     def _play(self, move: str) -> Outcome:
         board = slid(self._board, move)
@@ -85,12 +78,9 @@ class Game2048(Game[str]):
         self._add_tile()
         if self._most >= self._target:
             return Outcome(text=f"You reached the tile {self._target}!", reward=reward, over=True)
-        if all(slid(self._board, each) == self._board for each in _MOVES):
+        if all(slid(self._board, each) == self._board for each in self.steps):
             return Outcome(text="No move is left. The game is lost.", reward=reward, over=True)
         return Outcome(text=f"you moved {move}.", reward=reward)
-
-    def _some_move(self, rng: Random) -> str:
-        return rng.choice(_MOVES)
 
 
 def slid(board: Board, move: str) -> Board:

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from random import Random
 
-from roll.envs.games.game import Game, Outcome, at_least
+from roll.envs.games.directions import DirectionGame
+from roll.envs.games.game import Outcome, at_least
 
 __all__ = ["Sokoban"]
 
@@ -15,8 +16,6 @@ _Cell = tuple[int, int]
 _DRAWN = [((6, 6), 2, 20), ((8, 8), 5, 50)]
 """Room, boxes and turns of the variant that draws them."""
 
-_STEPS = {"up": (-1, 0), "down": (1, 0), "left": (0, -1), "right": (0, 1)}
-
 _WALLS = 0.12
 """Share of cells inside the room that become walls."""
 
@@ -24,7 +23,7 @@ _ATTEMPTS = 200
 
 
 @dataclass(kw_only=True, eq=False)
-class Sokoban(Game[str]):
+class Sokoban(DirectionGame):
     """A room of `dim_room` rows and columns, walls around it included, with `num_boxes` boxes and as many goals.
 
     A room is made backwards, from the boxes on their goals by pulling them away in at most `max_turns` moves: it can
@@ -82,12 +81,6 @@ class Sokoban(Game[str]):
             "floor, 'P' you, 'S' you on a goal, 'X' a box, 'O' a goal, and '√' a box on a goal. " + self._form()
         )
 
-    def _form(self) -> str:
-        return "Write up, down, left or right, for example \\boxed{up}."
-
-    def _view(self) -> str:
-        return "\n".join([*(" ".join(row) for row in self._state().split("/")), "Enter your move."])
-
     def _state(self) -> str:
         return "/".join("".join(self._sign((row, col)) for col in range(self._cols)) for row in range(self._rows))
 
@@ -100,9 +93,6 @@ class Sokoban(Game[str]):
         if cell not in self._floor:
             return "#"
         return "O" if on_goal else "_"
-
-    def _read(self, answer: str) -> str | None:
-        return answer.lower() if answer.lower() in _STEPS else None
 
     def _play(self, move: str) -> Outcome:
         target = _moved(self._player, move)
@@ -124,9 +114,6 @@ class Sokoban(Game[str]):
     def _at_the_end(self, outcome: Outcome, reward: float) -> float:
         return len(self._boxes & self._goals) / len(self._goals)
 
-    def _some_move(self, rng: Random) -> str:
-        return rng.choice(list(_STEPS))
-
 
 def _pulled(
     floor: frozenset[_Cell], goals: frozenset[_Cell], most_moves: int, rng: Random
@@ -136,7 +123,7 @@ def _pulled(
     boxes = goals
     best = (0, 0), player, boxes
     for _ in range(most_moves):
-        steps = [(step, _moved(player, step)) for step in _STEPS]
+        steps = [(step, _moved(player, step)) for step in DirectionGame.steps]
         steps = [(step, cell) for step, cell in steps if cell in floor and cell not in boxes]
         if not steps:
             break
@@ -153,11 +140,11 @@ def _pulled(
 
 
 def _moved(cell: _Cell, step: str, times: int = 1) -> _Cell:
-    return cell[0] + times * _STEPS[step][0], cell[1] + times * _STEPS[step][1]
+    return cell[0] + times * DirectionGame.steps[step][0], cell[1] + times * DirectionGame.steps[step][1]
 
 
 def _around(cell: _Cell) -> list[_Cell]:
-    return [_moved(cell, step) for step in _STEPS]
+    return [_moved(cell, step) for step in DirectionGame.steps]
 
 
 def _distance(a: _Cell, b: _Cell) -> int:

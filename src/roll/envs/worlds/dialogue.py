@@ -5,13 +5,12 @@ The user is a script, or any function that is given the conversation, for exampl
 
 from __future__ import annotations
 
-import inspect
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from roll.envs.base import Stepped
+from roll.envs.base import Stepped, then
 from roll.envs.worlds.world import FORMAT_ERROR, World
 from roll.registry import load_function
 
@@ -98,15 +97,8 @@ class Booking(World):
         if BOOK in action:
             return self._booked(action)
         self._messages.append({"role": "user", "content": action})
-        if self._user is None:
-            return self._answered(self._scripted(action))
-        if inspect.iscoroutinefunction(self._user):
-            return self._answered_late()
-        return self._answered(self._user(tuple(self._messages)))
-
-    async def _answered_late(self) -> Stepped:
-        assert self._user is not None
-        return self._answered(await self._user(tuple(self._messages)))
+        words = self._scripted(action) if self._user is None else self._user(tuple(self._messages))
+        return then(words, self._answered)
 
     def _answered(self, words: object) -> Stepped:
         text = str(words)[:_LONGEST_MESSAGE]

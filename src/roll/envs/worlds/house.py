@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from random import Random
 
-__all__ = ["HOLDERS", "KINDS", "TASKS", "House", "Task", "furnished"]
+__all__ = ["HOLDERS", "KINDS", "TASKS", "TOOLS", "House", "Task", "furnished"]
 
 HOLDERS: Mapping[str, int] = {
     "cabinet": 3, "drawer": 2, "shelf": 2, "countertop": 1, "diningtable": 1, "fridge": 1, "microwave": 1,
@@ -30,7 +30,8 @@ TASKS: Mapping[str, str] = {
 }
 _TREATMENTS = {"pick_clean_then_place": "clean", "pick_heat_then_place": "heat", "pick_cool_then_place": "cool"}
 _MARKS = {"clean": "clean", "heat": "hot", "cool": "cold"}
-_AT = {"clean": "sinkbasin", "heat": "microwave", "cool": "fridge"}
+TOOLS = {"clean": "sinkbasin", "heat": "microwave", "cool": "fridge"}
+"""The furniture that each treatment takes."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,7 +101,7 @@ class House:
                 else:
                     found += [f"take {thing} from {place}" for thing in sorted(self.holds[place])]
             if self.carried:
-                found += [f"{verb} {self.carried} with {place}" for verb, at in _AT.items() if at == self.kind(place)]
+                found += [f"{verb} {self.carried} with {place}" for verb, at in TOOLS.items() if at == self.kind(place)]
             found.append(f"examine {place}")
         return [*found, "look", "inventory"]
 

@@ -11,14 +11,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from roll.envs.base import Started, Stepped
-from roll.envs.worlds.house import HOLDERS, KINDS, TASKS, House, Task, furnished
+from roll.envs.worlds.house import KINDS, TASKS, TOOLS, House, Task, furnished
 from roll.envs.worlds.world import FORMAT_ERROR, World, chosen
 
 __all__ = ["Household"]
 
 _LONGEST_COMMAND = 200
-_TOOLS = {"clean": "sinkbasin", "heat": "microwave", "cool": "fridge"}
-_DONE = {"clean": "clean", "heat": "hot", "cool": "cold"}
 
 
 @dataclass(eq=False)
@@ -92,14 +90,16 @@ def plan(house: House, task: Task) -> list[str]:
             commands.append(f"open {place}")
             opened.add(place)
 
-    things = [thing for thing, place in house.where().items() if _kind(thing) == task.thing and place != task.target]
+    things = [
+        thing for thing, place in house.where().items() if house.kind(thing) == task.thing and place != task.target
+    ]
     target = task.target
     for thing in sorted(things)[: task.count]:
         place = house.where()[thing]
         go(place)
         commands.append(f"take {thing} from {place}")
-        if task.treatment in _TOOLS:
-            tool = next(name for name in house.holds if house.kind(name) == _TOOLS[task.treatment])
+        if task.treatment in TOOLS:
+            tool = next(name for name in house.holds if house.kind(name) == TOOLS[task.treatment])
             go(tool)
             commands.append(f"{task.treatment} {thing} with {tool}")
         go(target)
@@ -107,15 +107,8 @@ def plan(house: House, task: Task) -> list[str]:
     return commands
 
 
-def _kind(thing: str) -> str:
-    return thing.rpartition(" ")[0]
-
-
 def _command(action: str) -> str:
     """The last line that is not empty, in lower case and single spaces, without a mark before it."""
     lines = [line for line in action[-2_000:].splitlines() if line.strip()]
     words = lines[-1][:_LONGEST_COMMAND].lower().strip(" .>`*").split() if lines else []
     return " ".join(words).replace(" on ", " in ").replace(" into ", " in ")
-
-
-assert set(_DONE) == set(_TOOLS) and HOLDERS, "treatments have their tools"

@@ -6,14 +6,12 @@ TwoPlayer: an `Env` of one seat; the opponent plays the other
 
 from __future__ import annotations
 
-import functools
-import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
 from random import Random
 from typing import Any, TypeAlias
 
-from roll.envs.base import Started, Stepped
+from roll.envs.base import Started, Stepped, then
 from roll.envs.worlds.board_games import GAMES, Game
 from roll.envs.worlds.world import FORMAT_ERROR, World, final_answer
 from roll.errors import ConfigError
@@ -98,30 +96,20 @@ class TwoPlayer(World):
             raise ValueError(f"opponent is 'random', 'expert', a function or 'file.py:function', got '{given}'")
         self._match = Match(self.game, 0)
 
-    @functools.cached_property
-    def _waits(self) -> bool:
-        return inspect.iscoroutinefunction(self._opponent)
-
     def reset(self, seed: int | None = None) -> Any:
-        """See `Env`; a coroutine where the opponent is an async function."""
+        """See `Env`; a coroutine where the opponent moves and is an async function."""
         self.begin(seed)
         self._match = Match(self.game, self.random.randrange(2**31))
         self._seat = self.random.randrange(2) if self.seat is None else self.seat
         self._turn = 0
-        return self._begun_late() if self._waits else self._begun(self._answered())
+        return then(self._answered(), self._begun)
 
     def step(self, action: str) -> Any:
-        """See `Env`; a coroutine where the opponent is an async function."""
+        """See `Env`; a coroutine where the opponent moves and is an async function."""
         self._turn += 1
         if not self._match.act(action):
             return self._stepped(FORMAT_ERROR, "That is no move.\n")
-        return self._stepped_late() if self._waits else self._stepped(0.0, self._answered())
-
-    async def _begun_late(self) -> Started:
-        return self._begun(await self._answered_late())
-
-    async def _stepped_late(self) -> Stepped:
-        return self._stepped(0.0, await self._answered_late())
+        return then(self._answered(), lambda note: self._stepped(0.0, note))
 
     def _begun(self, note: str) -> Started:
         return note + self._match.observe(self._seat), self._info()
@@ -133,21 +121,11 @@ class TwoPlayer(World):
             return observation, match.rewards[self._seat], True, False, self._info()
         return observation, reward, False, self._turn >= self.max_turns, self._info()
 
-    def _answered(self) -> str:
+    def _answered(self, note: str = "") -> Any:
         """The opponent's moves until it is our turn, and a note where it gave none."""
-        note = ""
-        while self._their_turn():
-            note += self._moved(self._their_text())
-        return note
-
-    async def _answered_late(self) -> str:
-        note = ""
-        while self._their_turn():
-            note += self._moved(await self._their_text())
-        return note
-
-    def _their_turn(self) -> bool:
-        return self._match.rewards is None and self._match.turn != self._seat
+        if self._match.rewards is not None or self._match.turn == self._seat:
+            return note
+        return then(self._their_text(), lambda text: self._answered(note + self._moved(text)))
 
     def _their_text(self) -> Any:
         match = self._match

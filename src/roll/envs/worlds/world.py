@@ -12,7 +12,6 @@ __all__ = ["FORMAT_ERROR", "World", "chosen", "final_answer", "same_text"]
 
 FORMAT_ERROR = -0.1
 """Reward of an action that cannot be read, as in GEM's games; 1 is success, 0 anything else."""
-_LONGEST_ANSWER = 1_000
 
 
 @dataclass(eq=False)
@@ -54,19 +53,19 @@ def chosen(what: str, names: Collection[str] | None, known: Collection[str]) -> 
     return tuple(names or known)
 
 
-def final_answer(text: str) -> str | None:
+def final_answer(text: str, longest: int = 1_000) -> str | None:
     r"""What the last `\boxed{…}` or `<answer>…</answer>` holds, without surrounding white space; `None` without one.
 
-    One pass over at most a thousand characters, whatever is in them.
+    One pass over at most `longest` characters, whatever is in them.
     """
     box, tag = text.rfind("\\boxed{"), text.rfind("<answer>")
     if max(box, tag) < 0:
         return None
     if tag > box:
         start = tag + len("<answer>")
-        return text[start : start + _LONGEST_ANSWER].partition("</answer>")[0].strip()
+        return text[start : start + longest].partition("</answer>")[0].strip()
     start, depth = box + len("\\boxed{"), 1
-    for position in range(start, min(len(text), start + _LONGEST_ANSWER)):
+    for position in range(start, min(len(text), start + longest)):
         depth += (text[position] == "{") - (text[position] == "}")
         if not depth:
             return text[start:position].strip()

@@ -1,5 +1,5 @@
 """What can be known of an agentic run before it starts: what `roll check` prints, and `roll.check` returns."""
 
-from roll.pipelines.rlvr.check.inspection import inspect
+from roll.pipelines.rlvr.check import inspect
 
 __all__ = ["inspect"]

@@ -8,9 +8,9 @@ from roll.config.estimate import ModelSizes, RoleMemory, element_bytes, engine_b
 from roll.config.pipelines.distill import DistillConfig
 from roll.models import ModelDescription, find_model
 from roll.pipelines.checkpoint_files import find_model_directory
-from roll.pipelines.distill.teachers import teachers_of
 from roll.pipelines.online.check.estimate import BatchArithmetic, Further, frozen_memory
 from roll.pipelines.online.check.inspection import inspect_run
+from roll.pipelines.teachers import teacher_paths
 from roll.preflight.inspection import described
 from roll.preflight.report import Report
 
@@ -29,7 +29,7 @@ def inspect(config: DistillConfig) -> Report:
         places = [find_model_directory(Path(t.model)) or find_model(t.model) for t in config.teacher]
         student = find_model(config.model.path)
         if student is not None and all(places):
-            teachers_of(config, student)
+            teacher_paths(config.teacher, config.model, student)
 
     def further(report: Report, config: DistillConfig, batch: BatchArithmetic) -> Further:
         return _memory(report, config, batch, found)

@@ -11,7 +11,7 @@ from typing import Any
 from roll.config.pipelines.distill import DistillConfig
 from roll.models import describe_model
 from roll.pipelines.distill.loop import train
-from roll.pipelines.distill.teachers import EngineTeacher, teacher_engines, teachers_of
+from roll.pipelines.distill.teachers import EngineTeacher, teacher_engines
 from roll.pipelines.evaluation import measure
 from roll.pipelines.learner import Learner
 from roll.pipelines.learning.state import LearningState
@@ -20,6 +20,7 @@ from roll.pipelines.preparation import prepare
 from roll.pipelines.registry import Pipeline, RunFacts
 from roll.pipelines.run import Session
 from roll.pipelines.state import RunState
+from roll.pipelines.teachers import teacher_paths
 from roll.training import TrainerSpec
 
 __all__ = ["PIPELINE"]
@@ -30,7 +31,7 @@ async def _open(config: DistillConfig, session: Session) -> AsyncIterator[Callab
     """Start every role; the teachers are looked at before anything is started."""
     session.tracker.note("reading the files of student and teacher, and the prompts")
     prepared = await asyncio.to_thread(prepare, config)
-    paths = await asyncio.to_thread(teachers_of, config, prepared.model_path)
+    paths = await asyncio.to_thread(teacher_paths, config.teacher, config.model, prepared.model_path)
     num_tokens = [describe_model(path).vocab_size for path in paths]
     held = tuple(map(str, paths)) if config.trainer_holds_teachers else ()
     policy = policy_spec(config, prepared.model_path, teachers=held)

@@ -11,17 +11,11 @@ from typing import Any
 from roll.config.pipelines.distill import DistillConfig
 from roll.inference import EngineSpec
 from roll.pipelines.preparation import Prepared, engine_specs
-from roll.pipelines.teachers import teacher_paths
 from roll.protocols import InferenceEngine, Scorer
 from roll.tracking import RunDirectory
 from roll.types import FloatArray, Output, Outputs, Rollout, TrainingBatch
 
-__all__ = ["EngineTeacher", "teacher_engines", "teacher_logprobs", "teachers_of"]
-
-
-def teachers_of(config: DistillConfig, model_path: Path) -> list[Path]:
-    """See `teacher_paths`."""
-    return teacher_paths(config.teacher, config.model, model_path)
+__all__ = ["EngineTeacher", "teacher_engines", "teacher_logprobs"]
 
 
 def teacher_engines(

@@ -70,7 +70,7 @@ class Dialogue(CandidateRun):
             self.sandboxes.candidate(candidate_program) as candidate,
         ):
             meter = Meter(candidate, self.bounds(limits_s), self.config.time_limit_s)
-            await meter.begin(*self.setup_bounds())
+            await meter.bound(*self.setup_bounds())
             candidate.write(pack(self.setup()))
             passing_on = asyncio.create_task(pass_on(candidate, checker))
             try:

@@ -10,6 +10,7 @@ answer holds one place, and at most two sandboxes.
 from __future__ import annotations
 
 import asyncio
+import functools
 import os
 from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
@@ -26,20 +27,17 @@ _LIBRARY = "/opt/roll"
 
 
 class CodeSandboxes:
-    """Starts and ends them; `async with` or `start` and `close`."""
+    """Starts and ends them: an `async with`."""
 
     def __init__(self, config: SandboxConfig) -> None:
         self.config = config
-        self.max_parallel = config.max_parallel or os.cpu_count() or 1
-        warm = self.max_parallel if config.warm is None else config.warm
+        max_parallel = config.max_parallel or os.cpu_count() or 1
+        warm = max_parallel if config.warm is None else config.warm
         self._candidate = self._spec("candidate", ("inside.candidate",), config.packages)
         self._checker = self._spec("checker", ("inside.checker",), config.packages)
-        self._manager = SandboxManager(
-            config.runtime, spec=self._candidate, warm=warm, max_sandboxes=2 * self.max_parallel
-        )
-        self.places = asyncio.Semaphore(self.max_parallel)
+        self._manager = SandboxManager(config.runtime, spec=self._candidate, warm=warm, max_sandboxes=2 * max_parallel)
+        self.places = asyncio.Semaphore(max_parallel)
         """Inside one of them, an answer may run."""
-        self._with_pytest: SandboxSpec | None = None
 
     def _spec(self, pool: str, modules: tuple[str, ...], packages: list[str]) -> SandboxSpec:
         config = self.config
@@ -62,19 +60,16 @@ class CodeSandboxes:
         )
 
     async def __aenter__(self) -> CodeSandboxes:
-        await self.start()
-        return self
-
-    async def __aexit__(self, *error: object) -> None:
-        await self.close()
-
-    async def start(self) -> None:
         """Start the first sandboxes.
 
         Raises:
             SandboxUnavailableError: this machine cannot; the message says why and what to do.
         """
         await self._manager.start()
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        await self._manager.close()
 
     async def run(self, program: Program) -> ExecutionResult:
         """Run a candidate."""
@@ -94,18 +89,9 @@ class CodeSandboxes:
         Raises:
             ConfigError: pytest is needed and not installed.
         """
-        return self._manager.running(program, spec=self._pytest_spec() if pytest else self._checker)
+        return self._manager.running(program, spec=self._checker_with_pytest if pytest else self._checker)
 
-    def _pytest_spec(self) -> SandboxSpec:
-        if self._with_pytest is None:
-            spec = self._spec("checker", ("inside.checker",), [*self.config.packages, "pytest"])
-            self._with_pytest = replace(spec, preload=(*spec.preload, "pytest"))
-        return self._with_pytest
-
-    def health(self) -> dict[str, int]:
-        """See `SandboxManager.health`."""
-        return self._manager.health()
-
-    async def close(self) -> None:
-        """End every sandbox; may be called twice."""
-        await self._manager.close()
+    @functools.cached_property
+    def _checker_with_pytest(self) -> SandboxSpec:
+        spec = self._spec("checker", ("inside.checker",), [*self.config.packages, "pytest"])
+        return replace(spec, preload=(*spec.preload, "pytest"))

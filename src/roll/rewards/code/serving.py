@@ -39,16 +39,13 @@ class Meter:
         self._ends = asyncio.get_running_loop().time() + total_s
         self._counts: list[float] = []
 
-    async def begin(self, cpu_s: float, wall_s: float) -> None:
-        """Limits of what comes before the first case."""
-        await self._bound(cpu_s, wall_s)
-
     async def next_case(self) -> None:
         """From now on, what is used is the next case's; after the last one, nobody's."""
         case = min(len(self._counts), len(self._limits_s) - 1)
-        self._counts.append(await self._bound(*self._limits_s[case]))
+        self._counts.append(await self.bound(*self._limits_s[case]))
 
-    async def _bound(self, cpu_s: float, wall_s: float) -> float:
+    async def bound(self, cpu_s: float, wall_s: float) -> float:
+        """Set the limits of what comes now, at first those of the setup; returns the CPU time used until now."""
         left_s = self._ends - asyncio.get_running_loop().time()
         wall_s = max(0.0, min(wall_s + _GRACE_WALL_S, left_s))
         return await self._job.bound(cpu_s=cpu_s + GRACE_CPU_S, wall_s=wall_s)
@@ -97,7 +94,7 @@ async def serve(
         SandboxError: the sandbox broke.
     """
     meter = Meter(job, limits_s, total_s)
-    await meter.begin(*setup_s)
+    await meter.bound(*setup_s)
     job.write(setup)
     bodies = _bodies(job)
     first = await anext(bodies, b"")

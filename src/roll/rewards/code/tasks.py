@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
 from roll.config.rewards.code import LANGUAGES
-from roll.errors import DataError
+from roll.errors import DataError, short
 from roll.registry import nearest
 from roll.rewards.code.inside import wire
 from roll.rewards.code.literals import python_literal
@@ -144,7 +144,7 @@ class _Reader:
         if isinstance(tests, Mapping):
             return self._of_entry(tests, "the case")
         if not isinstance(tests, list | tuple):
-            raise MalformedTestsError(f"the tests are {_short(tests)}: give a list of cases, an object, or a text.")
+            raise MalformedTestsError(f"the tests are {short(tests)}: give a list of cases, an object, or a text.")
         found: list[Case] = []
         for index, each in enumerate(tests):
             where = f"case {index}"
@@ -154,7 +154,7 @@ class _Reader:
             elif isinstance(each, Mapping):
                 found += self._of_entry(each, where)
             else:
-                raise MalformedTestsError(f"{where} is {_short(each)}: give an object, or the text of an assert.")
+                raise MalformedTestsError(f"{where} is {short(each)}: give an object, or the text of an assert.")
         return found
 
     def _of_entry(self, case: Mapping[str, Any], where: str) -> list[Case]:
@@ -184,10 +184,10 @@ class _Reader:
             raise MalformedTestsError(f"{where} has both `returns` and `raises`: keep one.")
         args, _ = _value(case.get("args", []), f"{where}: args")
         if not isinstance(args, list | tuple):
-            raise MalformedTestsError(f"{where}: args is {_short(args)}: give a list with one entry per argument.")
+            raise MalformedTestsError(f"{where}: args is {short(args)}: give a list with one entry per argument.")
         kwargs, _ = _value(case.get("kwargs", {}), f"{where}: kwargs")
         if not isinstance(kwargs, dict) or not all(isinstance(name, str) for name in kwargs):
-            raise MalformedTestsError(f"{where}: kwargs is {_short(kwargs)}: give an object of names and values.")
+            raise MalformedTestsError(f"{where}: kwargs is {short(kwargs)}: give an object of names and values.")
         returns, is_json = _value(case.get("returns"), f"{where}: returns")
         raises = case.get("raises")
         return CallCase(
@@ -295,7 +295,7 @@ def _value(value: Any, where: str) -> tuple[Any, bool]:
             literal = python_literal(_of_kind(value["python"], str, where))
             wire.encode(literal)
         except (ValueError, TypeError, SyntaxError, ArithmeticError, MemoryError, RecursionError):
-            raise MalformedTestsError(f"{where}: {_short(value['python'])} is no Python literal.") from None
+            raise MalformedTestsError(f"{where}: {short(value['python'])} is no Python literal.") from None
         return literal, False
     plain = _plain(value)
     try:
@@ -336,7 +336,7 @@ def _expression(source: str, where: str) -> None:
     try:
         ast.parse(source, mode="eval")
     except (SyntaxError, ValueError, MemoryError, RecursionError):
-        raise MalformedTestsError(f"{where}: {_short(source)} is no expression such as `add` or `A().add`.") from None
+        raise MalformedTestsError(f"{where}: {short(source)} is no expression such as `add` or `A().add`.") from None
 
 
 def _no_others(case: Mapping[str, Any], known: set[str], where: str) -> None:
@@ -349,7 +349,7 @@ def _no_others(case: Mapping[str, Any], known: set[str], where: str) -> None:
 def _of_kind(value: Any, kind: Any, where: str) -> Any:
     value = _plain(value)
     if not isinstance(value, kind):
-        raise MalformedTestsError(f"{where} is {_short(value)}: give a {'text' if kind is str else 'list'}.")
+        raise MalformedTestsError(f"{where} is {short(value)}: give a {'text' if kind is str else 'list'}.")
     return value
 
 
@@ -359,8 +359,3 @@ def _size(case: Case) -> int:
     if isinstance(case, CallCase):
         return len(str(case.args)) + len(str(case.kwargs)) + len(str(case.returns))
     return len(case.source)
-
-
-def _short(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 60 else f"{text[:57]}..."

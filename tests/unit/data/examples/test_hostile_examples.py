@@ -103,7 +103,7 @@ COLUMNS = [
     "instruction", "output", "margin", 7, None,
 ]  # fmt: skip
 REASONS = (
-    "missing column|wrong type|unknown role|tool calls|roles out of order|empty (answer|prompt|text)|equal sides|"
+    "missing column|pairs|wrong type|unknown role|tool calls|roles out of order|empty (answer|prompt|text)|equal sides|"
     "different prompts|not a finite number|too large a number|label is not true or false|invalid Unicode|NUL character|"
     "special token in a message|too long|nothing to learn|unreadable"
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack
 from typing import Any
 
 import numpy as np
@@ -38,13 +39,12 @@ def rollout(text: str, metadata: dict[str, Any], uid: str = "d/0") -> Rollout:
 async def boxes() -> AsyncIterator[CodeSandboxes]:
     if not shutil.which("bwrap"):
         pytest.skip("bubblewrap is not installed (scripts/setup.sh says how)")
-    boxes = CodeSandboxes(SandboxConfig())
-    try:
-        await boxes.start()
-    except SandboxUnavailableError as error:
-        pytest.skip(str(error))
-    yield boxes
-    await boxes.close()
+    async with AsyncExitStack() as stack:
+        try:
+            boxes = await stack.enter_async_context(CodeSandboxes(SandboxConfig()))
+        except SandboxUnavailableError as error:
+            pytest.skip(str(error))
+        yield boxes
 
 
 @pytest.fixture(scope="session")

@@ -54,7 +54,6 @@ class BatchArithmetic:
     tokens_per_micro_batch: int
     evaluation_samples: int
     num_evaluations: int
-    prompts_in_run: int
     epochs: Mapping[str, float]
     """By domain: how often the run goes through the source's training prompts."""
 
@@ -93,7 +92,6 @@ def batch_arithmetic(
         tokens_per_micro_batch=min(per_rank, training.max_tokens_per_micro_batch),
         evaluation_samples=min(evaluation.num_prompts, held_out_prompts) * evaluation.samples_per_prompt,
         num_evaluations=_num_evaluations(config) if held_out_prompts else 0,
-        prompts_in_run=prompts_in_run,
         epochs={
             domain: prompts_in_run * weights[domain] / total_weight / count
             for domain, count in train_prompts.items()

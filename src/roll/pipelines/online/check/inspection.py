@@ -11,7 +11,7 @@ from typing import TypeVar
 
 from roll.config.estimate import JudgeEngines, disk_use
 from roll.config.generating import GeneratingConfig
-from roll.errors import ConfigError, DataError
+from roll.errors import ConfigError
 from roll.pipelines.hand_over import hands_over
 from roll.pipelines.online.check.estimate import (
     NOTHING_FURTHER,
@@ -136,13 +136,11 @@ def _look_at_prompts(report: Report, config: GeneratingConfig) -> None:
 
 def _count_prompts(report: Report, config: GeneratingConfig) -> None:
     """Without a tokenizer: read the sources, render nothing."""
-    from roll.data.build import SOURCES
+    from roll.data.build import load_source
 
     for entry in config.data:
         domain = entry.domain or entry.source
-        training, held_out = SOURCES.get(entry.source.partition(":")[0])(entry, domain, config.seed)
-        if not training:
-            raise DataError(f"data source '{domain}' leaves no prompt for training: lower its held_out.")
+        training, held_out = load_source(entry, domain, config.seed)
         report.examples[domain] = training[0]
         report.train_prompts[domain] = len(training)
         report.num_held_out += len(held_out)

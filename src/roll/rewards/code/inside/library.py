@@ -65,14 +65,15 @@ ENCODERS = {
 }
 
 
-def _integer(text):
+def integer(text):
+    """From hexadecimal digits."""
     return int(text, 16)
 
 
 def _of_fraction(above, below):
     if max(len(above), len(below)) > MAX_FRACTION_DIGITS:
         raise ValueError("a fraction of too many digits")
-    return fractions.Fraction(_integer(above), _integer(below))
+    return fractions.Fraction(integer(above), integer(below))
 
 
 def _of_delta(days, seconds, microseconds):
@@ -105,8 +106,8 @@ DECODERS = {
     "datetime": _of_datetime,
     "delta": _of_delta,
     "zone": _zone,
-    "R": lambda *parts: range(*map(_integer, parts)),
+    "R": lambda *parts: range(*map(integer, parts)),
     "B": lambda text: bytearray.fromhex(_text(text)),
-    "U": lambda text: uuid.UUID(int=_integer(text)),
+    "U": lambda text: uuid.UUID(int=integer(text)),
     "T": lambda name: TYPES[name],
 }

@@ -218,7 +218,7 @@ def _container(tag, items, remote, depth):
     if tag == "a":
         return _array(*items)
     (item,) = items
-    return {"i": _from_hex, "f": _not_finite, "b": bytes.fromhex}[tag](item)
+    return {"i": library.integer, "f": _not_finite, "b": bytes.fromhex}[tag](item)
 
 
 def _pairs(items, remote, depth):
@@ -254,10 +254,6 @@ def _real(value):
     if type(value) not in (int, float):
         raise WireError("a part of a complex number is no number")
     return value
-
-
-def _from_hex(text):
-    return int(text, 16)
 
 
 def _not_finite(text):

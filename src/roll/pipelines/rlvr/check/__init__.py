@@ -1,5 +1,0 @@
-"""What can be known of a run before it starts: what `roll check` prints, and `roll.check` returns."""
-
-from roll.pipelines.rlvr.check.inspection import inspect
-
-__all__ = ["inspect"]

@@ -1,0 +1,49 @@
+"""Random quantities as functions of a key: the same key gives the same number, whoever asks, whenever, in any order.
+
+    key (integers) ──hash──► u in (0, 1) ──► quantile function ──► value
+
+So a rollout's length does not depend on which engine serves it, and a re-issued request gets what it would have got.
+A part of the randomness may be shared (`correlation`): rollouts of one prompt resemble each other.
+"""
+
+from __future__ import annotations
+
+import math
+from statistics import NormalDist
+
+__all__ = ["correlated", "mix", "uniform_of"]
+
+_MASK = (1 << 64) - 1
+_STANDARD = NormalDist()
+
+
+def mix(*key: int) -> int:
+    """64 well-mixed bits of a key (SplitMix64's finaliser, applied to each part in turn)."""
+    state = 0x9E3779B97F4A7C15
+    for part in key:
+        state = (state + (part & _MASK) * 0xBF58476D1CE4E5B9 + 0x9E3779B97F4A7C15) & _MASK
+        state = ((state ^ (state >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
+        state = ((state ^ (state >> 27)) * 0x94D049BB133111EB) & _MASK
+        state ^= state >> 31
+    return state
+
+
+def uniform_of(*key: int) -> float:
+    """A number in (0, 1), never 0 or 1."""
+    return ((mix(*key) >> 11) + 0.5) / (1 << 53)
+
+
+def correlated(shared: float, own: float, correlation: float) -> float:
+    """Combine two uniform numbers into one that is uniform again.
+
+    Args:
+        shared: what several draws have in common, in (0, 1).
+        own: this draw's, in (0, 1).
+        correlation: of the underlying normal variables of two draws with the same `shared`, 0 … 1.
+    """
+    if correlation == 0:
+        return own
+    if correlation == 1:
+        return shared
+    z = math.sqrt(correlation) * _STANDARD.inv_cdf(shared) + math.sqrt(1 - correlation) * _STANDARD.inv_cdf(own)
+    return min(max(_STANDARD.cdf(z), 1e-15), 1 - 1e-15)
