@@ -75,7 +75,9 @@ def test_a_groups_rollouts_begin_alike_and_the_prompt_is_what_the_environment_sa
     tmp_path: Path, tiny_model: Path, own: str
 ) -> None:
     entry = {"environment": own, "num_turns": 2, "host": "loop", "system_prompt": "S", "prompt_template": "<{prompt}>"}
-    roll.train(config(tmp_path, tiny_model, [entry]))
+    tools = {"tools": ["calculator"], "tool_calls": {"explain": False}}
+    roll.train(config(tmp_path, tiny_model, [entry | tools]))
+    assert rows(tmp_path)[0]["env/letters.py:Letters/tool_uses"] == 0
     prompts: dict[int, set[tuple[int, ...]]] = {}
     for row in table(tmp_path, 1):
         prompts.setdefault(row["draw_id"], set()).add(tuple(row["prompt_token_ids"]))
