@@ -18,6 +18,12 @@ _options = click.argument("options", nargs=-1, metavar="[KEY=VALUE]...")
 _seed = click.option("--seed", type=int, default=0, show_default=True, help="Of the first episode.")
 _html = click.option("--html", "html_file", metavar="FILE", help="Also write the episodes as a page.")
 _text = click.option("--text", "text_file", metavar="FILE", help="Also write the episodes as text.")
+_demonstrations = click.option(
+    "--demonstrations",
+    "demonstrations_file",
+    metavar="FILE",
+    help="Also add episodes of several turns that earned 1 or more to a file for `anchors.demonstrations`.",
+)
 
 
 @click.group()
@@ -59,7 +65,15 @@ def list_(containing: str, as_json: bool) -> None:
 @_seed
 @_html
 @_text
-def play(id: str, options: tuple[str, ...], seed: int, html_file: str | None, text_file: str | None) -> None:
+@_demonstrations
+def play(
+    id: str,
+    options: tuple[str, ...],
+    seed: int,
+    html_file: str | None,
+    text_file: str | None,
+    demonstrations_file: str | None,
+) -> None:
     """Play ID in the terminal.
 
     Where answers go into \\boxed{}, you type what stands in it. An empty line plays a random action; Ctrl-D leaves.
@@ -74,7 +88,7 @@ def play(id: str, options: tuple[str, ...], seed: int, html_file: str | None, te
     if played.terminated or played.truncated:
         click.echo(played.turns[-1].observation)
     click.echo(f"═══ {played.ending} after {len(played.turns)} turns, rewards {played.total:g}")
-    _write([played], id, html_file, text_file)
+    _write([played], id, html_file, text_file, demonstrations_file)
 
 
 @env.command()
@@ -103,6 +117,7 @@ def play(id: str, options: tuple[str, ...], seed: int, html_file: str | None, te
 @click.option("--form", default="auto", show_default=True, help="How calls of tools are written.")
 @_html
 @_text
+@_demonstrations
 def rollout(
     id: str,
     options: tuple[str, ...],
@@ -119,6 +134,7 @@ def rollout(
     form: str,
     html_file: str | None,
     text_file: str | None,
+    demonstrations_file: str | None,
 ) -> None:
     """Have ID played, and show the episodes.
 
@@ -146,7 +162,7 @@ def rollout(
         f"{len(played)} episode(s): rewards {sum(totals) / len(totals):.3f} on average, from {totals[0]:g} to "
         f"{totals[-1]:g}; {sum(len(each.turns) for each in played) / len(played):.1f} turns."
     )
-    _write(played, id, html_file, text_file)
+    _write(played, id, html_file, text_file, demonstrations_file)
 
 
 @env.command()
@@ -251,8 +267,14 @@ def _value(text: str, where: str = "") -> Any:
         raise click.UsageError(f"'{where or text}': {str(error).splitlines()[0]}") from None
 
 
-def _write(played: list[Transcript], title: str, html_file: str | None, text_file: str | None) -> None:
-    from roll.envs.transcripts import as_html, as_text
+def _write(
+    played: list[Transcript],
+    title: str,
+    html_file: str | None,
+    text_file: str | None,
+    demonstrations_file: str | None,
+) -> None:
+    from roll.envs.transcripts import as_demonstrations, as_html, as_text
 
     if html_file is not None:
         Path(html_file).write_text(as_html(played, title), encoding="utf-8")
@@ -261,3 +283,8 @@ def _write(played: list[Transcript], title: str, html_file: str | None, text_fil
         text = "\n\n".join(map(as_text, played))
         Path(text_file).write_text(f"{text}\n", encoding="utf-8", errors="backslashreplace")
         click.echo(text_file)
+    if demonstrations_file is not None:
+        lines = as_demonstrations(played)
+        with Path(demonstrations_file).open("a", encoding="utf-8") as file:
+            file.writelines(f"{line}\n" for line in lines)
+        click.echo(f"{demonstrations_file}: {len(lines)} of {len(played)} episode(s) added")

@@ -313,7 +313,8 @@ class WeightConfig(Section):
 
 
 class ImitationConfig(Section):
-    """Demonstrations that the data bring (`expert_key`), as further rollouts of their prompts.
+    """Demonstrations that the data bring (`expert_key`), or turns that were replayed to a group (`anchors` of the
+    pipeline `agentic`), as further rollouts of their prompts.
 
     They are in no baseline, no filter and no critic's lessons: a demonstration's tokens have the objective
     weight x G log pi, G being its own (shaped) reward, discounted per turn where the estimator has turns. One whose

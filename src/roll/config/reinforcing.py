@@ -79,7 +79,7 @@ class ReinforcingConfig(GeneratingConfig):
         if imitation != type(imitation)() and not self.has_demonstrations:
             raise ValueError(
                 "algorithm.imitation would change nothing, since no source under data has demonstrations: name their "
-                "column as expert_key, or remove it"
+                "column as expert_key (or, with the pipeline agentic, give anchors), or remove it"
             )
 
     @property

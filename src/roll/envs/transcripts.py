@@ -4,13 +4,23 @@ from __future__ import annotations
 
 import html
 import inspect
+import json
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from roll.envs.base import shown
 
-__all__ = ["Policy", "Transcript", "TranscriptTurn", "as_html", "as_text", "play_episode", "random_policy"]
+__all__ = [
+    "Policy",
+    "Transcript",
+    "TranscriptTurn",
+    "as_demonstrations",
+    "as_html",
+    "as_text",
+    "play_episode",
+    "random_policy",
+]
 
 Policy: TypeAlias = Callable[["Transcript"], str | Awaitable[str] | None]
 """Given the episode so far, the next action; None leaves the episode."""
@@ -88,6 +98,12 @@ def as_text(transcript: Transcript) -> str:
         parts += [f"─── turn {number}, action", turn.action, f"─── reward {turn.reward:g}", turn.observation]
     parts.append(f"═══ {transcript.ending} after {len(transcript.turns)} turns, rewards {transcript.total:g}")
     return "\n".join(parts)
+
+
+def as_demonstrations(transcripts: list[Transcript]) -> list[str]:
+    """Those that earned 1 or more, in more than one turn, as lines of a file for `anchors.demonstrations`."""
+    found = [each for each in transcripts if each.total >= 1 and len(each.turns) > 1]
+    return [json.dumps({"seed": each.seed, "actions": [turn.action for turn in each.turns]}) for each in found]
 
 
 _STYLE = """

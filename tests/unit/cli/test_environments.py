@@ -62,6 +62,14 @@ def test_a_person_types_what_stands_in_the_box(tmp_path: Path) -> None:
     assert "rewards 1" in found.output and "\\boxed{3}" in page.read_text()
 
 
+def test_what_was_won_is_added_to_demonstrations_and_what_was_not_is_not(tmp_path: Path) -> None:
+    shown = tmp_path / "shown.jsonl"
+    game = ("play", "game:GuessTheNumber-v0-easy", "max_number=3", "--seed=1", f"--demonstrations={shown}")
+    for typed, added in (("1\n", 0), ("3\n", 0), ("1\n3\n", 1)):  # 3 is right: at once, nothing lies before it
+        assert f"{added} of 1 episode(s) added" in run(*game, typed=typed).output
+    assert json.loads(shown.read_text()) == {"seed": 1, "actions": ["\\boxed{1}", "\\boxed{3}"]}
+
+
 def test_an_empty_line_plays_at_random_and_an_end_of_input_leaves(tmp_path: Path) -> None:
     page = tmp_path / "played.html"
     found = run("play", "game:Sokoban-v0-easy", f"--html={page}", typed="\n")

@@ -414,3 +414,13 @@ def test_a_chain_that_chance_never_ends_is_learnt_from_one_demonstration_without
     policy, state = asyncio.run(trained(anchored, 60))
     assert success(policy) > 0.5
     assert state.kept == () or kind == "parallel"
+
+
+def test_anchors_that_could_not_be_are_refused() -> None:
+    with pytest.raises(ValueError, match="anchors lie between turns, but every environment has num_turns 1"):
+        chain_config(anchors={}, environments=[{"environment": "a"}])
+    with pytest.raises(ValueError, match=r"but rollout\.loop plays them"):
+        chain_config(anchors={}, rollout={"loop": "mine:loop"})
+    with pytest.raises(ValueError, match=r"algorithm\.imitation would change nothing"):
+        chain_config(algorithm={"imitation": {"weight": 0}})
+    assert chain_config(anchors={}, algorithm={"imitation": {"weight": 0}}).has_demonstrations

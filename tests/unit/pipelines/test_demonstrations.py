@@ -22,7 +22,9 @@ from roll.models import load_tokenizer
 from roll.pipelines.rlvr.demonstrations import demonstrations
 from roll.rollout import SamplingPlan
 from roll.rollout.episode import EpisodePlan
+from roll.rollout.replaying import recorded
 from roll.types import (
+    Anchor,
     EnvironmentSettings,
     Fate,
     Group,
@@ -99,6 +101,20 @@ async def test_a_demonstration_is_played_and_scored_in_the_models_own_tokens(tin
     assert (rollout.sample_id, rollout.expert, rollout.finished) == ("3.4", True, True)  # after the policy's four
     assert rollout.reward is not None and rollout.reward.value == 1.0
     assert not rollout.logprobs.any() and (rollout.policy_versions == -1).all()
+
+
+async def test_what_was_replayed_to_a_group_is_shown_as_it_was_recorded(tiny_model: Path) -> None:
+    parts = parts_of(tiny_model)
+    (whole,) = await shown(parts, [game(3, ("2", "3"))])
+    begun = replace(game(3, ("1",)), anchor=Anchor(trajectory=recorded(whole), num_turns=1))
+    at_the_prompt = replace(begun, anchor=Anchor(trajectory=recorded(whole), num_turns=0))
+    (rollout,) = await shown(parts, [begun, at_the_prompt])
+    end = whole.turns[0].end
+    assert rollout.token_ids.tolist() == whole.token_ids[:end].tolist()
+    assert rollout.turns == (whole.turns[0], Turn(start=end, end=end, reward=1.0, state="2 higher"))
+    assert (rollout.sample_id, rollout.expert, rollout.purpose) == ("3.4", True, whole.purpose)
+    assert rollout.reward is not None and rollout.reward.value == 1.0
+    assert await shown(parts_of(tiny_model, weight=0.0), [begun]) == []
 
 
 async def test_an_expert_with_nothing_left_to_say_ends_its_episode_unfinished(tiny_model: Path) -> None:

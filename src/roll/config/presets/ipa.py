@@ -8,7 +8,8 @@ The paper gives no constants: gamma = 0.95 discounts a chunk 14 steps from the e
 engine mismatch. rho is against the policy that sampled the chunk, as in topr: against the trainer's policy before the
 update it would be 1 at a batch's only update, however stale the batch is. The paper's R is the final reward, which says
 nothing where failure is 0: here it is all that the rollout got, whichever turn it came with, centred over the group, so
-that failures have the negative sign that the split needs.
+that failures have the negative sign that the split needs. The paper's chunk-level initialised resampling is `anchors`
+of the pipeline `agentic`.
 """
 
 WHEN = "Episodes of many turns, tools, mismatch between engine and trainer."

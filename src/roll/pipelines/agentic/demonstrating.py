@@ -1,84 +1,22 @@
-"""The user's own successful episodes, as seeds and actions: played once, before the first step, and kept."""
+"""The user's own successful episodes: played before the first step, and kept."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import replace
 
-from roll.config.data import EnvironmentData
 from roll.config.pipelines.agentic import AgenticConfig
 from roll.data import PromptStream
-from roll.data.files import open_table
 from roll.errors import DataError, InfraError
 from roll.pipelines.agentic.anchors import succeeded
+from roll.pipelines.agentic.reading import Demonstration
 from roll.pipelines.agentic.state import AgenticState, KeptEpisode
 from roll.pipelines.online.online_loop import OnlineLoop
 from roll.pipelines.rlvr.demonstrations import demonstration
 from roll.rollout.replaying import recorded
 
-__all__ = ["Demonstration", "play_demonstrations", "read_demonstrations"]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Demonstration:
-    """An episode that succeeds."""
-
-    domain: str
-    seed: int
-    actions: tuple[str, ...]
-    where: str
-    """In the user's file."""
-
-
-def read_demonstrations(config: AgenticConfig) -> list[Demonstration]:
-    """What the configuration's file says; nothing where there is none.
-
-    Raises:
-        DataError: it cannot be read, or a line is no demonstration of one of the environments.
-    """
-    if config.anchors is None or config.anchors.demonstrations is None:
-        return []
-    entries = {entry.domain or entry.environment: entry for entry in config.environments}
-    table, found = open_table(Path(config.anchors.demonstrations)), {}
-    for index, row in enumerate(table.scan(None)):
-        if isinstance(row, DataError):
-            raise row
-        one = _read(row, entries, table.where(index))
-        before = found.setdefault((one.domain, one.seed), one)
-        if before is not one:
-            raise DataError(
-                f"{one.where}: '{one.domain}' with seed {one.seed} was shown in {before.where}: remove one."
-            )
-    if not found:
-        raise DataError(f"{table.name} has no demonstration: remove anchors.demonstrations, or write one in each line.")
-    return list(found.values())
-
-
-def _read(row: Mapping[str, Any], entries: dict[str, EnvironmentData], where: str) -> Demonstration:
-    if unknown := set(row) - {"environment", "seed", "actions"}:
-        raise DataError(f"{where}: {sorted(unknown)} mean nothing: a demonstration has environment, seed and actions.")
-    name, seed, actions = row.get("environment"), row.get("seed"), row.get("actions")
-    if name is None and len(entries) == 1:
-        (name,) = entries
-    if not isinstance(name, str) or name not in entries:
-        raise DataError(f"{where}: environment is {name!r}, and must be one of {', '.join(map(repr, entries))}.")
-    most, turns = entries[name].num_episodes, entries[name].num_turns
-    if not isinstance(seed, int) or isinstance(seed, bool) or not 0 <= seed < most:
-        raise DataError(
-            f"{where}: seed is {seed!r}, but episodes of '{name}' to train on have the seeds 0 to {most - 1}: choose "
-            "one of these, or raise num_episodes."
-        )
-    if not isinstance(actions, list) or not all(isinstance(action, str) for action in actions):
-        raise DataError(f"{where}: actions must be a list of texts.")
-    if not 2 <= len(actions) <= turns:
-        raise DataError(
-            f"{where}: {len(actions)} actions, but an episode to begin in the midst of has between 2 and num_turns "
-            f"{turns}."
-        )
-    return Demonstration(domain=name, seed=seed, actions=tuple(actions), where=where)
+__all__ = ["play_demonstrations"]
 
 
 async def play_demonstrations(

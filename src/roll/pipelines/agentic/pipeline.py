@@ -16,8 +16,9 @@ from roll.config.pipelines.agentic import AgenticConfig
 from roll.data import Data
 from roll.pipelines.agentic.anchors import figures, note_anchors
 from roll.pipelines.agentic.curriculum import note_successes
-from roll.pipelines.agentic.demonstrating import play_demonstrations, read_demonstrations
+from roll.pipelines.agentic.demonstrating import play_demonstrations
 from roll.pipelines.agentic.draws import EpisodeDraws
+from roll.pipelines.agentic.reading import read_demonstrations
 from roll.pipelines.agentic.state import AgenticState
 from roll.pipelines.evaluation import measure
 from roll.pipelines.learning.losses import check_own_functions

@@ -43,7 +43,8 @@ async def collect(online: OnlineRun[C], live: LivePolicy) -> Collected:
     ahead = config.rollout.scheduling.async_ratio > 0
     with live.generation.wait_phases.waiting("wait" if ahead else "generate"):
         batch = await online.batches.next_batch()
-        shown = await demonstrations(config, live, [group.draw for group in batch.groups])
+        repeated = [group.draw for group in batch.groups if group.scored or group.draw.anchor is None]
+        shown = await demonstrations(config, live, repeated)
     return chosen(config, online.run, batch, shown)
 
 

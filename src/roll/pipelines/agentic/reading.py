@@ -1,0 +1,74 @@
+"""Reads the user's own successful episodes: seeds and actions. Needs no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from roll.config.data import EnvironmentData
+from roll.config.pipelines.agentic import AgenticConfig
+from roll.data.files import open_table
+from roll.errors import DataError
+
+__all__ = ["Demonstration", "read_demonstrations"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Demonstration:
+    """An episode that succeeds."""
+
+    domain: str
+    seed: int
+    actions: tuple[str, ...]
+    where: str
+    """In the user's file."""
+
+
+def read_demonstrations(config: AgenticConfig) -> list[Demonstration]:
+    """What the configuration's file says; nothing where there is none.
+
+    Raises:
+        DataError: it cannot be read, or a line is no demonstration of one of the environments.
+    """
+    if config.anchors is None or config.anchors.demonstrations is None:
+        return []
+    entries = {entry.domain or entry.environment: entry for entry in config.environments}
+    table, found = open_table(Path(config.anchors.demonstrations)), {}
+    for index, row in enumerate(table.scan(None)):
+        if isinstance(row, DataError):
+            raise row
+        one = _read(row, entries, table.where(index))
+        before = found.setdefault((one.domain, one.seed), one)
+        if before is not one:
+            raise DataError(
+                f"{one.where}: '{one.domain}' with seed {one.seed} was shown in {before.where}: remove one."
+            )
+    if not found:
+        raise DataError(f"{table.name} has no demonstration: remove anchors.demonstrations, or write one in each line.")
+    return list(found.values())
+
+
+def _read(row: Mapping[str, Any], entries: dict[str, EnvironmentData], where: str) -> Demonstration:
+    if unknown := set(row) - {"environment", "seed", "actions"}:
+        raise DataError(f"{where}: {sorted(unknown)} mean nothing: a demonstration has environment, seed and actions.")
+    name, seed, actions = row.get("environment"), row.get("seed"), row.get("actions")
+    if name is None and len(entries) == 1:
+        (name,) = entries
+    if not isinstance(name, str) or name not in entries:
+        raise DataError(f"{where}: environment is {name!r}, and must be one of {', '.join(map(repr, entries))}.")
+    most, turns = entries[name].num_episodes, entries[name].num_turns
+    if not isinstance(seed, int) or isinstance(seed, bool) or not 0 <= seed < most:
+        raise DataError(
+            f"{where}: seed is {seed!r}, but episodes of '{name}' to train on have the seeds 0 to {most - 1}: choose "
+            "one of these, or raise num_episodes."
+        )
+    if not isinstance(actions, list) or not all(isinstance(action, str) for action in actions):
+        raise DataError(f"{where}: actions must be a list of texts.")
+    if not 2 <= len(actions) <= turns:
+        raise DataError(
+            f"{where}: {len(actions)} actions, but an episode to begin in the midst of has between 2 and num_turns "
+            f"{turns}."
+        )
+    return Demonstration(domain=name, seed=seed, actions=tuple(actions), where=where)
