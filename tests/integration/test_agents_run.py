@@ -13,9 +13,27 @@ from pyarrow import parquet
 from worlds.tiny_model import write_tiny_model
 
 import roll
-import roll.data.samples
 
 AGENTS = Path(__file__).parents[2] / "examples" / "agents"
+
+FORKS = """
+import asyncio, aiohttp
+
+async def agent(task, base_url, api_key):
+    async with aiohttp.ClientSession(headers={"Authorization": f"Bearer {api_key}"}) as http:
+        async def ask(*messages):
+            async with http.post(base_url + "/chat/completions", json={"model": "m", "messages": messages}) as response:
+                return (await response.json())["choices"][0]["message"]
+
+        def user(text):
+            return {"role": "user", "content": text}
+
+        begun = [user(task.text), await ask(user(task.text))]
+        await asyncio.gather(ask(*begun, user("One?")), ask(*begun, user("Two?")))  # the second of them is a fork
+        helped = await ask(user("Help."))
+        second = await ask(*begun, user(helped["content"]))
+        return (await ask(user("In short: " + second["content"])))["content"]  # in place of all turns so far
+"""
 
 
 @pytest.fixture(scope="module")
@@ -44,19 +62,26 @@ def check(steps: list[dict[str, Any]]) -> None:
     assert [step["step"] for step in steps] == [1, 2]
     stepped = [step for step in steps if step["training/stepped"]]
     assert stepped
-    if not hasattr(roll.data.samples, "build_samples"):
-        return  # until branches are trained after their own contexts
     assert max(step["agreement/logprob_mean_abs"] for step in stepped) <= 1e-4
 
 
-def texts(directory: Path) -> list[str]:
+def recorded(directory: Path, column: str) -> list[Any]:
     files = sorted((directory / "run" / "rollouts").glob("*.parquet"))
-    return [text for file in files for text in parquet.read_table(file).to_pydict()["text"]]
+    return [value for file in files for value in parquet.read_table(file).to_pydict()[column]]
 
 
 def test_an_agent_with_openais_client_trains(tmp_path: Path, roomy_model: Path) -> None:
     pytest.importorskip("openai")
     check(trained(tmp_path, roomy_model, {"function": f"{AGENTS / 'with_openai.py'}:agent"}))
+
+
+def test_forks_sub_agents_and_compacted_histories_are_trained_after_what_the_engine_saw(
+    tmp_path: Path, roomy_model: Path
+) -> None:
+    (tmp_path / "forks.py").write_text(FORKS)
+    check(trained(tmp_path, roomy_model, {"function": f"{tmp_path / 'forks.py'}:agent"}))
+    branches = recorded(tmp_path, "branches")
+    assert branches and all(len(each) == 4 for each in branches)  # two forks, the helper, what was compacted
 
 
 @pytest.mark.slow
@@ -76,4 +101,4 @@ def test_a_shell_program_in_a_sandbox_trains(tmp_path: Path, roomy_model: Path) 
         "limits": {"time_s": 60.0},
     }
     check(trained(tmp_path, roomy_model, agent))
-    assert all(text.startswith('"') for text in texts(tmp_path))
+    assert all(text.startswith('"') for text in recorded(tmp_path, "text"))

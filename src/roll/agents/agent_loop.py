@@ -69,6 +69,7 @@ class AgentLoop:
             limits=config.limits,
             max_context=self._max_context,
             tool_format=None if config.tool_format == "auto" else config.tool_format,
+            tells_demands=config.demands == "tell",
         )
         users = [message["content"] for message in draw.prompt.messages if message["role"] == "user"]
         task = AgentTask(

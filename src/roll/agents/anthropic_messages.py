@@ -3,42 +3,23 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
+from roll.agents import wire
+from roll.agents.answering import Part, Reply, blocks, converse, streamed, usage
 from roll.agents.contexts import Conversation
 from roll.agents.refusals import Refusal
 from roll.agents.session import Answer, Session
-from roll.agents.wire import (
-    Body,
-    Count,
-    Name,
-    Piece,
-    Reply,
-    assistant,
-    chat_message,
-    checked,
-    event,
-    function_call,
-    function_tool,
-    pieces_of,
-    stops,
-)
+from roll.agents.tool_calls import ToolCall
 from roll.types import Message
 
 __all__ = ["MessagesRequest", "answer_messages"]
 
 
-class Text(Body):
-    """Part of a text."""
-
-    type: Literal["text"]
-    text: str
-
-
-class Block(Body):
+class Block(wire.Body):
     """Part of a message: text, a call of a tool, or what a tool said; what an answer thought is passed over."""
 
     type: Literal["text", "tool_use", "tool_result", "thinking", "redacted_thinking"]
@@ -47,114 +28,113 @@ class Block(Body):
     name: Annotated[str, Field(max_length=256)] = ""
     input: dict[str, Any] = Field(default_factory=dict)
     tool_use_id: str = ""
-    content: str | list[Text] | None = None
+    content: str | list[wire.TextPart] | None = None
 
 
-class Said(Body):
+class Said(wire.Body):
     """One message of the conversation."""
 
     role: Literal["user", "assistant"]
     content: str | list[Block]
 
 
-class AnthropicTool(Body):
+class AnthropicTool(wire.Body):
     """A tool that the model may call."""
 
-    name: Name
+    name: wire.Name
     description: str | None = None
     input_schema: dict[str, Any]
 
 
-class ToolChoice(Body):
-    """Whether tools are called; a model here is only ever free to, or not offered any."""
+class ToolChoice(wire.Body):
+    """Whether tools are called."""
 
     type: Literal["auto", "any", "tool", "none"]
+    name: str | None = None
 
 
-class MessagesRequest(Body):
+class OutputConfig(wire.Body):
+    """What the answer is to be like."""
+
+    format: dict[str, Any] | None = None
+
+
+class MessagesRequest(wire.Asking):
     """A conversation to be continued. The run's own sampling holds, whatever temperature is asked for."""
 
-    model: Name
     messages: Annotated[list[Said], Field(min_length=1, max_length=4096)]
-    max_tokens: Count
-    system: str | list[Text] | None = None
-    stop_sequences: (
-        Annotated[list[Annotated[str, Field(min_length=1, max_length=256)]], Field(max_length=16)] | None
-    ) = None
-    stream: bool | None = None
+    max_tokens: wire.Count
+    system: str | list[wire.TextPart] | None = None
+    stop_sequences: wire.Stops | None = None
     tools: Annotated[list[AnthropicTool], Field(max_length=256)] | None = None
     tool_choice: ToolChoice | None = None
+    output_config: OutputConfig | None = None
     temperature: Annotated[float, Field(ge=0, le=1)] | None = None
-    top_p: Annotated[float, Field(ge=0, le=1)] | None = None
     top_k: Annotated[int, Field(ge=0)] | None = None
 
 
 async def answer_messages(session: Session, raw: bytes) -> Reply:
     """Answer a request."""
-    request = checked(MessagesRequest, raw)
+    request = wire.checked(MessagesRequest, raw)
     if request.messages[-1].role == "assistant":
         message = "the last message is the assistant's: an answer that was begun cannot be continued here."
         raise Refusal(400, "invalid_value", message, field="messages")
-    none = request.tool_choice is not None and request.tool_choice.type == "none"
-    tools = [] if none else list(request.tools or ())
-    system = _text(request.system)
-    conversation = Conversation(
-        messages=[
-            *([chat_message("system", system)] if system else []),
-            *(message for said in request.messages for message in _messages(said)),
-        ],
-        tools=[function_tool(tool.name, tool.description or "", tool.input_schema) for tool in tools],
+    [answer] = answers = await converse(
+        session, _conversation(request), max_tokens=request.max_tokens, stop=request.stop_sequences or ()
     )
-    context = session.contexts.of_conversation(conversation)
-    [answer] = await session.ask(
-        context,
-        max_tokens=request.max_tokens,
-        stop=stops(request.stop_sequences),
-        tools=conversation.tools,
-    )
-    session.contexts.remember(conversation, assistant(answer), context, answer.call.token_ids)
+    given, written = usage(answers)
     body = {
         "id": f"msg_{secrets.token_hex(12)}",
         "type": "message",
         "role": "assistant",
         "model": request.model,
-        "content": _blocks(answer),
+        "content": [_block(block) for block in blocks(answer)],
         "stop_reason": _stop_reason(answer),
         "stop_sequence": answer.stopped_by,
-        "usage": {"input_tokens": len(context), "output_tokens": len(answer.call.token_ids)},
+        "usage": {"input_tokens": given, "output_tokens": written},
     }
-    return Reply(stream=_stream(body, answer), answers=[answer]) if request.stream else Reply(body, answers=[answer])
+    if request.stream:
+        return Reply(stream=streamed(answer, partial(_events, body, bool(answer.reasoning))), answers=answers)
+    return Reply(body, answers=answers)
 
 
-def _text(content: str | Sequence[Text] | None) -> str:
-    if content is None or isinstance(content, str):
-        return content or ""
-    return "\n".join(part.text for part in content)
+def _conversation(request: MessagesRequest) -> Conversation:
+    choice = request.tool_choice or ToolChoice(type="auto")
+    tools = [] if choice.type == "none" else request.tools or ()
+    system = wire.joined_text(request.system)
+    return Conversation(
+        messages=[
+            *([wire.chat_message("system", system)] if system else []),
+            *(message for said in request.messages for message in _messages(said)),
+        ],
+        tools=[wire.function_tool(tool.name, tool.description, tool.input_schema) for tool in tools],
+        demands=[
+            *wire.demanded_call(choice.model_dump() if choice.type == "tool" else choice.type),
+            *wire.demanded_format("output_config", request.output_config and request.output_config.format),
+        ],
+    )
 
 
 def _messages(said: Said) -> list[Message]:
     """One message as chat templates take it; what tools said comes first, each as a message of its own."""
     if isinstance(said.content, str):
-        return [chat_message(said.role, said.content)]
+        return [wire.chat_message(said.role, said.content)]
     text = "\n".join(block.text for block in said.content if block.type == "text")
     if said.role == "assistant":
-        calls = [function_call(each.id, each.name, each.input) for each in said.content if each.type == "tool_use"]
-        return [chat_message("assistant", text, tool_calls=calls)]
+        calls = [wire.function_call(each.id, each.name, each.input) for each in said.content if each.type == "tool_use"]
+        return [wire.chat_message("assistant", text, tool_calls=calls)]
     results = [
-        chat_message("tool", _text(block.content), tool_call_id=block.tool_use_id)
+        wire.chat_message("tool", wire.joined_text(block.content), tool_call_id=block.tool_use_id)
         for block in said.content
         if block.type == "tool_result"
     ]
-    return [*results, *([chat_message("user", text)] if text or not results else [])]
+    return [*results, *([wire.chat_message("user", text)] if text or not results else [])]
 
 
-def _blocks(answer: Answer) -> list[dict[str, Any]]:
-    calls = [
-        {"type": "tool_use", "id": call.call_id, "name": call.name, "input": dict(call.arguments)}
-        for call in answer.tool_calls
-    ]
-    text: list[dict[str, Any]] = [{"type": "text", "text": answer.text}] if answer.text or not calls else []
-    return text + calls
+def _block(block: ToolCall | str) -> dict[str, Any]:
+    if isinstance(block, str):
+        return {"type": "text", "text": block}
+    return {"type": "tool_use", "id": block.call_id, "name": block.name, "input": dict(block.arguments)}
 
 
 def _stop_reason(answer: Answer) -> str:
@@ -165,25 +145,36 @@ def _stop_reason(answer: Answer) -> str:
     return "tool_use" if answer.tool_calls else "end_turn"
 
 
-def _stream(body: dict[str, Any], answer: Answer) -> Iterator[Piece]:
-    def said(kind: str, /, **data: Any) -> bytes:
-        return event({"type": kind, **data}, kind)
+def _events(body: dict[str, Any], reasoned: bool, part: Part) -> list[bytes]:
+    """Of an answer whose whole object is `body`; its reasoning is no block of that."""
+    index = part.block - reasoned
+    match part.kind:
+        case "begin":
+            none = {"content": [], "stop_reason": None, "stop_sequence": None}
+            given = {**body["usage"], "output_tokens": 0}
+            return [_said("message_start", message={**body, **none, "usage": given})]
+        case "text begins":
+            return [_said("content_block_start", index=index, content_block=_block(""))]
+        case "text":
+            return [_said("content_block_delta", index=index, delta={"type": "text_delta", "text": part.text})]
+        case "text ends":
+            return [_said("content_block_stop", index=index)]
+        case "end":
+            delta = {name: body[name] for name in ("stop_reason", "stop_sequence")}
+            written = {"output_tokens": body["usage"]["output_tokens"]}
+            return [_said("message_delta", delta=delta, usage=written), _said("message_stop")]
+    if part.call is None:
+        return []
+    return [
+        _said("content_block_start", index=index, content_block={**_block(part.call), "input": {}}),
+        _said(
+            "content_block_delta",
+            index=index,
+            delta={"type": "input_json_delta", "partial_json": part.call.arguments_json},
+        ),
+        _said("content_block_stop", index=index),
+    ]
 
-    usage = body["usage"]
-    begun = {**body, "content": [], "stop_reason": None, "stop_sequence": None, "usage": {**usage, "output_tokens": 0}}
-    yield Piece(said("message_start", message=begun), answer, 0)
-    for index, block in enumerate(body["content"]):
-        if block["type"] == "text":
-            yield Piece(said("content_block_start", index=index, content_block={"type": "text", "text": ""}), answer, 0)
-            for text, sent in pieces_of(answer):
-                delta = {"type": "text_delta", "text": text}
-                yield Piece(said("content_block_delta", index=index, delta=delta), answer, sent)
-        else:
-            yield Piece(said("content_block_start", index=index, content_block={**block, "input": {}}), answer)
-            call = next(call for call in answer.tool_calls if call.call_id == block["id"])
-            delta = {"type": "input_json_delta", "partial_json": call.arguments_json}
-            yield Piece(said("content_block_delta", index=index, delta=delta), answer)
-        yield Piece(said("content_block_stop", index=index), answer)
-    delta = {"stop_reason": body["stop_reason"], "stop_sequence": body["stop_sequence"]}
-    yield Piece(said("message_delta", delta=delta, usage={"output_tokens": usage["output_tokens"]}), answer)
-    yield Piece(said("message_stop"), answer)
+
+def _said(kind: str, /, **data: Any) -> bytes:
+    return wire.event({"type": kind, **data}, kind)

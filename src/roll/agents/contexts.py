@@ -18,6 +18,7 @@ from typing import Any, cast
 
 import numpy as np
 import xxhash
+from pydantic_core import to_json
 
 from roll.agents.refusals import Refusal
 from roll.agents.tool_calls import ToolFormat, plainly
@@ -49,14 +50,29 @@ class Conversation:
     """Those with calls of tools have `tool_calls`, those of tools `tool_call_id`, as chat templates take them."""
     tools: Sequence[Mapping[str, Any]] = ()
     """`{"type": "function", "function": {"name", "description", "parameters"}}`"""
+    demands: Sequence[tuple[str, str]] = ()
+    """Fields that say what the answer is to be like, with what the model is told of them. A history has none of it."""
 
     @cached_property
-    def digests(self) -> list[bytes]:
-        """Of the tools with the first 0, 1, 2, … messages."""
-        digests = [xxhash.xxh3_128_digest(json.dumps(self.tools, sort_keys=True).encode() if self.tools else b"")]
-        for message in self.messages:
-            digests.append(_digest(digests[-1], message))
-        return digests
+    def _hashed(self) -> tuple[dict[int, bytes], xxhash.xxh3_128]:
+        state = xxhash.xxh3_128(to_json(self.tools) if self.tools else b"")
+        answers: dict[int, bytes] = {}
+        for place, message in enumerate(self.messages):
+            state.update(_spelt(message))
+            if message["role"] == "assistant":
+                answers[place] = state.digest()
+        return answers, state
+
+    @property
+    def answers(self) -> Mapping[int, bytes]:
+        """The places of earlier answers, each with a digest of the tools and all messages up to it."""
+        return self._hashed[0]
+
+    def digest_with(self, answer: Message) -> bytes:
+        """Of the tools and all messages, and an answer to them."""
+        state = self._hashed[1].copy()
+        state.update(_spelt(answer))
+        return state.digest()
 
 
 class Contexts:
@@ -86,14 +102,13 @@ class Contexts:
         Raises:
             Refusal: the template refuses it, or it is far too long.
         """
-        messages = conversation.messages
+        messages = _with_demands(conversation)
         self._bound(sum(len(message["content"]) for message in messages), "messages")
-        digests = conversation.digests
         try:
-            for place in range(len(messages) - 1, 0, -1):
-                known = self._answers.get(digests[place]) if messages[place - 1]["role"] == "assistant" else None
+            for place, digest in reversed(conversation.answers.items()):
+                known = self._answers.get(digest) if place + 1 < len(messages) else None
                 if known is not None:
-                    answer, *following = self._said(messages[place - 1 :], ())
+                    answer, *following = self._said(messages[place:], ())
                     ended = self._is_end(known.token_ids[-1:])
                     tail = self._after(answer, following, ended, self._tools(conversation))
                     return np.concatenate([known.context, known.token_ids, tail]).astype(np.int32, copy=False)
@@ -117,8 +132,7 @@ class Contexts:
 
     def remember(self, conversation: Conversation, answer: Message, context: IntArray, token_ids: IntArray) -> None:
         """An answer was given to a conversation."""
-        key = _digest(conversation.digests[-1], answer)
-        self._answers[key] = _Known(context, token_ids)
+        self._answers[conversation.digest_with(answer)] = _Known(context, token_ids)
 
     def remember_text(self, text: str, context: IntArray, token_ids: IntArray) -> None:
         """A text was continued; `text` is all of it, as the agent has it."""
@@ -189,14 +203,21 @@ def _marked(answer: Message) -> Message:
     return cast(Message, full)
 
 
-def _digest(before: bytes, message: Message) -> bytes:
-    """Of a history that goes on with a message."""
+def _with_demands(conversation: Conversation) -> Sequence[Message]:
+    """The messages, with what is demanded of the answer behind the last one."""
+    *before, last = conversation.messages
+    told = "\n\n".join([last["content"], *(words for _, words in conversation.demands)])
+    return [*before, cast(Message, {**last, "content": told})] if conversation.demands else conversation.messages
+
+
+def _spelt(message: Message) -> bytes:
+    """What a message is known again by; what comes after it in a history cannot be taken for a part of it."""
     role, content = message["role"], message["content"]
-    said = f"{role}\0{content.strip() if role == 'assistant' else content}"
+    said = content.strip() if role == "assistant" else content
     full = cast(Mapping[str, Any], message)
+    calls = ""
     if full.get("tool_calls"):
-        calls = [[call["function"]["name"], call["function"]["arguments"]] for call in full["tool_calls"]]
-        said += "\0" + json.dumps(calls, sort_keys=True)
-    if full.get("tool_call_id"):
-        said += "\1" + full["tool_call_id"]
-    return xxhash.xxh3_128_digest(before + said.encode())
+        named = [[call["function"]["name"], call["function"]["arguments"]] for call in full["tool_calls"]]
+        calls = json.dumps(named, sort_keys=True)
+    reply_to = full.get("tool_call_id", "")
+    return f"{role} {len(said)} {len(calls)} {len(reply_to)} {said}{calls}{reply_to}".encode()

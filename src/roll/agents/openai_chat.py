@@ -4,68 +4,38 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
+from roll.agents import wire
+from roll.agents.answering import Part, Piece, Reply, converse, streamed, usage
 from roll.agents.contexts import Conversation
 from roll.agents.refusals import Refusal
 from roll.agents.session import Answer, Session
-from roll.agents.wire import (
-    Body,
-    Count,
-    Name,
-    Piece,
-    Reply,
-    Stops,
-    assistant,
-    chat_message,
-    checked,
-    event,
-    function_call,
-    function_tool,
-    pieces_of,
-    stops,
-)
+from roll.agents.tool_calls import ToolCall
 from roll.types import Message
 
-__all__ = ["ChatRequest", "Function", "TextPart", "chat", "finish_reason", "joined_text", "token_logprobs", "usage"]
-
-DONE = b"data: [DONE]\n\n"
+__all__ = ["ChatRequest", "chat", "choices"]
 
 
-class TextPart(Body):
-    """Part of a message: text alone."""
-
-    type: Literal["text", "input_text", "output_text", "refusal"] = "text"
-    text: str = ""
-    refusal: str = ""
-
-
-class Function(Body):
-    """What a tool is called and takes."""
-
-    name: Name
-    description: str | None = None
-    parameters: dict[str, Any] | None = None
-
-
-class Tool(Body):
+class Tool(wire.Body):
     """A tool that the model may call."""
 
     type: Literal["function"] = "function"
-    function: Function
+    function: wire.Function
 
 
-class CalledFunction(Body):
+class CalledFunction(wire.Body):
     """Name and arguments of a call."""
 
-    name: Name
+    name: wire.Name
     arguments: str = "{}"
 
 
-class Called(Body):
+class Called(wire.Body):
     """A call that an earlier answer made."""
 
     id: str = ""
@@ -73,168 +43,165 @@ class Called(Body):
     function: CalledFunction
 
 
-class ChatMessage(Body):
+class ChatMessage(wire.Body):
     """One message of the conversation."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: str | list[TextPart] | None = None
+    content: str | list[wire.TextPart] | None = None
     tool_calls: Annotated[list[Called], Field(max_length=128)] | None = None
     tool_call_id: str | None = None
 
 
-class StreamOptions(Body):
-    """Of a streamed answer."""
-
-    include_usage: bool = False
-
-
-class ChatRequest(Body):
+class ChatRequest(wire.Choosing):
     """A conversation to be continued. The run's own sampling holds, whatever temperature is asked for."""
 
-    model: Name
     messages: Annotated[list[ChatMessage], Field(min_length=1, max_length=4096)]
-    n: Count | None = None
-    max_tokens: Count | None = None
-    max_completion_tokens: Count | None = None
-    stop: Stops | None = None
-    stream: bool | None = None
-    stream_options: StreamOptions | None = None
+    max_completion_tokens: wire.Count | None = None
     tools: Annotated[list[Tool], Field(max_length=256)] | None = None
-    tool_choice: Literal["auto", "none", "required"] | dict[str, Any] | None = None
+    tool_choice: wire.Choice | None = None
+    response_format: dict[str, Any] | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
-    temperature: Annotated[float, Field(ge=0, le=2)] | None = None
-    top_p: Annotated[float, Field(ge=0, le=1)] | None = None
 
 
 async def chat(session: Session, raw: bytes) -> Reply:
     """Answer a request."""
-    request = checked(ChatRequest, raw)
-    tools = () if request.tool_choice == "none" else _tools(request)
-    conversation = Conversation(messages=[_message(message) for message in request.messages], tools=tools)
-    context = session.contexts.of_conversation(conversation)
-    answers = await session.ask(
-        context,
+    request = wire.checked(ChatRequest, raw)
+    answers = await converse(
+        session,
+        _conversation(request),
         n=request.n or 1,
         max_tokens=request.max_completion_tokens or request.max_tokens,
-        stop=stops(request.stop),
-        tools=tools,
+        stop=request.stops,
     )
-    for answer in answers:
-        session.contexts.remember(conversation, assistant(answer), context, answer.call.token_ids)
+    versions = answers[0].call.policy_versions
     head = {
         "id": f"chatcmpl-{secrets.token_hex(12)}",
+        "object": "chat.completion.chunk" if request.stream else "chat.completion",
         "created": int(time.time()),
         "model": request.model,
-        "system_fingerprint": _fingerprint(answers),
+        "system_fingerprint": f"policy-{int(versions[-1])}" if len(versions) else "policy",
     }
+
+    def logprobs(answer: Answer) -> dict[str, Any]:
+        return {"logprobs": _logprobs(session, answer) if request.logprobs else None}
+
+    def whole(answer: Answer) -> dict[str, Any]:
+        return {"message": _said(answer), **logprobs(answer)}
+
+    def chunks(answer: Answer, part: Part) -> list[dict[str, Any]]:
+        with_it = logprobs(answer) if part.kind == "end" else {}
+        return [{"delta": delta, **with_it} for delta in _deltas(answer, part)]
+
+    return choices(request, head, answers, whole, chunks)
+
+
+def choices(
+    request: wire.Choosing,
+    head: dict[str, Any],
+    answers: Sequence[Answer],
+    whole: Callable[[Answer], dict[str, Any]],
+    chunks: Callable[[Answer, Part], list[dict[str, Any]]],
+) -> Reply:
+    """A reply of OpenAI's older interfaces: an object with a choice for each answer, or a stream of chunks of them.
+
+    Args:
+        request: says which.
+        head: of the object and of every chunk.
+        answers: to the request.
+        whole: what is said of an answer.
+        chunks: the same of a part of one; the last one's has what is known at the end.
+    """
+    given, written = usage(answers)
+    used = {"usage": {"prompt_tokens": given, "completion_tokens": written, "total_tokens": given + written}}
+
+    def write(index: int, answer: Answer, part: Part) -> Iterator[bytes]:
+        reason = _finish_reason(answer) if part.kind == "end" else None
+        for chunk in chunks(answer, part):
+            choice = {"index": index, "finish_reason": reason, "logprobs": None, **chunk}
+            yield wire.event({**head, "choices": [choice]})
+
+    def stream() -> Iterator[Piece]:
+        for index, answer in enumerate(answers):
+            yield from streamed(answer, partial(write, index, answer))
+        if request.stream_options is not None and request.stream_options.include_usage:
+            yield Piece(wire.event({**head, "choices": [], **used}))
+        yield Piece(b"data: [DONE]\n\n")
+
     if request.stream:
-        return Reply(stream=_stream(head, request, session, answers), answers=answers)
-    choices = [
-        {
-            "index": index,
-            "message": _said(answer),
-            "finish_reason": finish_reason(answer),
-            "logprobs": {"content": token_logprobs(session, answer), "refusal": None} if request.logprobs else None,
-        }
-        for index, answer in enumerate(answers)
-    ]
-    return Reply({**head, "object": "chat.completion", "choices": choices, "usage": usage(answers)}, answers=answers)
+        return Reply(stream=stream(), answers=answers)
+    each = [{"index": i, "finish_reason": _finish_reason(a), **whole(a)} for i, a in enumerate(answers)]
+    return Reply({**head, "choices": each, **used}, answers=answers)
 
 
-def _tools(request: ChatRequest) -> list[dict[str, Any]]:
-    functions = [tool.function for tool in request.tools or ()]
-    return [function_tool(each.name, each.description or "", each.parameters) for each in functions]
+def _conversation(request: ChatRequest) -> Conversation:
+    choice = request.tool_choice
+    functions = [] if choice == "none" else [tool.function for tool in request.tools or ()]
+    return Conversation(
+        messages=[_message(message) for message in request.messages],
+        tools=[wire.function_tool(each.name, each.description, each.parameters) for each in functions],
+        demands=[*wire.demanded_call(choice), *wire.demanded_format("response_format", request.response_format)],
+    )
 
 
 def _message(message: ChatMessage) -> Message:
-    calls = [function_call(call.id, call.function.name, call.function.arguments) for call in message.tool_calls or ()]
     if message.role == "tool" and not message.tool_call_id:
         raise Refusal(
             400, "missing_required_parameter", "a message of role tool names its tool_call_id.", field="messages"
         )
-    return chat_message(
+    calls = message.tool_calls or () if message.role == "assistant" else ()
+    return wire.chat_message(
         message.role,
-        joined_text(message.content),
-        tool_calls=calls if message.role == "assistant" else (),
+        wire.joined_text(message.content),
+        tool_calls=[wire.function_call(call.id, call.function.name, call.function.arguments) for call in calls],
         tool_call_id=message.tool_call_id or "",
     )
 
 
-def joined_text(content: str | Sequence[TextPart] | None) -> str:
-    """The text of a message, whichever form it has."""
-    if content is None or isinstance(content, str):
-        return content or ""
-    return "\n".join(part.text or part.refusal for part in content)
-
-
 def _said(answer: Answer) -> dict[str, Any]:
-    message: dict[str, Any] = {"role": "assistant", "content": answer.text or (None if answer.tool_calls else "")}
-    message["refusal"] = None
+    content = answer.text or (None if answer.tool_calls else "")
+    message: dict[str, Any] = {"role": "assistant", "content": content, "refusal": None}
     if answer.reasoning:
         message["reasoning_content"] = answer.reasoning
     if answer.tool_calls:
-        message["tool_calls"] = [
-            {
-                "id": call.call_id,
-                "type": "function",
-                "function": {"name": call.name, "arguments": call.arguments_json},
-            }
-            for call in answer.tool_calls
-        ]
+        message["tool_calls"] = [_call(call, call.arguments_json) for call in answer.tool_calls]
     return message
 
 
-def _stream(head: dict[str, Any], request: ChatRequest, session: Session, answers: Sequence[Answer]) -> Iterator[Piece]:
-    head = {**head, "object": "chat.completion.chunk"}
-
-    def chunk(index: int, delta: dict[str, Any], reason: str | None = None, logprobs: Any = None) -> bytes:
-        choice = {"index": index, "delta": delta, "finish_reason": reason, "logprobs": logprobs}
-        return event({**head, "choices": [choice]})
-
-    for index, answer in enumerate(answers):
-        yield Piece(chunk(index, {"role": "assistant", "content": "" if not answer.tool_calls else None}), answer, 0)
-        if answer.reasoning:
-            yield Piece(chunk(index, {"reasoning_content": answer.reasoning}), answer)
-        logprobs = {"content": token_logprobs(session, answer), "refusal": None} if request.logprobs else None
-        for text, sent in pieces_of(answer):
-            yield Piece(chunk(index, {"content": text}, None, logprobs), answer, sent)
-            logprobs = None
-        for place, call in enumerate(answer.tool_calls):
-            function = {"name": call.name, "arguments": ""}
-            began = {"index": place, "id": call.call_id, "type": "function", "function": function}
-            yield Piece(chunk(index, {"tool_calls": [began]}), answer)
-            rest = {"index": place, "function": {"arguments": call.arguments_json}}
-            yield Piece(chunk(index, {"tool_calls": [rest]}), answer)
-        yield Piece(chunk(index, {}, finish_reason(answer), logprobs), answer)
-    if request.stream_options is not None and request.stream_options.include_usage:
-        yield Piece(event({**head, "choices": [], "usage": usage(answers)}))
-    yield Piece(DONE)
+def _call(call: ToolCall, arguments: str) -> dict[str, Any]:
+    return {"id": call.call_id, "type": "function", "function": {"name": call.name, "arguments": arguments}}
 
 
-def finish_reason(answer: Answer) -> str:
+def _deltas(answer: Answer, part: Part) -> list[dict[str, Any]]:
+    match part.kind:
+        case "begin":
+            return [{"role": "assistant", "content": None if answer.tool_calls else ""}]
+        case "reasoning":
+            return [{"reasoning_content": part.text}]
+        case "text":
+            return [{"content": part.text}]
+        case "end":
+            return [{}]
+    if part.call is None:
+        return []
+    index = answer.tool_calls.index(part.call)
+    arguments = {"index": index, "function": {"arguments": part.call.arguments_json}}
+    return [{"tool_calls": [{"index": index, **_call(part.call, "")}]}, {"tool_calls": [arguments]}]
+
+
+def _finish_reason(answer: Answer) -> str:
     """As OpenAI names it."""
     if answer.call.finish_reason != "stop":
         return "length"
     return "tool_calls" if answer.tool_calls else "stop"
 
 
-def usage(answers: Sequence[Answer]) -> dict[str, int]:
-    """Tokens of a request and its answers."""
-    given, written = len(answers[0].call.context), sum(len(answer.call.token_ids) for answer in answers)
-    return {"prompt_tokens": given, "completion_tokens": written, "total_tokens": given + written}
-
-
-def token_logprobs(session: Session, answer: Answer) -> list[dict[str, Any]]:
+def _logprobs(session: Session, answer: Answer) -> dict[str, Any]:
     """Of every token that the model wrote; engines say nothing of tokens that it did not write."""
     call = answer.call
     texts = [session.renderer.spelt(token) for token in call.token_ids[:, None]]
-    return [
+    content = [
         {"token": text, "logprob": logprob, "bytes": list(text.encode()), "top_logprobs": []}
         for text, logprob in zip(texts, call.logprobs.tolist(), strict=True)
     ]
-
-
-def _fingerprint(answers: Sequence[Answer]) -> str:
-    versions = answers[0].call.policy_versions
-    return f"policy-{int(versions[-1])}" if len(versions) else "policy"
+    return {"content": content, "refusal": None}

@@ -24,7 +24,7 @@ from roll.agents.tool_calls import ToolCall, ToolFormat, format_of, read_calls
 from roll.agents.tree import Call
 from roll.data import ChatRenderer
 from roll.rollout.loops import Generate, next_turn
-from roll.types import Generation, GenerationRequest, IntArray
+from roll.types import Generation, GenerationRequest, IntArray, Message
 
 if TYPE_CHECKING:
     from roll.config.agents import AgentLimits
@@ -60,6 +60,7 @@ class Session:
         limits: its budget.
         max_context: of the engines, in tokens.
         tool_format: in which the model calls tools; `None`: the one that its chat template teaches.
+        tells_demands: a request that demands a form of its answer is answered, and the model told of it.
     """
 
     def __init__(
@@ -72,9 +73,11 @@ class Session:
         limits: AgentLimits,
         max_context: int,
         tool_format: ToolFormat | None = None,
+        tells_demands: bool = False,
     ) -> None:
         self.session_id = session_id
         self.key = f"{session_id}.{secrets.token_urlsafe(24)}"
+        self.tells_demands = tells_demands
         self.tool_format = tool_format or format_of(renderer.template)
         self.contexts = Contexts(
             renderer, ends=first.sampling.stop_token_ids, tool_format=self.tool_format, max_context=max_context
@@ -85,8 +88,8 @@ class Session:
         """The part of the budget that is used up, of which the agent was told; empty while none is."""
         self.failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         """Holds the infrastructure's failure once there is one."""
-        self.answers: dict[str, tuple[object, ...]] = {}
-        """What routes keep from one request to the next, by the id they gave it."""
+        self.answers: dict[str, Sequence[Message]] = {}
+        """Conversations that an agent may go on with by the id of their last answer."""
         self.renderer = renderer
         self._first, self._generate, self._limits, self._max_context = first, generate, limits, max_context
         self._num_asked = 0
@@ -136,16 +139,15 @@ class Session:
         return [self._recorded(context, generation, stop, tools, raw) for generation in generations]
 
     def _next_request(self, context: IntArray, max_tokens: int) -> GenerationRequest:
-        request = next_turn(self._first, context, self._num_asked)
+        request = next_turn(self._first, context, self._num_asked, max_tokens)
         self._num_asked += 1
-        sampling = replace(request.sampling, max_new_tokens=max_tokens)
-        return replace(request, token_ids=context, sampling=sampling)
+        return request
 
     async def _generated(self, requests: Sequence[GenerationRequest]) -> list[Generation]:
         tasks = [asyncio.ensure_future(self._generate(request)) for request in requests]
         self._running.update(tasks)
         try:
-            done = await asyncio.gather(*tasks)
+            done = await asyncio.gather(*tasks) if len(tasks) > 1 else [await tasks[0]]
         except asyncio.CancelledError:
             if self._closed:
                 raise self._over() from None

@@ -100,9 +100,9 @@ def _beside(text: str, tool_format: ToolFormat) -> str:
 
 
 def _is_json(arguments: Mapping[str, Any]) -> bool:
-    """Whether all numbers are: one beyond all floats has no JSON."""
+    """Whether all numbers and characters are: one beyond all floats has no JSON, and half a character no UTF-8."""
     try:
-        json.dumps(arguments, allow_nan=False)
+        json.dumps(arguments, allow_nan=False, ensure_ascii=False).encode()
     except ValueError:
         return False
     return True

@@ -1,46 +1,21 @@
-"""What all routes share: bodies that are checked, answers as messages, and streams of server-sent events."""
+"""What all dialects write alike: checked bodies, messages and tools as chat templates take them, and events."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Annotated, Any, TypeVar, cast
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, Literal, TypeVar, cast
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from pydantic_core import from_json, to_json
 
 from roll.agents.refusals import Refusal
-from roll.agents.session import Answer
 from roll.types import Message
-
-__all__ = [
-    "Body",
-    "Count",
-    "Name",
-    "Piece",
-    "Reply",
-    "Stops",
-    "assistant",
-    "chat_message",
-    "checked",
-    "event",
-    "function_call",
-    "function_tool",
-    "pieces_of",
-    "stops",
-]
-
-MOST_PIECES = 16
-"""Into which the text of a streamed answer is cut."""
-SHORTEST_PIECE = 16
-"""Characters."""
 
 Name = Annotated[str, Field(min_length=1, max_length=256)]
 Count = Annotated[int, Field(ge=1, le=2**31 - 1)]
-Stops = (
-    Annotated[str, Field(min_length=1, max_length=256)]
-    | Annotated[list[Annotated[str, Field(min_length=1, max_length=256)]], Field(max_length=16)]
-)
+Stops = Annotated[list[Name], Field(max_length=16)]
+Choice = Literal["auto", "none", "required"] | dict[str, Any]
+"""Of tools."""
 
 
 class Body(BaseModel):
@@ -49,28 +24,52 @@ class Body(BaseModel):
     model_config = ConfigDict(extra="ignore", allow_inf_nan=False, protected_namespaces=())
 
 
+class Asking(Body):
+    """What every request has. The run's own sampling holds, whatever temperature is asked for."""
+
+    model: Name
+    stream: bool | None = None
+    temperature: Annotated[float, Field(ge=0, le=2)] | None = None
+    top_p: Annotated[float, Field(ge=0, le=1)] | None = None
+
+
+class StreamOptions(Body):
+    """Of a streamed answer."""
+
+    include_usage: bool = False
+
+
+class Choosing(Asking):
+    """What OpenAI's older interfaces take: several answers to choose from."""
+
+    n: Count | None = None
+    max_tokens: Count | None = None
+    stop: Name | Stops | None = None
+    stream_options: StreamOptions | None = None
+
+    @property
+    def stops(self) -> Sequence[str]:
+        """However many were given."""
+        return [self.stop] if isinstance(self.stop, str) else self.stop or ()
+
+
+class TextPart(Body):
+    """Part of a message: text alone."""
+
+    type: Literal["text", "input_text", "output_text", "refusal"] = "text"
+    text: str = ""
+    refusal: str = ""
+
+
+class Function(Body):
+    """What a tool is called and takes."""
+
+    name: Name
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+
+
 B = TypeVar("B", bound=BaseModel)
-
-
-@dataclass(frozen=True, slots=True)
-class Piece:
-    """A part of a stream."""
-
-    data: bytes
-    answer: Answer | None = None
-    """Of which it is."""
-    num_characters: int | None = None
-    """Of the answer's text that have been sent when this has; `None`: nothing less than all of it can be told."""
-
-
-@dataclass(frozen=True, slots=True)
-class Reply:
-    """What a route answers: one object, or a stream."""
-
-    body: Mapping[str, Any] | None = None
-    stream: Iterator[Piece] | None = None
-    answers: Sequence[Answer] = ()
-    """All of them."""
 
 
 def checked(model: type[B], raw: bytes) -> B:
@@ -101,12 +100,14 @@ def _place(loc: Sequence[int | str]) -> str:
     return place[:200]
 
 
-def stops(given: str | Sequence[str] | None) -> tuple[str, ...]:
-    """Stop texts as a tuple."""
-    return () if given is None else (given,) if isinstance(given, str) else tuple(given)
-
-
 # ---- conversations
+
+
+def joined_text(content: str | Sequence[TextPart] | None) -> str:
+    """The text of a message, whichever form it has."""
+    if content is None or isinstance(content, str):
+        return content or ""
+    return "\n".join(part.text or part.refusal for part in content)
 
 
 def chat_message(
@@ -132,16 +133,35 @@ def function_call(call_id: str, name: str, arguments: str | Mapping[str, Any]) -
     return {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
 
 
-def function_tool(name: str, description: str, parameters: Mapping[str, Any] | None) -> dict[str, Any]:
+def function_tool(name: str, description: str | None, parameters: Mapping[str, Any] | None) -> dict[str, Any]:
     """A tool as chat templates take it."""
     schema = parameters or {"type": "object", "properties": {}}
-    return {"type": "function", "function": {"name": name, "description": description, "parameters": schema}}
+    return {"type": "function", "function": {"name": name, "description": description or "", "parameters": schema}}
 
 
-def assistant(answer: Answer) -> Message:
-    """An answer as a message of the conversation that goes on."""
-    calls = [function_call(call.call_id, call.name, call.arguments) for call in answer.tool_calls]
-    return chat_message("assistant", answer.text, tool_calls=calls)
+# ---- what an answer is to be like: the field, and what the model is told
+
+
+def demanded_call(choice: str | Mapping[str, Any] | None) -> list[tuple[str, str]]:
+    """That tools are called, where a request leaves the model no choice: a mapping names one, in some depth."""
+    if isinstance(choice, Mapping):
+        function = choice.get("function")
+        name = (function if isinstance(function, Mapping) else choice).get("name")
+        if isinstance(name, str) and name:
+            return [("tool_choice", f"Answer with a call of the function {name[:256]}.")]
+    elif choice in (None, "auto", "none"):
+        return []
+    return [("tool_choice", "Answer with a call of one of the functions.")]
+
+
+def demanded_format(field: str, given: Mapping[str, Any] | None) -> list[tuple[str, str]]:
+    """That the answer is JSON, perhaps of a schema, which OpenAI's older interface has one level deeper."""
+    if given is None or given.get("type") not in ("json_object", "json_schema"):
+        return []
+    nested = given.get("json_schema")
+    schema = (nested if isinstance(nested, dict) else given).get("schema")
+    words = f" It has this schema: {to_json(schema, inf_nan_mode='null').decode()}" if isinstance(schema, dict) else ""
+    return [(field, f"Answer with one JSON object and nothing else.{words}")]
 
 
 # ---- streams
@@ -151,12 +171,3 @@ def event(data: Mapping[str, Any], name: str = "") -> bytes:
     """One server-sent event."""
     head = f"event: {name}\n".encode() if name else b""
     return head + b"data: " + to_json(data) + b"\n\n"
-
-
-def pieces_of(answer: Answer) -> Iterator[tuple[str, int | None]]:
-    """The answer's text in pieces, each with how many characters have been sent with it."""
-    text = answer.text
-    size = max(SHORTEST_PIECE, -(-len(text) // MOST_PIECES))
-    plain = not answer.reasoning and not answer.tool_calls
-    for begin in range(0, len(text), size):
-        yield text[begin : begin + size], min(begin + size, len(text)) if plain else None

@@ -51,6 +51,12 @@ class AgentConfig(Section):
     tool_format: Literal["auto", "hermes", "llama3", "mistral", "plain", "none"] = option(
         "auto", "How the model writes calls of tools; `auto` goes by its chat template."
     )
+    demands: Literal["refuse", "tell"] = option(
+        "refuse",
+        "What becomes of a request that demands a form of its answer (`tool_choice: required` or one function, "
+        "`response_format`): it is refused with what to do, or the model is told of it in words. Nothing enforces "
+        "it, since what is trained must be the policy's own distribution.",
+    )
     when_it_fails: Literal["reissue", "score"] = option(
         "reissue",
         "What an agent's exception, exit code or time-out means: `reissue` counts it as a failure of ours, `score` "

@@ -43,6 +43,7 @@ class ChatRenderer:
         self._asks_date = "strftime_now" in str(template)
         self._marks = isinstance(template, str) and bool(_MARKER.search(template))
         self._special = SpecialTokens(tokenizer)
+        self._backend = _backend(tokenizer)
 
     def render(self, messages: Sequence[Message], tools: Sequence[Tool] = ()) -> IntArray:
         """[P] ids of the conversation, up to where the assistant's answer begins.
@@ -68,8 +69,7 @@ class ChatRenderer:
 
     def tokens(self, text: str) -> IntArray:
         """[P] ids of a text of `text`."""
-        ids = self._tokenizer(text, add_special_tokens=not self.has_template, verbose=False)["input_ids"]
-        return np.asarray(ids, dtype=np.int32)
+        return self.piece(text, first=not self.has_template)
 
     def written(self, answer: IntArray, after: IntArray, stops: Collection[int] = ()) -> tuple[str, bool]:
         """The text of an answer, special tokens included, and whether one at its end, not in the text, ended it.
@@ -94,7 +94,7 @@ class ChatRenderer:
         end = self._special.beginning(text)
         if end is None:
             return None
-        ids = np.asarray(self._tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"], dtype=np.int32)
+        ids = self.piece(text)
         return ids[ended:] if len(ids) and self.spelt(ids[:1]) == end else None
 
     @cached_property
@@ -110,12 +110,12 @@ class ChatRenderer:
 
     def spelt(self, token_ids: IntArray) -> str:
         """The text, special tokens included, as the model wrote it."""
-        return str(
-            self._tokenizer.decode(token_ids.tolist(), skip_special_tokens=False, clean_up_tokenization_spaces=False)
-        )
+        return self._decoded(token_ids, skip_special=False)
 
     def piece(self, text: str, *, first: bool = False) -> IntArray:
         """[N] ids of a piece of text; before the `first` one stands what the tokenizer puts before texts."""
+        if self._backend is not None:
+            return np.asarray(self._backend.encode(text, add_special_tokens=first).ids, dtype=np.int32)
         return np.asarray(self._tokenizer(text, add_special_tokens=first, verbose=False)["input_ids"], dtype=np.int32)
 
     @property
@@ -268,9 +268,14 @@ class ChatRenderer:
 
     def decode(self, token_ids: IntArray) -> str:
         """The text, without special tokens, otherwise as the model wrote it."""
-        return str(
-            self._tokenizer.decode(token_ids.tolist(), skip_special_tokens=True, clean_up_tokenization_spaces=False)
-        )
+        return self._decoded(token_ids, skip_special=True)
+
+    def _decoded(self, token_ids: IntArray, *, skip_special: bool) -> str:
+        ids = token_ids.tolist()
+        if self._backend is not None:
+            return self._backend.decode(ids, skip_special_tokens=skip_special)
+        decoded = self._tokenizer.decode(ids, skip_special_tokens=skip_special, clean_up_tokenization_spaces=False)
+        return str(decoded)
 
     def _rendered(
         self,
@@ -309,6 +314,19 @@ class ChatRenderer:
             )
         texts, spans = rendered
         return texts[0], spans[0]
+
+
+def _backend(tokenizer: PreTrainedTokenizerBase) -> Any:
+    """What does the work behind a tokenizer, where that adds nothing to it but time; `None` elsewhere."""
+    from transformers import TokenizersBackend as Backend
+
+    kind = type(tokenizer)
+    if not isinstance(tokenizer, Backend) or kind._encode_plus is not Backend._encode_plus:
+        return None
+    if kind._decode is not Backend._decode:
+        return None
+    tokenizer("")  # from now on it cuts and fills nothing
+    return tokenizer.backend_tokenizer
 
 
 @contextmanager

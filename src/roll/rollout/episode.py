@@ -198,14 +198,12 @@ class _Episode:
         Args:
             most: for a summary; else what the run says, and room is kept to ask for one.
         """
-        request = next_turn(self.first, self.dialogue.context, self._num_requests)
-        wanted = most or request.sampling.max_new_tokens
+        wanted = most or self.first.sampling.max_new_tokens
         budget = wanted
         if self.plan.max_context is not None:
             room = self.plan.max_context - len(self.dialogue.context)
             budget = min(wanted, room if most else max(room - self._reserve, 1))
-        if budget != request.sampling.max_new_tokens:
-            request = replace(request, sampling=replace(request.sampling, max_new_tokens=budget))
+        request = next_turn(self.first, self.dialogue.context, self._num_requests, budget)
         self._num_requests += 1
         answer = await self.generate(request)
         self.full = answer.finish_reason == "length" and budget < wanted

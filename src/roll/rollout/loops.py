@@ -69,13 +69,26 @@ async def single_answer(
     return joined(draw, index, [generation], [], (), renderer)
 
 
-def next_turn(first: GenerationRequest, context: IntArray, turn: int) -> GenerationRequest:
-    """The request of a later turn: its own id, and its own seed, which depends on the first one's alone."""
-    if turn == 0:
-        return first
-    seed = first.sampling.seed
-    sampling = replace(first.sampling, seed=None if seed is None else (seed + 0x9E3779B1 * turn) % 2**31)
-    return replace(first, request_id=f"{first.request_id}.t{turn}", token_ids=context, sampling=sampling)
+def next_turn(
+    first: GenerationRequest, context: IntArray, turn: int, max_new_tokens: int | None = None
+) -> GenerationRequest:
+    """The request of a turn: its own id, and its own seed, which depends on the first one's alone.
+
+    Args:
+        first: the request of the rollout's first turn.
+        context: [C] that the turn follows.
+        turn: its number, from 0.
+        max_new_tokens: where they are others than the first one's.
+    """
+    sampling = first.sampling
+    seed = sampling.seed if sampling.seed is None or turn == 0 else (sampling.seed + 0x9E3779B1 * turn) % 2**31
+    most = sampling.max_new_tokens if max_new_tokens is None else max_new_tokens
+    return replace(
+        first,
+        request_id=f"{first.request_id}.t{turn}" if turn else first.request_id,
+        token_ids=context,
+        sampling=replace(sampling, seed=seed, max_new_tokens=most),
+    )
 
 
 def joined(

@@ -222,6 +222,68 @@ async def test_streamed_calls_of_tools_are_those_of_one_object(renderer: ChatRen
     assert "Hm." in said
 
 
+DEMANDS: list[tuple[str, dict[str, Any], str, str]] = [
+    ("/chat/completions", CHAT | {"tool_choice": "required"}, "tool_choice", "a call of one of the functions."),
+    (
+        "/chat/completions",
+        CHAT | {"tool_choice": {"type": "function", "function": {"name": "look"}}},
+        "tool_choice",
+        "a call of the function look.",
+    ),
+    (
+        "/chat/completions",
+        CHAT | {"response_format": {"type": "json_schema", "json_schema": {"schema": {"type": "array"}}}},
+        "response_format",
+        'It has this schema: {"type":"array"}',
+    ),
+    (
+        "/responses",
+        {"model": "m", "input": "a", "text": {"format": {"type": "json_schema", "schema": {"type": "array"}}}},
+        "text",
+        'It has this schema: {"type":"array"}',
+    ),
+    ("/messages", MESSAGES | {"tool_choice": {"type": "any"}}, "tool_choice", "a call of one of the functions."),
+    (
+        "/messages",
+        MESSAGES | {"tool_choice": {"type": "tool", "name": "look"}},
+        "tool_choice",
+        "a call of the function look.",
+    ),
+]
+
+
+@pytest.mark.parametrize(("path", "body", "field", "words"), DEMANDS)
+async def test_a_demand_that_nothing_enforces_is_refused_or_told_in_words(
+    renderer: ChatRenderer, path: str, body: dict[str, Any], field: str, words: str
+) -> None:
+    async with world(renderer, "Yes", "No") as here:
+        status, said = await here.post(path, body)
+        assert status == 400 and f"{field} cannot be enforced" in said["error"]["message"]
+        assert "rollout.agent.demands" in said["error"]["message"] and here.speaker.requests == []
+        here.session.tells_demands = True
+        status, _ = await here.post(path, body)
+        assert status == 200 and words in renderer.spelt(here.speaker.requests[0].token_ids)
+
+
+async def test_what_a_model_was_told_of_a_demand_stays_in_its_context_and_is_no_fork(renderer: ChatRenderer) -> None:
+    async with world(renderer, "Yes", "No") as here:
+        here.session.tells_demands = True
+        await here.post("/chat/completions", {**CHAT, "tool_choice": "required"})
+        after = [*CHAT["messages"], {"role": "assistant", "content": "Yes"}, {"role": "user", "content": "b"}]
+        await here.post("/chat/completions", {**CHAT, "messages": after, "tool_choice": "auto"})
+        one, two = here.speaker.requests
+    assert two.token_ids.tolist()[: len(one.token_ids)] == one.token_ids.tolist()
+    assert len(as_rollout(draw_of(renderer), 0, here.session.calls, text="").branches) == 1
+
+
+async def test_a_call_that_no_interface_can_carry_stays_text(renderer: ChatRenderer) -> None:
+    text = '<tool_call>{"name": "look", "arguments": {"at": "\\ud800"}}</tool_call>'
+    tools = [{"type": "function", "function": {"name": "look"}}]
+    async with world(renderer, text) as here:
+        status, said = await here.post("/chat/completions", {**CHAT, "tools": tools})
+    assert status == 200 and said["choices"][0]["message"]["content"] == text
+
+
 # ---- what is refused
 
 
@@ -271,8 +333,10 @@ async def test_other_pages_and_too_large_bodies_are_refused_in_the_vendors_form(
         for path, body, expected in [("/nothing", {}, 404), ("/chat/completions", b" " * (9 * 2**20), 413)]:
             status, said = await here.post(path, body)
             assert status == expected and said["error"]["type"]
-        async with here.http.get(here.server.base_url + "/messages") as response:
-            assert response.status == 405 and (await response.json())["type"] == "error"
+        for key, expected in [(here.session.key, 405), ("", 401)]:  # without one, nobody hears what there is
+            headers = {"x-api-key": key}
+            async with here.http.get(here.server.base_url + "/messages", headers=headers) as response:
+                assert response.status == expected and (await response.json())["type"] == "error"
 
 
 async def test_no_key_opens_another_session_and_a_key_opens_none_after_the_end(renderer: ChatRenderer) -> None:

@@ -1,0 +1,127 @@
+"""What the dialects of the endpoint have in common: a conversation goes in, answers come out, whole or part by part.
+
+    body ─ dialect ─► Conversation ─ `converse` ─► answers ─┬─ dialect ─► object
+                                                            └─ `streamed`: parts of them ─ dialect ─► events
+
+A dialect says how a vendor writes a request and an answer, and nothing else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from roll.agents.contexts import Conversation
+from roll.agents.refusals import Refusal
+from roll.agents.session import Answer, Session
+from roll.agents.tool_calls import ToolCall
+from roll.agents.wire import chat_message, function_call
+from roll.types import Message
+
+__all__ = ["Part", "Piece", "Reply", "assistant", "blocks", "converse", "streamed", "usage"]
+
+MOST_PIECES = 16
+"""Into which the text of a streamed answer is cut."""
+SHORTEST_PIECE = 16
+"""Characters."""
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A part of a stream, as it is sent."""
+
+    data: bytes
+    answer: Answer | None = None
+    """Of which it is."""
+    num_characters: int | None = None
+    """Of the answer's text that have been sent when this has; `None`: nothing less than all of it can be told."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """What a route answers: one object, or a stream."""
+
+    body: Mapping[str, Any] | None = None
+    stream: Iterator[Piece] | None = None
+    answers: Sequence[Answer] = ()
+    """All of them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """What happens as an answer is told. It is a row of blocks, and one of text has several parts."""
+
+    kind: Literal["begin", "reasoning", "text begins", "text", "text ends", "call", "end"]
+    block: int = 0
+    """Its place: first the reasoning, then the text, then calls of tools, as far as there are any."""
+    text: str = ""
+    """Of a reasoning, or of a piece of the text."""
+    call: ToolCall | None = None
+    sent: int | None = None
+    """See `Piece.num_characters`."""
+
+
+async def converse(
+    session: Session, conversation: Conversation, *, n: int = 1, max_tokens: int | None = None, stop: Sequence[str] = ()
+) -> list[Answer]:
+    """Answers to a conversation, which will be known again when it goes on.
+
+    Raises:
+        Refusal: it is not answered.
+    """
+    contexts = session.contexts
+    if conversation.demands and not session.tells_demands:
+        field, demand = conversation.demands[0]
+        message = (
+            f"{field} cannot be enforced: what is trained must be the policy's own distribution. Set "
+            f'rollout.agent.demands to `tell` to have the model told in words ("{demand[:80]}"), or leave {field} out.'
+        )
+        raise Refusal(400, "unsupported_parameter", message, field=field)
+    context = contexts.of_conversation(conversation)
+    answers = await session.ask(context, n=n, max_tokens=max_tokens, stop=stop, tools=conversation.tools)
+    for answer in answers:
+        contexts.remember(conversation, assistant(answer), context, answer.call.token_ids)
+    return answers
+
+
+def assistant(answer: Answer) -> Message:
+    """An answer as a message of the conversation that goes on."""
+    calls = [function_call(call.call_id, call.name, call.arguments) for call in answer.tool_calls]
+    return chat_message("assistant", answer.text, tool_calls=calls)
+
+
+def blocks(answer: Answer) -> list[ToolCall | str]:
+    """Its text, where there is one or nothing else, and its calls of tools."""
+    return [*([answer.text] if answer.text or not answer.tool_calls else []), *answer.tool_calls]
+
+
+def usage(answers: Sequence[Answer]) -> tuple[int, int]:
+    """How many tokens the answers follow, and how many they are."""
+    return len(answers[0].call.context), sum(len(answer.call.token_ids) for answer in answers)
+
+
+# ---- streams
+
+
+def streamed(answer: Answer, write: Callable[[Part], Iterable[bytes]]) -> Iterator[Piece]:
+    """An answer part by part, each as a dialect writes it."""
+    return (Piece(data, answer, part.sent) for part in _parts(answer) for data in write(part))
+
+
+def _parts(answer: Answer) -> Iterator[Part]:
+    yield Part("begin", sent=0)
+    if answer.reasoning:
+        yield Part("reasoning", text=answer.reasoning)
+    plain = not answer.reasoning and not answer.tool_calls
+    for place, block in enumerate(blocks(answer), start=bool(answer.reasoning)):
+        if isinstance(block, ToolCall):
+            yield Part("call", place, call=block)
+            continue
+        yield Part("text begins", place, sent=0 if plain else None)
+        size = max(SHORTEST_PIECE, -(-len(block) // MOST_PIECES))
+        for begin in range(0, len(block), size):
+            piece = block[begin : begin + size]
+            yield Part("text", place, piece, sent=begin + len(piece) if plain else None)
+        yield Part("text ends", place)
+    yield Part("end")
