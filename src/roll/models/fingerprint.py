@@ -13,20 +13,25 @@ if TYPE_CHECKING:
 
 __all__ = ["model_fingerprint", "tokenizer_fingerprint"]
 
-_SAMPLE_BYTES = 1 << 20
+_END_BYTES = 1 << 20
+_NUM_BLOCKS, _BLOCK_BYTES = 128, 1 << 12
+"""Spread over a file: training may change nothing but some matrices in the midst of it."""
 _WEIGHTS = (".safetensors", ".bin")
 
 
 def model_fingerprint(directory: Path) -> str:
-    """A hash of `config.json` and of every file of weights: its name, its size, its first and its last MiB."""
+    """A hash of `config.json` and of every file of weights: its name, its size, both its ends, and blocks between."""
     digest = xxhash.xxh3_128((directory / "config.json").read_bytes())
     for path in sorted(p for p in directory.iterdir() if p.suffix in _WEIGHTS):
         size = path.stat().st_size
         digest.update(f"{path.name} {size}\n".encode())
         with path.open("rb") as file:
-            digest.update(file.read(_SAMPLE_BYTES))
-            file.seek(max(0, size - _SAMPLE_BYTES))
-            digest.update(file.read(_SAMPLE_BYTES))
+            digest.update(file.read(_END_BYTES))
+            for place in range(_END_BYTES, size - _END_BYTES, max(size // _NUM_BLOCKS, _BLOCK_BYTES)):
+                file.seek(place)
+                digest.update(file.read(_BLOCK_BYTES))
+            file.seek(max(0, size - _END_BYTES))
+            digest.update(file.read(_END_BYTES))
     return digest.hexdigest()
 
 

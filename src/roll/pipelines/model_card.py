@@ -27,6 +27,8 @@ _SETTINGS = (
     "preference.type",
     "preference.beta",
     "reward_model.loss",
+    "distillation.place",
+    "distillation.divergence",
     "rollout.prompts_per_step",
     "rollout.group_size",
     "rollout.max_new_tokens",
@@ -41,6 +43,7 @@ _SETTINGS = (
 )
 _LEARNT_BY = {
     "distill": "distillation",
+    "distill_offline": "distillation",
     "preference": "learning from preferences",
     "preference_online": "learning from preferences",
     "rejection_sampling": "rejection sampling",
@@ -72,7 +75,7 @@ def model_card(checkpoint: Path, title: str, *, adapter: bool = False) -> str:
         f"{_shown(name) or 'A language model'}, trained for {step} steps of {_learnt_by(config)} with "
         f"ROLL {__version__}" + (". This is the adapter alone, for `peft`:" if adapter else "."),
         "",
-        *(_use(name) if adapter else ()),
+        *(_use(name, scores=value_at(config, "pipeline") == "reward_model") if adapter else ()),
         *_settings(config),
         *_figures(read_metrics(checkpoint.parent.parent / "metrics.jsonl"), step),
     ]
@@ -116,14 +119,14 @@ def _cell(value: object) -> str:
     return " ".join(str(value).split()).replace("|", "\\|").replace("`", "'")
 
 
-def _use(name: str) -> Iterator[str]:
-    """How an adapter is put on its base model."""
-    base = f'"{_bare(name)}"'
-    yield from ("```python", "from peft import PeftModel", "from transformers import AutoModelForCausalLM")
+def _use(name: str, *, scores: bool = False) -> Iterator[str]:
+    """How an adapter is put on its base model; a reward model's brings the head that scores."""
+    base, kind = f'"{_bare(name)}"', "AutoModelForSequenceClassification" if scores else "AutoModelForCausalLM"
+    yield from ("```python", "from peft import PeftModel", f"from transformers import {kind}")
     if name in CATALOGUE:
         yield "from roll.models import resolve_model"
         base = f"resolve_model({base})"
-    yield from ("", f"base = AutoModelForCausalLM.from_pretrained({base})")
+    yield from ("", f"base = {kind}.from_pretrained({base}{', num_labels=1' if scores else ''})")
     yield from ('model = PeftModel.from_pretrained(base, "this directory")', "```", "")
 
 
@@ -132,14 +135,16 @@ def _settings(config: Mapping[str, Any]) -> Iterator[str]:
         return
     yield from ("## Training", "", "| setting | value |", "|---|---|")
     for key in _SETTINGS:
-        if (value := value_at(config, key)) is not None:
+        value = value_at(config, key)
+        if value is not None and (key, value) != ("training.num_steps", 0):  # as many as its epochs have
             yield f"| `{key}` | {_cell(value)} |"
     lora = value_at(config, "model.lora")
     if isinstance(lora, Mapping):
         yield f"| `model.lora` | rank {lora.get('rank')}, alpha {lora.get('alpha')} |"
     for entry in (*config.get("data", ()), *config.get("environments", ())):
         rewards = ", ".join(_cell(part.get("name") or part.get("type")) for part in entry.get("reward", ()))
-        yield f"| data `{_cell(entry.get('domain') or entry.get('source'))}` | rewards: {rewards} |"
+        given = f"rewards: {rewards}" if "reward" in entry else "examples"
+        yield f"| data `{_cell(entry.get('domain') or entry.get('source'))}` | {given} |"
     yield ""
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from roll.pipelines.model_card import _settings, _shown, _use
+from roll.config.pipelines import PIPELINES
+from roll.pipelines.model_card import _learnt_by, _settings, _shown, _use
 
 
 def test_odd_names_break_no_table() -> None:
@@ -18,5 +19,19 @@ def test_an_adapter_says_how_it_is_put_on_its_base() -> None:
     assert 'base = AutoModelForCausalLM.from_pretrained(resolve_model("smollm2-135m-instruct"))' in ours
     assert 'base = AutoModelForCausalLM.from_pretrained("me/model")' in list(_use("me/model"))
     assert 'base = AutoModelForCausalLM.from_pretrained("mine")' in list(_use("/home/me/mine"))
-    for name in ("smollm2-135m-instruct", "me/model"):
-        compile("\n".join(line for line in _use(name) if not line.startswith("```")), "card", "exec")
+    scorer = list(_use("me/model", scores=True))
+    assert 'base = AutoModelForSequenceClassification.from_pretrained("me/model", num_labels=1)' in scorer
+    for lines in (scorer, _use("smollm2-135m-instruct"), _use("me/model")):
+        compile("\n".join(line for line in lines if not line.startswith("```")), "card", "exec")
+
+
+def test_what_was_learnt_by_is_said_of_every_pipeline() -> None:
+    from_rewards = {name for name in PIPELINES if _learnt_by({"pipeline": name}) == "reinforcement learning"}
+    assert from_rewards == {"rlvr", "agentic"}
+    assert _learnt_by({"pipeline": "distill_offline"}) == _learnt_by({"pipeline": "distill"}) == "distillation"
+
+
+def test_a_run_on_examples_says_no_steps_that_it_had_not_and_no_rewards() -> None:
+    config = {"data": [{"source": "file", "domain": ""}], "training": {"num_steps": 0, "num_epochs": 2.0}}
+    assert list(_settings(config))[4:] == ["| `training.num_epochs` | 2.0 |", "| data `file` | examples |", ""]
+    assert "| `training.num_steps` | 3 |" in list(_settings({"training": {"num_steps": 3}}))
