@@ -6,12 +6,13 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from roll.config.judge import JudgeConfig
+from roll.errors import short
 
 if TYPE_CHECKING:
     from roll.cluster.devices import Seat
     from roll.preflight.report import Report
 
-__all__ = ["render"]
+__all__ = ["aligned", "render"]
 
 
 def render(report: Report) -> str:
@@ -53,7 +54,7 @@ def _roles(report: Report) -> Iterator[str]:
         parts = ", ".join(f"{name} {_size(size)}" for name, size in role.parts.items())
         rows.append((role.role, _where(report, role.role), str(role.count), _size(role.bytes_total), parts))
     if report.memory:
-        yield from _aligned(rows)
+        yield from aligned(rows)
         yield f"together up to {_size(sum(role.bytes_total for role in report.memory))} {_available(report)}"
     if report.hands_over:
         yield "engines and trainers hand the memory of shared devices over: the one sleeps while the other works"
@@ -106,13 +107,9 @@ def _rewards(report: Report) -> Iterator[str]:
     for trial in report.trials:
         right, wrong = ("right", "wrong") if trial.right else ("nothing", "no reference answer is known")
         yield (
-            f"{trial.domain}: {_short(trial.right)} ({right}) scores {trial.right_value:g}, "
-            f"{_short(trial.wrong)} ({wrong}) scores {trial.wrong_value:g}"
+            f"{trial.domain}: {short(trial.right)} ({right}) scores {trial.right_value:g}, "
+            f"{short(trial.wrong)} ({wrong}) scores {trial.wrong_value:g}"
         )
-
-
-def _short(text: str) -> str:
-    return repr(text if len(text) <= 40 else text[:37] + "...")
 
 
 def _size(num_bytes: int) -> str:
@@ -121,8 +118,7 @@ def _size(num_bytes: int) -> str:
     return f"{num_bytes / 2**20:.0f} MiB"
 
 
-def _aligned(rows: Sequence[Sequence[str]]) -> Iterator[str]:
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]) - 1)]
-    for row in rows:
-        cells = [f"{cell:<{width}}" for cell, width in zip(row, widths, strict=False)]
-        yield "  ".join([*cells, row[-1]]).rstrip()
+def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
+    """A line for each row, its cells below those of the first one."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]

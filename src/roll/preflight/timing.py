@@ -8,12 +8,11 @@ from __future__ import annotations
 import shutil
 import tempfile
 import time
-from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from multiprocessing import get_context
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from roll.registry import import_object
 
@@ -32,8 +31,7 @@ MOST_BYTES = 4 * 2**30
 """That the larger of the two may take, with what training keeps: 16 bytes for a weight."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class StepTime:
+class StepTime(NamedTuple):
     """Seconds on one rank."""
 
     learn_s: float
@@ -45,9 +43,7 @@ class StepTime:
 
     def plus(self, other: StepTime, share: float) -> StepTime:
         """This, and so many times what is between this and the other."""
-        pairs = zip(*((t.learn_s, t.optimizer_s, t.measure_s) for t in (self, other)), strict=True)
-        learn, optimizer, measure = (mine + share * (more - mine) for mine, more in pairs)
-        return StepTime(learn_s=learn, optimizer_s=optimizer, measure_s=measure)
+        return StepTime(*(mine + share * (more - mine) for mine, more in zip(self, other, strict=True)))
 
 
 def can_be_timed(sizes: ModelDescription) -> bool:
@@ -90,12 +86,7 @@ def _timed(spec: TrainerSpec, num_layers: int, batch: TrainingBatch, path: str) 
                 measure_s=time.perf_counter() - began,
             )
         )
-    counted: Sequence[StepTime] = found[1:]
-    return StepTime(
-        learn_s=min(t.learn_s for t in counted),
-        optimizer_s=min(t.optimizer_s for t in counted),
-        measure_s=min(t.measure_s for t in counted),
-    )
+    return StepTime(*map(min, zip(*found[1:], strict=True)))
 
 
 def _write_shallow(source: Path, target: Path, num_layers: int, dtype: str) -> None:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from roll.preflight.rendering import aligned
 from roll.simulation.planner import Candidate, Plan
-from roll.simulation.report import aligned
 
 __all__ = ["render_plan"]
 

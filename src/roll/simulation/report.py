@@ -14,10 +14,11 @@ from pathlib import Path
 from typing import Any
 
 from roll.config.simulation import PaperConfig, SimulationConfig
+from roll.preflight.rendering import aligned
 from roll.simulation.run import SimulatedRun, simulate
 from roll.tracking import atomic
 
-__all__ = ["Interval", "Results", "aligned", "interval", "render", "study", "write"]
+__all__ = ["Interval", "Results", "interval", "render", "study", "write"]
 
 TOLERANCE = 0.15
 """Of a published ratio, within which a simulation reproduces it."""
@@ -150,12 +151,6 @@ def render(results: Results) -> str:
             )
         )
     return "\n".join([head, "", *aligned(rows), *_paper_lines(results)])
-
-
-def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
-    """A line for each row, its cells below those of the first one."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
 
 
 def _paper_lines(results: Results) -> list[str]:

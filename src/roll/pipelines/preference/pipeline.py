@@ -21,7 +21,6 @@ from roll.pipelines.supervised.loop import train
 from roll.pipelines.supervised.measuring import beside_answers, held_out_metrics, measure_answers, open_measuring
 from roll.pipelines.supervised.opening import facts, open_course
 from roll.pipelines.supervised.preparation import Prepared
-from roll.protocols import TrainerGroup
 
 __all__ = ["PIPELINE"]
 
@@ -42,13 +41,10 @@ async def _open(config: PreferenceConfig, session: Session) -> AsyncIterator[Cal
             await ask_once(cluster, spec, kept, batches, asking(config), who="the reference", session=session)
 
     async with open_course(config, session, kind_of(section), first=first) as course:
-        objective = _objective(config, course.policy, kept, course.examples.rendering.max_tokens)
+        max_tokens = course.examples.rendering.max_tokens
+        objective = Objective(section=section, policy=course.policy, kept=kept, max_tokens=max_tokens)
         course.completed = objective.completed
         yield partial(train, course, objective.loss)
-
-
-def _objective(config: PreferenceConfig, policy: TrainerGroup, kept: Kept, max_tokens: int | None) -> Objective:
-    return Objective(section=config.preference, policy=policy, kept=kept, max_tokens=max_tokens)
 
 
 async def _measure(config: PreferenceConfig) -> dict[str, float]:
@@ -62,7 +58,8 @@ async def _measure(config: PreferenceConfig) -> dict[str, float]:
             spec = reference_spec(config, prepared)
             await ask_once(measuring.cluster, spec, kept, batches, asking(config), who="the reference")
         trainer = await measuring.start("reference")
-        objective = _objective(config, trainer, kept, prepared.examples.rendering.max_tokens)
+        max_tokens = prepared.examples.rendering.max_tokens
+        objective = Objective(section=section, policy=trainer, kept=kept, max_tokens=max_tokens)
         batch = await objective.completed(measuring.batch)
         metrics = held_out_metrics(await trainer.measure(batch, await objective.loss(batch.samples)))
     return beside_answers(metrics, await measure_answers(config))
