@@ -1,16 +1,21 @@
 """How long a training step will take here: measured on a model of the same shape with few layers.
 
-steps on 1 layer and on 3, of random weights ──► seconds per layer, and for the rest ──► seconds for all layers
+steps on 1 layer and on 4 in turn, of random weights ──► seconds per layer, and for the rest ──► seconds for all layers
+
+In turn, so that other work of the machine is not taken for that of a layer. In a process of its own that is no pool's:
+one of those would run the user's script again.
 """
 
 from __future__ import annotations
 
+import json
+import pickle
 import shutil
+import subprocess
+import sys
 import tempfile
 import time
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
-from multiprocessing import get_context
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -19,16 +24,17 @@ from roll.registry import import_object
 if TYPE_CHECKING:
     from roll.models import ModelDescription
     from roll.training import TrainerSpec
+    from roll.training.backend import TorchBackend
     from roll.types import TrainingBatch
 
 __all__ = ["StepTime", "can_be_timed", "step_time"]
 
-FEW, MORE = 1, 3
+FEW, MORE = 1, 4
 """Layers of the two models."""
-REPEATS = 3
+REPEATS = 4
 """Timed steps of each, after one that is not counted; the fastest counts."""
 MOST_BYTES = 4 * 2**30
-"""That the larger of the two may take, with what training keeps: 16 bytes for a weight."""
+"""That both may take, with what training keeps: 16 bytes for a weight."""
 
 
 class StepTime(NamedTuple):
@@ -50,7 +56,7 @@ def can_be_timed(sizes: ModelDescription) -> bool:
     """Whether a few layers of the model fit into memory beside everything else."""
     outside = 2 * sizes.vocab_size * sizes.hidden_size
     layer = max(sizes.num_parameters - outside, 0) // sizes.num_layers
-    return sizes.num_layers > MORE and 16 * (outside + MORE * layer) <= MOST_BYTES
+    return sizes.num_layers > MORE and 16 * (2 * outside + (FEW + MORE) * layer) <= MOST_BYTES
 
 
 def step_time(spec: TrainerSpec, num_layers: int, batch: TrainingBatch, loss: str) -> StepTime:
@@ -61,32 +67,43 @@ def step_time(spec: TrainerSpec, num_layers: int, batch: TrainingBatch, loss: st
         num_layers: of its model.
         batch: as a step has it.
         loss: import path of what it learns by.
+
+    Raises:
+        ChildProcessError: the process did not end well; with the last thing it said.
     """
-    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as process:
-        few, more = process.map(_timed, (spec, spec), (FEW, MORE), (batch, batch), (loss, loss))
+    with tempfile.TemporaryDirectory(prefix="roll-check-") as directory:
+        asked, said = Path(directory) / "asked", Path(directory) / "said"
+        asked.write_bytes(pickle.dumps((spec, batch, loss)))
+        command = [sys.executable, "-P", "-m", __name__, str(asked), str(said)]
+        done = subprocess.run(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, check=False, text=True)
+        if done.returncode != 0:
+            last = done.stderr.strip().rpartition("\n")[2]
+            raise ChildProcessError(f"trying one ended with exit code {done.returncode}{last and ': '}{last}")
+        few, more = (StepTime(*times) for times in json.loads(said.read_text()))
     return few.plus(more, (num_layers - FEW) / (MORE - FEW))
 
 
-def _timed(spec: TrainerSpec, num_layers: int, batch: TrainingBatch, path: str) -> StepTime:
+def _time_both(spec: TrainerSpec, batch: TrainingBatch, path: str) -> list[StepTime]:
+    """Of few and of more layers."""
+    loss: Any = import_object(path)
+    backends = [_shallow(spec, number) for number in (FEW, MORE)]
+    found: list[list[StepTime]] = [[], []]
+    for _ in range(1 + REPEATS):
+        for backend, times in zip(backends, found, strict=True):
+            step = backend.train_step(batch, loss)
+            began = time.perf_counter()
+            backend.measure(batch, loss)
+            learn_s, optimizer_s = step.timings_s["forward_backward"], step.timings_s["optimizer"]
+            times.append(StepTime(learn_s, optimizer_s, time.perf_counter() - began))
+    return [StepTime(*map(min, zip(*times[1:], strict=True))) for times in found]
+
+
+def _shallow(spec: TrainerSpec, num_layers: int) -> TorchBackend:
     from roll.training.backend import TorchBackend
 
     with tempfile.TemporaryDirectory(prefix="roll-check-") as directory:
         _write_shallow(Path(spec.model_path), Path(directory), num_layers, spec.model.dtype)
-        backend = TorchBackend(replace(spec, model_path=directory))
-    loss: Any = import_object(path)
-    found: list[StepTime] = []
-    for _ in range(1 + REPEATS):
-        step = backend.train_step(batch, loss)
-        began = time.perf_counter()
-        backend.measure(batch, loss)
-        found.append(
-            StepTime(
-                learn_s=step.timings_s["forward_backward"],
-                optimizer_s=step.timings_s["optimizer"],
-                measure_s=time.perf_counter() - began,
-            )
-        )
-    return StepTime(*map(min, zip(*found[1:], strict=True)))
+        return TorchBackend(replace(spec, model_path=directory))
 
 
 def _write_shallow(source: Path, target: Path, num_layers: int, dtype: str) -> None:
@@ -105,3 +122,11 @@ def _write_shallow(source: Path, target: Path, num_layers: int, dtype: str) -> N
     for file in source.iterdir():  # the tokenizer's, above all
         if file.suffix in (".json", ".txt", ".model", ".jinja") and not (target / file.name).exists():
             shutil.copyfile(file, target / file.name)
+
+
+def _main(asked: str, said: str) -> None:
+    Path(said).write_text(json.dumps(_time_both(*pickle.loads(Path(asked).read_bytes()))))
+
+
+if __name__ == "__main__":
+    _main(*sys.argv[1:])

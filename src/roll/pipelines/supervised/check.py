@@ -189,7 +189,11 @@ def _estimate_time(
     probe = _beginning(usual, 2 * prepared.training.max_tokens_per_micro_batch)
     share = _tokens(config, usual) / _tokens(config, probe)
     spec = replace(policy_spec(config, prepared), role=role, seed=0, teachers=other.paths)
-    found = step_time(spec, sizes.num_layers, probe, loss)
+    try:
+        found = step_time(spec, sizes.num_layers, probe, loss)
+    except ChildProcessError as error:
+        report.notes.append(f"a step's time is not estimated: {error}.")
+        return
     training, evaluation, pass_s = prepared.training, config.evaluation, share * found.measure_s
     step_s = share * found.learn_s + found.optimizer_s + other.passes_per_step * pass_s
     held_out = min(evaluation.num_examples, report.num_held_out) / training.examples_per_step
