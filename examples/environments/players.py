@@ -1,6 +1,6 @@
 """Episodes of scripted players, to learn from before reinforcement learning: what an answer looks like, not how to win.
 
-    data: [{source: python, function: "examples/environments/players.py:episodes", options: {environment: …}}]
+data: [{source: python, function: "examples/environments/players.py:episodes", options: {environment: …}}]
 """
 
 from __future__ import annotations
@@ -46,15 +46,16 @@ def episodes(
         env = with_tools(env, tools, form=form)
     before = [{"role": "system", "content": system_prompt}] if system_prompt else []
     for seed in range(FIRST_SEED, FIRST_SEED + count):
-        observation, _ = env.reset(seed=seed)
+        observation, info = env.reset(seed=seed)
         messages, act = list(before), PLAYERS[player](env, random.Random(seed))
         for _ in range(num_turns):
             action = act(observation)
-            messages += [{"role": "user", "content": observation}, {"role": "assistant", "content": action}]
+            says = "tool" if info.get("use_tool") else "user"
+            messages += [{"role": says, "content": observation}, {"role": "assistant", "content": action}]
             if stepwise:
                 yield {"messages": messages}
                 messages = list(before)
-            observation, _, terminated, truncated, _ = env.step(action)
+            observation, _, terminated, truncated, info = env.step(action)
             if terminated or truncated:
                 break
         if not stepwise:

@@ -30,7 +30,8 @@ def test_the_first_run_shows_episodes_as_the_second_one_asks_them(name: str, mon
     stepwise = entry.history is not None
     for number, example in enumerate(shown):
         roles = [message["role"] for message in example["messages"]]
-        turns = ["user", "assistant"] * (1 if stepwise else entry.num_turns)
+        later = ["tool" if entry.tools else "user", "assistant"] * (0 if stepwise else entry.num_turns - 1)
+        turns = ["user", "assistant", *later]
         assert roles == ["system", *turns[: len(roles) - 1]]
         assert example["messages"][0]["content"] == entry.system_prompt
         if not stepwise:
