@@ -118,3 +118,4 @@ def test_mistakes_in_demonstrations_are_named_before_training(tmp_path: Path, ti
     refused(
         {"seed": 0, "actions": ["no", "go 0", "x"]}, r"no success in .*: 3 of 3 actions were played, and its reward"
     )
+    refused(GO[0], r"went another way when the demonstration was played again", noise="True")
