@@ -139,6 +139,26 @@ def test_as_many_draws_begin_at_anchors_as_asked_for_spread_over_episodes_and_bo
     assert {chosen(number, domain="c") for number in range(99)} == {None}
 
 
+def test_draws_at_anchors_are_repeats_and_one_left_in_flight_begins_there_again() -> None:
+    config = chain_config(anchors={"share": 1.0}, environments=[{"environment": "a", "num_turns": 4}])
+    state = AgenticState(kept=(kept(uid="a/0"), kept(uid="a/1")))
+
+    def stream() -> PromptStream:
+        source = WeightedSource(domain="a", items=EpisodeList(config.environments[0], "a", 0, 9))
+        return PromptStream([source], Plain().render, 0)
+
+    draws = EpisodeDraws(config=config, state=state, stream=stream())
+    first, second = draws.draw(2)
+    assert (first.draw_id, second.draw_id, first.position) == (0, 1, 5) and first.anchor and second.anchor
+    anchors.note_anchors(config.anchors or ROLLBACK, state, [], [second])
+    resumed = EpisodeDraws(config=config, state=state, stream=stream())
+    again = resumed.again(1, "a", 5)
+    assert again.anchor == second.anchor and again.uid == second.uid
+    assert resumed.again(0, "a", 5).anchor is None  # no longer in flight at the boundary
+    state.kept = ()
+    assert [draw.position for draw in draws.draw(2)] == [0, 1] and resumed.again(1, "a", 5).anchor is None
+
+
 # ---- what is kept
 
 
