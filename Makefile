@@ -100,9 +100,10 @@ sweep-multi-turn: setup ## every method with turns on the guessing game: a table
 bench-sandbox: setup ## sandboxes: start to first output, programs per second, many at once
 	@$(PY) benchmarks/bench_sandbox.py $(ARGS)
 
-bench-agentic: setup ## acting over many turns: training on rewritten histories, beside one sample per turn
+bench-agentic: setup ## acting over many turns: training on rewritten histories, scheduling, the endpoint of agents
 	@$(PY) benchmarks/bench_agentic.py $(ARGS)
 	@$(PY) benchmarks/bench_agentic_scheduling.py
+	@$(PY) benchmarks/bench_agents_endpoint.py
 
 agentic-demo: setup ## what agentic runs learn in three environments, three seeds: table and curves (hours)
 	@$(PY) benchmarks/agentic_demo.py $(ARGS)

@@ -6,7 +6,8 @@
    a quarter of it. Stepped together, every turn waits for the slowest environment.
 2. Workloads like ALFWorld and SWE (`examples/simulation/`) in the simulator, against the synchronous baseline.
 3. 2,000 episodes at once on one driver, engines that answer when it is their time: CPU of the driver for each turn,
-   with environments in the loop.
+   with environments in the loop, the default model's tokenizer and its chat template; beside it, what all but these
+   two take.
 """
 
 from __future__ import annotations
@@ -55,12 +56,13 @@ class Engine:
 
     engine_id: str
     answer_s: float
+    answer: IntArray
 
     async def generate(self, request: GenerationRequest) -> Generation:
         await asyncio.sleep(self.answer_s)
         return Generation(
             request_id=request.request_id,
-            token_ids=ANSWER,
+            token_ids=self.answer,
             logprobs=LOGPROBS,
             policy_versions=VERSIONS,
             finish_reason="stop",
@@ -77,8 +79,8 @@ class Engine:
 class Engines:
     """A fixed group."""
 
-    def __init__(self, answer_s: float, number: int = NUM_ENGINES) -> None:
-        self.engines = [Engine(f"e{index}", answer_s) for index in range(number)]
+    def __init__(self, answer_s: float, answer: IntArray, number: int = NUM_ENGINES) -> None:
+        self.engines = [Engine(f"e{index}", answer_s, answer) for index in range(number)]
 
 
 class Renderer:
@@ -161,10 +163,19 @@ async def nothing(engine: object) -> None:
     """A fresh engine needs nothing."""
 
 
-async def played(hosts: EnvHosts, number: int, num_turns: int, answer_s: float, **settings: Any) -> float:
+async def played(
+    hosts: EnvHosts,
+    number: int,
+    num_turns: int,
+    answer_s: float,
+    *,
+    renderer: Any = Renderer(),  # noqa: B008
+    answer: IntArray = ANSWER,
+    **settings: Any,
+) -> float:
     """Seconds of the loop's time in which so many episodes are played, all at once."""
-    proxy = LLMProxy(Engines(answer_s), nothing)  # type: ignore[arg-type]
-    scheduler = RolloutScheduler(proxy, {"d": reward}, Renderer(), seed=0, hosts=hosts)  # type: ignore[arg-type]
+    proxy = LLMProxy(Engines(answer_s, answer), nothing)  # type: ignore[arg-type]
+    scheduler = RolloutScheduler(proxy, {"d": reward}, renderer, seed=0, hosts=hosts)
     draws = [
         PromptDraw(
             draw_id=index,
@@ -211,12 +222,24 @@ def simulated(name: str) -> tuple[float, dict[str, float]]:
     return seconds["synchronous"] / seconds["best"], seconds
 
 
-def driver() -> float:
+def driver(**tokens: Any) -> float:
     """Milliseconds of CPU for each turn, of 2,000 episodes at once."""
     begun = time.process_time()
     options = {"max_number": 9, "num_turns": TURNS_OF_EACH + 1}
-    run(played(EnvHosts(), NUM_CONCURRENT, TURNS_OF_EACH, 1.0, name="guess_number", host="loop", options=options))
+    environment = {"name": "guess_number", "host": "loop", "options": options}
+    run(played(EnvHosts(), NUM_CONCURRENT, TURNS_OF_EACH, 1.0, **environment, **tokens))
     return (time.process_time() - begun) / (NUM_CONCURRENT * TURNS_OF_EACH) * 1e3
+
+
+def with_a_tokenizer() -> dict[str, Any]:
+    """The default model's, and an answer of as many tokens as elsewhere, which ends as its answers do."""
+    from roll.data import ChatRenderer
+    from roll.models import load_tokenizer, resolve_model, stop_token_ids
+
+    path = resolve_model("smollm2-135m-instruct")
+    renderer = ChatRenderer(load_tokenizer(path))
+    said = renderer.piece("I think that the number is smaller than the last one, but not by much. " * 4)
+    return {"renderer": renderer, "answer": np.array([*said[: len(ANSWER) - 1], *stop_token_ids(path)[:1]], np.int32)}
 
 
 def main() -> None:
@@ -230,7 +253,9 @@ def main() -> None:
         for name in ("alfworld", "swe"):
             figures[name], figures[f"{name}_step_s"] = simulated(name)
     if "driver" in parts:
-        figures["driver_ms_per_turn"] = min(driver() for _ in range(3))
+        real = with_a_tokenizer()
+        figures["driver_ms_per_turn"] = min(driver(**real) for _ in range(3))
+        figures["driver_ms_per_turn_without_tokens"] = min(driver() for _ in range(3))
     for name, found in figures.items():
         print(f"{name}: {found if isinstance(found, dict) else round(found, 3)} (goal {GOALS.get(name, '')})")
     report("agentic_scheduling", figures)

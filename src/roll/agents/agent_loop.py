@@ -5,7 +5,7 @@
 Invariants:
     - whatever becomes of the agent, its session is closed and its program ended before the rollout is handed on;
     - a program that crashes or hangs is a failure of ours, which is tried again, unless its session's budget was used
-      up or the configuration says otherwise: never a reward of 0 for it.
+      up, its last answer was cut off, or the configuration says otherwise: never a reward of 0 for it.
 """
 
 from __future__ import annotations
@@ -83,7 +83,8 @@ class AgentLoop:
         answer, problem = await self._run(session, task)
         if session.failed.done():
             await session.failed  # raises
-        scored = bool(session.exhausted) or config.when_it_fails == "score"
+        cut_off = bool(session.calls) and session.calls[-1].finish_reason == "length"  # some frameworks raise at that
+        scored = bool(session.exhausted) or cut_off or config.when_it_fails == "score"
         if problem is not None and not scored:
             if isinstance(problem, RollError):
                 raise problem

@@ -53,12 +53,6 @@ class ToolChoice(wire.Body):
     name: str | None = None
 
 
-class OutputConfig(wire.Body):
-    """What the answer is to be like."""
-
-    format: dict[str, Any] | None = None
-
-
 class MessagesRequest(wire.Asking):
     """A conversation to be continued. The run's own sampling holds, whatever temperature is asked for."""
 
@@ -68,7 +62,7 @@ class MessagesRequest(wire.Asking):
     stop_sequences: wire.Stops | None = None
     tools: Annotated[list[AnthropicTool], Field(max_length=256)] | None = None
     tool_choice: ToolChoice | None = None
-    output_config: OutputConfig | None = None
+    output_config: wire.Form | None = None
     temperature: Annotated[float, Field(ge=0, le=1)] | None = None
     top_k: Annotated[int, Field(ge=0)] | None = None
 
@@ -110,7 +104,7 @@ def _conversation(request: MessagesRequest) -> Conversation:
         tools=[wire.function_tool(tool.name, tool.description, tool.input_schema) for tool in tools],
         demands=[
             *wire.demanded_call(choice.model_dump() if choice.type == "tool" else choice.type),
-            *wire.demanded_format("output_config", request.output_config and request.output_config.format),
+            *wire.demanded_format("output_config", request.output_config),
         ],
     )
 

@@ -64,7 +64,7 @@ class Conversation:
         return answers, state
 
     @property
-    def answers(self) -> Mapping[int, bytes]:
+    def answers(self) -> dict[int, bytes]:
         """The places of earlier answers, each with a digest of the tools and all messages up to it."""
         return self._hashed[0]
 

@@ -140,7 +140,10 @@ def _conversation(request: ChatRequest) -> Conversation:
     return Conversation(
         messages=[_message(message) for message in request.messages],
         tools=[wire.function_tool(each.name, each.description, each.parameters) for each in functions],
-        demands=[*wire.demanded_call(choice), *wire.demanded_format("response_format", request.response_format)],
+        demands=[
+            *wire.demanded_call(choice),
+            *wire.demanded_format("response_format", wire.Form(format=request.response_format)),
+        ],
     )
 
 

@@ -39,12 +39,6 @@ class ResponseTool(wire.Function):
     type: Literal["function"]
 
 
-class TextConfig(wire.Body):
-    """What the answer is to be like."""
-
-    format: dict[str, Any] | None = None
-
-
 class ResponsesRequest(wire.Asking):
     """A conversation to be continued. The run's own sampling holds, whatever temperature is asked for."""
 
@@ -54,7 +48,7 @@ class ResponsesRequest(wire.Asking):
     max_output_tokens: wire.Count | None = None
     tools: Annotated[list[ResponseTool], Field(max_length=256)] | None = None
     tool_choice: wire.Choice | None = None
-    text: TextConfig | None = None
+    text: wire.Form | None = None
 
 
 async def respond(session: Session, raw: bytes) -> Reply:
@@ -76,7 +70,7 @@ def _conversation(request: ResponsesRequest, said: Sequence[Message]) -> Convers
     return Conversation(
         messages=[*([wire.chat_message("system", request.instructions)] if request.instructions else []), *said],
         tools=[wire.function_tool(tool.name, tool.description, tool.parameters) for tool in tools],
-        demands=[*wire.demanded_call(choice), *wire.demanded_format("text", request.text and request.text.format)],
+        demands=[*wire.demanded_call(choice), *wire.demanded_format("text", request.text)],
     )
 
 

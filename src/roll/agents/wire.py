@@ -69,6 +69,12 @@ class Function(Body):
     parameters: dict[str, Any] | None = None
 
 
+class Form(Body):
+    """What an answer is to be like."""
+
+    format: dict[str, Any] | None = None
+
+
 B = TypeVar("B", bound=BaseModel)
 
 
@@ -154,9 +160,10 @@ def demanded_call(choice: str | Mapping[str, Any] | None) -> list[tuple[str, str
     return [("tool_choice", "Answer with a call of one of the functions.")]
 
 
-def demanded_format(field: str, given: Mapping[str, Any] | None) -> list[tuple[str, str]]:
+def demanded_format(field: str, form: Form | None) -> list[tuple[str, str]]:
     """That the answer is JSON, perhaps of a schema, which OpenAI's older interface has one level deeper."""
-    if given is None or given.get("type") not in ("json_object", "json_schema"):
+    given = form.format if form is not None and form.format is not None else {}
+    if given.get("type") not in ("json_object", "json_schema"):
         return []
     nested = given.get("json_schema")
     schema = (nested if isinstance(nested, dict) else given).get("schema")

@@ -60,7 +60,8 @@ class AgentConfig(Section):
     when_it_fails: Literal["reissue", "score"] = option(
         "reissue",
         "What an agent's exception, exit code or time-out means: `reissue` counts it as a failure of ours, `score` "
-        "scores the rollout as it stands. After its budget was used up it is always scored.",
+        "scores the rollout as it stands. After its budget was used up, or an answer that was cut off at "
+        "`max_new_tokens`, it is always scored.",
     )
 
     @model_validator(mode="after")

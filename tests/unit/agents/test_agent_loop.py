@@ -138,6 +138,15 @@ async def test_an_agent_that_used_its_budget_up_is_scored_however_it_ends(
     assert len(rollout.turns) == 3 and rollout.finish_reason == "length" and rollout.text == "x"
 
 
+async def test_an_agent_that_fails_on_an_answer_that_was_cut_off_is_scored(
+    renderer: ChatRenderer, tmp_path: Path
+) -> None:
+    path = function(tmp_path, "await ask('a')\nraise KeyError('an incomplete answer')")
+    async with agents(function=path) as loop:
+        rollout = await rollout_by(loop, Speaker(renderer, ["x" * 500]))
+    assert (rollout.text, rollout.finish_reason) == ("x" * 400, "length")
+
+
 async def test_a_failure_of_the_engine_ends_the_agent_at_once(renderer: ChatRenderer, tmp_path: Path) -> None:
     async with agents(function=function(tmp_path, "await ask('a')\nawait asyncio.sleep(60)")) as loop:
         speaker = Speaker(renderer, [])
