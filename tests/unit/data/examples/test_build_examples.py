@@ -266,6 +266,23 @@ def test_another_file_may_be_held_out(world: World, tmp_path: Path) -> None:
     assert [d.uid for d in examples.evaluation(9)] == ["file/held_out/1"] and examples.train.num_items == 1
 
 
+@pytest.mark.parametrize(("weights", "shares"), [((3, 1), (6, 2)), ((None, None), (2, 6))])
+def test_sources_are_mixed_by_their_weights_and_else_by_their_sizes(
+    tokenizer: PreTrainedTokenizerBase, tmp_path: Path, weights: tuple[Any, Any], shares: tuple[int, int]
+) -> None:
+    entries: list[ExampleDataConfig] = []
+    for domain, size, weight in zip("ab", (2, 6), weights, strict=True):
+        path = write(tmp_path / f"{domain}.jsonl", [{"text": f"{domain} {i}"} for i in range(size)])
+        asked = write(tmp_path / f"{domain}-other.jsonl", [{"text": f"other {domain} {i}"} for i in range(3)])
+        entries.append(FileExamples(source="file", domain=domain, path=path, held_out_path=asked, weight=weight))
+    examples = build_examples(entries, "supervised", tokenizer, 0)
+    drawn = [draw.example.domain for draw in examples.train.draw(8)]
+    assert (drawn.count("a"), drawn.count("b")) == shares
+    measured = [draw.uid for draw in examples.evaluation(4)]  # any beginning has some of every source
+    assert [uid.split("/")[:2] for uid in measured] == [["a", "held_out"], ["b", "held_out"]] * 2
+    assert len(set(measured)) == 4
+
+
 def test_a_sum_may_be_written_out_in_its_answer(tokenizer: PreTrainedTokenizerBase) -> None:
     config = ArithmeticExamples(source="arithmetic", answer_template="{sum} = {answer}")
     source = build_examples([config], "supervised", tokenizer, 0)
