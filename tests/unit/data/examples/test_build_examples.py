@@ -19,6 +19,8 @@ from roll.config.examples import (
     PythonExamples,
 )
 from roll.data.examples import ExampleKind, Examples, build_examples
+from roll.data.examples.reading import ExampleReader
+from roll.data.examples.report import BadRows
 from roll.errors import DataError
 from roll.models import load_tokenizer
 from roll.types import TrainingSample
@@ -235,6 +237,15 @@ def test_the_same_question_is_never_on_both_sides(world: World) -> None:
     held_out = {e.conversations[0].messages[0]["content"] for e in (d.example for d in examples.evaluation(200))}
     trained = {d.example.conversations[0].messages[0]["content"] for d in examples.train.draw(examples.train.num_items)}
     assert held_out and trained and not held_out & trained and len(held_out | trained) == 50
+
+
+def test_of_two_texts_what_is_asked_is_what_both_begin_with() -> None:
+    """So pairs that answer the same are on the same side of what is held out."""
+    config = FileExamples(source="file", path="rows.jsonl", prompt_key=None)
+    reader = ExampleReader(config, "d", "pair", lambda text: None, BadRows())
+    pairs = [{"chosen": f"1 + 1? {good}", "rejected": f"1 + 1? {bad}"} for good, bad in (("2", "3"), ("two", "five"))]
+    items = [reader.read(pair, str(number), "here") for number, pair in enumerate(pairs)]
+    assert [list(reader.asked(item)) for item in items] == [["1 + 1? "], ["1 + 1? "]]
 
 
 def test_parquet_and_datasets_and_objects_give_the_same(
