@@ -19,7 +19,7 @@ from roll.types import BoolArray, IntArray, Message
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-__all__ = ["ChatRenderer", "Tool"]
+__all__ = ["TODAY", "ChatRenderer", "Tool"]
 
 Tool: TypeAlias = Mapping[str, Any]
 """A function's JSON schema, as chat templates take it."""

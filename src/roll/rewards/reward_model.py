@@ -13,6 +13,7 @@ from typing import Any
 
 from roll.config.data import DataConfig
 from roll.config.rewards import RewardModelReward
+from roll.data.chat import TODAY
 from roll.errors import ModelError, RewardInfraError
 from roll.models import find_model
 from roll.models.resolve import read_json
@@ -108,7 +109,9 @@ def _token_ids(tokenizer: Any, conversation: Conversation, answer: str, max_leng
     answer = defuser(tokenizer)(answer)  # or it could end its message, and go on as whoever praises it
     if getattr(tokenizer, "chat_template", None):
         chat = [*conversation, {"role": "assistant", "content": answer}]
-        ids = tokenizer.apply_chat_template(chat, tokenize=True, return_dict=False)
+        # of a template that writes the date, what training wrote: or a score would change over night
+        dated = {"strftime_now": TODAY.strftime} if "strftime_now" in str(tokenizer.chat_template) else {}
+        ids = tokenizer.apply_chat_template(chat, tokenize=True, return_dict=False, **dated)
     else:
         question = "\n\n".join(message["content"] for message in conversation)
         pairs = tokenizer.num_special_tokens_to_add(pair=True) > tokenizer.num_special_tokens_to_add(pair=False)

@@ -276,14 +276,16 @@ class TorchBackend:
     def export(self, path: Path) -> None:
         """Write an HF safetensors model directory that `transformers` loads; a critic as a token classifier.
 
-        A policy's adapters are merged into it, and written once more on their own, as `adapter/` beside it.
+        Adapters are merged into it; a policy's and a reward model's are written once more on their own, as `adapter/`
+        beside it.
         """
         spec, dtype, is_first = self.spec, self.engine_dtype, self.ranks.is_first
-        export_model(path, self.weights(), self.network, spec.model_path, dtype, is_first=is_first)
-        if spec.model.lora is not None and spec.role == "policy":
+        trust, source = spec.model.trust_remote_code, spec.model_path
+        export_model(path, self.weights(), self.network, source, dtype, trust_remote_code=trust, is_first=is_first)
+        if spec.model.lora is not None and spec.role in ("policy", "reward_model"):
             read, adapters = dict(self.model.named_parameters()).__getitem__, find_adapters(self.model)
-            beside, base = path.with_name("adapter"), spec.model.path
-            export_adapter(beside, read, adapters, spec.model.lora, base, dtype, is_first=is_first)
+            beside, base, scores = path.with_name("adapter"), spec.model.path, spec.role == "reward_model"
+            export_adapter(beside, read, adapters, spec.model.lora, base, dtype, scores_texts=scores, is_first=is_first)
 
     def offload(self, states: Collection[StateKind]) -> None:
         """Move states to main memory, between steps. On a CPU they are there already."""

@@ -21,7 +21,14 @@ __all__ = ["export_adapter", "export_model"]
 
 
 def export_model(
-    path: Path, weights: WeightSource, network: Any, source: str, dtype: torch.dtype, *, is_first: bool
+    path: Path,
+    weights: WeightSource,
+    network: Any,
+    source: str,
+    dtype: torch.dtype,
+    *,
+    trust_remote_code: bool,
+    is_first: bool,
 ) -> None:
     """Write an HF model directory. Collective where `weights` is; only the first rank writes.
 
@@ -31,6 +38,7 @@ def export_model(
         network: `PolicyNetwork` or `ValueNetwork`; its configuration and generation settings are written.
         source: the model directory that the tokenizer is taken from.
         dtype: of `weights`.
+        trust_remote_code: let the tokenizer run its repository's own code.
         is_first: whether this rank writes.
     """
     tensors = {name: _alone(tensor.cpu()) for name, tensor in weights if tensor is not None}
@@ -51,7 +59,7 @@ def export_model(
         config.update(id2label={0: label}, label2id={label: 0})
     elif model.can_generate():
         model.generation_config.save_pretrained(path)
-    tokenizer = load_tokenizer(source)
+    tokenizer = load_tokenizer(source, trust_remote_code=trust_remote_code)
     if isinstance(network, ValueNetwork) and network.scores_texts:
         tokenizer.pad_token = pad_token(tokenizer)
         config["pad_token_id"] = tokenizer.pad_token_id
@@ -68,6 +76,7 @@ def export_adapter(
     base: str,
     dtype: torch.dtype,
     *,
+    scores_texts: bool = False,
     is_first: bool,
 ) -> None:
     """Write adapters as `peft.PeftModel.from_pretrained` reads them. Collective where parameters are sharded.
@@ -79,6 +88,7 @@ def export_adapter(
         config: how they were made.
         base: the model that they change, as its user named it.
         dtype: of the engines.
+        scores_texts: it is a reward model, whose head is trained whole and comes with the adapters.
         is_first: whether this rank writes.
     """
     tensors = {
@@ -88,6 +98,8 @@ def export_adapter(
         for name, adapter in adapters.items()
         for part, parameter in (("A", adapter.a), ("B", adapter.b))
     }
+    if scores_texts:
+        tensors["base_model.model.score.weight"] = _alone(whole(read("score.weight")).to(dtype).cpu())
     if not is_first:
         return
     from peft import LoraConfig
@@ -97,7 +109,8 @@ def export_adapter(
     named = config.target_modules
     LoraConfig(
         base_model_name_or_path=base,
-        task_type="CAUSAL_LM",
+        task_type="SEQ_CLS" if scores_texts else "CAUSAL_LM",
+        modules_to_save=["score"] if scores_texts else None,
         inference_mode=True,
         r=config.rank,
         lora_alpha=config.alpha,  # pyrefly: ignore[bad-argument-type]  # peft only divides by the rank

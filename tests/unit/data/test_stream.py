@@ -55,6 +55,12 @@ def test_another_seed_gives_another_order() -> None:
     assert uids(stream(source("a", 50)), 50) != uids(stream(source("a", 50), seed=1), 50)
 
 
+def test_sources_of_one_size_come_in_orders_of_their_own() -> None:
+    drawn = uids(stream(source("a", 50), source("b", 50)), 100)
+    a, b = ([int(uid.split("/")[1]) for uid in drawn if uid.startswith(domain)] for domain in "ab")
+    assert sorted(a) == sorted(b) and a != b
+
+
 def test_weights_3_to_1_give_every_step_of_8_its_6_and_2() -> None:
     drawn = stream(source("a", 10, 3.0), source("b", 7, 1.0))
     for _ in range(20):

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
+from typing import Any, cast
+
 import numpy as np
 import pytest
 from pydantic import ValidationError
 
-from roll.algorithms.losses import PreferenceLoss
+from roll.algorithms.losses import KTOLoss, PreferenceLoss
 from roll.algorithms.losses.preference.forms import Sigmoid, Squared
 from roll.config.preference import METHODS, PreferenceSection
 from roll.errors import ConfigError
 from roll.pipelines.learning.losses import preference_loss
-from roll.pipelines.preference.objective import with_other_answers
+from roll.pipelines.preference.objective import Objective, with_other_answers
+from roll.pipelines.supervised.kept import Kept, rows_of
 from roll.pipelines.supervised.measuring import beside_answers
-from roll.types import TrainingSample
+from roll.types import StepResult, TrainingBatch, TrainingSample
 
 
 def sample(draw: int, asked: list[int], answer: list[int]) -> TrainingSample:
@@ -59,6 +63,25 @@ def test_every_prompt_gets_the_answer_before_it() -> None:
     assert [s.loss_mask.tolist() for s in others] == [[0, 0, 1], [0, 1], [0, 0, 0, 1, 1]]
     assert with_other_answers(batch, 4)[2].token_ids.tolist() == [7, 8, 9, 5]
     assert with_other_answers(batch[:1], None) == ()
+
+
+def test_kto_measures_how_far_answers_to_other_prompts_have_come_from_the_reference() -> None:
+    """log ratios of the answers to other prompts: 0.5 for each of their tokens, 1, 1 and 2 of them."""
+
+    class Policy:
+        async def measure(self, batch: TrainingBatch, loss: object) -> StepResult:
+            said = tuple(np.full(len(s), -1.0, np.float32) for s in batch.samples)
+            return StepResult(loss=0.0, num_tokens=0, num_loss_tokens=0, logprobs=said)
+
+    batch, kept = [sample(0, [1, 2], [3]), sample(1, [4], [5, 6]), sample(2, [7, 8, 9], [10])], Kept()
+    others = with_other_answers(batch, None)
+    kept.add(others, [rows_of(logprobs=np.full(s.loss_mask.sum(), -1.5, np.float32)) for s in others])
+    section = PreferenceSection.model_validate({"type": "kto", "beta": 0.3})
+    objective = Objective(section=section, policy=cast(Any, Policy()), kept=kept, max_tokens=None)
+    loss = asyncio.run(objective.loss(batch))
+    assert isinstance(loss, KTOLoss) and loss.beta == 0.3
+    assert loss.reference_point == pytest.approx(0.5 * 4 / 3)
+    assert asyncio.run(objective.loss(batch[:1])).reference_point == 0.0  # type: ignore[attr-defined]
 
 
 def test_answers_do_not_hide_what_pairs_say() -> None:

@@ -16,12 +16,13 @@ from worlds.tiny_model import write_tiny_model
 from roll.cluster.pool import LocalWorkerPool
 from roll.config.load import load_config
 from roll.config.rewards import RewardList, as_reward_list
+from roll.data.chat import ChatRenderer
 from roll.errors import ModelError, RewardInfraError, UnscorableError
 from roll.rewards import build_reward
 from roll.rewards.batching import Batcher
 from roll.rewards.compose import WeightedReward
-from roll.rewards.reward_model import check_reward_models
-from roll.types import Rollout
+from roll.rewards.reward_model import _token_ids, check_reward_models
+from roll.types import Message, Rollout
 
 MakeRollout = Callable[..., Rollout]
 
@@ -83,6 +84,15 @@ async def test_outputs_may_be_probabilities_and_long_texts_are_cut_at_their_begi
     squeezed = build(pool, model_path, output="sigmoid", max_length=8)
     assert (await squeezed(rollout("aaaa" + "b" * 50))).value == (await squeezed(rollout("b" * 60))).value
     await squeezed.close()
+
+
+def test_a_template_that_writes_the_date_is_rendered_as_it_was_in_training(model_path: Path) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(model_path)
+    tokenizer.chat_template = "Today: {{ strftime_now('%d %b %Y') }}\n" + tokenizer.chat_template
+    chat: list[Message] = [{"role": "user", "content": "?"}]
+    trained, _ = ChatRenderer(tokenizer).conversation([*chat, {"role": "assistant", "content": "yes"}])
+    assert _token_ids(tokenizer, chat, "yes", 1000) == trained.tolist()
+    assert tokenizer.decode(trained).startswith("Today: 01 Jan 2025")
 
 
 def test_a_model_that_scores_nothing_is_refused_before_anything_starts(tiny_model: Path, model_path: Path) -> None:

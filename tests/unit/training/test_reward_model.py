@@ -97,6 +97,21 @@ def test_what_is_exported_scores_the_text_alone_as_the_trainer_does_packed(
     np.testing.assert_allclose(scores(again, batch), packed, atol=1e-4)
 
 
+def test_adapters_are_exported_for_peft_with_the_head_that_scores(tmp_path: Path) -> None:
+    from peft import PeftModel
+
+    path = write_tiny_model(tmp_path / "base")
+    backend, batch = trained(path, LORA, learning_rate=1e-2)
+    backend.export(tmp_path / "model")
+    base = AutoModelForSequenceClassification.from_pretrained(path, num_labels=1)
+    adapted = PeftModel.from_pretrained(base, tmp_path / "adapter").eval()
+    with torch.inference_mode():
+        found = [float(adapted(torch.tensor([s.token_ids[:-1].tolist()])).logits[0, 0]) for s in batch.samples]
+    packed = scores(backend, batch)
+    assert np.std(packed) > 0.01
+    np.testing.assert_allclose(found, packed, atol=1e-4)
+
+
 def test_a_text_that_ends_with_the_token_that_pads_keeps_its_score(tmp_path: Path) -> None:
     path = write_tiny_model(tmp_path / "model")
     tokenizer = load_tokenizer(path)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TypeAlias
 
 import numpy as np
@@ -34,7 +35,8 @@ def reference_spec(config: PreferenceConfig, prepared: Prepared) -> TrainerSpec:
     """
     name = config.preference.reference_model
     path = prepared.model_path if name is None else resolve_model(name)
-    if name is not None and load_tokenizer(path).get_vocab() != load_tokenizer(prepared.model_path).get_vocab():
+    load = partial(load_tokenizer, trust_remote_code=config.model.trust_remote_code)
+    if name is not None and load(path).get_vocab() != load(prepared.model_path).get_vocab():
         raise ModelError(
             f"preference.reference_model '{name}' has another tokenizer than model.path '{config.model.path}': a "
             "reference reads the policy's tokens, so take a model of the same family."

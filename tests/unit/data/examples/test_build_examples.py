@@ -19,6 +19,8 @@ from roll.config.examples import (
     PythonExamples,
 )
 from roll.data.examples import ExampleKind, Examples, build_examples
+from roll.data.examples.reading import ExampleReader
+from roll.data.examples.report import BadRows
 from roll.errors import DataError
 from roll.models import load_tokenizer
 from roll.types import TrainingSample
@@ -237,6 +239,15 @@ def test_the_same_question_is_never_on_both_sides(world: World) -> None:
     assert held_out and trained and not held_out & trained and len(held_out | trained) == 50
 
 
+def test_of_two_texts_what_is_asked_is_what_both_begin_with() -> None:
+    """So pairs that answer the same are on the same side of what is held out."""
+    config = FileExamples(source="file", path="rows.jsonl", prompt_key=None)
+    reader = ExampleReader(config, "d", "pair", lambda text: None, BadRows())
+    pairs = [{"chosen": f"1 + 1? {good}", "rejected": f"1 + 1? {bad}"} for good, bad in (("2", "3"), ("two", "five"))]
+    items = [reader.read(pair, str(number), "here") for number, pair in enumerate(pairs)]
+    assert [list(reader.asked(item)) for item in items] == [["1 + 1? "], ["1 + 1? "]]
+
+
 def test_parquet_and_datasets_and_objects_give_the_same(
     world: World, tmp_path: Path, tokenizer: PreTrainedTokenizerBase
 ) -> None:
@@ -264,6 +275,23 @@ def test_another_file_may_be_held_out(world: World, tmp_path: Path) -> None:
     other = write(tmp_path / "other.jsonl", [{"prompt": "2 + 2?", "completion": "4"}])
     examples = world.examples([{"prompt": "1 + 1?", "completion": "2"}], held_out=0.5, held_out_path=other)
     assert [d.uid for d in examples.evaluation(9)] == ["file/held_out/1"] and examples.train.num_items == 1
+
+
+@pytest.mark.parametrize(("weights", "shares"), [((3, 1), (6, 2)), ((None, None), (2, 6))])
+def test_sources_are_mixed_by_their_weights_and_else_by_their_sizes(
+    tokenizer: PreTrainedTokenizerBase, tmp_path: Path, weights: tuple[Any, Any], shares: tuple[int, int]
+) -> None:
+    entries: list[ExampleDataConfig] = []
+    for domain, size, weight in zip("ab", (2, 6), weights, strict=True):
+        path = write(tmp_path / f"{domain}.jsonl", [{"text": f"{domain} {i}"} for i in range(size)])
+        asked = write(tmp_path / f"{domain}-other.jsonl", [{"text": f"other {domain} {i}"} for i in range(3)])
+        entries.append(FileExamples(source="file", domain=domain, path=path, held_out_path=asked, weight=weight))
+    examples = build_examples(entries, "supervised", tokenizer, 0)
+    drawn = [draw.example.domain for draw in examples.train.draw(8)]
+    assert (drawn.count("a"), drawn.count("b")) == shares
+    measured = [draw.uid for draw in examples.evaluation(4)]  # any beginning has some of every source
+    assert [uid.split("/")[:2] for uid in measured] == [["a", "held_out"], ["b", "held_out"]] * 2
+    assert len(set(measured)) == 4
 
 
 def test_a_sum_may_be_written_out_in_its_answer(tokenizer: PreTrainedTokenizerBase) -> None:
