@@ -18,6 +18,7 @@ __all__ = ["apply_overrides"]
 
 _SHORTHANDS: dict[tuple[str, ...], Callable[[Any], Any]] = {
     ("model",): lambda value: {"path": value} if isinstance(value, str) else value,
+    ("judge",): lambda value: {"model": value} if isinstance(value, str) else value,
     ("data", "N", "reward"): as_reward_list,
 }
 """Keys that may be written in short, and how to write them out, so that an override can reach inside."""

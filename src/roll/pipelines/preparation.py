@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from roll.config.generating import GeneratingConfig
 from roll.data import Data, build_data, held_out_draws
@@ -28,6 +29,8 @@ class Prepared:
     """What can be prepared without any device: the model's files, its tokenizer, the prompts."""
 
     model_path: Path
+    tokenizer: Any
+    """The model's, of `transformers`."""
     stop_token_ids: tuple[int, ...]
     data: Data
     max_context: int
@@ -49,7 +52,7 @@ def prepare(config: GeneratingConfig, *, scores: bool = True) -> Prepared:
         check_reward_models(config.data)
     run_to_end(first_observations(config.data, config.sandbox))
     model_path = resolve_model(config.model.path)
-    tokenizer = load_tokenizer(model_path)
+    tokenizer = load_tokenizer(model_path, trust_remote_code=config.model.trust_remote_code)
     max_context = config.inference.max_context or context_length(model_path)
     if max_context <= config.rollout.max_new_tokens:
         raise ConfigError(
@@ -62,6 +65,7 @@ def prepare(config: GeneratingConfig, *, scores: bool = True) -> Prepared:
         max_context = min(max_context, data.longest_prompt + config.max_rollout_tokens)
     return Prepared(
         model_path=model_path,
+        tokenizer=tokenizer,
         stop_token_ids=stop_token_ids(model_path),
         data=data,
         max_context=max_context,

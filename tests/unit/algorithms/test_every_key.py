@@ -229,7 +229,7 @@ def run(config: RLVRConfig, model: Path) -> list[Any]:
     log: list[Any] = [
         repr(policy_spec(config, model)),
         repr(critic_specs(config, model)),
-        str(critic_path(config, model, load_tokenizer(model))),
+        str(critic_path(config, model)),
     ]
     num_critics = config.algorithm.num_critic_models
     answers = Answers()

@@ -78,6 +78,9 @@ def test_an_override_reaches_inside_what_the_file_writes_in_short():
     config = load_config(QUICKSTART, ["model.dtype=float32", "data.0.reward.0.time_limit_s=2"])
     assert (config.model.path, config.model.dtype) == ("smollm2-135m-instruct", "float32")
     assert (config.data[0].reward[0].type, config.data[0].reward[0].time_limit_s) == ("math", 2.0)
+    asked = ["judge=small", "judge.num_engines=2", "data.0.reward={type: judge, rubric: good}"]
+    judge = load_config(QUICKSTART, asked).judge
+    assert judge is not None and (judge.model, judge.num_engines) == ("small", 2)
 
 
 def test_an_override_one_past_the_end_of_a_list_adds_an_entry():

@@ -14,7 +14,6 @@ from roll.algorithms.losses import PolicyLoss
 from roll.cluster.local import LocalCluster
 from roll.config.pipelines.rlvr import RLVRConfig
 from roll.errors import ModelError, UnsupportedError
-from roll.models import load_tokenizer
 from roll.pipelines.learner import WithoutAdapters
 from roll.pipelines.learning.losses import value_loss
 from roll.pipelines.rlvr.trainers import critic_path, critic_specs, policy_spec, reference_of, reference_specs
@@ -101,17 +100,16 @@ def test_a_reference_is_started_only_where_the_policy_cannot_be_it(tiny_model: P
 
 
 def test_a_critics_backbone_is_the_policys_model_or_one_with_its_tokens(tiny_model: Path, tmp_path: Path) -> None:
-    tokenizer = load_tokenizer(tiny_model)
-    assert critic_path(config(tiny_model, type="ppo"), tiny_model, tokenizer) == tiny_model
+    assert critic_path(config(tiny_model, type="ppo"), tiny_model) == tiny_model
     smaller = write_tiny_model(tmp_path / "smaller", layers=1)
     run = config(tiny_model, type="ppo", critic={"model": str(smaller)})
-    assert critic_path(run, tiny_model, tokenizer) == smaller
+    assert critic_path(run, tiny_model) == smaller
     strange = write_tiny_model(tmp_path / "strange")
     text = (strange / "tokenizer.json").read_text()
     (strange / "tokenizer.json").write_text(text.replace("<|endoftext|>", "<|other|>"))
     run = config(tiny_model, type="ppo", critic={"model": str(strange)})
     with pytest.raises(ModelError, match="another tokenizer"):
-        critic_path(run, tiny_model, tokenizer)
+        critic_path(run, tiny_model)
 
 
 async def test_a_critic_smaller_than_the_policy_learns_in_its_own_thread(tmp_path: Path, tiny_model: Path) -> None:

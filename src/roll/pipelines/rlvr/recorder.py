@@ -18,7 +18,6 @@ from dataclasses import asdict, dataclass, field, replace
 
 from roll.config.load import resolved
 from roll.config.pipelines.rlvr import RLVRConfig
-from roll.models import load_tokenizer
 from roll.models.fingerprint import model_fingerprint, tokenizer_fingerprint
 from roll.pipelines.learning.state import LearningState
 from roll.pipelines.preparation import Prepared
@@ -187,7 +186,7 @@ def session_of(config: RLVRConfig, prepared: Prepared, state: LearningState) -> 
         version=__version__,
         config=resolved(config),
         model=model_fingerprint(prepared.model_path),
-        tokenizer=tokenizer_fingerprint(load_tokenizer(prepared.model_path)),
+        tokenizer=tokenizer_fingerprint(prepared.tokenizer),
         stream=state.data,
         num_draws=state.num_draws,
         pending=_pending(state),

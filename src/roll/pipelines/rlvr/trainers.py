@@ -10,8 +10,8 @@ reference   the policy as it was at first: a frozen model, or the policy without
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 from roll.config.reinforcing import ReinforcingConfig
 from roll.errors import ModelError
@@ -43,7 +43,7 @@ def learner_of(config: ReinforcingConfig, started: Sequence[TrainerGroup]) -> Le
     )
 
 
-def critic_path(config: ReinforcingConfig, model_path: Path, tokenizer: Any) -> Path:
+def critic_path(config: ReinforcingConfig, model_path: Path) -> Path:
     """The critics' backbone.
 
     Raises:
@@ -53,7 +53,8 @@ def critic_path(config: ReinforcingConfig, model_path: Path, tokenizer: Any) -> 
     if name is None or not config.algorithm.uses_critic:
         return model_path
     path = resolve_model(name)
-    if load_tokenizer(path).get_vocab() != tokenizer.get_vocab():
+    load = partial(load_tokenizer, trust_remote_code=config.model.trust_remote_code)
+    if load(path).get_vocab() != load(model_path).get_vocab():
         raise ModelError(
             f"algorithm.critic.model '{name}' has another tokenizer than model.path '{config.model.path}': a critic "
             "reads the policy's tokens, so take a model of the same family."
@@ -69,7 +70,7 @@ def trainer_specs(config: ReinforcingConfig, model_path: Path) -> list[TrainerSp
     """
     return [
         policy_spec(config, model_path),
-        *critic_specs(config, critic_path(config, model_path, load_tokenizer(model_path))),
+        *critic_specs(config, critic_path(config, model_path)),
         *reference_specs(config, model_path),
     ]
 

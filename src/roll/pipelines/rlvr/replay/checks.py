@@ -10,7 +10,6 @@ from roll.config.load import load_config
 from roll.config.load_replay import changed_keys, check_replayable
 from roll.config.pipelines.rlvr import RLVRConfig
 from roll.errors import CheckpointError, ConfigError, DataError, ModelError
-from roll.models import load_tokenizer
 from roll.models.fingerprint import model_fingerprint, tokenizer_fingerprint
 from roll.pipelines.checkpoint_files import SavedRun, find_checkpoint, read_checkpoint
 from roll.pipelines.learning.state import LearningState
@@ -81,7 +80,7 @@ def check_prepared(recorded: Session, prepared: Prepared) -> None:
             f"the model in '{path}' is not the one that the recorded run began with ('{_model_name(recorded)}'): its "
             "config.json or its weights differ. Replay with that model."
         )
-    if tokenizer_fingerprint(load_tokenizer(path)) != recorded.tokenizer:
+    if tokenizer_fingerprint(prepared.tokenizer) != recorded.tokenizer:
         raise ModelError(
             f"the tokenizer in '{path}' is not the recorded run's: vocabulary, special tokens or chat template differ, "
             "so that recorded tokens would mean something else. Replay with that tokenizer."
