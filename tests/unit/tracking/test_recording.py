@@ -160,6 +160,7 @@ def test_a_step_is_read_as_it_was_written_to_the_last_bit(tmp_path: Path, step: 
 def test_a_rollout_has_no_field_that_is_not_recorded() -> None:
     columns = set(schemas()["rollouts"].names)
     kept = {"prompt": "groups", "reward": "columns of its own", "expert": "purpose"}
+    kept["replayed"] = "nowhere: rollouts of agentic runs alone have it, and those are refused"
     assert {field.name for field in dataclasses.fields(Rollout)} - set(kept) <= columns
     renamed = {"value": "reward", "duration_s": "reward_duration_s"}
     assert {renamed.get(field.name, field.name) for field in dataclasses.fields(RewardResult)} <= columns
