@@ -50,8 +50,9 @@ def described(report: Report, path: str, whose: str) -> ModelDescription | None:
 
     here = find_model(path) is not None
     if not here:
-        what = "prepare it (about 20 s)" if path in CATALOGUE else "download it"
-        report.notes.append(f"{whose} '{path}' is not here yet: the run will {what} first.")
+        ours = path in CATALOGUE
+        what = "the run will prepare it (about 20 s)" if ours else "train it if it is a run, else it is downloaded"
+        report.notes.append(f"{whose} '{path}' is not here yet: {what} first.")
     return describe_model(path) if here or path in CATALOGUE else None
 
 
