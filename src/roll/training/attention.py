@@ -5,12 +5,12 @@ HF models call `packed_attention` in place of their own (it is registered as `ro
 by cost:
 
     dense    small blocks, batched: plain matrix products under a mask
-    causal   longer plain sequences and roots of trees, batched by similar length: SDPA
-    shared   segments of all trees, batched by similar length, each behind its ancestors' keys: matrix products where
-             they are short, SDPA where they are long
+    causal   longer plain sequences and roots of trees, batched by similar length
+    shared   branches of all trees, batched by similar length, each behind its ancestors' keys
     varlen   everything at once on CUDA in half precision: `torch.nn.attention.varlen`
 
-Padding exists only inside a call and is never attended to: it follows its sequence, and attention is causal.
+Causal and longer shared ones are blocked products on a CPU (see `products`), and SDPA elsewhere. Padding exists only
+inside a call and is never attended to: it follows its sequence, and attention is causal.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from torch import Tensor
 
 from roll.errors import ModelError
 from roll.training.attention_calls import Call, Causal, Dense, Prefixes, Rows, Shared, compute
-from roll.training.layout import Int64Array, PackedLayout, Segment, Tree
+from roll.training.layout import Int64Array, PackedLayout, Tree
 from roll.training.varlen import VarlenPlan, varlen_attention, varlen_supported
 
-__all__ = ["ATTENTION", "AttentionPlan", "Observer", "packed_attention", "register_attention"]
+__all__ = ["ATTENTION", "AttentionPlan", "Observer", "blocked_supported", "packed_attention", "register_attention"]
 
 ATTENTION = "roll_packed"
 
@@ -49,7 +49,7 @@ LENGTH_RATIO = 0.75
 
 
 class _Branch(NamedTuple):
-    """A segment that goes on from others."""
+    """Segments that stand behind others, each going on from the one before it."""
 
     parent: tuple[int, int]
     """Which: the start of their tree, and the number of the last one."""
@@ -78,6 +78,7 @@ class AttentionPlan:
         self._layout = layout
         self._device = device
         self._dtype = dtype
+        self._blocked = blocked_supported(device)
         self._calls: dict[int | None, list[Call]] = {}
 
     def calls(self, window: int | None) -> list[Call]:
@@ -93,22 +94,23 @@ class AttentionPlan:
         plain: list[Int64Array] = []
         branches: list[_Branch] = []
         for tree in self._layout.blocks:
-            root, *others = tree.segments
+            root = tree.segments[0]
             if tree.num_tokens <= SMALL_TOKENS:
                 whole.append(tree)
                 continue
             if root.length <= DENSE_TOKENS:
                 whole.append(Tree(segments=(root,)))
             else:
-                plain.append(_entries(root))
-            contexts = tree.contexts()[1:]
-            branches += [
-                _Branch((tree.start, s.parent), context, _entries(s))
-                for s, context in zip(others, contexts, strict=True)
-            ]
+                plain.append(root.start + np.arange(root.length))
+            branches += _branches(tree)
         calls: list[Call] = [self._dense(batch, None) for batch in _similar(whole, [t.num_tokens for t in whole])]
-        calls += [Causal(rows=self._rows(batch)) for batch in _similar(plain, [len(own) for own in plain])]
-        return calls + [self._shared(batch) for batch in _similar(branches, [len(b.own) for b in branches])]
+        calls += [
+            Causal(rows=self._rows(batch), blocked=self._blocked)
+            for batch in _similar(plain, [len(own) for own in plain])
+        ]
+        for batch in _similar(branches, [len(branch.own) for branch in branches]):
+            calls += [self._shared(b) for b in _similar(batch, [len(b.context) for b in batch])]
+        return calls
 
     def _shared(self, branches: Sequence[_Branch]) -> Shared:
         """Of similar length; those of a tree stay together, in their order."""
@@ -116,16 +118,15 @@ class AttentionPlan:
         contexts = dict(sorted({branch.parent: branch.context for branch in branches}.items()))
         rows, before = self._rows([branch.own for branch in branches]), self._rows(list(contexts.values()))
         lengths = np.array([len(branch.context) for branch in branches])
-        index = np.arange(rows.size[1])
         sees_context = np.arange(before.size[1]) < lengths[:, None]
-        sees_own = index[:, None] >= index
-        visible = np.concatenate(
-            [
-                np.broadcast_to(sees_context[:, None], (len(branches), len(index), before.size[1])),
-                np.broadcast_to(sees_own, (len(branches), len(index), len(index))),
-            ],
-            axis=2,
-        )
+        (size, n), p = rows.size, before.size[1]
+        dense = n * (p + n) <= DENSE_PAIRS
+        if self._blocked and not dense:
+            bias = self._bias(sees_context)
+        else:
+            sees_own = np.tri(n, dtype=np.bool_)
+            parts = [np.broadcast_to(sees_context[:, None], (size, n, p)), np.broadcast_to(sees_own, (size, n, n))]
+            bias = self._bias(np.concatenate(parts, axis=2))[:, None, None]
         places = {parent: i for i, parent in enumerate(contexts)}
         owners = np.array([places[branch.parent] for branch in branches])
         return Shared(
@@ -135,8 +136,8 @@ class AttentionPlan:
                 owners=self._tensor(owners),
                 overlap=any(number for _, number in contexts),  # beyond roots
             ),
-            bias=self._bias(visible),
-            dense=visible[0].size <= DENSE_PAIRS,
+            how="dense" if dense else "blocked" if self._blocked else "sdpa",
+            bias=bias,
         )
 
     def _rows(self, sequences: Sequence[Int64Array]) -> Rows:
@@ -154,16 +155,34 @@ class AttentionPlan:
 
     def _dense(self, trees: Sequence[Tree], window: int | None) -> Dense:
         rows = self._rows([tree.start + np.arange(tree.num_tokens) for tree in trees])
-        return Dense(rows=rows, bias=self._bias(np.stack([_tree_mask(tree, rows.size[1], window) for tree in trees])))
+        visible = np.stack([_tree_mask(tree, rows.size[1], window) for tree in trees])
+        return Dense(rows=rows, bias=self._bias(visible)[:, None, None])
 
     def _bias(self, visible: np.ndarray) -> Tensor:
-        """[B, n, m] who sees whom, as [B, 1, 1, n, m] to add to scores."""
+        """Who sees whom, to add to scores."""
         bias = torch.zeros(visible.shape, dtype=torch.promote_types(self._dtype, torch.float32))
         bias.masked_fill_(torch.from_numpy(~visible), float("-inf"))
-        return bias.to(self._device)[:, None, None]
+        return bias.to(self._device)
 
     def _tensor(self, array: np.ndarray) -> Tensor:
         return torch.from_numpy(np.ascontiguousarray(array)).to(self._device)
+
+
+def blocked_supported(device: torch.device) -> bool:
+    """Whether tiles are worth their many small products."""
+    return device.type == "cpu"
+
+
+def _branches(tree: Tree) -> list[_Branch]:
+    """All of a tree but its root: what follows its own parent directly is of one branch with it."""
+    branches: list[_Branch] = []
+    for i, (segment, context) in enumerate(zip(tree.segments, tree.contexts(), strict=True)):
+        own = segment.start + np.arange(segment.length)
+        if i > 1 and segment.parent == i - 1:
+            branches[-1] = branches[-1]._replace(own=np.concatenate([branches[-1].own, own]))
+        elif i:
+            branches.append(_Branch((tree.start, segment.parent), context, own))
+    return branches
 
 
 def _similar(items: Sequence[Any], lengths: Sequence[int]) -> list[list[Any]]:
@@ -176,10 +195,6 @@ def _similar(items: Sequence[Any], lengths: Sequence[int]) -> list[list[Any]]:
             longest = lengths[i]
         batches[-1].append(items[i])
     return batches
-
-
-def _entries(segment: Segment) -> Int64Array:
-    return segment.start + np.arange(segment.length)
 
 
 def _tree_mask(tree: Tree, size: int, window: int | None) -> np.ndarray:

@@ -1,6 +1,6 @@
 """The calls that a micro-batch's attention is made of: which rows, who sees whom, and the computation.
 
-    queries, keys, values [N, h, d] ─ gather ─► [B, n, h, d] ─ dense products, or SDPA ─► [B * n, H, d]
+    queries, keys, values [N, h, d] ─ gather ─► [B, n, h, d] ─ matrix products, or SDPA ─► [B * n, H, d]
 
 Gathers know their way back, so that a gradient is copied, and added up only where tokens serve several segments.
 """
@@ -8,11 +8,13 @@ Gathers know their way back, so that a gradient is copied, and added up only whe
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+from roll.training.products import blocked_products, dense_products
 
 __all__ = ["Call", "Causal", "Dense", "Prefixes", "Rows", "Shared", "compute"]
 
@@ -56,6 +58,8 @@ class Causal:
     """Plain sequences."""
 
     rows: Rows
+    blocked: bool
+    """By blocked products; otherwise SDPA."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,10 +69,11 @@ class Shared:
     rows: Rows
     """[B, n]"""
     prefixes: Prefixes
+    how: Literal["dense", "blocked", "sdpa"]
+    """See `products`."""
     bias: Tensor
-    """[B, 1, 1, n, p + n] 0 where a query may see a key, else -inf; float32 or better."""
-    dense: bool
-    """By matrix products; otherwise SDPA."""
+    """0 where a query may see a key, else -inf; float32 or better. [B, 1, 1, n, p + n]; [B, p] for blocked products,
+    which are causal of themselves."""
 
 
 Call = Dense | Causal | Shared
@@ -81,12 +86,16 @@ def compute(call: Call, q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor
         keys, values = (_GatherBehindPrefix.apply(x, call.rows, call.prefixes) for x in (k, v))
     else:
         keys, values = (_Gather.apply(x, call.rows) for x in (k, v))
-    if isinstance(call, Causal):
-        result = _sdpa(queries, keys, values, scale, None)
-    elif isinstance(call, Dense) or call.dense:
-        result = _dense_products(queries, keys, values, call.bias, scale)
+    if isinstance(call, Dense):
+        result = dense_products(queries, keys, values, call.bias, scale)
+    elif isinstance(call, Causal):
+        causal = blocked_products if call.blocked else _sdpa
+        result = causal(queries, keys, values, None, scale)
+    elif call.how == "sdpa":
+        result = _sdpa(queries, keys, values, call.bias[:, 0].to(q.dtype), scale)
     else:
-        result = _sdpa(queries, keys, values, scale, call.bias[:, 0].to(q.dtype))
+        products = dense_products if call.how == "dense" else blocked_products
+        result = products(queries, keys, values, call.bias, scale)
     return result.flatten(0, 1)
 
 
@@ -144,7 +153,7 @@ def _scattered(shape: torch.Size, parts: tuple[tuple[Rows, Tensor], ...]) -> Ten
     return result
 
 
-def _sdpa(q: Tensor, k: Tensor, v: Tensor, scale: float, bias: Tensor | None) -> Tensor:
+def _sdpa(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, scale: float) -> Tensor:
     """[B, n, H, d] queries, [B, m, K, d] keys and values; causal where there is no bias [B, 1, n, m]."""
     repeats = q.shape[2] // k.shape[2]
     k, v = ((x.repeat_interleave(repeats, dim=2) if repeats > 1 else x).transpose(1, 2) for x in (k, v))
@@ -152,43 +161,3 @@ def _sdpa(q: Tensor, k: Tensor, v: Tensor, scale: float, bias: Tensor | None) ->
         q.transpose(1, 2), k, v, attn_mask=bias, is_causal=bias is None, scale=scale
     )
     return result.transpose(1, 2)
-
-
-class _DenseProducts(torch.autograd.Function):
-    """softmax(scale Q K^T + bias) V by matrix products; keeps only the weights, in the model's dtype.
-
-    Queries [B, K, g n, d] (g heads share keys), keys and values [B, K, m, d], bias [B, 1, 1, n, m].
-    """
-
-    @staticmethod
-    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, bias: Tensor, scale: float) -> Tensor:
-        scores = (q @ k.transpose(2, 3)).to(bias.dtype)
-        by_head = scores.view(*scores.shape[:2], -1, *bias.shape[-2:])
-        torch.add(bias, by_head, alpha=scale, out=by_head)
-        weights = scores.softmax(dim=-1).to(v.dtype)
-        ctx.save_for_backward(q, k, v, weights)
-        ctx.scale, ctx.high = scale, bias.dtype
-        return weights @ v
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, Tensor, None, None]:
-        (grad,) = grads
-        q, k, v, weights = ctx.saved_tensors
-        grad_v = weights.transpose(2, 3) @ grad
-        high = weights.to(ctx.high)
-        grad_scores = (grad @ v.transpose(2, 3)).to(ctx.high)
-        grad_scores = torch.ops.aten._softmax_backward_data(grad_scores, high, -1, ctx.high)
-        grad_scores = grad_scores.mul_(ctx.scale).to(q.dtype)
-        return grad_scores @ k, grad_scores.transpose(2, 3) @ q, grad_v, None, None
-
-
-def _dense_products(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, scale: float) -> Tensor:
-    """The same as `_sdpa` under a mask, without expanding keys."""
-    size, n, heads, width = q.shape
-    groups = k.shape[2]
-    queries = q.view(size, n, groups, heads // groups, width).permute(0, 2, 3, 1, 4)
-    queries = queries.reshape(size, groups, -1, width)
-    keys, values = (x.transpose(1, 2).contiguous() for x in (k, v))
-    result = _DenseProducts.apply(queries, keys, values, bias, scale)
-    result = result.view(size, groups, heads // groups, n, width)
-    return result.permute(0, 3, 1, 2, 4).reshape(size, n, heads, width)

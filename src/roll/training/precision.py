@@ -46,10 +46,13 @@ class MasterWeights:
         self._masters: dict[str, Tensor] = {}
         self._grads: dict[str, Tensor] = {}
         self._collected: set[str] = set()
-        """Whose gradient is of this step; the memory of the others waits to be written over."""
+        """Whose gradient is of this step; the memory of the others waits to be written over. On a host all of it is
+        there from the beginning: among activations, it would keep the heap from closing behind them."""
         for name, parameter in self.parameters.items():
             if not isinstance(parameter, DTensor) and parameter.dtype != precision.master:
                 self._masters[name] = parameter.detach().to(precision.master, copy=True)
+                if parameter.device.type == "cpu":
+                    self._grads[name] = torch.empty_like(self._masters[name])
                 parameter.register_post_accumulate_grad_hook(self._collector(name))
 
     def _collector(self, name: str) -> Callable[[Tensor], None]:

@@ -12,6 +12,7 @@ from roll.config.estimate import (
     JudgeEngines,
     activation_bytes_per_token,
     disk_use,
+    heap_bytes,
     num_lora_parameters,
 )
 from roll.config.load import load_config
@@ -309,3 +310,9 @@ def test_a_step_trains_what_is_learnt_from_its_groups(share, per_group, tokens):
     config = load_config(QUICKSTART, [f"training.share_prefix={str(share).lower()}"])
     numbers = {"longest_prompt": 40, "train_prompts": {"arithmetic": 57}, "held_out_prompts": 24}
     assert batch_arithmetic(config, **numbers, trained_per_group=per_group).trained_tokens == 8 * tokens
+
+
+def test_a_heap_in_pieces_grows_with_micro_batches_to_half_of_the_activations() -> None:
+    assert heap_bytes(1000, 1) == {}
+    assert heap_bytes(1000, 3) == {"heap": 160}
+    assert heap_bytes(1000, 100) == {"heap": 500}

@@ -13,7 +13,7 @@ from torch import Tensor
 from training_helpers import branching_batch, make_batch, needs_cuda
 
 from roll.errors import ModelError
-from roll.training import attention, blocks, varlen
+from roll.training import attention, blocks, products, varlen
 from roll.training.attention import AttentionPlan, packed_attention
 from roll.training.layout import PackedLayout, build_layout
 from roll.training.packing import pack
@@ -87,17 +87,56 @@ def compare(
 
 
 @pytest.mark.parametrize(
-    ("small_tokens", "dense_tokens", "dense_pairs"), [(0, 0, 0), (0, 10, 10_000), (40, 40, 300), (10_000, 10_000, 0)]
+    ("small_tokens", "dense_tokens", "dense_pairs", "blocked"),
+    [
+        (0, 0, 0, True),
+        (0, 0, 0, False),
+        (0, 10, 10_000, True),
+        (40, 40, 300, True),
+        (40, 40, 300, False),
+        (10_000, 10_000, 0, True),
+    ],
 )
 @pytest.mark.parametrize("share", [True, False])
 @pytest.mark.parametrize("groups", [GROUPS, HEADS, 1])
-def test_dense_products_and_sdpa_equal_attention_written_out(
-    monkeypatch: pytest.MonkeyPatch, small_tokens: int, dense_tokens: int, dense_pairs: int, share: bool, groups: int
-) -> None:
+def test_products_and_sdpa_equal_attention_written_out(
+    monkeypatch: pytest.MonkeyPatch, small_tokens: int, dense_tokens: int, dense_pairs: int, blocked: bool, share: bool,
+    groups: int,
+) -> None:  # fmt: skip
+    monkeypatch.setattr(attention, "blocked_supported", lambda device: blocked)
     monkeypatch.setattr(attention, "SMALL_TOKENS", small_tokens)
     monkeypatch.setattr(attention, "DENSE_TOKENS", dense_tokens)
     monkeypatch.setattr(attention, "DENSE_PAIRS", dense_pairs)
     compare(make_layout(share=share), dtype=torch.float64, limit=1e-10, groups=groups)
+
+
+@pytest.mark.parametrize(("rows", "weights"), [(1, 1), (7, 1), (5, 200), (64, 1000)])
+def test_blocked_products_in_tiles_of_any_size_equal_attention_written_out(
+    monkeypatch: pytest.MonkeyPatch, rows: int, weights: int
+) -> None:
+    for name in ("SMALL_TOKENS", "DENSE_TOKENS", "DENSE_PAIRS"):
+        monkeypatch.setattr(attention, name, 0)
+    monkeypatch.setattr(products, "TILE_ROWS", rows)
+    monkeypatch.setattr(products, "TILE_WEIGHTS", weights)
+    compare(make_layout(), dtype=torch.float64, limit=1e-10)
+
+
+def test_a_branch_that_is_left_on_its_way_is_one_sequence() -> None:
+    tokens = np.arange(250, dtype=np.int32)
+    tails = [np.full(50, 500 + i, dtype=np.int32) for i in range(4)]
+    parts = [tokens[:100], tokens[:150], tokens[:200], tokens]
+    contexts = [np.concatenate([part, tail]) for part, tail in zip(parts, tails, strict=True)]
+    samples = [replace(make_batch(0).samples[0], unit=0, sample_id=str(i), token_ids=ids, prefix_length=len(part),
+                       loss_mask=np.arange(len(ids)) >= len(part), advantages=np.zeros(len(ids), np.float32),
+                       rollout_logprobs=np.zeros(len(ids), np.float32))
+               for i, (ids, part) in enumerate(zip(contexts, parts, strict=True))]  # fmt: skip
+    ((micro,),) = pack(samples, max_tokens=10_000)
+    layout = build_layout(micro)
+    (tree,) = layout.blocks
+    assert [segment.parent for segment in tree.segments] == [-1, 0, 0, 2, 2, 4, 4]
+    plan = AttentionPlan(layout, torch.device("cpu"), torch.float32)
+    lengths = sorted(n for call in plan.calls(None) for n in [call.rows.size[1]] * call.rows.size[0])
+    assert lengths == [49, 99, 99, 99, 100]  # a sample's own tokens each, and the root's
 
 
 @pytest.mark.parametrize("window", [1, 7, 1000])

@@ -15,6 +15,7 @@ from roll.config.estimate import (
     disk_use,
     element_bytes,
     engine_bytes,
+    heap_bytes,
     logit_bytes,
     pass_bytes,
     trained_bytes,
@@ -112,7 +113,7 @@ def _look_at_examples(
         f"micro-batches of up to {micro:,} tokens",
         f"{report.num_held_out:,} examples held out",
     ]
-    _estimate_memory(report, config, micro, other, role)
+    _estimate_memory(report, config, micro, math.ceil(per_step / micro), other, role)
     learnt = fmean(b.num_loss_tokens / b.num_units for b in steps) * (examples.train.num_items + report.num_held_out)
     report.disk = disk_use(config, report.model, training.num_steps, kept_bytes=round(learnt * other.kept_token_bytes))
     _estimate_time(report, config, prepared, steps, loss, other, role)
@@ -138,7 +139,10 @@ def _tokens(config: SupervisedConfig, batch: TrainingBatch) -> int:
     return max(sum(block.num_tokens for micro in rank for block in micro) for rank in ranks)
 
 
-def _estimate_memory(report: Report, config: SupervisedConfig, micro: int, other: Other, role: Role) -> None:
+def _estimate_memory(
+    report: Report, config: SupervisedConfig, micro: int, num_micro: int, other: Other, role: Role
+) -> None:
+    """`num_micro` micro-batches of up to `micro` tokens."""
     sizes, ranks, element = report.model, config.roles["actor_train"].count, element_bytes(config.model.dtype)
     assert sizes is not None
     parts = trained_bytes(config.model, sizes, ranks) | pass_bytes(config.training, sizes, micro, ranks, element)
@@ -146,6 +150,8 @@ def _estimate_memory(report: Report, config: SupervisedConfig, micro: int, other
         parts["logits"] = logit_bytes(sizes, micro, element) * (2 if other.paths else 1)
     if other.paths:
         parts["teachers"] = sum(describe_model(path).num_parameters for path in other.paths) * element // ranks
+    if not report.machine.accelerator_bytes:
+        parts |= heap_bytes(parts["activations"], num_micro)
     report.memory = [RoleMemory(role="actor_train", count=ranks, parts=parts), *_answering(report, config)]
     if not report.machine.accelerator_bytes:
         report.memory = with_libraries(report.memory, config)

@@ -16,6 +16,7 @@ from roll.config.estimate import (
     element_bytes,
     engine_bytes,
     gathered_bytes,
+    heap_bytes,
     logit_bytes,
     pass_bytes,
     trained_bytes,
@@ -146,6 +147,8 @@ def memory_by_role(
     element, ranks, number = element_bytes(config.model.dtype), config.num_ranks, config.num_engines
     policy = trainer_memory(config, sizes, batch, ranks)
     policy["logits"] = logit_bytes(sizes, batch.tokens_per_micro_batch, element)
+    if not on_accelerator:
+        policy |= heap_bytes(policy["activations"], batch.micro_batches)
     engine = engine_bytes(
         config.inference,
         sizes,
