@@ -19,8 +19,9 @@ def engine_time(name: str, mean_s: float) -> float:
     return mean_s * (0.5 + draw)
 
 
-async def agent(work: dict[str, Any], number: int, until: float, added_s: list[float]) -> None:
-    """Conversations, one after the other."""
+async def agent(work: dict[str, Any], number: int, until: float, found: list[tuple[float, float]]) -> None:
+    """Conversations, one after the other; when each request began, and what was added to it."""
+    await asyncio.sleep(work["arrive_s"] * number / len(work["keys"]))
     place = urlsplit(work["url"])
     reader, writer = await asyncio.open_connection(place.hostname, place.port)
     head = f"POST {place.path}/chat/completions HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {work['keys'][number]}\r\n"
@@ -36,7 +37,7 @@ async def agent(work: dict[str, Any], number: int, until: float, added_s: list[f
         started = time.perf_counter()
         writer.write(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
         said = await answer(reader, work["stream"])
-        added_s.append(time.perf_counter() - started - engine_time(name, work["mean_s"]))
+        found.append((started, time.perf_counter() - started - engine_time(name, work["mean_s"])))
         asked += 1
         messages += [{"role": "assistant", "content": said}, {"role": "user", "content": f"Observation {asked}: " * 5}]
     writer.close()
@@ -58,15 +59,17 @@ async def answer(reader: asyncio.StreamReader, stream: bool) -> str:
 
 
 async def main() -> None:
-    """Run them all."""
+    """Run them all, and count from when the last of them has arrived."""
     work = json.loads(sys.stdin.read())
-    added_s: list[float] = []
-    started = time.perf_counter()
-    until = started + work["seconds"]
-    await asyncio.gather(*(agent(work, number, until, added_s) for number in range(len(work["keys"]))))
-    took_s = time.perf_counter() - started
+    found: list[tuple[float, float]] = []
+    began = time.perf_counter() + work["arrive_s"]
+    until = began + work["seconds"]
+    await asyncio.gather(*(agent(work, number, until, found) for number in range(len(work["keys"]))))
+    counted = [added for started, added in found if started >= began]
+    took_s = time.perf_counter() - began
     usage = resource.getrusage(resource.RUSAGE_SELF)
-    print(json.dumps({"added_s": added_s, "took_s": took_s, "cpu_s": usage.ru_utime + usage.ru_stime}))
+    cpu_s = usage.ru_utime + usage.ru_stime
+    print(json.dumps({"added_s": counted, "took_s": took_s, "requests": len(found), "cpu_s": cpu_s}))
 
 
 if __name__ == "__main__":

@@ -5,7 +5,9 @@
 Each agent is a conversation that grows by a turn with every request and starts anew after some; so most contexts extend
 an earlier answer's tokens, as those of real agents do. What a request took at its agent, less the engine's time for it,
 is what the endpoint added, the agent's own waiting for a core included. `endpoint_cpu_ms_per_request` is the server's
-processor time, with the simulated engine's, and `agents_cpu_ms_per_request` that of the agents' process.
+processor time, with the simulated engine's, and `agents_cpu_ms_per_request` that of the agents' process. The agents
+come one after the other within `--arrive-s`, and what they ask is counted from when all are there: with 0 they all
+knock in the same moment, and the last of them waits for the 199 before it.
 
     make bench-agentic
     python benchmarks/bench_agents_endpoint.py --agents 200 --seconds 10
@@ -84,6 +86,7 @@ async def measure(options: argparse.Namespace) -> dict[str, float]:
             "url": server.base_url,
             "keys": keys,
             "seconds": options.seconds,
+            "arrive_s": options.arrive_s,
             "turns": TURNS,
             "mean_s": options.engine_s,
             "stream": options.stream,
@@ -102,8 +105,8 @@ async def measure(options: argparse.Namespace) -> dict[str, float]:
         "added_ms_p50": float(np.percentile(added, 50)),
         "added_ms_p90": float(np.percentile(added, 90)),
         "added_ms_p99": float(np.percentile(added, 99)),
-        "endpoint_cpu_ms_per_request": used * 1000 / len(added),
-        "agents_cpu_ms_per_request": said["cpu_s"] * 1000 / len(added),
+        "endpoint_cpu_ms_per_request": used * 1000 / said["requests"],
+        "agents_cpu_ms_per_request": said["cpu_s"] * 1000 / said["requests"],
     }
 
 
@@ -113,10 +116,11 @@ def main() -> None:
     parser.add_argument("--agents", type=int, default=200)
     parser.add_argument("--seconds", type=float, default=10.0)
     parser.add_argument("--engine-s", type=float, default=0.19, help="mean time of the engine for a request")
+    parser.add_argument("--arrive-s", type=float, default=1.0, help="over which the agents come; 0: all at once")
     parser.add_argument("--model", default="smollm2-135m-instruct", help="whose tokenizer and template are used")
     parser.add_argument("--stream", action="store_true")
     options = parser.parse_args()
-    settings = {"agents": options.agents, "engine_s": options.engine_s, "stream": options.stream}
+    settings = {name: getattr(options, name) for name in ("agents", "engine_s", "arrive_s", "stream")}
     found = {name: round(value, 3) for name, value in asyncio.run(measure(options)).items()}
     report("agents_endpoint", settings | found)
     if found["requests_per_s"] < GOAL_REQUESTS_PER_S or found["added_ms_p99"] > GOAL_ADDED_MS_P99:

@@ -32,7 +32,7 @@ def episodes(
 
     Args:
         environment: its id.
-        player: `chance`, or `calculator`.
+        player: `chance`, `hints` (GuessTheNumber-v0-easy), `forward` (FrozenLake) or `calculator`.
         count: episodes.
         num_turns: of each, at most.
         options: arguments of the environment.
@@ -68,6 +68,28 @@ def _chance(env: Any, rng: random.Random) -> Any:
     return lambda observation: env.sample_random_action()
 
 
+def _hints(env: Any, rng: random.Random) -> Any:
+    """Guesses what the hints leave open in one turn of three; else any number."""
+    open_numbers = set(range(1, 11))
+
+    def act(observation: str) -> str:
+        for guess, hint in re.findall(r"guessed (\d+), and my number is (higher|lower)", observation):
+            open_numbers.difference_update(range(1, int(guess) + 1) if hint == "higher" else range(int(guess), 11))
+        return f"\\boxed{{{rng.choice(sorted(open_numbers))}}}" if rng.random() < 1 / 3 else env.sample_random_action()
+
+    return act
+
+
+def _forward(env: Any, rng: random.Random) -> Any:
+    """Goes right or down in one turn of three; else anywhere."""
+
+    def act(observation: str) -> str:
+        del observation
+        return f"\\boxed{{{rng.choice(('right', 'down'))}}}" if rng.random() < 1 / 3 else env.sample_random_action()
+
+    return act
+
+
 def _calculator(env: Any, rng: random.Random) -> Any:
     """Has the calculator work out what is asked in one episode of three; else something else of the same numbers."""
 
@@ -83,4 +105,4 @@ def _calculator(env: Any, rng: random.Random) -> Any:
     return act
 
 
-PLAYERS = {"chance": _chance, "calculator": _calculator}
+PLAYERS = {"chance": _chance, "hints": _hints, "forward": _forward, "calculator": _calculator}
