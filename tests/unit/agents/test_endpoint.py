@@ -339,6 +339,18 @@ async def test_other_pages_and_too_large_bodies_are_refused_in_the_vendors_form(
                 assert response.status == expected and (await response.json())["type"] == "error"
 
 
+@pytest.mark.parametrize("prefix", ["/v1", "/v1/v1"])  # Anthropic's clients add their own to the address
+async def test_the_model_is_listed_as_either_vendor_does(renderer: ChatRenderer, prefix: str) -> None:
+    async with world(renderer) as here:
+        address, headers = here.server.base_url.removesuffix("/v1") + prefix, {"x-api-key": here.session.key}
+        async with here.http.get(f"{address}/models", headers=headers) as response:
+            said = await response.json()
+        async with here.http.get(f"{address}/models/m", headers=headers) as response:
+            one = await response.json()
+    assert [model["id"] for model in said["data"]] == ["policy"] and said["has_more"] is False
+    assert (one["id"], one["object"], one["type"], one["display_name"]) == ("m", "model", "model", "m")
+
+
 async def test_no_key_opens_another_session_and_a_key_opens_none_after_the_end(renderer: ChatRenderer) -> None:
     async with world(renderer, "a") as here:
         key = here.session.key
