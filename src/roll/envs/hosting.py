@@ -18,10 +18,10 @@ from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias, TypeVar
 
-from roll.envs.base import shown
 from roll.envs.equipping import Equipment, EquippedEnv
+from roll.envs.heard import heard_reset, heard_step
 from roll.envs.registration import ENVS, make
 from roll.envs.timing import acting
 from roll.envs.wrappers import wrapped
@@ -38,6 +38,8 @@ Begun: TypeAlias = tuple[str, dict[str, Any]]
 """First observation, information."""
 Stepped: TypeAlias = tuple[str, float, bool, bool, dict[str, Any]]
 """Observation, reward, terminated, truncated, information."""
+
+T = TypeVar("T")
 
 
 class HostedEnv(Protocol):
@@ -175,18 +177,13 @@ class _Guarded:
     async def reset(self, seed: int | None = None) -> Begun:
         env = self._opened()
         found = await self._call("reset", self.settings.reset_time_limit_s, lambda: env.reset(seed))
-        observation, info = self._checked("reset", found, (str, dict), "(observation: str, info: dict)")
-        return shown(observation, info), info
+        return self._heard("reset", found, heard_reset, "(observation: str, info: dict)")
 
     async def step(self, action: str) -> Stepped:
         env = self._opened()
         found = await self._call("step", self.settings.step_time_limit_s, lambda: env.step(action))
         rule = "(observation: str, reward: float, terminated: bool, truncated: bool, info: dict)"
-        observation, reward, ended, cut_off, info = self._checked("step", found, (str, None, None, None, dict), rule)
-        try:
-            return shown(observation, info), float(reward), bool(ended), bool(cut_off), info
-        except (TypeError, ValueError) as error:
-            raise self._broken("step", found, rule) from error
+        return self._heard("step", found, heard_step, rule)
 
     async def close(self) -> None:
         """Close it, quietly; may be called twice."""
@@ -223,17 +220,17 @@ class _Guarded:
     def _count(self, kind: str, number: float = 1) -> None:
         self.hosts.counts[self.settings.name, kind] += number  # type: ignore[assignment]
 
-    def _checked(self, what: str, found: Any, types: tuple[type | None, ...], rule: str) -> Any:
-        if not isinstance(found, tuple) or len(found) != len(types):
-            raise self._broken(what, found, rule)
-        if any(kind and not isinstance(value, kind) for value, kind in zip(found, types, strict=True)):
-            raise self._broken(what, found, rule)
-        return found
-
-    def _broken(self, what: str, found: Any, rule: str) -> InfraError:
-        self._count("failures")
-        name = self.settings.name
-        return InfraError(f"environment '{name}': its {what} returned {_short(found)}; it must return {rule}.")
+    def _heard(self, what: str, found: Any, hear: Callable[[Any], T], rule: str) -> T:
+        """What it returned, as plain values; these may be objects of its own, which raise anything as well."""
+        try:
+            return hear(found)
+        except Exception as error:
+            self._count("failures")
+            wrong = f"; {str(error)[:200]}" if type(error) is ValueError and error.args else ""
+            name = self.settings.name
+            raise InfraError(
+                f"environment '{name}': its {what} returned {_short(found)}{wrong}; it must return {rule}."
+            ) from error
 
 
 async def _closed(opened: HostedEnv, what: str) -> None:

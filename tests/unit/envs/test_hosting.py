@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 import textwrap
 from pathlib import Path
@@ -12,6 +13,7 @@ import psutil
 import pytest
 
 from roll.cluster.pool import LocalWorkerPool
+from roll.envs.heard import heard_step
 from roll.envs.hosting import EnvHosts, HostedEnv
 from roll.envs.process_host import PoolHost
 from roll.errors import ConfigError, DataError, InfraError
@@ -40,6 +42,16 @@ class Waits:
 
     async def close(self) -> None:
         type(self).closed += 1
+
+
+class Contrary:
+    """Raises however it is looked at."""
+
+    def __str__(self) -> str:
+        raise RuntimeError("no text")
+
+    def __bool__(self) -> bool:
+        raise RuntimeError("no truth")
 
 
 @pytest.fixture
@@ -87,6 +99,15 @@ def test_a_step_gives_five_values_of_their_types() -> None:
     assert hosts.counts["own.module:Waits", "seconds"] == 1.0  # reset, start and close took none
 
 
+def test_what_an_environment_says_can_be_encoded_and_its_state_has_a_bounded_name() -> None:
+    half = "\ud800"
+    info = {"state": "s" * 9_999 + half, "tool_results": [{"content": half}], "use_tool": 1}
+    observation, reward, *_, told = heard_step((f"{half}\u00e9", 1, 0, 0, info))
+    assert (observation, reward, told["tool_results"], told["use_tool"]) == ("?\u00e9", 1.0, [{"content": "?"}], True)
+    assert len(told["state"]) < 200 and told["state"].encode()
+    assert told["state"] != heard_step(("", 1, 0, 0, {"state": "s" * 9_999}))[4]["state"]
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -97,6 +118,13 @@ def test_a_step_gives_five_values_of_their_types() -> None:
         ({"returns": (1, 1.0, True, True, {})}, r"its step returned \(int, float, bool"),
         ({"returns": ("a", "b", True, True, {})}, r"its step returned \(str, str, bool"),
         ({"returns": "win"}, "its step returned a value of type str"),
+        ({"returns": ("a", 10**400, True, True, {})}, "its step returned"),
+        ({"returns": ("a", math.nan, True, True, {})}, ".*; the reward nan is no finite number; it must"),
+        ({"returns": ("a", 1.0, Contrary(), True, {})}, "its step returned"),
+        ({"returns": ("a", 1.0, True, True, {"state": Contrary()})}, "its step returned"),
+        ({"returns": ("a", 1.0, True, True, {"prefix": Contrary()})}, "its step returned"),
+        ({"returns": ("a", 1.0, True, True, {"tool_calls": 5})}, r".*; info\['tool_calls'\] is no list of objects"),
+        ({"returns": ("a", 1.0, True, True, {"tool_results": [{}]})}, r".*; info\['tool_results'\] is no list of"),
     ],
 )
 @pytest.mark.usefixtures("waits")
