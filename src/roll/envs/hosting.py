@@ -12,38 +12,35 @@ environment is closed also where its episode is cancelled, and what cannot be cl
 from __future__ import annotations
 
 import asyncio
-import inspect
 import logging
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Protocol, TypeVar
 
-from roll.envs.base import shown
+from roll.envs.base import Started, Stepped, awaited, shown
 from roll.envs.equipping import Equipment, EquippedEnv
+from roll.envs.protocol import ProtocolError, checked_start, checked_step
 from roll.envs.registration import ENVS, make
 from roll.envs.timing import acting
 from roll.envs.wrappers import wrapped
 from roll.errors import ConfigError, InfraError, UnscorableError, UserError
 from roll.types import EnvironmentHost, EnvironmentSettings
 
-__all__ = ["Begun", "EnvHosts", "Host", "HostedEnv", "LoopHost", "Stepped", "build", "default_host"]
+__all__ = ["EnvHosts", "Host", "HostedEnv", "LoopHost", "build", "default_host"]
 
 logger = logging.getLogger(__name__)
 
 CLOSE_TIME_LIMIT_S = 10.0
 
-Begun: TypeAlias = tuple[str, dict[str, Any]]
-"""First observation, information."""
-Stepped: TypeAlias = tuple[str, float, bool, bool, dict[str, Any]]
-"""Observation, reward, terminated, truncated, information."""
+T = TypeVar("T")
 
 
 class HostedEnv(Protocol):
     """One episode's environment, wherever it runs."""
 
-    async def reset(self, seed: int | None = None) -> Begun:
+    async def reset(self, seed: int | None = None) -> Started:
         """Begin the episode.
 
         Raises:
@@ -172,21 +169,17 @@ class _Guarded:
     async def start(self, host: Host) -> None:
         self._env = await self._call("start", self.settings.reset_time_limit_s, lambda: host.start(self.settings))
 
-    async def reset(self, seed: int | None = None) -> Begun:
+    async def reset(self, seed: int | None = None) -> Started:
         env = self._opened()
         found = await self._call("reset", self.settings.reset_time_limit_s, lambda: env.reset(seed))
-        observation, info = self._checked("reset", found, (str, dict), "(observation: str, info: dict)")
+        observation, info = self._checked(checked_start, found)
         return shown(observation, info), info
 
     async def step(self, action: str) -> Stepped:
         env = self._opened()
         found = await self._call("step", self.settings.step_time_limit_s, lambda: env.step(action))
-        rule = "(observation: str, reward: float, terminated: bool, truncated: bool, info: dict)"
-        observation, reward, ended, cut_off, info = self._checked("step", found, (str, None, None, None, dict), rule)
-        try:
-            return shown(observation, info), float(reward), bool(ended), bool(cut_off), info
-        except (TypeError, ValueError) as error:
-            raise self._broken("step", found, rule) from error
+        observation, reward, ended, cut_off, info = self._checked(checked_step, found)
+        return shown(observation, info), reward, ended, cut_off, info
 
     async def close(self) -> None:
         """Close it, quietly; may be called twice."""
@@ -223,17 +216,12 @@ class _Guarded:
     def _count(self, kind: str, number: float = 1) -> None:
         self.hosts.counts[self.settings.name, kind] += number  # type: ignore[assignment]
 
-    def _checked(self, what: str, found: Any, types: tuple[type | None, ...], rule: str) -> Any:
-        if not isinstance(found, tuple) or len(found) != len(types):
-            raise self._broken(what, found, rule)
-        if any(kind and not isinstance(value, kind) for value, kind in zip(found, types, strict=True)):
-            raise self._broken(what, found, rule)
-        return found
-
-    def _broken(self, what: str, found: Any, rule: str) -> InfraError:
-        self._count("failures")
-        name = self.settings.name
-        return InfraError(f"environment '{name}': its {what} returned {_short(found)}; it must return {rule}.")
+    def _checked(self, read: Callable[[Any], T], found: Any) -> T:
+        try:
+            return read(found)
+        except ProtocolError as error:
+            self._count("failures")
+            raise InfraError(f"environment '{self.settings.name}': {error}") from None
 
 
 async def _closed(opened: HostedEnv, what: str) -> None:
@@ -249,12 +237,6 @@ def _described(error: BaseException) -> str:
     """Type, message and, where it is known, the place."""
     notes = "".join(f" ({note})" for note in getattr(error, "__notes__", ())[:1])
     return f"{type(error).__name__}: {error}{notes}"
-
-
-def _short(value: object) -> str:
-    if isinstance(value, tuple):
-        return "(" + ", ".join(type(part).__name__ for part in value[:8]) + ")"
-    return f"a value of type {type(value).__name__}"
 
 
 def build(settings: EnvironmentSettings) -> Any:
@@ -288,17 +270,13 @@ class _InLoop:
     def __init__(self, env: Any) -> None:
         self._env = env
 
-    async def reset(self, seed: int | None = None) -> Begun:
-        return await _awaited(self._env.reset(seed))
+    async def reset(self, seed: int | None = None) -> Started:
+        return await awaited(self._env.reset(seed))
 
     async def step(self, action: str) -> Stepped:
-        return await _awaited(self._env.step(action))
+        return await awaited(self._env.step(action))
 
     async def close(self) -> None:
         close = getattr(self._env, "close", None)
         if close is not None:
-            await _awaited(close())
-
-
-async def _awaited(value: Any) -> Any:
-    return await value if inspect.isawaitable(value) else value
+            await awaited(close())

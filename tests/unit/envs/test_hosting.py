@@ -36,7 +36,7 @@ class Waits:
         await asyncio.sleep(self._step_s)
         if self._fails == "step":
             raise KeyError("piece")
-        return self._returns or (action, 1, 0, True, {})
+        return self._returns or (action, 1, False, True, {})
 
     async def close(self) -> None:
         type(self).closed += 1
@@ -82,7 +82,7 @@ def test_a_step_gives_five_values_of_their_types() -> None:
     hosts = EnvHosts()
     observation, reward, ended, cut_off, info = simulate(one_step(hosts, settings()))
     assert (observation, reward, ended, cut_off, info) == ("go", 1.0, False, True, {})
-    assert type(reward) is float and type(ended) is bool
+    assert type(reward) is float
     assert (Waits.closed, hosts.num_open) == (1, 0)
     assert hosts.counts["own.module:Waits", "seconds"] == 1.0  # reset, start and close took none
 
@@ -93,10 +93,13 @@ def test_a_step_gives_five_values_of_their_types() -> None:
         ({"step_s": 9.0}, "its step took longer than 5 s"),
         ({"fails": "step"}, "its step failed: KeyError: 'piece'"),
         ({"fails": "reset"}, "its reset failed: RuntimeError: no board"),
-        ({"returns": ("a", 1.0)}, r"its step returned \(str, float\); it must return \(observation: str, reward"),
-        ({"returns": (1, 1.0, True, True, {})}, r"its step returned \(int, float, bool"),
-        ({"returns": ("a", "b", True, True, {})}, r"its step returned \(str, str, bool"),
-        ({"returns": "win"}, "its step returned a value of type str"),
+        ({"returns": ("a", 1.0)}, r"`step\(action\)` gives .* Found: \('a', 1.0\). Mend: return five values"),
+        ({"returns": (1, 1.0, True, True, {})}, "`step.* Found: the observation 1 of type int. Mend: describe"),
+        ({"returns": ("a", "1.0", True, True, {})}, "a reward is a finite number. Found: the reward '1.0' of type str"),
+        ({"returns": ("a", float("nan"), True, True, {})}, "a reward is a finite number. Found: the reward nan"),
+        ({"returns": ("a", 1.0, "no", True, {})}, "`terminated` is True or False. Found: 'no' of type str"),
+        ({"returns": ("a", 1.0, True, True, None)}, "`step.* Found: the information None .* Mend: return `{}`"),
+        ({"returns": "win"}, "`step.* Found: 'win'. Mend: return five values"),
     ],
 )
 @pytest.mark.usefixtures("waits")
