@@ -43,8 +43,14 @@ def list_(containing: str, as_json: bool) -> None:
     import json
 
     from roll.envs.registration import ENVS, FAMILIES
+    from roll.errors import ConfigError
+    from roll.registry import nearest
 
     found = [spec for name, spec in sorted(ENVS.items()) if containing.lower() in name.lower()]
+    families = [item for item in sorted(FAMILIES.items()) if containing.lower() in item[0]]
+    if not (found or families):
+        words = {word for name in [*ENVS, *FAMILIES] for word in name.lower().replace(":", "-").split("-")}
+        raise ConfigError(f"no environment has '{containing}' in its name.{nearest(containing.lower(), sorted(words))}")
     width = max((len(spec.id) for spec in found), default=0)
     for spec in found:
         if as_json:
@@ -54,7 +60,7 @@ def list_(containing: str, as_json: bool) -> None:
                 f"{spec.id:{width}}  {', '.join(f'{key}={value}' for key, value in spec.options.items())}".rstrip()
             )
     if not as_json:
-        for family, entry_point in sorted(FAMILIES.items()):
+        for family, entry_point in families:
             click.echo(f"{family}:NAME  by {entry_point.partition(':')[0]}")
         click.echo("Your own: file.py:Class or package.module:Class.")
 
@@ -78,13 +84,10 @@ def play(
 
     Where answers go into \\boxed{}, you type what stands in it. An empty line plays a random action; Ctrl-D leaves.
     """
-    from roll.cli.playing import person
-    from roll.envs.registration import make
-    from roll.envs.transcripts import play_episode
+    from roll.cli.playing import one_episode, person
     from roll.running import run_to_end
 
-    environment = make(id, _settings(options))
-    played = run_to_end(play_episode(environment, person(environment), environment=id, seed=seed, most_turns=10_000))
+    played = run_to_end(one_episode(id, _settings(options), seed, 10_000, person))
     if played.terminated or played.truncated:
         click.echo(played.turns[-1].observation)
     click.echo(f"═══ {played.ending} after {len(played.turns)} turns, rewards {played.total:g}")

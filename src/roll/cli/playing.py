@@ -7,19 +7,20 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import click
 
+from roll.envs.protocol import ProtocolError
 from roll.envs.registration import make
 from roll.envs.tools import with_tools
 from roll.envs.transcripts import Policy, Transcript, play_episode, random_policy
-from roll.errors import InfraError, UserError
+from roll.errors import InfraError, UserError, raised_at
 from roll.types.rollouts import Message
 
-__all__ = ["Sampling", "conversation", "person", "rollouts"]
+__all__ = ["Sampling", "conversation", "one_episode", "person", "rollouts"]
 
 
 _MOST_CONTEXT = 8192
@@ -62,27 +63,50 @@ async def rollouts(
         UserError: the environment cannot be built, cannot sample actions, or the model cannot be used.
         InfraError: environment or server failed.
     """
-    played = []
+
+    def choose(environment: Any, answer: Policy | None) -> Policy:
+        if answer is None and not callable(getattr(environment, "sample_random_action", None)):
+            raise UserError(f"environment '{id}' has no `sample_random_action()`: add it, or choose another --policy.")
+        return random_policy(environment) if answer is None else answer
+
     async with _opened(policy, sampling) as answer:
-        for seed in seeds:
-            environment = make(id, options)
-            if tools:
-                environment = with_tools(environment, tools, form=form)
-            if answer is None and not callable(getattr(environment, "sample_random_action", None)):
-                raise UserError(
-                    f"environment '{id}' has no `sample_random_action()`: add it, or choose another --policy."
-                )
-            chosen = random_policy(environment) if answer is None else answer
-            try:
-                played.append(await play_episode(environment, chosen, environment=id, seed=seed, most_turns=most_turns))
-            except (UserError, InfraError):
-                raise
-            except Exception as error:
-                raise InfraError(f"environment '{id}', seed {seed}, failed: {type(error).__name__}: {error}") from error
-            finally:
-                if tools:
-                    await environment.close_tools()
-    return played
+        return [
+            await one_episode(id, options, seed, most_turns, lambda env: choose(env, answer), tools, form)
+            for seed in seeds
+        ]
+
+
+async def one_episode(
+    id: str,
+    options: dict[str, Any],
+    seed: int,
+    most_turns: int,
+    choose: Callable[[Any], Policy],
+    tools: Sequence[Any] = (),
+    form: str = "auto",
+) -> Transcript:
+    """Play an environment once; `choose` says who plays it, and all else is as for `rollouts`.
+
+    Raises:
+        UserError: it cannot be built, or cannot be played so.
+        InfraError: it, or who plays it, failed.
+    """
+    equipped = None
+    try:
+        environment = make(id, options)
+        if tools:
+            environment = equipped = with_tools(environment, tools, form=form)
+        return await play_episode(environment, choose(environment), environment=id, seed=seed, most_turns=most_turns)
+    except ProtocolError as error:
+        raise InfraError(f"environment '{id}', seed {seed}: {error}") from error
+    except (UserError, InfraError):
+        raise
+    except (Exception, SystemExit) as error:
+        what = f"{type(error).__name__}: {error} ({raised_at(error)})"
+        raise InfraError(f"environment '{id}', seed {seed}, failed: {what}. `roll env check` says more.") from error
+    finally:
+        if equipped is not None:
+            await equipped.close_tools()
 
 
 def person(environment: Any) -> Policy:

@@ -45,13 +45,17 @@ def find_keys(name: str, model: type[Section]) -> list[Key]:
     Raises:
         ConfigError: there is none; names the nearest.
     """
-    parts = tuple(part for part in template(tuple(name.strip().split("."))) if part != "N")
-    keys = list(all_keys(model))
-    found = [key for key in keys if _plain_path(key) == parts]
-    found = found or [key for key in keys if _plain_path(key)[-len(parts) :] == parts]
+    found = _keys_named(name, model)
     if not found:
         raise ConfigError(_unknown(name, model))
     return merged(found)
+
+
+def _keys_named(name: str, model: type[Section]) -> list[Key]:
+    parts = tuple(part for part in template(tuple(name.strip().split("."))) if part != "N")
+    keys = list(all_keys(model))
+    found = [key for key in keys if _plain_path(key) == parts]
+    return found or [key for key in keys if _plain_path(key)[-len(parts) :] == parts]
 
 
 def _plain_path(key: Key) -> tuple[str, ...]:
@@ -70,6 +74,9 @@ def merged(keys: Sequence[Key]) -> list[Key]:
 
 
 def _unknown(name: str, model: type[Section]) -> str:
+    if elsewhere := [pipeline for pipeline in PIPELINES if _keys_named(name, PIPELINES.get(pipeline))]:
+        others = f" (or {', '.join(elsewhere[1:])})" if elsewhere[1:] else ""
+        return f"'{name}' is a key of another pipeline: add --pipeline {elsewhere[0]}{others}."
     line = unknown_key(tuple(name.split(".")), Document(name="", tree={}), model)
     if "Did you mean" in line or "belongs under" in line:
         return line

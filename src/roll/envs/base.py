@@ -15,7 +15,7 @@ import json
 from collections.abc import Awaitable, Callable
 from typing import Any, ClassVar, Protocol, TypeAlias, TypeVar
 
-__all__ = ["Env", "EnvWrapper", "Started", "Stepped", "as_json", "shown", "then"]
+__all__ = ["Env", "EnvWrapper", "Started", "Stepped", "as_json", "awaited", "shown", "then"]
 
 Started: TypeAlias = tuple[str, dict[str, Any]]
 """What `reset` gives: the first observation, and information."""
@@ -131,3 +131,8 @@ def then(value: Any, change: Callable[[Any], Any]) -> Any:
         return await changed if inspect.isawaitable(changed) else changed
 
     return later()
+
+
+async def awaited(value: Any) -> Any:
+    """What a method gives, whether it is a coroutine or not."""
+    return await value if inspect.isawaitable(value) else value

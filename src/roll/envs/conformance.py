@@ -12,7 +12,6 @@ import asyncio
 import contextlib
 import copy
 import inspect
-import math
 import pickle
 import signal
 import threading
@@ -21,7 +20,8 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from roll.envs.base import shown
+from roll.envs.base import Started, Stepped, shown
+from roll.envs.protocol import RESET_RULE, STEP_RULE, ProtocolError, brief, checked_start, checked_step
 from roll.envs.registration import make
 from roll.errors import UserError, raised_at
 from roll.running import run_to_end
@@ -56,10 +56,8 @@ class Finding:
         return f"{'broken' if self.fatal else 'advice'}: {self.rule}\n    found: {self.found}\n    mend:  {self.mend}"
 
 
-class _Broken(Exception):
-    def __init__(self, finding: Finding) -> None:
-        super().__init__(finding.rule)
-        self.finding = finding
+class _HangsError(ProtocolError):
+    """It does so whatever it is given."""
 
 
 class _TooLongError(BaseException):
@@ -95,8 +93,10 @@ def check_object(build: Callable[[], Any], *, num_seeds: int = 3) -> list[Findin
     for rule in (_starts_and_steps, _equal_seeds, _other_seeds, _odd_texts, _ends, _copies, _leaves_the_loop):
         try:
             findings += run_to_end(_collected(rule, build, num_seeds))
-        except _Broken as broken:
-            findings.append(broken.finding)
+        except ProtocolError as broken:
+            findings.append(Finding(rule=broken.rule, found=broken.found, mend=broken.mend))
+            if isinstance(broken, _HangsError):  # so would the other rules, each for its time
+                break
     return list({(finding.rule, finding.mend): finding for finding in findings}.values())
 
 
@@ -133,12 +133,12 @@ async def _equal_seeds(build: Callable[[], Any], num_seeds: int) -> Any:
         await _reset(two, seed + 1000)  # what came before must not matter
         started = [shown(*await _reset(env, seed)) for env in (one, two)]
         if started[0] != started[1]:
-            yield _unequal(f"seed {seed} began with two texts, {_short(started[0])} and {_short(started[1])}")
+            yield _unequal(f"seed {seed} began with two texts, {brief(started[0])} and {brief(started[1])}")
             return
         for turn, action in enumerate(actions, 1):
             first, second = [await _step(env, action) for env in (one, two)]
             if first[:4] != second[:4]:
-                yield _unequal(f"seed {seed}, turn {turn}: {_short(first[:4])} and {_short(second[:4])}")
+                yield _unequal(f"seed {seed}, turn {turn}: {brief(first[:4])} and {brief(second[:4])}")
                 return
             if first[2] or first[3]:
                 break
@@ -201,7 +201,7 @@ async def _odd_texts(build: Callable[[], Any], num_seeds: int) -> Any:
 def _slow(text: str, found: str) -> Finding:
     return Finding(
         rule="a step takes time that grows with the action's length at most",
-        found=f"an action of {len(text)} characters, {_short(text)}, {found}",
+        found=f"an action of {len(text)} characters, {brief(text)}, {found}",
         mend="read actions without nested quantifiers in regular expressions, without `int` of long texts, and without "
         "recursion; cut them to a length that a move can have",
     )
@@ -239,7 +239,7 @@ async def _copies(build: Callable[[], Any], num_seeds: int) -> Any:
         if first[:4] != second[:4]:
             yield Finding(
                 rule="`spawn(same_state=True)` gives a copy in the same state",
-                found=f"the copy answered {_short(second[:4])} where the environment answered {_short(first[:4])}",
+                found=f"the copy answered {brief(second[:4])} where the environment answered {brief(first[:4])}",
                 mend="copy the generator of random numbers as well, as `copy.deepcopy(self)` does",
             )
     try:
@@ -263,49 +263,18 @@ async def _leaves_the_loop(build: Callable[[], Any], num_seeds: int) -> Any:
     if took > _SLOW_S and not inspect.iscoroutinefunction(env.step):
         yield Finding(
             rule="a step in the loop takes microseconds",
-            found=f"reset and a step took {took:.1f} s, {_short(observation[0])}",
+            found=f"reset and a step took {took:.1f} s, {brief(observation[0])}",
             mend="run it with `host: pool`, or write `async def step`: everything else waits for it otherwise",
             fatal=False,
         )
 
 
-async def _reset(env: Any, seed: int) -> tuple[str, dict[str, Any]]:
-    rule = "`reset(seed)` gives an observation and information: `(str, dict)`"
-    started = await _called(rule, env.reset, seed=seed)
-    if not (isinstance(started, tuple) and len(started) == 2):
-        raise _Broken(Finding(rule=rule, found=_short(started), mend="return `observation, info`"))
-    for problem in _observation_problems(rule, started[0], started[1]):
-        raise _Broken(problem)
-    return started
+async def _reset(env: Any, seed: int) -> Started:
+    return checked_start(await _called(RESET_RULE, env.reset, seed=seed))
 
 
-async def _step(env: Any, action: str) -> tuple[Any, ...]:
-    rule = "`step(action)` gives `(observation, reward, terminated, truncated, info)`"
-    stepped = await _called(rule, env.step, action)
-    if not (isinstance(stepped, tuple) and len(stepped) == 5):
-        mend = "return five values: an old interface's `done` becomes `terminated`, and False for `truncated`"
-        raise _Broken(Finding(rule=rule, found=_short(stepped), mend=mend))
-    observation, reward, terminated, truncated, info = stepped
-    for problem in _observation_problems(rule, observation, info):
-        raise _Broken(problem)
-    if isinstance(reward, bool) or not _is_finite(reward):
-        found = f"the reward {_short(reward)} of type {type(reward).__name__}"
-        raise _Broken(Finding(rule="a reward is a finite number", found=found, mend="return a float"))
-    for name, value in (("terminated", terminated), ("truncated", truncated)):
-        if type(value).__name__ not in ("bool", "bool_"):
-            found = f"{_short(value)} of type {type(value).__name__}"
-            raise _Broken(Finding(rule=f"`{name}` is True or False", found=found, mend=f"return `bool({name})`"))
-    return stepped
-
-
-def _observation_problems(rule: str, observation: Any, info: Any) -> Iterator[Finding]:
-    if not isinstance(observation, str):
-        found = f"an observation of type {type(observation).__name__}: {_short(observation)}"
-        yield Finding(rule=rule, found=found, mend="describe what is seen as text")
-    if not isinstance(info, dict):
-        yield Finding(
-            rule=rule, found=f"information of type {type(info).__name__}", mend="return `{}` if there is none"
-        )
+async def _step(env: Any, action: str) -> Stepped:
+    return checked_step(await _called(STEP_RULE, env.step, action))
 
 
 async def _called(rule: str, call: Callable[..., Any], *arguments: Any, **keywords: Any) -> Any:
@@ -316,16 +285,23 @@ async def _called(rule: str, call: Callable[..., Any], *arguments: Any, **keywor
         return await asyncio.wait_for(value, _TIME_LIMIT_S) if inspect.isawaitable(value) else value
     except (_TooLongError, TimeoutError) as error:
         found = f"did not end within {_TIME_LIMIT_S:g} s"
-        if isinstance(given, str):
-            raise _Broken(_slow(given, found)) from error
-        raise _Broken(Finding(rule=rule, found=found, mend="look for a loop that does not end")) from error
-    except Exception as error:
-        mend = "take `seed=None` as its argument" if "seed" in keywords and isinstance(error, TypeError) else None
-        mend = mend or (
-            "an exception is a failure of the environment, for which the rollout is repeated: answer what a player may "
-            "write, whatever it is, with an observation and a reward"
-        )
-        raise _Broken(Finding(rule=rule, found=f"{_said(error)}, given {_short(given)}", mend=mend)) from error
+        if isinstance(given, str) and len(given) >= _LENGTHS[0]:
+            slow = _slow(given, found)
+            raise ProtocolError(slow.rule, slow.found, slow.mend) from error
+        raise _HangsError(rule, f"{found}, given {brief(given)}", "look for a loop that does not end") from error
+    except (Exception, SystemExit) as error:
+        raise ProtocolError(rule, f"{_said(error)}, given {brief(given)}", _mended(call, error)) from error
+
+
+def _mended(call: Callable[..., Any], error: BaseException) -> str:
+    """How to mend what it raised: other arguments than it takes are told from what goes wrong inside it."""
+    if isinstance(error, TypeError) and raised_at(error).rpartition(":")[0] == __file__:
+        name = "seed=None" if call.__name__ == "reset" else "action"
+        return f"take `{name}` as its argument"
+    return (
+        "an exception is a failure of the environment, for which the rollout is repeated: answer what a player may "
+        "write, whatever it is, with an observation and a reward"
+    )
 
 
 @contextlib.contextmanager
@@ -363,18 +339,6 @@ def _copyable(env: Any) -> bool:
     return True
 
 
-def _is_finite(value: Any) -> bool:
-    try:
-        return math.isfinite(value)
-    except (TypeError, OverflowError):
-        return False
-
-
 def _said(error: BaseException) -> str:
     """An exception, and the line of the environment that raised it."""
-    return f"{type(error).__name__}: {_short(str(error))} ({raised_at(error)})"
-
-
-def _short(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 160 else f"{text[:150]}… ({len(text)} characters)"
+    return f"{type(error).__name__}: {brief(str(error))} ({raised_at(error)})"

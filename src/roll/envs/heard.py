@@ -6,11 +6,11 @@ Text can be encoded, rewards are finite numbers, and what `info` says to an epis
 from __future__ import annotations
 
 import hashlib
-import math
 from collections.abc import Mapping
 from typing import Any
 
 from roll.envs.base import Started, Stepped, shown
+from roll.envs.protocol import ProtocolError, brief, checked_start, checked_step
 
 __all__ = ["heard_reset", "heard_step", "plain"]
 
@@ -27,10 +27,10 @@ def heard_reset(found: Any) -> Started:
     """First observation and information.
 
     Raises:
-        ValueError: the environment broke the protocol; the message may name what.
+        ProtocolError: it breaks a rule.
         Exception: whatever its values raise when they are looked at.
     """
-    observation, info = _parts(found, 2)
+    observation, info = checked_start(found)
     return plain(shown(observation, info)), _told(info)
 
 
@@ -38,22 +38,11 @@ def heard_step(found: Any) -> Stepped:
     """What became of an action.
 
     Raises:
-        ValueError: see `heard_reset`.
+        ProtocolError: see `heard_reset`.
         Exception: as well.
     """
-    observation, given, ended, cut_off, info = _parts(found, 5)
-    reward = float(given)
-    if not math.isfinite(reward):
-        raise ValueError(f"the reward {reward} is no finite number")
-    return plain(shown(observation, info)), reward, bool(ended), bool(cut_off), _told(info)
-
-
-def _parts(found: Any, count: int) -> tuple[Any, ...]:
-    if not isinstance(found, tuple) or len(found) != count:
-        raise ValueError
-    if not isinstance(found[0], str) or not isinstance(found[-1], dict):
-        raise ValueError
-    return found
+    observation, reward, ended, cut_off, info = checked_step(found)
+    return plain(shown(observation, info)), reward, ended, cut_off, _told(info)
 
 
 def _told(info: Mapping[str, Any]) -> dict[str, Any]:
@@ -65,14 +54,18 @@ def _told(info: Mapping[str, Any]) -> dict[str, Any]:
     for name in ("tools", "tool_calls", "tool_results"):
         entries = told.get(name) or ()
         if not isinstance(entries, (list, tuple)) or not all(isinstance(entry, dict) for entry in entries):
-            raise ValueError(f"info['{name}'] is no list of objects")
+            raise _untold(name, entries, "a list of objects")
         if name in told:
             told[name] = list(entries)
     if results := told.get("tool_results"):
         if not all("content" in result for result in results):
-            raise ValueError("info['tool_results'] is no list of {'content': …, …}")
+            raise _untold("tool_results", results, "a list of {'content': …, …}")
         told["tool_results"] = [{**result, "content": plain(str(result["content"]))} for result in results]
     return told
+
+
+def _untold(name: str, found: Any, form: str) -> ProtocolError:
+    return ProtocolError(f"`info['{name}']` is {form}", brief(found), f"give {form}, or leave it out")
 
 
 def _named(state: str) -> str:

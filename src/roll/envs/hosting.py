@@ -12,32 +12,28 @@ environment is closed also where its episode is cancelled, and what cannot be cl
 from __future__ import annotations
 
 import asyncio
-import inspect
 import logging
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from typing import Any, Protocol, TypeAlias, TypeVar
+from typing import Any, Protocol, TypeVar
 
+from roll.envs.base import Started, Stepped, awaited
 from roll.envs.equipping import Equipment, EquippedEnv
 from roll.envs.heard import heard_reset, heard_step
+from roll.envs.protocol import ProtocolError, brief
 from roll.envs.registration import ENVS, make
 from roll.envs.timing import acting
 from roll.envs.wrappers import wrapped
 from roll.errors import ConfigError, InfraError, UnscorableError, UserError
 from roll.types import EnvironmentHost, EnvironmentSettings
 
-__all__ = ["Begun", "EnvHosts", "Host", "HostedEnv", "LoopHost", "Stepped", "build", "default_host"]
+__all__ = ["EnvHosts", "Host", "HostedEnv", "LoopHost", "build", "default_host"]
 
 logger = logging.getLogger(__name__)
 
 CLOSE_TIME_LIMIT_S = 10.0
-
-Begun: TypeAlias = tuple[str, dict[str, Any]]
-"""First observation, information."""
-Stepped: TypeAlias = tuple[str, float, bool, bool, dict[str, Any]]
-"""Observation, reward, terminated, truncated, information."""
 
 T = TypeVar("T")
 
@@ -45,7 +41,7 @@ T = TypeVar("T")
 class HostedEnv(Protocol):
     """One episode's environment, wherever it runs."""
 
-    async def reset(self, seed: int | None = None) -> Begun:
+    async def reset(self, seed: int | None = None) -> Started:
         """Begin the episode.
 
         Raises:
@@ -174,16 +170,15 @@ class _Guarded:
     async def start(self, host: Host) -> None:
         self._env = await self._call("start", self.settings.reset_time_limit_s, lambda: host.start(self.settings))
 
-    async def reset(self, seed: int | None = None) -> Begun:
+    async def reset(self, seed: int | None = None) -> Started:
         env = self._opened()
         found = await self._call("reset", self.settings.reset_time_limit_s, lambda: env.reset(seed))
-        return self._heard("reset", found, heard_reset, "(observation: str, info: dict)")
+        return self._heard(heard_reset, found)
 
     async def step(self, action: str) -> Stepped:
         env = self._opened()
         found = await self._call("step", self.settings.step_time_limit_s, lambda: env.step(action))
-        rule = "(observation: str, reward: float, terminated: bool, truncated: bool, info: dict)"
-        return self._heard("step", found, heard_step, rule)
+        return self._heard(heard_step, found)
 
     async def close(self) -> None:
         """Close it, quietly; may be called twice."""
@@ -220,17 +215,14 @@ class _Guarded:
     def _count(self, kind: str, number: float = 1) -> None:
         self.hosts.counts[self.settings.name, kind] += number  # type: ignore[assignment]
 
-    def _heard(self, what: str, found: Any, hear: Callable[[Any], T], rule: str) -> T:
+    def _heard(self, hear: Callable[[Any], T], found: Any) -> T:
         """What it returned, as plain values; these may be objects of its own, which raise anything as well."""
         try:
             return hear(found)
         except Exception as error:
             self._count("failures")
-            wrong = f"; {str(error)[:200]}" if type(error) is ValueError and error.args else ""
-            name = self.settings.name
-            raise InfraError(
-                f"environment '{name}': its {what} returned {_short(found)}{wrong}; it must return {rule}."
-            ) from error
+            wrong = error if isinstance(error, ProtocolError) else f"it returned {brief(found)}, which cannot be read"
+            raise InfraError(f"environment '{self.settings.name}': {wrong}") from error
 
 
 async def _closed(opened: HostedEnv, what: str) -> None:
@@ -246,12 +238,6 @@ def _described(error: BaseException) -> str:
     """Type, message and, where it is known, the place."""
     notes = "".join(f" ({note})" for note in getattr(error, "__notes__", ())[:1])
     return f"{type(error).__name__}: {error}{notes}"
-
-
-def _short(value: object) -> str:
-    if isinstance(value, tuple):
-        return "(" + ", ".join(type(part).__name__ for part in value[:8]) + ")"
-    return f"a value of type {type(value).__name__}"
 
 
 def build(settings: EnvironmentSettings) -> Any:
@@ -285,17 +271,13 @@ class _InLoop:
     def __init__(self, env: Any) -> None:
         self._env = env
 
-    async def reset(self, seed: int | None = None) -> Begun:
-        return await _awaited(self._env.reset(seed))
+    async def reset(self, seed: int | None = None) -> Started:
+        return await awaited(self._env.reset(seed))
 
     async def step(self, action: str) -> Stepped:
-        return await _awaited(self._env.step(action))
+        return await awaited(self._env.step(action))
 
     async def close(self) -> None:
         close = getattr(self._env, "close", None)
         if close is not None:
-            await _awaited(close())
-
-
-async def _awaited(value: Any) -> Any:
-    return await value if inspect.isawaitable(value) else value
+            await awaited(close())

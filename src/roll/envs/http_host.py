@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any
 
-from roll.envs.hosting import Begun, HostedEnv, Stepped
+from roll.envs.base import Started, Stepped
+from roll.envs.hosting import HostedEnv
 from roll.errors import DataError, InfraError
 from roll.types import EnvironmentSettings
 
@@ -86,7 +87,7 @@ class _Remote:
         self._host, self.url = host, url
         self.episode = ""
 
-    async def reset(self, seed: int | None = None) -> Begun:
+    async def reset(self, seed: int | None = None) -> Started:
         said = await self._host.ask("POST", f"{self.url}/episodes/{self.episode}/reset", {"seed": seed})
         return said.get("observation"), said.get("info")  # type: ignore[return-value]
 

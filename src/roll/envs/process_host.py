@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from roll.envs.hosting import Begun, HostedEnv, Stepped, build
+from roll.envs.base import Started, Stepped
+from roll.envs.hosting import HostedEnv, build
 from roll.envs.registration import find
 from roll.protocols import KeptObject, WorkerPool
 from roll.types import EnvironmentSettings
@@ -34,7 +35,7 @@ class _InProcess:
     def __init__(self, kept: KeptObject) -> None:
         self._kept = kept
 
-    async def reset(self, seed: int | None = None) -> Begun:
+    async def reset(self, seed: int | None = None) -> Started:
         return await self._kept.call("reset", seed)
 
     async def step(self, action: str) -> Stepped:

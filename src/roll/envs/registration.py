@@ -17,7 +17,7 @@ from roll.envs.games.catalogue import GAMES
 from roll.envs.vector import AsyncVectorEnv, SyncVectorEnv, VectorEnv
 from roll.envs.worlds import WORLDS
 from roll.errors import ConfigError, DataError, UserError
-from roll.registry import import_object, load_function
+from roll.registry import import_object, load_function, nearest
 
 __all__ = ["ENVS", "FAMILIES", "EnvSpec", "find", "make", "make_vec", "register"]
 
@@ -93,6 +93,8 @@ def find(id: str) -> EnvSpec:
         return EnvSpec(id=id, entry_point=_Member(FAMILIES[family], rest), options={})
     if colon and family not in {known.partition(":")[0] for known in ENVS if ":" in known}:
         return EnvSpec(id=id, entry_point=load_function(id, "environment"), options={})
+    if id.endswith(".py"):
+        raise ConfigError(f"environment '{id}' is a file: name the class in it, as in {id}:Maze.")
     close = difflib.get_close_matches(id, list(ENVS), n=3, cutoff=0.5)
     meant = f" Did you mean {' or '.join(map(repr, close))}?" if close else ""
     raise ConfigError(f"unknown environment '{id}'.{meant} `roll env list` shows all; your own: file.py:Class.")
@@ -191,9 +193,7 @@ def _refuse_unknown(id: str, kind: Callable[..., Any], arguments: Mapping[str, A
     accepted = [each.name for each in parameters if each.kind in (each.POSITIONAL_OR_KEYWORD, each.KEYWORD_ONLY)]
     unknown = [name for name in arguments if name not in accepted]
     if unknown:
-        close = difflib.get_close_matches(unknown[0], accepted, n=1, cutoff=0.5)
-        meant = f" Did you mean '{close[0]}'?" if close else ""
         raise DataError(
-            f"environment '{id}' has no argument {' and no '.join(map(repr, unknown))}.{meant} It accepts: "
-            f"{', '.join(accepted) or 'none'}."
+            f"environment '{id}' has no argument {' and no '.join(map(repr, unknown))}.{nearest(unknown[0], accepted)} "
+            f"It accepts: {', '.join(accepted) or 'none'}."
         )

@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from roll.config.sandbox import SandboxConfig
-from roll.envs.hosting import Begun, HostedEnv, Stepped
+from roll.envs.base import Started, Stepped
+from roll.envs.hosting import HostedEnv
 from roll.errors import InfraError
 from roll.sandbox import Job, Limits, Mount, PythonCode, SandboxManager, SandboxSpec
 from roll.types import EnvironmentSettings
@@ -108,7 +109,7 @@ class _InSandbox:
         self._chunks = job.stream()
         self._held = bytearray()
 
-    async def reset(self, seed: int | None = None) -> Begun:
+    async def reset(self, seed: int | None = None) -> Started:
         found = await self.call("reset", seed=seed)
         return tuple(found) if isinstance(found, list) else found
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import html
-import inspect
 import json
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from roll.envs.base import shown
+from roll.envs.base import awaited, shown
+from roll.envs.protocol import checked_start, checked_step
 
 __all__ = [
     "Policy",
@@ -68,27 +68,26 @@ async def play_episode(
     """Play from `reset` to the end, at most `most_turns`.
 
     Whatever environment or policy raises goes on to the caller.
+
+    Raises:
+        ProtocolError: what the environment gave breaks a rule.
     """
-    observation, info = await _awaited(env.reset(seed=seed))
+    observation, info = checked_start(await awaited(env.reset(seed=seed)))
     played = Transcript(environment=environment, seed=seed, first=shown(observation, info), turns=[])
     while len(played.turns) < most_turns and not (played.terminated or played.truncated):
-        action = await _awaited(policy(played))
+        action = await awaited(policy(played))
         if action is None:
             break
-        observation, reward, terminated, truncated, info = await _awaited(env.step(action))
+        stepped = checked_step(await awaited(env.step(action)))
+        observation, reward, played.terminated, played.truncated, info = stepped
         turn = TranscriptTurn(
             action=action,
-            reward=float(reward),
+            reward=reward,
             observation=shown(observation, info),
             state=str(info.get("state", "")),
         )
         played.turns.append(turn)
-        played.terminated, played.truncated = bool(terminated), bool(truncated)
     return played
-
-
-async def _awaited(value: Any) -> Any:
-    return await value if inspect.isawaitable(value) else value
 
 
 def as_text(transcript: Transcript) -> str:

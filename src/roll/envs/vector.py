@@ -11,14 +11,14 @@ from __future__ import annotations
 import asyncio
 import inspect
 import threading
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, Literal, TypeAlias, get_args
 
 import numpy as np
 
-from roll.envs.base import Stepped
+from roll.envs.base import Stepped, awaited
 from roll.errors import DataError, InfraError
 
 __all__ = ["AsyncVectorEnv", "Autoreset", "SyncVectorEnv", "VectorEnv", "VectorStep"]
@@ -206,16 +206,12 @@ class _Loop:
             if self._loop is None:
                 self._loop = asyncio.new_event_loop()
                 threading.Thread(target=self._loop.run_forever, name="environments", daemon=True).start()
-        return asyncio.run_coroutine_threadsafe(_awaited(value), self._loop).result()
+        return asyncio.run_coroutine_threadsafe(awaited(value), self._loop).result()
 
     def close(self) -> None:
         if self._loop is not None:
             self._loop.call_soon_threadsafe(self._loop.stop)
             self._loop = None
-
-
-async def _awaited(value: Awaitable[Any]) -> Any:
-    return await value
 
 
 def _reset(env: Any, seed: int | None, finished: _Finished) -> tuple[str, dict[str, Any]]:

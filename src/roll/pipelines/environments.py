@@ -7,15 +7,16 @@ from collections.abc import Sequence
 from roll.cluster.pool import LocalWorkerPool
 from roll.config.data import DataConfig, EnvironmentData
 from roll.config.sandbox import SandboxConfig
+from roll.envs.base import Started
 from roll.envs.equipping import EquippedEnv
-from roll.envs.hosting import Begun, EnvHosts
+from roll.envs.hosting import EnvHosts
 from roll.envs.places import open_hosts
 from roll.errors import DataError, InfraError
 
 __all__ = ["first_observations"]
 
 
-async def first_observations(entries: Sequence[DataConfig], sandbox: SandboxConfig) -> dict[str, Begun]:
+async def first_observations(entries: Sequence[DataConfig], sandbox: SandboxConfig) -> dict[str, Started]:
     """By domain, what environments say at the beginning of their first episode, and their information.
 
     Args:
@@ -25,7 +26,7 @@ async def first_observations(entries: Sequence[DataConfig], sandbox: SandboxConf
     Raises:
         UserError: one does not exist, refuses its options, or does not begin.
     """
-    found: dict[str, Begun] = {}
+    found: dict[str, Started] = {}
     own = [entry for entry in entries if isinstance(entry, EnvironmentData)]
     if not own:
         return found
@@ -39,7 +40,7 @@ async def first_observations(entries: Sequence[DataConfig], sandbox: SandboxConf
     return found
 
 
-async def _first_observation(hosts: EnvHosts, entry: EnvironmentData) -> Begun:
+async def _first_observation(hosts: EnvHosts, entry: EnvironmentData) -> Started:
     settings = entry.settings(0)
     try:
         async with hosts.open(settings) as env:

@@ -98,7 +98,8 @@ def _prompt(report: Report) -> Iterator[str]:
     if report.sample is None:
         return
     prompt, text, num_tokens = report.sample
-    yield f"{prompt.uid}, {num_tokens} tokens (the longest of all has {report.longest_prompt})"
+    longest = f" (the longest of all has {report.longest_prompt})" if prompt.environment is None else ""
+    yield f"{prompt.uid}, {num_tokens} tokens{longest}"
     shown = text.splitlines()[:20]
     yield from (f"| {line[:100]}" for line in shown)
 

@@ -20,7 +20,8 @@ from typing import Any, Literal, cast
 
 import numpy as np
 
-from roll.envs.hosting import Begun, EnvHosts
+from roll.envs.base import Started
+from roll.envs.hosting import EnvHosts
 from roll.errors import DataError
 from roll.rollout.dialogue import Dialogue, Following
 from roll.rollout.history import longest_fitting, shortened, with_text, without_thinking
@@ -129,7 +130,7 @@ async def play(
     return episode.rollout(index)
 
 
-def opened(draw: PromptDraw, begun: Begun, renderer: Renderer, plan: EpisodePlan) -> PromptDraw:
+def opened(draw: PromptDraw, begun: Started, renderer: Renderer, plan: EpisodePlan) -> PromptDraw:
     """The draw, with what the environment asks as its prompt; of a text without room for an answer, the middle is cut.
 
     Args:

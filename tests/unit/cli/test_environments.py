@@ -31,6 +31,18 @@ class Broken(Maze):
     def step(self, action):
         return "Done.", 1.0, True, {}
 
+class NoInfo(Maze):
+    def reset(self, seed=None):
+        return "Go."
+
+class Raises(Maze):
+    def step(self, action):
+        return {}["exit"]
+
+class Unbuilt(Maze):
+    def __init__(self):
+        raise RuntimeError("no licence")
+
 class NotOne:
     pass
 """
@@ -51,6 +63,7 @@ def test_names_are_listed_with_their_arguments() -> None:
     shown = run("list", "sokoban").output
     assert "game:Sokoban-v0-hard    dim_room=(8, 8), num_boxes=4, max_turns=50" in shown
     assert "GuessTheNumber" not in shown and "file.py:Class" in shown
+    assert "gem:NAME" not in shown and "gem:NAME" in run("list", "gem").output
     listed = [json.loads(line) for line in run("list", "--json").output.splitlines()]
     assert {"id": "guess_number", "entry_point": "roll.envs.guess_number:GuessNumber", "options": {}} in listed
 
@@ -103,12 +116,29 @@ def test_a_check_names_rules_of_every_environment_in_a_file_and_fails_if_one_is_
         (["rollout", "guess_number", "colour=1"], "has no argument 'colour'"),
         (["rollout", "guess_number", "--policy=model"], "--policy model needs --model"),
         (["rollout", "guess_number", "--policy=openai", "--model=x"], "--policy openai needs --url"),
+        (["list", "sokobann"], "no environment has 'sokobann' in its name. Did you mean 'sokoban'?"),
+        (["play", "mazes.py"], "'mazes.py' is a file: name the class in it, as in mazes.py:Maze"),
         (["check", "nowhere.py"], "'nowhere.py' cannot be read"),
         (["play", "game:Sokobann-v0-easy"], "Did you mean 'game:Sokoban-v0-easy'"),
     ],
 )
 def test_mistakes_are_answered_with_what_to_do(arguments: list[str], message: str) -> None:
     assert message in str(run(*arguments).exception)
+
+
+@pytest.mark.parametrize("command", ["play", "rollout"])
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("Broken", r"`step\(action\)` gives .*Found: \('Done.', 1.0, True, {}\). Mend: return five values"),
+        ("NoInfo", r"`reset\(seed\)` gives .*Found: 'Go.'. Mend: return `observation, info`"),
+        ("Raises", r"failed: KeyError: 'exit' \(.*mazes.py:\d+\). `roll env check` says more"),
+        ("Unbuilt", "failed: RuntimeError: no licence"),
+    ],
+)
+def test_an_environment_that_fails_is_named_with_the_place(own: str, command: str, name: str, message: str) -> None:
+    with pytest.raises(InfraError, match=f"environment '{own}:{name}', seed 0.*{message}"):
+        raise run(command, f"{own}:{name}", typed="on\n").exception or AssertionError
 
 
 async def test_a_server_plays_from_the_whole_conversation() -> None:

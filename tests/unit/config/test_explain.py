@@ -114,6 +114,7 @@ def test_every_key_can_be_explained(key):
         ("lr", "'training.learning_rate'"),
         ("rollout.learning_rate", "belongs under 'training'"),
         ("zzzzzz", "lists all"),
+        ("anchors.share", "is a key of another pipeline: add --pipeline agentic."),
     ],
 )
 def test_an_unknown_key_leads_to_the_nearest(name, nearest):

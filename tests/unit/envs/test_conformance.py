@@ -135,6 +135,16 @@ class NeverEnds(Good):
         return observation, reward, False, False, {}
 
 
+class WrongArgument(Good):
+    def reset(self, seed: int | None = None) -> Any:
+        return super().reset(len(seed))  # type: ignore[arg-type]
+
+
+class Leaves(Good):
+    def step(self, action: str) -> Any:
+        raise SystemExit(2)
+
+
 BROKEN = {
     OldReset: ("`reset(seed)` gives an observation and information", "return `observation, info`"),
     NoSeed: ("`reset(seed)` gives an observation and information", "take `seed=None` as its argument"),
@@ -147,6 +157,8 @@ BROKEN = {
     NumberAsFlag: ("`terminated` is True or False", "return `bool(terminated)`"),
     NoInfo: ("`step(action)` gives", "return `{}`"),
     Fragile: ("`step(action)` gives", "an exception is a failure of the environment"),
+    WrongArgument: ("`reset(seed)` gives", "an exception is a failure of the environment"),
+    Leaves: ("`step(action)` gives", "an exception is a failure of the environment"),
     GlobalRandom: ("equal seeds and actions give equal episodes", "use no global one"),
     Remembers: ("equal seeds and actions give equal episodes", "made anew in `reset`"),
     ForgetfulCopy: ("`spawn(same_state=True)` gives a copy in the same state", "copy.deepcopy"),
@@ -205,6 +217,13 @@ def test_slow_parsing_and_hangs_are_found(monkeypatch: pytest.MonkeyPatch) -> No
 
     hung = [finding for finding in check_object(Hangs) if finding.fatal]
     assert hung and "did not end within 0.2 s" in hung[0].found and "xxx" in hung[0].found
+
+    class AlwaysHangs(Good):
+        def step(self, action: str) -> Any:
+            time.sleep(9)
+
+    (once,) = check_object(AlwaysHangs)  # no other rule waits for it again
+    assert once.mend == "look for a loop that does not end"
 
 
 @pytest.mark.parametrize("name", [name for name in ENVS if name.endswith(("-easy", "-slippery", "guess_number"))])

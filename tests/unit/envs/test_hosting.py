@@ -38,7 +38,7 @@ class Waits:
         await asyncio.sleep(self._step_s)
         if self._fails == "step":
             raise KeyError("piece")
-        return self._returns or (action, 1, 0, True, {})
+        return self._returns or (action, 1, False, True, {})
 
     async def close(self) -> None:
         type(self).closed += 1
@@ -94,7 +94,7 @@ def test_a_step_gives_five_values_of_their_types() -> None:
     hosts = EnvHosts()
     observation, reward, ended, cut_off, info = simulate(one_step(hosts, settings()))
     assert (observation, reward, ended, cut_off, info) == ("go", 1.0, False, True, {})
-    assert type(reward) is float and type(ended) is bool
+    assert type(reward) is float
     assert (Waits.closed, hosts.num_open) == (1, 0)
     assert hosts.counts["own.module:Waits", "seconds"] == 1.0  # reset, start and close took none
 
@@ -102,10 +102,10 @@ def test_a_step_gives_five_values_of_their_types() -> None:
 def test_what_an_environment_says_can_be_encoded_and_its_state_has_a_bounded_name() -> None:
     half = "\ud800"
     info = {"state": "s" * 9_999 + half, "tool_results": [{"content": half}], "use_tool": 1}
-    observation, reward, *_, told = heard_step((f"{half}\u00e9", 1, 0, 0, info))
+    observation, reward, *_, told = heard_step((f"{half}\u00e9", 1, False, False, info))
     assert (observation, reward, told["tool_results"], told["use_tool"]) == ("?\u00e9", 1.0, [{"content": "?"}], True)
     assert len(told["state"]) < 200 and told["state"].encode()
-    assert told["state"] != heard_step(("", 1, 0, 0, {"state": "s" * 9_999}))[4]["state"]
+    assert told["state"] != heard_step(("", 1, False, False, {"state": "s" * 9_999}))[4]["state"]
 
 
 @pytest.mark.parametrize(
@@ -114,17 +114,19 @@ def test_what_an_environment_says_can_be_encoded_and_its_state_has_a_bounded_nam
         ({"step_s": 9.0}, "its step took longer than 5 s"),
         ({"fails": "step"}, "its step failed: KeyError: 'piece'"),
         ({"fails": "reset"}, "its reset failed: RuntimeError: no board"),
-        ({"returns": ("a", 1.0)}, r"its step returned \(str, float\); it must return \(observation: str, reward"),
-        ({"returns": (1, 1.0, True, True, {})}, r"its step returned \(int, float, bool"),
-        ({"returns": ("a", "b", True, True, {})}, r"its step returned \(str, str, bool"),
-        ({"returns": "win"}, "its step returned a value of type str"),
-        ({"returns": ("a", 10**400, True, True, {})}, "its step returned"),
-        ({"returns": ("a", math.nan, True, True, {})}, ".*; the reward nan is no finite number; it must"),
-        ({"returns": ("a", 1.0, Contrary(), True, {})}, "its step returned"),
-        ({"returns": ("a", 1.0, True, True, {"state": Contrary()})}, "its step returned"),
-        ({"returns": ("a", 1.0, True, True, {"prefix": Contrary()})}, "its step returned"),
-        ({"returns": ("a", 1.0, True, True, {"tool_calls": 5})}, r".*; info\['tool_calls'\] is no list of objects"),
-        ({"returns": ("a", 1.0, True, True, {"tool_results": [{}]})}, r".*; info\['tool_results'\] is no list of"),
+        ({"returns": ("a", 1.0)}, r"`step\(action\)` gives .* Found: \('a', 1.0\). Mend: return five values"),
+        ({"returns": (1, 1.0, True, True, {})}, "`step.* Found: the observation 1 of type int. Mend: describe"),
+        ({"returns": ("a", "1.0", True, True, {})}, "a reward is a finite number. Found: the reward '1.0' of type str"),
+        ({"returns": ("a", math.nan, True, True, {})}, "a reward is a finite number. Found: the reward nan"),
+        ({"returns": ("a", 10**400, True, True, {})}, "a reward is a finite number. Found: the reward 1000"),
+        ({"returns": ("a", 1.0, "no", True, {})}, "`terminated` is True or False. Found: 'no' of type str"),
+        ({"returns": ("a", 1.0, Contrary(), True, {})}, "`terminated` is True or False. Found: .*Contrary"),
+        ({"returns": ("a", 1.0, True, True, None)}, "`step.* Found: the information None .* Mend: return `{}`"),
+        ({"returns": ("a", 1.0, True, True, {"state": Contrary()})}, "it returned .* which cannot be read"),
+        ({"returns": ("a", 1.0, True, True, {"prefix": Contrary()})}, "it returned .* which cannot be read"),
+        ({"returns": ("a", 1.0, True, True, {"tool_calls": 5})}, r"`info\['tool_calls'\]` is a list of objects. F"),
+        ({"returns": ("a", 1.0, True, True, {"tool_results": [{}]})}, r"`info\['tool_results'\]` is a list of"),
+        ({"returns": "win"}, "`step.* Found: 'win'. Mend: return five values"),
     ],
 )
 @pytest.mark.usefixtures("waits")

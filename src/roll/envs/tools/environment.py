@@ -13,16 +13,14 @@ import hashlib
 import inspect
 from collections.abc import Awaitable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, TypeAlias
+from typing import Any
 
+from roll.envs.base import Started, Stepped, awaited
 from roll.envs.tools.base import Tool, ToolCall, ToolResult, ToolSource, signature
 from roll.envs.tools.calls import TEMPLATE, form_named
 from roll.envs.tools.toolbox import Toolbox
 
 __all__ = ["ToolEnv", "ToolRewards"]
-
-Begun: TypeAlias = tuple[str, dict[str, Any]]
-Stepped: TypeAlias = tuple[str, float, bool, bool, dict[str, Any]]
 
 _LAST_USE = "\nThat was the last use of a tool: answer now."
 
@@ -117,7 +115,7 @@ class ToolEnv:
         """The environment inside all wrappers."""
         return getattr(self.env, "unwrapped", self.env)
 
-    def reset(self, seed: int | None = None) -> Begun | Awaitable[Begun]:
+    def reset(self, seed: int | None = None) -> Started | Awaitable[Started]:
         """See `Env`."""
         return self._driven(self._reset(seed))
 
@@ -158,7 +156,7 @@ class ToolEnv:
         """Close the environment and where the tools come from."""
         await self.close_tools()
         if hasattr(self.env, "close"):
-            await _settled(self.env.close())
+            await awaited(self.env.close())
 
     async def close_tools(self) -> None:
         """Close where the tools come from, and leave the environment open; may be called twice."""
@@ -178,7 +176,7 @@ class ToolEnv:
         work.close()
         raise TypeError("the environment or a tool returned an awaitable: make its methods `async def`")
 
-    async def _reset(self, seed: int | None) -> Begun:
+    async def _reset(self, seed: int | None) -> Started:
         previous = self._episode.counts
         sources = self._sources()
         if sources:
@@ -186,7 +184,7 @@ class ToolEnv:
             for source in sources:
                 tools += await source.open()
             self._toolbox = Toolbox(tools=tools, **self._limits)  # type: ignore[arg-type]
-        observation, info = await _settled(self.env.reset(seed))
+        observation, info = await awaited(self.env.reset(seed))
         self._episode = _Episode(state=str(info.get("state", "")))
         if self._explain and self._max_tool_uses and self._form_name != TEMPLATE:
             observation = f"{observation}\n\n{self._form.explain(self._toolbox.tools)}"
@@ -202,7 +200,7 @@ class ToolEnv:
             action = action.encode(errors="replace").decode()  # half a surrogate pair fits in no file and no pipe
             found = self._form.parse(action, self._toolbox.by_name)
         if not found:
-            observation, reward, ended, cut_off, info = await _settled(self.env.step(action))
+            observation, reward, ended, cut_off, info = await awaited(self.env.step(action))
             episode.state = str(info.get("state", ""))
             state = {"state": self._state()} if "state" in info else {}
             return observation, float(reward), ended, cut_off, {**info, **state, **counts.info(), "use_tool": False}
@@ -237,7 +235,3 @@ class ToolEnv:
     def _state(self) -> str:
         episode = self._episode
         return f"{episode.state} tools:{episode.digest.hexdigest()[:16]}" if episode.counts.uses else episode.state
-
-
-async def _settled(value: Any) -> Any:
-    return await value if inspect.isawaitable(value) else value

@@ -1,0 +1,92 @@
+"""The protocol's rules for what `reset` and `step` give: the same where one is checked, played and trained on."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+from roll.envs.base import Started, Stepped
+from roll.errors import InfraError
+
+__all__ = ["RESET_RULE", "STEP_RULE", "ProtocolError", "brief", "checked_start", "checked_step"]
+
+RESET_RULE = "`reset(seed)` gives an observation and information: `(str, dict)`"
+STEP_RULE = "`step(action)` gives `(observation, reward, terminated, truncated, info)`"
+
+
+class ProtocolError(InfraError):
+    """An environment gave something else than the protocol says.
+
+    Args:
+        rule: what holds for every environment.
+        found: what this one did.
+        mend: how to change it.
+    """
+
+    def __init__(self, rule: str, found: str, mend: str) -> None:
+        super().__init__(rule, found, mend)
+        self.rule, self.found, self.mend = rule, found, mend
+
+    def __str__(self) -> str:
+        return f"{self.rule}. Found: {self.found}. Mend: {self.mend}"
+
+
+def checked_start(found: Any) -> Started:
+    """What `reset` gave.
+
+    Raises:
+        ProtocolError: it breaks a rule.
+    """
+    if not (isinstance(found, tuple) and len(found) == 2):
+        raise ProtocolError(RESET_RULE, brief(found), "return `observation, info`")
+    for problem in _problems(RESET_RULE, *found):
+        raise problem
+    return found
+
+
+def checked_step(found: Any) -> Stepped:
+    """What `step` gave, with Python's own numbers.
+
+    Raises:
+        ProtocolError: it breaks a rule.
+    """
+    if not (isinstance(found, tuple) and len(found) == 5):
+        mend = "return five values: an old interface's `done` becomes `terminated`, and False for `truncated`"
+        raise ProtocolError(STEP_RULE, brief(found), mend)
+    observation, reward, terminated, truncated, info = found
+    for problem in _problems(STEP_RULE, observation, info):
+        raise problem
+    if not _is_finite(reward):
+        raise ProtocolError("a reward is a finite number", f"the reward {_typed(reward)}", "return a float")
+    for name, value in (("terminated", terminated), ("truncated", truncated)):
+        if type(value).__name__ not in ("bool", "bool_"):  # NumPy's, too
+            raise ProtocolError(f"`{name}` is True or False", _typed(value), f"return `bool({name})`")
+    return observation, float(reward), bool(terminated), bool(truncated), info
+
+
+def _problems(rule: str, observation: Any, info: Any) -> Iterator[ProtocolError]:
+    if not isinstance(observation, str):
+        yield ProtocolError(rule, f"the observation {_typed(observation)}", "describe what is seen as text")
+    if not isinstance(info, dict):
+        yield ProtocolError(rule, f"the information {_typed(info)}", "return `{}` if there is none")
+
+
+def _is_finite(value: Any) -> bool:
+    try:
+        return math.isfinite(value)
+    except (TypeError, ValueError, OverflowError):
+        return False
+
+
+def _typed(value: Any) -> str:
+    return f"{brief(value)} of type {type(value).__name__}"
+
+
+def brief(value: Any) -> str:
+    """A value as a message about environments shows it: its beginning."""
+    try:
+        text = repr(value)
+    except Exception:  # of a class of the user's own, or nested too deeply
+        return f"an object of type {type(value).__name__}"
+    return text if len(text) <= 160 else f"{text[:150]}… ({len(text)} characters)"
