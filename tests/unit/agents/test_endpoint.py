@@ -128,6 +128,16 @@ async def test_reasoning_is_told_apart_and_its_tokens_are_kept(renderer: ChatRen
         assert "<think>\nhm\n</think>\n\nYes<|im_end|>" in renderer.spelt(here.speaker.requests[1].token_ids)
 
 
+async def test_special_tokens_are_not_in_a_text_beside_which_there_might_have_been_calls(
+    renderer: ChatRenderer,
+) -> None:
+    tools = [{"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}]
+    async with world(renderer, "so<|im_start|> it is") as here:
+        _, said = await here.post("/chat/completions", {**CHAT, "tools": tools})
+        assert "<|im_start|>" in renderer.spelt(here.session.calls[0].token_ids)
+    assert said["choices"][0]["message"]["content"] == "so it is"
+
+
 async def test_responses_go_on_from_an_earlier_one(renderer: ChatRenderer) -> None:
     call = '<tool_call>{"name": "look", "arguments": {}}</tool_call>'
     tools = [{"type": "function", "name": "look", "parameters": {"type": "object"}}]

@@ -52,7 +52,14 @@ def test_a_history_shows_what_it_says(history: History, expected: list[Message])
 
 @pytest.mark.parametrize(
     ("text", "rest"),
-    [("<think>a</think>b", "b"), ("a</think>\n\nb", "b"), ("plain", "plain"), ("x<think>never ends", "x"), ("", "")],
+    [
+        ("<think>a</think>b", "b"),
+        ("a</think>\n\nb", "b"),
+        ("plain", "plain"),
+        ("x<think>never ends", "x"),
+        ("", ""),
+        ("<think>a</think>b<think>c</think>d", "d"),
+    ],
 )
 def test_thinking_is_stripped_also_where_it_is_not_closed(text: str, rest: str) -> None:
     assert without_thinking(text) == rest

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from unit.rollout.test_token_exactness import HISTORIES, TOOLS, answers, replies
-from worlds.episodes import Engine, Script, check_exact, run_episode
+from worlds.episodes import MAX_NEW_TOKENS, Engine, Script, check_exact, run_episode
 from worlds.published_templates import PUBLISHED, published_tokenizer
 
 from roll.data import ChatRenderer
@@ -135,3 +135,30 @@ def test_saying_the_same_again_from_any_anchor_gives_the_rest_of_the_same_episod
     np.testing.assert_array_equal(rollout.token_ids, whole.token_ids[begin:])
     assert [t.reward for t in (*rollout.replayed, *rollout.turns)] == [t.reward for t in whole.turns]
     assert [t.state for t in rollout.turns] == [t.state for t in whole.turns[depth:]]
+
+
+def test_what_was_cut_before_the_anchor_is_not_counted_again(tiny_model: Path) -> None:
+    renderer, engine = said(tiny_model, "a1", "a2", "a3")
+    steps: list[tuple[str, dict[str, Any]]] = [("x" * 900, {}), ("end", {})]
+    whole = run_episode(renderer, engine, Script(steps), max_context=400, min_answer_tokens=200)
+    assert whole.counts == {"observations_cut": 1}
+    anchor = Anchor(trajectory=won(whole), num_turns=1)
+    again = run_episode(renderer, engine, Script(steps), max_context=400, min_answer_tokens=200, anchor=anchor)
+    assert again.replayed and again.counts == {}
+
+
+def test_an_answer_of_as_many_tokens_as_it_may_have_did_not_fill_the_context(tiny_model: Path) -> None:
+    renderer, engine = said(tiny_model, "a" * 100)
+    rollout = run_episode(renderer, engine, Script(STEPS), max_context=1000)
+    assert (len(rollout.token_ids), rollout.finish_reason, rollout.counts) == (MAX_NEW_TOKENS, "length", {})
+
+
+def test_an_episode_that_its_environment_cuts_off_has_no_further_turn(tiny_model: Path) -> None:
+    class CutsOff(Script):
+        async def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
+            observation, reward, ended, _, info = await super().step(action)
+            return observation, reward, ended, len(self.heard) == 2, info
+
+    renderer, engine = said(tiny_model, "a1", "a2", "a3", "a4")
+    rollout = run_episode(renderer, engine, CutsOff(STEPS))
+    assert len(rollout.turns) == len(engine.seen) == 2 and rollout.finish_reason == "stop"
