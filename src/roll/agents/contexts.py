@@ -30,8 +30,9 @@ __all__ = ["Contexts", "Conversation"]
 
 _MARK = "\ue000answer\ue001"
 """Stands for an answer where only what comes after it is wanted; of private characters, which no text has."""
-CHARACTERS_PER_TOKEN = 64
-"""A text longer than so many for each token of the engine's context is refused before anything is tokenised."""
+BYTES_PER_TOKEN = 16
+"""What has more of them for each token of the engine's context is refused before anything is tokenised: that takes a
+second for each few MB, in which no other agent is answered."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +93,7 @@ class Contexts:
         self._ends = tuple(ends)
         self._spelt_ends = [renderer.spelt(np.array([end])) for end in self._ends]
         self._plain = tool_format in ("plain", "none")
-        self._max_characters = CHARACTERS_PER_TOKEN * max_context
+        self._max_bytes = BYTES_PER_TOKEN * max_context
         self._answers: dict[bytes, _Known] = {}
         self._texts: dict[str, IntArray] = {}
 
@@ -102,8 +103,8 @@ class Contexts:
         Raises:
             Refusal: the template refuses it, or it is far too long.
         """
+        self._bound(len(to_json([conversation.messages, conversation.tools])), "messages")
         messages = [self._harmless(message) for message in _with_demands(conversation)]
-        self._bound(sum(len(message["content"]) for message in messages), "messages")
         try:
             for place, digest in reversed(conversation.answers.items()):
                 known = self._answers.get(digest) if place + 1 < len(messages) else None
@@ -122,7 +123,7 @@ class Contexts:
         Raises:
             Refusal: it is empty or far too long.
         """
-        self._bound(len(text), "prompt")
+        self._bound(len(text.encode()), "prompt")
         known = max((seen for seen in self._texts if text.startswith(seen)), key=len, default="")
         rest = self._renderer.piece(text[len(known) :], first=not known)
         ids = np.concatenate([self._texts[known], rest]).astype(np.int32, copy=False) if known else rest
@@ -178,12 +179,12 @@ class Contexts:
     def _is_end(self, last: IntArray) -> bool:
         return bool(len(last)) and int(last[0]) in self._ends
 
-    def _bound(self, num_characters: int, field: str) -> None:
-        if num_characters > self._max_characters:
+    def _bound(self, num_bytes: int, field: str) -> None:
+        if num_bytes > self._max_bytes:
             raise Refusal(
                 400,
                 "context_length_exceeded",
-                f"{num_characters} characters are more than the model's context holds: send fewer.",
+                f"{num_bytes} bytes are more than the model's context holds: send fewer.",
                 field=field,
             )
 

@@ -107,6 +107,9 @@ class AgentServer:
             return await self._page(request)
         except Refusal as refusal:
             return _refused(request, refusal)
+        except web.RequestPayloadError:
+            message = "the body is not what its headers say: it ends early, or its encoding cannot be read."
+            return _refused(request, Refusal(400, "invalid_value", message))
         except web.HTTPRequestEntityTooLarge:
             message = f"a body is at most {MOST_BYTES} bytes."
             return _refused(request, Refusal(413, "request_too_large", message))

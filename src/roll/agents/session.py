@@ -316,7 +316,7 @@ class Sessions:
         """
         session_id, _, _ = key.rpartition(".")
         session = self._open.get(session_id)
-        if session is not None and hmac.compare_digest(session.key.encode(), key.encode()):
+        if session is not None and hmac.compare_digest(session.key.encode(), key.encode(errors="surrogateescape")):
             return session
         if session is None and session_id in self._ended:
             raise Refusal(401, "session_over", "this session is over: its agent ended, or was ended.")

@@ -338,6 +338,9 @@ async def test_a_context_that_is_too_long_is_refused_in_openais_words(renderer: 
             messages = [{"role": "user", "content": "a" * length}]
             status, said = await here.post("/chat/completions", {"model": "m", "messages": messages})
             assert status == 400 and said["error"]["code"] == "context_length_exceeded"
+        tools = [{"type": "function", "function": {"name": "f", "description": "b c " * 1_000}}]
+        status, said = await here.post("/chat/completions", {**CHAT, "tools": tools})
+        assert status == 400 and "bytes are more than the model's context holds" in said["error"]["message"]
         assert here.speaker.requests == []
 
 
@@ -346,6 +349,9 @@ async def test_other_pages_and_too_large_bodies_are_refused_in_the_vendors_form(
         for path, body, expected in [("/nothing", {}, 404), ("/chat/completions", b" " * (9 * 2**20), 413)]:
             status, said = await here.post(path, body)
             assert status == expected and said["error"]["type"]
+        headers = {"x-api-key": here.session.key, "Content-Encoding": "gzip"}
+        async with here.http.post(here.server.base_url + "/messages", data=b"{}", headers=headers) as response:
+            assert response.status == 400 and "cannot be read" in (await response.json())["error"]["message"]
         for key, expected in [(here.session.key, 405), ("", 401)]:  # without one, nobody hears what there is
             headers = {"x-api-key": key}
             async with here.http.get(here.server.base_url + "/messages", headers=headers) as response:
@@ -385,6 +391,8 @@ async def test_no_key_opens_another_session_and_a_key_opens_none_after_the_end(r
         for other in wrong:
             status, said = await here.post("/chat/completions", CHAT, key=other)
             assert (status, said["error"]["type"]) == (401, "authentication_error")
+        with pytest.raises(Refusal, match="no key"):  # a byte that is no UTF-8, as aiohttp gives it
+            here.server.sessions.find(f"{here.session.session_id}.\udcff")
         for page in ("/v1/models", "/openapi.json"):
             async with here.http.get(here.server.base_url.removesuffix("/v1") + page) as response:
                 assert response.status == 401

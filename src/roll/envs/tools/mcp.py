@@ -17,6 +17,8 @@ from roll.errors import ConfigError, InfraError
 
 __all__ = ["McpTools"]
 
+_INVALID_PARAMS = -32602
+"""Of JSON-RPC: a server may refuse arguments so, in place of a result that is an error."""
 _NOT_IN_NAMES = re.compile(r"\W", re.ASCII)
 
 
@@ -109,11 +111,14 @@ class McpTools:
         """Call a tool of the server.
 
         Raises:
+            ToolError: the server has no use for these arguments.
             InfraError: the connection broke.
         """
         try:
             return await self._client.call_tool(name, dict(arguments))
         except Exception as error:
+            if getattr(error, "code", None) == _INVALID_PARAMS:  # what the model wrote is no failure of ours
+                raise ToolError(str(error) or "the server refuses these arguments") from None
             raise InfraError(f"MCP server '{self._name}': {type(error).__name__}: {error}") from error
 
     async def close(self) -> None:

@@ -9,7 +9,16 @@ from typing import Any
 from roll.envs.tools.base import Tool, ToolError
 from roll.envs.tools.python import said
 from roll.envs.tools.sandboxes import SandboxLease, SandboxOptions
-from roll.sandbox import ExecutionResult, Limits, Outcome, Sandbox, SandboxPathError, Session
+from roll.sandbox import (
+    Command,
+    ExecutionResult,
+    Limits,
+    Outcome,
+    Sandbox,
+    SandboxError,
+    SandboxPathError,
+    Session,
+)
 
 __all__ = ["Workspace", "WorkspaceTools"]
 
@@ -52,8 +61,18 @@ class Workspace(SandboxOptions):
         if "\0" in command:
             raise ToolError("a command holds no zero bytes")
         if self._session is None or self._session.closed:
-            self._session = await self.sandbox.session(cwd=self.sandbox.home)
+            self._session = await self._opened()
         return await self._session.run(command, wall_s=self.time_limit_s)
+
+    async def _opened(self) -> Session:
+        """A shell; in a sandbox that has had one, it is the model's doing where there cannot be another."""
+        try:
+            return await self.sandbox.session(cwd=self.sandbox.home)
+        except SandboxError as error:
+            if self._session is None:
+                raise
+            await self.sandbox.execute(Command(argv=("/bin/true",)))  # raises where the sandbox itself is gone
+            raise ToolError(f"no shell can be started any more; is the home directory still there? ({error})") from None
 
     async def _drop(self) -> None:
         sandbox, self._sandbox, self._session = self._sandbox, None, None

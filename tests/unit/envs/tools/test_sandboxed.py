@@ -6,12 +6,15 @@ import shutil
 import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import pytest_asyncio
 
 from roll.envs.tools import Tool, Toolbox, ToolCall, ToolEnv, ToolResult, ToolSource, build_tools
+from roll.envs.tools.base import ToolError
+from roll.envs.tools.mcp import McpTools
 from roll.envs.tools.python import PythonTool
 from roll.envs.tools.workspace import WorkspaceTools
 from roll.errors import ConfigError, InfraError
@@ -73,6 +76,12 @@ async def test_a_workspace_keeps_its_shell_and_files_for_an_episode_and_no_longe
     assert "cannot read" in await use("read_file", path="notes/a.txt"), "a new episode has a new sandbox"
 
 
+async def test_a_model_that_removes_its_home_hears_so(workspace: WorkspaceTools) -> None:
+    use = Box(list(await workspace.open()))
+    await use("shell", command="rm -rf ~; exit")
+    assert "is the home directory still there?" in await use("shell", command="pwd")
+
+
 def test_programs_without_isolation_must_be_trusted() -> None:
     with pytest.raises(ConfigError, match="isolates nothing"):
         build_tools([{"tool": "python", "runtime": "subprocess"}])
@@ -92,6 +101,24 @@ def fail() -> str:
 
 server.run()
 """
+
+
+class Refuses(Exception):
+    code = -32602
+
+
+async def test_a_server_that_refuses_arguments_says_so_to_the_model() -> None:
+    pytest.importorskip("mcp")
+    source = McpTools(command=["server"])
+
+    async def call_tool(name: str, arguments: dict[str, Any]) -> Any:
+        raise Refuses("a is no number") if arguments else ConnectionError("gone")
+
+    source._client = SimpleNamespace(call_tool=call_tool)
+    with pytest.raises(ToolError, match="a is no number"):
+        await source.ask("add", {"a": "x"})
+    with pytest.raises(InfraError, match="gone"):
+        await source.ask("add", {})
 
 
 class Still:
