@@ -2,8 +2,8 @@
 
     make bench-agentic
 
-1. Turns of Normal(1 s, 1 s): the production loop of episodes over `EnvHosts`, in virtual time, and once in real time at
-   a quarter of it. Stepped together, every turn waits for the slowest environment.
+1. Turns of Normal(1 s, 1 s): the production loop of episodes over `EnvHosts`, in virtual time, and once in real time
+   (three minutes). Stepped together, every turn waits for the slowest environment.
 2. Workloads like ALFWorld and SWE (`examples/simulation/`) in the simulator, against the synchronous baseline.
 3. 2,000 episodes at once on one driver, engines that answer when it is their time: CPU of the driver for each turn,
    with environments in the loop, the default model's tokenizer and its chat template; beside it, what all but these
@@ -41,7 +41,7 @@ from roll.types import (
     SamplingParams,
 )
 
-NUM_EPISODES, NUM_TURNS, SCALE = 64, 32, 1 / 4
+NUM_EPISODES, NUM_TURNS = 64, 32
 GOALS = {"alone_virtual": 2.0, "alone_real": 2.0, "alfworld": 2.72, "swe": 1.81}
 GOAL_MS_PER_TURN = 1.0
 NUM_CONCURRENT, TURNS_OF_EACH, NUM_ENGINES = 2000, 8, 16
@@ -103,6 +103,9 @@ class Renderer:
     def following(self, text: str, ended: bool) -> IntArray | None:
         return self.tokens(text)
 
+    def harmless(self, text: str) -> str:
+        return text
+
     def follow_up(self, observation: str) -> IntArray:
         return self.tokens(f"<user>{observation}<assistant>")
 
@@ -128,7 +131,6 @@ class Barrier:
 class Slow:
     """A host whose environments take Normal(1 s, 1 s) for a turn (0 where that is negative)."""
 
-    scale: float
     barrier: Barrier | None = None
 
     async def start(self, settings: EnvironmentSettings) -> HostedEnv:
@@ -146,7 +148,7 @@ class _SlowEnv:
         return "begin", {}
 
     async def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
-        await asyncio.sleep(max(self._draw.gauss(1.0, 1.0), 0.0) * self._host.scale)
+        await asyncio.sleep(max(self._draw.gauss(1.0, 1.0), 0.0))
         if self._host.barrier is not None:
             await self._host.barrier.meet()
         return "go on", 0.0, False, False, {}
@@ -200,13 +202,11 @@ async def played(
     return ended - begun
 
 
-def stepping(scale: float, *, real: bool) -> float:
+def stepping(*, real: bool) -> float:
     """How many times as long environments take that are stepped together."""
 
     def seconds(barrier: Barrier | None) -> float:
-        work = played(
-            EnvHosts({"pool": Slow(scale, barrier)}), NUM_EPISODES, NUM_TURNS, 0.1 * scale, name="slow", host="pool"
-        )
+        work = played(EnvHosts({"pool": Slow(barrier)}), NUM_EPISODES, NUM_TURNS, 0.1, name="slow", host="pool")
         return asyncio.run(work) if real else run(work)
 
     together, alone = seconds(Barrier(NUM_EPISODES)), seconds(None)
@@ -247,8 +247,8 @@ def main() -> None:
     parts = sys.argv[2].split(",") if sys.argv[1:2] == ["--parts"] else ["stepping", "simulated", "driver"]
     figures: dict[str, Any] = {}
     if "stepping" in parts:
-        figures["alone_virtual"] = stepping(1.0, real=False)
-        figures["alone_real"] = stepping(SCALE, real=True)
+        figures["alone_virtual"] = stepping(real=False)
+        figures["alone_real"] = stepping(real=True)
     if "simulated" in parts:
         for name in ("alfworld", "swe"):
             figures[name], figures[f"{name}_step_s"] = simulated(name)

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import gc
 import hashlib
 import json
 import resource
@@ -74,6 +75,7 @@ async def measure(options: argparse.Namespace) -> dict[str, float]:
     generate = simulated(renderer, ends[0], options.engine_s)
     sampling = SamplingParams(max_new_tokens=NUM_TOKENS, stop_token_ids=ends)
     limits = AgentLimits(turns=10**6, tokens=10**9, time_s=3600.0)
+    gc.freeze()  # as a run does before its first step
     async with AgentServer() as server:
         keys = []
         for number in range(options.agents):

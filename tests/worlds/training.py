@@ -52,6 +52,9 @@ class Numbers:
     def decode(self, token_ids: IntArray) -> str:
         return str(len(token_ids))
 
+    def harmless(self, text: str) -> str:
+        return text
+
     def follow_up(self, observation: str) -> IntArray:
         return np.zeros(1, np.int32)
 

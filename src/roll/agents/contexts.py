@@ -102,7 +102,7 @@ class Contexts:
         Raises:
             Refusal: the template refuses it, or it is far too long.
         """
-        messages = _with_demands(conversation)
+        messages = [self._harmless(message) for message in _with_demands(conversation)]
         self._bound(sum(len(message["content"]) for message in messages), "messages")
         try:
             for place, digest in reversed(conversation.answers.items()):
@@ -186,6 +186,12 @@ class Contexts:
                 f"{num_characters} characters are more than the model's context holds: send fewer.",
                 field=field,
             )
+
+    def _harmless(self, message: Message) -> Message:
+        """What an agent passes on (pages, files, what tools said) is no message of anybody else."""
+        if message["role"] == "assistant":
+            return message
+        return cast(Message, {**message, "content": self._renderer.harmless(message["content"])})
 
     def _said(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> list[Message]:
         return plainly(messages, tools) if self._plain else list(messages)

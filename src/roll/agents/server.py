@@ -43,7 +43,6 @@ POSTS: dict[str, Route] = {
     "/v1/completions": complete,
     "/v1/responses": respond,
     "/v1/messages": answer_messages,
-    "/v1/v1/messages": answer_messages,  # Anthropic's clients add /v1 to the address, which has it for OpenAI's
 }
 
 
@@ -114,7 +113,9 @@ class AgentServer:
 
     async def _page(self, request: web.BaseRequest) -> web.StreamResponse:
         session = self.sessions.find(_key(request))
-        route, page = POSTS.get(request.path), _readable(request.path)
+        # Anthropic's clients add /v1 to the address, which has it for OpenAI's
+        path = request.path.removeprefix("/v1") if request.path.startswith("/v1/v1/") else request.path
+        route, page = POSTS.get(path), _readable(path)
         if route is None and page is None:
             raise Refusal(404, "not_found", f"there is no page {request.path[:200]}.")
         if request.method != ("POST" if route else "GET"):
@@ -128,14 +129,16 @@ class AgentServer:
 
 
 def _readable(path: str) -> dict[str, Any] | None:
-    """What is there to be read."""
+    """What is there to be read; models have the fields of either vendor."""
     if path == "/openapi.json":
         return description()
     before, models, name = f"{path}/".partition("/v1/models/")
     if before or not models:
         return None
-    model = {"id": name[:-1] or MODEL, "object": "model", "created": 0, "owned_by": "roll"}
-    return model if name else {"object": "list", "data": [model]}
+    model_id = name[:-1] or MODEL
+    model = {"id": model_id, "object": "model", "created": 0, "owned_by": "roll"}
+    model |= {"type": "model", "display_name": model_id, "created_at": "1970-01-01T00:00:00Z"}
+    return model if name else {"object": "list", "data": [model], "has_more": False}
 
 
 def _key(request: web.BaseRequest) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import datetime
 from functools import cached_property
 from itertools import groupby
@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
+from roll.data.harmless import boundaries, parted
 from roll.data.turns import SpecialTokens, marked_turns, prefix_turns, tokenized
 from roll.errors import DataError
 from roll.types import BoolArray, IntArray, Message
@@ -114,9 +115,24 @@ class ChatRenderer:
 
     def piece(self, text: str, *, first: bool = False) -> IntArray:
         """[N] ids of a piece of text; before the `first` one stands what the tokenizer puts before texts."""
+        if not text.isascii():
+            text = text.encode(errors="replace").decode()  # no tokenizer takes half of a surrogate pair
         if self._backend is not None:
             return np.asarray(self._backend.encode(text, add_special_tokens=first).ids, dtype=np.int32)
         return np.asarray(self._tokenizer(text, add_special_tokens=first, verbose=False)["input_ids"], dtype=np.int32)
+
+    def harmless(self, text: str) -> str:
+        """Text of others, unable to end a message and begin one in another's name: the model reads `< |im_end|>`."""
+        return text if self._boundaries is None else parted(text, self._boundaries)
+
+    @cached_property
+    def _boundaries(self) -> re.Pattern[str] | None:
+        written, asked = "", Message(role="user", content="a")
+        answered = Message(role="assistant", content="b")
+        for messages in ([Message(role="system", content="c"), asked], [asked, answered, asked]):
+            with suppress(DataError):
+                written += self.text(messages)
+        return boundaries(self._tokenizer, written)
 
     @property
     def vocabulary(self) -> int:

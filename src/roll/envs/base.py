@@ -11,10 +11,11 @@ from __future__ import annotations
 
 import copy
 import inspect
+import json
 from collections.abc import Awaitable, Callable
 from typing import Any, ClassVar, Protocol, TypeAlias, TypeVar
 
-__all__ = ["Env", "EnvWrapper", "Started", "Stepped", "awaited", "shown", "then"]
+__all__ = ["Env", "EnvWrapper", "Started", "Stepped", "as_json", "awaited", "shown", "then"]
 
 Started: TypeAlias = tuple[str, dict[str, Any]]
 """What `reset` gives: the first observation, and information."""
@@ -59,6 +60,16 @@ def shown(observation: str, info: dict[str, Any]) -> str:
     to the newest observation alone.
     """
     return f"{info.get('prefix', '')}{observation}{info.get('suffix', '')}"
+
+
+def as_json(value: Any) -> str:
+    """What an environment gave, for another process: NumPy's values as Python's, and what JSON lacks as its text.
+
+    Raises:
+        TypeError: the key of a mapping is no text and no number.
+        ValueError: something contains itself.
+    """
+    return json.dumps(value, default=lambda part: part.tolist() if hasattr(part, "tolist") else str(part))
 
 
 class EnvWrapper:

@@ -17,6 +17,8 @@ import sys
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from roll.envs.base import as_json
+
 __all__ = ["serve"]
 
 
@@ -48,7 +50,7 @@ def serve(lines: Iterable[str], write: Callable[[str], object]) -> None:
         given = json.loads(line)
         try:
             found = {"value": getattr(episode, given.pop("call"))(**given)}
-            said = json.dumps(found)
+            said = as_json(found)
         except Exception as error:
             said = json.dumps({"error": f"{type(error).__name__}: {error}"})
         write(said)

@@ -19,9 +19,10 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
-from roll.envs.base import Started, Stepped, awaited, shown
+from roll.envs.base import Started, Stepped, awaited
 from roll.envs.equipping import Equipment, EquippedEnv
-from roll.envs.protocol import ProtocolError, checked_start, checked_step
+from roll.envs.heard import heard_reset, heard_step
+from roll.envs.protocol import ProtocolError
 from roll.envs.registration import ENVS, make
 from roll.envs.timing import acting
 from roll.envs.wrappers import wrapped
@@ -172,14 +173,12 @@ class _Guarded:
     async def reset(self, seed: int | None = None) -> Started:
         env = self._opened()
         found = await self._call("reset", self.settings.reset_time_limit_s, lambda: env.reset(seed))
-        observation, info = self._checked(checked_start, found)
-        return shown(observation, info), info
+        return self._heard("reset", found, heard_reset)
 
     async def step(self, action: str) -> Stepped:
         env = self._opened()
         found = await self._call("step", self.settings.step_time_limit_s, lambda: env.step(action))
-        observation, reward, ended, cut_off, info = self._checked(checked_step, found)
-        return shown(observation, info), reward, ended, cut_off, info
+        return self._heard("step", found, heard_step)
 
     async def close(self) -> None:
         """Close it, quietly; may be called twice."""
@@ -216,12 +215,17 @@ class _Guarded:
     def _count(self, kind: str, number: float = 1) -> None:
         self.hosts.counts[self.settings.name, kind] += number  # type: ignore[assignment]
 
-    def _checked(self, read: Callable[[Any], T], found: Any) -> T:
+    def _heard(self, what: str, found: Any, hear: Callable[[Any], T]) -> T:
+        """What it returned, as plain values; these may be objects of its own, which raise anything as well."""
+        name = self.settings.name
         try:
-            return read(found)
+            return hear(found)
         except ProtocolError as error:
             self._count("failures")
-            raise InfraError(f"environment '{self.settings.name}': {error}") from None
+            raise InfraError(f"environment '{name}': {error}") from None
+        except Exception as error:
+            self._count("failures")
+            raise InfraError(f"environment '{name}': what its {what} returned failed: {_described(error)}") from error
 
 
 async def _closed(opened: HostedEnv, what: str) -> None:

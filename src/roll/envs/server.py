@@ -23,6 +23,7 @@ from typing import Any
 
 from aiohttp import web
 
+from roll.envs.base import as_json
 from roll.envs.hosting import EnvHosts, HostedEnv
 from roll.errors import InfraError, UserError
 from roll.types import EnvironmentSettings
@@ -102,11 +103,15 @@ def _route(handle: Callable[[web.Request, dict[str, Any]], Awaitable[dict[str, A
             body = await request.json() if request.can_read_body else {}
             if not isinstance(body, dict):
                 raise UserError("the body is no JSON object")
-            return web.json_response(await handle(request, body))
+            found = await handle(request, body)
         except (UserError, ValueError, TypeError, RecursionError) as error:
             return web.json_response({"error": str(error)}, status=400)
         except InfraError as error:
             return web.json_response({"error": str(error)}, status=500)
+        try:
+            return web.json_response(text=as_json(found))
+        except (ValueError, TypeError, RecursionError) as error:
+            return web.json_response({"error": f"what the environment gave has no JSON: {error}"}, status=500)
 
     return answer
 

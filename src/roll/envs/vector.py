@@ -122,7 +122,8 @@ class VectorEnv:
             if not isinstance(result, Exception):
                 ended = result[2] or result[3]
                 self._over[index] = bool(ended) and self.autoreset != "same_step"
-        stepped = [self._succeeded(results)[index] for index in actions]
+        succeeded = self._succeeded(results)
+        stepped = [succeeded[index] for index in actions]
         return (
             [step[0] for step in stepped],
             np.array([step[1] for step in stepped], np.float64),
@@ -157,12 +158,13 @@ class VectorEnv:
         return None if self._started[index] or self._seed is None else self._seed + index
 
     def _succeeded(self, results: dict[int, Any]) -> dict[int, Any]:
-        for index, result in results.items():
-            if isinstance(result, Exception):
-                self._over[index] = True
-                raise InfraError(
-                    f"environment {index} ({self.env_ids[index]}) failed: {type(result).__name__}: {result}"
-                ) from result
+        failed = {index: result for index, result in results.items() if isinstance(result, Exception)}
+        for index in failed:
+            self._over[index] = True
+        for index, error in failed.items():
+            raise InfraError(
+                f"environment {index} ({self.env_ids[index]}) failed: {type(error).__name__}: {error}"
+            ) from error
         return results
 
 

@@ -8,6 +8,7 @@ before the next boundary.
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
@@ -143,6 +144,9 @@ class Run(Generic[S]):
 async def take_steps(run: Run[Any], step: Callable[[], Awaitable[list[str]]]) -> None:
     """Take the remaining steps: the one loop of every pipeline that trains.
 
+    What was there before stays, so that the collector need not look for garbage in it: to go through all that torch
+    imports takes a quarter of a second, in which nobody is answered.
+
     Args:
         run: at a step's boundary.
         step: makes the next one, up to its boundary, where the run may be saved; returns alarms that stop the run.
@@ -150,13 +154,17 @@ async def take_steps(run: Run[Any], step: Callable[[], Awaitable[list[str]]]) ->
     Raises:
         AlarmError: an alarm stops the run; everything up to this boundary is saved.
     """
-    while run.state.step < run.num_steps:
-        with run.spans.step(run.state.step + 1):
-            alarms = await step()
-            if alarms or run.checkpointer.due(run.state):
-                await run.save()
-            if alarms:
-                raise AlarmError("; ".join(alarms))
+    gc.freeze()
+    try:
+        while run.state.step < run.num_steps:
+            with run.spans.step(run.state.step + 1):
+                alarms = await step()
+                if alarms or run.checkpointer.due(run.state):
+                    await run.save()
+                if alarms:
+                    raise AlarmError("; ".join(alarms))
+    finally:
+        gc.unfreeze()
 
 
 async def _nothing_to_close() -> None:

@@ -22,9 +22,9 @@ import numpy as np
 
 from roll.envs.base import Started
 from roll.envs.hosting import EnvHosts
-from roll.errors import DataError, InfraError
+from roll.errors import DataError
 from roll.rollout.dialogue import Dialogue, Following
-from roll.rollout.history import shortened, with_text, without_thinking
+from roll.rollout.history import longest_fitting, shortened, with_text, without_thinking
 from roll.rollout.loops import Generate, Renderer, RolloutLoop, joined, next_turn, single_answer
 from roll.rollout.replaying import Played, check_replay, not_there, recalling
 from roll.types import (
@@ -123,7 +123,7 @@ async def play(
             observation, reward, ended, cut_off, info = await env.step(renderer.decode(answer.token_ids))
             episode.note_turn(answer, reward=reward, state=state)
             over = ended or cut_off or turn == draw.prompt.turns
-            if over or not await episode.hear(_replies(observation, info), info.get("tool_calls", ())):
+            if over or not await episode.hear(_replies(observation, info, renderer), info.get("tool_calls") or ()):
                 break
     if anchor is not None and not episode.begun:
         raise not_there(draw.prompt, anchor, f"it ends after {turn} of {anchor.num_turns} turns")
@@ -144,28 +144,36 @@ def opened(draw: PromptDraw, begun: Started, renderer: Renderer, plan: EpisodePl
     """
     assert draw.prompt.environment is not None
     opening = draw.prompt.environment.opening
-    observation, info = begun
-    if tools := tuple(info.get("tools", ())):
+    observation, info = renderer.harmless(begun[0]), begun[1]
+    if tools := tuple(info.get("tools") or ()):
         draw = replace(draw, prompt=replace(draw.prompt, tools=tools))
         if renderer.text(draw.prompt.messages, tools) == renderer.text(draw.prompt.messages):
             raise DataError(
                 "the chat template of this model does not show tools: choose another tool_calls.form, such as xml or "
                 "json."
             )
-    limit = len(observation) if plan.max_context is None else CHARS_PER_TOKEN * plan.max_context
-    while True:
+
+    def asked(limit: int) -> PromptDraw:
         (said,) = shortened([{"role": "user", "content": observation}], limit)
-        asked: Message = {"role": "user", "content": opening.replace("{prompt}", said["content"])}
-        messages = (*draw.prompt.messages[:-1], asked)
+        last: Message = {"role": "user", "content": opening.replace("{prompt}", said["content"])}
+        messages = (*draw.prompt.messages[:-1], last)
         token_ids = renderer.tokens(renderer.text(messages, draw.prompt.tools))
-        if plan.max_context is None or len(token_ids) + plan.min_answer_tokens <= plan.max_context:
-            return replace(draw, prompt=replace(draw.prompt, messages=messages), token_ids=token_ids)
-        if limit == 0:
-            raise DataError(
-                f"the first observation of '{draw.prompt.uid}' leaves no room for an answer in a context of "
-                f"{plan.max_context} tokens: raise inference.max_context, or shorten the system prompt."
-            )
-        limit = min(limit, len(observation)) * 3 // 4
+        return replace(draw, prompt=replace(draw.prompt, messages=messages), token_ids=token_ids)
+
+    if plan.max_context is None:
+        return asked(len(observation))
+    found = longest_fitting(
+        asked,
+        lambda tried: len(tried.token_ids),
+        most=min(len(observation), CHARS_PER_TOKEN * plan.max_context),
+        room=plan.max_context - plan.min_answer_tokens,
+    )
+    if found is None:
+        raise DataError(
+            f"the first observation of '{draw.prompt.uid}' leaves no room for an answer in a context of "
+            f"{plan.max_context} tokens: raise inference.max_context, or shorten the system prompt."
+        )
+    return found
 
 
 @dataclass(eq=False, kw_only=True)
@@ -235,16 +243,16 @@ class _Episode:
         return True
 
     def _cut(self, replies: Sequence[Message], calls: Sequence[dict[str, Any]], limit: int) -> Following | None:
-        """The next context with as much of the replies as there is room for; `None` where that is nothing."""
-        limit = min(limit, max(len(reply["content"]) for reply in replies))
-        while limit > 0:
-            following = self.dialogue.following(shortened(replies, limit), calls)
-            missing = self._missing(following)
-            if missing <= 0:
-                self.counts["observations_cut"] += 1
-                return following
-            limit -= max(limit // 20, -(-missing * limit // following.num_new), 1)
-        return None
+        """The next context with as much of the replies as there is room for; `None` where there is none at all."""
+        assert self.plan.max_context is not None
+        following = longest_fitting(
+            lambda limit: self.dialogue.following(shortened(replies, limit), calls),
+            self._missing,
+            most=min(limit, max(len(reply["content"]) for reply in replies)),
+            room=0,
+        )
+        self.counts["observations_cut"] += following is not None
+        return following
 
     async def _summarise(self) -> bool:
         """Let the model say what happened, and begin anew with that; false where there is no room for it."""
@@ -338,11 +346,11 @@ class _Episode:
         )
 
 
-def _replies(observation: str, info: Mapping[str, Any]) -> list[Message]:
-    """An observation as messages: a tool's (`use_tool`, as in GEM), several tools' (`tool_results`), or a user's."""
-    if results := info.get("tool_results"):
-        try:
-            return [cast(Message, {**result, "role": "tool", "content": str(result["content"])}) for result in results]
-        except (TypeError, KeyError) as error:
-            raise InfraError("an environment's info['tool_results'] is no list of {'content': …, …}") from error
-    return [{"role": "tool" if info.get("use_tool") else "user", "content": observation}]
+def _replies(observation: str, info: Mapping[str, Any], renderer: Renderer) -> list[Message]:
+    """An observation as messages: a tool's (`use_tool`, as in GEM), several tools' (`tool_results`), or a user's.
+
+    None of them can pass for another one, or for the model's own: see `ChatRenderer.harmless`.
+    """
+    results = info.get("tool_results") or [{"content": observation}]
+    role = "tool" if info.get("tool_results") or info.get("use_tool") else "user"
+    return [cast(Message, {**one, "role": role, "content": renderer.harmless(one["content"])}) for one in results]

@@ -11,9 +11,9 @@ Pure functions. Whether the tokens that these messages become go on from what th
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal, TypeAlias, cast
+from typing import Any, Literal, TypeAlias, TypeVar, cast
 
 from roll.types import History, Message
 
@@ -23,6 +23,7 @@ __all__ = [
     "ToolForm",
     "history_messages",
     "joined_text",
+    "longest_fitting",
     "shortened",
     "with_text",
     "without_thinking",
@@ -32,6 +33,7 @@ ToolForm: TypeAlias = Literal["written", "calls", "user"]
 TOOL_FORMS: tuple[ToolForm, ...] = ("written", "calls", "user")
 """How a template is shown tools' calls and replies: calls as the model wrote them; as a list, which some ask for; and
 replies as if a user said them, for templates that know no tools."""
+T = TypeVar("T")
 _OPEN, _CLOSE = "<think>", "</think>"
 
 
@@ -106,6 +108,31 @@ def _stripped(answer: Message) -> Message:
 def shortened(replies: Iterable[Message], limit: int) -> tuple[Message, ...]:
     """Messages of which none has much more than `limit` characters: the middle of a longer one gives way to a note."""
     return tuple(cast(Message, {**reply, "content": _middle_out(reply["content"], limit)}) for reply in replies)
+
+
+def longest_fitting(make: Callable[[int], T], size: Callable[[T], int], *, most: int, room: int) -> T | None:
+    """What is made of as many characters as there is room for, or nearly; `None` where there is none even for 0.
+
+    Each attempt tokenises a context, so how many characters fit is told by what the last one came to.
+
+    Args:
+        make: of texts of so many characters each.
+        size: of what was made, in tokens.
+        most: characters.
+        room: the largest size.
+    """
+    limit, found = most, make(most)
+    if size(found) <= room:
+        return found
+    least = make(0)
+    spare = room - size(least)
+    while spare >= 0 and limit > 0:
+        shown = size(found) - size(least)
+        limit = min(limit - max(limit // 20, 1), limit * spare // max(shown, 1))
+        found = make(limit)
+        if size(found) <= room:
+            return found
+    return None
 
 
 def _middle_out(text: str, limit: int) -> str:

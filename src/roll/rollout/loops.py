@@ -42,6 +42,10 @@ class Renderer(Protocol):
         """Ids of such a text."""
         ...
 
+    def harmless(self, text: str) -> str:
+        """Text of others, unable to end a message or to begin one."""
+        ...
+
     def written(self, answer: IntArray, after: IntArray, stops: Collection[int] = ()) -> tuple[str, bool]:
         """An answer's text, and whether a token that is not in it ended it."""
         ...

@@ -124,6 +124,9 @@ class SimulatedRenderer:
 
     drops_tools = False
 
+    def harmless(self, text: str) -> str:
+        return text
+
     def follow_up(self, observation: str) -> IntArray:
         return np.ones(1, np.int32)
 

@@ -10,14 +10,17 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
+import numpy as np
 import pytest
 from worlds.agents import Speaker, draw_of, opened
 
 from roll.agents import Session, as_rollout
+from roll.agents.refusals import Refusal
 from roll.agents.server import AgentServer
 from roll.data import ChatRenderer
 from roll.errors import EngineDiedError
 from roll.models import load_tokenizer
+from roll.types import Generation, GenerationRequest
 
 CHAT = {"model": "m", "messages": [{"role": "user", "content": "a"}]}
 MESSAGES = {"model": "m", "max_tokens": 50, "messages": [{"role": "user", "content": "a"}]}
@@ -337,6 +340,32 @@ async def test_other_pages_and_too_large_bodies_are_refused_in_the_vendors_form(
             headers = {"x-api-key": key}
             async with here.http.get(here.server.base_url + "/messages", headers=headers) as response:
                 assert response.status == expected and (await response.json())["type"] == "error"
+
+
+async def test_an_answer_that_comes_as_the_session_ends_is_neither_given_nor_kept(renderer: ChatRenderer) -> None:
+    async with opened(Speaker(renderer, ["a"])) as (_, session):
+        speaker = session._generate.__self__
+
+        async def late(request: GenerationRequest) -> Generation:
+            asyncio.get_running_loop().call_soon(session.close)  # after this, before whoever waits for it
+            return await speaker.generate(request)
+
+        session._generate = late
+        with pytest.raises(Refusal, match="this session is over"):
+            await session.ask(np.array([70], np.int32))
+        assert len(speaker.generations) == 1 and session.calls == []
+
+
+@pytest.mark.parametrize("prefix", ["/v1", "/v1/v1"])  # Anthropic's clients add their own to the address
+async def test_the_model_is_listed_as_either_vendor_does(renderer: ChatRenderer, prefix: str) -> None:
+    async with world(renderer) as here:
+        address, headers = here.server.base_url.removesuffix("/v1") + prefix, {"x-api-key": here.session.key}
+        async with here.http.get(f"{address}/models", headers=headers) as response:
+            said = await response.json()
+        async with here.http.get(f"{address}/models/m", headers=headers) as response:
+            one = await response.json()
+    assert [model["id"] for model in said["data"]] == ["policy"] and said["has_more"] is False
+    assert (one["id"], one["object"], one["type"], one["display_name"]) == ("m", "model", "model", "m")
 
 
 async def test_no_key_opens_another_session_and_a_key_opens_none_after_the_end(renderer: ChatRenderer) -> None:

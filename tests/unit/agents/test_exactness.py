@@ -244,3 +244,30 @@ async def test_tokens_that_no_text_has_stay_as_the_engine_made_them(tiny_model: 
     first, second = speaker.requests
     whole = [*first.token_ids.tolist(), *speaker.generations[0].token_ids.tolist()]
     assert second.token_ids.tolist()[: len(whole)] == whole and half in whole
+
+
+async def test_an_answer_is_known_again_without_its_outer_spaces_and_not_under_other_tools(tiny_model: Path) -> None:
+    renderer, end = renderer_of(tiny_model, ALL["qwen-with-tools"])
+    said = ["  so ", "a", "b"]
+    async with opened(Speaker(renderer, said, end)) as (server, session), aiohttp.ClientSession() as http:
+        speaker, client = session._generate.__self__, Client(http, server.base_url, session)
+        begun = [{"role": "user", "content": "a"}]
+        await client.chat(begun, tools=TOOLS)
+        after = [*begun, {"role": "assistant", "content": "so"}, {"role": "user", "content": "b"}]
+        await client.chat(after, tools=TOOLS)
+        await client.chat(after, tools=[{"type": "function", "function": {**TOOLS[0]["function"], "name": "go"}}])
+    first, second, third = (renderer.spelt(request.token_ids) for request in speaker.requests)
+    assert second.startswith(f"{first}  so <|im_end|>")
+    assert '"go"' in third and '"look"' not in third
+
+
+async def test_a_text_that_goes_on_behind_an_answer_does_not_have_the_token_that_ended_it(tiny_model: Path) -> None:
+    renderer, end = renderer_of(tiny_model, ALL["qwen-2.5"])
+    async with opened(Speaker(renderer, ["one", "two"], end)) as (server, session), aiohttp.ClientSession() as http:
+        headers = {"Authorization": f"Bearer {session.key}"}
+        for prompt in ("Count: ", "Count: one, "):
+            body = {"model": "m", "prompt": prompt}
+            async with http.post(f"{server.base_url}/completions", json=body, headers=headers) as response:
+                assert response.status == 200
+        speaker = session._generate.__self__
+    assert [renderer.spelt(request.token_ids) for request in speaker.requests] == ["Count: ", "Count: one, "]

@@ -7,16 +7,16 @@ import numpy as np
 from hypothesis import given
 
 from roll.agents.tree import Call, as_rollout, chains
-from roll.types import Prompt, PromptDraw, Rollout
+from roll.types import FinishReason, Prompt, PromptDraw, Rollout
 
 
-def call(context: list[int], tokens: list[int], number: int = 0) -> Call:
+def call(context: list[int], tokens: list[int], number: int = 0, finish_reason: FinishReason = "stop") -> Call:
     return Call(
         context=np.array(context, np.int32),
         token_ids=np.array(tokens, np.int32),
         logprobs=np.full(len(tokens), -1.0 - number, np.float32),
         policy_versions=np.full(len(tokens), number, np.int32),
-        finish_reason="stop",
+        finish_reason=finish_reason,
         engine_id="e",
     )
 
@@ -46,6 +46,13 @@ def test_an_agents_own_first_context_is_a_branch_at_the_beginning() -> None:
     rollout = rollout_of(call([9, 9, 9], [10]))
     assert [(b.start, b.context.tolist()) for b in rollout.branches] == [(0, [9, 9, 9])]
     assert rollout.prompt_token_ids.tolist() == [1, 2]
+
+
+def test_an_answer_that_was_cut_off_may_go_on_with_nothing_in_between() -> None:
+    rollout = rollout_of(call([1, 2], [10], finish_reason="length"), call([1, 2, 10], [11], 1))
+    assert rollout.token_ids.tolist() == [10, 11] and rollout.branches == ()
+    assert (spans(rollout), rollout.finish_reason) == ([(0, 1), (1, 2)], "stop")
+    assert rollout_of(call([1, 2], [10], finish_reason="length")).finish_reason == "length"
 
 
 def test_a_fork_has_a_context_of_its_own_and_trains_what_is_before_it_once() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from random import Random
 from typing import Any
 
+import numpy as np
 import pytest
 
 from roll.envs import ENVS, SyncVectorEnv, make, make_vec
@@ -133,6 +134,17 @@ def same_board(ours: Any, theirs: Any) -> None:
     theirs.max_tile_achieved = theirs.init_max_tile_achieved = ours._first
 
 
+def same_room(ours: Any, theirs: Any) -> None:
+    room = np.zeros((ours._rows, ours._cols), np.int64)
+    for kind, cells in ((1, ours._floor), (2, ours._goals)):
+        room[tuple(zip(*cells, strict=True))] = kind
+    theirs.room_fixed, theirs.room_state = room, room.copy()
+    for box in ours._boxes:
+        theirs.room_state[box] = 3 if box in ours._goals else 4
+    theirs.room_state[ours._player] = 5
+    theirs.player_position = np.array(ours._player)
+
+
 @pytest.mark.parametrize(
     ("name", "entry_point", "same_start"),
     [
@@ -144,6 +156,7 @@ def same_board(ours: Any, theirs: Any) -> None:
         ("Sudoku-v0-easy", "sudoku:SudokuEnv", same_grid),
         ("TowerofHanoi-v0-easy", "tower_of_hanoi:TowerofHanoiEnv", lambda ours, theirs: None),
         ("Game2048-v0-easy", "game_2048:Game2048Env", same_board),
+        ("Sokoban-v0-easy", "sokoban:SokobanEnv", same_room),
     ],
 )
 def test_our_games_reward_what_gems_reward(name: str, entry_point: str, same_start: Any) -> None:

@@ -12,6 +12,7 @@ import psutil
 import pytest
 
 from roll.cluster.pool import LocalWorkerPool
+from roll.envs.heard import heard_step
 from roll.envs.hosting import EnvHosts, HostedEnv
 from roll.envs.process_host import PoolHost
 from roll.errors import ConfigError, DataError, InfraError
@@ -40,6 +41,16 @@ class Waits:
 
     async def close(self) -> None:
         type(self).closed += 1
+
+
+class Contrary:
+    """Raises however it is looked at."""
+
+    def __str__(self) -> str:
+        raise RuntimeError("no text")
+
+    def __bool__(self) -> bool:
+        raise RuntimeError("no truth")
 
 
 @pytest.fixture
@@ -87,6 +98,15 @@ def test_a_step_gives_five_values_of_their_types() -> None:
     assert hosts.counts["own.module:Waits", "seconds"] == 1.0  # reset, start and close took none
 
 
+def test_what_an_environment_says_can_be_encoded_and_its_state_has_a_bounded_name() -> None:
+    half = "\ud800"
+    info = {"state": "s" * 9_999 + half, "tool_results": [{"content": half}], "use_tool": 1}
+    observation, reward, *_, told = heard_step((f"{half}\u00e9", 1, 0, 0, info))
+    assert (observation, reward, told["tool_results"], told["use_tool"]) == ("?\u00e9", 1.0, [{"content": "?"}], True)
+    assert len(told["state"]) < 200 and told["state"].encode()
+    assert told["state"] != heard_step(("", 1, 0, 0, {"state": "s" * 9_999}))[4]["state"]
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -100,6 +120,15 @@ def test_a_step_gives_five_values_of_their_types() -> None:
         ({"returns": ("a", 1.0, "no", True, {})}, "`terminated` is True or False. Found: 'no' of type str"),
         ({"returns": ("a", 1.0, True, True, None)}, "`step.* Found: the information None .* Mend: return `{}`"),
         ({"returns": "win"}, "`step.* Found: 'win'. Mend: return five values"),
+        ({"returns": ("a", 10**400, True, True, {})}, "a reward is a finite number. Found: the reward 1000"),
+        ({"returns": ("a", 1.0, Contrary(), True, {})}, "`terminated` is True or False. Found: .*Contrary"),
+        ({"returns": ("a", 1.0, True, True, {"state": Contrary()})}, "what its step returned failed: RuntimeError"),
+        ({"returns": ("a", 1.0, True, True, {"prefix": Contrary()})}, "what its step returned failed: RuntimeError"),
+        (
+            {"returns": ("a", 1.0, True, True, {"tool_calls": 5})},
+            r".*info\['tool_calls'\].* a list .* Found: 5",
+        ),
+        ({"returns": ("a", 1.0, True, True, {"tool_results": [{}]})}, r".*info\['tool_results'\].* Found: \[{}\]"),
     ],
 )
 @pytest.mark.usefixtures("waits")

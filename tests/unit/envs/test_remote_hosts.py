@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import textwrap
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -11,6 +12,7 @@ import aiohttp
 import pytest
 
 from roll.config.sandbox import SandboxConfig
+from roll.envs.episode_program import serve
 from roll.envs.hosting import EnvHosts
 from roll.envs.http_host import HttpHost
 from roll.envs.sandbox_host import SandboxHost
@@ -68,6 +70,35 @@ async def test_what_a_server_refuses_is_the_users_and_what_it_fails_is_ours(host
     gone = EnvironmentSettings(name="guess_number", host="http", url=url)
     with pytest.raises(InfraError, match=r"its start failed: InfraError: the server at .* does not answer"):
         await transcript(hosts, gone)
+
+
+NUMPYS = """
+    import numpy as np
+    class Own:
+        def reset(self, seed=None):
+            return "o", {"at": np.int64(3), "where": {1, }}
+        def step(self, action):
+            key = (1, 2) if action == "key" else "board"
+            return "o", np.float32(0.5), np.bool_(True), np.bool_(False), {key: np.zeros(2)}
+    """
+
+
+async def test_values_of_numpy_reach_another_process(tmp_path: Path, hosts: EnvHosts) -> None:
+    (tmp_path / "own.py").write_text(textwrap.dedent(NUMPYS))
+    name = f"{tmp_path}/own.py:Own"
+    begun, stepped = ["o", {"at": 3, "where": "{1}"}], ["o", 0.5, True, False, {"board": [0.0, 0.0]}]
+    async with (
+        environment_server(EnvHosts(), [name]) as url,
+        hosts.open(EnvironmentSettings(name=name, host="http", url=url)) as env,
+    ):
+        assert list(await env.reset(1)) == begun
+        assert list(await env.step("a")) == stepped
+        with pytest.raises(InfraError, match="what the environment gave has no JSON: keys must be"):
+            await env.step("key")
+    said: list[str] = []
+    calls = [{"call": "start", "name": name, "options": {}, "wrappers": []}, {"call": "reset", "seed": 1}]
+    serve([json.dumps(call) for call in [*calls, {"call": "step", "action": "a"}]], said.append)
+    assert [json.loads(line)["value"] for line in said] == [None, begun, stepped]
 
 
 async def test_in_a_sandbox_an_environment_sees_nothing_of_this_machine(tmp_path: Path) -> None:

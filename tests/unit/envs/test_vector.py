@@ -119,6 +119,33 @@ def test_a_failure_names_its_environment_and_the_others_have_acted(kind: type[Ve
     assert envs.step(["1", "1"])[0] == ["2", "1"]
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_after_several_failures_none_of_their_episodes_goes_on(kind: type[VectorEnv]) -> None:
+    envs = kind([Counter(), Counter(), Counter()])
+    envs.reset()
+    with pytest.raises(InfraError, match="environment 0"):
+        envs.step(["x", "x", "1"])
+    for index in (0, 1):
+        with pytest.raises(DataError, match=f"environment {index} .* has no episode"):
+            envs.step({index: "1"})
+    assert envs.step({2: "1"})[0] == ["2"]
+
+
+def test_an_episode_that_was_cut_off_has_ended() -> None:
+    class CutOff(Counter):
+        def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
+            observation, reward, ended, _, info = super().step(action)
+            return observation, reward, False, ended, info
+
+    envs = SyncVectorEnv([CutOff()])
+    envs.reset()
+    observations, _, ended, cut, [info] = envs.step(["3"])
+    assert (observations, ended.tolist(), cut.tolist(), info["final_observation"]) == (["0"], [False], [True], "3")
+    envs = SyncVectorEnv([CutOff()], autoreset="next_step")
+    envs.reset()
+    assert [envs.step(["3"])[0], envs.step(["3"])[0]] == [["3"], ["0"]]
+
+
 def test_asynchronous_environments_act_at_the_same_time() -> None:
     meeting = threading.Barrier(3, timeout=20)
 

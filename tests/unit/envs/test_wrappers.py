@@ -9,7 +9,7 @@ import pytest
 
 from roll.envs import ENVS, EnvWrapper, make, make_vec, register
 from roll.envs.hosting import EnvHosts
-from roll.envs.wrappers import EpisodeTracking, FormatPenalty, ObservationHistory, TimeLimit, wrapper_functions
+from roll.envs.wrappers import EpisodeTracking, FormatPenalty, ObservationHistory, TimeLimit, wrapped, wrapper_functions
 from roll.errors import ConfigError
 from roll.types import EnvironmentSettings
 
@@ -100,6 +100,9 @@ def test_a_time_limit_cuts_off() -> None:
     assert [env.step("a")[3], env.step("a")[3]] == [False, True]
     env.reset()
     assert env.step("a")[3] is False
+    env = TimeLimit(TimeLimit(Board(), max_turns=1), max_turns=2)
+    env.reset()
+    assert env.step("a")[3] is True
 
 
 @pytest.mark.parametrize(
@@ -120,7 +123,7 @@ def test_wrappers_are_transparent_and_are_copied_with_what_they_hold() -> None:
     env.reset()
     env.step("a")
     twin = env.spawn(same_state=True)
-    assert twin.unwrapped is not inner
+    assert twin.unwrapped is not inner and twin.env._tokenizer is env.env._tokenizer
     assert twin.step("b") == env.step("b")
     twin.step("c")
     assert env.step("c")[4]["step_counter"] == 3
@@ -153,6 +156,8 @@ def test_wrappers_are_found_by_gems_names() -> None:
         wrapper_functions("concatt")
     with pytest.raises(ConfigError, match="tokenizer"):
         wrapper_functions("concat_chat")
+    with pytest.raises(ConfigError, match="not the name of one wrapper"):
+        wrapped(Board(), "concat,episode_tracking", {})
 
 
 def test_a_wrapper_that_overrides_step_as_gems_do_works() -> None:

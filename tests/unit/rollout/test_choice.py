@@ -87,6 +87,9 @@ class Numbers:
     def decode(self, token_ids: IntArray) -> str:
         return ""
 
+    def harmless(self, text: str) -> str:
+        return text
+
     def follow_up(self, observation: str) -> IntArray:
         return np.zeros(1, np.int32)
 

@@ -45,6 +45,9 @@ class Renderer:
     def following(self, text: str, ended: bool) -> IntArray | None:
         return self.tokens(text)
 
+    def harmless(self, text: str) -> str:
+        return text
+
     def follow_up(self, observation: str) -> IntArray:
         return self.tokens(observation)
 

@@ -105,6 +105,9 @@ class Numbers:
     def decode(self, token_ids: IntArray) -> str:
         return " ".join(map(str, token_ids))
 
+    def harmless(self, text: str) -> str:
+        return text
+
     def follow_up(self, observation: str) -> IntArray:
         return np.array([len(observation)], dtype=np.int32)
 

@@ -169,6 +169,9 @@ class Silent:
     def decode(self, token_ids: IntArray) -> str:
         return ""
 
+    def harmless(self, text: str) -> str:
+        return text
+
     def follow_up(self, observation: str) -> IntArray:
         return np.zeros(1, np.int32)
 

@@ -15,6 +15,7 @@ from training_helpers import branching_batch, make_batch, needs_cuda
 from roll.errors import ModelError
 from roll.training import attention, blocks, products, varlen
 from roll.training.attention import AttentionPlan, packed_attention
+from roll.training.attention_calls import Prefixes, Rows, Shared, compute
 from roll.training.layout import PackedLayout, build_layout
 from roll.training.packing import pack
 
@@ -147,6 +148,33 @@ def test_sliding_windows(window: int) -> None:
 def test_float32_and_bfloat16_are_as_near_as_their_digits_allow() -> None:
     compare(make_layout(), dtype=torch.float32, limit=1e-5)
     compare(make_layout(), dtype=torch.bfloat16, limit=0.1)
+
+
+def test_gradients_of_what_many_queries_share_are_added_up_in_float32() -> None:
+    # in bfloat16, 256 + 1 is 256
+    q, v = torch.zeros(1, 300, 1, 8, dtype=torch.bfloat16), torch.zeros(1, 300, 1, 8, dtype=torch.bfloat16)
+    k = torch.zeros_like(v)
+    q[..., 0], k[0, 0, 0, 0] = 8, 64  # all look at the first key alone
+    v.requires_grad_()
+    with mock.patch.object(products, "TILE_ROWS", 1):
+        products.blocked_products(q, k, v, None, 1.0).sum().backward()
+    assert v.grad is not None and v.grad[0, 0].tolist() == [[300.0] * 8]
+
+
+@pytest.mark.parametrize("own_prefixes", [False, True])
+def test_gradients_of_a_common_prefix_are_added_up_in_float32(own_prefixes: bool) -> None:
+    def rows(entries: list[int]) -> Rows:
+        index = torch.tensor(entries)
+        return Rows(index, index, torch.arange(len(entries)), (len(entries), 1))
+
+    x = torch.zeros(301, 1, 1, dtype=torch.bfloat16, requires_grad=True)
+    before = rows([0] * 300) if own_prefixes else rows([0])
+    owners = torch.arange(300) if own_prefixes else torch.zeros(300, dtype=torch.int64)
+    bias = torch.zeros(300, 1, 1, 1, 2)
+    call = Shared(rows(list(range(1, 301))), Prefixes(before, owners, own_prefixes), "dense", bias)
+    # queries are 0, so that each segment gives half of its weight to the prefix; in bfloat16, 128 + 1/2 is 128
+    compute(call, torch.zeros_like(x), torch.zeros_like(x), x, 1.0).sum().backward()
+    assert x.grad is not None and x.grad.flatten().tolist() == [150.0] + [0.5] * 300
 
 
 def documented_varlen(

@@ -12,7 +12,7 @@ from __future__ import annotations
 import hashlib
 import inspect
 from collections.abc import Awaitable, Coroutine, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from roll.envs.base import Started, Stepped, awaited
@@ -63,6 +63,10 @@ class _Episode:
     """Of the environment, as it named it last."""
     digest: Any = field(default_factory=hashlib.blake2b)
     """Over all calls and results: two episodes that learnt different things are not in the same state."""
+
+    def copy(self) -> _Episode:
+        """Another one that goes on from here."""
+        return _Episode(counts=replace(self.counts), state=self.state, digest=self.digest.copy())
 
 
 class ToolEnv:
@@ -124,10 +128,13 @@ class ToolEnv:
         return self.env.sample_random_action()
 
     def spawn(self, same_state: bool = False, **options: Any) -> ToolEnv:
-        """Another of the same; `options` are the environment's."""
+        """Another of the same, which shares the tools; `options` are the environment's."""
         arguments = {"form": self._form_name, "max_tool_uses": self._max_tool_uses, "rewards": self._rewards}
         env = self.env.spawn(same_state=same_state, **options)
-        return ToolEnv(env, self._tools, explain=self._explain, **arguments, **self._limits)  # type: ignore[arg-type]
+        other = ToolEnv(env, self._tools, explain=self._explain, **arguments, **self._limits)  # type: ignore[arg-type]
+        if same_state:
+            other._toolbox, other._episode = self._toolbox, self._episode.copy()
+        return other
 
     async def check_tools(self) -> None:
         """Try, after a `reset`, what tools need that only a call would show: those with a coroutine `check` have it.

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from roll.envs.heard import plain
 from roll.envs.tools.base import Tool, ToolCall, ToolError, ToolResult
 from roll.errors import ConfigError, InfraError
 from roll.registry import nearest
@@ -50,8 +51,8 @@ class Toolbox:
         try:
             text = await self._called(call)
         except ToolError as error:
-            return ToolResult(call=call, text=cut(str(error), self.max_result_chars), ok=False)
-        return ToolResult(call=call, text=cut(text, self.max_result_chars), ok=True)
+            return ToolResult(call=call, text=plain(cut(str(error), self.max_result_chars)), ok=False)
+        return ToolResult(call=call, text=plain(cut(text, self.max_result_chars)), ok=True)
 
     async def _called(self, call: ToolCall) -> str:
         tool = self.by_name.get(call.name)

@@ -36,10 +36,16 @@ class World:
         return self
 
     def spawn(self, same_state: bool = False, **options: Any) -> Self:
-        """Another one, where wanted with other options, or in this one's state."""
-        if same_state and not options:
-            return copy.deepcopy(self)
-        return replace(self, **options)
+        """Another one, where wanted with other options, or in this one's state.
+
+        Raises:
+            ValueError: both are wanted.
+        """
+        if not same_state:
+            return replace(self, **options)
+        if options:
+            raise ValueError("a copy with the same state has the same options: leave them out")
+        return copy.deepcopy(self)
 
 
 def chosen(what: str, names: Collection[str] | None, known: Collection[str]) -> tuple[str, ...]:

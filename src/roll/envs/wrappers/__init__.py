@@ -46,7 +46,10 @@ def wrapped(env: Any, name: str, options: Mapping[str, Any]) -> Any:
         ConfigError: there is none of this name.
         DataError: it refuses the options.
     """
-    (function,) = wrapper_functions(name) or [lambda env: env]
+    functions = wrapper_functions(name)
+    if len(functions) != 1:
+        raise ConfigError(f"'{name}' is not the name of one wrapper: list several one by one.")
+    (function,) = functions
     try:
         return function(env, **options)
     except (TypeError, ValueError) as error:

@@ -136,6 +136,9 @@ class Echo:
         self.actions.append(action)
         return action, 1.0, True, False, {"state": "end"}
 
+    def spawn(self, same_state: bool = False) -> Echo:
+        return Echo()
+
 
 REWARDS = {"call": 0.05, "success": 0.25, "error": -0.5, "format": -0.1}
 
@@ -174,6 +177,16 @@ def test_equal_histories_have_equal_states_and_others_have_others() -> None:
 
     assert state("<calculator>1</calculator>") == state("<calculator>1</calculator>")
     assert state("<calculator>1</calculator>") != state("<calculator>2</calculator>")
+
+
+def test_a_copy_in_the_same_state_has_used_its_tools_as_often() -> None:
+    env = ToolEnv(Echo(), [Calculator()], max_tool_uses=2)
+    env.reset(0)
+    env.step("<calculator>1</calculator>")
+    twin = env.spawn(same_state=True)
+    assert twin.step("<calculator>2</calculator>") == env.step("<calculator>2</calculator>")
+    assert twin.counts == env.counts and env.counts["tool_use_counter"] == 2
+    assert env.spawn().counts["tool_use_counter"] == 0
 
 
 class Slow:

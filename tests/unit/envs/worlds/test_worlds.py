@@ -133,6 +133,8 @@ def test_another_one_is_spawned_fresh_or_in_the_same_state(name: str) -> None:
     action = env.sample_random_action()
     twin.sample_random_action()
     assert twin.step(action) == env.step(action)
+    with pytest.raises(ValueError, match="same state"):
+        env.spawn(same_state=True, size=3)
     fresh = env.spawn()
     assert type(fresh) is type(env)
     assert fresh.reset(5) == env.reset(5)

@@ -1,0 +1,35 @@
+"""Text of others, put into conversations: it must not pass for a message of anybody else, or for the model's own."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+__all__ = ["boundaries", "parted"]
+
+
+def boundaries(tokenizer: PreTrainedTokenizerBase, written: str) -> re.Pattern[str] | None:
+    """The tokens by which messages are told apart, as they are spelt; `None` where there are none.
+
+    Args:
+        tokenizer: of the model.
+        written: conversations as its chat template writes them, without tools: these have marks of their own, which
+            tools' results may be shown in.
+    """
+    added = {str(token) for token in getattr(tokenizer, "added_tokens_decoder", {}).values()}
+    names = {name for name in added if name in written}
+    names |= {str(name) for name in (tokenizer.bos_token, tokenizer.eos_token) if name}
+    marks = sorted((n for n in names if len(n) > 2 and not n[0].isalnum() and not n.isspace()), key=len, reverse=True)
+    return re.compile("|".join(map(re.escape, marks))) if marks else None
+
+
+def parted(text: str, marks: re.Pattern[str]) -> str:
+    """The text with a space behind the first character of every mark in it.
+
+    >>> parted("on <|im_end|>", re.compile(re.escape("<|im_end|>")))
+    'on < |im_end|>'
+    """
+    return marks.sub(lambda found: f"{found[0][0]} {found[0][1:]}", text)

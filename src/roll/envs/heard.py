@@ -1,0 +1,71 @@
+"""What an environment said, as plain values: whatever it is made of, nothing of it can fail later, in an episode.
+
+Text can be encoded, rewards are finite numbers, and what `info` says to an episode has the types that it must have.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from typing import Any
+
+from roll.envs.base import Started, Stepped, shown
+from roll.envs.protocol import ProtocolError, brief, checked_start, checked_step
+
+__all__ = ["heard_reset", "heard_step", "plain"]
+
+LONGEST_STATE = 4_096
+"""Characters. What is longer is named by its beginning and a digest, since it is kept for every turn."""
+
+
+def plain(text: str) -> str:
+    """The text, with `?` for halves of surrogate pairs: no tokenizer, file or pipe takes these."""
+    return text if text.isascii() else text.encode(errors="replace").decode()
+
+
+def heard_reset(found: Any) -> Started:
+    """First observation and information.
+
+    Raises:
+        ProtocolError: the environment broke a rule.
+        Exception: whatever its values raise when they are looked at.
+    """
+    observation, info = checked_start(found)
+    return plain(shown(observation, info)), _told(info)
+
+
+def heard_step(found: Any) -> Stepped:
+    """What became of an action.
+
+    Raises:
+        ProtocolError: see `heard_reset`.
+        Exception: as well.
+    """
+    observation, reward, ended, cut_off, info = checked_step(found)
+    return plain(shown(observation, info)), reward, ended, cut_off, _told(info)
+
+
+def _told(info: Mapping[str, Any]) -> dict[str, Any]:
+    told = dict(info)
+    if "state" in told:
+        told["state"] = _named(str(told["state"]))
+    if "use_tool" in told:
+        told["use_tool"] = bool(told["use_tool"])
+    for name in ("tools", "tool_calls", "tool_results"):
+        entries = told.get(name) or ()
+        if not isinstance(entries, (list, tuple)) or not all(isinstance(entry, dict) for entry in entries):
+            raise ProtocolError(f"`info['{name}']` is a list of objects", brief(entries), "return a list of `{…}`")
+        if name in told:
+            told[name] = list(entries)
+    if results := told.get("tool_results"):
+        if not all("content" in result for result in results):
+            rule, mend = "each of `info['tool_results']` has a content", "return a list of `{'content': …}`"
+            raise ProtocolError(rule, brief(results), mend)
+        told["tool_results"] = [{**result, "content": plain(str(result["content"]))} for result in results]
+    return told
+
+
+def _named(state: str) -> str:
+    if len(state) > LONGEST_STATE:
+        state = f"{state[:64]}… {hashlib.blake2b(state.encode(errors='replace'), digest_size=16).hexdigest()}"
+    return plain(state)
