@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from roll.errors import ConfigError, InfraError
+from roll.errors import ConfigError, InfraError, raised_at
 from roll.registry import load_function
 from roll.types import Message
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from roll.config.sandbox import SandboxConfig
     from roll.sandbox import SandboxManager, SandboxSpec
 
-__all__ = ["AgentFailed", "AgentTask", "Program", "open_program"]
+__all__ = ["AgentFailed", "AgentTask", "Program", "check_agent", "open_program"]
 
 MOST_OUTPUT = 2**20
 """Bytes of a program's output that are read; more of it is passed over."""
@@ -93,6 +93,16 @@ async def open_program(config: AgentConfig, sandbox: SandboxConfig, socket: Path
             yield _Sandboxed(config.command or [], config.environment, files, manager, spec, str(socket))
 
 
+def check_agent(config: AgentConfig | None) -> None:
+    """Look at a user's own function before anything is started for it.
+
+    Raises:
+        ConfigError: it cannot be imported, or is no coroutine.
+    """
+    if config is not None and config.function is not None:
+        _coroutine(config.function)
+
+
 def _coroutine(path: str) -> Program:
     function = load_function(path, "agent")
     if not inspect.iscoroutinefunction(function):
@@ -107,7 +117,7 @@ def _coroutine(path: str) -> Program:
         except InfraError:
             raise
         except Exception as error:
-            raise AgentFailed(f"{type(error).__name__}: {error}") from error
+            raise AgentFailed(f"{type(error).__name__}: {error} ({raised_at(error)})") from error
         return answer if isinstance(answer, str) else None
 
     return run

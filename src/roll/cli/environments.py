@@ -155,7 +155,7 @@ def rollout(
 
     sampling = Sampling(model=model, url=url, max_new_tokens=max_new_tokens, temperature=temperature)
     seeds = range(seed, seed + episodes)
-    work = rollouts(id, _settings(options), policy, sampling, seeds, turns, [_value(tool) for tool in tools], form)
+    work = rollouts(id, _settings(options), policy, sampling, seeds, turns, [_tool(tool) for tool in tools], form)
     played = run_to_end(work)
     if not quiet:
         for each in played:
@@ -258,6 +258,14 @@ def _settings(options: Sequence[str]) -> dict[str, Any]:
             raise click.UsageError(f"'{option}' is no argument of an environment: write KEY=VALUE, for example size=5.")
         settings[key] = _value(value, option)
     return settings
+
+
+def _tool(text: str) -> Any:
+    """A tool as a configuration has it: a user's own has its arguments in `options`."""
+    entry = _value(text)
+    if isinstance(entry, dict) and ":" in str(entry.get("tool")) and isinstance(entry.get("options"), dict):
+        return {**entry["options"], "tool": entry["tool"]}
+    return entry
 
 
 def _value(text: str, where: str = "") -> Any:

@@ -27,7 +27,7 @@ def heard_reset(found: Any) -> Started:
     """First observation and information.
 
     Raises:
-        ProtocolError: it breaks a rule.
+        ProtocolError: the environment broke a rule.
         Exception: whatever its values raise when they are looked at.
     """
     observation, info = checked_start(found)
@@ -54,18 +54,15 @@ def _told(info: Mapping[str, Any]) -> dict[str, Any]:
     for name in ("tools", "tool_calls", "tool_results"):
         entries = told.get(name) or ()
         if not isinstance(entries, (list, tuple)) or not all(isinstance(entry, dict) for entry in entries):
-            raise _untold(name, entries, "a list of objects")
+            raise ProtocolError(f"`info['{name}']` is a list of objects", brief(entries), "return a list of `{…}`")
         if name in told:
             told[name] = list(entries)
     if results := told.get("tool_results"):
         if not all("content" in result for result in results):
-            raise _untold("tool_results", results, "a list of {'content': …, …}")
+            rule, mend = "each of `info['tool_results']` has a content", "return a list of `{'content': …}`"
+            raise ProtocolError(rule, brief(results), mend)
         told["tool_results"] = [{**result, "content": plain(str(result["content"]))} for result in results]
     return told
-
-
-def _untold(name: str, found: Any, form: str) -> ProtocolError:
-    return ProtocolError(f"`info['{name}']` is {form}", brief(found), f"give {form}, or leave it out")
 
 
 def _named(state: str) -> str:

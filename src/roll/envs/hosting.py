@@ -22,7 +22,7 @@ from typing import Any, Protocol, TypeVar
 from roll.envs.base import Started, Stepped, awaited
 from roll.envs.equipping import Equipment, EquippedEnv
 from roll.envs.heard import heard_reset, heard_step
-from roll.envs.protocol import ProtocolError, brief
+from roll.envs.protocol import ProtocolError
 from roll.envs.registration import ENVS, make
 from roll.envs.timing import acting
 from roll.envs.wrappers import wrapped
@@ -173,12 +173,12 @@ class _Guarded:
     async def reset(self, seed: int | None = None) -> Started:
         env = self._opened()
         found = await self._call("reset", self.settings.reset_time_limit_s, lambda: env.reset(seed))
-        return self._heard(heard_reset, found)
+        return self._heard("reset", found, heard_reset)
 
     async def step(self, action: str) -> Stepped:
         env = self._opened()
         found = await self._call("step", self.settings.step_time_limit_s, lambda: env.step(action))
-        return self._heard(heard_step, found)
+        return self._heard("step", found, heard_step)
 
     async def close(self) -> None:
         """Close it, quietly; may be called twice."""
@@ -215,14 +215,17 @@ class _Guarded:
     def _count(self, kind: str, number: float = 1) -> None:
         self.hosts.counts[self.settings.name, kind] += number  # type: ignore[assignment]
 
-    def _heard(self, hear: Callable[[Any], T], found: Any) -> T:
+    def _heard(self, what: str, found: Any, hear: Callable[[Any], T]) -> T:
         """What it returned, as plain values; these may be objects of its own, which raise anything as well."""
+        name = self.settings.name
         try:
             return hear(found)
+        except ProtocolError as error:
+            self._count("failures")
+            raise InfraError(f"environment '{name}': {error}") from None
         except Exception as error:
             self._count("failures")
-            wrong = error if isinstance(error, ProtocolError) else f"it returned {brief(found)}, which cannot be read"
-            raise InfraError(f"environment '{self.settings.name}': {wrong}") from error
+            raise InfraError(f"environment '{name}': what its {what} returned failed: {_described(error)}") from error
 
 
 async def _closed(opened: HostedEnv, what: str) -> None:

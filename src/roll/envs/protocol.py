@@ -46,7 +46,7 @@ def checked_start(found: Any) -> Started:
 
 
 def checked_step(found: Any) -> Stepped:
-    """What `step` gave, with Python's own numbers.
+    """What `step` gave, with Python's own numbers; 0 and 1 are flags as well.
 
     Raises:
         ProtocolError: it breaks a rule.
@@ -60,7 +60,7 @@ def checked_step(found: Any) -> Stepped:
     if not _is_finite(reward):
         raise ProtocolError("a reward is a finite number", f"the reward {_typed(reward)}", "return a float")
     for name, value in (("terminated", terminated), ("truncated", truncated)):
-        if type(value).__name__ not in ("bool", "bool_"):  # NumPy's, too
+        if type(value).__name__ not in ("bool", "bool_", "int") or value not in (0, 1):  # NumPy's, too
             raise ProtocolError(f"`{name}` is True or False", _typed(value), f"return `bool({name})`")
     return observation, float(reward), bool(terminated), bool(truncated), info
 

@@ -19,7 +19,7 @@ from roll.envs.worlds import WORLDS
 from roll.errors import ConfigError, DataError, UserError
 from roll.registry import import_object, load_function, nearest
 
-__all__ = ["ENVS", "FAMILIES", "EnvSpec", "find", "make", "make_vec", "register"]
+__all__ = ["ENVS", "FAMILIES", "EnvSpec", "find", "is_own", "make", "make_vec", "register"]
 
 EntryPoint = str | Callable[..., Any]
 
@@ -98,6 +98,11 @@ def find(id: str) -> EnvSpec:
     close = difflib.get_close_matches(id, list(ENVS), n=3, cutoff=0.5)
     meant = f" Did you mean {' or '.join(map(repr, close))}?" if close else ""
     raise ConfigError(f"unknown environment '{id}'.{meant} `roll env list` shows all; your own: file.py:Class.")
+
+
+def is_own(id: str) -> bool:
+    """Whether a name is a user's own class by its place: neither registered nor of another library."""
+    return id not in ENVS and id.partition(":")[0] not in FAMILIES
 
 
 def make(id: str, options: Mapping[str, Any] | None = None, /, **overrides: Any) -> Any:

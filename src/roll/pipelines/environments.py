@@ -11,6 +11,7 @@ from roll.envs.base import Started
 from roll.envs.equipping import EquippedEnv
 from roll.envs.hosting import EnvHosts
 from roll.envs.places import open_hosts
+from roll.envs.registration import is_own
 from roll.errors import DataError, InfraError
 
 __all__ = ["first_observations"]
@@ -45,10 +46,12 @@ async def _first_observation(hosts: EnvHosts, entry: EnvironmentData) -> Started
     try:
         async with hosts.open(settings) as env:
             observation, info = await env.reset(settings.seed)
+            if is_own(settings.name):
+                await env.step("")  # whatever a player writes has an answer
             if isinstance(env, EquippedEnv):
                 await env.check()
     except InfraError as error:
-        raise DataError(f"{error}. So its first episode does not begin; `roll env check` says more.") from error
+        raise DataError(f"{error}. So its episodes would fail; `roll env check` says more.") from error
     if not observation.strip():
         raise DataError(
             f"environment '{entry.environment}' begins its first episode with {observation!r}: the first observation "

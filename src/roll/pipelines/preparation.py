@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from roll.agents.programs import check_agent
 from roll.config.generating import GeneratingConfig
 from roll.data import Data, build_data, held_out_draws
 from roll.errors import ConfigError
@@ -50,6 +51,7 @@ def prepare(config: GeneratingConfig, *, scores: bool = True) -> Prepared:
     if scores:
         check_reward_functions(config.data)
         check_reward_models(config.data)
+    check_agent(config.rollout.agent)
     run_to_end(first_observations(config.data, config.sandbox))
     model_path = resolve_model(config.model.path)
     tokenizer = load_tokenizer(model_path, trust_remote_code=config.model.trust_remote_code)

@@ -178,6 +178,15 @@ async def test_the_embedded_engine_plays(tiny_model: Path) -> None:
     assert played[0] == played[1] and played[0].turns
 
 
+def test_a_players_own_tool_is_written_as_in_a_configuration(tmp_path: Path) -> None:
+    file = tmp_path / "own.py"
+    file.write_text("def lookup(word: str, *, book: str) -> str:\n  'Looks a word up.'\n  return {}[word]")
+    found = run(
+        "rollout", "math:Generated-v0-easy", "--form=xml", f"--tool={{tool: '{file}:lookup', options: {{book: b}}}}"
+    )
+    assert "<lookup>…</lookup>: Looks a word up." in found.output
+
+
 def test_a_player_may_have_tools() -> None:
     found = run("rollout", "math:Generated-v0-easy", "--tool=calculator", "--form=json")
     assert '"name": "calculator"' in found.output and "1 turns" in found.output

@@ -77,10 +77,10 @@ class NotANumber(Good):
         return observation, float("nan"), *rest
 
 
-class NumberAsFlag(Good):
+class TextAsFlag(Good):
     def step(self, action: str) -> Any:
         observation, reward, ended, _, info = super().step(action)
-        return observation, reward, int(ended), False, info
+        return observation, reward, str(ended), False, info
 
 
 class NoInfo(Good):
@@ -154,7 +154,7 @@ BROKEN = {
     ),
     NoText: ("`step(action)` gives", "describe what is seen as text"),
     NotANumber: ("a reward is a finite number", "return a float"),
-    NumberAsFlag: ("`terminated` is True or False", "return `bool(terminated)`"),
+    TextAsFlag: ("`terminated` is True or False", "return `bool(terminated)`"),
     NoInfo: ("`step(action)` gives", "return `{}`"),
     Fragile: ("`step(action)` gives", "an exception is a failure of the environment"),
     WrongArgument: ("`reset(seed)` gives", "an exception is a failure of the environment"),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import math
 import os
 import textwrap
 from pathlib import Path
@@ -102,10 +101,10 @@ def test_a_step_gives_five_values_of_their_types() -> None:
 def test_what_an_environment_says_can_be_encoded_and_its_state_has_a_bounded_name() -> None:
     half = "\ud800"
     info = {"state": "s" * 9_999 + half, "tool_results": [{"content": half}], "use_tool": 1}
-    observation, reward, *_, told = heard_step((f"{half}\u00e9", 1, False, False, info))
+    observation, reward, *_, told = heard_step((f"{half}\u00e9", 1, 0, 0, info))
     assert (observation, reward, told["tool_results"], told["use_tool"]) == ("?\u00e9", 1.0, [{"content": "?"}], True)
     assert len(told["state"]) < 200 and told["state"].encode()
-    assert told["state"] != heard_step(("", 1, False, False, {"state": "s" * 9_999}))[4]["state"]
+    assert told["state"] != heard_step(("", 1, 0, 0, {"state": "s" * 9_999}))[4]["state"]
 
 
 @pytest.mark.parametrize(
@@ -117,16 +116,19 @@ def test_what_an_environment_says_can_be_encoded_and_its_state_has_a_bounded_nam
         ({"returns": ("a", 1.0)}, r"`step\(action\)` gives .* Found: \('a', 1.0\). Mend: return five values"),
         ({"returns": (1, 1.0, True, True, {})}, "`step.* Found: the observation 1 of type int. Mend: describe"),
         ({"returns": ("a", "1.0", True, True, {})}, "a reward is a finite number. Found: the reward '1.0' of type str"),
-        ({"returns": ("a", math.nan, True, True, {})}, "a reward is a finite number. Found: the reward nan"),
-        ({"returns": ("a", 10**400, True, True, {})}, "a reward is a finite number. Found: the reward 1000"),
+        ({"returns": ("a", float("nan"), True, True, {})}, "a reward is a finite number. Found: the reward nan"),
         ({"returns": ("a", 1.0, "no", True, {})}, "`terminated` is True or False. Found: 'no' of type str"),
-        ({"returns": ("a", 1.0, Contrary(), True, {})}, "`terminated` is True or False. Found: .*Contrary"),
         ({"returns": ("a", 1.0, True, True, None)}, "`step.* Found: the information None .* Mend: return `{}`"),
-        ({"returns": ("a", 1.0, True, True, {"state": Contrary()})}, "it returned .* which cannot be read"),
-        ({"returns": ("a", 1.0, True, True, {"prefix": Contrary()})}, "it returned .* which cannot be read"),
-        ({"returns": ("a", 1.0, True, True, {"tool_calls": 5})}, r"`info\['tool_calls'\]` is a list of objects. F"),
-        ({"returns": ("a", 1.0, True, True, {"tool_results": [{}]})}, r"`info\['tool_results'\]` is a list of"),
         ({"returns": "win"}, "`step.* Found: 'win'. Mend: return five values"),
+        ({"returns": ("a", 10**400, True, True, {})}, "a reward is a finite number. Found: the reward 1000"),
+        ({"returns": ("a", 1.0, Contrary(), True, {})}, "`terminated` is True or False. Found: .*Contrary"),
+        ({"returns": ("a", 1.0, True, True, {"state": Contrary()})}, "what its step returned failed: RuntimeError"),
+        ({"returns": ("a", 1.0, True, True, {"prefix": Contrary()})}, "what its step returned failed: RuntimeError"),
+        (
+            {"returns": ("a", 1.0, True, True, {"tool_calls": 5})},
+            r".*info\['tool_calls'\].* a list .* Found: 5",
+        ),
+        ({"returns": ("a", 1.0, True, True, {"tool_results": [{}]})}, r".*info\['tool_results'\].* Found: \[{}\]"),
     ],
 )
 @pytest.mark.usefixtures("waits")

@@ -444,6 +444,8 @@ def test_anchors_that_could_not_be_are_refused() -> None:
         chain_config(anchors={}, environments=[{"environment": "a"}])
     with pytest.raises(ValueError, match=r"but rollout\.loop plays them"):
         chain_config(anchors={}, rollout={"loop": "mine:loop"})
+    with pytest.raises(ValueError, match=r"rollout\.agent plays in ROLL's place, and no environment would be opened"):
+        chain_config(rollout={"agent": {"function": "mine.py:agent"}})
     with pytest.raises(ValueError, match=r"algorithm\.imitation would change nothing"):
         chain_config(algorithm={"imitation": {"weight": 0}})
     assert chain_config(anchors={}, algorithm={"imitation": {"weight": 0}}).has_demonstrations

@@ -98,6 +98,11 @@ class AgenticConfig(ReinforcingConfig):
                 "tracking.record_rollouts keeps rollouts for `roll replay`, which cannot replay a run of the pipeline "
                 "agentic: set it to false"
             )
+        if self.rollout.agent is not None:
+            raise ValueError(
+                "rollout.agent plays in ROLL's place, and no environment would be opened: remove it, or train the "
+                "agent with `pipeline: rlvr` and prompts in `data`"
+            )
         if self.curriculum is not None:
             if self.rollout.scheduling.domain_quotas:
                 raise ValueError(
@@ -116,11 +121,10 @@ class AgenticConfig(ReinforcingConfig):
             raise ValueError(
                 "anchors lie between turns, but every environment has num_turns 1: raise it, or remove anchors"
             )
-        own = "loop" if self.rollout.loop else "agent" if self.rollout.agent else None
-        if own is not None:
+        if self.rollout.loop:
             raise ValueError(
-                f"anchors replay turns of episodes that ROLL plays itself, but rollout.{own} plays them: remove the "
-                "one or the other"
+                "anchors replay turns of episodes that ROLL plays itself, but rollout.loop plays them: remove the one "
+                "or the other"
             )
         return self
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from roll.envs.heard import plain
 from roll.envs.tools.base import Tool, ToolCall, ToolError, ToolResult
-from roll.errors import ConfigError, InfraError
+from roll.errors import ConfigError, InfraError, raised_at
 from roll.registry import nearest
 
 __all__ = ["Toolbox", "cut"]
@@ -73,7 +73,8 @@ class Toolbox:
         except TimeoutError as error:
             raise InfraError(f"tool '{tool.name}' took longer than {self.call_time_limit_s:g} s") from error
         except Exception as error:  # the boundary to tools: whatever they raise is our failure
-            raise InfraError(f"tool '{tool.name}' failed: {type(error).__name__}: {error}") from error
+            what = f"{type(error).__name__}: {error} ({raised_at(error)})"
+            raise InfraError(f"tool '{tool.name}' failed: {what}") from error
 
 
 def _complaint(tool: Tool, arguments: Mapping[str, Any]) -> str:

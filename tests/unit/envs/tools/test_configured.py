@@ -122,6 +122,15 @@ async def test_an_environment_has_tools_wherever_it_runs(host: str) -> None:
         assert found["env/math:Generated-v0-easy/tool_error_share"] == 0.5
 
 
+async def test_before_a_run_a_users_own_class_acts_once(tmp_path: Path) -> None:
+    file = tmp_path / "old.py"
+    file.write_text(
+        "class Old:\n  def reset(self, seed=None): return 'go', {}\n  def step(self, a): return a, 0.0, True, {}"
+    )
+    with pytest.raises(UserError, match=r"`step\(action\)` gives .* return five values.* So its episodes would fail"):
+        await first_observations([entry(environment=f"{file}:Old", options={})], SandboxConfig())
+
+
 async def test_before_a_run_what_tools_need_is_missed(tmp_path: Path) -> None:
     for tool, message in [
         (

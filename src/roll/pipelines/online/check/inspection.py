@@ -67,6 +67,9 @@ def inspect_run(
 
 
 def _look_at_places(report: Report, config: GeneratingConfig) -> None:
+    from roll.agents.programs import check_agent
+
+    check_agent(config.rollout.agent)
     look_at_places(report, config)
     from roll.inference import resolve_engine_kind
 
