@@ -4,9 +4,10 @@
     make agentic-demo ARGS="--only calculator --seeds 1"
 
 Each begins with a model that was shown how an answer is written (`examples/agentic_*_first.yaml`, a minute or two of
-`sft` on a scripted player's episodes); gains are counted from there, on seeds that neither saw. `guess` is discounted,
-and `guess_undiscounted` the same run without: how often, and how soon, each wins. Runs that are complete in
-`--directory` are read, not made again, so that a demonstration may be made in parts; the page has all that are there.
+`sft` on a scripted player's episodes); gains are counted from there, on seeds that neither saw. `guess_long` is the
+same game with twice the turns, discounted, and `guess_long_undiscounted` the same run without: how often, and how soon,
+each wins. Runs that are complete in `--directory` are read, not made again, so that a demonstration may be made in
+parts; the page has all that are there.
 """
 
 from __future__ import annotations
@@ -26,7 +27,6 @@ PAGE = ROOT / "docs" / "benchmarks" / "agentic.md"
 CURVES = ROOT / "docs" / "benchmarks" / "agentic.png"
 ACCURACY = "eval/accuracy"
 GAIN = 0.3
-"""That the mean of the seeds has to reach."""
 MOST_S = 1800.0
 """Of training for each seed, what it begins with included."""
 LAST = 10
@@ -38,23 +38,29 @@ class Demo(Recipe):
     """One environment."""
 
     environment: str
+    gain: float | None = GAIN
+    """That the mean of the seeds has to reach."""
 
 
-def _demo(name: str, example: str, environment: str, *changes: str) -> Demo:
+def _demo(name: str, example: str, environment: str, *changes: str, gain: float | None = GAIN) -> Demo:
     first = Recipe(name=f"{example}_first", example=f"agentic_{example}_first.yaml")
     return Demo(
         name=name,
         example=f"agentic_{example}.yaml",
         environment=environment,
+        gain=gain,
         changes=changes,
         needs=first,
         where=("model",),
     )
 
 
+GUESS = "game:GuessTheNumber-v0-easy"
+LONG = ("environments.0.num_turns=8", "environments.0.options.max_turns=8")
 DEMOS = (
-    _demo("guess", "guess", "game:GuessTheNumber-v0-easy"),
-    _demo("guess_undiscounted", "guess", "game:GuessTheNumber-v0-easy", "algorithm.advantage.gamma=1.0"),
+    _demo("guess", "guess", GUESS),
+    _demo("guess_long", "guess", GUESS, *LONG, gain=None),
+    _demo("guess_long_undiscounted", "guess", GUESS, *LONG, "algorithm.advantage.gamma=1.0", gain=None),
     _demo("calculator", "calculator", "math:Generated-v0-easy"),
     _demo("lake", "lake", "game:FrozenLake-v0-easy"),
 )
@@ -82,7 +88,7 @@ def figures(demo: Demo, paths: Sequence[Path], firsts: Sequence[Path]) -> dict[s
         "turns_first": [statistics.mean(each[:LAST]) for each in turns],
         "turns_last": [statistics.mean(each[-LAST:]) for each in turns],
         "train_s": seconds,
-        "met": gain >= GAIN and max(seconds) <= MOST_S,
+        "met": demo.gain is None or (gain >= demo.gain and max(seconds) <= MOST_S),
         "courses": courses,
     }
 
@@ -102,11 +108,9 @@ def rows(gallery: dict[str, dict[str, Any]]) -> Iterator[str]:
 
 def compared(gallery: dict[str, dict[str, Any]]) -> Iterator[str]:
     """The discount, in a sentence."""
-    if {"guess", "guess_undiscounted"} <= gallery.keys():
-        wins, turns = (
-            [statistics.mean(gallery[name][key]) for name in ("guess", "guess_undiscounted")]
-            for key in ("after", "turns_last")
-        )
+    pair = ("guess_long", "guess_long_undiscounted")
+    if set(pair) <= gallery.keys():
+        wins, turns = ([statistics.mean(gallery[name][key]) for name in pair] for key in ("after", "turns_last"))
         yield ""
         yield (
             f"With a discount of 0.9 the game is won in {wins[0]:.3f} of held-out episodes, without in {wins[1]:.3f}; "
