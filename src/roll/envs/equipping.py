@@ -82,6 +82,8 @@ class EquippedEnv:
 
     tools: ToolEnv
     name: str
+    failed: bool = field(init=False, default=False)
+    """A tool did, or the environment inside."""
 
     async def reset(self, seed: int | None = None) -> tuple[str, dict[str, Any]]:
         """See `HostedEnv`."""
@@ -96,8 +98,10 @@ class EquippedEnv:
             with acting():
                 return await given if inspect.isawaitable(given) else given
         except (UnscorableError, UserError, InfraError):
+            self.failed = True
             raise
         except Exception as error:
+            self.failed = True
             place = f"environment '{self.name}': its tools do not {what}"
             raise InfraError(f"{place}: {type(error).__name__}: {error}") from error
 

@@ -116,12 +116,13 @@ class EnvHosts:
         finally:
             self.num_open -= 1
             if tools is not None:
-                self._note_uses(settings.name, tools)
+                self._note_uses(settings.name, tools, failed=tools.failed and not env.failed)
                 await _closed(tools, f"the tools of environment '{settings.name}'")
             await env.close()
 
-    def _note_uses(self, name: str, tools: EquippedEnv) -> None:
+    def _note_uses(self, name: str, tools: EquippedEnv, failed: bool) -> None:
         counts = tools.counts()
+        self.counts[name, "failures"] += failed
         self.counts[name, "tool_episodes"] += 1
         self.counts[name, "tool_uses"] += counts["tool_use_counter"]
         self.counts[name, "tool_errors"] += counts["tool_error_counter"] + counts["tool_format_error_counter"]
@@ -165,6 +166,7 @@ class _Guarded:
 
     settings: EnvironmentSettings
     hosts: EnvHosts
+    failed: bool = field(init=False, default=False)
     _env: HostedEnv | None = field(init=False, default=None)
 
     async def start(self, host: Host) -> None:
@@ -213,6 +215,7 @@ class _Guarded:
             self._count("seconds", loop.time() - begun)
 
     def _count(self, kind: str, number: float = 1) -> None:
+        self.failed |= kind == "failures"
         self.hosts.counts[self.settings.name, kind] += number  # type: ignore[assignment]
 
     def _heard(self, what: str, found: Any, hear: Callable[[Any], T]) -> T:

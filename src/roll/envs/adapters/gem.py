@@ -6,10 +6,12 @@ They have the protocol already, and are only kept from sharing random numbers wi
 from __future__ import annotations
 
 import copy
+from importlib import import_module
 from typing import Any
 
 from roll.envs.adapters.packages import OwnRandomness, imported
 from roll.errors import ConfigError
+from roll.registry import nearest
 
 __all__ = ["GemEnv", "make"]
 
@@ -67,4 +69,6 @@ def make(name: str, **options: Any) -> GemEnv:
         with randomness.used():  # they draw already while they are made
             return GemEnv(gem.make(name, **options), randomness)
     except (ValueError, ImportError) as error:
-        raise ConfigError(f"environment 'gem:{name}': {error}") from error
+        known = list(import_module("gem.envs.registration").ENV_REGISTRY)
+        hint = "" if name in known else nearest(name, known)
+        raise ConfigError(f"environment 'gem:{name}': {error}{hint}") from error

@@ -118,8 +118,8 @@ def test_gems_environments_pass_through_with_their_own_random_numbers() -> None:
     assert [both[1].reset(1)[0], *[(a, *both[1].step(a)[:4]) for a, *_ in alone[1:]]] == alone
     assert isinstance(env.unwrapped, gem.Env)
     unmoved(env)
-    with pytest.raises(ConfigError, match="not found"):
-        make("gem:game:Gues-v0")
+    with pytest.raises(ConfigError, match=r"not found.* Did you mean 'game:Guess"):
+        make("gem:game:GuesTheNumber-v0-easy")
 
 
 def first_move(seen: str) -> str:

@@ -187,6 +187,7 @@ async def test_a_users_own_tool_costs_its_own_episode_alone(tmp_path: Path, name
             used("<lookup>die</lookup>"),
             return_exceptions=True,
         )
+        assert hosts.metrics()["env/math:Generated-v0-easy/failures"] == 1.0
     assert twice == "<result>\nclass class \n</result>"
     assert "no b in here" in str(one) and one != other, "each episode has a process of its own"
     assert isinstance(died, InfraError) and "code 3" in str(died)
