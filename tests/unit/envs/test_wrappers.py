@@ -92,6 +92,7 @@ def test_turns_and_rewards_are_counted() -> None:
     env.step("a")
     assert env.step("b")[4] == {"suffix": "[2]", "step_counter": 2, "cumulative_rewards": 1.0}
     assert env.reset()[1]["prev_ep_cumulative_rewards"] == 1.0
+    assert env.step("a")[4] == {"suffix": "[1]", "step_counter": 1, "cumulative_rewards": 0.5}
 
 
 def test_a_time_limit_cuts_off() -> None:
