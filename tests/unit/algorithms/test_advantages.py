@@ -127,3 +127,9 @@ def test_shifting_all_rewards_changes_nothing_with_a_group_mean(values: list[lis
 def test_importing_them_does_not_import_torch() -> None:
     code = "import sys, roll.algorithms.advantages; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_the_last_chunk_has_the_whole_value_and_each_before_it_gamma_times_the_next() -> None:
+    episode = Episode(group=0, reward=2, num_tokens=6, turns=((0, 1), (2, 4), (5, 6)))
+    (found,) = estimate([episode], np.array([2.0]), estimator="chunk", gamma=0.5).advantages
+    assert found.tolist() == [0.5, 0, 1, 1, 0, 2]

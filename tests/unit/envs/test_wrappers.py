@@ -86,12 +86,24 @@ def test_chat_templates_are_written_around_all_turns_or_the_first() -> None:
         ObservationHistory(Board(), chat="always")
 
 
+def test_a_history_has_the_action_as_it_was_read() -> None:
+    class Reads(Board):
+        def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
+            *stepped, info = super().step(action)
+            return (*stepped, {**info, "parsed_action": action.partition("!")[0]})  # type: ignore[return-value]
+
+    env = ObservationHistory(Reads())
+    env.reset()
+    assert env.step("up! and so on")[0] == "Rules\nup\ndid 1\n[1]"
+
+
 def test_turns_and_rewards_are_counted() -> None:
     env = EpisodeTracking(Board())
     env.reset()
     env.step("a")
     assert env.step("b")[4] == {"suffix": "[2]", "step_counter": 2, "cumulative_rewards": 1.0}
     assert env.reset()[1]["prev_ep_cumulative_rewards"] == 1.0
+    assert env.step("a")[4] == {"suffix": "[1]", "step_counter": 1, "cumulative_rewards": 0.5}
 
 
 def test_a_time_limit_cuts_off() -> None:
