@@ -80,13 +80,13 @@ def play(
     """
     from roll.cli.playing import person
     from roll.envs.registration import make
-    from roll.envs.transcripts import play_episode
+    from roll.envs.transcripts import play_episode, printable
     from roll.running import run_to_end
 
     environment = make(id, _settings(options))
     played = run_to_end(play_episode(environment, person(environment), environment=id, seed=seed, most_turns=10_000))
     if played.terminated or played.truncated:
-        click.echo(played.turns[-1].observation)
+        click.echo(printable(played.turns[-1].observation))
     click.echo(f"═══ {played.ending} after {len(played.turns)} turns, rewards {played.total:g}")
     _write([played], id, html_file, text_file, demonstrations_file)
 
