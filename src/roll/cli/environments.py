@@ -85,11 +85,12 @@ def play(
     Where answers go into \\boxed{}, you type what stands in it. An empty line plays a random action; Ctrl-D leaves.
     """
     from roll.cli.playing import one_episode, person
+    from roll.envs.transcripts import printable
     from roll.running import run_to_end
 
     played = run_to_end(one_episode(id, _settings(options), seed, 10_000, person))
     if played.terminated or played.truncated:
-        click.echo(played.turns[-1].observation)
+        click.echo(printable(played.turns[-1].observation))
     click.echo(f"═══ {played.ending} after {len(played.turns)} turns, rewards {played.total:g}")
     _write([played], id, html_file, text_file, demonstrations_file)
 

@@ -16,7 +16,7 @@ import click
 from roll.envs.protocol import ProtocolError
 from roll.envs.registration import make
 from roll.envs.tools import with_tools
-from roll.envs.transcripts import Policy, Transcript, play_episode, random_policy
+from roll.envs.transcripts import Policy, Transcript, play_episode, printable, random_policy
 from roll.errors import InfraError, UserError, raised_at
 from roll.types.rollouts import Message
 
@@ -113,7 +113,7 @@ def person(environment: Any) -> Policy:
     """Reads actions from the terminal, and shows what came of the one before."""
 
     def ask(so_far: Transcript) -> str | None:
-        click.echo(so_far.turns[-1].observation if so_far.turns else so_far.first)
+        click.echo(printable(so_far.turns[-1].observation if so_far.turns else so_far.first))
         if so_far.turns:
             click.echo(f"(reward {so_far.turns[-1].reward:g})")
         try:

@@ -19,6 +19,7 @@ __all__ = [
     "as_html",
     "as_text",
     "play_episode",
+    "printable",
     "random_policy",
 ]
 
@@ -96,7 +97,7 @@ def as_text(transcript: Transcript) -> str:
     for number, turn in enumerate(transcript.turns, 1):
         parts += [f"─── turn {number}, action", turn.action, f"─── reward {turn.reward:g}", turn.observation]
     parts.append(f"═══ {transcript.ending} after {len(transcript.turns)} turns, rewards {transcript.total:g}")
-    return "\n".join(parts)
+    return printable("\n".join(parts))
 
 
 def as_demonstrations(transcripts: list[Transcript]) -> list[str]:
@@ -143,7 +144,14 @@ def _episode(transcript: Transcript, opened: bool) -> str:
     )
 
 
+def printable(text: str) -> str:
+    """Readable in a page, a file and a terminal, whatever a model or an environment wrote.
+
+    Lone surrogates cannot be written, and control characters not be seen: they move a terminal's cursor, set its title,
+    or turn the direction of writing.
+    """
+    return "".join(c if c.isprintable() or c in "\n\t" else f"\\x{ord(c):02x}" for c in text)
+
+
 def _escaped(text: str) -> str:
-    """Readable in a page, whatever it holds: lone surrogates cannot be written, and control characters not be seen."""
-    printable = "".join(c if c.isprintable() or c in "\n\t" else f"\\x{ord(c):02x}" for c in text)
-    return html.escape(printable)
+    return html.escape(printable(text))

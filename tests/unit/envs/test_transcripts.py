@@ -58,6 +58,13 @@ def test_a_page_shows_hostile_texts_as_they_are() -> None:
     assert page.encode()
 
 
+def test_a_terminal_obeys_no_text_of_a_transcript() -> None:
+    turn = TranscriptTurn(action="\x1b]0;title\x07", reward=0.0, observation="\u202e\ud800\tok", state="")
+    text = as_text(Transcript(environment="x", seed=1, first="", turns=[turn]))
+    assert "\\x1b]0;title\\x07" in text and "\\x202e\\xd800\tok" in text and "\x1b" not in text
+    assert text.encode()
+
+
 def test_random_players_use_the_environments_own_actions() -> None:
     env = make("game:Sokoban-v0-easy")
     played = asyncio.run(play_episode(env, random_policy(env), environment="sokoban", seed=3))
