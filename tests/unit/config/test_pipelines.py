@@ -113,7 +113,7 @@ def test_a_missing_section_says_what_it_is_for() -> None:
 def test_it_is_explained_and_has_a_schema_and_a_page(tmp_path: Path) -> None:
     assert "imitation" in explain("", "toy") and "rollout" not in explain("", "toy")
     assert "How often it is read." in explain("num_epochs", "toy")
-    with pytest.raises(ConfigError, match="unknown key 'group_size'"):
+    with pytest.raises(ConfigError, match="'group_size' is a key of another pipeline: add --pipeline agentic"):
         explain("group_size", "toy")
     jsonschema.validate(BASE, json_schema("toy"))
     assert list(json_schema("toy")["properties"]) == list(ToyConfig.model_fields)
