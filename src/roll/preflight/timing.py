@@ -1,6 +1,6 @@
 """How long a training step will take here: measured on a model of the same shape with few layers.
 
-steps on 1 layer and on 4 in turn, of random weights ──► seconds per layer, and for the rest ──► seconds for all layers
+steps on 1 layer and on 8 in turn, of random weights ──► seconds per layer, and for the rest ──► seconds for all layers
 
 In turn, so that other work of the machine is not taken for that of a layer. In a process of its own that is no pool's:
 one of those would run the user's script again.
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 __all__ = ["StepTime", "can_be_timed", "step_time"]
 
-FEW, MORE = 1, 4
+FEW, MORE = 1, 8
 """Layers of the two models."""
 REPEATS = 4
 """Timed steps of each, after one that is not counted; the fastest counts."""

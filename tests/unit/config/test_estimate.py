@@ -312,7 +312,7 @@ def test_a_step_trains_what_is_learnt_from_its_groups(share, per_group, tokens):
     assert batch_arithmetic(config, **numbers, trained_per_group=per_group).trained_tokens == 8 * tokens
 
 
-def test_a_heap_in_pieces_grows_with_micro_batches_to_half_of_the_activations() -> None:
+def test_a_heap_in_pieces_grows_with_micro_batches_up_to_a_share_of_the_activations() -> None:
     assert heap_bytes(1000, 1) == {}
     assert heap_bytes(1000, 3) == {"heap": 160}
-    assert heap_bytes(1000, 100) == {"heap": 500}
+    assert heap_bytes(1000, 100) == {"heap": 600}
