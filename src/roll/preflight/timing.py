@@ -31,6 +31,8 @@ __all__ = ["StepTime", "can_be_timed", "step_time"]
 
 FEW, MORE = 1, 8
 """Layers of the two models."""
+FEWEST = 4
+"""A model of no more layers is as soon tried as estimated."""
 REPEATS = 4
 """Timed steps of each, after one that is not counted; the fastest counts."""
 MOST_BYTES = 4 * 2**30
@@ -56,7 +58,7 @@ def can_be_timed(sizes: ModelDescription) -> bool:
     """Whether a few layers of the model fit into memory beside everything else."""
     outside = 2 * sizes.vocab_size * sizes.hidden_size
     layer = max(sizes.num_parameters - outside, 0) // sizes.num_layers
-    return sizes.num_layers > MORE and 16 * (2 * outside + (FEW + MORE) * layer) <= MOST_BYTES
+    return sizes.num_layers > FEWEST and 16 * (2 * outside + (FEW + MORE) * layer) <= MOST_BYTES
 
 
 def step_time(spec: TrainerSpec, num_layers: int, batch: TrainingBatch, loss: str) -> StepTime:
