@@ -158,7 +158,8 @@ def _download(name: str) -> Path:
 
 def _refuse(name: str, why: str) -> NoReturn:
     """Raise the one error for a model that is not there."""
-    local, runs = Path(name).expanduser(), _runs_beside(name)
+    local = Path(name).expanduser()
+    runs = [run for run in _runs_beside(name) if find_model_directory(local.parent / run)]  # others have no model yet
     hint = nearest(local.name.lower(), [*CATALOGUE, *runs])
     if runs:
         listed = ", ".join(runs[:10]) + (f" and {len(runs) - 10} more" if len(runs) > 10 else "")

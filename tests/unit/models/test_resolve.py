@@ -15,10 +15,14 @@ from roll.errors import ModelError
 from roll.models import find_model, resolve_model
 
 
-def make_runs(directory: Path, *names: str) -> None:
+def make_runs(directory: Path, *names: str, saved: bool = False) -> None:
     for name in names:
         (directory / name).mkdir(parents=True)
         (directory / name / "config.yaml").write_text("name: x")
+        if saved:
+            model = directory / name / "checkpoints" / "step-000001" / "model"
+            model.mkdir(parents=True)
+            (model / "config.json").write_text("{}")
 
 
 @pytest.fixture
@@ -84,7 +88,8 @@ def test_a_path_that_is_not_there_never_goes_to_the_hub(name: str) -> None:
 
 
 def test_a_run_that_is_not_there_never_goes_to_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    make_runs(tmp_path / "runs", "chats", *(f"run-{i:02}" for i in range(11)))
+    make_runs(tmp_path / "runs", "chats", *(f"run-{i:02}" for i in range(11)), saved=True)
+    make_runs(tmp_path / "runs", "chat-begun")
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ModelError) as caught:
         resolve_model("runs/chat")
