@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Literal
 from pydantic import ValidationInfo, field_validator
 
 from roll.config.base import Section, option
+from roll.config.parallel import ParallelConfig
 from roll.errors import ConfigError
 from roll.registry import Registry
 
@@ -43,6 +44,7 @@ class TrainingConfig(Section):
     epsilon: float = option(1e-8, "AdamW: added to the denominator.", gt=0)
     max_grad_norm: float = option(1.0, "Gradients are scaled down to this norm.", gt=0)
     backend: str = option("torch", "Train back-end: `torch`, or a name that was added to `TRAINERS`.")
+    parallel: ParallelConfig = option(ParallelConfig(), "How ranks divide the model and its work.")
     max_tokens_per_micro_batch: int = option(
         4096,
         "Packed tokens that go through the network at once; bounds memory, never changes the result.",

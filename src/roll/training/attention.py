@@ -25,6 +25,7 @@ from torch import Tensor
 from roll.errors import ModelError
 from roll.training.attention_calls import Call, Causal, Dense, Prefixes, Rows, Shared, compute
 from roll.training.layout import Int64Array, PackedLayout, Tree
+from roll.training.parallel.tokens import WHOLE, TokenShare
 from roll.training.varlen import VarlenPlan, varlen_attention, varlen_supported
 
 __all__ = ["ATTENTION", "AttentionPlan", "Observer", "blocked_supported", "packed_attention", "register_attention"]
@@ -67,11 +68,18 @@ class AttentionPlan:
         device: where the network runs.
         dtype: of queries, keys and values.
         observer: is shown every layer's queries and keys.
+        share: which tokens this rank brings, of those that divide the row.
     """
 
     def __init__(
-        self, layout: PackedLayout, device: torch.device, dtype: torch.dtype, observer: Observer | None = None
+        self,
+        layout: PackedLayout,
+        device: torch.device,
+        dtype: torch.dtype,
+        observer: Observer | None = None,
+        share: TokenShare = WHOLE,
     ) -> None:
+        self.share = share
         self.observer = observer
         self.longest = int(layout.position_ids.max()) + 1
         self.varlen = VarlenPlan(layout, device) if varlen_supported(device, dtype) else None
@@ -253,15 +261,24 @@ def packed_attention(
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     window = sliding_window if sliding_window is not None and sliding_window < roll_plan.longest else None
     q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))
+    share = roll_plan.share
+    if share.cp is not None:
+        q, k, v = (share.heads_for_tokens(x) for x in (q, k, v))
     if roll_plan.observer is not None:
         roll_plan.observer(q, k, scale, window)
-    if roll_plan.varlen is not None:
-        return varlen_attention(q, k, v, roll_plan.varlen, scale, window)[None], None
-    calls = roll_plan.calls(window)
+    result = _attend(roll_plan, q, k, v, scale, window)
+    return (result if share.cp is None else share.tokens_for_heads(result))[None], None
+
+
+def _attend(plan: AttentionPlan, q: Tensor, k: Tensor, v: Tensor, scale: float, window: int | None) -> Tensor:
+    """[N, H, d] of the whole row."""
+    if plan.varlen is not None:
+        return varlen_attention(q, k, v, plan.varlen, scale, window)
+    calls = plan.calls(window)
     parts = [compute(call, q, k, v, scale) for call in calls]
     if len(calls) == 1 and len(calls[0].rows.members) == len(q):
-        return parts[0].index_select(0, calls[0].rows.inverse)[None], None
-    return _assemble(parts, calls, len(q))[None], None
+        return parts[0].index_select(0, calls[0].rows.inverse)
+    return _assemble(parts, calls, len(q))
 
 
 def _assemble(parts: list[Tensor], calls: list[Call], length: int) -> Tensor:

@@ -25,6 +25,7 @@ from roll.algorithms.credit import distance_weights, head_groups
 from roll.errors import UnsupportedError
 from roll.training.blocks import Block
 from roll.training.layout import placed
+from roll.training.parallel.tokens import WHOLE, TokenShare
 from roll.types import AttentionRange, AttentionStatistics
 
 __all__ = ["MapObserver", "observed_layers"]
@@ -68,11 +69,18 @@ class MapObserver:
         layers: which ones to look at, ascending.
         of: distances that count.
         device: of the network.
+        share: this rank's place among those that divide the heads.
     """
 
     def __init__(
-        self, blocks: Sequence[Block], layers: Sequence[int], of: AttentionRange, device: torch.device
+        self,
+        blocks: Sequence[Block],
+        layers: Sequence[int],
+        of: AttentionRange,
+        device: torch.device,
+        share: TokenShare = WHOLE,
     ) -> None:
+        self._share = share
         self._layers = frozenset(layers)
         self._last = max(layers)
         self._of = of
@@ -120,7 +128,7 @@ class MapObserver:
         track.fai.append((fai / torch.from_numpy(of.num_followers).to(k))[:, track.first :])
 
     def results(self) -> dict[int, AttentionStatistics]:
-        """By the samples' index in their batch.
+        """By the samples' index in their batch. Collective where ranks divide the heads.
 
         Raises:
             UnsupportedError: fewer layers than expected have an attention of their own.
@@ -130,16 +138,19 @@ class MapObserver:
                 f"attention credit observes layers {sorted(self._layers)}, but this model's attention was called "
                 f"{self._layer + 1} times: choose another algorithm.credit.type than local, global or coupled"
             )
-        return {track.index: _statistics(track) for track in self._tracks}
+        return {track.index: _statistics(track, self._share) for track in self._tracks}
 
 
-def _statistics(track: _Track) -> AttentionStatistics:
+def _statistics(track: _Track, share: TokenShare) -> AttentionStatistics:
     """Means over the sample's local and its global heads; 0 before the answer.
 
     What follows the last row has no jump: it keeps that row's WAAD.
     """
-    local, far = head_groups(torch.cat(track.distances).cpu().numpy())
-    found = [torch.cat(parts).cpu().numpy() for parts in (track.waad, track.fai)]
+    distances, *found = (
+        torch.cat([share.all_heads(part) for part in parts]).cpu().numpy()
+        for parts in (track.distances, track.waad, track.fai)
+    )
+    local, far = head_groups(distances)
     waad, fai = np.zeros(track.size, np.float32), np.zeros(track.size, np.float32)
     end = len(track.rows)
     if end > track.first:

@@ -33,7 +33,7 @@ from roll.training.by_sample import collect, collect_top, in_order, merged, no_t
 from roll.training.distributed import Ranks, combine, default_num_threads, pick_device, reshard, shard
 from roll.training.distributions import Predictions
 from roll.training.export import export_adapter, export_model
-from roll.training.layout import Int64Array, PackedLayout, build_layout, idle_layout
+from roll.training.layout import Int64Array, PackedLayout, build_layout, idle_layout, padded
 from roll.training.loading import build_network
 from roll.training.lora import adapters_off, find_adapters
 from roll.training.loss_inputs import loss_inputs, teacher_top_ids
@@ -167,7 +167,9 @@ class TorchBackend:
         needs = loss.needs
         observed = needs.attention if any(s.attention is None for s in batch.samples) else None
         for teacher, blocks in self._share(batch.samples, every_token=False, needs=needs):
-            layout = _layout(blocks, every_token=False, teacher=teacher, shared=not needs.top_logprobs)
+            layout = _layout(
+                blocks, self.ranks.share.multiple, teacher=teacher, shared_predictions=not needs.top_logprobs
+            )
             observer = self._observer(blocks, observed)
             top = teacher_top_ids(layout, batch) if needs.top_logprobs else None
             predicted = self._predict(layout, batch, needs, observer, top)
@@ -178,7 +180,7 @@ class TorchBackend:
             attention = observer.results() if observer is not None else None
             outputs = loss(loss_inputs(layout, batch, predicted, attention))
             if learn:
-                (outputs.loss * self.ranks.data_size).backward()
+                outputs.loss.backward()
             combine(sums, {"loss": outputs.loss.detach(), **outputs.metrics}, torch.add)
             combine(maxima, outputs.maxima, torch.maximum)
             if predicted.logprobs is not None:
@@ -221,7 +223,7 @@ class TorchBackend:
         self.network.eval()
         with contextlib.nullcontext() if adapter else adapters_off(self.model):
             for _, blocks in self._share(batch.samples, every_token=every_token, needs=needs):
-                layout = _layout(blocks, every_token=every_token)
+                layout = _layout(blocks, self.ranks.share.multiple, every_token=every_token)
                 observer = self._observer(blocks, attention if "attention" in found else None)
                 predicted = self._predict(layout, batch, needs, observer, top)
                 for name, tensor in (("logprobs", predicted.logprobs), ("values", predicted.values)):
@@ -332,7 +334,7 @@ class TorchBackend:
         """Of a micro-batch's attention, where something wants to know of it."""
         if of is None or not isinstance(self.network, PolicyNetwork):
             return None
-        return MapObserver(blocks, observed_layers(self.network.num_layers), of, self.device)
+        return MapObserver(blocks, observed_layers(self.network.num_layers), of, self.device, self.ranks.share)
 
     def _share(
         self, samples: Sequence[TrainingSample], *, every_token: bool, needs: Needs
@@ -372,11 +374,10 @@ class TorchBackend:
         return False
 
 
-def _layout(blocks: Sequence[Block], *, every_token: bool, teacher: int = 0, shared: bool = True) -> PackedLayout:
+def _layout(blocks: Sequence[Block], multiple: int, *, teacher: int = 0, **settings: bool) -> PackedLayout:
     """A micro-batch; one without blocks takes part for the other ranks' sake."""
-    if not blocks:
-        return idle_layout(teacher=teacher)
-    return build_layout(blocks, every_token=every_token, teacher=teacher, shared_predictions=shared)
+    made = build_layout(blocks, teacher=teacher, **settings) if blocks else idle_layout(teacher=teacher)
+    return padded(made, multiple)
 
 
 def _nothing_of(predicted: Predictions) -> Tensor:

@@ -1,8 +1,9 @@
 """The ranks of a trainer: meeting, sharding the network over them, and adding up what they found.
 
-All ranks form one `DeviceMesh` with named dimensions, of size 1 where unused. Work is divided by data rank and data
-size, those of the dimensions along which ranks see different samples (`DATA_DIMS`), never by the world's. Today all
-ranks lie along `dp_shard`. Code that asks `Ranks` works the same with one rank, which needs no process group.
+Ranks have a place along each of the dimensions dp_replicate x dp_shard x cp x tp, of size 1 where unused. Samples are
+divided by data rank and data size, those of the first two, never by the world's. Weights are sharded by FSDP2 over
+dp_shard and cp together, since both have different tokens; before that, `parallel` divides them over tp. Code that asks
+`Ranks` works the same with one rank, which needs no process group.
 """
 
 from __future__ import annotations
@@ -19,7 +20,10 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
+from roll.config.parallel import ParallelConfig
 from roll.errors import ModelError, PlacementError
+from roll.training.parallel.tensor import divide, replicate
+from roll.training.parallel.tokens import WHOLE, TokenShare
 from roll.training.precision import Precision
 from roll.training.spec import TrainerSpec
 
@@ -27,9 +31,8 @@ __all__ = ["MESH_DIMS", "Ranks", "combine", "default_num_threads", "mesh_sizes",
 
 logger = logging.getLogger(__name__)
 
-MESH_DIMS = ("pp", "dp_replicate", "dp_shard", "cp", "tp", "ep")
-
-DATA_DIMS = ("dp_replicate", "dp_shard")
+MESH_DIMS = ("dp_replicate", "shards", "tp")
+"""Of the weights; `shards` are the dimensions `dp_shard` and `cp` together."""
 
 T = TypeVar("T")
 
@@ -71,9 +74,16 @@ def combine(found: dict[str, T], new: Mapping[str, T], both: Callable[[T, T], T]
         found[name] = both(found[name], value) if name in found else value
 
 
-def mesh_sizes(world_size: int) -> tuple[int, ...]:
-    """The size of every mesh dimension; their product is the number of ranks."""
-    return tuple(world_size if name == "dp_shard" else 1 for name in MESH_DIMS)
+def mesh_sizes(world_size: int, parallel: ParallelConfig) -> dict[str, int]:
+    """The size of every dimension, in their order; their product is the number of ranks.
+
+    Raises:
+        PlacementError: there is no such number.
+    """
+    if misfit := parallel.misfit(world_size):
+        raise PlacementError(f"{misfit}: change them, or the devices that cluster.device_mapping gives to the trainer")
+    dp_shard = world_size // parallel.num_ranks
+    return {"dp_replicate": parallel.dp_replicate, "dp_shard": dp_shard, "cp": parallel.cp, "tp": parallel.tp}
 
 
 class Ranks:
@@ -86,6 +96,9 @@ class Ranks:
         self.data_rank, self.data_size = 0, 1
         """Which share of a batch is this rank's, and how many shares there are."""
         self.mesh: DeviceMesh | None = None
+        self.share: TokenShare = WHOLE
+        """Which tokens of a row are this rank's."""
+        sizes = mesh_sizes(self.size, spec.training.parallel)
         if self.size == 1:
             return
         if not dist.is_initialized():
@@ -98,20 +111,38 @@ class Ranks:
                 world_size=spec.world_size,
                 timeout=_TIMEOUT,
             )
-        self.mesh = init_device_mesh(device.type, mesh_sizes(self.size), mesh_dim_names=MESH_DIMS)
-        self._data = self.mesh[DATA_DIMS]._flatten("data")
+        by_samples = init_device_mesh(device.type, tuple(sizes.values()), mesh_dim_names=tuple(sizes))
+        self._data = by_samples["dp_replicate", "dp_shard"]._flatten("data")
         self.data_rank, self.data_size = self._data.get_local_rank(), self._data.size()
+        by_weights = (sizes["dp_replicate"], sizes["dp_shard"] * sizes["cp"], sizes["tp"])
+        self.mesh = init_device_mesh(device.type, by_weights, mesh_dim_names=MESH_DIMS)
+        groups = {name: by_samples.get_group(name) for name in ("tp", "cp") if sizes[name] > 1}
+        self.share = TokenShare(**groups)
 
     @property
     def is_first(self) -> bool:
         """Whether this is rank 0, which speaks for all."""
         return self.rank == 0
 
-    def sum(self, value: Tensor) -> float:
-        """Sum of a scalar over the ranks that hold different shards of the weights."""
-        if self.mesh is not None:
-            value = value.detach().clone()
-            dist.all_reduce(value, group=self.mesh.get_group("dp_shard"))
+    @property
+    def weights_mesh(self) -> DeviceMesh:
+        """Over which FSDP2 spreads weights: their shards, and copies of these where there are any."""
+        assert self.mesh is not None
+        return self.mesh[("dp_replicate", "shards") if self.mesh["dp_replicate"].size() > 1 else ("shards",)]
+
+    def sum(self, sharded: Tensor, whole: Tensor) -> float:
+        """Sum of a scalar over the ranks that hold different parts of the weights.
+
+        Args:
+            sharded: of weights that the `tp` ranks have divided.
+            whole: of weights that each of them has; counted once.
+        """
+        if self.mesh is None:
+            return float(sharded + whole)
+        tp = self.share.tp
+        value = sharded.detach() + whole.detach() * (tp is None or tp.rank() == 0)
+        for group in (self.mesh.get_group("shards"), *([] if tp is None else [tp])):
+            dist.all_reduce(value, group=group)
         return float(value)
 
     def reduce(self, values: Mapping[str, Tensor], both: Callable[[float, float], float]) -> dict[str, float]:
@@ -140,25 +171,37 @@ def _collectives(device: torch.device) -> str:
 
 
 def shard(network: Any, ranks: Ranks, precision: Precision) -> None:
-    """Spread a network's weights over `dp_shard` with FSDP2, in place: layer by layer, then the rest.
+    """Spread a network's weights over the ranks, in place: over `tp` matrix by matrix, with FSDP2 layer by layer.
 
     Every rank holds the whole model on its way here. The shards are in the master dtype; weights are gathered
-    in the compute dtype, gradients are reduced in the master dtype. FSDP averages gradients over ranks; its
-    divide factor fails on gloo, so the trainer multiplies the loss by the data size instead.
+    in the compute dtype, gradients are reduced in the master dtype. Each rank's gradient is its share, so FSDP adds
+    them up, where it would take their mean.
 
     Raises:
-        ModelError: the model does not keep its decoder layers where they are expected.
+        ModelError: the model does not keep its decoder layers where they are expected, or cannot be divided so.
     """
     assert ranks.mesh is not None
     policy = MixedPrecisionPolicy(param_dtype=precision.compute, reduce_dtype=precision.master)
-    mesh = ranks.mesh["dp_shard"]
     for parameter in (*network.root.parameters(), *getattr(network, "heads", {}).values()):
         parameter.data = parameter.data.to(precision.master)
-    frozen = [model.get_decoder() for model in getattr(network, "frozen", ())]  # they stay in the compute dtype
-    for decoder in (network.decoder, *frozen):
+    network.share = ranks.share
+    frozen = getattr(network, "frozen", ())  # they stay in the compute dtype
+    if ranks.share.tp is not None:
+        divide(network.root, network.decoder, network.projection, ranks.mesh["tp"])
+        for model in frozen:
+            divide(model, model.get_decoder(), model.get_output_embeddings(), ranks.mesh["tp"])
+        if getattr(network, "value_head", None) is not None:
+            replicate(network.value_head, ranks.mesh["tp"])
+    for decoder in (network.decoder, *(model.get_decoder() for model in frozen)):
         for layer in _layers(decoder):
-            fully_shard(layer, mesh=mesh, mp_policy=policy)
-    fully_shard(network, mesh=mesh, mp_policy=policy)
+            _shard(layer, ranks.weights_mesh, policy)
+    _shard(network, ranks.weights_mesh, policy)
+
+
+def _shard(module: nn.Module, mesh: DeviceMesh, policy: MixedPrecisionPolicy) -> None:
+    sharded = fully_shard(module, mesh=mesh, mp_policy=policy)
+    sharded.set_gradient_divide_factor(1.0)
+    sharded.set_force_sum_reduction_for_comms(True)  # gloo has no sum that divides
 
 
 def _layers(decoder: Any) -> Any:

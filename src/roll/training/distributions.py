@@ -10,7 +10,7 @@ the backward pass only while all of them together are small. The log-probs are t
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -18,6 +18,7 @@ from torch import Tensor
 
 from roll.training import logprobs as plain
 from roll.training.logprobs import ProjectionGradient, blocks_of, scaled_logits, token_logprobs
+from roll.training.parallel.vocabulary import Words
 
 __all__ = ["BLOCK_ELEMENTS", "Predictions", "Projection", "logit_chunks", "same_rows", "token_statistics"]
 
@@ -32,6 +33,16 @@ class Projection(NamedTuple):
     """[M, H]"""
     weight: Tensor
     """[V, H]"""
+    words: Words | None = None
+    """Which of the vocabulary's it has, where ranks have divided it."""
+
+    def undivided(self) -> Projection:
+        """The same to the whole vocabulary, which every rank then computes alike: see `shared`."""
+        return self if self.words is None else Projection(self.hidden, self.words.whole(self.weight))
+
+    def shared(self, value: Tensor) -> Tensor:
+        """What the ranks that divide the vocabulary compute alike: the gradient is theirs in equal parts."""
+        return value if self.words is None else self.words.shared(value)
 
 
 class Predictions(NamedTuple):
@@ -57,6 +68,10 @@ class Predictions(NamedTuple):
         """Those that there are."""
         return [tensor for tensor in self if tensor is not None]
 
+    def mapped(self, change: Callable[[Tensor], Tensor]) -> Predictions:
+        """The same with every tensor changed."""
+        return Predictions(*(None if tensor is None else change(tensor) for tensor in self))
+
 
 class _Distributions(torch.autograd.Function):
     """With incoming gradients a, e, k of log-prob, entropy H and divergence K:
@@ -70,7 +85,13 @@ class _Distributions(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, hidden: Tensor, weight: Tensor, targets: Tensor, temperature: float, *reference: Tensor
+        ctx: Any,
+        hidden: Tensor,
+        weight: Tensor,
+        targets: Tensor,
+        temperature: float,
+        words: Words | None,
+        *reference: Tensor,
     ) -> tuple[Tensor, ...]:
         chunk = max(plain.CHUNK_ELEMENTS // weight.shape[0], 1)
         size = len(hidden) * weight.shape[0] * weight.element_size() * (2 if reference else 1)
@@ -79,6 +100,7 @@ class _Distributions(torch.autograd.Function):
         logprobs, entropy, kl = (hidden.new_empty(len(hidden), dtype=dtype) for _ in range(3))
         sums = [torch.empty_like(logprobs) for _ in range(4)]
         largest, total, other_largest, other_total = sums
+        targets, here = words.places(targets, len(weight)) if words is not None else (targets, None)
         kept: list[Tensor] = []
         for part, chunks in logit_chunks(hidden, weight, reference, chunk):
             for rows, block in blocks_of(chunks[0], part.start, BLOCK_ELEMENTS):
@@ -93,12 +115,15 @@ class _Distributions(torch.autograd.Function):
                 torch.sum(shifted.mul_(weights), dim=1, out=entropy[rows])
             if keep:
                 kept += chunks
+        if words is not None and here is not None:
+            entries = [logprobs, entropy, *([kl] if reference else [])]
+            _over_all_words(words, here, sums if reference else sums[:2], entries)
         log_total = total.log()
         results = [logprobs.sub_(log_total), log_total - entropy.div_(total)]
         if reference:
             results.append(kl.div_(total).sub_(log_total).add_(other_total.log()))
         ctx.save_for_backward(hidden, weight, targets, *sums, *results[1:], *reference, *kept)
-        ctx.chunk, ctx.temperature, ctx.num_reference = chunk, temperature, len(reference)
+        ctx.chunk, ctx.temperature, ctx.num_reference, ctx.here = chunk, temperature, len(reference), here
         return tuple(results)
 
     @staticmethod
@@ -112,6 +137,8 @@ class _Distributions(torch.autograd.Function):
             constant += grads[2] * (kl + log_total - other_total.log())
         factor = -1.0 / (total * ctx.temperature)
         onehot = grads[0] / ctx.temperature
+        if ctx.here is not None:
+            onehot = onehot * ctx.here
         projection = ProjectionGradient(hidden, weight, ctx.chunk, wants_hidden, wants_weight, total.dtype)
         for part, chunks in logit_chunks(hidden, weight, reference, ctx.chunk, kept):
             for rows, block in blocks_of(chunks[0], part.start, BLOCK_ELEMENTS):  # becomes the gradient of the logits
@@ -124,7 +151,7 @@ class _Distributions(torch.autograd.Function):
                 gradient = shifted.exp_().mul_(bracket).mul_(factor[rows, None])
                 block.copy_(gradient.scatter_add_(1, targets[rows, None], onehot[rows, None]))
             projection.add(part, chunks[0])
-        return *projection.result(), None, None, *[None] * ctx.num_reference
+        return *projection.result(), None, None, None, *[None] * ctx.num_reference
 
 
 def logit_chunks(
@@ -142,6 +169,28 @@ def logit_chunks(
 def same_rows(logits: Tensor, part: slice, rows: slice) -> Tensor:
     """Of a chunk's logits those of the predictions in `rows`."""
     return logits[rows.start - part.start : rows.stop - part.start]
+
+
+def _over_all_words(words: Words, here: Tensor, sums: Sequence[Tensor], entries: Sequence[Tensor]) -> None:
+    """Make what was summed over this rank's words sums over all words, in place.
+
+    Args:
+        words: this rank's.
+        here: [M] whether the target is one of them.
+        sums: largest logit and sum of exponentials, of the policy and, where there is one, of the reference.
+        entries: the target's logit, and those sums of which entropy and divergence are made; less the largest logit.
+    """
+    largest, total, *other = sums
+    logit, entropy, *kl = entries
+    shift = words.shift(largest)
+    if kl:
+        other_shift = words.shift(other[0])
+        kl[0].addcmul_(shift - other_shift, total).mul_(shift.exp())
+        other[1].mul_(other_shift.exp())
+    logit.add_(shift).mul_(here)
+    entropy.addcmul_(shift, total).mul_(shift.exp())
+    total.mul_(shift.exp())
+    words.add_up(total, *other[1:], *entries)
 
 
 def _shifted(logits: Tensor, temperature: float, largest: Tensor) -> Tensor:
@@ -169,7 +218,9 @@ def token_statistics(
         reference: the reference's, at the same positions; `None`: no divergence is wanted.
     """
     if not entropy and reference is None:
-        return Predictions(token_logprobs(policy.hidden, policy.weight, targets, temperature=temperature))
-    found = _Distributions.apply(policy.hidden, policy.weight, targets, temperature, *(reference or ()))
+        hidden, weight, words = policy
+        return Predictions(token_logprobs(hidden, weight, targets, temperature=temperature, words=words))
+    other = () if reference is None else reference[:2]
+    found = _Distributions.apply(policy.hidden, policy.weight, targets, temperature, policy.words, *other)
     assert isinstance(found, tuple)
     return Predictions(found[0], found[1] if entropy else None, found[2] if reference is not None else None)

@@ -9,14 +9,20 @@ from torch import Tensor
 
 from roll.training.attention import AttentionPlan, Observer
 from roll.training.layout import PackedLayout
+from roll.training.parallel.tokens import WHOLE, TokenShare
 
 __all__ = ["final_hidden_states"]
 
 
 def final_hidden_states(
-    decoder: Any, layout: PackedLayout, device: torch.device, dtype: torch.dtype, observer: Observer | None = None
+    decoder: Any,
+    layout: PackedLayout,
+    device: torch.device,
+    dtype: torch.dtype,
+    observer: Observer | None = None,
+    share: TokenShare = WHOLE,
 ) -> Tensor:
-    """Hidden states [M, H] after the last norm, at the rows of the layout's predictions.
+    """Hidden states [M, H] after the last norm, at the rows of those of the layout's predictions that are this rank's.
 
     Row `rows[m]` has seen everything before token `targets[m]` and nothing of it: the state in which that token was
     chosen, for the policy's distribution and for the critic's value alike.
@@ -27,11 +33,14 @@ def final_hidden_states(
         device: of the network.
         dtype: that the network computes in.
         observer: is shown every layer's queries and keys.
+        share: which tokens, and so predictions, are this rank's.
     """
+    entries = share.slice(layout)
     output = decoder(
-        input_ids=torch.from_numpy(layout.token_ids).to(device)[None],
-        position_ids=torch.from_numpy(layout.position_ids).to(device)[None],
+        input_ids=torch.from_numpy(layout.token_ids[entries]).to(device)[None],
+        position_ids=torch.from_numpy(layout.position_ids[entries]).to(device)[None],
         use_cache=False,
-        roll_plan=AttentionPlan(layout, device, dtype, observer),
+        roll_plan=AttentionPlan(layout, device, dtype, observer, share),
     )
-    return output.last_hidden_state[0].index_select(0, torch.from_numpy(layout.rows).to(device))
+    rows = layout.rows[share.predictions(layout)] - entries.start
+    return share.gathered(output.last_hidden_state[0]).index_select(0, torch.from_numpy(rows).to(device))

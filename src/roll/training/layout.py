@@ -11,7 +11,7 @@ predicts token `targets[m]`; several samples may share such a *prediction* (of a
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 import numpy as np
@@ -19,7 +19,17 @@ from numpy.typing import NDArray
 
 from roll.training.blocks import Block, Member
 
-__all__ = ["Int64Array", "PackedLayout", "SampleSpan", "Segment", "Tree", "build_layout", "idle_layout", "placed"]
+__all__ = [
+    "Int64Array",
+    "PackedLayout",
+    "SampleSpan",
+    "Segment",
+    "Tree",
+    "build_layout",
+    "idle_layout",
+    "padded",
+    "placed",
+]
 
 Int64Array = NDArray[np.int64]
 
@@ -162,6 +172,20 @@ def build_layout(
         targets=np.concatenate(targets).astype(np.int64),
         spans=tuple(spans),
         teacher=teacher,
+    )
+
+
+def padded(layout: PackedLayout, multiple: int) -> PackedLayout:
+    """The same with a number of tokens that ranks can divide: a block of its own that nothing is predicted from."""
+    missing = -layout.num_tokens % multiple
+    if not missing:
+        return layout
+    block = Tree(segments=(Segment(start=layout.num_tokens, length=missing),))
+    return replace(
+        layout,
+        token_ids=np.concatenate([layout.token_ids, np.zeros(missing, dtype=np.int64)]),
+        position_ids=np.concatenate([layout.position_ids, np.arange(missing)]),
+        blocks=(*layout.blocks, block),
     )
 
 

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from roll.training.native import Native, native
+from roll.training.parallel.vocabulary import Words
 
 __all__ = ["CHUNK_ELEMENTS", "KEEP_BYTES", "ProjectionGradient", "blocks_of", "scaled_logits", "token_logprobs"]
 
@@ -38,10 +39,15 @@ class _TokenLogprobs(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, hidden: Tensor, weight: Tensor, targets: Tensor, temperature: float) -> Tensor:
+    def forward(
+        ctx: Any, hidden: Tensor, weight: Tensor, targets: Tensor, temperature: float, words: Words | None
+    ) -> Tensor:
         keep = len(hidden) * weight.shape[0] * weight.element_size() <= KEEP_BYTES and any(ctx.needs_input_grad)
         high = torch.promote_types(hidden.dtype, torch.float32)
-        result = hidden.new_empty(len(hidden), dtype=high)
+        result = hidden.new_zeros(len(hidden), dtype=high)
+        if words is not None:
+            local, here = words.places(targets, len(weight))
+            targets = local.where(here, -1)
         largest, total = torch.full_like(result, float("-inf")), torch.zeros_like(result)
         kept: list[Tensor] = []
         for part in _columns(hidden, weight):
@@ -52,12 +58,15 @@ class _TokenLogprobs(torch.autograd.Function):
             torch.where((local >= 0) & (local < logits.shape[1]), found / temperature, result, out=result)
             if keep:
                 kept.append(logits)
+        if words is not None:
+            total.mul_(words.shift(largest).exp_())
+            words.add_up(total, result)
         ctx.save_for_backward(hidden, weight, targets, largest, total, *kept)
         ctx.temperature = temperature
         return result.sub_(largest).sub_(total.log())
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, Tensor | None, None, None]:
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, Tensor | None, None, None, None]:
         hidden, weight, targets, largest, total, *kept = ctx.saved_tensors
         wants_hidden, wants_weight = ctx.needs_input_grad[:2]
         scale = (grads[0] / ctx.temperature).to(total.dtype)
@@ -75,7 +84,7 @@ class _TokenLogprobs(torch.autograd.Function):
                 if len(parts) > 1:
                     share = share.to(total.dtype)
                 grad_hidden = share if grad_hidden is None else grad_hidden.add_(share)
-        return None if grad_hidden is None else grad_hidden.to(hidden.dtype), grad_weight, None, None
+        return None if grad_hidden is None else grad_hidden.to(hidden.dtype), grad_weight, None, None, None
 
 
 def _columns(hidden: Tensor, weight: Tensor) -> list[slice]:
@@ -176,7 +185,9 @@ def scaled_logits(logits: Tensor, temperature: float, dtype: torch.dtype) -> Ten
     return scaled if temperature == 1.0 else scaled.div_(temperature)
 
 
-def token_logprobs(hidden: Tensor, weight: Tensor, targets: Tensor, *, temperature: float = 1.0) -> Tensor:
+def token_logprobs(
+    hidden: Tensor, weight: Tensor, targets: Tensor, *, temperature: float = 1.0, words: Words | None = None
+) -> Tensor:
     """Log-prob of each target under softmax(W h / temperature).
 
     Args:
@@ -184,10 +195,11 @@ def token_logprobs(hidden: Tensor, weight: Tensor, targets: Tensor, *, temperatu
         weight: [V, H] of the vocabulary projection.
         targets: [M] int64.
         temperature: above 0.
+        words: which of the vocabulary's the projection [V, H] is to, where ranks have divided it.
 
     Returns:
         [M] float32 (float64 for a float64 model); differentiable in `hidden` and `weight`.
     """
-    result = _TokenLogprobs.apply(hidden, weight, targets, temperature)
+    result = _TokenLogprobs.apply(hidden, weight, targets, temperature, words)
     assert isinstance(result, Tensor)
     return result

@@ -68,9 +68,11 @@ class Optimizer:
     @torch.no_grad()
     def grad_norm(self) -> float:
         """Global norm of the gradients; not finite where any gradient is not."""
-        grads = [g for n in self._locals if (g := self._weights.grad(n)) is not None]
-        norms = torch.stack(torch._foreach_norm(grads)).double() if grads else torch.zeros(1, dtype=torch.float64)
-        return math.sqrt(self._ranks.sum(norms.square().sum()))
+        grads: dict[bool, list[Tensor]] = {True: [], False: []}
+        for name in self._locals:
+            if (grad := self._weights.grad(name)) is not None:
+                grads[self._weights.is_divided(name)].append(grad)
+        return math.sqrt(self._ranks.sum(_squares(grads[True]), _squares(grads[False])))
 
     @torch.no_grad()
     def step(self, learning_rate: float, grad_norm: float) -> None:
@@ -109,3 +111,9 @@ class Optimizer:
                 state["exp_avg"].to(device),
                 state["exp_avg_sq"].to(device),
             )
+
+
+def _squares(tensors: list[Tensor]) -> Tensor:
+    if not tensors:
+        return torch.zeros((), dtype=torch.float64)
+    return torch.stack(torch._foreach_norm(tensors)).double().square().sum()

@@ -19,6 +19,9 @@ from roll.training.divergence import divergence_from
 from roll.training.hidden_states import final_hidden_states
 from roll.training.layout import Int64Array, PackedLayout
 from roll.training.lora import adapters_off
+from roll.training.parallel.tensor import own
+from roll.training.parallel.tokens import WHOLE, TokenShare
+from roll.training.parallel.vocabulary import Words
 from roll.training.top_logprobs import likeliest, logprobs_of
 from roll.training.value import new_value_head, values_of
 from roll.types import Needs, Output
@@ -54,6 +57,8 @@ class PolicyNetwork(nn.Module):
         for teacher in teachers:
             _check_head(teacher, "be a teacher")
         self.value_head = new_value_head(model.get_output_embeddings().weight) if value_head else None
+        self.share: TokenShare = WHOLE
+        """Of every row's tokens, which are this rank's."""
 
     def forward(
         self,
@@ -76,28 +81,44 @@ class PolicyNetwork(nn.Module):
             ValueError: a divergence is asked for, and there is no such teacher, or neither a reference nor an adapter
                 to leave out; or there are no such tokens, or not so many.
         """
-        targets = torch.from_numpy(layout.targets).to(self.device)
-        policy = _project(self.model, layout, observer)
+        found = self._own_predictions(layout, temperature, needs, observer, top)
+        return found.mapped(lambda tensor: self.share.whole(tensor, layout))
+
+    def _own_predictions(
+        self,
+        layout: PackedLayout,
+        temperature: float,
+        needs: Needs,
+        observer: Observer | None,
+        top: Int64Array | int | None,
+    ) -> Predictions:
+        """Of those that are this rank's."""
+        mine = self.share.predictions(layout)
+        targets = torch.from_numpy(layout.targets[mine]).to(self.device)
+        policy = self._project(self.model, layout, observer)
         found = Predictions()
         if needs.divergence is not None:
-            teacher, own = self._project_teacher(layout), needs.divergence.temperature or temperature
-            rows = min(len(policy.weight), len(teacher.weight))  # what one has beyond is padding: tokenizers agree
+            of_teacher, other = needs.divergence.temperature or temperature, self._project_teacher(layout)
+            full, teacher = policy.undivided(), other.undivided()
+            rows = min(len(full.weight), len(teacher.weight))  # what one has beyond is padding: tokenizers agree
             logprobs, distance = divergence_from(
-                policy._replace(weight=policy.weight[:rows]),
+                full._replace(weight=full.weight[:rows]),
                 teacher._replace(weight=teacher.weight[:rows]),
                 targets.clamp(max=rows - 1),
                 needs.divergence,
-                temperature=own,
+                temperature=of_teacher,
             )
-            same = own == temperature and rows == len(policy.weight)
-            found = found._replace(logprobs=logprobs if same else None, divergence=distance)
+            same = of_teacher == temperature and rows == len(full.weight)
+            alike = Predictions(logprobs=logprobs if same else None, divergence=distance)
+            found = alike.mapped(policy.shared)
         if isinstance(top, int):
-            ids, top_logprobs = likeliest(policy, top, temperature=temperature)
+            ids, top_logprobs = likeliest(policy.undivided(), top, temperature=temperature)
             found = found._replace(top_ids=ids, top_logprobs=top_logprobs)
         elif top is not None:  # the targets' come from the same logits
-            _check_tokens(top, len(policy.weight))
-            ids = torch.cat([torch.from_numpy(top).to(self.device), targets[:, None]], dim=1)
-            several = logprobs_of(policy, ids, temperature=temperature)
+            full = policy.undivided()
+            _check_tokens(top, len(full.weight))
+            ids = torch.cat([torch.from_numpy(top[mine]).to(self.device), targets[:, None]], dim=1)
+            several = policy.shared(logprobs_of(full, ids, temperature=temperature))
             found = found._replace(logprobs=several[:, -1], top_logprobs=several[:, :-1])
         if found.logprobs is None or needs.entropy or needs.full_kl:
             plain = token_statistics(
@@ -111,7 +132,7 @@ class PolicyNetwork(nn.Module):
         if not needs.values:
             return found
         assert self.value_head is not None, "a policy without a value head was asked for values"
-        return found._replace(values=values_of(self.value_head, policy.hidden))
+        return found._replace(values=policy.shared(values_of(self.value_head, policy.hidden)))
 
     @torch.no_grad()
     def _project_teacher(self, layout: PackedLayout) -> Projection:
@@ -119,14 +140,20 @@ class PolicyNetwork(nn.Module):
             raise ValueError(
                 f"a sample asks for teacher {layout.teacher} (counted from 0), and the trainer has {len(self.teachers)}"
             )
-        return _project(self.teachers[layout.teacher], layout)
+        return self._project(self.teachers[layout.teacher], layout)
 
     @torch.no_grad()
     def _project_reference(self, layout: PackedLayout) -> Projection:
         if self.reference is not None:
-            return _project(self.reference, layout)
+            return self._project(self.reference, layout)
         with adapters_off(self.model):
-            return _project(self.model, layout)
+            return self._project(self.model, layout)
+
+    def _project(self, model: Any, layout: PackedLayout, observer: Observer | None = None) -> Projection:
+        """Hidden states at this rank's predictions, and the projection to the vocabulary."""
+        weight, words = own(model.get_output_embeddings().weight), Words(self.share.tp) if self.share.tp else None
+        hidden = final_hidden_states(model.get_decoder(), layout, weight.device, weight.dtype, observer, self.share)
+        return Projection(hidden, weight, words)
 
     @property
     def _head(self) -> Tensor:
@@ -159,6 +186,11 @@ class PolicyNetwork(nn.Module):
         return self.model.config.get_text_config().num_hidden_layers
 
     @property
+    def projection(self) -> Any:
+        """To the vocabulary."""
+        return self.model.get_output_embeddings()
+
+    @property
     def decoder(self) -> Any:
         """The backbone, whose layers are sharded one by one."""
         return self.model.get_decoder()
@@ -189,9 +221,3 @@ def _check_tokens(ids: Int64Array, num_tokens: int) -> None:
             f"teacher_top names token {ids.max() if ids.min() >= 0 else ids.min()}, and the model has {num_tokens}: "
             "the teacher has another vocabulary"
         )
-
-
-def _project(model: Any, layout: PackedLayout, observer: Observer | None = None) -> Projection:
-    """Hidden states at the layout's predictions, and the projection to the vocabulary."""
-    weight = model.get_output_embeddings().weight
-    return Projection(final_hidden_states(model.get_decoder(), layout, weight.device, weight.dtype, observer), weight)

@@ -78,6 +78,14 @@ class MasterWeights:
         weight = self.full(name)
         return weight.to_local() if isinstance(weight, DTensor) else weight
 
+    def is_divided(self, name: str) -> bool:
+        """Whether each of the ranks that go through one row together has another part of it."""
+        weight = self.parameters[name]
+        if not isinstance(weight, DTensor):
+            return False
+        names = weight.device_mesh.mesh_dim_names or ()
+        return "tp" in names and not weight.placements[names.index("tp")].is_replicate()
+
     def grad(self, name: str) -> Tensor | None:
         """This rank's part of the gradient; `None` where the loss did not reach the weight."""
         if name in self._masters:

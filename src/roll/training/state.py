@@ -4,10 +4,10 @@
     moment1/<name>, moment2/<name>                          AdamW's moments
     updates              how often each weight was updated, in the order of the names
     counters             optimiser steps so far, steps in a row with non-finite gradients
-    rng/<rank>           each rank's random states
+    rng/<data rank>      random states; ranks that see the same samples have the same
 
 Tensors are saved by shard and loaded under any number of ranks. Ranks that did not exist when saving get a
-fresh random state, derived from the seed, the rank and the step.
+fresh random state, derived from the seed, the data rank and the step.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ def load_state(
     if known:
         randomness.states = {name.rpartition("/")[2]: state[name] for name in random}
     else:
-        randomness.restart(hash((seed, ranks.rank, result["num_steps"])) % 2**63)
+        randomness.restart(hash((seed, ranks.data_rank, result["num_steps"])) % 2**63)
     return result
 
 
@@ -144,4 +144,4 @@ def _cause(error: CheckpointException) -> str:
 
 
 def _random_states(ranks: Ranks, randomness: Randomness) -> dict[str, Tensor]:
-    return {f"rng/{ranks.rank}/{name}": state for name, state in randomness.states.items()}
+    return {f"rng/{ranks.data_rank}/{name}": state for name, state in randomness.states.items()}

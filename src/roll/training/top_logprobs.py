@@ -73,7 +73,7 @@ def likeliest(policy: Projection, num: int, *, temperature: float = 1.0) -> tupl
     Raises:
         ValueError: the vocabulary has fewer tokens.
     """
-    hidden, weight = policy
+    hidden, weight = policy[:2]
     if num > len(weight):
         raise ValueError(f"the {num} likeliest tokens are asked for, and the model has {len(weight)}: ask for fewer")
     dtype = torch.promote_types(hidden.dtype, torch.float32)

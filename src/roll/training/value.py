@@ -12,6 +12,9 @@ from roll.errors import ModelError
 from roll.training.distributions import Predictions
 from roll.training.hidden_states import final_hidden_states
 from roll.training.layout import PackedLayout
+from roll.training.parallel.collectives import one_of
+from roll.training.parallel.tensor import own
+from roll.training.parallel.tokens import WHOLE, TokenShare
 from roll.types import Output
 
 __all__ = ["ValueNetwork", "new_value_head", "values_of"]
@@ -28,8 +31,8 @@ def new_value_head(projection: Tensor) -> nn.Linear:
 def values_of(head: nn.Linear, hidden: Tensor) -> Tensor:
     """[M] of hidden states [M, H]; float32 or better."""
     dtype = torch.promote_types(head.weight.dtype, torch.float32)
-    bias = None if head.bias is None else head.bias.to(dtype)
-    return F.linear(hidden.to(dtype), head.weight.to(dtype), bias).squeeze(-1)
+    bias = None if head.bias is None else own(head.bias).to(dtype)
+    return F.linear(hidden.to(dtype), own(head.weight).to(dtype), bias).squeeze(-1)
 
 
 class ValueNetwork(nn.Module):
@@ -52,6 +55,8 @@ class ValueNetwork(nn.Module):
 
     def __init__(self, model: Any) -> None:
         super().__init__()
+        self.share: TokenShare = WHOLE
+        """Of every row's tokens, which are this rank's."""
         self._backbone: str = model.base_model_prefix
         head = getattr(model, "score", None)
         self.scores_texts = isinstance(head, nn.Linear)
@@ -71,9 +76,13 @@ class ValueNetwork(nn.Module):
 
     def forward(self, layout: PackedLayout, *unused: object) -> Predictions:
         """Values [M] of the states before the predicted tokens; what a policy's network takes besides is unused."""
-        weight = self.score.weight
-        hidden = final_hidden_states(self.decoder, layout, weight.device, weight.dtype)
-        return Predictions(values=values_of(self.score, hidden))
+        weight, share = self.score.weight, self.share
+        hidden = final_hidden_states(self.decoder, layout, weight.device, weight.dtype, share=share)
+        values = values_of(self.score, hidden)
+        return Predictions(values=share.whole(values if share.tp is None else one_of(values, share.tp.size()), layout))
+
+    projection = None
+    """It has none to the vocabulary."""
 
     @property
     def decoder(self) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import torch
@@ -11,6 +12,9 @@ from torch.distributed.tensor import DTensor
 from roll.training.lora import Adapter, checkpoint_name
 
 __all__ = ["TrainerWeights", "whole"]
+
+# It warns that gathering what is sharded twice takes two collectives.
+logging.getLogger("torch.distributed.tensor._redistribute").setLevel(logging.ERROR)
 
 
 class TrainerWeights:

@@ -1,0 +1,133 @@
+"""Collectives with a gradient, over dimension 0 of plain tensors. Every rank's gradient is a share of the whole one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed import ProcessGroup
+
+__all__ = ["added_up", "exchange", "gather", "one_of", "placed", "scatter_sum"]
+
+# Their names since torch 2.13, and before.
+_GATHER = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+_SCATTER = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+
+
+class _Gather(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, part: Tensor, group: ProcessGroup) -> Tensor:
+        ctx.group = group
+        return _all_gather(part, group)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
+        return _reduce_scatter(grads[0], ctx.group), None
+
+
+class _ScatterSum(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, share: Tensor, group: ProcessGroup) -> Tensor:
+        ctx.group = group
+        return _reduce_scatter(share, group)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
+        return _all_gather(grads[0], ctx.group), None
+
+
+class _Exchange(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, parts: Tensor, group: ProcessGroup) -> Tensor:
+        ctx.group = group
+        return _all_to_all(parts, group)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
+        return _all_to_all(grads[0], ctx.group), None
+
+
+class _Placed(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, own: Tensor, index: Tensor, size: int, group: ProcessGroup) -> Tensor:
+        ctx.save_for_backward(index)
+        whole = own.new_zeros(size, *own.shape[1:])
+        whole[index] = own
+        dist.all_reduce(whole, group=group)
+        return whole
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None, None]:
+        (index,) = ctx.saved_tensors
+        return grads[0].index_select(0, index), None, None, None
+
+
+class _OneOf(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, value: Tensor, count: int) -> Tensor:
+        ctx.count = count
+        return value.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
+        return grads[0] / ctx.count, None
+
+
+def gather(part: Tensor, group: ProcessGroup) -> Tensor:
+    """[n, ...] of every rank, one after the other."""
+    return _applied(_Gather, part, group)
+
+
+def scatter_sum(share: Tensor, group: ProcessGroup) -> Tensor:
+    """Of the sum of all ranks' [n * size, ...], this rank's [n, ...]."""
+    return _applied(_ScatterSum, share, group)
+
+
+def exchange(parts: Tensor, group: ProcessGroup) -> Tensor:
+    """Part i of this rank's [size, ...] goes to rank i; part i of the result came from there."""
+    return _applied(_Exchange, parts, group)
+
+
+def placed(own: Tensor, index: Tensor, size: int, group: ProcessGroup) -> Tensor:
+    """All ranks' rows [n, ...] at their places in [size, ...], each of which one rank fills.
+
+    What is computed from the result is the same on every rank, and so is its gradient: a rank takes that of its rows.
+    """
+    return _applied(_Placed, own, index, size, group)
+
+
+def one_of(value: Tensor, count: int) -> Tensor:
+    """A value that `count` ranks compute alike: each has its part of the gradient."""
+    return _applied(_OneOf, value, count)
+
+
+def added_up(value: Tensor, group: ProcessGroup, *, largest: bool = False) -> Tensor:
+    """The sum (or the largest) of all ranks' values, in place; without a gradient."""
+    dist.all_reduce(value, op=dist.ReduceOp.MAX if largest else dist.ReduceOp.SUM, group=group)
+    return value
+
+
+def _applied(function: Any, *arguments: Any) -> Tensor:
+    result = function.apply(*arguments)
+    assert isinstance(result, Tensor)
+    return result
+
+
+def _all_gather(part: Tensor, group: ProcessGroup) -> Tensor:
+    whole = part.new_empty(group.size() * part.shape[0], *part.shape[1:])
+    _GATHER(whole, part.contiguous(), group=group)
+    return whole
+
+
+def _reduce_scatter(share: Tensor, group: ProcessGroup) -> Tensor:
+    part = share.new_empty(share.shape[0] // group.size(), *share.shape[1:])
+    _SCATTER(part, share.contiguous(), group=group)
+    return part
+
+
+def _all_to_all(parts: Tensor, group: ProcessGroup) -> Tensor:
+    result = torch.empty_like(parts, memory_format=torch.contiguous_format)
+    dist.all_to_all_single(result, parts.contiguous(), group=group)
+    return result

@@ -1,0 +1,245 @@
+"""Dividing a model's weights over the `tp` ranks, in place.
+
+Which projections are divided by outputs and which by inputs, the model's own plan says (`base_model_tp_plan` of its
+configuration). Parameters become DTensors, under their old names; modules compute with this rank's part of them, on
+plain tensors, so that what the trainer replaces in a model keeps working. Between attention and MLP, activations are
+divided by tokens: norms and residuals are computed once, not by every rank.
+
+    module                    weight        input                      output
+    q, k, v, gate, up         Shard(0)      all tokens                 this rank's heads or columns
+    o, down                   Shard(1)      heads or columns           summed, this rank's tokens
+    embeddings                Shard(0)      all tokens                 summed, this rank's tokens
+    adapters                  A of an input projection and B of an output projection are whole, the others divided
+    anything else             whole         this rank's tokens, or (what mixes tokens) all of them
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from fnmatch import fnmatchcase
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed import ProcessGroup
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard
+
+from roll.errors import ModelError
+from roll.training.parallel.collectives import gather, scatter_sum
+
+__all__ = ["divide", "own", "replicate"]
+
+_OUTPUTS = ("colwise", "colwise_gather_output")
+_INPUTS = ("rowwise", "rowwise_split_input")
+_POINTWISE = ("mlp", "feed_forward", "block_sparse_moe")
+"""Parts of a layer that compute each token by itself."""
+
+
+def own(parameter: Tensor) -> Tensor:
+    """This rank's part of a parameter, as a plain tensor. Its gradient is a share: that of a whole one is summed."""
+    if not isinstance(parameter, DTensor):
+        return parameter
+    grads = [Partial() if isinstance(p, Replicate) else p for p in parameter.placements]
+    return parameter.to_local(grad_placements=grads)
+
+
+def divide(root: nn.Module, decoder: Any, projection: nn.Module | None, mesh: DeviceMesh) -> None:
+    """Divide the weights below `root` over a mesh of one dimension.
+
+    Args:
+        root: a whole model; every rank has the same.
+        decoder: its backbone, with `layers` and `embed_tokens`.
+        projection: to the vocabulary, used by its weight alone.
+        mesh: of the `tp` ranks.
+
+    Raises:
+        ModelError: the model's sizes cannot be divided, or it has no plan for it.
+    """
+    styles = _styles(decoder)
+    embeddings = decoder.get_input_embeddings()
+    _check_sizes(decoder, embeddings, mesh.size(), styles)
+    group = mesh.get_group()
+    made: dict[int, nn.Parameter] = {}
+    style_of = {inner: style for name, style in styles.items() for inner in decoder.get_submodule(name).modules()}
+    for name, module in list(root.named_modules()):
+        style = style_of.get(module)
+        is_vocabulary = module is embeddings or module is projection
+        for parameter_name, parameter in module._parameters.items():
+            if parameter is not None:
+                placement = Shard(0) if is_vocabulary else _placement(style, name, parameter)
+                if id(parameter) not in made:  # tied ones stay one
+                    made[id(parameter)] = _divided(parameter, placement, mesh)
+                module._parameters[parameter_name] = made[id(parameter)]
+        if module is embeddings:
+            module.forward = _words(module, group)
+        elif module._parameters:
+            module.forward = _with_own_part(module, 1 / mesh.size() if style in _INPUTS else 1.0)
+    _connect(decoder, styles, group)
+
+
+def replicate(module: nn.Module, mesh: DeviceMesh) -> None:
+    """Let every rank of the mesh have a module's weights whole, as one parameter with one gradient."""
+    for name, parameter in module._parameters.items():
+        if parameter is not None:
+            module._parameters[name] = _divided(parameter, Replicate(), mesh)
+
+
+def _styles(decoder: Any) -> dict[str, str]:
+    """By module, how its weights are divided. What the plan does not name, or names as whole, is left out."""
+    config = decoder.config.get_text_config()
+    plan: dict[str, str] = getattr(config, "base_model_tp_plan", None) or {}
+    names = [name for name, _ in decoder.named_modules()]
+    found: dict[str, str] = {}
+    for pattern, style in plan.items():
+        if style in (*_OUTPUTS, *_INPUTS) and "experts." not in pattern.replace("shared_experts.", ""):
+            found |= {name: style for name in names if fnmatchcase(name, pattern)}
+    if not found:
+        raise ModelError(
+            f"{type(decoder).__name__} cannot be divided by training.parallel.tp: transformers has no plan for it "
+            "(base_model_tp_plan); set tp to 1"
+        )
+    return found
+
+
+def _check_sizes(decoder: Any, embeddings: Any, size: int, styles: dict[str, str]) -> None:
+    config = decoder.config.get_text_config()
+    sizes = {
+        "num_attention_heads": config.num_attention_heads,
+        "num_key_value_heads": getattr(config, "num_key_value_heads", None) or config.num_attention_heads,
+        "intermediate_size": getattr(config, "intermediate_size", size),
+        "vocabulary": embeddings.weight.shape[0],
+    }
+    if "colwise" not in {style for name, style in styles.items() if name.endswith(("q_proj", "k_proj"))}:
+        del sizes["num_attention_heads"], sizes["num_key_value_heads"]  # attention is computed whole
+    wrong = {name: count for name, count in sizes.items() if count % size}
+    if wrong:
+        raise ModelError(
+            f"training.parallel.tp {size} does not divide this model's "
+            + ", ".join(f"{name} {count}" for name, count in wrong.items())
+        )
+
+
+def _placement(style: str | None, name: str, parameter: Tensor) -> Placement:
+    if style in _OUTPUTS and ".lora_A." not in name:
+        return Shard(0)
+    if style in _INPUTS and ".lora_B." not in name and parameter.ndim > 1:
+        return Shard(1)
+    return Replicate()
+
+
+def _divided(parameter: nn.Parameter, placement: Placement, mesh: DeviceMesh) -> nn.Parameter:
+    part = parameter.detach()
+    if isinstance(placement, Shard):
+        chunk = part.chunk(mesh.size(), placement.dim)[mesh.get_local_rank()]
+        part = chunk.clone(memory_format=torch.contiguous_format)
+    return nn.Parameter(
+        DTensor.from_local(part, mesh, [placement], run_check=False), requires_grad=parameter.requires_grad
+    )
+
+
+def _with_own_part(module: nn.Module, bias_share: float) -> Callable[..., Any]:
+    """The module's `forward`, which finds plain tensors where its parameters are.
+
+    Args:
+        module: with parameters of its own.
+        bias_share: what this rank adds of a bias, where outputs are summed over the ranks.
+    """
+    plain = module.forward
+
+    def forward(*args: Any, **kwargs: Any) -> Any:
+        parts = {name: own(p) for name, p in module._parameters.items() if p is not None}
+        if bias_share != 1.0 and "bias" in parts:
+            parts["bias"] = parts["bias"] * bias_share
+        module.__dict__.update(parts)  # found before the parameters
+        try:
+            return plain(*args, **kwargs)
+        finally:
+            for name in parts:
+                del module.__dict__[name]
+
+    return forward
+
+
+def _words(embeddings: Any, group: ProcessGroup) -> Callable[[Tensor], Tensor]:
+    """Embeddings [1, n / size, H] of this rank's tokens, from ids [1, n] and the words that each rank holds."""
+    looked_up = _with_own_part(embeddings, 1.0)
+    count = embeddings.weight.shape[0] // group.size()
+    first = group.rank() * count
+    never_learns = embeddings.padding_idx
+    embeddings.padding_idx = None if never_learns not in range(first, first + count) else never_learns - first
+
+    def forward(ids: Tensor) -> Tensor:
+        local = ids - first
+        here = (local >= 0) & (local < count)
+        found = looked_up(local.clamp(0, count - 1)) * here[..., None]
+        return scatter_sum(found[0], group)[None]
+
+    return forward
+
+
+def _connect(decoder: Any, styles: dict[str, str], group: ProcessGroup) -> None:
+    """Let activations pass from tokens to heads or columns, and back."""
+    parents: set[str] = set()
+    for name, style in styles.items():
+        module = decoder.get_submodule(name)
+        if style in _INPUTS:
+            module.forward = _summed(module.forward, group, splits=style == "rowwise_split_input")
+        else:
+            parents.add(name.rpartition(".")[0])
+            if style == "colwise_gather_output":
+                module.forward = _joined(module.forward, group)
+    for name in parents:
+        module = decoder.get_submodule(name)
+        module.forward = _with_all_tokens(module.forward, group)
+    for module in _whole_mixers(decoder, parents):
+        if any(isinstance(p, DTensor) for p in module.parameters()):
+            module.forward = _own_tokens(_with_all_tokens(module.forward, group), group)
+
+
+def _whole_mixers(decoder: Any, divided: set[str]) -> Iterator[nn.Module]:
+    """Parts of layers that mix tokens and whose weights are whole."""
+    for i, layer in enumerate(decoder.layers):
+        for name, module in layer.named_children():
+            path = f"layers.{i}.{name}"
+            if path not in divided and name not in _POINTWISE and "norm" not in name.lower():
+                yield module
+
+
+def _summed(plain: Callable[..., Tensor], group: ProcessGroup, *, splits: bool) -> Callable[[Tensor], Tensor]:
+    def forward(x: Tensor) -> Tensor:
+        if splits:
+            x = x.chunk(group.size(), -1)[group.rank()]
+        return scatter_sum(plain(x)[0], group)[None]
+
+    return forward
+
+
+def _joined(plain: Callable[..., Tensor], group: ProcessGroup) -> Callable[[Tensor], Tensor]:
+    def forward(x: Tensor) -> Tensor:
+        return gather(plain(x).movedim(-1, 0), group).movedim(0, -1)
+
+    return forward
+
+
+def _with_all_tokens(plain: Callable[..., Any], group: ProcessGroup) -> Callable[..., Any]:
+    def forward(*args: Any, **kwargs: Any) -> Any:
+        if args:
+            args = (gather(args[0][0], group)[None], *args[1:])
+        else:
+            kwargs["hidden_states"] = gather(kwargs["hidden_states"][0], group)[None]
+        return plain(*args, **kwargs)
+
+    return forward
+
+
+def _own_tokens(plain: Callable[..., Any], group: ProcessGroup) -> Callable[..., Any]:
+    """All ranks compute alike; each gives its tokens, so that the sum of their gradients is the gradient."""
+
+    def forward(*args: Any, **kwargs: Any) -> Any:
+        result = plain(*args, **kwargs)
+        states = result[0] if isinstance(result, tuple) else result
+        part = states.chunk(group.size(), 1)[group.rank()]
+        return (part, *result[1:]) if isinstance(result, tuple) else part
+
+    return forward

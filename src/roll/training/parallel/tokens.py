@@ -1,0 +1,88 @@
+"""Which tokens of a row are this rank's, and how ranks make one result of what each has found."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.distributed import ProcessGroup
+
+from roll.training.layout import Int64Array, PackedLayout
+from roll.training.parallel.collectives import exchange, gather, placed
+
+__all__ = ["WHOLE", "TokenShare"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TokenShare:
+    """A rank's place among those that go through one row together."""
+
+    tp: ProcessGroup | None = None
+    cp: ProcessGroup | None = None
+
+    @property
+    def multiple(self) -> int:
+        """A row's length is a multiple of this."""
+        return self._num_slices * (self.tp.size() if self.tp else 1)
+
+    @property
+    def _num_slices(self) -> int:
+        return self.cp.size() if self.cp else 1
+
+    def slice(self, layout: PackedLayout) -> slice:
+        """The entries of the row that this cp rank computes."""
+        size = layout.num_tokens // self._num_slices
+        start = size * (self.cp.rank() if self.cp else 0)
+        return slice(start, start + size)
+
+    def predictions(self, layout: PackedLayout) -> Int64Array:
+        """Those that are made from these entries."""
+        entries = self.slice(layout)
+        return np.flatnonzero((layout.rows >= entries.start) & (layout.rows < entries.stop))
+
+    def gathered(self, hidden: Tensor) -> Tensor:
+        """[n, H] of the cp slice, from the tokens of each tp rank."""
+        return gather(hidden, self.tp) if self.tp else hidden
+
+    def whole(self, found: Tensor, layout: PackedLayout) -> Tensor:
+        """What each cp rank found of its predictions [m, ...], of all of them [M, ...]."""
+        if self.cp is None:
+            return found
+        index = torch.from_numpy(self.predictions(layout)).to(found.device)
+        return placed(found, index, len(layout.rows), self.cp)
+
+    def heads_for_tokens(self, states: Tensor) -> Tensor:
+        """[n * size, H / size, d] from [n, H, d]: all tokens, of this rank's heads. Few heads are repeated.
+
+        Raises:
+            ValueError: the ranks' number neither divides the heads' nor is divided by it.
+        """
+        assert self.cp is not None
+        size, (length, heads, width) = self.cp.size(), states.shape
+        if heads < size and size % heads == 0:
+            states, heads = states.repeat_interleave(size // heads, dim=1), size
+        if heads % size:
+            raise ValueError(
+                f"training.parallel.cp {size} does not divide the {heads} heads that each rank has: lower cp or tp"
+            )
+        parts = states.view(length, size, heads // size, width).transpose(0, 1)
+        return exchange(parts, self.cp).reshape(size * length, heads // size, width)
+
+    def all_heads(self, of_heads: Tensor) -> Tensor:
+        """[H, ...] of all heads, from those of this rank."""
+        for group in (self.cp, self.tp):
+            of_heads = of_heads if group is None else gather(of_heads, group)
+        return of_heads
+
+    def tokens_for_heads(self, states: Tensor) -> Tensor:
+        """[n, H, d] from [n * size, H / size, d]: the way back."""
+        assert self.cp is not None
+        size, (length, heads, width) = self.cp.size(), states.shape
+        parts = exchange(states.reshape(size, length // size, heads, width), self.cp)
+        return parts.transpose(0, 1).reshape(length // size, size * heads, width)
+
+
+WHOLE = TokenShare()
+"""Of a rank that computes its rows alone."""

@@ -1,0 +1,51 @@
+"""A vocabulary that is divided over ranks: the softmax of words that no rank has together.
+
+Each rank knows the largest logit m_i of its words and sums over them, relative to that. With m = max m_i and
+d_i = m_i - m these become parts of the sums over all words, and are added up:
+
+    sum exp(z - m)                  exp(d_i) t_i
+    sum (z - m) exp(z - m)          exp(d_i) (e_i + d_i t_i)
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.distributed import ProcessGroup
+
+from roll.training.parallel.collectives import added_up, gather, one_of
+
+__all__ = ["Words"]
+
+
+class Words(NamedTuple):
+    """Which words of the vocabulary this rank has: as many as each of the others, one rank after the other."""
+
+    group: ProcessGroup
+
+    def places(self, targets: Tensor, count: int) -> tuple[Tensor, Tensor]:
+        """Of tokens [M], their places among this rank's `count` words (0 for others' words), and which are its own."""
+        local = targets - self.group.rank() * count
+        here = (local >= 0) & (local < count)
+        return local.where(here, 0), here
+
+    def shift(self, largest: Tensor) -> Tensor:
+        """Makes each prediction's largest logit [M] that of all words, in place; returns how far it was below."""
+        own = largest.clone()
+        return own.sub_(added_up(largest, self.group, largest=True))
+
+    def add_up(self, *parts: Tensor) -> None:
+        """Makes each of these sums over this rank's words one over all words, in place."""
+        together = added_up(torch.stack(parts), self.group)
+        for part, whole in zip(parts, together, strict=True):
+            part.copy_(whole)
+
+    def whole(self, weight: Tensor) -> Tensor:
+        """The projection [V, H] to all words, for what cannot be told from parts. Give `shared` what comes of it."""
+        return gather(weight, self.group)
+
+    def shared(self, value: Tensor) -> Tensor:
+        """What every rank computes alike of the whole projection: each has its part of the gradient."""
+        return one_of(value, self.group.size())

@@ -1,0 +1,102 @@
+"""What ranks of every layout do in their processes for `test_parallel.py`; rank 0 writes down what came out."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from critic_helpers import VALUE_LOSS, valued
+from training_helpers import grads_of, logprobs_of, make_batch, make_spec, values_of
+
+from roll.algorithms.correction import Correction
+from roll.algorithms.losses import CreditedLoss, PolicyAndValueLoss, PolicyLoss
+from roll.config.model import LoRAConfig
+from roll.config.parallel import ParallelConfig
+from roll.training import TorchBackend
+from roll.training.precision import Precision
+from roll.types import AttentionRange, TrainingBatch
+
+DOUBLE = Precision(compute=torch.float64, master=torch.float64)
+LORA = LoRAConfig(rank=2)
+FULL = PolicyLoss(correction=Correction(upper=None), entropy_coefficient=0.3, kl_coefficient=0.2, kl_estimator="full")
+BOTH = PolicyAndValueLoss(policy=FULL, value=VALUE_LOSS, coefficient=0.5)
+RANGE = AttentionRange(window=4, horizon=(2, 7))
+
+LAYOUTS: dict[str, dict[str, int]] = {
+    "dp 2, tp 2": {"tp": 2},
+    "dp 2, cp 2": {"cp": 2},
+    "cp 2, tp 2": {"cp": 2, "tp": 2},
+    "replicas 2, dp 2": {"dp_replicate": 2},
+}
+MORE: dict[str, dict[str, int]] = {
+    "cp 4": {"cp": 4},
+    "replicas 2, tp 2": {"dp_replicate": 2, "tp": 2},
+    "replicas 2, cp 2": {"dp_replicate": 2, "cp": 2},
+}
+NUM_RANKS = 4
+
+
+def work(model: Path, batch: TrainingBatch, parallel: Mapping[str, int], **ranks: Any) -> dict[str, Any]:
+    """Three updates, and what comes of them: the same calls, alone or as one of several ranks."""
+
+    def build(role: str = "policy", *, lora: Any = None, **more: Any) -> TorchBackend:
+        settings = {"max_tokens_per_micro_batch": 60, "parallel": ParallelConfig(**parallel)}
+        spec = make_spec(model, lora=lora, **settings)
+        return TorchBackend(dataclasses.replace(spec, role=role, **more, **ranks), precision=DOUBLE)  # type: ignore[arg-type]
+
+    found: dict[str, Any] = {}
+    policy = build(holds_reference=True)
+    one = dataclasses.replace(batch, samples=batch.samples[:1])
+    for name, own in (("plain", batch), ("again", make_batch(2)), ("idle", one)):
+        result = policy.train_step(own, FULL)
+        found[name] = {"result": result, "grads": grads_of(policy)}
+    credited = policy.train_step(make_batch(3), CreditedLoss(loss=FULL, range=RANGE))
+    found["credited"] = {"result": credited, "grads": grads_of(policy)}
+    found["logprobs"] = logprobs_of(policy, batch)
+    top = policy.forward(batch, ["top_logprobs"], num_top=3)["top_logprobs"]
+    found["top"] = [each.logprobs for each in top]
+    found["weights"] = {name: tensor for name, tensor in policy.weights() if tensor is not None}
+
+    adapted = build(lora=LORA)
+    result = adapted.train_step(batch, FULL)
+    found["lora"] = {"result": result, "grads": grads_of(adapted)}
+
+    two_headed = build(holds_reference=True, value_head_learning_rate=1e-3)
+    result = two_headed.train_step(valued(batch), BOTH)
+    found["two heads"] = {"result": result, "grads": grads_of(two_headed)}
+
+    critic = build("critic")
+    result = critic.train_step(valued(batch), VALUE_LOSS)
+    found["critic"] = {"result": result, "grads": grads_of(critic)}
+    found["values"] = values_of(critic, batch)
+    return found
+
+
+def run_rank(rank: int, directory: Path, model: Path, batch: TrainingBatch, layouts: Mapping[str, Any]) -> None:
+    """Every layout in turn, as one of four ranks; then states and weights pass from one layout to another."""
+    ranks = {"rank": rank, "world_size": NUM_RANKS, "init_method": f"file://{directory / 'meeting'}"}
+    for name, parallel in layouts.items():
+        found = work(model, batch, parallel, **ranks)
+        if rank in (0, NUM_RANKS - 1):
+            torch.save(found, directory / f"{name}-{rank}.pt")
+    torch.distributed.destroy_process_group()
+
+
+def carry_on(rank: int, directory: Path, model: Path, batch: TrainingBatch) -> None:
+    """Go on from one rank's state under one layout, and save it for another."""
+    spec = dataclasses.replace(
+        make_spec(model), rank=rank, world_size=NUM_RANKS, init_method=f"file://{directory / 'meeting'}"
+    )
+    before: Path = directory / "saved by one"
+    for name, parallel in LAYOUTS.items():
+        training = spec.training.model_copy(update={"parallel": ParallelConfig(**parallel)})
+        backend = TorchBackend(dataclasses.replace(spec, training=training), precision=DOUBLE)
+        backend.load(before)
+        backend.train_step(batch, PolicyLoss())
+        before = directory / f"saved under {name}"
+        backend.save(before)
+        backend.export(directory / f"export under {name}")
+    torch.distributed.destroy_process_group()

@@ -1,0 +1,96 @@
+"""Ranks that divide weights, tokens and samples in any way find what one rank finds."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.multiprocessing as mp
+from parallel_ranks import DOUBLE, LAYOUTS, MORE, NUM_RANKS, carry_on, run_rank, work
+from test_same_gradient import reference
+from training_helpers import grads_of, make_spec, relative_error
+
+from roll.algorithms.losses import PolicyLoss
+from roll.config.parallel import ParallelConfig
+from roll.errors import ModelError, PlacementError
+from roll.models import load_causal_lm
+from roll.training import TorchBackend
+from roll.types import TrainingBatch
+
+STEPS = ("plain", "again", "idle", "credited", "lora", "two heads", "critic")
+
+
+@pytest.fixture(scope="module", name="batch")
+def _batch(tiny_model: Path) -> TrainingBatch:
+    return reference(tiny_model, 0, torch.float64).batch
+
+
+@pytest.fixture(scope="module", name="expected")
+def _expected(tiny_model: Path, batch: TrainingBatch) -> dict[str, Any]:
+    return work(tiny_model, batch, {})
+
+
+@pytest.fixture(scope="module", name="directory")
+def _directory(tiny_model: Path, batch: TrainingBatch, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("layouts")
+    mp.spawn(run_rank, (directory, tiny_model, batch, LAYOUTS), nprocs=NUM_RANKS)  # type: ignore[no-untyped-call]
+    return directory
+
+
+def _compare(directory: Path, layout: str, expected: Mapping[str, Any]) -> None:
+    first, last = (torch.load(directory / f"{layout}-{r}.pt", weights_only=False) for r in (0, NUM_RANKS - 1))
+    for step in STEPS:
+        found, alone = first[step]["result"], expected[step]["result"]
+        assert relative_error(first[step]["grads"], expected[step]["grads"]) <= 1e-9, step
+        assert found.grad_norm == pytest.approx(alone.grad_norm, rel=1e-9)
+        assert found.loss == pytest.approx(alone.loss, rel=1e-9)
+        assert found.metrics == pytest.approx(alone.metrics, rel=1e-9, abs=1e-12)
+        assert found.metrics == last[step]["result"].metrics
+    for name in ("logprobs", "values", "top"):
+        for own, other in zip(first[name], expected[name], strict=True):
+            np.testing.assert_allclose(own, other, rtol=1e-6, atol=1e-6)  # told in float32
+    assert list(first["weights"]) == list(expected["weights"])
+    assert all(torch.equal(first["weights"][name], weight) for name, weight in expected["weights"].items())
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_layout_has_the_gradients_metrics_and_weights_of_one_rank(
+    directory: Path, expected: dict[str, Any], layout: str
+) -> None:
+    _compare(directory, layout, expected)
+
+
+@pytest.mark.slow
+def test_so_have_other_layouts(
+    tiny_model: Path, batch: TrainingBatch, expected: dict[str, Any], tmp_path: Path
+) -> None:
+    mp.spawn(run_rank, (tmp_path, tiny_model, batch, MORE), nprocs=NUM_RANKS)  # type: ignore[no-untyped-call]
+    for layout in MORE:
+        _compare(tmp_path, layout, expected)
+
+
+def test_states_pass_from_layout_to_layout_and_every_export_is_the_same_model(
+    tiny_model: Path, batch: TrainingBatch, tmp_path: Path
+) -> None:
+    alone = TorchBackend(make_spec(tiny_model), precision=DOUBLE)
+    alone.train_step(batch, PolicyLoss())
+    alone.save(tmp_path / "saved by one")
+    mp.spawn(carry_on, (tmp_path, tiny_model, batch), nprocs=NUM_RANKS)  # type: ignore[no-untyped-call]
+    for name in LAYOUTS:
+        alone.train_step(batch, PolicyLoss())
+        other = TorchBackend(make_spec(tiny_model), precision=DOUBLE)
+        other.load(tmp_path / f"saved under {name}")
+        assert other.num_steps == alone.num_steps
+        exported = load_causal_lm(tmp_path / f"export under {name}", torch.float32).state_dict()
+        for (key, weight), (_, found) in zip(alone.weights(), other.weights(), strict=True):
+            assert torch.equal(weight, found), (name, key)
+            assert torch.equal(weight, exported[key]), (name, key)
+
+
+def test_a_number_of_ranks_that_cannot_be_divided_is_refused(tiny_model: Path) -> None:
+    with pytest.raises(PlacementError, match="1 trainer rank cannot be divided by training.parallel's tp 2"):
+        TorchBackend(make_spec(tiny_model, parallel=ParallelConfig(tp=2)))
