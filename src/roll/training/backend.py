@@ -1,77 +1,45 @@
 """The `torch` train back-end: one rank of a trainer, in any role.
 
-    samples -> pack -> this rank's micro-batches, one after the other:
-                           network -> log-probs or values -> loss -> backward (gradients add up)
-            -> global gradient norm -> AdamW on the master weights -> network
+    batch -> passes, one a micro-batch: network -> log-probs or values -> loss -> backward (gradients add up)
+          -> global gradient norm -> AdamW on the master weights -> network
 
 Invariants: a micro-batch's loss is already its share of the batch's loss, so nothing divides by the number of
-micro-batches or ranks; every rank runs the same number of micro-batches, and every one of them goes back through the
-same outputs of the network; a step whose gradients are not finite changes nothing. A reference has neither gradients
-nor an optimiser.
+micro-batches or ranks; a step whose gradients are not finite changes nothing. A reference has neither gradients nor an
+optimiser.
 """
 
 from __future__ import annotations
 
-import contextlib
-import logging
-import operator
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from roll.errors import HalfUpdatedError, TrainingDivergedError, UnsupportedError
+from roll.errors import HalfUpdatedError, UnsupportedError
 from roll.protocols import LossFn, StateKind, WeightSource
-from roll.training.attention_maps import MapObserver, observed_layers
-from roll.training.blocks import Block
-from roll.training.by_sample import collect, collect_top, in_order, merged, no_top
-from roll.training.distributed import Ranks, combine, default_num_threads, pick_device, reshard, shard
-from roll.training.distributions import Predictions
+from roll.training.distributed import Ranks, default_num_threads, pick_device, reshard, shard
 from roll.training.export import export_adapter, export_model
-from roll.training.layout import Int64Array, PackedLayout, build_layout, idle_layout, padded
 from roll.training.loading import build_network
-from roll.training.lora import adapters_off, find_adapters
-from roll.training.loss_inputs import loss_inputs, teacher_top_ids
+from roll.training.lora import find_adapters
 from roll.training.offload import StatePlacement
 from roll.training.optimizer import Optimizer
-from roll.training.packing import pack, pack_by_teacher
+from roll.training.passes import Passes
 from roll.training.policy import PolicyNetwork
 from roll.training.precision import MasterWeights, Precision
 from roll.training.randomness import Randomness
 from roll.training.schedule import Schedule
+from roll.training.skipping import note_skipped
 from roll.training.spec import TrainerSpec
 from roll.training.state import load_state, save_state
 from roll.training.weights import TrainerWeights
-from roll.types import (
-    AttentionRange,
-    AttentionStatistics,
-    FloatArray,
-    Needs,
-    Output,
-    Outputs,
-    StepResult,
-    TopLogprobs,
-    TrainingBatch,
-    TrainingSample,
-)
+from roll.types import AttentionRange, Output, Outputs, StepResult, TrainingBatch
 
 __all__ = ["TorchBackend"]
-
-logger = logging.getLogger(__name__)
-
-T = TypeVar("T")
-
-_GIVEN_BY: dict[Output, str] = {
-    "logprobs": "policy or reference",
-    "values": "critic or a policy with a value head",
-    "attention": "policy",
-    "top_logprobs": "policy or reference",
-}
 
 
 class TorchBackend:
@@ -110,6 +78,7 @@ class TorchBackend:
         )
         self.placement = StatePlacement(self.network, self.masters, self.optimizer, self.device)
         self._randomness = Randomness(spec.seed + self.ranks.data_rank, self.device)
+        self._passes = Passes(spec, self.network, self.ranks, self.device, self._randomness)
         self.num_steps = 0
         """Optimiser steps that moved the weights."""
         self.num_nonfinite = 0
@@ -124,13 +93,11 @@ class TorchBackend:
         """
         if self.spec.role == "reference":
             raise UnsupportedError("a trainer with role 'reference' has no train_step: ask a policy or critic")
-        if batch.num_loss_tokens == 0:
-            raise ValueError("a training batch needs at least one token that the loss counts")
         started = time.perf_counter()
         self.masters.clear_grads()
         self.network.train()
         with self._randomness.untouched_by_errors():
-            found = self._losses(batch, loss, learn=True)
+            found = self._passes.losses(batch, loss, self._backward)
         backward_done = time.perf_counter()
         grad_norm = self.optimizer.grad_norm()
         rate = self.schedule.rate(self.num_steps)
@@ -151,54 +118,11 @@ class TorchBackend:
         Raises:
             ValueError: no token of the batch is in the loss, or a sample lacks what the loss needs.
         """
-        if batch.num_loss_tokens == 0:
-            raise ValueError("a batch needs at least one token that the loss counts")
         self.network.eval()
-        found = self._losses(batch, loss, learn=False)
+        found = self._passes.losses(batch, loss)
         reshard(self.network)
         return found
 
-    def _losses(self, batch: TrainingBatch, loss: LossFn, *, learn: bool) -> StepResult:
-        """A batch's loss and metrics over all micro-batches and ranks; with `learn` also its gradient."""
-        sums: dict[str, Tensor] = {}
-        maxima: dict[str, Tensor] = {}
-        logprobs: dict[int, FloatArray] = {}
-        num_tokens = 0
-        needs = loss.needs
-        observed = needs.attention if any(s.attention is None for s in batch.samples) else None
-        for teacher, blocks in self._share(batch.samples, every_token=False, needs=needs):
-            layout = _layout(
-                blocks, self.ranks.share.multiple, teacher=teacher, shared_predictions=not needs.top_logprobs
-            )
-            observer = self._observer(blocks, observed)
-            top = teacher_top_ids(layout, batch) if needs.top_logprobs else None
-            predicted = self._predict(layout, batch, needs, observer, top)
-            if not layout.spans:
-                if learn:
-                    _nothing_of(predicted).backward()
-                continue
-            attention = observer.results() if observer is not None else None
-            outputs = loss(loss_inputs(layout, batch, predicted, attention))
-            if learn:
-                outputs.loss.backward()
-            combine(sums, {"loss": outputs.loss.detach(), **outputs.metrics}, torch.add)
-            combine(maxima, outputs.maxima, torch.maximum)
-            if predicted.logprobs is not None:
-                collect(logprobs, layout, batch, predicted.logprobs)
-            num_tokens += layout.num_tokens
-        metrics = self.ranks.reduce(sums, operator.add)
-        tokens = self.ranks.gather(num_tokens)
-        everything = merged(self.ranks.gather(logprobs))
-        return StepResult(
-            loss=metrics.pop("loss"),
-            num_tokens=sum(tokens),
-            num_loss_tokens=batch.num_loss_tokens,
-            metrics=metrics,
-            maxima=self.ranks.reduce(maxima, max),
-            logprobs=tuple(in_order(everything, batch)) if "logprobs" in self.network.outputs else (),
-        )
-
-    @torch.no_grad()
     def forward(
         self,
         batch: TrainingBatch,
@@ -215,39 +139,8 @@ class TorchBackend:
             ValueError: `adapter` is false and the policy has none, attention is asked for without its distances, or
                 the likeliest tokens without their number.
         """
-        self._check_outputs(outputs, attention, num_top)
-        top = num_top if "top_logprobs" in outputs else None
-        needs = Needs(values="values" in outputs)
-        every_token = "logprobs" in outputs
-        found: dict[Output, dict[int, Any]] = {name: {} for name in outputs}
-        self.network.eval()
-        with contextlib.nullcontext() if adapter else adapters_off(self.model):
-            for _, blocks in self._share(batch.samples, every_token=every_token, needs=needs):
-                layout = _layout(blocks, self.ranks.share.multiple, every_token=every_token)
-                observer = self._observer(blocks, attention if "attention" in found else None)
-                predicted = self._predict(layout, batch, needs, observer, top)
-                for name, tensor in (("logprobs", predicted.logprobs), ("values", predicted.values)):
-                    if name in found and tensor is not None:
-                        collect(found[name], layout, batch, tensor)
-                if top is not None:
-                    collect_top(found["top_logprobs"], layout, batch, predicted)
-                if observer is not None:
-                    found["attention"] |= observer.results()
-            reshard(self.network)
-        parts = self.ranks.gather(found)
-        said: dict[Output, list[Any]] = {n: in_order(merged([part[n] for part in parts]), batch) for n in found}
-        if every_token and "values" in said:
-            said["values"] = [np.where(s.loss_mask, v, 0) for s, v in zip(batch.samples, said["values"], strict=True)]
-        if top is not None:
-            said["top_logprobs"] = [
-                t if isinstance(t, TopLogprobs) else no_top(len(s), top)
-                for s, t in zip(batch.samples, said["top_logprobs"], strict=True)
-            ]
-        if "attention" in said:  # a sample that nothing was computed for has arrays of 0
-            said["attention"] = [
-                a if isinstance(a, AttentionStatistics) else AttentionStatistics(waad=a, fai=a)
-                for a in said["attention"]
-            ]
+        said = self._passes.forward(batch, outputs, attention=attention, num_top=num_top, adapter=adapter)
+        reshard(self.network)
         return said
 
     def weights(self) -> WeightSource:
@@ -306,52 +199,11 @@ class TorchBackend:
         """What the engines compute in."""
         return getattr(torch, self.spec.model.dtype)
 
-    def _check_outputs(self, outputs: Outputs, attention: AttentionRange | None, num_top: int | None) -> None:
-        for name in outputs:
-            if name not in self.network.outputs:
-                raise UnsupportedError(f"a trainer with role '{self.spec.role}' has no {name}: ask a {_GIVEN_BY[name]}")
-        if "attention" in outputs and attention is None:
-            raise ValueError("what attention says depends on distances: give `attention`, the range that counts")
-        if "top_logprobs" in outputs and (num_top is None or num_top < 1):
-            raise ValueError(f"the likeliest tokens are asked for, with num_top {num_top}: give a number from 1 on")
-
-    def _predict(
-        self,
-        layout: PackedLayout,
-        batch: TrainingBatch,
-        needs: Needs,
-        observer: MapObserver | None,
-        top: Int64Array | int | None,
-    ) -> Predictions:
-        """What the network says of a micro-batch."""
-        with self._randomness.own():
-            return self.network(layout, batch.temperature, needs, observer, top)
+    def _backward(self, loss: Tensor, *, last: bool) -> None:
+        loss.backward()
 
     def _counters(self) -> dict[str, int]:
         return {"num_steps": self.num_steps, "num_nonfinite": self.num_nonfinite}
-
-    def _observer(self, blocks: Sequence[Block], of: AttentionRange | None) -> MapObserver | None:
-        """Of a micro-batch's attention, where something wants to know of it."""
-        if of is None or not isinstance(self.network, PolicyNetwork):
-            return None
-        return MapObserver(blocks, observed_layers(self.network.num_layers), of, self.device, self.ranks.share)
-
-    def _share(
-        self, samples: Sequence[TrainingSample], *, every_token: bool, needs: Needs
-    ) -> list[tuple[int, tuple[Block, ...]]]:
-        """This rank's micro-batches, each with its teacher's number; as many as every other rank's."""
-        config, rank = self.spec.training, self.ranks.data_rank
-        settings: dict[str, Any] = {
-            "max_tokens": config.max_tokens_per_micro_batch,
-            "share_prefix": config.share_prefix,
-            "num_ranks": self.ranks.data_size,
-            "every_token": every_token,
-            "whole_units": needs.whole_units,
-            "whole_sequences": needs.whole_sequences,
-        }
-        if needs.divergence is not None:
-            return pack_by_teacher(samples, **settings)[rank]
-        return [(0, blocks) for blocks in pack(samples, **settings)[rank]]
 
     def _move_weights(self, loss: float, grad_norm: float, rate: float) -> bool:
         """Whether the optimiser made its step: not where loss or gradients are not finite."""
@@ -364,23 +216,5 @@ class TorchBackend:
             self.num_nonfinite = 0
             return True
         self.num_nonfinite += 1
-        limit = self.spec.training.max_nonfinite_steps
-        logger.warning("step skipped: loss %s, gradient norm %s (%d in a row)", loss, grad_norm, self.num_nonfinite)
-        if self.num_nonfinite >= limit:
-            raise TrainingDivergedError(
-                f"loss {loss} or gradient norm {grad_norm} was not finite, {self.num_nonfinite} steps in a row. "
-                "Lower training.learning_rate, or raise training.max_nonfinite_steps."
-            )
+        note_skipped(loss, grad_norm, self.num_nonfinite, self.spec.training.max_nonfinite_steps)
         return False
-
-
-def _layout(blocks: Sequence[Block], multiple: int, *, teacher: int = 0, **settings: bool) -> PackedLayout:
-    """A micro-batch; one without blocks takes part for the other ranks' sake."""
-    made = build_layout(blocks, teacher=teacher, **settings) if blocks else idle_layout(teacher=teacher)
-    return padded(made, multiple)
-
-
-def _nothing_of(predicted: Predictions) -> Tensor:
-    """A loss of 0 through every output of the network: ranks with work have a gradient for each, and FSDP reduces
-    gradients of those parameters alone that have one."""
-    return torch.stack([0.0 * tensor.sum() for tensor in predicted.tensors]).sum()

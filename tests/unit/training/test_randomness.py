@@ -75,10 +75,10 @@ def test_dropout_differs_from_step_to_step(tiny_model: Path) -> None:
     backend.network.train()
     once, again = (logprobs_of(backend, make_batch(1)) for _ in range(2))
     assert all((a == b).all() for a, b in zip(once, again, strict=True))  # scoring has none
-    ((_, blocks),) = backend._share(make_batch(1).samples, every_token=True, needs=Needs())
+    ((_, blocks),) = backend._passes._share(make_batch(1).samples, every_token=True, needs=Needs())
     layout = build_layout(blocks, every_token=True)
     backend.network.train()
-    first, second = (backend._predict(layout, make_batch(1), Needs(), None, None).logprobs for _ in range(2))
+    first, second = (backend._passes._predict(layout, make_batch(1), Needs(), None, None).logprobs for _ in range(2))
     assert not torch.equal(first, second)
 
 

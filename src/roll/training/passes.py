@@ -1,0 +1,247 @@
+"""A batch through the network of one rank, in any role and under any back-end.
+
+    samples -> pack -> this rank's micro-batches, one after the other:
+                           network -> log-probs or values -> loss -> backward
+            -> collected by sample, added up over the ranks
+
+How weights are spread, how gradients are reduced and what moves the weights is the back-end's. Every rank runs the same
+number of micro-batches, and every one of them goes back through the same outputs of the network.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import operator
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from roll.errors import UnsupportedError
+from roll.protocols import LossFn
+from roll.training.attention_maps import MapObserver, observed_layers
+from roll.training.blocks import Block
+from roll.training.by_sample import collect, collect_top, in_order, merged, no_top
+from roll.training.distributed import Ranks, combine
+from roll.training.distributions import Predictions
+from roll.training.layout import Int64Array, PackedLayout, build_layout, idle_layout, padded
+from roll.training.lora import adapters_off
+from roll.training.loss_inputs import loss_inputs, teacher_top_ids
+from roll.training.packing import pack, pack_by_teacher
+from roll.training.policy import PolicyNetwork
+from roll.training.randomness import Randomness
+from roll.training.spec import TrainerSpec
+from roll.training.value import ValueNetwork
+from roll.types import (
+    AttentionRange,
+    AttentionStatistics,
+    FloatArray,
+    Needs,
+    Output,
+    Outputs,
+    StepResult,
+    TopLogprobs,
+    TrainingBatch,
+    TrainingSample,
+)
+
+__all__ = ["Backward", "Passes"]
+
+_GIVEN_BY: dict[Output, str] = {
+    "logprobs": "policy or reference",
+    "values": "critic or a policy with a value head",
+    "attention": "policy",
+    "top_logprobs": "policy or reference",
+}
+
+
+class Backward(Protocol):
+    """How a back-end takes a micro-batch's loss back through the network."""
+
+    def __call__(self, loss: Tensor, *, last: bool) -> None:
+        """Add the gradient of `loss`, a scalar, summed over the data ranks; `last`: of this batch."""
+
+
+class Passes:
+    """Batches through one rank's network.
+
+    Args:
+        spec: of the rank.
+        network: whose outputs are asked for.
+        ranks: who share the work.
+        device: of the network.
+        randomness: that it draws from.
+        call: what to call in place of the network, where a library has wrapped it.
+    """
+
+    def __init__(
+        self,
+        spec: TrainerSpec,
+        network: PolicyNetwork | ValueNetwork,
+        ranks: Ranks,
+        device: torch.device,
+        randomness: Randomness,
+        *,
+        call: Callable[..., Predictions] | None = None,
+    ) -> None:
+        self._spec = spec
+        self._network = network
+        self._ranks = ranks
+        self._device = device
+        self._randomness = randomness
+        self._call = call or network
+
+    def losses(self, batch: TrainingBatch, loss: LossFn, backward: Backward | None = None) -> StepResult:
+        """A batch's loss and metrics over all micro-batches and ranks; with `backward` also its gradient.
+
+        Raises:
+            ValueError: no token of the batch is in the loss, or a sample lacks what the loss needs.
+        """
+        if batch.num_loss_tokens == 0:
+            raise ValueError("a batch needs at least one token that the loss counts")
+        sums: dict[str, Tensor] = {}
+        maxima: dict[str, Tensor] = {}
+        logprobs: dict[int, FloatArray] = {}
+        num_tokens = 0
+        needs = loss.needs
+        observed = needs.attention if any(s.attention is None for s in batch.samples) else None
+        share = self._share(batch.samples, every_token=False, needs=needs)
+        for number, (teacher, blocks) in enumerate(share, start=1):
+            layout = self._layout(blocks, teacher=teacher, shared_predictions=not needs.top_logprobs)
+            observer = self._observer(blocks, observed)
+            top = teacher_top_ids(layout, batch) if needs.top_logprobs else None
+            predicted = self._predict(layout, batch, needs, observer, top)
+            if not layout.spans:
+                if backward is not None:
+                    backward(_nothing_of(predicted), last=number == len(share))
+                continue
+            attention = observer.results() if observer is not None else None
+            outputs = loss(loss_inputs(layout, batch, predicted, attention))
+            if backward is not None:
+                backward(outputs.loss, last=number == len(share))
+            combine(sums, {"loss": outputs.loss.detach(), **outputs.metrics}, torch.add)
+            combine(maxima, outputs.maxima, torch.maximum)
+            if predicted.logprobs is not None:
+                collect(logprobs, layout, batch, predicted.logprobs)
+            num_tokens += layout.num_tokens
+        metrics = self._ranks.reduce(sums, operator.add)
+        tokens = self._ranks.gather(num_tokens)
+        everything = merged(self._ranks.gather(logprobs))
+        return StepResult(
+            loss=metrics.pop("loss"),
+            num_tokens=sum(tokens),
+            num_loss_tokens=batch.num_loss_tokens,
+            metrics=metrics,
+            maxima=self._ranks.reduce(maxima, max),
+            logprobs=tuple(in_order(everything, batch)) if "logprobs" in self._network.outputs else (),
+        )
+
+    @torch.no_grad()
+    def forward(
+        self,
+        batch: TrainingBatch,
+        outputs: Outputs,
+        *,
+        attention: AttentionRange | None = None,
+        num_top: int | None = None,
+        adapter: bool = True,
+    ) -> dict[Output, list[Any]]:
+        """What the current weights say of a batch, on every rank; see `TrainBackend.forward`.
+
+        Raises:
+            UnsupportedError: this role's network does not give an output.
+            ValueError: `adapter` is false and the policy has none, attention is asked for without its distances, or
+                the likeliest tokens without their number.
+        """
+        self._check_outputs(outputs, attention, num_top)
+        top = num_top if "top_logprobs" in outputs else None
+        needs = Needs(values="values" in outputs)
+        every_token = "logprobs" in outputs
+        found: dict[Output, dict[int, Any]] = {name: {} for name in outputs}
+        self._network.eval()
+        with contextlib.nullcontext() if adapter else adapters_off(self._network.root):
+            for _, blocks in self._share(batch.samples, every_token=every_token, needs=needs):
+                layout = self._layout(blocks, every_token=every_token)
+                observer = self._observer(blocks, attention if "attention" in found else None)
+                predicted = self._predict(layout, batch, needs, observer, top)
+                for name, tensor in (("logprobs", predicted.logprobs), ("values", predicted.values)):
+                    if name in found and tensor is not None:
+                        collect(found[name], layout, batch, tensor)
+                if top is not None:
+                    collect_top(found["top_logprobs"], layout, batch, predicted)
+                if observer is not None:
+                    found["attention"] |= observer.results()
+        parts = self._ranks.gather(found)
+        said: dict[Output, list[Any]] = {n: in_order(merged([part[n] for part in parts]), batch) for n in found}
+        if every_token and "values" in said:
+            said["values"] = [np.where(s.loss_mask, v, 0) for s, v in zip(batch.samples, said["values"], strict=True)]
+        if top is not None:
+            said["top_logprobs"] = [
+                t if isinstance(t, TopLogprobs) else no_top(len(s), top)
+                for s, t in zip(batch.samples, said["top_logprobs"], strict=True)
+            ]
+        if "attention" in said:  # a sample that nothing was computed for has arrays of 0
+            said["attention"] = [
+                a if isinstance(a, AttentionStatistics) else AttentionStatistics(waad=a, fai=a)
+                for a in said["attention"]
+            ]
+        return said
+
+    def _check_outputs(self, outputs: Outputs, attention: AttentionRange | None, num_top: int | None) -> None:
+        for name in outputs:
+            if name not in self._network.outputs:
+                raise UnsupportedError(
+                    f"a trainer with role '{self._spec.role}' has no {name}: ask a {_GIVEN_BY[name]}"
+                )
+        if "attention" in outputs and attention is None:
+            raise ValueError("what attention says depends on distances: give `attention`, the range that counts")
+        if "top_logprobs" in outputs and (num_top is None or num_top < 1):
+            raise ValueError(f"the likeliest tokens are asked for, with num_top {num_top}: give a number from 1 on")
+
+    def _layout(self, blocks: Sequence[Block], *, teacher: int = 0, **settings: bool) -> PackedLayout:
+        """A micro-batch; one without blocks takes part for the other ranks' sake."""
+        made = build_layout(blocks, teacher=teacher, **settings) if blocks else idle_layout(teacher=teacher)
+        return padded(made, self._ranks.share.multiple)
+
+    def _predict(
+        self,
+        layout: PackedLayout,
+        batch: TrainingBatch,
+        needs: Needs,
+        observer: MapObserver | None,
+        top: Int64Array | int | None,
+    ) -> Predictions:
+        """What the network says of a micro-batch."""
+        with self._randomness.own():
+            return self._call(layout, batch.temperature, needs, observer, top)
+
+    def _observer(self, blocks: Sequence[Block], of: AttentionRange | None) -> MapObserver | None:
+        """Of a micro-batch's attention, where something wants to know of it."""
+        if of is None or not isinstance(self._network, PolicyNetwork):
+            return None
+        return MapObserver(blocks, observed_layers(self._network.num_layers), of, self._device, self._ranks.share)
+
+    def _share(
+        self, samples: Sequence[TrainingSample], *, every_token: bool, needs: Needs
+    ) -> list[tuple[int, tuple[Block, ...]]]:
+        """This rank's micro-batches, each with its teacher's number; as many as every other rank's."""
+        config, rank = self._spec.training, self._ranks.data_rank
+        settings: dict[str, Any] = {
+            "max_tokens": config.max_tokens_per_micro_batch,
+            "share_prefix": config.share_prefix,
+            "num_ranks": self._ranks.data_size,
+            "every_token": every_token,
+            "whole_units": needs.whole_units,
+            "whole_sequences": needs.whole_sequences,
+        }
+        if needs.divergence is not None:
+            return pack_by_teacher(samples, **settings)[rank]
+        return [(0, blocks) for blocks in pack(samples, **settings)[rank]]
+
+
+def _nothing_of(predicted: Predictions) -> Tensor:
+    """A loss of 0 through every output of the network: ranks with work have a gradient for each, and FSDP reduces
+    gradients of those parameters alone that have one."""
+    return torch.stack([0.0 * tensor.sum() for tensor in predicted.tensors]).sum()
