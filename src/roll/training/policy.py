@@ -13,20 +13,23 @@ import torch
 from torch import Tensor, nn
 
 from roll.errors import ModelError
+from roll.models import decoder_of
 from roll.training.attention import Observer
 from roll.training.distributions import Predictions, Projection, token_statistics
 from roll.training.divergence import divergence_from
 from roll.training.hidden_states import final_hidden_states
 from roll.training.layout import Int64Array, PackedLayout
+from roll.training.logprobs import softened
 from roll.training.lora import adapters_off
+from roll.training.packable import check_packing
 from roll.training.top_logprobs import likeliest, logprobs_of
 from roll.training.value import new_value_head, values_of
 from roll.types import Needs, Output
 
 __all__ = ["PolicyNetwork"]
 
-_LOGIT_CHANGES = ("final_logit_softcapping", "logit_scale", "logits_scaling")
-"""Settings by which some models change their logits after the vocabulary projection."""
+_LOGIT_FACTORS = {"logit_scale": 1, "lm_head_multiplier": 1, "logits_scaling": -1}
+"""Settings by which some models multiply (1) or divide (-1) their logits."""
 
 
 class PolicyNetwork(nn.Module):
@@ -161,7 +164,7 @@ class PolicyNetwork(nn.Module):
     @property
     def decoder(self) -> Any:
         """The backbone, whose layers are sharded one by one."""
-        return self.model.get_decoder()
+        return decoder_of(self.model)
 
     @property
     def root(self) -> Any:
@@ -176,11 +179,9 @@ class PolicyNetwork(nn.Module):
 
 def _check_head(model: Any, use: str) -> None:
     head = model.get_output_embeddings()
-    changes = [n for n in _LOGIT_CHANGES if getattr(model.config, n, None) not in (None, 1, 1.0)]
     if head is None or getattr(head, "bias", None) is not None:
         raise ModelError(f"{type(model).__name__} cannot {use}: it needs a vocabulary projection without bias")
-    if changes:
-        raise ModelError(f"{type(model).__name__} cannot {use}: its logits are changed by {changes}")
+    check_packing(model, _logits)
 
 
 def _check_tokens(ids: Int64Array, num_tokens: int) -> None:
@@ -194,4 +195,16 @@ def _check_tokens(ids: Int64Array, num_tokens: int) -> None:
 def _project(model: Any, layout: PackedLayout, observer: Observer | None = None) -> Projection:
     """Hidden states at the layout's predictions, and the projection to the vocabulary."""
     weight = model.get_output_embeddings().weight
-    return Projection(final_hidden_states(model.get_decoder(), layout, weight.device, weight.dtype, observer), weight)
+    config = model.config.get_text_config()
+    hidden = final_hidden_states(decoder_of(model), layout, weight.device, weight.dtype, observer)
+    for name, power in _LOGIT_FACTORS.items():
+        factor = getattr(config, name, None)
+        if factor not in (None, 1):
+            hidden = hidden * factor**power
+    return Projection(hidden, weight, getattr(config, "final_logit_softcapping", None))
+
+
+def _logits(model: Any, layout: PackedLayout) -> tuple[Tensor, Tensor]:
+    projected = _project(model, layout)
+    own = final_hidden_states(decoder_of(model), layout, projected.weight.device, projected.weight.dtype)
+    return own, softened(projected.hidden @ projected.weight.t(), projected.softcap)
