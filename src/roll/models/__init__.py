@@ -1,23 +1,36 @@
 """Language models: where they come from, what they are, how they are loaded. Imports torch only when weights load."""
 
+from roll.models.attention_form import AttentionForm, Reach, attention_form, position_scale, reach_mask
 from roll.models.catalogue import CATALOGUE, CatalogueEntry
+from roll.models.checkpoint_names import as_in_checkpoint, changes_names
 from roll.models.describe import ModelDescription, context_length, describe_model, num_parameters
 from roll.models.loading import load_causal_lm, load_scorer, load_tokenizer, pad_token, stop_token_ids
+from roll.models.mixers import decoder_of, find_mixers, first_tensor
 from roll.models.resolve import find_model, find_model_directory, resolve_model
 
 __all__ = [
     "CATALOGUE",
+    "AttentionForm",
     "CatalogueEntry",
     "ModelDescription",
+    "Reach",
+    "as_in_checkpoint",
+    "attention_form",
+    "changes_names",
     "context_length",
+    "decoder_of",
     "describe_model",
+    "find_mixers",
     "find_model",
     "find_model_directory",
+    "first_tensor",
     "load_causal_lm",
     "load_scorer",
     "load_tokenizer",
     "num_parameters",
     "pad_token",
+    "position_scale",
+    "reach_mask",
     "resolve_model",
     "stop_token_ids",
 ]

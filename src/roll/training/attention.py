@@ -22,9 +22,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from roll.errors import ModelError
+from roll.errors import ModelError, UnsupportedError
+from roll.models import AttentionForm, Reach, attention_form, position_scale, reach_mask
 from roll.training.attention_calls import Call, Causal, Dense, Prefixes, Rows, Shared, compute
 from roll.training.layout import Int64Array, PackedLayout, Tree
+from roll.training.mixers import Paths
 from roll.training.parallel.tokens import WHOLE, TokenShare
 from roll.training.varlen import VarlenPlan, varlen_attention, varlen_supported
 
@@ -81,23 +83,35 @@ class AttentionPlan:
     ) -> None:
         self.share = share
         self.observer = observer
+        self.num_calls = 0
+        """Of layers' attention so far."""
         self.longest = int(layout.position_ids.max()) + 1
         self.varlen = VarlenPlan(layout, device) if varlen_supported(device, dtype) else None
         self._layout = layout
         self._device = device
         self._dtype = dtype
         self._blocked = blocked_supported(device)
-        self._calls: dict[int | None, list[Call]] = {}
+        self._paths: Paths | None = None
+        self.positions = torch.from_numpy(layout.position_ids).to(device)
+        self._calls: dict[tuple[Reach, bool], list[Call]] = {}
 
-    def calls(self, window: int | None) -> list[Call]:
-        """The calls under a sliding window (`None`: unlimited)."""
-        if window not in self._calls:
-            self._calls[window] = self._plan(window)
-        return self._calls[window]
+    @property
+    def paths(self) -> Paths:
+        """The row's texts, for what is no attention."""
+        if self._paths is None:
+            self._paths = Paths(self._layout, self._device)
+        return self._paths
 
-    def _plan(self, window: int | None) -> list[Call]:
-        if window is not None:  # windows are rare: every tree becomes dense, whose mask can say anything
-            return [self._dense([tree], window) for tree in self._layout.blocks]
+    def calls(self, form: AttentionForm) -> list[Call]:
+        """The calls for a layer."""
+        reach, bare = form.reach.within(self.longest), form.plain or self._blocked
+        if (reach, bare) not in self._calls:
+            self._calls[reach, bare] = self._plan(reach, bare)
+        return self._calls[reach, bare]
+
+    def _plan(self, reach: Reach, bare: bool) -> list[Call]:
+        if reach != Reach() or not bare:  # every tree becomes dense, whose mask can say anything; SDPA caps no scores
+            return [self._dense([tree], reach) for tree in self._layout.blocks]
         whole: list[Tree] = []
         plain: list[Int64Array] = []
         branches: list[_Branch] = []
@@ -111,7 +125,7 @@ class AttentionPlan:
             else:
                 plain.append(root.start + np.arange(root.length))
             branches += _branches(tree)
-        calls: list[Call] = [self._dense(batch, None) for batch in _similar(whole, [t.num_tokens for t in whole])]
+        calls: list[Call] = [self._dense(batch, Reach()) for batch in _similar(whole, [t.num_tokens for t in whole])]
         calls += [
             Causal(rows=self._rows(batch), blocked=self._blocked)
             for batch in _similar(plain, [len(own) for own in plain])
@@ -161,9 +175,9 @@ class AttentionPlan:
             size=(len(sequences), longest),
         )
 
-    def _dense(self, trees: Sequence[Tree], window: int | None) -> Dense:
+    def _dense(self, trees: Sequence[Tree], reach: Reach) -> Dense:
         rows = self._rows([tree.start + np.arange(tree.num_tokens) for tree in trees])
-        visible = np.stack([_tree_mask(tree, rows.size[1], window) for tree in trees])
+        visible = np.stack([_tree_mask(tree, rows.size[1], reach) for tree in trees])
         return Dense(rows=rows, bias=self._bias(visible)[:, None, None])
 
     def _bias(self, visible: np.ndarray) -> Tensor:
@@ -205,15 +219,12 @@ def _similar(items: Sequence[Any], lengths: Sequence[int]) -> list[list[Any]]:
     return batches
 
 
-def _tree_mask(tree: Tree, size: int, window: int | None) -> np.ndarray:
+def _tree_mask(tree: Tree, size: int, reach: Reach) -> np.ndarray:
     """[size, size] True where entry i of a tree may see entry j; padding is unseen and sees entry 0."""
     owner = np.repeat(np.arange(len(tree.segments)), [s.length for s in tree.segments])
     position = np.concatenate([s.position + np.arange(s.length) for s in tree.segments])
     visible = tree.lineage()[owner[:, None], owner[None, :]]
-    distance = position[:, None] - position[None, :]
-    visible &= distance >= 0
-    if window is not None:
-        visible &= distance < window
+    visible &= reach.sees(position[:, None], position[None, :])
     mask = np.zeros((size, size), dtype=np.bool_)
     mask[:, 0] = True
     mask[: len(owner), : len(owner)] = visible
@@ -235,47 +246,60 @@ def packed_attention(
     """Attention of one layer, in the signature that HF models call.
 
     Args:
-        module: the layer's attention module; not used.
+        module: the layer's attention module.
         query: [1, H, N, d].
-        key: [1, K, N, d] with H a multiple of K; `value` likewise.
-        attention_mask: not used; the plan says who sees whom.
+        key: [1, K, N, d] with H a multiple of K.
+        value: [1, K, N, w].
+        attention_mask: what `reach_mask` made; the plan says who sees whom.
         scaling: of the scores; by default 1 / sqrt(d).
         roll_plan: of the micro-batch; the trainer passes it through the model.
         sliding_window: of this layer, in tokens.
+        kwargs: see `attention_form`.
 
     Returns:
-        [1, N, H, d], and no attention weights.
+        [1, N, H, w], and no attention weights.
 
     Raises:
-        ModelError: the model's attention needs something that packing does not have (sinks, soft-capping).
+        ModelError: the model's attention needs something that packing does not have.
+        UnsupportedError: the observer cannot look at this attention.
     """
     if roll_plan is None:
         raise ModelError(
             f"attention '{ATTENTION}' serves the trainer alone: load the model with another for generation"
         )
-    unsupported = [name for name in ("s_aux", "softcap", "position_bias") if kwargs.get(name) is not None]
-    if unsupported:
-        raise ModelError(
-            f"the trainer's packed attention does not support this model: its attention uses {unsupported}"
-        )
-    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-    window = sliding_window if sliding_window is not None and sliding_window < roll_plan.longest else None
+    roll_plan.num_calls += 1
+    form = attention_form(module, query, attention_mask, scaling, sliding_window, kwargs)
     q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))
     share = roll_plan.share
     if share.cp is not None:
+        if form.sinks is not None or getattr(module, "attn_temperature_tuning", False):
+            raise ModelError(
+                f"{type(module).__name__} has sinks, or scales queries by their place in the row, and cannot divide "
+                "tokens: set training.parallel.cp to 1"
+            )
         q, k, v = (share.heads_for_tokens(x) for x in (q, k, v))
+    own = position_scale(module, roll_plan.positions, q.dtype)
+    if own is not None:
+        q = (q * own[:, None, None]).to(q.dtype)
+    reach = form.reach.within(roll_plan.longest)
     if roll_plan.observer is not None:
-        roll_plan.observer(q, k, scale, window)
-    result = _attend(roll_plan, q, k, v, scale, window)
+        if not form.plain or reach.chunk is not None:
+            raise UnsupportedError(
+                "attention credit reads plain attention, and this model's has sinks, soft caps or chunks: choose "
+                "another algorithm.credit.type than local, global or coupled"
+            )
+        roll_plan.observer(q, k, form.scale, reach.window)
+    result = _attend(roll_plan, q, k, v, form)
     return (result if share.cp is None else share.tokens_for_heads(result))[None], None
 
 
-def _attend(plan: AttentionPlan, q: Tensor, k: Tensor, v: Tensor, scale: float, window: int | None) -> Tensor:
+def _attend(plan: AttentionPlan, q: Tensor, k: Tensor, v: Tensor, form: AttentionForm) -> Tensor:
     """[N, H, d] of the whole row."""
-    if plan.varlen is not None:
-        return varlen_attention(q, k, v, plan.varlen, scale, window)
-    calls = plan.calls(window)
-    parts = [compute(call, q, k, v, scale) for call in calls]
+    reach = form.reach.within(plan.longest)
+    if plan.varlen is not None and form.plain and reach.chunk is None:
+        return varlen_attention(q, k, v, plan.varlen, form.scale, reach.window)
+    calls = plan.calls(form)
+    parts = [compute(call, q, k, v, form) for call in calls]
     if len(calls) == 1 and len(calls[0].rows.members) == len(q):
         return parts[0].index_select(0, calls[0].rows.inverse)
     return _assemble(parts, calls, len(q))
@@ -289,16 +313,11 @@ def _assemble(parts: list[Tensor], calls: list[Call], length: int) -> Tensor:
     return source.index_select(0, order)
 
 
-def _no_mask(*args: Any, **kwargs: Any) -> None:
-    """What HF models build their mask with; the plan takes its place."""
-    return None
-
-
 def register_attention() -> str:
     """Make `roll_packed` known to transformers; returns its name. May be called repeatedly."""
     from transformers import AttentionInterface
     from transformers.masking_utils import AttentionMaskInterface
 
     AttentionInterface.register(ATTENTION, packed_attention)
-    AttentionMaskInterface.register(ATTENTION, _no_mask)
+    AttentionMaskInterface.register(ATTENTION, reach_mask)
     return ATTENTION

@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from roll.models import AttentionForm
 from roll.training.products import blocked_products, dense_products
 
 __all__ = ["Call", "Causal", "Dense", "Prefixes", "Rows", "Shared", "compute"]
@@ -79,23 +80,23 @@ class Shared:
 Call = Dense | Causal | Shared
 
 
-def compute(call: Call, q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
-    """One call of queries [N, H, d], keys and values [N, K, d]: [B * n, H, d], padding included."""
+def compute(call: Call, q: Tensor, k: Tensor, v: Tensor, form: AttentionForm) -> Tensor:
+    """One call of queries [N, H, d], keys [N, K, d], values [N, K, w]: [B * n, H, w], padding included."""
     queries = _Gather.apply(q, call.rows)
     if isinstance(call, Shared):
         keys, values = (_GatherBehindPrefix.apply(x, call.rows, call.prefixes) for x in (k, v))
     else:
         keys, values = (_Gather.apply(x, call.rows) for x in (k, v))
     if isinstance(call, Dense):
-        result = dense_products(queries, keys, values, call.bias, scale)
+        result = dense_products(queries, keys, values, call.bias, form)
     elif isinstance(call, Causal):
         causal = blocked_products if call.blocked else _sdpa
-        result = causal(queries, keys, values, None, scale)
+        result = causal(queries, keys, values, None, form)
     elif call.how == "sdpa":
-        result = _sdpa(queries, keys, values, call.bias[:, 0].to(q.dtype), scale)
+        result = _sdpa(queries, keys, values, call.bias[:, 0].to(q.dtype), form)
     else:
         products = dense_products if call.how == "dense" else blocked_products
-        result = products(queries, keys, values, call.bias, scale)
+        result = products(queries, keys, values, call.bias, form)
     return result.flatten(0, 1)
 
 
@@ -153,11 +154,11 @@ def _scattered(shape: torch.Size, parts: tuple[tuple[Rows, Tensor], ...]) -> Ten
     return result
 
 
-def _sdpa(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, scale: float) -> Tensor:
+def _sdpa(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, form: AttentionForm) -> Tensor:
     """[B, n, H, d] queries, [B, m, K, d] keys and values; causal where there is no bias [B, 1, n, m]."""
     repeats = q.shape[2] // k.shape[2]
     k, v = ((x.repeat_interleave(repeats, dim=2) if repeats > 1 else x).transpose(1, 2) for x in (k, v))
     result = F.scaled_dot_product_attention(
-        q.transpose(1, 2), k, v, attn_mask=bias, is_causal=bias is None, scale=scale
+        q.transpose(1, 2), k, v, attn_mask=bias, is_causal=bias is None, scale=form.scale
     )
     return result.transpose(1, 2)

@@ -36,7 +36,7 @@ from roll.training.schedule import Schedule
 from roll.training.skipping import note_skipped
 from roll.training.spec import TrainerSpec
 from roll.training.state import load_state, save_state
-from roll.training.weights import TrainerWeights
+from roll.training.weights import TrainerWeights, persistent_buffers
 from roll.types import AttentionRange, Output, Outputs, StepResult, TrainingBatch
 
 __all__ = ["TorchBackend"]
@@ -145,13 +145,14 @@ class TorchBackend:
 
     def weights(self) -> WeightSource:
         """All weights: adapters merged, the model's dtype, HF names. For a policy, what the engines must hold."""
-        parameters = dict(self.model.named_parameters())
+        parameters = dict(self.model.named_parameters()) | persistent_buffers(self.model)
         return TrainerWeights(
             names=list(parameters),
             read=parameters.__getitem__,
             adapters=find_adapters(self.model) if self.spec.model.lora else {},
             dtype=self.engine_dtype,
             is_first=self.ranks.is_first,
+            model=self.model if isinstance(self.network, PolicyNetwork) else self.network.decoder,
         )
 
     def save(self, path: Path) -> None:

@@ -22,6 +22,7 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
 from roll.config.parallel import ParallelConfig
 from roll.errors import ModelError, PlacementError
+from roll.models import decoder_of
 from roll.training.parallel.tensor import divide, replicate
 from roll.training.parallel.tokens import WHOLE, TokenShare
 from roll.training.precision import Precision
@@ -189,10 +190,10 @@ def shard(network: Any, ranks: Ranks, precision: Precision) -> None:
     if ranks.share.tp is not None:
         divide(network.root, network.decoder, network.projection, ranks.mesh["tp"])
         for model in frozen:
-            divide(model, model.get_decoder(), model.get_output_embeddings(), ranks.mesh["tp"])
+            divide(model, decoder_of(model), model.get_output_embeddings(), ranks.mesh["tp"])
         if getattr(network, "value_head", None) is not None:
             replicate(network.value_head, ranks.mesh["tp"])
-    for decoder in (network.decoder, *(model.get_decoder() for model in frozen)):
+    for decoder in (network.decoder, *(decoder_of(model) for model in frozen)):
         for layer in _layers(decoder):
             _shard(layer, ranks.weights_mesh, policy)
     _shard(network, ranks.weights_mesh, policy)

@@ -11,19 +11,32 @@ the backward pass only while all of them together are small. The log-probs are t
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
 
 from roll.training import logprobs as plain
-from roll.training.logprobs import ProjectionGradient, blocks_of, scaled_logits, token_logprobs
+from roll.training.logprobs import ProjectionGradient, blocks_of, scaled_logits, soft_slope, softened, token_logprobs
 from roll.training.parallel.vocabulary import Words
 
-__all__ = ["BLOCK_ELEMENTS", "Predictions", "Projection", "logit_chunks", "same_rows", "token_statistics"]
+__all__ = [
+    "BLOCK_ELEMENTS",
+    "Caps",
+    "Predictions",
+    "Projection",
+    "caps_of",
+    "logit_chunks",
+    "same_rows",
+    "token_statistics",
+]
 
 BLOCK_ELEMENTS = 2**23
 """On an accelerator, several copies of so many logits exist at once, in float32: 32 MiB each."""
+
+
+Caps: TypeAlias = tuple[float | None, float | None]
+"""Soft caps of the policy's logits and of another model's."""
 
 
 class Projection(NamedTuple):
@@ -33,12 +46,14 @@ class Projection(NamedTuple):
     """[M, H]"""
     weight: Tensor
     """[V, H]"""
+    softcap: float | None = None
+    """Of the logits."""
     words: Words | None = None
     """Which of the vocabulary's it has, where ranks have divided it."""
 
     def undivided(self) -> Projection:
         """The same to the whole vocabulary, which every rank then computes alike: see `shared`."""
-        return self if self.words is None else Projection(self.hidden, self.words.whole(self.weight))
+        return self if self.words is None else self._replace(weight=self.words.whole(self.weight), words=None)
 
     def shared(self, value: Tensor) -> Tensor:
         """What the ranks that divide the vocabulary compute alike: the gradient is theirs in equal parts."""
@@ -90,6 +105,7 @@ class _Distributions(torch.autograd.Function):
         weight: Tensor,
         targets: Tensor,
         temperature: float,
+        caps: Caps,
         words: Words | None,
         *reference: Tensor,
     ) -> tuple[Tensor, ...]:
@@ -102,7 +118,7 @@ class _Distributions(torch.autograd.Function):
         largest, total, other_largest, other_total = sums
         targets, here = words.places(targets, len(weight)) if words is not None else (targets, None)
         kept: list[Tensor] = []
-        for part, chunks in logit_chunks(hidden, weight, reference, chunk):
+        for part, chunks in logit_chunks(hidden, weight, reference, chunk, caps):
             for rows, block in blocks_of(chunks[0], part.start, BLOCK_ELEMENTS):
                 shifted = _shifted(block, temperature, largest[rows])
                 torch.gather(shifted, 1, targets[rows, None], out=logprobs[rows, None])
@@ -123,7 +139,8 @@ class _Distributions(torch.autograd.Function):
         if reference:
             results.append(kl.div_(total).sub_(log_total).add_(other_total.log()))
         ctx.save_for_backward(hidden, weight, targets, *sums, *results[1:], *reference, *kept)
-        ctx.chunk, ctx.temperature, ctx.num_reference, ctx.here = chunk, temperature, len(reference), here
+        ctx.chunk, ctx.temperature, ctx.caps, ctx.num_reference = chunk, temperature, caps, len(reference)
+        ctx.here = here
         return tuple(results)
 
     @staticmethod
@@ -140,7 +157,8 @@ class _Distributions(torch.autograd.Function):
         if ctx.here is not None:
             onehot = onehot * ctx.here
         projection = ProjectionGradient(hidden, weight, ctx.chunk, wants_hidden, wants_weight, total.dtype)
-        for part, chunks in logit_chunks(hidden, weight, reference, ctx.chunk, kept):
+        for part, chunks in logit_chunks(hidden, weight, reference, ctx.chunk, ctx.caps, kept):
+            slope = soft_slope(chunks[0], ctx.caps[0])
             for rows, block in blocks_of(chunks[0], part.start, BLOCK_ELEMENTS):  # becomes the gradient of the logits
                 shifted = scaled_logits(block, ctx.temperature, total.dtype).sub_(largest[rows, None])
                 bracket = torch.addcmul(constant[rows, None], shifted, grads[1][rows, None])
@@ -150,12 +168,12 @@ class _Distributions(torch.autograd.Function):
                     bracket.addcmul_(other.sub_(shifted), grads[2][rows, None])
                 gradient = shifted.exp_().mul_(bracket).mul_(factor[rows, None])
                 block.copy_(gradient.scatter_add_(1, targets[rows, None], onehot[rows, None]))
-            projection.add(part, chunks[0])
-        return *projection.result(), None, None, None, *[None] * ctx.num_reference
+            projection.add(part, chunks[0], slope)
+        return *projection.result(), None, None, None, None, *[None] * ctx.num_reference
 
 
 def logit_chunks(
-    hidden: Tensor, weight: Tensor, other: Sequence[Tensor], chunk: int, kept: Iterable[Tensor] = ()
+    hidden: Tensor, weight: Tensor, other: Sequence[Tensor], chunk: int, caps: Caps, kept: Iterable[Tensor] = ()
 ) -> Iterator[tuple[slice, list[Tensor]]]:
     """The logits of every chunk of predictions, the policy's and another model's; kept ones are not computed again."""
     again = iter(kept)
@@ -163,7 +181,13 @@ def logit_chunks(
     for start in range(0, len(hidden), chunk):
         part = slice(start, min(start + chunk, len(hidden)))
         found = [next(again, None) for _ in pairs]
-        yield part, [h[part] @ w.t() if own is None else own for own, (h, w) in zip(found, pairs, strict=True)]
+        yield (
+            part,
+            [
+                softened(h[part] @ w.t(), cap) if own is None else own
+                for own, (h, w), cap in zip(found, pairs, caps, strict=False)
+            ],
+        )
 
 
 def same_rows(logits: Tensor, part: slice, rows: slice) -> Tensor:
@@ -193,6 +217,11 @@ def _over_all_words(words: Words, here: Tensor, sums: Sequence[Tensor], entries:
     words.add_up(total, *other[1:], *entries)
 
 
+def caps_of(policy: Projection, other: Projection | None) -> Caps:
+    """Soft caps of both."""
+    return policy.softcap, None if other is None else other.softcap
+
+
 def _shifted(logits: Tensor, temperature: float, largest: Tensor) -> Tensor:
     """A copy of the logits divided by the temperature, minus its maximum, which is written to `largest`."""
     scaled = scaled_logits(logits, temperature, largest.dtype)
@@ -218,9 +247,10 @@ def token_statistics(
         reference: the reference's, at the same positions; `None`: no divergence is wanted.
     """
     if not entropy and reference is None:
-        hidden, weight, words = policy
-        return Predictions(token_logprobs(hidden, weight, targets, temperature=temperature, words=words))
-    other = () if reference is None else reference[:2]
-    found = _Distributions.apply(policy.hidden, policy.weight, targets, temperature, policy.words, *other)
+        hidden, weight, softcap, words = policy
+        plain_logprobs = token_logprobs(hidden, weight, targets, temperature=temperature, softcap=softcap, words=words)
+        return Predictions(plain_logprobs)
+    caps, other = caps_of(policy, reference), reference[:2] if reference else ()
+    found = _Distributions.apply(*policy[:2], targets, temperature, caps, policy.words, *other)
     assert isinstance(found, tuple)
     return Predictions(found[0], found[1] if entropy else None, found[2] if reference is not None else None)

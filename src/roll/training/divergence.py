@@ -18,8 +18,8 @@ import torch
 from torch import Tensor
 
 from roll.training import logprobs as plain
-from roll.training.distributions import BLOCK_ELEMENTS, Projection, logit_chunks, same_rows
-from roll.training.logprobs import ProjectionGradient, blocks_of, scaled_logits
+from roll.training.distributions import BLOCK_ELEMENTS, Caps, Projection, caps_of, logit_chunks, same_rows
+from roll.training.logprobs import ProjectionGradient, blocks_of, scaled_logits, soft_slope
 from roll.types import Divergence
 
 __all__ = ["divergence_from", "normalised", "normalised_again"]
@@ -42,6 +42,7 @@ class _Divergence(torch.autograd.Function):
         targets: Tensor,
         temperature: float,
         form: Divergence,
+        caps: Caps,
         *teacher: Tensor,
     ) -> tuple[Tensor, Tensor]:
         chunk = max(plain.CHUNK_ELEMENTS // weight.shape[0], 1)
@@ -50,7 +51,7 @@ class _Divergence(torch.autograd.Function):
         dtype = torch.promote_types(hidden.dtype, torch.float32)
         logprobs, divergence, inner, *norms = (hidden.new_empty(len(hidden), dtype=dtype) for _ in range(7))
         kept: list[Tensor] = []
-        for part, chunks in logit_chunks(hidden, weight, teacher, chunk):
+        for part, chunks in logit_chunks(hidden, weight, teacher, chunk, caps):
             for rows, block in blocks_of(chunks[0], part.start, BLOCK_ELEMENTS):
                 logp = normalised(block, temperature, *(x[rows] for x in norms[:2]))
                 logq = normalised(same_rows(chunks[1], part, rows), temperature, *(x[rows] for x in norms[2:]))
@@ -59,7 +60,7 @@ class _Divergence(torch.autograd.Function):
             if keep:
                 kept += chunks
         ctx.save_for_backward(hidden, weight, targets, inner, *norms, *teacher, *kept)
-        ctx.chunk, ctx.temperature, ctx.form = chunk, temperature, form
+        ctx.chunk, ctx.temperature, ctx.form, ctx.caps = chunk, temperature, form, caps
         return logprobs, divergence
 
     @staticmethod
@@ -69,7 +70,8 @@ class _Divergence(torch.autograd.Function):
         wants_hidden, wants_weight = ctx.needs_input_grad[:2]
         own, other = (grad / ctx.temperature for grad in grads)
         projection = ProjectionGradient(hidden, weight, ctx.chunk, wants_hidden, wants_weight, inner.dtype)
-        for part, chunks in logit_chunks(hidden, weight, teacher, ctx.chunk, kept):
+        for part, chunks in logit_chunks(hidden, weight, teacher, ctx.chunk, ctx.caps, kept):
+            slope = soft_slope(chunks[0], ctx.caps[0])
             for rows, block in blocks_of(chunks[0], part.start, BLOCK_ELEMENTS):  # becomes the gradient of the logits
                 logp = normalised_again(block, ctx.temperature, *(x[rows] for x in norms[:2]))
                 logq = normalised_again(
@@ -79,8 +81,8 @@ class _Divergence(torch.autograd.Function):
                 gradient = _gradient(ctx.form, p, logp, logq, inner[rows, None]).mul_(other[rows, None])
                 gradient.addcmul_(p, own[rows, None], value=-1)
                 block.copy_(gradient.scatter_add_(1, targets[rows, None], own[rows, None]))
-            projection.add(part, chunks[0])
-        return *projection.result(), None, None, None, None, None
+            projection.add(part, chunks[0], slope)
+        return *projection.result(), None, None, None, None, None, None
 
 
 def normalised(logits: Tensor, temperature: float, largest: Tensor, total: Tensor) -> Tensor:
@@ -136,6 +138,6 @@ def divergence_from(
         form: which divergence; its own temperature is for the caller to give.
         temperature: above 0; of both distributions.
     """
-    found = _Divergence.apply(policy.hidden, policy.weight, targets, temperature, form, *teacher)
+    found = _Divergence.apply(*policy[:2], targets, temperature, form, caps_of(policy, teacher), *teacher[:2])
     assert isinstance(found, tuple)
     return found[0], found[1]

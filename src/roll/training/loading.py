@@ -13,6 +13,7 @@ from roll.models import load_causal_lm, load_scorer, load_tokenizer
 from roll.training.attention import register_attention
 from roll.training.fused import fuse
 from roll.training.lora import add_adapters
+from roll.training.packable import make_packable
 from roll.training.policy import PolicyNetwork
 from roll.training.spec import TrainerSpec
 from roll.training.value import ValueNetwork
@@ -62,6 +63,7 @@ def _load_model(spec: TrainerSpec, dtype: torch.dtype) -> Any:
     model: Any = load(
         spec.model_path, dtype, attention=register_attention(), trust_remote_code=spec.model.trust_remote_code
     )
+    make_packable(model)
     fuse(model)
     for module in model.modules():
         if isinstance(module, nn.Dropout):

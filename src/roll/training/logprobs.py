@@ -19,7 +19,16 @@ from torch import Tensor
 from roll.training.native import Native, native
 from roll.training.parallel.vocabulary import Words
 
-__all__ = ["CHUNK_ELEMENTS", "KEEP_BYTES", "ProjectionGradient", "blocks_of", "scaled_logits", "token_logprobs"]
+__all__ = [
+    "CHUNK_ELEMENTS",
+    "KEEP_BYTES",
+    "ProjectionGradient",
+    "blocks_of",
+    "scaled_logits",
+    "soft_slope",
+    "softened",
+    "token_logprobs",
+]
 
 CHUNK_ELEMENTS = 2**25
 """Logits that exist at once, in the model's dtype: 64 MiB in bfloat16."""
@@ -40,7 +49,13 @@ class _TokenLogprobs(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, hidden: Tensor, weight: Tensor, targets: Tensor, temperature: float, words: Words | None
+        ctx: Any,
+        hidden: Tensor,
+        weight: Tensor,
+        targets: Tensor,
+        temperature: float,
+        softcap: float | None,
+        words: Words | None,
     ) -> Tensor:
         keep = len(hidden) * weight.shape[0] * weight.element_size() <= KEEP_BYTES and any(ctx.needs_input_grad)
         high = torch.promote_types(hidden.dtype, torch.float32)
@@ -51,7 +66,7 @@ class _TokenLogprobs(torch.autograd.Function):
         largest, total = torch.full_like(result, float("-inf")), torch.zeros_like(result)
         kept: list[Tensor] = []
         for part in _columns(hidden, weight):
-            logits = hidden @ weight[part].t()
+            logits = softened(hidden @ weight[part].t(), softcap)
             _take_in(logits, temperature, largest, total)
             local = targets - part.start
             found = logits.gather(1, local.clamp(0, logits.shape[1] - 1)[:, None])[:, 0].to(high)
@@ -62,11 +77,11 @@ class _TokenLogprobs(torch.autograd.Function):
             total.mul_(words.shift(largest).exp_())
             words.add_up(total, result)
         ctx.save_for_backward(hidden, weight, targets, largest, total, *kept)
-        ctx.temperature = temperature
+        ctx.temperature, ctx.softcap = temperature, softcap
         return result.sub_(largest).sub_(total.log())
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, Tensor | None, None, None, None]:
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, Tensor | None, None, None, None, None]:
         hidden, weight, targets, largest, total, *kept = ctx.saved_tensors
         wants_hidden, wants_weight = ctx.needs_input_grad[:2]
         scale = (grads[0] / ctx.temperature).to(total.dtype)
@@ -75,8 +90,11 @@ class _TokenLogprobs(torch.autograd.Function):
         grad_weight = torch.empty_like(weight) if wants_weight else None
         grad_hidden: Tensor | None = None
         for i, part in enumerate(parts):
-            logits = kept[i] if kept else hidden @ weight[part].t()
+            logits = kept[i] if kept else softened(hidden @ weight[part].t(), ctx.softcap)
+            slope = soft_slope(logits, ctx.softcap)
             _to_gradient(logits, ctx.temperature, largest, factor, scale, targets - part.start)
+            if slope is not None:
+                logits.mul_(slope)
             if grad_weight is not None:
                 torch.mm(logits.t(), hidden, out=grad_weight[part])
             if wants_hidden:
@@ -84,7 +102,17 @@ class _TokenLogprobs(torch.autograd.Function):
                 if len(parts) > 1:
                     share = share.to(total.dtype)
                 grad_hidden = share if grad_hidden is None else grad_hidden.add_(share)
-        return None if grad_hidden is None else grad_hidden.to(hidden.dtype), grad_weight, None, None, None
+        return None if grad_hidden is None else grad_hidden.to(hidden.dtype), grad_weight, None, None, None, None
+
+
+def softened(logits: Tensor, softcap: float | None) -> Tensor:
+    """Logits of a model with a final soft cap c: c tanh(z / c), in place."""
+    return logits if softcap is None else logits.div_(softcap).tanh_().mul_(softcap)
+
+
+def soft_slope(logits: Tensor, softcap: float | None) -> Tensor | None:
+    """Derivative of softened logits in those before."""
+    return None if softcap is None else (logits / softcap).square_().neg_().add_(1.0)
 
 
 def _columns(hidden: Tensor, weight: Tensor) -> list[slice]:
@@ -146,8 +174,10 @@ class ProjectionGradient:
         self._grad_hidden = torch.empty_like(hidden) if wants_hidden else None
         self._grad_weight: Tensor | None = None
 
-    def add(self, part: slice, grad_logits: Tensor) -> None:
-        """Take in a chunk's gradients [n, V], of the predictions in `part`."""
+    def add(self, part: slice, grad_logits: Tensor, slope: Tensor | None = None) -> None:
+        """Take in a chunk's gradients [n, V], of the predictions in `part`; `slope`: see `soft_slope`."""
+        if slope is not None:
+            grad_logits.mul_(slope)
         if self._grad_hidden is not None:
             torch.mm(grad_logits, self._weight, out=self._grad_hidden[part])
         if self._wants_weight:
@@ -186,7 +216,13 @@ def scaled_logits(logits: Tensor, temperature: float, dtype: torch.dtype) -> Ten
 
 
 def token_logprobs(
-    hidden: Tensor, weight: Tensor, targets: Tensor, *, temperature: float = 1.0, words: Words | None = None
+    hidden: Tensor,
+    weight: Tensor,
+    targets: Tensor,
+    *,
+    temperature: float = 1.0,
+    softcap: float | None = None,
+    words: Words | None = None,
 ) -> Tensor:
     """Log-prob of each target under softmax(W h / temperature).
 
@@ -196,10 +232,11 @@ def token_logprobs(
         targets: [M] int64.
         temperature: above 0.
         words: which of the vocabulary's the projection [V, H] is to, where ranks have divided it.
+        softcap: of the logits before the temperature.
 
     Returns:
         [M] float32 (float64 for a float64 model); differentiable in `hidden` and `weight`.
     """
-    result = _TokenLogprobs.apply(hidden, weight, targets, temperature, words)
+    result = _TokenLogprobs.apply(hidden, weight, targets, temperature, softcap, words)
     assert isinstance(result, Tensor)
     return result

@@ -13,12 +13,15 @@ import torch
 from torch import Tensor, nn
 
 from roll.errors import ModelError
+from roll.models import decoder_of
 from roll.training.attention import Observer
 from roll.training.distributions import Predictions, Projection, token_statistics
 from roll.training.divergence import divergence_from
 from roll.training.hidden_states import final_hidden_states
 from roll.training.layout import Int64Array, PackedLayout
+from roll.training.logprobs import softened
 from roll.training.lora import adapters_off
+from roll.training.packable import check_packing
 from roll.training.parallel.tensor import own
 from roll.training.parallel.tokens import WHOLE, TokenShare
 from roll.training.parallel.vocabulary import Words
@@ -28,8 +31,8 @@ from roll.types import Needs, Output
 
 __all__ = ["PolicyNetwork"]
 
-_LOGIT_CHANGES = ("final_logit_softcapping", "logit_scale", "logits_scaling")
-"""Settings by which some models change their logits after the vocabulary projection."""
+_LOGIT_FACTORS = {"logit_scale": 1, "lm_head_multiplier": 1, "logits_scaling": -1}
+"""Settings by which some models multiply (1) or divide (-1) their logits."""
 
 
 class PolicyNetwork(nn.Module):
@@ -95,7 +98,7 @@ class PolicyNetwork(nn.Module):
         """Of those that are this rank's."""
         mine = self.share.predictions(layout)
         targets = torch.from_numpy(layout.targets[mine]).to(self.device)
-        policy = self._project(self.model, layout, observer)
+        policy = _project(self.model, layout, observer, self.share)
         found = Predictions()
         if needs.divergence is not None:
             of_teacher, other = needs.divergence.temperature or temperature, self._project_teacher(layout)
@@ -140,20 +143,14 @@ class PolicyNetwork(nn.Module):
             raise ValueError(
                 f"a sample asks for teacher {layout.teacher} (counted from 0), and the trainer has {len(self.teachers)}"
             )
-        return self._project(self.teachers[layout.teacher], layout)
+        return _project(self.teachers[layout.teacher], layout, share=self.share)
 
     @torch.no_grad()
     def _project_reference(self, layout: PackedLayout) -> Projection:
         if self.reference is not None:
-            return self._project(self.reference, layout)
+            return _project(self.reference, layout, share=self.share)
         with adapters_off(self.model):
-            return self._project(self.model, layout)
-
-    def _project(self, model: Any, layout: PackedLayout, observer: Observer | None = None) -> Projection:
-        """Hidden states at this rank's predictions, and the projection to the vocabulary."""
-        weight, words = own(model.get_output_embeddings().weight), Words(self.share.tp) if self.share.tp else None
-        hidden = final_hidden_states(model.get_decoder(), layout, weight.device, weight.dtype, observer, self.share)
-        return Projection(hidden, weight, words)
+            return _project(self.model, layout, share=self.share)
 
     @property
     def _head(self) -> Tensor:
@@ -193,7 +190,7 @@ class PolicyNetwork(nn.Module):
     @property
     def decoder(self) -> Any:
         """The backbone, whose layers are sharded one by one."""
-        return self.model.get_decoder()
+        return decoder_of(self.model)
 
     @property
     def root(self) -> Any:
@@ -208,11 +205,9 @@ class PolicyNetwork(nn.Module):
 
 def _check_head(model: Any, use: str) -> None:
     head = model.get_output_embeddings()
-    changes = [n for n in _LOGIT_CHANGES if getattr(model.config, n, None) not in (None, 1, 1.0)]
     if head is None or getattr(head, "bias", None) is not None:
         raise ModelError(f"{type(model).__name__} cannot {use}: it needs a vocabulary projection without bias")
-    if changes:
-        raise ModelError(f"{type(model).__name__} cannot {use}: its logits are changed by {changes}")
+    check_packing(model, _logits)
 
 
 def _check_tokens(ids: Int64Array, num_tokens: int) -> None:
@@ -221,3 +216,24 @@ def _check_tokens(ids: Int64Array, num_tokens: int) -> None:
             f"teacher_top names token {ids.max() if ids.min() >= 0 else ids.min()}, and the model has {num_tokens}: "
             "the teacher has another vocabulary"
         )
+
+
+def _project(
+    model: Any, layout: PackedLayout, observer: Observer | None = None, share: TokenShare = WHOLE
+) -> Projection:
+    """Hidden states at this rank's predictions, and the projection to the vocabulary."""
+    weight = own(model.get_output_embeddings().weight)
+    config = model.config.get_text_config()
+    hidden = final_hidden_states(decoder_of(model), layout, weight.device, weight.dtype, observer, share)
+    for name, power in _LOGIT_FACTORS.items():
+        factor = getattr(config, name, None)
+        if factor not in (None, 1):
+            hidden = hidden * factor**power
+    words = None if share.tp is None else Words(share.tp)
+    return Projection(hidden, weight, getattr(config, "final_logit_softcapping", None), words)
+
+
+def _logits(model: Any, layout: PackedLayout) -> tuple[Tensor, Tensor]:
+    projected = _project(model, layout)
+    own = final_hidden_states(decoder_of(model), layout, projected.weight.device, projected.weight.dtype)
+    return own, softened(projected.hidden @ projected.weight.t(), projected.softcap)

@@ -16,6 +16,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from roll.models import AttentionForm
+
 __all__ = ["blocked_products", "dense_products"]
 
 TILE_ROWS = 128
@@ -24,66 +26,99 @@ TILE_WEIGHTS = 2**19
 """Most weights of a tile, where one head's fit: 2 MiB of float32."""
 
 
-def dense_products(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, scale: float) -> Tensor:
-    """Queries [B, n, H, d], keys and values [B, m, K, d], bias [B, 1, 1, n, m]; returns [B, n, H, d]."""
+def dense_products(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, form: AttentionForm) -> Tensor:
+    """Queries [B, n, H, d], keys [B, m, K, d], values [B, m, K, w], bias [B, 1, 1, n, m]; returns [B, n, H, w]."""
     size, n, heads, width = q.shape
     groups = k.shape[2]
     queries = q.view(size, n, groups, heads // groups, width).permute(0, 2, 3, 1, 4)
     queries = queries.reshape(size, groups, -1, width)
     keys, values = (x.transpose(1, 2).contiguous() for x in (k, v))
-    result = _DenseProducts.apply(queries, keys, values, bias, scale)
-    result = result.view(size, groups, heads // groups, n, width)
-    return result.permute(0, 3, 1, 2, 4).reshape(size, n, heads, width)
+    sinks = None if form.sinks is None else form.sinks.view(1, groups, -1).expand(size, groups, -1)
+    result = _DenseProducts.apply(queries, keys, values, bias, form.scale, form.softcap, sinks)
+    result = result.view(size, groups, heads // groups, n, -1)
+    return result.permute(0, 3, 1, 2, 4).reshape(size, n, heads, -1)
 
 
-def blocked_products(q: Tensor, k: Tensor, v: Tensor, before: Tensor | None, scale: float) -> Tensor:
+def blocked_products(q: Tensor, k: Tensor, v: Tensor, before: Tensor | None, form: AttentionForm) -> Tensor:
     """Causal attention of n queries to the last n of m keys, behind m - n others.
 
     Args:
         q: [B, n, H, d].
-        k: [B, m, K, d] with H a multiple of K; `v` likewise.
+        k: [B, m, K, d] with H a multiple of K.
+        v: [B, m, K, w].
         before: [B, m - n] 0 where a sequence's queries see one of the others, else -inf; float32 or better. None: all.
-        scale: of the scores.
+        form: of the scores; its reach is for the caller.
 
     Returns:
-        [B, n, H, d].
+        [B, n, H, w].
     """
     size, n, heads, width = q.shape
     groups = k.shape[2]
     queries = q.view(size, n, groups, -1, width).permute(0, 2, 3, 1, 4).reshape(size * groups, -1, n, width)
-    keys, values = (x.transpose(1, 2).reshape(size * groups, -1, width) for x in (k, v))
+    keys, values = (x.transpose(1, 2).reshape(size * groups, -1, x.shape[-1]) for x in (k, v))
     if before is not None:
         before = before.repeat_interleave(groups, dim=0)[:, None, None]
-    result = _BlockedProducts.apply(queries, keys, values, before, scale)
-    return result.view(size, groups, -1, n, width).permute(0, 3, 1, 2, 4).reshape(size, n, heads, width)
+    sinks = None if form.sinks is None else form.sinks.view(1, groups, -1).expand(size, groups, -1).flatten(0, 1)
+    result = _BlockedProducts.apply(queries, keys, values, before, form.scale, form.softcap, sinks)
+    return result.view(size, groups, -1, n, v.shape[-1]).permute(0, 3, 1, 2, 4).reshape(size, n, heads, -1)
 
 
 class _DenseProducts(torch.autograd.Function):
     """softmax(scale Q K^T + bias) V; keeps only the weights, in the model's dtype.
 
-    Queries [B, K, g n, d] (g heads share keys), keys and values [B, K, m, d], bias [B, 1, 1, n, m].
+    Queries [B, K, g n, d] (g heads share keys), keys [B, K, m, d], values [B, K, m, w], bias [B, 1, 1, n, m], sinks
+    [B, K, g].
     """
 
     @staticmethod
-    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, bias: Tensor, scale: float) -> Tensor:
+    def forward(
+        ctx: Any,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        bias: Tensor,
+        scale: float,
+        softcap: float | None,
+        sinks: Tensor | None,
+    ) -> Tensor:
         scores = (q @ k.transpose(2, 3)).to(bias.dtype)
         by_head = scores.view(*scores.shape[:2], -1, *bias.shape[-2:])
-        torch.add(bias, by_head, alpha=scale, out=by_head)
-        weights = scores.softmax(dim=-1).to(v.dtype)
-        ctx.save_for_backward(q, k, v, weights)
-        ctx.scale, ctx.high = scale, bias.dtype
+        if softcap is not None:
+            scores.mul_(scale / softcap).tanh_()
+        torch.add(bias, by_head, alpha=scale if softcap is None else softcap, out=by_head)
+        high, unused = _softmax(by_head, sinks)
+        weights = high.to(v.dtype).view(scores.shape)
+        ctx.save_for_backward(q, k, v, weights, unused)
+        ctx.scale, ctx.softcap, ctx.bias = scale, softcap, bias
         return weights @ v
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, Tensor, None, None]:
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         (grad,) = grads
-        q, k, v, weights = ctx.saved_tensors
+        q, k, v, weights, unused = ctx.saved_tensors
+        dtype = ctx.bias.dtype
         grad_v = weights.transpose(2, 3) @ grad
-        high = weights.to(ctx.high)
-        grad_scores = (grad @ v.transpose(2, 3)).to(ctx.high)
-        grad_scores = torch.ops.aten._softmax_backward_data(grad_scores, high, -1, ctx.high)
+        high = weights.to(dtype)
+        grad_scores = (grad @ v.transpose(2, 3)).to(dtype)
+        grad_sinks = None
+        if unused is not None:
+            shares = (grad_scores * high).sum(-1).view(unused.shape)
+            grad_sinks = -(shares * unused).sum(-1)
+        grad_scores = torch.ops.aten._softmax_backward_data(grad_scores, high, -1, dtype)
+        if ctx.softcap is not None:
+            capped = (q @ k.transpose(2, 3)).to(dtype).mul_(ctx.scale / ctx.softcap).tanh_()
+            grad_scores.mul_(capped.square_().neg_().add_(1.0))
         grad_scores = grad_scores.mul_(ctx.scale).to(q.dtype)
-        return grad_scores @ k, grad_scores.transpose(2, 3) @ q, grad_v, None, None
+        return grad_scores @ k, grad_scores.transpose(2, 3) @ q, grad_v, None, None, None, grad_sinks
+
+
+def _softmax(scores: Tensor, sinks: Tensor | None) -> tuple[Tensor, Tensor | None]:
+    """Weights of scores [..., g, n, m], and what sinks [..., g] take of them, [..., g, n]."""
+    if sinks is None:
+        return scores.softmax(dim=-1), None
+    column = sinks.to(scores.dtype)[..., None, None].expand(*scores.shape[:-1], 1)
+    both = torch.cat([scores, column], dim=-1).softmax(dim=-1)
+    return both[..., :-1].contiguous(), both[..., -1].clone()
 
 
 class _Tile(NamedTuple):
@@ -99,39 +134,56 @@ class _Tile(NamedTuple):
 class _BlockedProducts(torch.autograd.Function):
     """As `blocked_products`, with sequences and their groups of heads as one dimension S.
 
-    Queries [S, g, n, d], keys and values [S, m, d], before [S, 1, 1, m - n]. Keeps nothing but these; gradients of keys
-    and values are added up over tiles in float32 or better.
+    Queries [S, g, n, d], keys [S, m, d], values [S, m, w], before [S, 1, 1, m - n], sinks [S, g]. Keeps nothing but
+    these; gradients of keys and values are added up over tiles in float32 or better.
     """
 
     @staticmethod
-    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, before: Tensor | None, scale: float) -> Tensor:
-        ctx.save_for_backward(q, k, v, before)
-        ctx.scale = scale
-        result = torch.empty_like(q)
+    def forward(
+        ctx: Any,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        before: Tensor | None,
+        scale: float,
+        softcap: float | None,
+        sinks: Tensor | None,
+    ) -> Tensor:
+        ctx.save_for_backward(q, k, v, before, sinks)
+        ctx.scale, ctx.softcap = scale, softcap
+        result = q.new_empty(*q.shape[:3], v.shape[-1])
         for tile in _tiles(q, k):
-            weights = _weights(tile, q, k, before, scale).to(v.dtype).flatten(1, 2)
-            own = weights @ v[tile.sequences, : tile.num_keys]
+            scores = _scores(tile, q, k, scale, softcap)
+            weights, _ = _softmax(_seen(tile, scores, before), _of(tile, sinks))
+            own = weights.to(v.dtype).flatten(1, 2) @ v[tile.sequences, : tile.num_keys]
             result[tile.sequences, :, tile.rows] = own.unflatten(1, (q.shape[1], -1))
         return result
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, Tensor, None, None]:
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         (grad,) = grads
-        q, k, v, before = ctx.saved_tensors
+        q, k, v, before, sinks = ctx.saved_tensors
         high = torch.promote_types(q.dtype, torch.float32)
         grad_q = torch.empty_like(q)
         grad_k, grad_v = (torch.zeros(x.shape, dtype=high) for x in (k, v))
+        grad_sinks = None if sinks is None else torch.zeros(sinks.shape, dtype=high)
         for tile in _tiles(q, k):
             keys, heads = (tile.sequences, slice(tile.num_keys)), (q.shape[1], -1)
             own_q, own_grad = (x[tile.sequences, :, tile.rows].flatten(1, 2) for x in (q, grad))
-            weights = _weights(tile, q, k, before, ctx.scale)
+            raw = _scores(tile, q, k, ctx.scale, ctx.softcap)
+            slope = None if ctx.softcap is None else (raw / ctx.softcap).square_().neg_().add_(1.0)
+            weights, unused = _softmax(_seen(tile, raw, before), _of(tile, sinks))
             grad_v[keys] += weights.to(v.dtype).flatten(1, 2).transpose(1, 2) @ own_grad
             scores = (own_grad @ v[keys].transpose(1, 2)).to(high).unflatten(1, heads)
+            if grad_sinks is not None and unused is not None:
+                grad_sinks[tile.sequences] -= ((scores * weights).sum(-1) * unused).sum(-1)
             scores = torch.ops.aten._softmax_backward_data(scores, weights, -1, high)
+            if slope is not None:
+                scores.mul_(slope)
             scores = scores.mul_(ctx.scale).to(q.dtype).flatten(1, 2)
             grad_q[tile.sequences, :, tile.rows] = (scores @ k[keys]).unflatten(1, heads)
             grad_k[keys] += scores.transpose(1, 2) @ own_q
-        return grad_q, grad_k.to(k.dtype), grad_v.to(v.dtype), None, None
+        return grad_q, grad_k.to(k.dtype), grad_v.to(v.dtype), None, None, None, grad_sinks
 
 
 def _tiles(q: Tensor, k: Tensor) -> Iterator[_Tile]:
@@ -145,14 +197,23 @@ def _tiles(q: Tensor, k: Tensor) -> Iterator[_Tile]:
             yield _Tile(slice(first, first + step), slice(start, stop), num_keys)
 
 
-def _weights(tile: _Tile, q: Tensor, k: Tensor, before: Tensor | None, scale: float) -> Tensor:
+def _scores(tile: _Tile, q: Tensor, k: Tensor, scale: float, softcap: float | None) -> Tensor:
     """[s, g, r, keys] in float32 or better."""
     own = q[tile.sequences, :, tile.rows]
     products = own.flatten(1, 2) @ k[tile.sequences, : tile.num_keys].transpose(1, 2)
-    scores = products.to(torch.promote_types(q.dtype, torch.float32)).unflatten(1, own.shape[1:3]).mul_(scale)
+    scores = products.to(torch.promote_types(q.dtype, torch.float32)).unflatten(1, own.shape[1:3])
+    return scores.mul_(scale) if softcap is None else scores.mul_(scale / softcap).tanh_().mul_(softcap)
+
+
+def _seen(tile: _Tile, scores: Tensor, before: Tensor | None) -> Tensor:
+    """The scores, -inf where a query does not see a key; in place."""
     if before is not None:
         scores[..., : before.shape[-1]] += before[tile.sequences]
-    rows = own.shape[2]
+    rows = scores.shape[2]
     later = torch.full((rows, rows), float("-inf"), dtype=scores.dtype).triu_(1)
     scores[..., -rows:] += later
-    return scores.softmax(dim=-1)
+    return scores
+
+
+def _of(tile: _Tile, sinks: Tensor | None) -> Tensor | None:
+    return None if sinks is None else sinks[tile.sequences]

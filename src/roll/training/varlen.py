@@ -69,11 +69,14 @@ class _RepeatRows(torch.autograd.Function):
 
 
 def varlen_attention(q: Tensor, k: Tensor, v: Tensor, plan: VarlenPlan, scale: float, window: int | None) -> Tensor:
-    """[N, H, d] queries, [N, K, d] keys and values of a packed row; returns [N, H, d]."""
+    """[N, H, d] queries, [N, K, d] keys, [N, K, w] values of a packed row, w at most d; returns [N, H, w]."""
     from torch.nn.attention.varlen import varlen_attn
 
     if plan.key_index is not None:
         k, v = _RepeatRows.apply(k, plan.key_index), _RepeatRows.apply(v, plan.key_index)
+    width = v.shape[-1]
+    if width != q.shape[-1]:  # its kernels know one size of heads
+        v = torch.nn.functional.pad(v, (0, q.shape[-1] - width))
     result = varlen_attn(
         q.contiguous(),
         k.contiguous(),
@@ -87,4 +90,4 @@ def varlen_attention(q: Tensor, k: Tensor, v: Tensor, plan: VarlenPlan, scale: f
         enable_gqa=k.shape[1] != q.shape[1],
     )
     assert isinstance(result, Tensor)
-    return result
+    return result[..., :width]

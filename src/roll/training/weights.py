@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
+from roll.models import as_in_checkpoint, changes_names
 from roll.training.lora import Adapter, checkpoint_name
 
-__all__ = ["TrainerWeights", "whole"]
+__all__ = ["TrainerWeights", "persistent_buffers", "whole"]
 
 # It warns that gathering what is sharded twice takes two collectives.
 logging.getLogger("torch.distributed.tensor._redistribute").setLevel(logging.ERROR)
@@ -23,11 +25,12 @@ class TrainerWeights:
     A yielded tensor may be the trainer's own: use it before the next optimiser step, and do not write to it.
 
     Args:
-        names: of the model's parameters, tied ones once, in order.
-        read: a parameter as the optimiser sees it; a DTensor under FSDP.
+        names: of the model's parameters, tied ones once, and of its `persistent_buffers`, in order.
+        read: one of them as the optimiser sees it; a DTensor under FSDP.
         adapters: by checkpoint name, what is merged into a weight.
         dtype: of the engines.
         is_first: whether this is rank 0. Iterating is collective; other ranks get `None`s.
+        model: the HF model, where its weights may have other names and shapes in the checkpoint.
     """
 
     def __init__(
@@ -38,6 +41,7 @@ class TrainerWeights:
         adapters: Mapping[str, Adapter],
         dtype: torch.dtype,
         is_first: bool,
+        model: Any = None,
     ) -> None:
         parts = {part for adapter in adapters.values() for part in (adapter.a, adapter.b)}
         self._parameters = {checkpoint_name(name): name for name in names if name not in parts}
@@ -45,14 +49,28 @@ class TrainerWeights:
         self._adapters = adapters
         self._dtype = dtype
         self._is_first = is_first
+        self._model = model if model is not None and changes_names(model) else None
+        self._names = {name: self._names_of(name, parameter) for name, parameter in self._parameters.items()}
 
     def names(self) -> Sequence[str]:
         """All names in the HF checkpoint, in the order of iteration."""
-        return list(self._parameters)
+        return [name for names in self._names.values() for name in names]
 
     def __iter__(self) -> Iterator[tuple[str, Tensor]]:
         for name, parameter in self._parameters.items():
-            yield name, self._tensor(name, parameter)  # type: ignore[misc]
+            weight = self._tensor(name, parameter)
+            if self._model is None or weight is None:
+                for own in self._names[name]:
+                    yield own, weight  # type: ignore[misc]
+            else:
+                found = as_in_checkpoint(self._model, name, weight)
+                for own in self._names[name]:
+                    yield own, found[own].contiguous()
+
+    def _names_of(self, name: str, parameter: str) -> list[str]:
+        if self._model is None:
+            return [name]
+        return list(as_in_checkpoint(self._model, name, torch.empty(self._read(parameter).shape, device="meta")))
 
     @torch.no_grad()
     def _tensor(self, name: str, parameter: str) -> Tensor | None:
@@ -60,9 +78,16 @@ class TrainerWeights:
         adapter = self._adapters.get(name)
         if adapter is not None:
             weight = adapter.merged(weight, whole(self._read(adapter.a)), whole(self._read(adapter.b)))
-        return weight.to(self._dtype) if self._is_first else None
+        dtype = self._dtype if isinstance(self._read(parameter), torch.nn.Parameter) else weight.dtype
+        return weight.to(dtype) if self._is_first else None
 
 
 def whole(weight: Tensor) -> Tensor:
     """A parameter gathered from its shards, without its gradient. Collective where it is sharded."""
     return weight.full_tensor() if isinstance(weight, DTensor) else weight.detach()
+
+
+def persistent_buffers(model: torch.nn.Module) -> dict[str, Tensor]:
+    """What a checkpoint has beside the parameters, such as the bias by which a router balances its experts."""
+    kept = set(model.state_dict(keep_vars=True))
+    return {name: buffer for name, buffer in model.named_buffers() if name in kept}

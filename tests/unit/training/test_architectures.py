@@ -1,87 +1,169 @@
-"""Other decoder models get the gradient of their own padded forward pass, or a clear refusal."""
+"""Every family of models: packed texts get what each gets alone, and weights travel under the checkpoint's names."""
 
 from __future__ import annotations
 
-import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
-import transformers
-from training_helpers import grads_of, make_batch, make_spec, reference_logprobs, reference_loss, relative_error
+from families import FAMILIES, write_model
+from safetensors.torch import load_file
+from torch.overrides import TorchFunctionMode
+from training_helpers import branching_batch, grads_of, make_spec, relative_error
 
+from roll.algorithms.inputs import LossInputs, LossOutputs
 from roll.algorithms.losses import PolicyLoss
 from roll.errors import ModelError
-from roll.models import load_causal_lm
-from roll.training import TorchBackend
+from roll.models import load_causal_lm, mixers
+from roll.training import TorchBackend, blocks, packable
+from roll.training.attention import register_attention
+from roll.training.policy import PolicyNetwork
+from roll.training.precision import Precision
+from roll.types import Needs, TrainingBatch
 
-SIZES = {
-    "vocab_size": 260,
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 8,
-    "max_position_embeddings": 128,
-    "pad_token_id": 0,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-}
-MODELS: dict[str, dict[str, Any]] = {
-    "Qwen2": {"tie_word_embeddings": False},
-    "Qwen3": {"tie_word_embeddings": True},
-    "Mistral": {"sliding_window": 6},
-    "Gemma3Text": {"sliding_window": 6, "layer_types": ["sliding_attention", "full_attention"]},
-    "Phi3": {},
-    "SmolLM3": {"no_rope_layers": [1, 0]},
-    "Olmo2": {},
-}
+FAST = ("gemma2", "gpt-oss", "deepseek-v3")
+FLOAT64 = Precision(compute=torch.float64, master=torch.float64)
+families = pytest.mark.parametrize(
+    "name", [name if name in FAST else pytest.param(name, marks=pytest.mark.slow) for name in FAMILIES]
+)
 
 
-def write_model(path: Path, tokenizer: Path, name: str, **settings: Any) -> Path:
-    """A tiny random model of another architecture, with the tokenizer of the tiny Llama."""
-    torch.manual_seed(0)
-    config = getattr(transformers, f"{name}Config")(**(SIZES | settings))
-    classes = {"Gemma3Text": "Gemma3ForCausalLM"}
-    model = getattr(transformers, classes.get(name, f"{name}ForCausalLM"))(config)
-    for parameter in model.parameters():  # larger than at initialisation, so that attention is not uniform
-        if parameter.ndim > 1:
-            torch.nn.init.normal_(parameter, std=0.2)
-    model.save_pretrained(path)
-    for file in tokenizer.glob("tokenizer*"):
-        shutil.copy(file, path)
-    return path
+class InFull(TorchFunctionMode):
+    """HF's norms, attention and routers compute in float32 whatever they are given; here float64 stays float64."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        double = bool(args) and isinstance(args[0], torch.Tensor) and args[0].dtype == torch.float64
+        if double and func is torch.Tensor.float:
+            return args[0]
+        if double and torch.float32 in (*args[1:], *kwargs.values()):
+            args = tuple(torch.float64 if arg is torch.float32 else arg for arg in args)
+            kwargs = {name: torch.float64 if value is torch.float32 else value for name, value in kwargs.items()}
+        if double and func is torch._grouped_mm:
+            starts = [0, *kwargs["offs"].tolist()]
+            return torch.cat([args[0][a:b] @ w for a, b, w in zip(starts, starts[1:], args[1], strict=False)])
+        return func(*args, **kwargs)
 
 
-@pytest.mark.parametrize("name", MODELS)
-@pytest.mark.parametrize("share_prefix", [True, False])
-def test_gradients_equal_those_of_the_model_itself(
-    tiny_model: Path, tmp_path: Path, name: str, share_prefix: bool
+class WeightedLogprobs:
+    """A loss of which nothing is rounded: log-probs times advantages. Remembers what it saw."""
+
+    needs = Needs()
+
+    def __init__(self) -> None:
+        self.seen: list[torch.Tensor] = []
+
+    def __call__(self, inputs: LossInputs) -> LossOutputs:
+        assert inputs.logprobs is not None and inputs.advantages is not None
+        self.seen.append(inputs.logprobs.detach())
+        return LossOutputs(loss=-(inputs.logprobs * inputs.advantages).sum(), metrics={}, maxima={})
+
+
+def separate_logprobs(model: torch.nn.Module, batch: TrainingBatch) -> list[torch.Tensor]:
+    """Every sample by itself, through the model as it is."""
+    found = []
+    for sample in batch.samples:
+        ids = torch.from_numpy(sample.token_ids.astype("int64"))[None]
+        table = torch.log_softmax(model(input_ids=ids, use_cache=False).logits[0, :-1] / batch.temperature, dim=-1)
+        own = table.gather(1, ids[0, 1:, None])[:, 0]
+        found.append(torch.cat([own.new_zeros(1), own]))
+    return found
+
+
+def make_trees() -> TrainingBatch:
+    """Every sample is a sequence of its own; some begin as others go on."""
+    batch = branching_batch(3, units=2, size=5, grown=(2, 14))
+    return replace(batch, samples=tuple(replace(s, sequence="") for s in batch.samples))
+
+
+@families
+def test_packed_texts_get_the_log_probs_and_gradient_that_each_gets_alone(
+    tiny_model: Path, tmp_path: Path, name: str
 ) -> None:
-    path = write_model(tmp_path / name, tiny_model, name, **MODELS[name])
-    batch = make_batch(3)
-    model = load_causal_lm(path, torch.float32, attention="eager")
-    reference_loss(reference_logprobs(model, batch), batch, clip=0.2, kl=0).backward()
-    expected = {n: p.grad for n, p in model.named_parameters() if p.grad is not None}
-    backend = TorchBackend(make_spec(path, share_prefix=share_prefix, max_tokens_per_micro_batch=60))
+    path = write_model(tmp_path / name, tiny_model, FAMILIES[name])
+    batch, loss = make_trees(), WeightedLogprobs()
+    assert max(map(len, batch.samples)) > 12  # longer than the windows
+    with InFull():
+        model = load_causal_lm(path, torch.float64, attention="eager")
+        alone = separate_logprobs(model, batch)
+        masks = [torch.from_numpy(s.loss_mask) for s in batch.samples]
+        weights = [torch.from_numpy(s.advantages).double() for s in batch.samples]
+        (-sum((own * w)[mask].sum() for own, w, mask in zip(alone, weights, masks, strict=True))).backward()
+        grads = {n: p.grad for n, p in model.named_parameters() if p.grad is not None}
+        backend = TorchBackend(make_spec(path), precision=FLOAT64)
+        with mock.patch.object(blocks, "MIN_SHARED", 3):
+            backend.train_step(batch, loss)
+    expected = torch.cat([own.detach()[mask] for own, mask in zip(alone, masks, strict=True)])
+    found = torch.cat(loss.seen)
+    assert float((found.sort().values - expected.sort().values).abs().max()) <= 1e-9
+    own_grads = {n: g for n, g in grads_of(backend).items() if n in grads}
+    assert relative_error(own_grads, grads) <= 1e-9
+
+
+@families
+def test_weights_have_the_checkpoint_s_names_and_an_export_says_the_same(
+    tiny_model: Path, tmp_path: Path, name: str
+) -> None:
+    path = write_model(tmp_path / name, tiny_model, FAMILIES[name])
+    backend = TorchBackend(make_spec(path))
+    saved = load_file(path / "model.safetensors")
+    streamed = dict(backend.weights())
+    assert list(streamed) == list(backend.weights().names())
+    assert {n: t.shape for n, t in streamed.items()} == {n: t.shape for n, t in saved.items()}
+    for weight, tensor in streamed.items():
+        assert torch.equal(tensor, saved[weight]), weight
+    batch = make_trees()
     backend.train_step(batch, PolicyLoss())
-    assert relative_error(grads_of(backend), expected) <= 1e-5
+    expected = backend.forward(batch, ["logprobs"])["logprobs"]
+    backend.export(tmp_path / "exported")
+    again = separate_logprobs(load_causal_lm(tmp_path / "exported", torch.float32, attention="eager"), batch)
+    for own, alone in zip(expected, again, strict=True):
+        torch.testing.assert_close(torch.from_numpy(own), alone.detach(), rtol=2e-4, atol=2e-4)
 
 
-def test_a_model_that_changes_its_logits_is_refused(tiny_model: Path, tmp_path: Path) -> None:
-    path = write_model(tmp_path / "gemma2", tiny_model, "Gemma2", final_logit_softcapping=30.0, query_pre_attn_scalar=8)
-    with pytest.raises(ModelError, match="final_logit_softcapping"):
-        TorchBackend(make_spec(path))
-    scaled = write_model(tmp_path / "granite", tiny_model, "Granite", logits_scaling=4.0)
-    with pytest.raises(ModelError, match="logits_scaling"):
-        TorchBackend(make_spec(scaled))
+@pytest.fixture
+def llama(tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """A model as the trainer loads it, tried anew."""
+    monkeypatch.setattr(packable, "_passed", set())
+    monkeypatch.setattr(mixers, "_known", {})
+    return load_causal_lm(tiny_model, torch.float32, attention=register_attention())
 
 
-def test_a_model_with_attention_sinks_is_refused(tiny_model: Path, tmp_path: Path) -> None:
-    path = write_model(
-        tmp_path / "oss", tiny_model, "GptOss", num_local_experts=2, num_experts_per_tok=1, layer_types=None
+def test_logits_that_are_changed_in_an_unknown_way_are_refused(llama: Any) -> None:
+    llama.lm_head.register_forward_hook(lambda module, args, output: output.tanh())
+    packable.make_packable(llama)
+    with pytest.raises(ModelError, match="logits are changed"):
+        PolicyNetwork(llama)
+
+
+def test_a_state_that_passes_from_text_to_text_is_refused(llama: Any) -> None:
+    llama.model.embed_tokens.register_forward_hook(lambda module, args, output: output.cumsum(1))
+    packable.make_packable(llama)
+    with pytest.raises(ModelError, match="passes from one text of a packed row to the next"):
+        PolicyNetwork(llama)
+
+
+def test_attention_with_an_unknown_term_is_refused(llama: Any) -> None:
+    forward = llama.model.layers[0].self_attn.forward
+    eager = lambda: llama.config._attn_implementation == "eager"  # noqa: E731
+    llama.model.layers[0].self_attn.forward = lambda *a, **k: tuple(
+        x if x is None else x * (2 if eager() else 1) for x in forward(*a, **k)
     )
-    with pytest.raises(ModelError, match="s_aux"):
-        TorchBackend(make_spec(path)).train_step(make_batch(), PolicyLoss())
+    packable.make_packable(llama)
+    with pytest.raises(ModelError, match="needs more than the trainer's packed attention gives"):
+        PolicyNetwork(llama)
+
+
+def test_attention_of_a_model_s_own_is_computed_text_by_text(llama: Any) -> None:
+    """It never calls the registered attention: a layer like any other that carries a state."""
+    attention = llama.model.layers[1].self_attn
+
+    def own(hidden_states: torch.Tensor, **unused: Any) -> tuple[torch.Tensor, None]:
+        return attention.o_proj(attention.v_proj(hidden_states).cumsum(1).repeat(1, 1, 2)), None
+
+    attention.forward = own
+    packable.make_packable(llama)
+    PolicyNetwork(llama)

@@ -13,6 +13,7 @@ from torch import Tensor
 from training_helpers import branching_batch, make_batch, needs_cuda
 
 from roll.errors import ModelError
+from roll.models import AttentionForm
 from roll.training import attention, blocks, products, varlen
 from roll.training.attention import AttentionPlan, packed_attention
 from roll.training.attention_calls import Prefixes, Rows, Shared, compute
@@ -136,7 +137,7 @@ def test_a_branch_that_is_left_on_its_way_is_one_sequence() -> None:
     (tree,) = layout.blocks
     assert [segment.parent for segment in tree.segments] == [-1, 0, 0, 2, 2, 4, 4]
     plan = AttentionPlan(layout, torch.device("cpu"), torch.float32)
-    lengths = sorted(n for call in plan.calls(None) for n in [call.rows.size[1]] * call.rows.size[0])
+    lengths = sorted(n for call in plan.calls(AttentionForm(1.0)) for n in [call.rows.size[1]] * call.rows.size[0])
     assert lengths == [49, 99, 99, 99, 100]  # a sample's own tokens each, and the root's
 
 
@@ -157,7 +158,7 @@ def test_gradients_of_what_many_queries_share_are_added_up_in_float32() -> None:
     q[..., 0], k[0, 0, 0, 0] = 8, 64  # all look at the first key alone
     v.requires_grad_()
     with mock.patch.object(products, "TILE_ROWS", 1):
-        products.blocked_products(q, k, v, None, 1.0).sum().backward()
+        products.blocked_products(q, k, v, None, AttentionForm(1.0)).sum().backward()
     assert v.grad is not None and v.grad[0, 0].tolist() == [[300.0] * 8]
 
 
@@ -173,7 +174,7 @@ def test_gradients_of_a_common_prefix_are_added_up_in_float32(own_prefixes: bool
     bias = torch.zeros(300, 1, 1, 1, 2)
     call = Shared(rows(list(range(1, 301))), Prefixes(before, owners, own_prefixes), "dense", bias)
     # queries are 0, so that each segment gives half of its weight to the prefix; in bfloat16, 128 + 1/2 is 128
-    compute(call, torch.zeros_like(x), torch.zeros_like(x), x, 1.0).sum().backward()
+    compute(call, torch.zeros_like(x), torch.zeros_like(x), x, AttentionForm(1.0)).sum().backward()
     assert x.grad is not None and x.grad.flatten().tolist() == [150.0] + [0.5] * 300
 
 
@@ -221,8 +222,8 @@ def test_a_model_that_generates_or_needs_more_than_packing_has_is_refused() -> N
     with pytest.raises(ModelError, match="trainer alone"):
         packed_attention(torch.nn.Identity(), q, k, v, None)
     plan = AttentionPlan(layout, torch.device("cpu"), torch.float32)
-    with pytest.raises(ModelError, match="s_aux"):
-        packed_attention(torch.nn.Identity(), q, k, v, None, roll_plan=plan, s_aux=torch.zeros(HEADS))
+    with pytest.raises(ModelError, match="position_bias"):
+        packed_attention(torch.nn.Identity(), q, k, v, None, roll_plan=plan, position_bias=torch.zeros(HEADS))
 
 
 @pytest.mark.gpu

@@ -1,0 +1,107 @@
+"""What a layer's attention does beyond softmax(scale Q K^T) V, read from the arguments that HF models hand over.
+
+softcap   scores s become c tanh(s / c)                                  Gemma 2
+sinks     every head has one more score, of a key that no value follows  gpt-oss
+window    a token sees itself and the window - 1 before it               Mistral, Gemma, gpt-oss
+chunk     a token sees its own chunk of positions up to itself           Llama 4
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from roll.errors import ModelError
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+__all__ = ["AttentionForm", "Reach", "attention_form", "position_scale", "reach_mask"]
+
+_UNKNOWN = ("position_bias", "alibi", "head_mask")
+
+
+class Reach(NamedTuple):
+    """How far back a token looks; `None`: to the beginning."""
+
+    window: int | None = None
+    chunk: int | None = None
+
+    def within(self, length: int) -> Reach:
+        """Without limits that texts of `length` tokens do not come to."""
+        return Reach(*(limit if limit is not None and limit < length else None for limit in self))
+
+    def sees(self, query: Any, key: Any) -> Any:
+        """Whether tokens at positions `query` see those at `key`; arrays or tensors that broadcast."""
+        seen = query >= key
+        if self.window is not None:
+            seen = seen & (query - key < self.window)
+        if self.chunk is not None:
+            seen = seen & (query // self.chunk == key // self.chunk)
+        return seen
+
+
+class AttentionForm(NamedTuple):
+    """Of one layer."""
+
+    scale: float
+    reach: Reach = Reach()
+    softcap: float | None = None
+    sinks: Tensor | None = None
+    """[H]"""
+
+    @property
+    def plain(self) -> bool:
+        """Whether scores go into the softmax as they are."""
+        return self.softcap is None and self.sinks is None
+
+
+def attention_form(
+    module: Any, query: Tensor, mask: Any, scaling: float | None, sliding_window: int | None, given: dict[str, Any]
+) -> AttentionForm:
+    """Read a layer's form.
+
+    Args:
+        module: the layer's attention module.
+        query: [1, H, N, d].
+        mask: what `reach_mask` made, or `None`.
+        scaling: of the scores; by default 1 / sqrt(d).
+        sliding_window: of this layer, in tokens.
+        given: further arguments of the attention function.
+
+    Raises:
+        ModelError: the layer asks for something that is not known here.
+    """
+    unknown = [name for name in _UNKNOWN if given.get(name) is not None]
+    if unknown:
+        raise ModelError(f"{type(module).__name__} asks for {unknown}, which no attention here computes")
+    return AttentionForm(
+        scale=query.shape[-1] ** -0.5 if scaling is None else scaling,
+        reach=mask if isinstance(mask, Reach) else Reach(sliding_window),
+        softcap=given.get("softcap"),
+        sinks=given.get("s_aux"),
+    )
+
+
+def reach_mask(*args: Any, local_size: int | None = None, config: Any = None, **kwargs: Any) -> Reach | None:
+    """What takes the place of a mask where HF models build one: how far back the layers look that are given it."""
+    if local_size is None:
+        return None
+    return Reach(chunk=local_size) if local_size == getattr(config, "attention_chunk_size", None) else Reach(local_size)
+
+
+def position_scale(module: Any, positions: Tensor, dtype: torch.dtype) -> Tensor | None:
+    """[N] what to multiply the queries of a row with where the model took a token's place in the row for its position.
+
+    Llama 4's layers without rotation scale queries by 1 + a log(1 + floor((t + 1) / f)) with t counted along the row
+    that they are given.
+    """
+    if not getattr(module, "attn_temperature_tuning", False) or getattr(module, "use_rope", True):
+        return None
+    import torch
+
+    def scale(t: Tensor) -> Tensor:
+        return torch.log1p(torch.floor((t.float() + 1.0) / module.floor_scale)) * module.attn_scale + 1.0
+
+    high = torch.promote_types(dtype, torch.float32)
+    return scale(positions).to(high) / scale(torch.arange(len(positions), device=positions.device)).to(high)

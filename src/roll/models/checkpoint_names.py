@@ -1,0 +1,56 @@
+"""The names and shapes that a model's weights have in its checkpoint, where `transformers` keeps them in another form.
+
+    model      layers.0.mlp.experts.gate_up_proj  [experts, 2 width, hidden]
+    checkpoint layers.0.mlp.experts.0.gate_proj.weight  [width, hidden],   …0.up_proj.weight,   …1.gate_proj.weight, …
+
+What `transformers` did when it loaded a model is undone tensor by tensor, as views where that can be.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from roll.errors import ModelError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+__all__ = ["as_in_checkpoint", "changes_names"]
+
+
+def changes_names(model: Any) -> bool:
+    """Whether any weight of an HF model has another name or shape in the checkpoint."""
+    from transformers.conversion_mapping import get_model_conversion_mapping
+
+    if not hasattr(model, "_weight_conversions"):
+        return bool(get_model_conversion_mapping(model, add_legacy=False))
+    return bool(model._weight_conversions)
+
+
+def as_in_checkpoint(model: Any, name: str, weight: Tensor) -> dict[str, Tensor]:
+    """What a weight of the model is in the checkpoint: one tensor or several, views of `weight` where that can be.
+
+    Raises:
+        ModelError: the checkpoint has it in one tensor with other weights.
+    """
+    import torch
+    from torch.overrides import TorchFunctionMode
+    from transformers.core_model_loading import revert_weight_conversion
+
+    class Views(TorchFunctionMode):
+        """Leaves parts of a tensor where they are."""
+
+        def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            return args[0] if func is torch.Tensor.contiguous else func(*args, **(kwargs or {}))
+
+    try:
+        with Views(), torch.no_grad():
+            found = revert_weight_conversion(model, {name: weight.detach()})
+    except (ValueError, KeyError, RuntimeError, AttributeError) as error:
+        raise ModelError(f"weight '{name}' of {type(model).__name__} has no form in a checkpoint: {error}") from error
+    if sum(tensor.numel() for tensor in found.values()) != weight.numel():
+        raise ModelError(
+            f"weight '{name}' of {type(model).__name__} is kept in one tensor with others in its checkpoint, which "
+            "this trainer cannot write"
+        )
+    return found

@@ -1,0 +1,91 @@
+"""Which parts of a decoder carry something from token to token without calling the attention that was registered.
+
+Linear attention, state spaces and short convolutions keep a state of their own. They are recognised by what they do: a
+child of a decoder layer whose later outputs change with its first input, though it called no attention.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from torch import nn
+
+__all__ = ["decoder_of", "find_mixers", "first_tensor"]
+
+_known: dict[tuple[str, str], tuple[str, ...]] = {}
+"""By class and configuration, the names found before."""
+
+
+def decoder_of(model: Any) -> Any:
+    """The backbone of an HF causal language model."""
+    decoder = model.get_decoder()
+    return model.model if decoder is model and hasattr(model, "model") else decoder
+
+
+def find_mixers(model: Any, run: Callable[[], Any], num_calls: Callable[[], int]) -> dict[str, nn.Module]:
+    """By name, the modules of a model that mix tokens by themselves.
+
+    Args:
+        model: an HF causal language model, in evaluation mode.
+        run: one forward pass over a text of a few tokens.
+        num_calls: how often the registered attention was called so far.
+    """
+    key = type(model).__name__, model.config.to_json_string(use_diff=False)
+    if key not in _known:
+        _known[key] = _probe(model, run, num_calls)
+    return {name: model.get_submodule(name) for name in _known[key]}
+
+
+def _probe(model: Any, run: Callable[[], Any], num_calls: Callable[[], int]) -> tuple[str, ...]:
+    import torch
+
+    layers = getattr(decoder_of(model), "layers", None)
+    if not isinstance(layers, torch.nn.ModuleList):
+        return ()
+    names = {module: name for name, module in model.named_modules()}
+    seen: dict[nn.Module, tuple[Any, Any, int]] = {}
+    silent: dict[nn.Module, tuple[Any, Any, Any]] = {}
+
+    def before(module: nn.Module, args: Any, kwargs: Any) -> None:
+        seen[module] = args, kwargs, num_calls()
+
+    def after(module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+        if seen[module][2] == num_calls():
+            silent[module] = args, kwargs, output
+
+    children = [child for layer in layers for child in layer.children()]
+    hooks = [c.register_forward_pre_hook(before, with_kwargs=True) for c in children]
+    hooks += [c.register_forward_hook(after, with_kwargs=True) for c in children]
+    try:
+        with torch.no_grad():
+            run()
+    finally:
+        for hook in hooks:
+            hook.remove()
+    with torch.no_grad():
+        return tuple(names[m] for m in children if m in silent and _mixes(m, *silent[m]))
+
+
+def _mixes(module: Any, args: Any, kwargs: Any, output: Any) -> bool:
+    """Whether another first token changes what comes out for the second and later ones."""
+    import torch
+
+    hidden = first_tensor(args, kwargs)
+    out = output[0] if isinstance(output, tuple) else output
+    if hidden is None or hidden.ndim != 3 or not isinstance(out, torch.Tensor) or out.shape[:2] != hidden.shape[:2]:
+        return False
+    other = hidden.clone()
+    other[:, 0] = other[:, 0].flip(-1) * 2 + 1
+    if args:
+        args = (other, *args[1:])
+    else:
+        kwargs = kwargs | {"hidden_states": other}
+    found, expected = ((x[0] if isinstance(x, tuple) else x)[:, 1:].float() for x in (module(*args, **kwargs), output))
+    return not torch.allclose(found, expected, rtol=1e-3, atol=1e-3 * float(expected.abs().max()))
+
+
+def first_tensor(args: Any, kwargs: Any) -> Any:
+    """The hidden states that a module is given, or `None`."""
+    return args[0] if args else kwargs.get("hidden_states")
