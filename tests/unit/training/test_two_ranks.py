@@ -73,19 +73,6 @@ def test_rollouts_whose_samples_fork_have_the_gradient_of_separate_samples(
     assert relative_error(found["branching"]["grads"], grads_of(alone)) <= 1e-6
 
 
-def test_work_is_divided_by_the_mesh_and_not_by_the_number_of_ranks(
-    found: dict[str, Any], other: dict[str, Any], tiny_model: Path, expected: Reference
-) -> None:
-    """Two ranks along a dimension that does not divide the data: each does, and reports, all of one rank's work."""
-    one = TorchBackend(make_spec(tiny_model, **SMALL), precision=Precision.of("float64"))
-    result = one.train_step(expected.batch, LOSS)
-    for mine in (found["one share"], other["one share"]):
-        assert mine["result"].num_tokens == result.num_tokens
-        assert mine["result"].metrics == pytest.approx(result.metrics, rel=1e-9)
-        assert mine["result"].grad_norm == pytest.approx(result.grad_norm, rel=1e-9)
-        assert relative_error(mine["grads"], grads_of(one)) <= 1e-12
-
-
 def test_every_rank_returns_the_same_step(found: dict[str, Any], other: dict[str, Any], tiny_model: Path) -> None:
     result, twin = found["float32"]["result"], other["float32"]["result"]
     assert (result.loss, result.grad_norm, result.metrics) == (twin.loss, twin.grad_norm, twin.metrics)

@@ -12,8 +12,7 @@ from training_helpers import branching_batch, grads_of, logprobs_of, make_batch,
 
 from roll.algorithms.losses import PolicyLoss
 from roll.config.model import LoRAConfig
-from roll.training import TorchBackend, blocks, distributed
-from roll.training.distributed import MESH_DIMS
+from roll.training import TorchBackend, blocks
 from roll.training.precision import Precision
 from roll.types import TrainingBatch
 
@@ -71,10 +70,6 @@ def run_rank(rank: int, directory: Path, model: Path, batch: TrainingBatch) -> N
     found["after loading one"] = {"result": backend.train_step(make_batch(5), PolicyLoss())}
     found["after loading one"]["weights"] = list(backend.weights())
 
-    # Ranks that share the weights of a layer see the same samples; nothing divides the weights yet.
-    with mock.patch.object(distributed, "mesh_sizes", lambda n: tuple(n if d == "tp" else 1 for d in MESH_DIMS)):
-        backend = build(double, **SMALL)
-    found["one share"] = {"result": backend.train_step(batch, LOSS), "grads": grads_of(backend)}
     torch.save(found, directory / f"found-{rank}.pt")
     backend.close()
 
