@@ -194,7 +194,7 @@ def num_trained(model: ModelConfig, sizes: ModelSizes) -> int:
 
 
 def trained_bytes(model: ModelConfig, sizes: ModelSizes, ranks: int) -> dict[str, int]:
-    """A rank's share of what training keeps between steps, and of gradients."""
+    """A rank's share, of one copy of the weights on `ranks`, of what training keeps between steps, and of gradients."""
     trained, element = num_trained(model, sizes), element_bytes(model.dtype)
     own_copy = element != 4
     parts = {"master weights": 4 * trained // ranks} if own_copy or model.lora else {}
@@ -207,18 +207,20 @@ def trained_bytes(model: ModelConfig, sizes: ModelSizes, ranks: int) -> dict[str
 def pass_bytes(
     training: TrainingConfig, sizes: ModelSizes, num_tokens: int, ranks: int, element: int
 ) -> dict[str, int]:
-    """What a forward and backward pass over `num_tokens` of a rank needs besides, up to the final hidden states."""
+    """What a forward and backward pass over a micro-batch of `num_tokens` needs of a rank besides, up to the final
+    hidden states."""
     per_token = activation_bytes_per_token(sizes, element, checkpointing=training.activation_checkpointing)
-    return {**gathered_bytes(sizes, ranks, element), "activations": num_tokens * per_token}
+    own = num_tokens // training.parallel.row_ranks
+    return {**gathered_bytes(training, sizes, ranks, element), "activations": own * per_token}
 
 
-def gathered_bytes(sizes: ModelSizes, ranks: int, element: int) -> dict[str, int]:
-    """Weights that several ranks hold whole for the moment: embeddings, and two layers."""
+def gathered_bytes(training: TrainingConfig, sizes: ModelSizes, ranks: int, element: int) -> dict[str, int]:
+    """Weights that each of several ranks holds for the moment: embeddings and two layers, or its columns of them."""
     if ranks == 1:
         return {}
     embedding = sizes.vocab_size * sizes.hidden_size
     layer = max(0, sizes.num_parameters - embedding) // max(1, sizes.num_layers)
-    return {"gathered weights": element * (embedding + 2 * layer)}
+    return {"gathered weights": element * (embedding + 2 * layer) // training.parallel.tp}
 
 
 def logit_bytes(sizes: ModelSizes, num_tokens: int, element: int) -> int:

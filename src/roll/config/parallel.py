@@ -37,6 +37,11 @@ class ParallelConfig(Section):
         """The number of a trainer's ranks is a multiple of this."""
         return math.prod((self.dp_replicate, self.cp, self.tp))
 
+    @property
+    def row_ranks(self) -> int:
+        """Ranks that go through one micro-batch together."""
+        return self.cp * self.tp
+
     def misfit(self, count: int) -> str | None:
         """Why `count` ranks cannot be divided like this; `None` if they can."""
         if count % self.num_ranks == 0:

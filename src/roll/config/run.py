@@ -12,6 +12,7 @@ from roll.config.base import NAME, Section, option
 from roll.config.cluster import ClusterConfig, RoleDevices
 from roll.config.model import ModelConfig
 from roll.config.operations import CheckpointConfig, TrackingConfig
+from roll.config.training import TrainingConfig
 from roll.errors import ConfigError
 
 __all__ = ["RunConfig"]
@@ -50,6 +51,8 @@ class RunConfig(Section):
                     f"cluster.device_mapping.{name} has {len(devices)} devices, which {role.section}.tensor_parallel "
                     f"{role.tensor_parallel} does not divide"
                 )
+            elif role.kind == "trainer" and (misfit := self._layout_misfit(role)):
+                raise ValueError(f"cluster.device_mapping.{name}: {misfit}")
             elif local and devices and (role.count > 1 or (usual is None and devices != [0])):
                 what = "trainer ranks" if role.kind == "trainer" else "engines"
                 raise ValueError(
@@ -62,6 +65,14 @@ class RunConfig(Section):
                 "devices in common (cluster.device_mapping)"
             )
         return self
+
+    def _layout_misfit(self, role: RoleDevices) -> str | None:
+        """Why the ranks of a role cannot be divided as `training.parallel` says, and what to do."""
+        training = getattr(self, "training", None)
+        if not isinstance(training, TrainingConfig) or not (misfit := training.parallel.misfit(role.count)):
+            return None
+        several = "" if self.cluster.type == "ray" else " (and set cluster.type=ray, which runs several)"
+        return f"{misfit}: map a multiple of {training.parallel.num_ranks} devices{several}, or change the sizes"
 
     @classmethod
     def __pydantic_init_subclass__(cls, **kwargs: Any) -> None:

@@ -99,9 +99,9 @@ class Ranks:
         self.mesh: DeviceMesh | None = None
         self.share: TokenShare = WHOLE
         """Which tokens of a row are this rank's."""
-        sizes = mesh_sizes(self.size, spec.training.parallel)
         if self.size == 1:
             return
+        sizes = mesh_sizes(self.size, spec.training.parallel)
         if not dist.is_initialized():
             if spec.init_method is None:
                 raise PlacementError(f"a trainer of {self.size} ranks needs an init_method where its ranks can meet")

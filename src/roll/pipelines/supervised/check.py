@@ -134,7 +134,7 @@ def _tokens(config: SupervisedConfig, batch: TrainingBatch) -> int:
         batch.samples,
         max_tokens=training.max_tokens_per_micro_batch,
         share_prefix=training.share_prefix,
-        num_ranks=config.roles["actor_train"].count,
+        num_ranks=config.roles["actor_train"].count // training.parallel.row_ranks,
     )
     return max(sum(block.num_tokens for micro in rank for block in micro) for rank in ranks)
 
@@ -145,11 +145,13 @@ def _estimate_memory(
     """`num_micro` micro-batches of up to `micro` tokens."""
     sizes, ranks, element = report.model, config.roles["actor_train"].count, element_bytes(config.model.dtype)
     assert sizes is not None
-    parts = trained_bytes(config.model, sizes, ranks) | pass_bytes(config.training, sizes, micro, ranks, element)
+    parallel = config.training.parallel
+    shards, own = ranks // parallel.dp_replicate, micro // parallel.row_ranks
+    parts = trained_bytes(config.model, sizes, shards) | pass_bytes(config.training, sizes, micro, ranks, element)
     if role == "policy":
-        parts["logits"] = logit_bytes(sizes, micro, element) * (2 if other.paths else 1)
+        parts["logits"] = logit_bytes(sizes, own, element) * (2 if other.paths else 1)
     if other.paths:
-        parts["teachers"] = sum(describe_model(path).num_parameters for path in other.paths) * element // ranks
+        parts["teachers"] = sum(describe_model(path).num_parameters for path in other.paths) * element // shards
     if not report.machine.accelerator_bytes:
         parts |= heap_bytes(parts["activations"], num_micro)
     report.memory = [RoleMemory(role="actor_train", count=ranks, parts=parts), *_answering(report, config)]

@@ -210,7 +210,7 @@ def _summed(plain: Callable[..., Tensor], group: ProcessGroup, *, splits: bool) 
     def forward(x: Tensor) -> Tensor:
         if splits:
             x = x.chunk(group.size(), -1)[group.rank()]
-        return scatter_sum(plain(x)[0], group)[None]
+        return _row(scatter_sum, plain(x), group)
 
     return forward
 
@@ -225,12 +225,17 @@ def _joined(plain: Callable[..., Tensor], group: ProcessGroup) -> Callable[[Tens
 def _with_all_tokens(plain: Callable[..., Any], group: ProcessGroup) -> Callable[..., Any]:
     def forward(*args: Any, **kwargs: Any) -> Any:
         if args:
-            args = (gather(args[0][0], group)[None], *args[1:])
+            args = (_row(gather, args[0], group), *args[1:])
         else:
-            kwargs["hidden_states"] = gather(kwargs["hidden_states"][0], group)[None]
+            kwargs["hidden_states"] = _row(gather, kwargs["hidden_states"], group)
         return plain(*args, **kwargs)
 
     return forward
+
+
+def _row(collective: Callable[[Tensor, ProcessGroup], Tensor], states: Tensor, group: ProcessGroup) -> Tensor:
+    """Of a row's states [1, n, H], or [n, H]: experts are given a row without its first dimension."""
+    return collective(states, group) if states.ndim == 2 else collective(states[0], group)[None]
 
 
 def _own_tokens(plain: Callable[..., Any], group: ProcessGroup) -> Callable[..., Any]:

@@ -80,7 +80,7 @@ def batch_arithmetic(
     units, answers = trained_per_group or (1, rollout.group_size)
     per_group = (units if training.share_prefix else answers) * longest_prompt + answers * config.max_answer_tokens
     trained = rollout.prompts_per_step * per_group
-    per_rank = math.ceil(trained / config.num_ranks)
+    per_rank = math.ceil(trained * training.parallel.row_ranks / config.num_ranks)
     prompts_in_run = training.num_steps * rollout.prompts_per_step
     weights = {entry.domain or entry.source: entry.weight for entry in config.data}
     total_weight = sum(weights.values())
@@ -146,7 +146,7 @@ def memory_by_role(
     """
     element, ranks, number = element_bytes(config.model.dtype), config.num_ranks, config.num_engines
     policy = trainer_memory(config, sizes, batch, ranks)
-    policy["logits"] = logit_bytes(sizes, batch.tokens_per_micro_batch, element)
+    policy["logits"] = logit_bytes(sizes, batch.tokens_per_micro_batch // config.training.parallel.row_ranks, element)
     if not on_accelerator:
         policy |= heap_bytes(policy["activations"], batch.micro_batches)
     engine = engine_bytes(
@@ -173,8 +173,10 @@ def frozen_memory(
 ) -> RoleMemory:
     """Memory of trainers that only say log-probs, on the devices of a role."""
     element, ranks = element_bytes(config.model.dtype), config.roles[role].count
-    parts = {"weights": sizes.num_parameters * element // ranks, **gathered_bytes(sizes, ranks, element)}
-    parts["logits"] = logit_bytes(sizes, _micro_batch(config, batch, ranks), element)
+    training, parallel = config.training, config.training.parallel
+    parts = {"weights": sizes.num_parameters * element * parallel.dp_replicate // ranks}
+    parts |= gathered_bytes(training, sizes, ranks, element)
+    parts["logits"] = logit_bytes(sizes, _micro_batch(config, batch, ranks) // parallel.row_ranks, element)
     return RoleMemory(role=role, count=ranks * num_models, parts=parts)
 
 
@@ -182,12 +184,15 @@ def trainer_memory(config: GeneratingConfig, sizes: ModelSizes, batch: BatchArit
     """What a rank of a trainer needs, up to the final hidden states."""
     tokens, element = _micro_batch(config, batch, ranks), element_bytes(config.model.dtype)
     passes = pass_bytes(config.training, sizes, tokens, ranks, element)
-    return trained_bytes(config.model, sizes, ranks) | passes
+    return trained_bytes(config.model, sizes, ranks // config.training.parallel.dp_replicate) | passes
 
 
 def _micro_batch(config: GeneratingConfig, batch: BatchArithmetic, ranks: int) -> int:
-    """Tokens that a rank sends through the network at once."""
-    return min(math.ceil(batch.trained_tokens / ranks), config.training.max_tokens_per_micro_batch)
+    """Tokens that go through the network at once."""
+    training = config.training
+    return min(
+        math.ceil(batch.trained_tokens * training.parallel.row_ranks / ranks), training.max_tokens_per_micro_batch
+    )
 
 
 def _judge(config: GeneratingConfig, section: JudgeConfig, judge: JudgeEngines, on_accelerator: bool) -> RoleMemory:
