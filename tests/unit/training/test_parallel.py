@@ -94,5 +94,5 @@ def test_states_pass_from_layout_to_layout_and_every_export_is_the_same_model(
 
 def test_a_number_of_ranks_that_cannot_be_divided_is_refused(tiny_model: Path) -> None:
     spec = dataclasses.replace(make_spec(tiny_model, parallel=ParallelConfig(cp=2, tp=2)), world_size=6)
-    with pytest.raises(PlacementError, match="6 trainer ranks cannot be divided by training.parallel"):
+    with pytest.raises(PlacementError, match="6 trainer ranks cannot be divided by"):
         TorchBackend(spec)

@@ -15,7 +15,7 @@ divided by tokens: norms and residuals are computed once, not by every rank.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -74,7 +74,7 @@ def divide(root: nn.Module, decoder: Any, projection: nn.Module | None, mesh: De
         if module is embeddings:
             module.forward = _words(module, group)
         elif module._parameters:
-            module.forward = _with_own_part(module, 1 / mesh.size() if style in _INPUTS else 1.0)
+            module.forward = _with_own_parts([module], module.forward, 1 / mesh.size() if style in _INPUTS else 1.0)
     _connect(decoder, styles, group)
 
 
@@ -86,7 +86,8 @@ def replicate(module: nn.Module, mesh: DeviceMesh) -> None:
 
 
 def _styles(decoder: Any) -> dict[str, str]:
-    """By module, how its weights are divided. What the plan does not name, or names as whole, is left out."""
+    """By module, how its weights are divided. What the plan does not name, or names as whole, is left out, and so are
+    parts whose outputs every rank would have: these are computed whole."""
     config = decoder.config.get_text_config()
     plan: dict[str, str] = getattr(config, "base_model_tp_plan", None) or {}
     names = [name for name, _ in decoder.named_modules()]
@@ -94,6 +95,8 @@ def _styles(decoder: Any) -> dict[str, str]:
     for pattern, style in plan.items():
         if style in (*_OUTPUTS, *_INPUTS) and "experts." not in pattern.replace("shared_experts.", ""):
             found |= {name: style for name in names if fnmatchcase(name, pattern)}
+    summing = {name.rpartition(".")[0] for name, style in found.items() if style in _INPUTS}
+    found = {name: style for name, style in found.items() if name.rpartition(".")[0] in summing}
     if not found:
         raise ModelError(
             f"{type(decoder).__name__} cannot be divided by training.parallel.tp: transformers has no plan for it "
@@ -138,32 +141,40 @@ def _divided(parameter: nn.Parameter, placement: Placement, mesh: DeviceMesh) ->
     )
 
 
-def _with_own_part(module: nn.Module, bias_share: float) -> Callable[..., Any]:
-    """The module's `forward`, which finds plain tensors where its parameters are.
+def _with_own_parts(
+    modules: Sequence[nn.Module], plain: Callable[..., Any], bias_share: float = 1.0
+) -> Callable[..., Any]:
+    """A `forward` that finds plain tensors where the modules' parameters are.
 
     Args:
-        module: with parameters of its own.
+        modules: whose parameters it uses.
+        plain: the `forward`.
         bias_share: what this rank adds of a bias, where outputs are summed over the ranks.
     """
-    plain = module.forward
 
     def forward(*args: Any, **kwargs: Any) -> Any:
-        parts = {name: own(p) for name, p in module._parameters.items() if p is not None}
-        if bias_share != 1.0 and "bias" in parts:
-            parts["bias"] = parts["bias"] * bias_share
-        module.__dict__.update(parts)  # found before the parameters
+        before = [dict(module.__dict__) for module in modules]
+        for module in modules:
+            parts = {name: own(p) for name, p in module._parameters.items() if p is not None}
+            if bias_share != 1.0 and "bias" in parts:
+                parts["bias"] = parts["bias"] * bias_share
+            module.__dict__.update(parts)  # found before the parameters
         try:
             return plain(*args, **kwargs)
         finally:
-            for name in parts:
-                del module.__dict__[name]
+            for module, own_before in zip(modules, before, strict=True):
+                for name in module._parameters:
+                    if name in own_before:
+                        module.__dict__[name] = own_before[name]
+                    else:
+                        module.__dict__.pop(name, None)
 
     return forward
 
 
 def _words(embeddings: Any, group: ProcessGroup) -> Callable[[Tensor], Tensor]:
     """Embeddings [1, n / size, H] of this rank's tokens, from ids [1, n] and the words that each rank holds."""
-    looked_up = _with_own_part(embeddings, 1.0)
+    looked_up = _with_own_parts([embeddings], embeddings.forward)
     count = embeddings.weight.shape[0] // group.size()
     first = group.rank() * count
     never_learns = embeddings.padding_idx
@@ -194,7 +205,9 @@ def _connect(decoder: Any, styles: dict[str, str], group: ProcessGroup) -> None:
         module.forward = _with_all_tokens(module.forward, group)
     for module in _whole_mixers(decoder, parents):
         if any(isinstance(p, DTensor) for p in module.parameters()):
-            module.forward = _own_tokens(_with_all_tokens(module.forward, group), group)
+            inner = [m for m in module.modules() if m._parameters]  # whose parameters it may use itself
+            whole = _with_own_parts(inner, _with_all_tokens(module.forward, group))
+            module.forward = _own_tokens(whole, group)
 
 
 def _whole_mixers(decoder: Any, divided: set[str]) -> Iterator[nn.Module]:
