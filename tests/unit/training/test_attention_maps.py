@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from test_architectures import MODELS, write_model
+from families import FAMILIES, write_model
 from training_helpers import grads_of, logprobs_of, make_batch, make_spec, relative_error
 from worlds.tiny_model import write_tiny_model
 
@@ -128,9 +128,9 @@ def test_statistics_equal_those_of_eager_maps(
 
 
 @BOTH_PLACES
-@pytest.mark.parametrize("name", ["Qwen3", "Mistral", "Gemma3Text", "Phi3", "SmolLM3"])
+@pytest.mark.parametrize("name", ["qwen3", "mistral", "gemma3", "phi3", "smollm3"])
 def test_other_decoders_and_sliding_windows(tiny_model: Path, tmp_path: Path, name: str, look: Any) -> None:
-    path = write_model(tmp_path / name, tiny_model, name, **MODELS[name])
+    path = write_model(tmp_path / name, tiny_model, FAMILIES[name])
     batch = make_batch(6, **SHAPE)
     model = load_causal_lm(path, torch.float64, attention="eager")
     backend = TorchBackend(make_spec(path), precision=DOUBLE)
