@@ -13,13 +13,24 @@ row the same bits in any company.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Protocol
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-__all__ = ["ATTENTION_NAME", "CausalPass", "DecodePass", "KVCache", "register_attention", "round_up"]
+from roll.models import AttentionForm, Reach, attention_form, decoder_of, position_scale, reach_mask
+
+__all__ = [
+    "ATTENTION_NAME",
+    "CausalPass",
+    "DecodePass",
+    "KVCache",
+    "mix_in_passes",
+    "register_attention",
+    "round_up",
+]
 
 ATTENTION_NAME = "roll_engine"
 HEAD_MULTIPLE = 4
@@ -34,17 +45,26 @@ def round_up(value: int, multiple: int) -> int:
 class AttentionPass(Protocol):
     """What one forward pass does at every attention layer."""
 
-    def attend(
-        self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float | None, window: int | None
-    ) -> Tensor:
-        """[1, H, N, D], [1, Hkv, N, D] twice → [1, N, H, D]."""
+    num_calls: int
+    """Of `attend` so far."""
+    positions: Tensor | None
+    """[B] of the first B tokens, where they do not follow each other from 0 on."""
+
+    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, form: AttentionForm) -> Tensor:
+        """[1, H, N, D], [1, Hkv, N, D], [1, Hkv, N, W] → [1, N, H, W]."""
+        ...
+
+    def mix(self, name: str, plain: Callable[[Tensor], Tensor], hidden: Tensor) -> Tensor:
+        """A layer's part that carries a state from token to token without attention: [1, N, D] → [1, N, D]."""
         ...
 
 
 def register_attention() -> None:
     """Make the attention known to `transformers` under `ATTENTION_NAME`."""
     from transformers import AttentionInterface
+    from transformers.masking_utils import AttentionMaskInterface
 
+    AttentionMaskInterface.register(ATTENTION_NAME, reach_mask)
     AttentionInterface.register(ATTENTION_NAME, engine_attention)
 
 
@@ -58,10 +78,17 @@ def engine_attention(
     attention_pass: AttentionPass,
     scaling: float | None = None,
     sliding_window: int | None = None,
-    **_: Any,
+    **kwargs: Any,
 ) -> tuple[Tensor, None]:
     """The attention function that `transformers` calls; `attention_pass` travels as an argument of the model."""
-    return attention_pass.attend(module.layer_idx, query, key, value, scaling, sliding_window), None  # type: ignore[arg-type]
+    form = attention_form(module, query, attention_mask, scaling, sliding_window, kwargs)
+    attention_pass.num_calls += 1
+    if attention_pass.positions is not None:
+        own = position_scale(module, attention_pass.positions, query.dtype)
+        if own is not None:
+            own = F.pad(own, (0, query.shape[2] - len(own)), value=1.0)
+            query = (query * own[:, None]).to(query.dtype)
+    return attention_pass.attend(module.layer_idx, query, key, value, form), None  # type: ignore[arg-type]
 
 
 class KVCache:
@@ -70,7 +97,7 @@ class KVCache:
     def __init__(self) -> None:
         self.rows = 0
         self.width = 0
-        self._layers: dict[int, tuple[Tensor, Tensor]] = {}
+        self._layers: dict[int | str, tuple[Tensor, Tensor]] = {}
 
     def reserve(self, rows: int, width: int, used: int) -> None:
         """Make room for this many rows and positions; the first `used` rows keep what they hold.
@@ -88,7 +115,7 @@ class KVCache:
         self.rows = self.width = 0
         self._layers.clear()
 
-    def layer(self, index: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+    def layer(self, index: int | str, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
         """The tensors of a layer, made at first use in the likeness of its keys and values."""
         if index not in self._layers:
             self._layers[index] = (self._empty(key), self._empty(value))
@@ -114,31 +141,48 @@ class KVCache:
 class CausalPass:
     """One whole sequence; with a cache, its keys and values are stored in `row`."""
 
-    def __init__(self, cache: KVCache | None = None, row: int = 0) -> None:
-        self._cache, self._row = cache, row
-        self._bias: dict[int, Tensor] = {}
+    positions = None
 
-    def attend(
-        self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float | None, window: int | None
-    ) -> Tensor:
+    def __init__(self, cache: KVCache | None = None, row: int = 0) -> None:
+        self.num_calls = 0
+        self._cache, self._row = cache, row
+        self._bias: dict[Reach, Tensor] = {}
+
+    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, form: AttentionForm) -> Tensor:
         """See `AttentionPass`."""
-        length = key.shape[2]
+        length, heads, kv_heads = key.shape[2], query.shape[1], key.shape[1]
+        self._store(layer, key, value)
+        reach = form.reach.within(length)
+        bias = None if form.plain and reach == Reach() else self._reach_bias(length, reach, query)
+        if form.plain:
+            output = F.scaled_dot_product_attention(
+                query, key, value, attn_mask=bias, is_causal=bias is None, scale=form.scale,
+                enable_gqa=heads != kv_heads,
+            )  # fmt: skip
+            return output.transpose(1, 2)
+        assert bias is not None
+        grouped = query.unflatten(1, (kv_heads, heads // kv_heads))
+        sinks = None if form.sinks is None else form.sinks.view(kv_heads, -1, 1, 1)
+        output = _written_out(grouped, key[:, :, None], value[:, :, None], bias, form, sinks)
+        return output.flatten(1, 2).transpose(1, 2)
+
+    def mix(self, name: str, plain: Callable[[Tensor], Tensor], hidden: Tensor) -> Tensor:
+        """See `AttentionPass`."""
+        self._store(name, hidden[:, None], hidden[:, None, :, :0])
+        return plain(hidden)
+
+    def _store(self, layer: int | str, key: Tensor, value: Tensor) -> None:
         if self._cache is not None:
+            length = key.shape[2]
             keys, values = self._cache.layer(layer, key, value)
             keys[self._row, :, :length], values[self._row, :, :length] = key[0], value[0]
-        bias = self._window_bias(length, window, query) if window is not None and window < length else None
-        output = F.scaled_dot_product_attention(
-            query, key, value, attn_mask=bias, is_causal=bias is None, scale=scale,
-            enable_gqa=query.shape[1] != key.shape[1],
-        )  # fmt: skip
-        return output.transpose(1, 2)
 
-    def _window_bias(self, length: int, window: int, like: Tensor) -> Tensor:
-        if window not in self._bias:
-            distance = torch.arange(length)[:, None] - torch.arange(length)
-            seen = ((distance >= 0) & (distance < window)).to(like.device)
-            self._bias[window] = like.new_zeros(length, length).masked_fill_(~seen, float("-inf"))
-        return self._bias[window]
+    def _reach_bias(self, length: int, reach: Reach, like: Tensor) -> Tensor:
+        if reach not in self._bias:
+            position = torch.arange(length)
+            seen = reach.sees(position[:, None], position).to(like.device)
+            self._bias[reach] = like.new_zeros(length, length).masked_fill_(~seen, float("-inf"))
+        return self._bias[reach]
 
 
 class DecodePass:
@@ -146,36 +190,94 @@ class DecodePass:
 
     def __init__(self, cache: KVCache, positions: Tensor) -> None:
         """`positions`: [B] int64, where each row's new token stands."""
-        self._cache, self._positions = cache, positions
+        self.num_calls = 0
+        self.positions = positions
+        self._cache = cache
         self._rows = torch.arange(len(positions), device=positions.device)
         self._width = min(round_up(int(positions.max()) + 1, WIDTH_MULTIPLE), cache.width)
-        self._bias: dict[int | None, Tensor] = {}
+        self._bias: dict[Reach, Tensor] = {}
 
-    def attend(
-        self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float | None, window: int | None
-    ) -> Tensor:
+    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, form: AttentionForm) -> Tensor:
         """See `AttentionPass`."""
         rows, heads, kv_heads = len(self._rows), query.shape[1], key.shape[1]
-        keys, values = self._cache.layer(layer, key, value)
-        keys[self._rows, :, self._positions] = key[0, :, :rows].transpose(0, 1)
-        values[self._rows, :, self._positions] = value[0, :, :rows].transpose(0, 1)
+        keys, values = self._stored(layer, key, value)
         # The query heads that share a key head stand in as that many query positions: one key is read once.
         group = heads // kv_heads
         grouped = query[0, :, :rows].transpose(0, 1).reshape(rows, kv_heads, group, -1)
         grouped = F.pad(grouped, (0, 0, 0, -group % HEAD_MULTIPLE))
-        attended = F.scaled_dot_product_attention(
-            grouped, keys[:rows, :, : self._width], values[:rows, :, : self._width],
-            attn_mask=self._mask(window, query), scale=scale,
-        )  # fmt: skip
+        bias = self._mask(form.reach, query)
+        if form.plain:
+            attended = F.scaled_dot_product_attention(grouped, keys, values, attn_mask=bias, scale=form.scale)
+        else:
+            sinks = None if form.sinks is None else F.pad(form.sinks.view(kv_heads, -1), (0, -group % HEAD_MULTIPLE))
+            attended = _written_out(grouped, keys, values, bias, form, None if sinks is None else sinks[..., None])
         output = attended.new_zeros(1, query.shape[2], heads, attended.shape[-1])
         output[0, :rows] = attended[:, :, :group].reshape(rows, heads, -1)
         return output
 
-    def _mask(self, window: int | None, like: Tensor) -> Tensor:
+    def mix(self, name: str, plain: Callable[[Tensor], Tensor], hidden: Tensor) -> Tensor:
+        """See `AttentionPass`. Its whole past is computed again: right for any such part, slow for long texts."""
+        past, _ = self._stored(name, hidden[:, None], hidden[:, None, :, :0])
+        mixed = plain(past[:, 0])[self._rows, self.positions]
+        return F.pad(mixed, (0, 0, 0, hidden.shape[1] - len(mixed)))[None]
+
+    def _stored(self, layer: int | str, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+        """With the new tokens', what the rows of the cache hold of a layer."""
+        rows = len(self._rows)
+        tensors = self._cache.layer(layer, key, value)
+        for held, new in zip(tensors, (key, value), strict=True):
+            held[self._rows, :, self.positions] = new[0, :, :rows].transpose(0, 1)
+        return tensors[0][:rows, :, : self._width], tensors[1][:rows, :, : self._width]
+
+    def _mask(self, reach: Reach, like: Tensor) -> Tensor:
         """[B, 1, 1, width] 0 where a row may look, -inf elsewhere."""
-        if window not in self._bias:
-            distance = self._positions[:, None] - torch.arange(self._width, device=like.device)
-            seen = (distance >= 0) if window is None else (distance >= 0) & (distance < window)
+        if reach not in self._bias:
+            seen = reach.sees(self.positions[:, None], torch.arange(self._width, device=like.device))
             bias = like.new_zeros(seen.shape).masked_fill_(~seen, float("-inf"))
-            self._bias[window] = bias[:, None, None, :]
-        return self._bias[window]
+            self._bias[reach] = bias[:, None, None, :]
+        return self._bias[reach]
+
+
+def _written_out(
+    query: Tensor, key: Tensor, value: Tensor, bias: Tensor, form: AttentionForm, sinks: Tensor | None
+) -> Tensor:
+    """Attention with soft caps or sinks, which SDPA does not have; queries [..., n, D], keys [..., m, D]."""
+    scores = (query @ key.transpose(-1, -2)).to(torch.promote_types(query.dtype, torch.float32)) * form.scale
+    if form.softcap is not None:
+        scores = form.softcap * torch.tanh(scores / form.softcap)
+    scores = scores + bias
+    if sinks is not None:
+        column = sinks.to(scores.dtype).expand(*scores.shape[:-1], 1)
+        return torch.cat([scores, column], dim=-1).softmax(-1)[..., :-1].to(value.dtype) @ value
+    return scores.softmax(-1).to(value.dtype) @ value
+
+
+def mix_in_passes(model: Any, mixers: dict[str, Any]) -> None:
+    """Let modules that carry a state of their own compute through the pass under way."""
+    current: list[AttentionPass | None] = [None]
+
+    def remember(layer: Any, args: Any, kwargs: Any) -> None:
+        current[0] = kwargs.get("attention_pass")
+
+    def through(name: str, plain: Callable[..., Any]) -> Callable[..., Any]:
+        def forward(*args: Any, **kwargs: Any) -> Any:
+            kwargs.pop("attention_pass", None)
+            if current[0] is None:
+                return plain(*args, **kwargs)
+            hidden = args[0] if args else kwargs.pop("hidden_states")
+            rest: list[Any] = []
+
+            def alone(x: Tensor) -> Tensor:
+                output = plain(x, *args[1:], **kwargs)
+                rest[:] = output[1:] if isinstance(output, tuple) else []
+                return output[0] if isinstance(output, tuple) else output
+
+            mixed = current[0].mix(name, alone, hidden)
+            return (mixed, *rest) if rest else mixed
+
+        return forward
+
+    for layer in decoder_of(model).layers:
+        layer.register_forward_pre_hook(remember, with_kwargs=True)
+    for name, mixer in mixers.items():
+        mixer.forward = through(name, mixer.forward)

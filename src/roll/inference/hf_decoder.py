@@ -24,6 +24,7 @@ from roll.inference.hf_attention import (
     CausalPass,
     DecodePass,
     KVCache,
+    mix_in_passes,
     register_attention,
     round_up,
 )
@@ -31,7 +32,7 @@ from roll.inference.hf_requests import Row
 from roll.inference.hf_sampling import Sampler
 from roll.inference.hf_weights import apply_update
 from roll.inference.spec import EngineSpec
-from roll.models import describe_model, load_causal_lm
+from roll.models import describe_model, find_mixers, load_causal_lm
 from roll.types import FloatArray, IntArray, WeightUpdate
 
 if TYPE_CHECKING:
@@ -73,7 +74,22 @@ class Decoder:
         self._sampler = Sampler()
         self._max_rows = spec.max_num_seqs
         self.capacity_tokens = self._plan_cache(spec)
+        self._mix()
         check_decoding(self.model, self._logits)
+
+    def _mix(self) -> None:
+        """Prepare what is no attention and yet carries a state."""
+        text, attention = torch.arange(4, 12, device=self.device), CausalPass()
+        try:
+            found = find_mixers(
+                self.model,
+                lambda: self._forward(self._body, text, torch.arange(len(text)), attention),
+                lambda: attention.num_calls,
+            )
+        except (TypeError, ValueError, AttributeError, RuntimeError):
+            return  # it cannot run here, as the check that follows says
+        if found:
+            mix_in_passes(self.model, found)
 
     def _plan_cache(self, spec: EngineSpec) -> int:
         """Positions that the cache may hold over all rows."""

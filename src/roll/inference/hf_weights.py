@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from roll.errors import WeightSyncError
+from roll.models import as_in_checkpoint, changes_names
 from roll.types import TensorSpec, WeightUpdate
 from roll.weights import open_update, tensor_checksum
 
@@ -50,8 +51,20 @@ def apply_update(model: PreTrainedModel, update: WeightUpdate) -> Mapping[str, i
 
 
 def _live_tensors(model: PreTrainedModel) -> dict[str, Tensor]:
-    """Weights and persistent buffers by their names in the checkpoint; tied ones under each of their names."""
-    return dict(model.state_dict(keep_vars=True))
+    """Weights and persistent buffers, or views of them, by their names in the checkpoint; tied ones under each of
+    theirs."""
+    held = dict(model.state_dict(keep_vars=True))
+    if not changes_names(model):
+        return held
+    found: dict[str, Tensor] = {}
+    for name, tensor in held.items():
+        parts = as_in_checkpoint(model, name, tensor)
+        if any(part.untyped_storage().data_ptr() != tensor.untyped_storage().data_ptr() for part in parts.values()):
+            raise WeightSyncError(
+                f"tensor '{name}' cannot be written in its checkpoint's form: use inference.engine=vllm."
+            )
+        found |= parts
+    return found
 
 
 def _check_manifest(manifest: tuple[TensorSpec, ...], live: Mapping[str, Tensor]) -> None:
@@ -61,8 +74,8 @@ def _check_manifest(manifest: tuple[TensorSpec, ...], live: Mapping[str, Tensor]
         shape = tuple(live[spec.name].shape)
         if spec.shape != shape:
             raise WeightSyncError(f"tensor '{spec.name}' has shape {spec.shape}; the engine's model needs {shape}.")
-    brought = {id(live[spec.name]) for spec in manifest}
-    missing = [name for name, tensor in live.items() if id(tensor) not in brought]
+    brought = {live[spec.name].data_ptr() for spec in manifest}
+    missing = [name for name, tensor in live.items() if tensor.data_ptr() not in brought]
     if missing:
         more = f" and {len(missing) - 1} more are" if len(missing) > 1 else " is"
         raise WeightSyncError(f"tensor '{missing[0]}'{more} missing from the weights that the trainer offered.")

@@ -83,6 +83,11 @@ def _description(config: dict[str, Any], count: int, dtype: str, name: str) -> M
 
     hidden, heads = size("hidden_size", "n_embd"), size("num_attention_heads", "n_head")
     has = {key for key, value in text.items() if value is not None}
+    latent = {"qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim"} <= has  # keys and values of every head are unfolded
+    if latent:
+        head_dim = (size("qk_nope_head_dim") + size("qk_rope_head_dim") + size("v_head_dim") + 1) // 2
+    else:
+        head_dim = size("head_dim") if "head_dim" in has else hidden // heads
     return ModelDescription(
         architecture=str((config.get("architectures") or [config.get("model_type", "unknown")])[0]),
         num_parameters=count,
@@ -92,8 +97,8 @@ def _description(config: dict[str, Any], count: int, dtype: str, name: str) -> M
         if has & {"intermediate_size", "n_inner"}
         else 4 * hidden,
         num_heads=heads,
-        num_kv_heads=size("num_key_value_heads") if "num_key_value_heads" in has else heads,
-        head_dim=size("head_dim") if "head_dim" in has else hidden // heads,
+        num_kv_heads=size("num_key_value_heads") if "num_key_value_heads" in has and not latent else heads,
+        head_dim=head_dim,
         vocab_size=size("vocab_size"),
         context_length=size("max_position_embeddings", "n_positions"),
         dtype=dtype,

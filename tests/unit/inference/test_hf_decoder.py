@@ -39,6 +39,8 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {
     "gemma3_text": {"sliding_window": 9, "layer_types": ["sliding_attention", "full_attention"]},
     "olmo2": {},
     "phi3": {},
+    "gemma2": {"attn_logit_softcapping": 0.05, "sliding_window": 64, "query_pre_attn_scalar": 8},
+    "gpt_oss": {"num_local_experts": 2, "num_experts_per_tok": 1, "sliding_window": 7},
     "gpt2": {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 128},
 }
 
@@ -74,21 +76,6 @@ def test_decoding_agrees_with_transformers(tiny_model: Path, tmp_path: Path, kin
         assert np.abs(expected).mean() > 0.1  # the distributions are not degenerate
         (forced,) = decoder.logprobs([row.tokens])
         assert forced[0] == 0 and np.abs(forced[row.prompt_length :] - expected).max() < 1e-4
-
-
-@pytest.mark.parametrize(
-    ("kind", "changes"),
-    [
-        ("gemma2", {"attn_logit_softcapping": 0.05, "sliding_window": 64, "query_pre_attn_scalar": 8}),
-        ("gpt_oss", {"num_local_experts": 2, "num_experts_per_tok": 1}),
-    ],
-)
-def test_attention_that_the_engine_lacks_is_refused_at_the_start(
-    tiny_model: Path, tmp_path: Path, kind: str, changes: dict[str, Any]
-) -> None:
-    model = random_model(tiny_model, tmp_path, kind, **changes)
-    with pytest.raises(ModelError, match=rf"{kind}.*inference\.engine=vllm"):
-        Decoder(engine_spec(model), CPU)
 
 
 def test_a_recurrent_model_is_refused(tiny_model: Path, tmp_path: Path) -> None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
+import numpy as np
 import pytest
 import torch
 from families import FAMILIES, write_model
@@ -17,12 +19,24 @@ from training_helpers import branching_batch, grads_of, make_spec, relative_erro
 from roll.algorithms.inputs import LossInputs, LossOutputs
 from roll.algorithms.losses import PolicyLoss
 from roll.errors import ModelError
+from roll.inference import EngineSpec
+from roll.inference.hf import HFEngine
 from roll.models import load_causal_lm, mixers
+from roll.protocols import WeightSource
 from roll.training import TorchBackend, blocks, packable
 from roll.training.attention import register_attention
 from roll.training.policy import PolicyNetwork
 from roll.training.precision import Precision
-from roll.types import Needs, TrainingBatch
+from roll.types import (
+    Generation,
+    GenerationRequest,
+    Needs,
+    SamplingParams,
+    TrainingBatch,
+    TrainingSample,
+    WeightUpdate,
+)
+from roll.weights import Sender, send_weights
 
 FAST = ("gemma2", "gpt-oss", "deepseek-v3")
 FLOAT64 = Precision(compute=torch.float64, master=torch.float64)
@@ -167,3 +181,48 @@ def test_attention_of_a_model_s_own_is_computed_text_by_text(llama: Any) -> None
     attention.forward = own
     packable.make_packable(llama)
     PolicyNetwork(llama)
+
+
+@families
+def test_the_engine_takes_the_trainer_s_weights_and_finds_their_log_probs(
+    tiny_model: Path, tmp_path: Path, name: str
+) -> None:
+    path = write_model(tmp_path / name, tiny_model, FAMILIES[name])
+    backend = TorchBackend(make_spec(path, learning_rate=1e-2))
+    backend.train_step(make_trees(), PolicyLoss())
+    generations = asyncio.run(rollouts(path, backend.weights()))
+    samples = [
+        TrainingSample(
+            sample_id=str(i),
+            unit=0,
+            token_ids=np.concatenate([prompt, generation.token_ids]),
+            loss_mask=np.arange(len(prompt) + len(generation.token_ids)) >= len(prompt),
+        )
+        for i, (prompt, generation) in enumerate(generations)
+    ]
+    found = backend.forward(TrainingBatch(samples=tuple(samples), temperature=1.0), ["logprobs"])["logprobs"]
+    for own, (prompt, generation) in zip(found, generations, strict=True):
+        np.testing.assert_allclose(own[len(prompt) :], generation.logprobs, atol=2e-4)
+
+
+async def rollouts(path: Path, weights: WeightSource) -> list[tuple[np.ndarray, Generation]]:
+    """Prompts and what the `hf` engine wrote after them with new weights."""
+    spec = EngineSpec(
+        engine_id="e", kind="hf", model_path=str(path), dtype="float32", max_context=64, max_num_seqs=4, num_threads=1
+    )
+    engine, sender = HFEngine(spec), Sender()
+    await engine.start()
+    try:
+
+        async def deliver(update: WeightUpdate) -> None:
+            await engine.update_weights(update)
+
+        await send_weights(weights, 1, "in_process", deliver, sender=sender)
+        prompts = [np.random.default_rng(i).integers(4, 260, 3 + 4 * i).astype(np.int32) for i in range(3)]
+        sampling = SamplingParams(max_new_tokens=12, temperature=1.0, seed=1)
+        requests = [GenerationRequest(request_id=str(i), token_ids=p, sampling=sampling) for i, p in enumerate(prompts)]
+        answers = await asyncio.gather(*map(engine.generate, requests))
+        return list(zip(prompts, answers, strict=True))
+    finally:
+        sender.close()
+        await engine.close()
