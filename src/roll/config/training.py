@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Literal
 from pydantic import ValidationInfo, field_validator
 
 from roll.config.base import Section, option
+from roll.config.deepspeed import DeepSpeedConfig
 from roll.config.parallel import ParallelConfig
 from roll.errors import ConfigError
 from roll.registry import Registry
@@ -18,7 +19,11 @@ if TYPE_CHECKING:
 __all__ = ["TRAINERS", "TrainingConfig"]
 
 TRAINERS: Registry[Callable[..., TrainBackend]] = Registry(
-    "train back-end", {"torch": "roll.training.backend:TorchBackend"}
+    "train back-end",
+    {
+        "torch": "roll.training.backend:TorchBackend",
+        "deepspeed": "roll.training.deepspeed.backend:DeepSpeedBackend",
+    },
 )
 """By the name in `training.backend`, what makes one rank of a trainer from its `roll.training.TrainerSpec`. It is here
 so that a name that nobody knows is refused when a configuration is loaded."""
@@ -43,8 +48,13 @@ class TrainingConfig(Section):
     beta2: float = option(0.999, "AdamW: decay of the second moment.", ge=0, lt=1)
     epsilon: float = option(1e-8, "AdamW: added to the denominator.", gt=0)
     max_grad_norm: float = option(1.0, "Gradients are scaled down to this norm.", gt=0)
-    backend: str = option("torch", "Train back-end: `torch`, or a name that was added to `TRAINERS`.")
-    parallel: ParallelConfig = option(ParallelConfig(), "How ranks divide the model and its work.")
+    backend: str = option(
+        "torch", "Train back-end: `torch`, `deepspeed` (an extra), or a name that was added to `TRAINERS`."
+    )
+    parallel: ParallelConfig = option(
+        ParallelConfig(), "How ranks divide the model and its work (the back-end `torch`)."
+    )
+    deepspeed: DeepSpeedConfig = option(DeepSpeedConfig(), "How the back-end `deepspeed` spreads a model over ranks.")
     max_tokens_per_micro_batch: int = option(
         4096,
         "Packed tokens that go through the network at once; bounds memory, never changes the result.",
@@ -68,6 +78,16 @@ class TrainingConfig(Section):
         except ConfigError as error:
             raise ValueError(str(error).rstrip(".")) from None
         return name
+
+    @field_validator("parallel")
+    @classmethod
+    def _divisible(cls, parallel: ParallelConfig, info: ValidationInfo) -> ParallelConfig:
+        if parallel.num_ranks > 1 and info.data.get("backend") == "deepspeed":
+            raise ValueError(
+                "the back-end deepspeed spreads weights over all ranks and divides nothing else: leave training.parallel "
+                "out (training.deepspeed has its own settings), or take the back-end torch"
+            )
+        return parallel
 
     @field_validator("warmup_steps")
     @classmethod

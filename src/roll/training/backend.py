@@ -23,7 +23,7 @@ from torch import Tensor
 from roll.errors import HalfUpdatedError, UnsupportedError
 from roll.protocols import LossFn, StateKind, WeightSource
 from roll.training.distributed import Ranks, default_num_threads, pick_device, reshard, shard
-from roll.training.export import export_adapter, export_model
+from roll.training.export import export_trained
 from roll.training.loading import build_network
 from roll.training.lora import find_adapters
 from roll.training.offload import StatePlacement
@@ -175,13 +175,8 @@ class TorchBackend:
         Adapters are merged into it; a policy's and a reward model's are written once more on their own, as `adapter/`
         beside it.
         """
-        spec, dtype, is_first = self.spec, self.engine_dtype, self.ranks.is_first
-        trust, source = spec.model.trust_remote_code, spec.model_path
-        export_model(path, self.weights(), self.network, source, dtype, trust_remote_code=trust, is_first=is_first)
-        if spec.model.lora is not None and spec.role in ("policy", "reward_model"):
-            read, adapters = dict(self.model.named_parameters()).__getitem__, find_adapters(self.model)
-            beside, base, scores = path.with_name("adapter"), spec.model.path, spec.role == "reward_model"
-            export_adapter(beside, read, adapters, spec.model.lora, base, dtype, scores_texts=scores, is_first=is_first)
+        read = dict(self.model.named_parameters()).__getitem__
+        export_trained(path, self.spec, self.network, self.weights(), read, is_first=self.ranks.is_first)
 
     def offload(self, states: Collection[StateKind]) -> None:
         """Move states to main memory, between steps. On a CPU they are there already."""

@@ -13,11 +13,40 @@ from roll.config.model import LoRAConfig
 from roll.models import load_tokenizer, pad_token
 from roll.protocols import WeightSource
 from roll.tracking import atomic
-from roll.training.lora import Adapter
+from roll.training.lora import Adapter, find_adapters
+from roll.training.policy import PolicyNetwork
+from roll.training.spec import TrainerSpec
 from roll.training.value import ValueNetwork
 from roll.training.weights import whole
 
-__all__ = ["export_adapter", "export_model"]
+__all__ = ["export_adapter", "export_model", "export_trained"]
+
+
+def export_trained(
+    path: Path,
+    spec: TrainerSpec,
+    network: PolicyNetwork | ValueNetwork,
+    weights: WeightSource,
+    read: Callable[[str], torch.Tensor],
+    *,
+    is_first: bool,
+) -> None:
+    """Write a trainer's model, and beside it, as `adapter/`, the adapters of a policy or a reward model. Collective.
+
+    Args:
+        path: a directory, made if missing.
+        spec: of the rank.
+        network: its network.
+        weights: the complete model, adapters merged.
+        read: a parameter of the network by its name.
+        is_first: whether this rank writes.
+    """
+    dtype, trust = getattr(torch, spec.model.dtype), spec.model.trust_remote_code
+    export_model(path, weights, network, spec.model_path, dtype, trust_remote_code=trust, is_first=is_first)
+    if spec.model.lora is not None and spec.role in ("policy", "reward_model"):
+        beside, base, adapters = path.with_name("adapter"), spec.model.path, find_adapters(network.root)
+        scores = spec.role == "reward_model"
+        export_adapter(beside, read, adapters, spec.model.lora, base, dtype, scores_texts=scores, is_first=is_first)
 
 
 def export_model(

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +32,7 @@ from roll.training.optimizer import Optimizer
 from roll.training.precision import MasterWeights
 from roll.training.randomness import Randomness
 
-__all__ = ["load_state", "save_state"]
+__all__ = ["check_entries", "load_state", "quiet", "random_states", "restore_random", "save_state", "write_entries"]
 
 
 def save_state(
@@ -48,11 +48,20 @@ def save_state(
     updates = optimizer.steps()
     state["updates"] = torch.tensor([updates[name] for name in sorted(updates)], dtype=torch.int64)
     state["counters"] = torch.tensor([counters[name] for name in sorted(counters)], dtype=torch.int64)
-    state.update(_random_states(ranks, randomness))
+    state.update(random_states(ranks, randomness))
+    write_entries(path, state, ranks)
+
+
+def write_entries(path: Path, state: Mapping[str, Any], ranks: Ranks) -> None:
+    """Write tensors by name, and fsync. Collective; what several ranks have under one name is written once.
+
+    Raises:
+        CheckpointError: it cannot be written.
+    """
     path.mkdir(parents=True, exist_ok=True)
     try:
-        with _quiet():
-            dcp.save(state, storage_writer=dcp.FileSystemWriter(path, sync_files=True), no_dist=ranks.size == 1)
+        with quiet():
+            dcp.save(dict(state), storage_writer=dcp.FileSystemWriter(path, sync_files=True), no_dist=ranks.size == 1)
     except CheckpointException as error:  # not an `Exception`: it would pass every handler
         raise CheckpointError(f"the trainer's state cannot be written to '{path}': {_cause(error)}") from error
     atomic.sync(path)  # the names of the files, which are synced themselves
@@ -76,24 +85,15 @@ def load_state(
         reader = SafeReader(path)
         saved = reader.read_metadata().state_dict_metadata
         state: dict[str, Any] = _tensors(weights, optimizer)
-        missing = sorted(set(state) - set(saved))
-        extra = sorted(n for n in set(saved) - set(state) if n.startswith(("weight/", "moment1/", "moment2/")))
-        if missing or extra:
-            raise CheckpointError(
-                f"the trainer's checkpoint '{path}' belongs to another model: it lacks {missing[:3]} "
-                f"and has {extra[:3]} besides. Resume with the model settings of the run that wrote it."
-            )
-        wrong = [n for n, t in state.items() if tuple(saved[n].size) != tuple(t.shape)]  # type: ignore[union-attr]
-        if wrong:
-            raise CheckpointError(f"the trainer's checkpoint '{path}' has other shapes: {wrong[:3]}")
+        check_entries(path, saved, {name: tensor.shape for name, tensor in state.items()})
         names = sorted(weights.parameters)
         state["updates"] = torch.zeros(len(names), dtype=torch.int64)
         state["counters"] = torch.zeros(len(counters), dtype=torch.int64)
-        random = {name: torch.empty_like(value) for name, value in _random_states(ranks, randomness).items()}
+        random = {name: torch.empty_like(value) for name, value in random_states(ranks, randomness).items()}
         known = all(name in saved for name in random)
         if known:
             state.update(random)
-        with _quiet():
+        with quiet():
             dcp.load(state, storage_reader=reader, no_dist=ranks.size == 1)
     except CheckpointError:
         raise
@@ -102,15 +102,42 @@ def load_state(
     weights.refresh()
     optimizer.set_steps(dict(zip(names, state["updates"].tolist(), strict=True)))
     result = dict(zip(sorted(counters), state["counters"].tolist(), strict=True))
-    if known:
-        randomness.states = {name.rpartition("/")[2]: state[name] for name in random}
-    else:
-        randomness.restart(hash((seed, ranks.data_rank, result["num_steps"])) % 2**63)
+    restore_random(
+        randomness, {name: state[name] for name in random} if known else {}, ranks, seed, result["num_steps"]
+    )
     return result
 
 
+def check_entries(path: Path, saved: Mapping[str, Any], shapes: Mapping[str, Sequence[int]]) -> None:
+    """Refuse a checkpoint whose index `saved` is not that of the tensors of these shapes, by name.
+
+    Raises:
+        CheckpointError: saying which lack or differ.
+    """
+    missing = sorted(set(shapes) - set(saved))
+    extra = sorted(n for n in set(saved) - set(shapes) if n.startswith(("weight/", "moment1/", "moment2/")))
+    if missing or extra:
+        raise CheckpointError(
+            f"the trainer's checkpoint '{path}' belongs to another model: it lacks {missing[:3]} "
+            f"and has {extra[:3]} besides. Resume with the model settings of the run that wrote it."
+        )
+    wrong = [name for name, shape in shapes.items() if tuple(saved[name].size) != tuple(shape)]
+    if wrong:
+        raise CheckpointError(f"the trainer's checkpoint '{path}' has other shapes: {wrong[:3]}")
+
+
+def restore_random(
+    randomness: Randomness, saved: Mapping[str, Tensor], ranks: Ranks, seed: int, num_steps: int
+) -> None:
+    """What `random_states` gave; without it, as for a rank that did not exist when saving, a fresh state."""
+    if saved:
+        randomness.states = {name.rpartition("/")[2]: state for name, state in saved.items()}
+    else:
+        randomness.restart(hash((seed, ranks.data_rank, num_steps)) % 2**63)
+
+
 @contextlib.contextmanager
-def _quiet() -> Iterator[None]:
+def quiet() -> Iterator[None]:
     """With one rank there is no process group, on purpose; the library warns about it each time."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="torch.distributed is disabled")
@@ -143,5 +170,6 @@ def _cause(error: CheckpointException) -> str:
     return "; ".join(dict.fromkeys(f"{type(f).__name__}: {f}" for f in failures[:1]))
 
 
-def _random_states(ranks: Ranks, randomness: Randomness) -> dict[str, Tensor]:
+def random_states(ranks: Ranks, randomness: Randomness) -> dict[str, Tensor]:
+    """This rank's random states, by their names in a checkpoint."""
     return {f"rng/{ranks.data_rank}/{name}": state for name, state in randomness.states.items()}

@@ -1,0 +1,138 @@
+"""The weights and AdamW's states, wherever ZeRO has put them: one weight at a time, whole, under its name.
+
+    stage 0        every rank has all
+    stages 1, 2    weights on every rank; float32 masters and states in one flat part of all weights a rank
+    stage 3        weights, too, a part of each on every rank
+
+Reading and writing are collective, whatever the stage.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+__all__ = ["STATES", "SpreadWeights", "read_whole"]
+
+STATES = {"moment1": "exp_avg", "moment2": "exp_avg_sq"}
+"""AdamW's moments, by the names that checkpoints have for them."""
+
+
+class SpreadWeights:
+    """Trained weights behind a DeepSpeed engine.
+
+    Args:
+        engine: with an optimiser.
+        trainable: the network's parameters by name.
+        stage: of ZeRO.
+        rank: which of all.
+    """
+
+    def __init__(self, engine: Any, trainable: Mapping[str, nn.Parameter], stage: int, rank: int) -> None:
+        self.parameters = dict(trainable)
+        self._engine = engine
+        self._stage = stage
+        self._rank = rank
+        if stage == 0:
+            self._adamw, self._flat = engine.optimizer, list(self.parameters.values())
+        else:
+            zero = engine.optimizer
+            self._adamw = zero.optimizer
+            own = [p for group in self._adamw.param_groups for p in group["params"]]
+            self._flat = list(zero.fp32_partitioned_groups_flat) if stage == 3 else own
+        for part in self._flat:  # as AdamW would at its first step: a checkpoint may be loaded before
+            self._adamw.state[part] = {
+                "step": torch.tensor(0.0, device=part.device),
+                "exp_avg": torch.zeros_like(part, requires_grad=False),
+                "exp_avg_sq": torch.zeros_like(part, requires_grad=False),
+            }
+        if stage in (1, 2):
+            engine.optimizer._lazy_init_hp_params_optimizer_state()
+
+    @property
+    def num_updates(self) -> int:
+        """How often AdamW has updated them; the same for all."""
+        return int(next(iter(self._steps())))
+
+    @num_updates.setter
+    def num_updates(self, number: int) -> None:
+        for step in self._steps():
+            step.fill_(float(number))
+
+    def shape(self, name: str) -> torch.Size:
+        """Of the whole weight."""
+        parameter = self.parameters[name]
+        return getattr(parameter, "ds_shape", parameter.shape)
+
+    def full(self, name: str, state: str | None = None) -> Tensor:
+        """A master weight, whole; with `state` one of AdamW's moments of it."""
+        from deepspeed.utils import safe_get_full_fp32_param, safe_get_full_optimizer_state
+
+        parameter = self.parameters[name]
+        if self._stage == 0:
+            return parameter.detach() if state is None else self._adamw.state[parameter][STATES[state]]
+        if state is None:
+            return safe_get_full_fp32_param(parameter)
+        return safe_get_full_optimizer_state(parameter, STATES[state])
+
+    @torch.no_grad()
+    def put(self, name: str, value: Tensor, state: str | None = None) -> None:
+        """Write what `full` reads; `refresh` once afterwards."""
+        from deepspeed.utils import safe_set_full_fp32_param, safe_set_full_optimizer_state
+
+        parameter = self.parameters[name]
+        if self._stage == 0:
+            self.full(name, state).copy_(value)
+        elif self._stage == 3:
+            self._put_part(parameter, value, state)
+        elif state is None:
+            safe_set_full_fp32_param(parameter, value)
+        else:
+            safe_set_full_optimizer_state(parameter, value, STATES[state])
+
+    def _put_part(self, parameter: Any, value: Tensor, state: str | None) -> None:
+        """Stage 3. The last parts of a weight that does not divide are padded."""
+        from deepspeed.utils import (
+            safe_get_local_fp32_param,
+            safe_get_local_optimizer_state,
+            safe_set_local_fp32_param,
+            safe_set_local_optimizer_state,
+        )
+
+        key = None if state is None else STATES[state]
+        part = safe_get_local_fp32_param(parameter) if key is None else safe_get_local_optimizer_state(parameter, key)
+        part = torch.zeros_like(part)
+        own = value.flatten()[self._rank * len(part) : (self._rank + 1) * len(part)]
+        part[: len(own)] = own.to(part.device)
+        if key is None:
+            safe_set_local_fp32_param(parameter, part)
+            with _gathered(parameter, write=True):
+                parameter.data.copy_(value)
+        else:
+            safe_set_local_optimizer_state(parameter, part, key)
+
+    def refresh(self) -> None:
+        """Write the master weights into the network."""
+        if self._stage in (1, 2):
+            self._engine.optimizer.update_lp_params()
+
+    def _steps(self) -> Iterator[Tensor]:
+        return (self._adamw.state[part]["step"] for part in self._flat)
+
+
+def _gathered(parameter: nn.Parameter, *, write: bool = False) -> Any:
+    """Inside the block a parameter of stage 3 is whole; with `write`, what rank 0 makes of it stays."""
+    from deepspeed import zero
+
+    return zero.GatheredParameters([parameter], modifier_rank=0 if write else None)
+
+
+def read_whole(parameter: nn.Parameter) -> Tensor:
+    """A network's parameter, whole. Collective where it is spread."""
+    if not hasattr(parameter, "ds_id"):
+        return parameter.detach()
+    with _gathered(parameter):
+        return parameter.detach().clone()

@@ -1,0 +1,181 @@
+"""DeepSpeed around a network: its import, its configuration, its start.
+
+AdamW is PyTorch's own: DeepSpeed's are compiled at first use, which takes minutes, and would be another arithmetic.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import warnings
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from roll.config.training import TrainingConfig
+from roll.errors import ModelError
+from roll.training.spec import TrainerSpec
+from roll.training.value import ValueNetwork
+from roll.version import install_extra
+
+__all__ = ["PERSISTENT_NUMEL", "import_deepspeed", "local_rank", "settings", "start", "start_frozen", "surroundings"]
+
+PERSISTENT_NUMEL = 10_000
+"""Stage 3: weights up to this many numbers stay whole on every rank, which is cheaper than to gather them."""
+
+
+def import_deepspeed(device: torch.device) -> Any:
+    """The package.
+
+    Raises:
+        ModelError: it is not installed.
+    """
+    os.environ.setdefault("DS_ACCELERATOR", device.type)  # otherwise it looks at the machine, not at the trainer
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            import deepspeed
+    except ImportError as error:
+        raise ModelError(
+            f"training.backend 'deepspeed' needs DeepSpeed, which cannot be imported here ({error}): "
+            f"{install_extra('deepspeed')}, or choose the back-end torch"
+        ) from error
+    # Compiled in a minute or two, and its shared memory is named by machine and port, which several trainers have in
+    # common. PyTorch's own collectives do.
+    deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+    logging.getLogger("DeepSpeed").setLevel(logging.ERROR)  # what it warns of, the back-end says or handles
+    return deepspeed
+
+
+def settings(training: TrainingConfig, dtype: torch.dtype) -> dict[str, Any]:
+    """DeepSpeed's own configuration for what ROLL's asks.
+
+    A batch has as many micro-batches as packing makes of it, so that the back-end says which one is the last, and
+    nothing is divided by their number.
+    """
+    own = training.deepspeed
+    zero: dict[str, Any] = {"stage": own.zero_stage, "overlap_comm": False}
+    if own.zero_stage == 3:
+        zero["stage3_param_persistence_threshold"] = PERSISTENT_NUMEL
+    if own.offload_optimizer:
+        zero["offload_optimizer"] = {"device": "cpu"}
+    if own.offload_parameters:
+        zero["offload_param"] = {"device": "cpu"}
+    result: dict[str, Any] = {
+        "train_micro_batch_size_per_gpu": 1,
+        "gradient_accumulation_steps": 1,
+        "gradient_clipping": training.max_grad_norm,
+        "steps_per_print": 2**31,
+        "zero_optimization": zero,
+        "zero_force_ds_cpu_optimizer": False,
+    }
+    if dtype == torch.bfloat16:  # gradients are added up, and reduced, in float32
+        result["bf16"] = {"enabled": True, "check_grad_overflow": True}
+        result["data_types"] = {"grad_accum_dtype": "fp32"}
+        result["communication_data_type"] = "fp32"
+    return result
+
+
+def start(
+    spec: TrainerSpec,
+    network: nn.Module,
+    trainable: Mapping[str, nn.Parameter],
+    factors: Mapping[str, float],
+    *,
+    device: torch.device,
+) -> Any:
+    """DeepSpeed's engine around a network, with AdamW; matrices alone are decayed. It gives a network's answer as a
+    plain tuple.
+
+    Args:
+        spec: of the rank, which has joined its process group.
+        network: on its device.
+        trainable: its trainable weights, by name.
+        factors: of some of them on the learning rate.
+        device: of the rank.
+
+    Raises:
+        ModelError: DeepSpeed is not installed, or cannot train this.
+    """
+    training = spec.training
+    if training.deepspeed.zero_stage == 0 and spec.model.dtype != "float32":
+        raise ModelError(
+            f"training.deepspeed.zero_stage 0 trains in float32 only, and model.dtype is '{spec.model.dtype}': "
+            "choose a stage from 1 on"
+        )
+    groups: dict[tuple[float, float], list[nn.Parameter]] = {}
+    for name, parameter in trainable.items():
+        decay = training.weight_decay if parameter.ndim > 1 else 0.0
+        groups.setdefault((decay, factors.get(name, 1.0)), []).append(parameter)
+    adamw = torch.optim.AdamW(
+        [{"params": own, "weight_decay": decay, "factor": factor} for (decay, factor), own in groups.items()],
+        lr=training.learning_rate,
+        betas=(training.beta1, training.beta2),
+        eps=training.epsilon,
+        fused=True,
+    )
+    return _initialize(spec, network, device, optimizer=adamw)
+
+
+def start_frozen(spec: TrainerSpec, network: nn.Module, *, device: torch.device) -> Any:
+    """The engine around a network that is asked only, spread over the ranks."""
+    return _initialize(spec, network, device)
+
+
+def _initialize(spec: TrainerSpec, network: nn.Module, device: torch.device, **more: Any) -> Any:
+    deepspeed = import_deepspeed(device)
+    if not dist.is_initialized():  # several ranks have met already
+        dist.init_process_group("gloo" if device.type == "cpu" else None, store=dist.HashStore(), rank=0, world_size=1)
+    config = settings(spec.training, getattr(torch, spec.model.dtype))
+    with surroundings(local_rank(spec, device)):
+        root = _Root(network)
+        engine = deepspeed.initialize(model=root, config=config, dist_init_required=False, **more)[0]
+        if spec.training.deepspeed.zero_stage == 3:
+            for parameter in _projections(network):
+                deepspeed.zero.register_external_parameter(root, parameter)
+        return engine
+
+
+class _Root(nn.Module):
+    """A network as DeepSpeed sees it: at stage 3 it looks for the tensors of an output that is a plain tuple."""
+
+    def __init__(self, network: nn.Module) -> None:
+        super().__init__()
+        self.network = network
+
+    def forward(self, *arguments: Any) -> tuple[Any, ...]:
+        return tuple(self.network(*arguments))
+
+
+def _projections(network: Any) -> list[nn.Parameter]:
+    """Weights that are used outside of the module that owns them, which is when DeepSpeed gathers its own."""
+    if isinstance(network, ValueNetwork):
+        return list(network.score.parameters())
+    models = [network.model, *network.frozen]
+    return [*(model.get_output_embeddings().weight for model in models), *network.heads.values()]
+
+
+def local_rank(spec: TrainerSpec, device: torch.device) -> int:
+    """The number that DeepSpeed's own launcher would give a rank: that of its device."""
+    return spec.rank % spec.node_ranks if device.index is None else device.index
+
+
+@contextlib.contextmanager
+def surroundings(number: int) -> Iterator[None]:
+    """What DeepSpeed needs around every call, and nothing else should meet: the rank's number in the environment, and
+    silence about collectives, which it calls by their old names."""
+    before = os.environ.get("LOCAL_RANK")
+    os.environ["LOCAL_RANK"] = str(number)
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", category=FutureWarning, module="torch.distributed")
+            yield
+    finally:
+        if before is None:
+            del os.environ["LOCAL_RANK"]
+        else:
+            os.environ["LOCAL_RANK"] = before

@@ -1,0 +1,87 @@
+"""Saving and loading, in the format of `roll.training.state`: whatever wrote a checkpoint, either back-end reads it,
+at any ZeRO stage and under any number of ranks.
+
+Weights and moments are gathered one at a time; of N ranks each writes every N-th, so none holds more than its share.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed.checkpoint as dcp
+from torch import Tensor
+from torch.distributed.checkpoint.api import CheckpointException
+
+from roll.errors import CheckpointError
+from roll.training.checkpoint_reader import SafeReader
+from roll.training.deepspeed.spread import STATES, SpreadWeights
+from roll.training.distributed import Ranks
+from roll.training.randomness import Randomness
+from roll.training.state import check_entries, quiet, random_states, restore_random, write_entries
+
+__all__ = ["load", "save"]
+
+_PARTS: dict[str, str | None] = {"weight": None, **{name: name for name in STATES}}
+
+
+def save(path: Path, weights: SpreadWeights, counters: Mapping[str, int], ranks: Ranks, randomness: Randomness) -> None:
+    """Write below `path`, an empty or missing directory, and fsync. Collective.
+
+    Raises:
+        CheckpointError: it cannot be written.
+    """
+    state: dict[str, Any] = {}
+    for number, name in enumerate(weights.parameters):
+        for part, key in _PARTS.items():
+            whole = weights.full(name, key)
+            if number % ranks.size == ranks.rank:
+                state[f"{part}/{name}"] = whole.cpu()
+    state["updates"] = torch.full((len(weights.parameters),), weights.num_updates, dtype=torch.int64)
+    state["counters"] = torch.tensor([counters[name] for name in sorted(counters)], dtype=torch.int64)
+    write_entries(path, state | random_states(ranks, randomness), ranks)
+
+
+def load(
+    path: Path, weights: SpreadWeights, counters: Mapping[str, int], ranks: Ranks, randomness: Randomness, seed: int
+) -> dict[str, int]:
+    """Read what either back-end saved, in place; returns the counters. Collective.
+
+    Raises:
+        CheckpointError: files are missing or damaged, or they belong to another model.
+    """
+    try:
+        reader = SafeReader(path)
+        saved = reader.read_metadata().state_dict_metadata
+        names = sorted(weights.parameters)
+        shapes = {f"{part}/{name}": weights.shape(name) for part in _PARTS for name in names}
+        check_entries(path, saved, shapes)
+        random = {name: torch.empty_like(value) for name, value in random_states(ranks, randomness).items()}
+        few: dict[str, Tensor] = {
+            "updates": torch.zeros(len(names), dtype=torch.int64),
+            "counters": torch.zeros(len(counters), dtype=torch.int64),
+        }
+        known = all(name in saved for name in random)
+        _read(few | random if known else few, reader)
+        for name in names:
+            parts = {f"{part}/{name}": torch.empty(weights.shape(name)) for part in _PARTS}
+            _read(parts, reader)
+            for part, key in _PARTS.items():
+                weights.put(name, parts[f"{part}/{name}"], key)
+    except CheckpointError:
+        raise
+    except (Exception, CheckpointException) as error:  # damage can show anywhere inside the reader
+        raise CheckpointError(f"the trainer's checkpoint '{path}' cannot be read: {error}") from error
+    weights.refresh()
+    weights.num_updates = int(few["updates"].max()) if names else 0
+    result = dict(zip(sorted(counters), few["counters"].tolist(), strict=True))
+    restore_random(randomness, random if known else {}, ranks, seed, result["num_steps"])
+    return result
+
+
+def _read(state: dict[str, Tensor], reader: SafeReader) -> None:
+    """Fill tensors; every rank reads for itself."""
+    with quiet():
+        dcp.load(state, storage_reader=reader, no_dist=True)

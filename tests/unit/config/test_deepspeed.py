@@ -1,0 +1,33 @@
+"""What `training.deepspeed` takes, and what is said where DeepSpeed is missing or cannot do it."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+
+import pytest
+from pydantic import ValidationError
+
+from roll.config.deepspeed import DeepSpeedConfig
+from roll.config.model import ModelConfig
+from roll.config.training import TRAINERS, TrainingConfig
+from roll.errors import ModelError
+
+
+def test_offloading_needs_a_stage_that_can() -> None:
+    assert DeepSpeedConfig().zero_stage == 2
+    with pytest.raises(ValidationError, match="offload_optimizer needs a zero_stage from 1 on"):
+        DeepSpeedConfig(zero_stage=0, offload_optimizer=True)
+    with pytest.raises(ValidationError, match="offload_parameters needs zero_stage 3, not 2"):
+        DeepSpeedConfig(zero_stage=2, offload_parameters=True)
+    DeepSpeedConfig(zero_stage=3, offload_optimizer=True, offload_parameters=True)
+
+
+@pytest.mark.skipif(importlib.util.find_spec("deepspeed") is not None, reason="DeepSpeed is installed")
+def test_without_the_package_the_message_names_the_extra(tiny_model: Path) -> None:
+    from roll.training import TrainerSpec
+
+    training = TrainingConfig(num_steps=1, backend="deepspeed")
+    spec = TrainerSpec(model_path=str(tiny_model), model=ModelConfig(path=str(tiny_model)), training=training)
+    with pytest.raises(ModelError, match=r"pip install 'roll-rl\[deepspeed\]'"):
+        TRAINERS.get("deepspeed")(spec)
