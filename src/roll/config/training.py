@@ -84,8 +84,8 @@ class TrainingConfig(Section):
     def _divisible(cls, parallel: ParallelConfig, info: ValidationInfo) -> ParallelConfig:
         if parallel.num_ranks > 1 and info.data.get("backend") == "deepspeed":
             raise ValueError(
-                "the back-end deepspeed spreads weights over all ranks and divides nothing else: leave training.parallel "
-                "out (training.deepspeed has its own settings), or take the back-end torch"
+                "the back-end deepspeed spreads weights over all ranks and divides nothing else: leave "
+                "training.parallel out (training.deepspeed has settings of its own), or take the back-end torch"
             )
         return parallel
 

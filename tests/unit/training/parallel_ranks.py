@@ -28,10 +28,10 @@ RANGE = AttentionRange(window=4, horizon=(2, 7))
 LAYOUTS: dict[str, dict[str, int]] = {
     "dp 2, tp 2": {"tp": 2},
     "dp 2, cp 2": {"cp": 2},
-    "cp 2, tp 2": {"cp": 2, "tp": 2},
-    "replicas 2, dp 2": {"dp_replicate": 2},
 }
 MORE: dict[str, dict[str, int]] = {
+    "cp 2, tp 2": {"cp": 2, "tp": 2},
+    "replicas 2, dp 2": {"dp_replicate": 2},
     "cp 4": {"cp": 4},
     "replicas 2, tp 2": {"dp_replicate": 2, "tp": 2},
     "replicas 2, cp 2": {"dp_replicate": 2, "cp": 2},
@@ -76,24 +76,15 @@ def work(model: Path, batch: TrainingBatch, parallel: Mapping[str, int], **ranks
 
 
 def run_rank(rank: int, directory: Path, model: Path, batch: TrainingBatch, layouts: Mapping[str, Any]) -> None:
-    """Every layout in turn, as one of four ranks; then states and weights pass from one layout to another."""
+    """Every layout in turn, as one of four ranks; then a state passes from one layout to the next."""
     ranks = {"rank": rank, "world_size": NUM_RANKS, "init_method": f"file://{directory / 'meeting'}"}
+    before: Path = directory / "saved by one"
     for name, parallel in layouts.items():
         found = work(model, batch, parallel, **ranks)
         if rank in (0, NUM_RANKS - 1):
             torch.save(found, directory / f"{name}-{rank}.pt")
-    torch.distributed.destroy_process_group()
-
-
-def carry_on(rank: int, directory: Path, model: Path, batch: TrainingBatch) -> None:
-    """Go on from one rank's state under one layout, and save it for another."""
-    spec = dataclasses.replace(
-        make_spec(model), rank=rank, world_size=NUM_RANKS, init_method=f"file://{directory / 'meeting'}"
-    )
-    before: Path = directory / "saved by one"
-    for name, parallel in LAYOUTS.items():
-        training = spec.training.model_copy(update={"parallel": ParallelConfig(**parallel)})
-        backend = TorchBackend(dataclasses.replace(spec, training=training), precision=DOUBLE)
+        spec = make_spec(model, parallel=ParallelConfig(**parallel))
+        backend = TorchBackend(dataclasses.replace(spec, **ranks), precision=DOUBLE)
         backend.load(before)
         backend.train_step(batch, PolicyLoss())
         before = directory / f"saved under {name}"

@@ -124,6 +124,7 @@ def _found(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[
     return first, directory
 
 
+@pytest.mark.slow
 def test_two_ranks_find_the_gradient_of_one(found: tuple[dict[str, Any], Path], tiny_model: Path) -> None:
     for name, precision, limit in (("float64", DOUBLE, 1e-7), ("float32", None, 1e-5)):
         one = TorchBackend(critic_spec(tiny_model), precision=precision)
@@ -134,6 +135,7 @@ def test_two_ranks_find_the_gradient_of_one(found: tuple[dict[str, Any], Path], 
         assert float(grads_of(one)["model.layers.0.mlp.up_proj.weight"].norm()) > 0
 
 
+@pytest.mark.slow
 def test_values_of_two_ranks_are_those_of_one(found: tuple[dict[str, Any], Path], tiny_model: Path) -> None:
     one = TorchBackend(critic_spec(tiny_model))
     for seed in (3, 4):
@@ -142,6 +144,7 @@ def test_values_of_two_ranks_are_those_of_one(found: tuple[dict[str, Any], Path]
         np.testing.assert_allclose(mine, expected, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_a_critics_checkpoint_loads_under_another_number_of_ranks(
     found: tuple[dict[str, Any], Path], tiny_model: Path
 ) -> None:

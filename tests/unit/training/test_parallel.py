@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 import torch.multiprocessing as mp
-from parallel_ranks import DOUBLE, LAYOUTS, MORE, NUM_RANKS, carry_on, run_rank, work
+from parallel_ranks import DOUBLE, LAYOUTS, MORE, NUM_RANKS, run_rank, work
 from test_same_gradient import reference
 from training_helpers import make_spec, relative_error
 
@@ -37,8 +37,14 @@ def _expected(tiny_model: Path, batch: TrainingBatch) -> dict[str, Any]:
 
 @pytest.fixture(scope="module", name="directory")
 def _directory(tiny_model: Path, batch: TrainingBatch, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    directory = tmp_path_factory.mktemp("layouts")
-    mp.spawn(run_rank, (directory, tiny_model, batch, LAYOUTS), nprocs=NUM_RANKS)  # type: ignore[no-untyped-call]
+    return _run(tmp_path_factory.mktemp("layouts"), tiny_model, batch, LAYOUTS)
+
+
+def _run(directory: Path, model: Path, batch: TrainingBatch, layouts: Mapping[str, Any]) -> Path:
+    alone = TorchBackend(make_spec(model), precision=DOUBLE)
+    alone.train_step(batch, PolicyLoss())
+    alone.save(directory / "saved by one")
+    mp.spawn(run_rank, (directory, model, batch, layouts), nprocs=NUM_RANKS)  # type: ignore[no-untyped-call]
     return directory
 
 
@@ -65,31 +71,34 @@ def test_a_layout_has_the_gradients_metrics_and_weights_of_one_rank(
     _compare(directory, layout, expected)
 
 
-@pytest.mark.slow
-def test_so_have_other_layouts(
-    tiny_model: Path, batch: TrainingBatch, expected: dict[str, Any], tmp_path: Path
+def test_a_state_passes_from_layout_to_layout_and_every_export_is_the_same_model(
+    directory: Path, tiny_model: Path, batch: TrainingBatch
 ) -> None:
-    mp.spawn(run_rank, (tmp_path, tiny_model, batch, MORE), nprocs=NUM_RANKS)  # type: ignore[no-untyped-call]
-    for layout in MORE:
-        _compare(tmp_path, layout, expected)
+    _follow(directory, tiny_model, batch, LAYOUTS)
 
 
-def test_states_pass_from_layout_to_layout_and_every_export_is_the_same_model(
-    tiny_model: Path, batch: TrainingBatch, tmp_path: Path
-) -> None:
-    alone = TorchBackend(make_spec(tiny_model), precision=DOUBLE)
+def _follow(directory: Path, model: Path, batch: TrainingBatch, layouts: Mapping[str, Any]) -> None:
+    alone = TorchBackend(make_spec(model), precision=DOUBLE)
     alone.train_step(batch, PolicyLoss())
-    alone.save(tmp_path / "saved by one")
-    mp.spawn(carry_on, (tmp_path, tiny_model, batch), nprocs=NUM_RANKS)  # type: ignore[no-untyped-call]
-    for name in LAYOUTS:
+    for name in layouts:
         alone.train_step(batch, PolicyLoss())
-        other = TorchBackend(make_spec(tiny_model), precision=DOUBLE)
-        other.load(tmp_path / f"saved under {name}")
+        other = TorchBackend(make_spec(model), precision=DOUBLE)
+        other.load(directory / f"saved under {name}")
         assert other.num_steps == alone.num_steps
-        exported = load_causal_lm(tmp_path / f"export under {name}", torch.float32).state_dict()
+        exported = load_causal_lm(directory / f"export under {name}", torch.float32).state_dict()
         for (key, weight), (_, found) in zip(alone.weights(), other.weights(), strict=True):
             assert torch.equal(weight, found), (name, key)
             assert torch.equal(weight, exported[key]), (name, key)
+
+
+@pytest.mark.slow
+def test_so_it_is_under_other_layouts(
+    tiny_model: Path, batch: TrainingBatch, expected: dict[str, Any], tmp_path: Path
+) -> None:
+    _run(tmp_path, tiny_model, batch, MORE)
+    for layout in MORE:
+        _compare(tmp_path, layout, expected)
+    _follow(tmp_path, tiny_model, batch, MORE)
 
 
 def test_a_number_of_ranks_that_cannot_be_divided_is_refused(tiny_model: Path) -> None:

@@ -13,6 +13,8 @@ from training_helpers import relative_error
 from two_ranks_distributions import CASES, run_rank, work
 from worlds.tiny_model import write_tiny_model
 
+pytestmark = pytest.mark.slow  # `test_parallel` has most of it, under more layouts
+
 
 @pytest.fixture(scope="module", name="model_path")
 def _model_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
