@@ -152,7 +152,7 @@ class AgenticWorld(World):
         draw = replace(draw, prompt=replace(draw.prompt, environment=settings), anchor=anchor)
         played = await play(draw, index, first, generate, self.renderer, hosts=self.hosts, plan=self.kind.plan)
         assert len(played.turns) + len(played.replayed) >= 1
-        if anchor is None and len(played.turns) > 1:
+        if anchor is None and len(played.turns) > 1 and played.finished and not played.counts.get("summaries"):
             self.successes.append((settings, self._recorded(played)))
         return played
 
@@ -191,7 +191,7 @@ async def _main(world: AgenticWorld) -> None:
         await world.hosts.close()
         await world.engines.close()
         await world.agents.close()
-    await asyncio.sleep(60.0)  # what simulated engines still have on its way
+    await asyncio.sleep(400.0)  # simulated engines have calls on their way, up to the time limit of a weight sync
     left = [str(task) for task in asyncio.all_tasks() if task is not asyncio.current_task()]
     left = [task for task in left if "worlds/engines" not in task and "name='bring-up" not in task]
     assert not left, f"tasks are left running: {left}"

@@ -229,8 +229,12 @@ def failing_servers(chance: Callable[[], Chance]) -> Iterator[None]:
     stdio: Any = ModuleType("mcp.client.stdio")
     stdio.stdio_client = lambda parameters: parameters
     modules = {"mcp": sdk, "mcp.client": ModuleType("mcp.client"), "mcp.client.stdio": stdio}
-    with (
-        mock.patch.dict(sys.modules, modules),
-        mock.patch("roll.envs.tools.sandboxes.SandboxManager", lambda *_, **__: _Sandboxes(chance())),
-    ):
-        yield
+    before = {name: sys.modules.pop(name) for name in modules if name in sys.modules}
+    sys.modules.update(modules)
+    try:
+        with mock.patch("roll.envs.tools.sandboxes.SandboxManager", lambda *_, **__: _Sandboxes(chance())):
+            yield
+    finally:
+        for name in modules:
+            del sys.modules[name]
+        sys.modules.update(before)

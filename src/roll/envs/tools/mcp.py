@@ -140,10 +140,8 @@ class McpTools:
         if not self._tools:  # it still connects: nothing listens for the event
             task.cancel()
         self._client, self._tools = None, ()
-        try:
-            await asyncio.wait({task}, timeout=_END_TIME_LIMIT_S)
-        finally:
-            task.cancel()  # where it ended, this says nothing
+        asyncio.get_running_loop().call_later(_END_TIME_LIMIT_S, task.cancel)  # also where nobody waits here any more
+        await asyncio.wait({task}, timeout=_END_TIME_LIMIT_S + 1.0)
 
 
 async def _listed(client: Any) -> list[Any]:
