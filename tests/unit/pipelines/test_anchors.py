@@ -120,6 +120,13 @@ def test_a_rollback_stands_at_the_last_turn_that_is_not_passed() -> None:
     assert anchors.open_anchors(PARALLEL, kept(passed=frozenset({2}))) == [1, 3]
 
 
+def test_an_episode_that_was_summed_up_is_not_kept_since_its_turns_are_not_the_environments() -> None:
+    won = group(True, False, False, False)
+    assert len(anchors.updated(ROLLBACK, [], [won], ())) == 1
+    summed_up = tuple(replace(rollout, counts={"summaries": 1}) for rollout in won.rollouts)
+    assert anchors.updated(ROLLBACK, [], [replace(won, rollouts=summed_up)], ()) == ()
+
+
 def test_as_many_draws_begin_at_anchors_as_asked_for_spread_over_episodes_and_boundaries() -> None:
     config = AnchorsConfig(type="parallel", share=0.25)
     both = [kept(uid="a/0"), kept(uid="a/1"), kept(uid="b/0", domain="b")]
