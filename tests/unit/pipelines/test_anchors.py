@@ -22,6 +22,7 @@ from roll.data import PromptStream, WeightedSource
 from roll.data.environment import EpisodeList
 from roll.data.samples import build_batch, build_samples
 from roll.pipelines.agentic import anchors
+from roll.pipelines.agentic.curriculum import domain_of
 from roll.pipelines.agentic.draws import EpisodeDraws
 from roll.pipelines.agentic.state import AgenticState, KeptEpisode
 from roll.pipelines.rlvr.demonstrations import replayed
@@ -164,6 +165,18 @@ def test_draws_at_anchors_are_repeats_and_one_left_in_flight_begins_there_again(
     assert resumed.again(0, "a", 5).anchor is None  # no longer in flight at the boundary
     state.kept = ()
     assert [draw.position for draw in draws.draw(2)] == [0, 1] and resumed.again(1, "a", 5).anchor is None
+
+
+def test_the_environment_of_a_draw_under_a_curriculum_is_that_of_its_number() -> None:
+    entries = [{"environment": "a"}, {"environment": "b"}]
+    config = chain_config(environments=entries, curriculum={})
+    sources = [
+        WeightedSource(domain=entry.domain, items=EpisodeList(entry, entry.domain, 0, 9))
+        for entry in config.environments
+    ]
+    state = AgenticState(success_rates={"a": 0.4})
+    draws = EpisodeDraws(config=config, state=state, stream=PromptStream(sources, Plain().render, 0)).draw(24)
+    assert [draw.prompt.domain for draw in draws] == [domain_of(config, state, draw.draw_id) for draw in draws]
 
 
 # ---- what is kept
