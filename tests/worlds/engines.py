@@ -336,7 +336,7 @@ class TickingEngines:
             old.violations.append(f"{engine_id} is started although others have the memory of its device")
         if not (old.dead or old.hung):
             old.violations.append(f"{engine_id} is replaced although it works")
-        fresh = self._starting[engine_id] = TickingEngine(
+        fresh = self._starting[engine_id] = type(old)(
             engine_id,
             tick_s=old.tick_s,
             capacity=old.capacity,

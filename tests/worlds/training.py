@@ -8,7 +8,7 @@ import random
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -170,6 +170,9 @@ class Trainer:
 class World:
     """Everything that one schedule needs, and what it must never do."""
 
+    engine_type: ClassVar[type[TickingEngine]] = TickingEngine
+    sampling: ClassVar[SamplingParams] = SamplingParams(max_new_tokens=MAX_TOKENS)
+
     settings: Settings
     ledger: DataLedger = field(default_factory=DataLedger)
     trained: Counter[str] = field(default_factory=Counter)
@@ -190,7 +193,7 @@ class World:
         self._num_bad = Counter[str]()
         self.engines = TickingEngines(
             [
-                TickingEngine(
+                self.engine_type(
                     f"e{i}",
                     tick_s=self.chance.uniform(0.5, 1.5),
                     capacity=settings.capacity,
@@ -227,10 +230,8 @@ class World:
             replicate=settings.scheduling.replicate_prompts and settings.scheduling.type != "batch",
         )
         self.scheduler.life.listen(self._on_event)
-        plan = SamplingPlan(
-            purpose="train", group_size=settings.group_size, sampling=SamplingParams(max_new_tokens=MAX_TOKENS)
-        )
-        greedy = SamplingPlan(purpose="greedy", group_size=1, sampling=SamplingParams(max_new_tokens=MAX_TOKENS))
+        plan = SamplingPlan(purpose="train", group_size=settings.group_size, sampling=self.sampling)
+        greedy = SamplingPlan(purpose="greedy", group_size=1, sampling=self.sampling)
         self.controller = AsyncController(
             self.scheduler,
             self.proxy,

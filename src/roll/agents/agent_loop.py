@@ -98,6 +98,7 @@ class AgentLoop:
         """What the agent answered, and what went wrong with it."""
         self._server.sessions.add(session)
         work = asyncio.ensure_future(self._program(task, self._server.base_url, session.key))
+        work.add_done_callback(lambda work: work.cancelled() or work.exception())  # counts as looked at
         try:
             await asyncio.wait({work, session.failed}, timeout=task.time_s, return_when=asyncio.FIRST_COMPLETED)
             if not work.done():
@@ -119,8 +120,6 @@ async def _ended(work: asyncio.Future[str | None]) -> None:
     done, _ = await asyncio.wait({work}, timeout=LAST_WORDS_S)
     if not done:
         logger.warning("an agent goes on although it was cancelled: its session is closed, and it is left behind")
-    elif not work.cancelled():
-        work.exception()  # counts as looked at
 
 
 @asynccontextmanager

@@ -196,8 +196,10 @@ class _Output(asyncio.Protocol):
             yield theirs
         finally:
             os.close(theirs)
-            await asyncio.wait({self._ended}, timeout=LAST_OUTPUT_S)  # somebody may have taken the other end along
-            transport.close()
+            try:
+                await asyncio.wait({self._ended}, timeout=LAST_OUTPUT_S)  # somebody may have taken the other end along
+            finally:
+                transport.close()
 
     def data_received(self, data: bytes) -> None:
         """Keep it, as far as there is room."""

@@ -19,9 +19,10 @@ from roll.envs.tools.base import Tool, ToolSource
 from roll.envs.tools.build import SANDBOXED, build_tools, name_of
 from roll.envs.tools.environment import ToolEnv
 from roll.envs.tools.own_process import OwnTools
-from roll.envs.tools.sandboxes import SandboxLease
+from roll.envs.tools.sandboxes import SandboxLease, SandboxOptions
 from roll.errors import InfraError, UnscorableError, UserError
 from roll.protocols import WorkerPool
+from roll.sandbox import Limits
 
 __all__ = ["Equipment", "EquippedEnv"]
 
@@ -54,8 +55,9 @@ class Equipment:
         arguments = dict(given)
         limit_s = float(arguments.get("call_time_limit_s", 120.0))
         entries = [self._with_sandbox(entry) for entry in arguments.pop("tools")]
-        if any(name_of(entry) in SANDBOXED for entry in entries) and self._lease is None:
-            self._lease = SandboxLease(**self.sandbox)  # held to the end, so that no step starts sandboxes anew
+        if any(name_of(entry) in SANDBOXED for entry in entries):
+            if self._lease is None:  # held to the end, so that no step starts sandboxes anew
+                self._lease = SandboxLease(SandboxOptions(**self.sandbox), Limits())
             await self._lease.manager()
         return EquippedEnv(ToolEnv(env, [self._made(entry, limit_s) for entry in entries], **arguments), name)
 

@@ -115,10 +115,12 @@ class EnvHosts:
             yield tools or env
         finally:
             self.num_open -= 1
-            if tools is not None:
-                self._note_uses(settings.name, tools, failed=tools.failed and not env.failed)
-                await _closed(tools, f"the tools of environment '{settings.name}'")
-            await env.close()
+            try:
+                if tools is not None:
+                    self._note_uses(settings.name, tools, failed=tools.failed and not env.failed)
+                    await _closed(tools, f"the tools of environment '{settings.name}'")
+            finally:
+                await env.close()
 
     def _note_uses(self, name: str, tools: EquippedEnv, failed: bool) -> None:
         counts = tools.counts()
@@ -156,8 +158,10 @@ class EnvHosts:
 
     async def close(self) -> None:
         """End what runs in any host."""
-        await self.equipment.close()
-        await asyncio.gather(*(host.close() for host in self.hosts.values()))
+        try:
+            await self.equipment.close()
+        finally:
+            await asyncio.gather(*(host.close() for host in self.hosts.values()))
 
 
 @dataclass(eq=False)

@@ -32,6 +32,9 @@ _Finished: TypeAlias = Callable[[Any], Any]
 
 _Work: TypeAlias = Callable[[_Finished], Any]
 
+LAST_TASKS_S = 5.0
+"""For what environments left running, once they are closed."""
+
 
 class VectorEnv:
     """Environments side by side; `SyncVectorEnv` steps one after the other, `AsyncVectorEnv` all at once.
@@ -88,9 +91,10 @@ class VectorEnv:
         else:
             seeds = {index: self._seed_of(index) if seed is None else seed + index for index in chosen}
         results = self._run({index: partial(_reset, self.envs[index], seeds[index]) for index in chosen})
+        for index, result in results.items():
+            if not isinstance(result, Exception):
+                self._over[index], self._started[index] = False, True
         started = self._succeeded(results)
-        for index in chosen:
-            self._over[index], self._started[index] = False, True
         return [started[index][0] for index in chosen], [started[index][1] for index in chosen]
 
     def step(self, actions: Sequence[str] | Mapping[int, str]) -> VectorStep:
@@ -135,7 +139,7 @@ class VectorEnv:
     def close(self) -> None:
         """Close every environment that can be closed."""
         closing = {i: partial(_close, env) for i, env in enumerate(self.envs) if callable(getattr(env, "close", None))}
-        results = self._run(closing)
+        results = self._run(closing)  # what one raises is said once all are closed
         self._loop.close()
         self._succeeded(results)
 
@@ -187,8 +191,10 @@ class AsyncVectorEnv(VectorEnv):
         return {index: future.result() for index, future in futures.items()}
 
     def close(self) -> None:
-        super().close()
-        self._pool.shutdown()
+        try:
+            super().close()
+        finally:
+            self._pool.shutdown()
 
 
 class _Loop:
@@ -205,13 +211,26 @@ class _Loop:
         with self._lock:
             if self._loop is None:
                 self._loop = asyncio.new_event_loop()
-                threading.Thread(target=self._loop.run_forever, name="environments", daemon=True).start()
+                self._thread = threading.Thread(target=_served, args=(self._loop,), name="environments", daemon=True)
+                self._thread.start()
         return asyncio.run_coroutine_threadsafe(awaited(value), self._loop).result()
 
     def close(self) -> None:
-        if self._loop is not None:
-            self._loop.call_soon_threadsafe(self._loop.stop)
-            self._loop = None
+        loop, self._loop = self._loop, None
+        if loop is not None:
+            loop.call_soon_threadsafe(loop.stop)
+            self._thread.join(timeout=LAST_TASKS_S)
+
+
+def _served(loop: asyncio.AbstractEventLoop) -> None:
+    """Run a loop until it is stopped, and end what environments left on it."""
+    loop.run_forever()
+    left = asyncio.all_tasks(loop)
+    for task in left:
+        task.cancel()
+    if left:
+        loop.run_until_complete(asyncio.wait(left, timeout=LAST_TASKS_S))
+    loop.close()
 
 
 def _reset(env: Any, seed: int | None, finished: _Finished) -> tuple[str, dict[str, Any]]:

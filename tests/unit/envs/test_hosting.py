@@ -37,6 +37,8 @@ class Waits:
         await asyncio.sleep(self._step_s)
         if self._fails == "step":
             raise KeyError("piece")
+        if self._fails == "time":
+            raise TimeoutError("its server is slow")
         return self._returns or (action, 1, False, True, {})
 
     async def close(self) -> None:
@@ -112,6 +114,7 @@ def test_what_an_environment_says_can_be_encoded_and_its_state_has_a_bounded_nam
     [
         ({"step_s": 9.0}, "its step took longer than 5 s"),
         ({"fails": "step"}, "its step failed: KeyError: 'piece'"),
+        ({"fails": "time"}, "its step failed: TimeoutError: its server is slow"),
         ({"fails": "reset"}, "its reset failed: RuntimeError: no board"),
         ({"returns": ("a", 1.0)}, r"`step\(action\)` gives .* Found: \('a', 1.0\). Mend: return five values"),
         ({"returns": (1, 1.0, True, True, {})}, "`step.* Found: the observation 1 of type int. Mend: describe"),

@@ -168,3 +168,45 @@ def test_a_single_text_or_a_wrong_number_of_actions_is_refused() -> None:
             envs.step(actions)
     with pytest.raises(DataError, match="autoreset is 'maybe': choose one of same_step, next_step, disabled"):
         make_vec("guess_number", autoreset="maybe")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("env", [Counter, LateCounter])
+def test_an_environment_that_does_not_close_leaves_no_thread_and_closes_no_other_one_less(env: type) -> None:
+    closed = []
+
+    class Stubborn(env):  # type: ignore[misc]
+        async def linger(self) -> None:
+            await asyncio.Event().wait()
+
+        def close(self) -> None:
+            closed.append(self)
+            raise OSError("busy")
+
+        def step(self, action: str) -> Any:
+            if env is LateCounter:
+                return self.late(action)
+            return super().step(action)
+
+        async def late(self, action: str) -> Any:
+            self.lingers = asyncio.create_task(self.linger())  # a task that is never awaited
+            return await super().step(action)
+
+    before = set(threading.enumerate())
+    envs = AsyncVectorEnv([Stubborn(), Stubborn()])
+    envs.reset()
+    envs.step(["1", "1"])
+    with pytest.raises(InfraError, match="OSError: busy"):
+        envs.close()
+    assert len(closed) == 2
+    assert set(threading.enumerate()) <= before
+
+
+def test_environments_beside_one_that_cannot_begin_have_begun() -> None:
+    class Unwilling(Counter):
+        def reset(self, seed: int | None = None) -> tuple[str, dict[str, Any]]:
+            raise KeyError("board")
+
+    envs = SyncVectorEnv([Counter(), Unwilling()], autoreset="disabled")
+    with pytest.raises(InfraError, match="environment 1 "):
+        envs.reset()
+    assert envs.step({0: "1"})[0] == ["1"]

@@ -22,6 +22,7 @@ from roll.data import PromptStream, WeightedSource
 from roll.data.environment import EpisodeList
 from roll.data.samples import build_batch, build_samples
 from roll.pipelines.agentic import anchors
+from roll.pipelines.agentic.curriculum import domain_of
 from roll.pipelines.agentic.draws import EpisodeDraws
 from roll.pipelines.agentic.state import AgenticState, KeptEpisode
 from roll.pipelines.rlvr.demonstrations import replayed
@@ -120,6 +121,13 @@ def test_a_rollback_stands_at_the_last_turn_that_is_not_passed() -> None:
     assert anchors.open_anchors(PARALLEL, kept(passed=frozenset({2}))) == [1, 3]
 
 
+def test_an_episode_that_was_summed_up_is_not_kept_since_its_turns_are_not_the_environments() -> None:
+    won = group(True, False, False, False)
+    assert len(anchors.updated(ROLLBACK, [], [won], ())) == 1
+    summed_up = tuple(replace(rollout, counts={"summaries": 1}) for rollout in won.rollouts)
+    assert anchors.updated(ROLLBACK, [], [replace(won, rollouts=summed_up)], ()) == ()
+
+
 def test_as_many_draws_begin_at_anchors_as_asked_for_spread_over_episodes_and_boundaries() -> None:
     config = AnchorsConfig(type="parallel", share=0.25)
     both = [kept(uid="a/0"), kept(uid="a/1"), kept(uid="b/0", domain="b")]
@@ -157,6 +165,18 @@ def test_draws_at_anchors_are_repeats_and_one_left_in_flight_begins_there_again(
     assert resumed.again(0, "a", 5).anchor is None  # no longer in flight at the boundary
     state.kept = ()
     assert [draw.position for draw in draws.draw(2)] == [0, 1] and resumed.again(1, "a", 5).anchor is None
+
+
+def test_the_environment_of_a_draw_under_a_curriculum_is_that_of_its_number() -> None:
+    entries = [{"environment": "a"}, {"environment": "b"}]
+    config = chain_config(environments=entries, curriculum={})
+    sources = [
+        WeightedSource(domain=entry.domain, items=EpisodeList(entry, entry.domain, 0, 9))
+        for entry in config.environments
+    ]
+    state = AgenticState(success_rates={"a": 0.4})
+    draws = EpisodeDraws(config=config, state=state, stream=PromptStream(sources, Plain().render, 0)).draw(24)
+    assert [draw.prompt.domain for draw in draws] == [domain_of(config, state, draw.draw_id) for draw in draws]
 
 
 # ---- what is kept

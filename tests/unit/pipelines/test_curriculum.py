@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -10,7 +11,7 @@ import pytest
 from roll.config.pipelines.agentic import AgenticConfig
 from roll.pipelines.agentic.curriculum import domain_of, note_successes, shares
 from roll.pipelines.agentic.state import AgenticState
-from roll.types import Group, Prompt, PromptDraw, RewardResult, Rollout
+from roll.types import Anchor, Group, Prompt, PromptDraw, RewardResult, Rollout, Trajectory
 
 
 def config(**changes: object) -> AgenticConfig:
@@ -61,6 +62,17 @@ def test_averages_forget_and_what_was_not_played_has_none() -> None:
     assert state.success_rates == {"a": 0.5}
     note_successes(curriculum, state, [group("a", True, True), group("b")])
     assert state.success_rates == {"a": 0.25 * 0.5 + 0.75}  # each of two episodes halves what was before
+
+
+def test_episodes_that_began_in_the_midst_of_a_success_say_nothing_of_how_hard_a_task_is() -> None:
+    curriculum = config().curriculum
+    assert curriculum is not None
+    state = AgenticState(data={})
+    one = group("a", True, True)
+    empty = Trajectory(uid="a/0", prompt_token_ids=one.draw.token_ids, token_ids=one.draw.token_ids, turns=(), reward=1)
+    begun = replace(one, draw=replace(one.draw, anchor=Anchor(trajectory=empty, num_turns=1)))
+    note_successes(curriculum, state, [begun, group("a", False, False)])
+    assert state.success_rates == {"a": 0.0}
 
 
 def test_draws_follow_the_shares_and_depend_on_nothing_else() -> None:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import hashlib
 import inspect
 from collections.abc import Awaitable, Coroutine, Mapping, Sequence
+from contextlib import AsyncExitStack
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -154,14 +155,17 @@ class ToolEnv:
 
     async def close(self) -> None:
         """Close the environment and where the tools come from."""
-        await self.close_tools()
-        if hasattr(self.env, "close"):
-            await awaited(self.env.close())
+        try:
+            await self.close_tools()
+        finally:
+            if hasattr(self.env, "close"):
+                await awaited(self.env.close())
 
     async def close_tools(self) -> None:
-        """Close where the tools come from, and leave the environment open; may be called twice."""
-        for source in self._sources():
-            await source.close()
+        """Close where the tools come from, each whatever fails; leave the environment open. May be called twice."""
+        async with AsyncExitStack() as stack:
+            for source in reversed(self._sources()):
+                stack.push_async_callback(source.close)
 
     def _sources(self) -> list[ToolSource]:
         return [source for source in self._tools if not isinstance(source, Tool)]

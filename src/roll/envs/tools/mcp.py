@@ -19,6 +19,7 @@ __all__ = ["McpTools"]
 
 _INVALID_PARAMS = -32602
 """Of JSON-RPC: a server may refuse arguments so, in place of a result that is an error."""
+_END_TIME_LIMIT_S = 5.0
 _NOT_IN_NAMES = re.compile(r"\W", re.ASCII)
 
 
@@ -53,7 +54,9 @@ class McpTools:
         self._only = None if only is None else tuple(only)
         self._time_limit_s = connect_time_limit_s
         self._task: asyncio.Task[None] | None = None
-        self._leave = asyncio.Event()
+        self._leave: asyncio.Event
+        self._ready: asyncio.Future[None]
+        self._broken = False
         self._client: Any = None
         self._tools: tuple[Tool, ...] = ()
 
@@ -68,36 +71,42 @@ class McpTools:
             InfraError: the server does not start, or does not answer in time.
             ConfigError: it lacks a tool of `only`.
         """
+        if self._broken:
+            await self.close()
         if self._task is None or self._task.done():
-            self._leave = asyncio.Event()
-            ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-            self._task = asyncio.create_task(self._hold(ready))
-            try:
-                async with asyncio.timeout(self._time_limit_s):
-                    await ready
-            except ConfigError:
-                raise
-            except Exception as error:
-                await self.close()
-                raise InfraError(f"MCP server '{self._name}': {type(error).__name__}: {error}") from error
+            self._leave, self._broken = asyncio.Event(), False
+            self._ready = asyncio.get_running_loop().create_future()
+            self._task = asyncio.create_task(self._hold(self._leave, self._ready))
+        try:
+            async with asyncio.timeout(self._time_limit_s):
+                await asyncio.shield(self._ready)  # several may wait for it, of environments that were spawned
+        except ConfigError:
+            raise
+        except Exception as error:
+            await self.close()
+            raise InfraError(f"MCP server '{self._name}': {type(error).__name__}: {error}") from error
         return self._tools
 
-    async def _hold(self, ready: asyncio.Future[None]) -> None:
+    async def _hold(self, leave: asyncio.Event, ready: asyncio.Future[None]) -> None:
+        """Connect, say that it is `ready`, or why not, and stay until told to leave."""
         sdk, stdio = importlib.import_module("mcp"), importlib.import_module("mcp.client.stdio")
         server: Any = self._url
         if server is None:
             program, *arguments = self._command
             server = stdio.stdio_client(sdk.StdioServerParameters(command=program, args=arguments, env=self._env))
+        problem: Exception = ConnectionError("it was closed while it connected")
         try:
             async with sdk.Client(server) as client:
                 self._client = client
                 self._tools = self._chosen(await _listed(client))
                 ready.set_result(None)
-                await self._leave.wait()
+                await leave.wait()
         except Exception as error:
-            if ready.done():
-                raise
-            ready.set_exception(error)
+            problem = error
+        finally:
+            if not ready.done():
+                ready.set_exception(problem)
+                ready.exception()  # counts as looked at: nobody may be waiting
 
     def _chosen(self, described: Sequence[Any]) -> tuple[Tool, ...]:
         by_name = {tool.name: tool for tool in described}
@@ -119,18 +128,20 @@ class McpTools:
         except Exception as error:
             if getattr(error, "code", None) == _INVALID_PARAMS:  # what the model wrote is no failure of ours
                 raise ToolError(str(error) or "the server refuses these arguments") from None
+            self._broken = getattr(error, "code", None) is None  # it is not the server that says so
             raise InfraError(f"MCP server '{self._name}': {type(error).__name__}: {error}") from error
 
     async def close(self) -> None:
-        """See `ToolSource`."""
+        """See `ToolSource`. A server that does not end in time is left behind."""
         task, self._task = self._task, None
         if task is None:
             return
         self._leave.set()
         if not self._tools:  # it still connects: nothing listens for the event
             task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
         self._client, self._tools = None, ()
+        asyncio.get_running_loop().call_later(_END_TIME_LIMIT_S, task.cancel)  # also where nobody waits here any more
+        await asyncio.wait({task}, timeout=_END_TIME_LIMIT_S + 1.0)
 
 
 async def _listed(client: Any) -> list[Any]:

@@ -21,6 +21,7 @@ class _Shared:
     manager: SandboxManager
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     users: int = 0
+    runs: bool = False
 
 
 _SHARED: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, dict[str, _Shared]] = weakref.WeakKeyDictionary()
@@ -73,24 +74,28 @@ class SandboxLease:
         Raises:
             SandboxUnavailableError: this machine cannot; the message says why and what to do.
         """
-        if self._shared is None:
-            of_loop = _SHARED.setdefault(asyncio.get_running_loop(), {})
-            shared = of_loop.get(self._runtime)
-            if shared is None:
-                shared = of_loop[self._runtime] = _Shared(SandboxManager(self._runtime, spec=self.spec, warm=1))
-            async with shared.lock:
-                if not shared.users:
+        if self._shared is not None:
+            return self._shared.manager
+        of_loop = _SHARED.setdefault(asyncio.get_running_loop(), {})
+        shared = of_loop.get(self._runtime)
+        if shared is None:
+            shared = of_loop[self._runtime] = _Shared(SandboxManager(self._runtime, spec=self.spec, warm=1))
+        async with shared.lock:
+            if self._shared is None:  # episodes of one run ask at once
+                if not shared.runs:
                     await shared.manager.start()
+                    shared.runs = True
                 shared.users += 1
-            self._shared = shared
-        return self._shared.manager
+                self._shared = shared
+        return shared.manager
 
     async def release(self) -> None:
         """Leave; may be called twice."""
         shared, self._shared = self._shared, None
         if shared is None:
             return
+        shared.users -= 1  # also where the wait that follows is cancelled
         async with shared.lock:
-            shared.users -= 1
-            if not shared.users:
+            if shared.runs and not shared.users:
+                shared.runs = False
                 await shared.manager.close()
