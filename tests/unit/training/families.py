@@ -63,6 +63,7 @@ class Family:
 
 
 FAMILIES: dict[str, Family] = {
+    "biased llama": Family(config="Llama", settings={"attention_bias": True, "mlp_bias": True}),
     "llama3": Family(
         config="Llama",
         settings={
