@@ -141,6 +141,41 @@ def test_a_branch_that_is_left_on_its_way_is_one_sequence() -> None:
     assert lengths == [49, 99, 99, 99, 100]  # a sample's own tokens each, and the root's
 
 
+def laid_out(*sequences: list[int], unit: int | None = None) -> PackedLayout:
+    """Sequences of these tokens, the shortest first; of one unit, or of one each."""
+    plain = make_batch(0).samples[0]
+    samples = [replace(plain, unit=i if unit is None else unit, sample_id=str(i), token_ids=np.array(ids, np.int32),
+                       prefix_length=1, loss_mask=np.arange(len(ids)) > 0, advantages=np.zeros(len(ids), np.float32),
+                       rollout_logprobs=np.zeros(len(ids), np.float32))
+               for i, ids in enumerate(sequences)]  # fmt: skip
+    with mock.patch.object(blocks, "MIN_SHARED", 4):
+        ((micro,),) = pack(samples, max_tokens=10_000)
+    return build_layout(sorted(micro, key=lambda block: block.num_tokens))
+
+
+def test_gradients_are_added_up_where_one_branchs_context_is_part_of_anothers() -> None:
+    trunk = list(range(100))
+    layout = laid_out(
+        *([*trunk[:n], *range(1000 * i, 1000 * i + 31)] for i, n in enumerate((90, 90, 95, 95), 1)), unit=0
+    )
+    shared = [call for call in AttentionPlan(layout, torch.device("cpu"), torch.float64).calls(None)
+              if isinstance(call, Shared)]  # fmt: skip
+    assert any(len(call.prefixes.rows.members) > len(call.prefixes.rows.members.unique()) for call in shared)
+    compare(layout, dtype=torch.float64, limit=1e-10)
+
+
+def test_a_short_sequence_before_a_longer_one_in_one_call_keeps_its_place() -> None:
+    layout = laid_out(list(range(9)), list(range(100, 111)))
+    assert [tree.num_tokens for tree in layout.blocks] == [8, 10]
+    assert len(AttentionPlan(layout, torch.device("cpu"), torch.float64).calls(None)) == 1
+    compare(layout, dtype=torch.float64, limit=1e-10)
+
+
+@pytest.mark.parametrize("window", [8, 9, 10])
+def test_a_window_as_long_as_the_longest_sequence_hides_nothing_and_a_shorter_one_does(window: int) -> None:
+    compare(laid_out(list(range(11))), dtype=torch.float64, limit=1e-10, window=window)
+
+
 @pytest.mark.parametrize("window", [1, 7, 1000])
 def test_sliding_windows(window: int) -> None:
     compare(make_layout(), dtype=torch.float64, limit=1e-10, window=window)
