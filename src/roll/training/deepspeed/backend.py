@@ -26,7 +26,7 @@ from roll.errors import HalfUpdatedError, UnsupportedError
 from roll.protocols import LossFn, StateKind, WeightSource
 from roll.training.deepspeed import state
 from roll.training.deepspeed.spread import SpreadWeights, read_whole
-from roll.training.deepspeed.starting import import_deepspeed, local_rank, start, start_frozen, surroundings
+from roll.training.deepspeed.starting import check, local_rank, start, start_frozen, surroundings
 from roll.training.distributed import Ranks, default_num_threads, pick_device
 from roll.training.distributions import Predictions
 from roll.training.export import export_trained
@@ -62,7 +62,7 @@ class DeepSpeedBackend:
         self.stage = spec.training.deepspeed.zero_stage
         torch.set_num_threads(spec.training.num_threads or default_num_threads(spec.node_ranks))
         self.device = pick_device(spec)
-        import_deepspeed(self.device)
+        check(spec, self.device)
         self.ranks = Ranks(spec, self.device)
         self.network = build_network(spec, self.engine_dtype).to(self.device)
         self.model = self.network.root

@@ -22,7 +22,7 @@ from roll.training.spec import TrainerSpec
 from roll.training.value import ValueNetwork
 from roll.version import install_extra
 
-__all__ = ["PERSISTENT_NUMEL", "import_deepspeed", "local_rank", "settings", "start", "start_frozen", "surroundings"]
+__all__ = ["PERSISTENT_NUMEL", "check", "local_rank", "settings", "start", "start_frozen", "surroundings"]
 
 PERSISTENT_NUMEL = 10_000
 """Stage 3: weights up to this many numbers stay whole on every rank, which is cheaper than to gather them."""
@@ -49,6 +49,20 @@ def import_deepspeed(device: torch.device) -> Any:
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
     logging.getLogger("DeepSpeed").setLevel(logging.ERROR)  # what it warns of, the back-end says or handles
     return deepspeed
+
+
+def check(spec: TrainerSpec, device: torch.device) -> None:
+    """Refuse what cannot be trained, before anything is loaded.
+
+    Raises:
+        ModelError: DeepSpeed is not installed, or its stage does not go with the model's dtype.
+    """
+    import_deepspeed(device)
+    if spec.role != "reference" and spec.training.deepspeed.zero_stage == 0 and spec.model.dtype != "float32":
+        raise ModelError(
+            f"training.deepspeed.zero_stage 0 trains in float32 only, and model.dtype is '{spec.model.dtype}': "
+            "choose a stage from 1 on"
+        )
 
 
 def settings(training: TrainingConfig, dtype: torch.dtype) -> dict[str, Any]:
@@ -97,16 +111,8 @@ def start(
         trainable: its trainable weights, by name.
         factors: of some of them on the learning rate.
         device: of the rank.
-
-    Raises:
-        ModelError: DeepSpeed is not installed, or cannot train this.
     """
     training = spec.training
-    if training.deepspeed.zero_stage == 0 and spec.model.dtype != "float32":
-        raise ModelError(
-            f"training.deepspeed.zero_stage 0 trains in float32 only, and model.dtype is '{spec.model.dtype}': "
-            "choose a stage from 1 on"
-        )
     groups: dict[tuple[float, float], list[nn.Parameter]] = {}
     for name, parameter in trainable.items():
         decay = training.weight_decay if parameter.ndim > 1 else 0.0
