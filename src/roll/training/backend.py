@@ -29,7 +29,7 @@ from roll.errors import HalfUpdatedError, TrainingDivergedError, UnsupportedErro
 from roll.protocols import LossFn, StateKind, WeightSource
 from roll.training.attention_maps import MapObserver, observed_layers
 from roll.training.blocks import Block
-from roll.training.by_sample import collect, collect_top, in_order, merged, no_top
+from roll.training.by_sample import collect, collect_top, complete, in_order, merged
 from roll.training.distributed import Ranks, combine, default_num_threads, pick_device, reshard, shard
 from roll.training.distributions import Predictions
 from roll.training.export import export_adapter, export_model
@@ -43,19 +43,18 @@ from roll.training.packing import pack, pack_by_teacher
 from roll.training.policy import PolicyNetwork
 from roll.training.precision import MasterWeights, Precision
 from roll.training.randomness import Randomness
+from roll.training.routing import load_metrics
 from roll.training.schedule import Schedule
 from roll.training.spec import TrainerSpec
 from roll.training.state import load_state, save_state
 from roll.training.weights import TrainerWeights, persistent_buffers
 from roll.types import (
     AttentionRange,
-    AttentionStatistics,
     FloatArray,
     Needs,
     Output,
     Outputs,
     StepResult,
-    TopLogprobs,
     TrainingBatch,
     TrainingSample,
 )
@@ -71,6 +70,7 @@ _GIVEN_BY: dict[Output, str] = {
     "values": "critic or a policy with a value head",
     "attention": "policy",
     "top_logprobs": "policy or reference",
+    "experts": "policy that is a mixture of experts",
 }
 
 
@@ -165,6 +165,9 @@ class TorchBackend:
         logprobs: dict[int, FloatArray] = {}
         num_tokens = 0
         needs = loss.needs
+        routing = self.network.routing if isinstance(self.network, PolicyNetwork) else None
+        if routing is not None:
+            routing.clear()
         observed = needs.attention if any(s.attention is None for s in batch.samples) else None
         for teacher, blocks in self._share(batch.samples, every_token=False, needs=needs):
             layout = _layout(blocks, every_token=False, teacher=teacher, shared=not needs.top_logprobs)
@@ -185,6 +188,8 @@ class TorchBackend:
                 collect(logprobs, layout, batch, predicted.logprobs)
             num_tokens += layout.num_tokens
         metrics = self.ranks.reduce(sums, operator.add)
+        if routing is not None:
+            metrics |= load_metrics(self.ranks.gather(routing.load()))
         tokens = self.ranks.gather(num_tokens)
         everything = merged(self.ranks.gather(logprobs))
         return StepResult(
@@ -229,23 +234,14 @@ class TorchBackend:
                         collect(found[name], layout, batch, tensor)
                 if top is not None:
                     collect_top(found["top_logprobs"], layout, batch, predicted)
+                if "experts" in found and isinstance(self.network, PolicyNetwork) and self.network.routing is not None:
+                    self.network.routing.by_sample(found["experts"], blocks, batch)
                 if observer is not None:
                     found["attention"] |= observer.results()
             reshard(self.network)
         parts = self.ranks.gather(found)
         said: dict[Output, list[Any]] = {n: in_order(merged([part[n] for part in parts]), batch) for n in found}
-        if every_token and "values" in said:
-            said["values"] = [np.where(s.loss_mask, v, 0) for s, v in zip(batch.samples, said["values"], strict=True)]
-        if top is not None:
-            said["top_logprobs"] = [
-                t if isinstance(t, TopLogprobs) else no_top(len(s), top)
-                for s, t in zip(batch.samples, said["top_logprobs"], strict=True)
-            ]
-        if "attention" in said:  # a sample that nothing was computed for has arrays of 0
-            said["attention"] = [
-                a if isinstance(a, AttentionStatistics) else AttentionStatistics(waad=a, fai=a)
-                for a in said["attention"]
-            ]
+        complete(said, batch, every_token=every_token, num_top=top)
         return said
 
     def weights(self) -> WeightSource:

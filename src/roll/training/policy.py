@@ -7,6 +7,7 @@ a teacher, and the log-probs of other tokens.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -22,6 +23,7 @@ from roll.training.layout import Int64Array, PackedLayout
 from roll.training.logprobs import softened
 from roll.training.lora import adapters_off
 from roll.training.packable import check_packing
+from roll.training.routing import find_routing
 from roll.training.top_logprobs import likeliest, logprobs_of
 from roll.training.value import new_value_head, values_of
 from roll.types import Needs, Output
@@ -54,6 +56,7 @@ class PolicyNetwork(nn.Module):
         self.reference = reference
         self.teachers = nn.ModuleList(teachers)
         _check_head(model, "be trained")
+        self.routing = find_routing(model)
         for teacher in teachers:
             _check_head(teacher, "be a teacher")
         self.value_head = new_value_head(model.get_output_embeddings().weight) if value_head else None
@@ -122,14 +125,14 @@ class PolicyNetwork(nn.Module):
             raise ValueError(
                 f"a sample asks for teacher {layout.teacher} (counted from 0), and the trainer has {len(self.teachers)}"
             )
-        return _project(self.teachers[layout.teacher], layout)
+        return _project(self.teachers[layout.teacher], replace(layout, experts=None))
 
     @torch.no_grad()
     def _project_reference(self, layout: PackedLayout) -> Projection:
         if self.reference is not None:
-            return _project(self.reference, layout)
+            return _project(self.reference, replace(layout, experts=None))
         with adapters_off(self.model):
-            return _project(self.model, layout)
+            return _project(self.model, replace(layout, experts=None))
 
     @property
     def _head(self) -> Tensor:
@@ -149,7 +152,8 @@ class PolicyNetwork(nn.Module):
     def outputs(self) -> frozenset[Output]:
         """What it can say."""
         head: tuple[Output, ...] = () if self.value_head is None else ("values",)
-        return frozenset(("logprobs", "attention", "top_logprobs", *head))
+        routers: tuple[Output, ...] = () if self.routing is None else ("experts",)
+        return frozenset(("logprobs", "attention", "top_logprobs", *head, *routers))
 
     @property
     def frozen(self) -> list[Any]:
