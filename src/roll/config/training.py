@@ -65,6 +65,12 @@ class TrainingConfig(Section):
         True, "Compute once what the contexts of a group have in common: the prompt, earlier turns."
     )
     activation_checkpointing: bool = option(False, "Recompute activations in the backward pass to save memory.")
+    router_replay: Literal["none", "old"] = option(
+        "none",
+        "`old`: updates of a mixture of experts use the experts that the policy before the update chose, token by "
+        "token, so that ratios compare the same function, with the current gate's weights. Matters where a batch has "
+        "several updates.",
+    )
     num_threads: int | None = option(
         None, "CPU threads per rank; by default, all cores shared between the ranks.", ge=1
     )

@@ -39,6 +39,8 @@ class Learner:
     """The policy as it was at first, where something compares with it."""
     teachers: tuple[Scorer, ...] = ()
     """Models that it is to come near to, where they are roles of their own."""
+    replays_experts: bool = False
+    """Whether updates use the experts that the policy chose before them."""
 
     async def load(self, saved: SavedRun[Any]) -> None:
         """Restore what a checkpoint holds of the policy and the critics."""

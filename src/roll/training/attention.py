@@ -91,6 +91,7 @@ class AttentionPlan:
         self._device = device
         self._dtype = dtype
         self._blocked = blocked_supported(device)
+        self.experts = None if layout.experts is None else share.own_tokens(layout, layout.experts).to(device)
         self._paths: Paths | None = None
         self.positions = torch.from_numpy(layout.position_ids).to(device)
         self._calls: dict[tuple[Reach, bool], list[Call]] = {}
@@ -104,13 +105,13 @@ class AttentionPlan:
 
     def calls(self, form: AttentionForm) -> list[Call]:
         """The calls for a layer."""
-        reach, bare = form.reach.within(self.longest), form.plain or self._blocked
-        if (reach, bare) not in self._calls:
-            self._calls[reach, bare] = self._plan(reach, bare)
-        return self._calls[reach, bare]
+        reach, dense = form.reach.within(self.longest), not (form.plain or self._blocked)
+        if (reach, dense) not in self._calls:
+            self._calls[reach, dense] = self._plan(reach, dense)
+        return self._calls[reach, dense]
 
-    def _plan(self, reach: Reach, bare: bool) -> list[Call]:
-        if reach != Reach() or not bare:  # every tree becomes dense, whose mask can say anything; SDPA caps no scores
+    def _plan(self, reach: Reach, dense: bool) -> list[Call]:
+        if reach != Reach() or dense:  # every tree becomes dense, whose mask can say anything; SDPA caps no scores
             return [self._dense([tree], reach) for tree in self._layout.blocks]
         whole: list[Tree] = []
         plain: list[Int64Array] = []

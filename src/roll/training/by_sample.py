@@ -10,9 +10,9 @@ from torch import Tensor
 
 from roll.training.distributions import Predictions
 from roll.training.layout import PackedLayout
-from roll.types import FloatArray, TopLogprobs, TrainingBatch
+from roll.types import AttentionStatistics, FloatArray, Output, TopLogprobs, TrainingBatch
 
-__all__ = ["collect", "collect_top", "in_order", "merged", "no_top"]
+__all__ = ["collect", "collect_top", "complete", "in_order", "merged", "no_top"]
 
 T = TypeVar("T")
 
@@ -54,3 +54,25 @@ def merged(parts: Sequence[dict[int, T]]) -> dict[int, T]:
 def in_order(found: Mapping[int, Any], batch: TrainingBatch) -> list[Any]:
     """Samples in batch order; one that nothing was computed for is all 0."""
     return [found[i] if i in found else np.zeros(len(s), dtype=np.float32) for i, s in enumerate(batch.samples)]
+
+
+def complete(
+    said: dict[Output, list[Any]], batch: TrainingBatch, *, every_token: bool, num_top: int | None = None
+) -> None:
+    """Give samples that nothing was computed for, which `in_order` made arrays of 0, the form of the others.
+
+    Values are those of tokens in the loss, also where those of every token were computed.
+    """
+    if every_token and "values" in said:
+        said["values"] = [np.where(s.loss_mask, v, 0) for s, v in zip(batch.samples, said["values"], strict=True)]
+    if num_top is not None:
+        said["top_logprobs"] = [
+            t if isinstance(t, TopLogprobs) else no_top(len(s), num_top)
+            for s, t in zip(batch.samples, said["top_logprobs"], strict=True)
+        ]
+    if "experts" in said:
+        said["experts"] = [experts if experts.ndim == 3 else None for experts in said["experts"]]
+    if "attention" in said:
+        said["attention"] = [
+            a if isinstance(a, AttentionStatistics) else AttentionStatistics(waad=a, fai=a) for a in said["attention"]
+        ]

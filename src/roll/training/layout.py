@@ -10,7 +10,7 @@ predicts token `targets[m]`; several samples may share such a *prediction* (of a
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from roll.training.blocks import Block, Member
+from roll.types import IntArray
 
 __all__ = [
     "Int64Array",
@@ -110,6 +111,9 @@ class PackedLayout:
     spans: tuple[SampleSpan, ...]
     teacher: int = 0
     """Which of several teachers the policy is compared with, where it is."""
+    experts: Int64Array | None = None
+    """[N, layers, k] which experts routers are to choose, -1: their own choice. A shared token's are those of the first
+    sample that has it."""
 
     @property
     def num_tokens(self) -> int:
@@ -144,6 +148,7 @@ def build_layout(
     rows: list[Int64Array] = []
     targets: list[NDArray[np.int32]] = []
     spans: list[SampleSpan] = []
+    experts: list[IntArray | None] = []
     start = num_predictions = 0
     for block in blocks:
         predictions = np.full(block.num_tokens, -1, dtype=np.int64)  # by the entry of a token, its prediction
@@ -161,6 +166,7 @@ def build_layout(
             targets.append(sample.token_ids[token_index[new]])
             spans.append(SampleSpan(index=member.index, token_index=token_index, prediction_index=known))
             tokens.append(sample.token_ids[shared : member.num_inputs])
+            experts.append(None if sample.experts is None else sample.experts[shared : member.num_inputs])
             positions.append(np.arange(shared, member.num_inputs, dtype=np.int64))
         trees.append(_tree(block, start))
         start += block.num_tokens
@@ -172,6 +178,7 @@ def build_layout(
         targets=np.concatenate(targets).astype(np.int64),
         spans=tuple(spans),
         teacher=teacher,
+        experts=_experts(experts, [len(own) for own in tokens]),
     )
 
 
@@ -186,7 +193,18 @@ def padded(layout: PackedLayout, multiple: int) -> PackedLayout:
         token_ids=np.concatenate([layout.token_ids, np.zeros(missing, dtype=np.int64)]),
         position_ids=np.concatenate([layout.position_ids, np.arange(missing)]),
         blocks=(*layout.blocks, block),
+        experts=None
+        if layout.experts is None
+        else np.pad(layout.experts, ((0, missing), (0, 0), (0, 0)), constant_values=-1),
     )
+
+
+def _experts(known: Sequence[IntArray | None], lengths: Sequence[int]) -> Int64Array | None:
+    shape = next((own.shape[1:] for own in known if own is not None), None)
+    if shape is None:
+        return None
+    parts = [np.full((n, *shape), -1) if own is None else own for own, n in zip(known, lengths, strict=True)]
+    return np.concatenate(parts).astype(np.int64)
 
 
 def predicted_tokens(member: Member, every_token: bool) -> Int64Array:

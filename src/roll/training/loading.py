@@ -33,7 +33,13 @@ def build_network(spec: TrainerSpec, dtype: torch.dtype) -> PolicyNetwork | Valu
     copies = spec.holds_reference and spec.model.lora is None
     reference = _load_model(replace(spec, role="reference"), dtype) if copies else None
     teachers = [_load_teacher(spec, path, dtype) for path in spec.teachers]
-    return PolicyNetwork(model, reference, teachers, value_head=spec.value_head_learning_rate is not None)
+    network = PolicyNetwork(model, reference, teachers, value_head=spec.value_head_learning_rate is not None)
+    if spec.role == "policy" and spec.training.router_replay != "none" and network.routing is None:
+        raise ModelError(
+            f"training.router_replay is '{spec.training.router_replay}', and '{spec.model_path}' has no router that "
+            "chooses experts: set it to none"
+        )
+    return network
 
 
 def _load_teacher(spec: TrainerSpec, path: str, dtype: torch.dtype) -> Any:

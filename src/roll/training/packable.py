@@ -43,7 +43,7 @@ def make_packable(model: Any) -> None:
         for name in ("jitter_noise", "input_jitter_noise"):
             if hasattr(module, name):
                 setattr(module, name, 0.0)
-        if "Router" in type(module).__name__ or "Gate" in type(module).__name__:
+        if type(module).__name__.endswith(("Router", "Gate")):
             module.eval()
             module.train = lambda mode=True, module=module: module
     if any(parameter.is_meta for parameter in model.parameters()) or not hasattr(model, "get_decoder"):

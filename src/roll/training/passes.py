@@ -15,7 +15,6 @@ import operator
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -23,7 +22,7 @@ from roll.errors import UnsupportedError
 from roll.protocols import LossFn
 from roll.training.attention_maps import MapObserver, observed_layers
 from roll.training.blocks import Block
-from roll.training.by_sample import collect, collect_top, in_order, merged, no_top
+from roll.training.by_sample import collect, collect_top, complete, in_order, merged
 from roll.training.distributed import Ranks, combine
 from roll.training.distributions import Predictions
 from roll.training.layout import Int64Array, PackedLayout, build_layout, idle_layout, padded
@@ -32,17 +31,16 @@ from roll.training.loss_inputs import loss_inputs, teacher_top_ids
 from roll.training.packing import pack, pack_by_teacher
 from roll.training.policy import PolicyNetwork
 from roll.training.randomness import Randomness
+from roll.training.routing import load_metrics
 from roll.training.spec import TrainerSpec
 from roll.training.value import ValueNetwork
 from roll.types import (
     AttentionRange,
-    AttentionStatistics,
     FloatArray,
     Needs,
     Output,
     Outputs,
     StepResult,
-    TopLogprobs,
     TrainingBatch,
     TrainingSample,
 )
@@ -54,6 +52,7 @@ _GIVEN_BY: dict[Output, str] = {
     "values": "critic or a policy with a value head",
     "attention": "policy",
     "top_logprobs": "policy or reference",
+    "experts": "policy that is a mixture of experts",
 }
 
 
@@ -107,6 +106,9 @@ class Passes:
         num_tokens = 0
         needs = loss.needs
         observed = needs.attention if any(s.attention is None for s in batch.samples) else None
+        routing = self._network.routing if isinstance(self._network, PolicyNetwork) else None
+        if routing is not None:
+            routing.clear()
         share = self._share(batch.samples, every_token=False, needs=needs)
         for number, (teacher, blocks) in enumerate(share, start=1):
             layout = self._layout(blocks, teacher=teacher, shared_predictions=not needs.top_logprobs)
@@ -127,6 +129,8 @@ class Passes:
                 collect(logprobs, layout, batch, predicted.logprobs)
             num_tokens += layout.num_tokens
         metrics = self._ranks.reduce(sums, operator.add)
+        if routing is not None:
+            metrics |= load_metrics(self._ranks.gather(routing.load(self._ranks.share)))
         tokens = self._ranks.gather(num_tokens)
         everything = merged(self._ranks.gather(logprobs))
         return StepResult(
@@ -171,22 +175,17 @@ class Passes:
                         collect(found[name], layout, batch, tensor)
                 if top is not None:
                     collect_top(found["top_logprobs"], layout, batch, predicted)
+                if (
+                    "experts" in found
+                    and isinstance(self._network, PolicyNetwork)
+                    and self._network.routing is not None
+                ):
+                    self._network.routing.by_sample(found["experts"], blocks, batch, self._ranks.share)
                 if observer is not None:
                     found["attention"] |= observer.results()
         parts = self._ranks.gather(found)
         said: dict[Output, list[Any]] = {n: in_order(merged([part[n] for part in parts]), batch) for n in found}
-        if every_token and "values" in said:
-            said["values"] = [np.where(s.loss_mask, v, 0) for s, v in zip(batch.samples, said["values"], strict=True)]
-        if top is not None:
-            said["top_logprobs"] = [
-                t if isinstance(t, TopLogprobs) else no_top(len(s), top)
-                for s, t in zip(batch.samples, said["top_logprobs"], strict=True)
-            ]
-        if "attention" in said:  # a sample that nothing was computed for has arrays of 0
-            said["attention"] = [
-                a if isinstance(a, AttentionStatistics) else AttentionStatistics(waad=a, fai=a)
-                for a in said["attention"]
-            ]
+        complete(said, batch, every_token=every_token, num_top=top)
         return said
 
     def _check_outputs(self, outputs: Outputs, attention: AttentionRange | None, num_top: int | None) -> None:

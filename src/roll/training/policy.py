@@ -7,6 +7,7 @@ a teacher, and the log-probs of other tokens.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -25,6 +26,7 @@ from roll.training.packable import check_packing
 from roll.training.parallel.tensor import own
 from roll.training.parallel.tokens import WHOLE, TokenShare
 from roll.training.parallel.vocabulary import Words
+from roll.training.routing import find_routing
 from roll.training.top_logprobs import likeliest, logprobs_of
 from roll.training.value import new_value_head, values_of
 from roll.types import Needs, Output
@@ -57,6 +59,7 @@ class PolicyNetwork(nn.Module):
         self.reference = reference
         self.teachers = nn.ModuleList(teachers)
         _check_head(model, "be trained")
+        self.routing = find_routing(model)
         for teacher in teachers:
             _check_head(teacher, "be a teacher")
         self.value_head = new_value_head(model.get_output_embeddings().weight) if value_head else None
@@ -143,14 +146,14 @@ class PolicyNetwork(nn.Module):
             raise ValueError(
                 f"a sample asks for teacher {layout.teacher} (counted from 0), and the trainer has {len(self.teachers)}"
             )
-        return _project(self.teachers[layout.teacher], layout, share=self.share)
+        return _project(self.teachers[layout.teacher], replace(layout, experts=None), share=self.share)
 
     @torch.no_grad()
     def _project_reference(self, layout: PackedLayout) -> Projection:
         if self.reference is not None:
-            return _project(self.reference, layout, share=self.share)
+            return _project(self.reference, replace(layout, experts=None), share=self.share)
         with adapters_off(self.model):
-            return _project(self.model, layout, share=self.share)
+            return _project(self.model, replace(layout, experts=None), share=self.share)
 
     @property
     def _head(self) -> Tensor:
@@ -170,7 +173,8 @@ class PolicyNetwork(nn.Module):
     def outputs(self) -> frozenset[Output]:
         """What it can say."""
         head: tuple[Output, ...] = () if self.value_head is None else ("values",)
-        return frozenset(("logprobs", "attention", "top_logprobs", *head))
+        routers: tuple[Output, ...] = () if self.routing is None else ("experts",)
+        return frozenset(("logprobs", "attention", "top_logprobs", *head, *routers))
 
     @property
     def frozen(self) -> list[Any]:

@@ -23,10 +23,11 @@ __all__ = [
 
 T = TypeVar("T")
 
-Output: TypeAlias = Literal["logprobs", "values", "attention", "top_logprobs"]
+Output: TypeAlias = Literal["logprobs", "values", "attention", "top_logprobs", "experts"]
 Outputs: TypeAlias = Collection[Output]
 """What a trainer's forward pass says of every sample: `logprobs` [L] of its tokens, `values` [L] of the states before
-the tokens that the loss counts, `attention` as `AttentionStatistics`, `top_logprobs` as `TopLogprobs`."""
+the tokens that the loss counts, `attention` as `AttentionStatistics`, `top_logprobs` as `TopLogprobs`, `experts` as
+`TrainingSample.experts`."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -154,6 +155,9 @@ class TrainingSample:
     """Which of the trainer's teachers a loss compares the policy with, where it holds several."""
     attention: AttentionStatistics | None = None
     """Of the policy before the update; `None` means: taken in the update's own forward pass where a loss asks."""
+    experts: IntArray | None = None
+    """[L, layers, k] int16 which experts a mixture's routers chose for each token in the pass that the update is
+    compared with, to be chosen again; -1: the router's own choice."""
 
     def __len__(self) -> int:
         return len(self.token_ids)

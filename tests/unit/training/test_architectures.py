@@ -226,3 +226,11 @@ async def rollouts(path: Path, weights: WeightSource) -> list[tuple[np.ndarray, 
     finally:
         sender.close()
         await engine.close()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", FAMILIES)
+def test_no_family_is_refused_in_bfloat16(tiny_model: Path, tmp_path: Path, name: str) -> None:
+    path = write_model(tmp_path / name, tiny_model, FAMILIES[name])
+    backend = TorchBackend(make_spec(path, dtype="bfloat16"))
+    assert 0 < backend.train_step(make_trees(), PolicyLoss()).grad_norm < 1e3

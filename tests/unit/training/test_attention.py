@@ -44,13 +44,19 @@ def visible_rows(layout: PackedLayout, window: int | None) -> list[np.ndarray]:
     return [rows[-window:] if window else rows for rows in seen]
 
 
-def written_out(q: Tensor, k: Tensor, v: Tensor, layout: PackedLayout, scale: float, window: int | None) -> Tensor:
+def written_out(
+    q: Tensor, k: Tensor, v: Tensor, layout: PackedLayout, scale: float, window: int | None,
+    softcap: float | None = None, sinks: Tensor | None = None,
+) -> Tensor:  # fmt: skip
     result = []
     for row, rows in enumerate(visible_rows(layout, window)):
         heads = []
         for head in range(q.shape[1]):
             group = head // (q.shape[1] // k.shape[1])
-            weights = torch.softmax(scale * k[0, group, rows] @ q[0, head, row], dim=0)
+            scores = scale * k[0, group, rows] @ q[0, head, row]
+            if softcap is not None:
+                scores = softcap * torch.tanh(scores / softcap)
+            weights = scores.exp() / (scores.exp().sum() + (0.0 if sinks is None else sinks[head].exp()))
             heads.append(weights @ v[0, group, rows])
         result.append(torch.stack(heads))
     return torch.stack(result)[None]
@@ -158,7 +164,7 @@ def test_gradients_are_added_up_where_one_branchs_context_is_part_of_anothers() 
     layout = laid_out(
         *([*trunk[:n], *range(1000 * i, 1000 * i + 31)] for i, n in enumerate((90, 90, 95, 95), 1)), unit=0
     )
-    shared = [call for call in AttentionPlan(layout, torch.device("cpu"), torch.float64).calls(None)
+    shared = [call for call in AttentionPlan(layout, torch.device("cpu"), torch.float64).calls(AttentionForm(scale=1.0))
               if isinstance(call, Shared)]  # fmt: skip
     assert any(len(call.prefixes.rows.members) > len(call.prefixes.rows.members.unique()) for call in shared)
     compare(layout, dtype=torch.float64, limit=1e-10)
@@ -167,13 +173,38 @@ def test_gradients_are_added_up_where_one_branchs_context_is_part_of_anothers() 
 def test_a_short_sequence_before_a_longer_one_in_one_call_keeps_its_place() -> None:
     layout = laid_out(list(range(9)), list(range(100, 111)))
     assert [tree.num_tokens for tree in layout.blocks] == [8, 10]
-    assert len(AttentionPlan(layout, torch.device("cpu"), torch.float64).calls(None)) == 1
+    assert len(AttentionPlan(layout, torch.device("cpu"), torch.float64).calls(AttentionForm(scale=1.0))) == 1
     compare(layout, dtype=torch.float64, limit=1e-10)
 
 
 @pytest.mark.parametrize("window", [8, 9, 10])
 def test_a_window_as_long_as_the_longest_sequence_hides_nothing_and_a_shorter_one_does(window: int) -> None:
     compare(laid_out(list(range(11))), dtype=torch.float64, limit=1e-10, window=window)
+
+
+@pytest.mark.parametrize("how", ["dense", "blocked", "all together"])
+@pytest.mark.parametrize("softcap", [None, 0.7])
+@pytest.mark.parametrize("with_sinks", [True, False])
+def test_soft_caps_sinks_and_narrower_values_equal_attention_written_out(
+    monkeypatch: pytest.MonkeyPatch, how: str, softcap: float | None, with_sinks: bool
+) -> None:
+    for name in ("SMALL_TOKENS", "DENSE_TOKENS", "DENSE_PAIRS"):
+        monkeypatch.setattr(attention, name, 0 if how == "blocked" else 10_000)
+    monkeypatch.setattr(attention, "blocked_supported", lambda device: how != "all together")
+    monkeypatch.setattr(products, "TILE_ROWS", 5)
+    layout = make_layout()
+    q, k, v, grad = tensors(layout, torch.float64)
+    v, grad = v.detach()[..., :5].clone().requires_grad_(), grad[..., :5]
+    sinks = torch.linspace(-1, 1, HEADS, dtype=torch.float64).requires_grad_() if with_sinks else None
+    plan = AttentionPlan(layout, torch.device("cpu"), torch.float64)
+    found, _ = packed_attention(
+        torch.nn.Identity(), q, k, v, None, scaling=0.3, roll_plan=plan, softcap=softcap, s_aux=sinks
+    )
+    inputs = [x for x in (q, k, v, sinks) if x is not None]
+    expected = written_out(q, k, v, layout, 0.3, None, softcap, sinks)
+    torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-10)
+    mine, theirs = (torch.autograd.grad(x, inputs, grad) for x in (found, expected))
+    torch.testing.assert_close(mine, theirs, rtol=1e-10, atol=1e-10)
 
 
 @pytest.mark.parametrize("window", [1, 7, 1000])

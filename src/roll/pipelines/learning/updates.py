@@ -88,12 +88,14 @@ def needs_old_logprobs(algorithm: AlgorithmConfig) -> bool:
 async def _logprobs(
     run: Run[LearningState], learner: Learner, algorithm: AlgorithmConfig, batch: TrainingBatch
 ) -> dict[str, Sequence[Any]]:
-    """`old_logprobs` and `ref_logprobs` where something uses them, and what the same pass says of `attention`."""
+    """`old_logprobs` and `ref_logprobs` where something uses them, and what else the same pass is asked for."""
     columns: dict[str, Sequence[Any]] = {}
     if needs_old_logprobs(algorithm):
         observed = attention_range(algorithm)
         with run.spans.phase("old_logprobs"):
             wanted: list[Output] = ["logprobs"] if observed is None else ["logprobs", "attention"]
+            if learner.replays_experts:
+                wanted.append("experts")
             old = await learner.policy.forward(batch, wanted, attention=observed)
         columns |= {"old_logprobs" if name == "logprobs" else name: column for name, column in old.items()}
     if learner.reference is not None:

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.distributed import ProcessGroup
 
 from roll.training.layout import Int64Array, PackedLayout
-from roll.training.parallel.collectives import exchange, gather, placed
+from roll.training.parallel.collectives import added_up, exchange, gather, placed
 
 __all__ = ["WHOLE", "TokenShare"]
 
@@ -36,6 +36,23 @@ class TokenShare:
         size = layout.num_tokens // self._num_slices
         start = size * (self.cp.rank() if self.cp else 0)
         return slice(start, start + size)
+
+    def own_tokens(self, layout: PackedLayout, of_row: Int64Array) -> Tensor:
+        """Of a row's [N, ...], what belongs to the tokens whose norms, experts and residuals this rank computes."""
+        own = torch.from_numpy(of_row[self.slice(layout)])
+        return own.chunk(self.tp.size())[self.tp.rank()] if self.tp else own
+
+    def all_tokens(self, own: Tensor) -> Tensor:
+        """The way back: [N, ...] from each rank's; without a gradient."""
+        for group in (self.tp, self.cp):
+            own = own if group is None else gather(own, group)
+        return own
+
+    def added_up(self, value: Tensor) -> Tensor:
+        """The sum over all ranks that go through one row together, in place; without a gradient."""
+        for group in (self.tp, self.cp):
+            value = value if group is None else added_up(value, group)
+        return value
 
     def predictions(self, layout: PackedLayout) -> Int64Array:
         """Those that are made from these entries."""

@@ -1,0 +1,153 @@
+"""Which experts are chosen is reported without another pass, and can be chosen again."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import nullcontext
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import pytest
+import torch
+from families import FAMILIES, write_model
+from test_architectures import WeightedLogprobs, make_trees
+from training_helpers import grads_of, make_spec, relative_error
+
+from roll.config.algorithm import AlgorithmConfig
+from roll.config.algorithm_parts import UpdateConfig
+from roll.errors import ModelError, UnsupportedError
+from roll.pipelines.learner import Learner
+from roll.pipelines.learning.updates import _logprobs
+from roll.training import TorchBackend, blocks
+from roll.training.routing import load_metrics
+from roll.types import TrainingBatch
+
+FAST = ("qwen3-moe",)
+REPLAYED = ("deepseek-v2", "deepseek-v3", "gpt-oss", "qwen3-moe", "mixtral", "glm4-moe", "qwen3-next")
+replayed = pytest.mark.parametrize(
+    "name", [name if name in FAST else pytest.param(name, marks=pytest.mark.slow) for name in REPLAYED]
+)
+
+
+def replaying(batch: TrainingBatch, experts: list[np.ndarray]) -> TrainingBatch:
+    return replace(batch, samples=tuple(replace(s, experts=own) for s, own in zip(batch.samples, experts, strict=True)))
+
+
+@pytest.fixture
+def deep_sharing() -> Iterator[None]:
+    with mock.patch.object(blocks, "MIN_SHARED", 3):
+        yield
+
+
+def test_loads_by_hand() -> None:
+    counts = np.array([[6, 2, 0, 0], [2, 2, 2, 2]])
+    sums = np.array([[3.0, 1.0, 0.0, 0.0], [1.0, 1.0, 1.0, 1.0]])
+    found = load_metrics([(counts[:, :], sums), (np.zeros_like(counts), np.zeros_like(sums))])
+    assert found["experts/load_ratio"] == pytest.approx((0.75 * 4 + 1) / 2)
+    assert found["experts/load_ratio_worst"] == pytest.approx(3.0)
+    assert found["experts/largest_share"] == pytest.approx((0.75 + 0.25) / 2)
+    entropy = -(0.75 * np.log(0.75) + 0.25 * np.log(0.25)) / np.log(4)
+    assert found["experts/entropy"] == pytest.approx((entropy + 1) / 2)
+    assert found["experts/idle"] == pytest.approx(0.25)
+    assert found["experts/balance_loss"] == pytest.approx((4 * (0.75**2 + 0.25**2) + 1) / 2)
+    assert load_metrics([(np.zeros_like(counts), np.zeros_like(sums))]) == {}
+
+
+@pytest.mark.usefixtures("deep_sharing")
+@replayed
+def test_the_router_s_own_choice_replayed_changes_nothing(tiny_model: Path, tmp_path: Path, name: str) -> None:
+    backend = TorchBackend(make_spec(write_model(tmp_path / name, tiny_model, FAMILIES[name])))
+    batch, loss = make_trees(), WeightedLogprobs()
+    experts = backend.forward(batch, ["logprobs", "experts"])["experts"]
+    for sample, own in zip(batch.samples, experts, strict=True):
+        assert own.shape[0] == len(sample) and (own[:-1] >= 0).all() and (own[-1] == -1).all()
+    result = backend.measure(batch, loss)
+    assert result.metrics["experts/load_ratio"] >= 1
+    again = WeightedLogprobs()
+    backend.measure(replaying(batch, experts), again)
+    assert torch.equal(torch.cat(loss.seen), torch.cat(again.seen))
+
+
+@pytest.mark.usefixtures("deep_sharing")
+@replayed
+def test_replayed_experts_are_used_token_by_token_through_shared_prefixes(
+    tiny_model: Path, tmp_path: Path, name: str
+) -> None:
+    """Random choices: packed and shared they give what they give text by text, and the router gets a gradient."""
+    backend = TorchBackend(make_spec(write_model(tmp_path / name, tiny_model, FAMILIES[name])))
+    batch, rng = make_trees(), np.random.default_rng(0)
+    routing = backend.network.routing
+    by_token = rng.permuted(np.tile(np.arange(4), (260, routing.num_layers, 1)), axis=-1)[..., :2]
+    experts = [by_token[s.token_ids].astype(np.int16) for s in batch.samples]
+    own, chosen, apart = WeightedLogprobs(), WeightedLogprobs(), WeightedLogprobs()
+    backend.measure(batch, own)
+    backend.train_step(replaying(batch, experts), chosen)
+    packed = grads_of(backend)
+    assert sum(float(g.norm()) for n, g in packed.items() if n.endswith(("gate.weight", "router.weight"))) > 0
+    used = backend.network.routing._chosen[0]
+    assert used is not None
+    other = TorchBackend(make_spec(tmp_path / name, share_prefix=False, max_tokens_per_micro_batch=20))
+    other.train_step(replaying(batch, experts), apart)
+    together, alone = (torch.cat(x.seen).sort().values for x in (chosen, apart))
+    torch.testing.assert_close(together, alone, rtol=1e-4, atol=1e-4)
+    assert relative_error(packed, grads_of(other)) <= 1e-3
+    assert not torch.allclose(together, torch.cat(own.seen).sort().values, atol=1e-2)
+
+
+@pytest.mark.usefixtures("deep_sharing")
+def test_after_an_update_replay_keeps_the_old_pass_s_experts(tiny_model: Path, tmp_path: Path) -> None:
+    path = write_model(tmp_path / "moe", tiny_model, FAMILIES["qwen3-moe"])
+    backend = TorchBackend(make_spec(path, learning_rate=0.05))
+    batch = make_trees()
+    experts = backend.forward(batch, ["logprobs", "experts"])["experts"]
+    backend.train_step(batch, WeightedLogprobs())
+    moved = backend.forward(batch, ["logprobs", "experts"])["experts"]
+    assert any((a != b).any() for a, b in zip(experts, moved, strict=True))
+    kept = backend.forward(replaying(batch, experts), ["logprobs", "experts"])["experts"]
+    for a, b in zip(experts, kept, strict=True):
+        assert (a == b).all()
+
+
+@pytest.mark.usefixtures("deep_sharing")
+def test_tokens_of_unknown_experts_choose_their_own(tiny_model: Path, tmp_path: Path) -> None:
+    path = write_model(tmp_path / "moe", tiny_model, FAMILIES["qwen3-moe"])
+    backend = TorchBackend(make_spec(path))
+    batch = make_trees()
+    unknown = [np.full((len(s), 2, 2), -1, dtype=np.int16) for s in batch.samples]
+    own, again = (backend.forward(b, ["logprobs"])["logprobs"] for b in (batch, replaying(batch, unknown)))
+    for a, b in zip(own, again, strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+def test_what_cannot_replay_says_so(tiny_model: Path, tmp_path: Path) -> None:
+    batch = make_trees()
+    with pytest.raises(UnsupportedError, match="has no experts"):
+        TorchBackend(make_spec(tiny_model)).forward(batch, ["experts"])
+    backend = TorchBackend(make_spec(write_model(tmp_path / "phi", tiny_model, FAMILIES["phi-moe"])))
+    experts = backend.forward(batch, ["logprobs", "experts"])["experts"]
+    with pytest.raises(ModelError, match="cannot be replayed"):
+        backend.forward(replaying(batch, experts), ["logprobs"])
+
+
+@pytest.mark.parametrize("replays", [True, False])
+def test_the_pass_before_several_updates_is_asked_for_experts(replays: bool) -> None:
+    class Policy:
+        async def forward(self, batch: TrainingBatch, outputs: list[str], **settings: object) -> dict[str, list[Any]]:
+            return {name: [f"{name} of a sample"] for name in outputs}
+
+    run: Any = SimpleNamespace(spans=SimpleNamespace(phase=lambda name: nullcontext()))
+    learner: Any = Learner(policy=Policy(), replays_experts=replays)  # type: ignore[arg-type]
+    algorithm = AlgorithmConfig(updates=UpdateConfig(num_minibatches=2))
+    columns = asyncio.run(_logprobs(run, learner, algorithm, make_trees()))
+    assert columns["old_logprobs"] == ["logprobs of a sample"]
+    assert columns.get("experts") == (["experts of a sample"] if replays else None)
+
+
+def test_replay_is_refused_where_nothing_chooses_experts(tiny_model: Path) -> None:
+    with pytest.raises(ModelError, match="router_replay is 'old'"):
+        TorchBackend(make_spec(tiny_model, router_replay="old"))
