@@ -188,14 +188,15 @@ def padded(layout: PackedLayout, multiple: int) -> PackedLayout:
     if not missing:
         return layout
     block = Tree(segments=(Segment(start=layout.num_tokens, length=missing),))
+    experts = layout.experts
+    if experts is not None:
+        experts = np.concatenate([experts, np.full((missing, *experts.shape[1:]), -1, dtype=np.int64)])
     return replace(
         layout,
         token_ids=np.concatenate([layout.token_ids, np.zeros(missing, dtype=np.int64)]),
         position_ids=np.concatenate([layout.position_ids, np.arange(missing)]),
         blocks=(*layout.blocks, block),
-        experts=None
-        if layout.experts is None
-        else np.pad(layout.experts, ((0, missing), (0, 0), (0, 0)), constant_values=-1),
+        experts=experts,
     )
 
 

@@ -31,7 +31,7 @@ from roll.training.loss_inputs import loss_inputs, teacher_top_ids
 from roll.training.packing import pack, pack_by_teacher
 from roll.training.policy import PolicyNetwork
 from roll.training.randomness import Randomness
-from roll.training.routing import load_metrics
+from roll.training.routing import Routing, load_metrics
 from roll.training.spec import TrainerSpec
 from roll.training.value import ValueNetwork
 from roll.types import (
@@ -106,7 +106,7 @@ class Passes:
         num_tokens = 0
         needs = loss.needs
         observed = needs.attention if any(s.attention is None for s in batch.samples) else None
-        routing = self._network.routing if isinstance(self._network, PolicyNetwork) else None
+        routing = self._routing
         if routing is not None:
             routing.clear()
         share = self._share(batch.samples, every_token=False, needs=needs)
@@ -164,6 +164,7 @@ class Passes:
         needs = Needs(values="values" in outputs)
         every_token = "logprobs" in outputs
         found: dict[Output, dict[int, Any]] = {name: {} for name in outputs}
+        routing = self._routing
         self._network.eval()
         with contextlib.nullcontext() if adapter else adapters_off(self._network.root):
             for _, blocks in self._share(batch.samples, every_token=every_token, needs=needs):
@@ -175,18 +176,18 @@ class Passes:
                         collect(found[name], layout, batch, tensor)
                 if top is not None:
                     collect_top(found["top_logprobs"], layout, batch, predicted)
-                if (
-                    "experts" in found
-                    and isinstance(self._network, PolicyNetwork)
-                    and self._network.routing is not None
-                ):
-                    self._network.routing.by_sample(found["experts"], blocks, batch, self._ranks.share)
+                if routing is not None and "experts" in found:
+                    routing.by_sample(found["experts"], blocks, batch, self._ranks.share)
                 if observer is not None:
                     found["attention"] |= observer.results()
         parts = self._ranks.gather(found)
         said: dict[Output, list[Any]] = {n: in_order(merged([part[n] for part in parts]), batch) for n in found}
         complete(said, batch, every_token=every_token, num_top=top)
         return said
+
+    @property
+    def _routing(self) -> Routing | None:
+        return self._network.routing if isinstance(self._network, PolicyNetwork) else None
 
     def _check_outputs(self, outputs: Outputs, attention: AttentionRange | None, num_top: int | None) -> None:
         for name in outputs:
