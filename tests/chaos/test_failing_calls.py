@@ -18,9 +18,10 @@ import roll
 from roll.errors import RollError
 from roll.inference.hf import HFEngine
 from roll.training import TorchBackend
+from roll.training.passes import Passes
 
-TRAINER = ("_losses", "train_step", "forward", "measure", "save", "load", "export", "weights", "offload", "reload")
-"""`_losses` fails once it has computed, as an own loss or a full device may."""
+TRAINER = ("losses", "train_step", "forward", "measure", "save", "load", "export", "weights", "offload", "reload")
+"""`losses`, of the trainer's passes, fails once it has computed, as an own loss or a full device may."""
 ENGINE = ("start", "generate", "logprobs", "update_weights", "pause", "resume", "sleep", "wake")
 
 
@@ -31,7 +32,8 @@ class Failing:
         self.seen: Counter[str] = Counter()
         self.fails: tuple[str, int] | None = None
         for name in TRAINER:
-            patch.setattr(TorchBackend, name, self._of_trainer(name, getattr(TorchBackend, name)))
+            owner = Passes if name == "losses" else TorchBackend
+            patch.setattr(owner, name, self._of_trainer(name, getattr(owner, name)))
         for name in ENGINE:
             patch.setattr(HFEngine, name, self._of_engine(name, getattr(HFEngine, name)))
 
@@ -40,11 +42,11 @@ class Failing:
         return self.fails == (name, self.seen[name])
 
     def _of_trainer(self, name: str, inner: Any) -> Any:
-        def call(backend: TorchBackend, *args: Any, **keys: Any) -> Any:
-            found = inner(backend, *args, **keys) if name == "_losses" else None
+        def call(backend: TorchBackend | Passes, *args: Any, **keys: Any) -> Any:
+            found = inner(backend, *args, **keys) if name == "losses" else None
             if self._now(f"trainer.{name}"):
                 raise RuntimeError(f"a test breaks {name}")
-            return inner(backend, *args, **keys) if name != "_losses" else found
+            return inner(backend, *args, **keys) if name != "losses" else found
 
         return call
 
@@ -95,7 +97,7 @@ def calls(failing: Failing, directory: Path, settings: dict[str, Any]) -> dict[s
 @pytest.mark.parametrize(
     ("name", "call"),
     [
-        ("sft", "trainer._losses"),
+        ("sft", "trainer.losses"),
         ("sft_hand_over", "engine.generate"),
         ("sft_hand_over", "trainer.offload"),
         ("distill_engine", "teacher.logprobs"),

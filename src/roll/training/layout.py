@@ -111,6 +111,8 @@ class PackedLayout:
     spans: tuple[SampleSpan, ...]
     teacher: int = 0
     """Which of several teachers the policy is compared with, where it is."""
+    num_padding: int = 0
+    """Tokens at the end that belong to no sample."""
     experts: Int64Array | None = None
     """[N, layers, k] which experts routers are to choose, -1: their own choice. A shared token's are those of the first
     sample that has it."""
@@ -126,7 +128,14 @@ def idle_layout(*, teacher: int = 0) -> PackedLayout:
     zero = np.zeros(1, dtype=np.int64)
     block = Tree(segments=(Segment(start=0, length=1),))
     return PackedLayout(
-        token_ids=zero, position_ids=zero, blocks=(block,), rows=zero, targets=zero, spans=(), teacher=teacher
+        token_ids=zero,
+        position_ids=zero,
+        blocks=(block,),
+        rows=zero,
+        targets=zero,
+        spans=(),
+        teacher=teacher,
+        num_padding=1,
     )
 
 
@@ -196,6 +205,7 @@ def padded(layout: PackedLayout, multiple: int) -> PackedLayout:
         token_ids=np.concatenate([layout.token_ids, np.zeros(missing, dtype=np.int64)]),
         position_ids=np.concatenate([layout.position_ids, np.arange(missing)]),
         blocks=(*layout.blocks, block),
+        num_padding=layout.num_padding + missing,
         experts=experts,
     )
 

@@ -106,6 +106,9 @@ class Routing:
     def _take(self, i: int, output: Any) -> None:
         logits, _, chosen = output
         self._chosen[i] = chosen
+        real = getattr(self._current, "real", None)
+        if real is not None:
+            logits, chosen = logits[real], chosen[real]
         counts = torch.bincount(chosen.reshape(-1), minlength=self.num_experts)
         shares = logits.float().softmax(-1).sum(0)
         before, sums = self._counts[i], self._shares[i]

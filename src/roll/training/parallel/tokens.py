@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
@@ -37,7 +39,7 @@ class TokenShare:
         start = size * (self.cp.rank() if self.cp else 0)
         return slice(start, start + size)
 
-    def own_tokens(self, layout: PackedLayout, of_row: Int64Array) -> Tensor:
+    def own_tokens(self, layout: PackedLayout, of_row: NDArray[Any]) -> Tensor:
         """Of a row's [N, ...], what belongs to the tokens whose norms, experts and residuals this rank computes."""
         own = torch.from_numpy(of_row[self.slice(layout)])
         return own.chunk(self.tp.size())[self.tp.rank()] if self.tp else own
