@@ -66,6 +66,16 @@ class RunConfig(Section):
             )
         return self
 
+    @model_validator(mode="after")
+    def _replay_is_used(self) -> Self:
+        training = getattr(self, "training", None)
+        if isinstance(training, TrainingConfig) and training.router_replay != "none" and not hasattr(self, "algorithm"):
+            raise ValueError(
+                f"training.router_replay is '{training.router_replay}', but the pipeline {self.pipeline} compares no "
+                "policy with an older one: leave it out"
+            )
+        return self
+
     def _layout_misfit(self, role: RoleDevices) -> str | None:
         """Why the ranks of a role cannot be divided as `training.parallel` says, and what to do."""
         training = getattr(self, "training", None)

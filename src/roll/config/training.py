@@ -95,6 +95,13 @@ class TrainingConfig(Section):
             )
         return parallel
 
+    @field_validator("deepspeed")
+    @classmethod
+    def _is_used(cls, deepspeed: DeepSpeedConfig, info: ValidationInfo) -> DeepSpeedConfig:
+        if deepspeed != DeepSpeedConfig() and info.data.get("backend") == "torch":
+            raise ValueError("only the back-end deepspeed reads this: set training.backend to it, or leave this out")
+        return deepspeed
+
     @field_validator("warmup_steps")
     @classmethod
     def _warm_up_ends(cls, value: int, info: ValidationInfo) -> int:

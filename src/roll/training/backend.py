@@ -25,7 +25,6 @@ from roll.protocols import LossFn, StateKind, WeightSource
 from roll.training.distributed import Ranks, default_num_threads, pick_device, reshard, shard
 from roll.training.export import export_trained
 from roll.training.loading import build_network
-from roll.training.lora import find_adapters
 from roll.training.offload import StatePlacement
 from roll.training.optimizer import Optimizer
 from roll.training.passes import Passes
@@ -36,7 +35,7 @@ from roll.training.schedule import Schedule
 from roll.training.skipping import note_skipped
 from roll.training.spec import TrainerSpec
 from roll.training.state import load_state, save_state
-from roll.training.weights import TrainerWeights, persistent_buffers
+from roll.training.weights import TrainerWeights
 from roll.types import AttentionRange, Output, Outputs, StepResult, TrainingBatch
 
 __all__ = ["TorchBackend"]
@@ -145,15 +144,8 @@ class TorchBackend:
 
     def weights(self) -> WeightSource:
         """All weights: adapters merged, the model's dtype, HF names. For a policy, what the engines must hold."""
-        parameters = dict(self.model.named_parameters()) | persistent_buffers(self.model)
-        return TrainerWeights(
-            names=list(parameters),
-            read=parameters.__getitem__,
-            adapters=find_adapters(self.model) if self.spec.model.lora else {},
-            dtype=self.engine_dtype,
-            is_first=self.ranks.is_first,
-            model=self.model if isinstance(self.network, PolicyNetwork) else self.network.decoder,
-        )
+        adapted, is_first = self.spec.model.lora is not None, self.ranks.is_first
+        return TrainerWeights.of(self.network, adapted=adapted, dtype=self.engine_dtype, is_first=is_first)
 
     def save(self, path: Path) -> None:
         """Write everything needed to go on below `path`, an empty or missing directory; fsynced."""

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from roll.models import as_in_checkpoint, changes_names
-from roll.training.lora import Adapter, checkpoint_name
+from roll.training.lora import Adapter, checkpoint_name, find_adapters
 
 __all__ = ["TrainerWeights", "persistent_buffers", "whole"]
 
@@ -51,6 +51,34 @@ class TrainerWeights:
         self._is_first = is_first
         self._model = model if model is not None and changes_names(model) else None
         self._names = {name: self._names_of(name, parameter) for name, parameter in self._parameters.items()}
+
+    @classmethod
+    def of(
+        cls,
+        network: Any,
+        *,
+        adapted: bool,
+        dtype: torch.dtype,
+        is_first: bool,
+        read: Callable[[Tensor], Tensor] = lambda tensor: tensor,
+    ) -> TrainerWeights:
+        """All of a network's model, under any back-end.
+
+        Args:
+            network: `PolicyNetwork` or `ValueNetwork`.
+            adapted: whether it has adapters.
+            dtype: see the class, and so is `is_first`.
+            read: what a back-end makes of a parameter or buffer as it is then. Collective where they are spread.
+        """
+        tensors = dict(network.root.named_parameters()) | persistent_buffers(network.root)
+        return cls(
+            names=list(tensors),
+            read=lambda name: read(tensors[name]),
+            adapters=find_adapters(network.root) if adapted else {},
+            dtype=dtype,
+            is_first=is_first,
+            model=network.root if network.projection is not None else network.decoder,
+        )
 
     def names(self) -> Sequence[str]:
         """All names in the HF checkpoint, in the order of iteration."""

@@ -10,6 +10,7 @@ from pydantic import ValidationError
 
 from roll.config.deepspeed import DeepSpeedConfig
 from roll.config.model import ModelConfig
+from roll.config.parallel import ParallelConfig
 from roll.config.training import TRAINERS, TrainingConfig
 from roll.errors import ModelError
 
@@ -21,6 +22,15 @@ def test_offloading_needs_a_stage_that_can() -> None:
     with pytest.raises(ValidationError, match="offload_parameters needs zero_stage 3, not 2"):
         DeepSpeedConfig(zero_stage=2, offload_parameters=True)
     DeepSpeedConfig(zero_stage=3, offload_optimizer=True, offload_parameters=True)
+
+
+def test_settings_of_a_back_end_that_does_not_run_are_refused() -> None:
+    settings = DeepSpeedConfig(zero_stage=3)
+    TrainingConfig(num_steps=1, backend="deepspeed", deepspeed=settings)
+    with pytest.raises(ValidationError, match="only the back-end deepspeed reads this"):
+        TrainingConfig(num_steps=1, deepspeed=settings)
+    with pytest.raises(ValidationError, match="spreads weights over all ranks"):
+        TrainingConfig(num_steps=1, backend="deepspeed", parallel=ParallelConfig(tp=2))
 
 
 @pytest.mark.skipif(importlib.util.find_spec("deepspeed") is not None, reason="DeepSpeed is installed")

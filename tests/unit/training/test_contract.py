@@ -27,7 +27,7 @@ CUT = {"max_tokens_per_micro_batch": 30}
 
 
 def zero(stage: int, **settings: Any) -> dict[str, Any]:
-    return {"deepspeed": DeepSpeedConfig(zero_stage=stage, **settings)}  # type: ignore[arg-type]
+    return {"backend": "deepspeed", "deepspeed": DeepSpeedConfig(zero_stage=stage, **settings)}  # type: ignore[arg-type]
 
 
 needs_deepspeed = pytest.mark.skipif(

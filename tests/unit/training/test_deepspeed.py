@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from families import FAMILIES, write_model
 from training_helpers import logprobs_of, make_batch, make_spec, relative_error
 
 from roll.algorithms.inputs import LossInputs
@@ -27,7 +28,7 @@ SETTINGS = {"max_tokens_per_micro_batch": 30, "epsilon": 1.0, "learning_rate": 1
 
 def built(model: Path, stage: int, **settings: Any) -> DeepSpeedBackend:
     zero = DeepSpeedConfig(zero_stage=stage)  # type: ignore[arg-type]
-    return DeepSpeedBackend(make_spec(model, deepspeed=zero, **settings))
+    return DeepSpeedBackend(make_spec(model, backend="deepspeed", deepspeed=zero, **settings))
 
 
 @pytest.fixture(autouse=True)
@@ -101,3 +102,10 @@ def test_a_checkpoint_of_another_model_is_refused(tiny_model: Path, tmp_path: Pa
         built(tiny_model, 2).load(tmp_path / "critic")
     with pytest.raises(CheckpointError, match="cannot be read"):
         built(tiny_model, 2).load(tmp_path / "nothing")
+
+
+def test_a_mixture_of_experts_is_streamed_as_its_checkpoint_has_it(tiny_model: Path, tmp_path: Path) -> None:
+    path = write_model(tmp_path / "mixture", tiny_model, FAMILIES["deepseek-v3"])
+    expected, found = dict(TorchBackend(make_spec(path)).weights()), dict(built(path, 2).weights())
+    assert list(found) == list(expected)
+    assert all(torch.equal(found[name], weight) for name, weight in expected.items())

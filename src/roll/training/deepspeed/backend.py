@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from roll.errors import HalfUpdatedError, UnsupportedError
 from roll.protocols import LossFn, StateKind, WeightSource
@@ -31,7 +31,6 @@ from roll.training.distributed import Ranks, default_num_threads, pick_device
 from roll.training.distributions import Predictions
 from roll.training.export import export_trained
 from roll.training.loading import build_network
-from roll.training.lora import find_adapters
 from roll.training.passes import Passes
 from roll.training.policy import PolicyNetwork
 from roll.training.randomness import Randomness
@@ -154,13 +153,9 @@ class DeepSpeedBackend:
 
     def weights(self) -> WeightSource:
         """All weights: adapters merged, the model's dtype, HF names; gathered one at a time."""
-        return TrainerWeights(
-            names=[name for name, _ in self.model.named_parameters()],
-            read=self._read,
-            adapters=find_adapters(self.model) if self.spec.model.lora else {},
-            dtype=self.engine_dtype,
-            is_first=self.ranks.is_first,
-        )
+        adapted, is_first = self.spec.model.lora is not None, self.ranks.is_first
+        dtype = self.engine_dtype
+        return TrainerWeights.of(self.network, adapted=adapted, dtype=dtype, is_first=is_first, read=self._whole)
 
     def save(self, path: Path) -> None:
         """Write everything needed to go on below `path`, an empty or missing directory; fsynced."""
@@ -237,8 +232,11 @@ class DeepSpeedBackend:
         return Predictions(*self._engine(*arguments))
 
     def _read(self, name: str) -> Tensor:
+        return self._whole(self.model.get_parameter(name))
+
+    def _whole(self, tensor: Tensor) -> Tensor:
         with self._surroundings():
-            return read_whole(self.model.get_parameter(name))
+            return read_whole(tensor) if isinstance(tensor, nn.Parameter) else tensor
 
     def _counters(self) -> dict[str, int]:
         return {"num_steps": self.num_steps, "num_nonfinite": self.num_nonfinite}
