@@ -56,7 +56,12 @@ def _demo(name: str, example: str, environment: str, *changes: str, gain: float 
 
 
 GUESS = "game:GuessTheNumber-v0-easy"
-LONG = ("environments.0.num_turns=8", "environments.0.options.max_turns=8")
+LONG = (
+    "environments.0.num_turns=8",
+    "environments.0.options.max_turns=8",
+    "rollout.prompts_per_step=4",
+    "training.num_steps=30",
+)
 DEMOS = (
     _demo("guess", "guess", GUESS),
     _demo("guess_long", "guess", GUESS, *LONG, gain=None),
