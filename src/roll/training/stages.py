@@ -164,6 +164,8 @@ def _cut(
         stand_in = PassThrough(embeddings)
         if stage.is_last and projection is not None and projection.weight is embeddings.weight:
             stand_in.register_parameter("weight", embeddings.weight)
+        else:
+            stand_in.weight = torch.empty(0, device=stage.device)  # some decoders ask it for its device
         stand_in.forward = lambda *unused: hand.received.detach()  # type: ignore[union-attr]
         _replace(root, embeddings, stand_in)
     for i, layer in enumerate(layers):

@@ -12,12 +12,12 @@ from critic_helpers import VALUE_LOSS, valued
 from training_helpers import grads_of, logprobs_of, make_batch, make_spec, values_of
 
 from roll.algorithms.correction import Correction
-from roll.algorithms.losses import CreditedLoss, PolicyAndValueLoss, PolicyLoss
+from roll.algorithms.losses import CreditedLoss, DistillationLoss, PolicyAndValueLoss, PolicyLoss
 from roll.config.model import LoRAConfig
 from roll.config.parallel import ParallelConfig
 from roll.training import TorchBackend
 from roll.training.precision import Precision
-from roll.types import AttentionRange, TrainingBatch
+from roll.types import AttentionRange, Divergence, TrainingBatch
 
 DOUBLE = Precision(compute=torch.float64, master=torch.float64)
 LORA = LoRAConfig(rank=2)
@@ -56,9 +56,16 @@ def work(
     A `deep` model has several stages of its own, in one of which are adapters.
     """
 
-    def build(role: str = "policy", *, lora: Any = None, precision: Any = DOUBLE, **more: Any) -> TorchBackend:
-        settings = {"max_tokens_per_micro_batch": 60, "parallel": ParallelConfig(**parallel)}
-        spec = make_spec(model, lora=lora, **settings)
+    def build(
+        role: str = "policy",
+        *,
+        lora: Any = None,
+        precision: Any = DOUBLE,
+        activation_checkpointing: bool = False,
+        **more: Any,
+    ) -> TorchBackend:
+        settings = {"max_tokens_per_micro_batch": 60, "activation_checkpointing": activation_checkpointing}
+        spec = make_spec(model, lora=lora, parallel=ParallelConfig(**parallel), **settings)
         return TorchBackend(dataclasses.replace(spec, role=role, **more, **ranks), precision=precision)  # type: ignore[arg-type]
 
     found: dict[str, Any] = {}
@@ -91,6 +98,11 @@ def work(
         half = build(precision=Precision.of("bfloat16"))
         result = half.train_step(batch, PolicyLoss())
         found["bfloat16"] = {"result": result, "grads": whole_grads(half)}
+        taught = build(teachers=(str(model),), activation_checkpointing=True)
+        taught.train_step(make_batch(2), PolicyLoss())
+        result = taught.train_step(batch, DistillationLoss(divergence=Divergence(kind="jsd")))
+        found["taught"] = {"result": result, "grads": whole_grads(taught)}
+        found["measured"] = taught.measure(batch, DistillationLoss())
         few = build(lora=LoRAConfig(rank=2, target_modules=["layers.2.mlp.up_proj"]))
         few.train_step(batch, FULL)
         found["few adapters"] = {name: tensor for name, tensor in few.weights() if tensor is not None}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -49,9 +49,11 @@ def _run(directory: Path, model: Path, batch: TrainingBatch, layouts: Mapping[st
     return directory
 
 
-def _compare(directory: Path, layout: str, expected: Mapping[str, Any], num: int = NUM_RANKS) -> None:
+def _compare(
+    directory: Path, layout: str, expected: Mapping[str, Any], num: int = NUM_RANKS, steps: Sequence[str] = STEPS
+) -> None:
     first, last = (torch.load(directory / f"{layout}-{r}.pt", weights_only=False) for r in (0, num - 1))
-    for step in STEPS:
+    for step in steps:
         if step not in first:
             assert "pp" in layout and step == "credited"
             continue
@@ -115,9 +117,10 @@ def test_so_it_is_in_many_stages_of_one_rank_each(tiny_model: Path, tmp_path: Pa
     layouts = {"pp": {"pp": stages}}
     expected = work(model, batch, {}, deep=True)
     _run(tmp_path, model, batch, layouts, stages)
-    _compare(tmp_path, "pp", expected, stages)
+    _compare(tmp_path, "pp", expected, stages, (*STEPS, "taught"))
     _follow(tmp_path, model, batch, layouts)
     found = torch.load(tmp_path / "pp-0.pt", weights_only=False)
+    assert found["measured"].metrics == pytest.approx(expected["measured"].metrics, rel=1e-9, abs=1e-12)
     alone, some = expected["bfloat16"], found["bfloat16"]
     assert some["result"].loss == pytest.approx(alone["result"].loss, rel=1e-6)
     assert relative_error(some["grads"], alone["grads"]) <= (2e-3 if tied else 1e-9)
