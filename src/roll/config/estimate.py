@@ -215,8 +215,9 @@ def pass_bytes(
 
 
 def gathered_bytes(training: TrainingConfig, sizes: ModelSizes, ranks: int, element: int) -> dict[str, int]:
-    """Weights that each of several ranks holds for the moment: embeddings and two layers, or its columns of them."""
-    if ranks == 1:
+    """Weights that each of several ranks of a stage holds for the moment: embeddings and two layers, or its columns of
+    them."""
+    if ranks == training.parallel.pp:
         return {}
     embedding = sizes.vocab_size * sizes.hidden_size
     layer = max(0, sizes.num_parameters - embedding) // max(1, sizes.num_layers)

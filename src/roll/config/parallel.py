@@ -48,6 +48,11 @@ class ParallelConfig(Section):
         """Ranks that go through one micro-batch together."""
         return self.cp * self.tp
 
+    @property
+    def share_ranks(self) -> int:
+        """Ranks that go through the same samples: a number of ranks has so many times fewer shares of a batch."""
+        return self.pp * self.row_ranks
+
     def misfit(self, count: int) -> str | None:
         """Why `count` ranks cannot be divided like this; `None` if they can."""
         if count % self.num_ranks == 0:

@@ -76,6 +76,16 @@ class RunConfig(Section):
             )
         return self
 
+    @model_validator(mode="after")
+    def _credit_sees_all_layers(self) -> Self:
+        training, credit = getattr(self, "training", None), getattr(getattr(self, "algorithm", None), "credit", None)
+        if isinstance(training, TrainingConfig) and training.parallel.pp > 1 and credit and credit.type != "none":
+            raise ValueError(
+                f"algorithm.credit.type {credit.type} looks at layers that several stages have: set "
+                "training.parallel.pp to 1, or credit.type to none"
+            )
+        return self
+
     def _layout_misfit(self, role: RoleDevices) -> str | None:
         """Why the ranks of a role cannot be divided as `training.parallel` says, and what to do."""
         training = getattr(self, "training", None)

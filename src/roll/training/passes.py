@@ -204,11 +204,8 @@ class Passes:
         found: dict[Output, dict[int, Any]] = {name: {} for name in outputs}
         routing = self._routing
         self._network.eval()
-        with (
-            contextlib.nullcontext()
-            if adapter
-            else adapters_off(self._network.root, elsewhere=self._network.cut is not None)
-        ):
+        root, in_stages = self._network.root, self._network.cut is not None
+        with contextlib.nullcontext() if adapter else adapters_off(root, elsewhere=in_stages):
             for _, blocks in self._share(batch.samples, every_token=every_token, needs=needs):
                 layout = self._layout(blocks, every_token=every_token)
                 observer = self._observer(blocks, attention if "attention" in found else None)

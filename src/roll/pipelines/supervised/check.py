@@ -27,7 +27,7 @@ from roll.inference import resolve_engine_kind
 from roll.models import describe_model, find_model
 from roll.pipelines.preparation import prepare as prepare_prompts
 from roll.pipelines.supervised.preparation import Prepared, policy_spec, prepare
-from roll.preflight.inspection import compare_memory, described, look, look_at_disk, look_at_places
+from roll.preflight.inspection import compare_memory, described, look, look_at_disk, look_at_places, look_at_stages
 from roll.preflight.machine import inspect_machine
 from roll.preflight.report import Report
 from roll.preflight.timing import can_be_timed, step_time
@@ -82,6 +82,7 @@ def inspect(
         config,
         look_at_places,
         _look_at_model,
+        look_at_stages,
         partial(_look_at_examples, kind=kind, loss=loss, other=other, role=role),
         look_at_disk,
     )
@@ -134,7 +135,7 @@ def _tokens(config: SupervisedConfig, batch: TrainingBatch) -> int:
         batch.samples,
         max_tokens=training.max_tokens_per_micro_batch,
         share_prefix=training.share_prefix,
-        num_ranks=config.roles["actor_train"].count // training.parallel.row_ranks,
+        num_ranks=config.roles["actor_train"].count // training.parallel.share_ranks,
     )
     return max(sum(block.num_tokens for micro in rank for block in micro) for rank in ranks)
 

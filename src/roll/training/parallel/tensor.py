@@ -112,7 +112,7 @@ def _check_sizes(decoder: Any, embeddings: Any, size: int, styles: dict[str, str
         "num_attention_heads": config.num_attention_heads,
         "num_key_value_heads": getattr(config, "num_key_value_heads", None) or config.num_attention_heads,
         "intermediate_size": getattr(config, "intermediate_size", size),
-        "vocabulary": len(embeddings.weight) if hasattr(embeddings, "weight") else config.vocab_size,
+        "vocabulary": embeddings.weight.shape[0],
     }
     if "colwise" not in {style for name, style in styles.items() if name.endswith(("q_proj", "k_proj"))}:
         del sizes["num_attention_heads"], sizes["num_key_value_heads"]  # attention is computed whole

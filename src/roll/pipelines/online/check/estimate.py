@@ -80,7 +80,7 @@ def batch_arithmetic(
     units, answers = trained_per_group or (1, rollout.group_size)
     per_group = (units if training.share_prefix else answers) * longest_prompt + answers * config.max_answer_tokens
     trained = rollout.prompts_per_step * per_group
-    per_rank = math.ceil(trained * training.parallel.row_ranks / config.num_ranks)
+    per_rank = math.ceil(trained * training.parallel.share_ranks / config.num_ranks)
     prompts_in_run = training.num_steps * rollout.prompts_per_step
     weights = {entry.domain or entry.source: entry.weight for entry in config.data}
     total_weight = sum(weights.values())
@@ -191,7 +191,7 @@ def _micro_batch(config: GeneratingConfig, batch: BatchArithmetic, ranks: int) -
     """Tokens that go through the network at once."""
     training = config.training
     return min(
-        math.ceil(batch.trained_tokens * training.parallel.row_ranks / ranks), training.max_tokens_per_micro_batch
+        math.ceil(batch.trained_tokens * training.parallel.share_ranks / ranks), training.max_tokens_per_micro_batch
     )
 
 

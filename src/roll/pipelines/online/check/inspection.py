@@ -21,7 +21,7 @@ from roll.pipelines.online.check.estimate import (
     memory_by_role,
     rollout_bytes,
 )
-from roll.preflight.inspection import compare_memory, described, look, look_at_disk, look_at_places
+from roll.preflight.inspection import compare_memory, described, look, look_at_disk, look_at_places, look_at_stages
 from roll.preflight.machine import inspect_machine
 from roll.preflight.report import Report
 from roll.running import run_to_end
@@ -55,6 +55,7 @@ def inspect_run(
         config,
         _look_at_places,
         _look_at_model,
+        look_at_stages,
         *looks,
         _look_at_judge,
         _look_at_reward_models,
