@@ -167,20 +167,32 @@ def num_lora_parameters(sizes: ModelSizes, rank: int) -> int:
     return sizes.num_layers * rank * (attention + 3 * (hidden + inner))
 
 
-def activation_bytes_per_token(sizes: ModelSizes, element_bytes: int, *, checkpointing: bool) -> int:
+def activation_bytes_per_token(
+    sizes: ModelSizes, element_bytes: int, *, checkpointing: bool, mlp_slice: float | None = None
+) -> int:
     """What autograd keeps of one token until its backward pass.
 
     Per layer: 4 hidden vectors, queries and attention output, keys and values, 4 vectors inside the gated
     MLP, all in the computation's format, and 2 hidden vectors in float32 inside the norms. With
     checkpointing, one hidden vector per layer, and one layer in full.
+
+    Args:
+        sizes: of the model.
+        element_bytes: of the computation.
+        checkpointing: whether layers run again in the backward pass.
+        mlp_slice: share of a row's tokens over which MLPs run at a time, where they do so and run again in the backward
+            pass; then only one MLP's inside is there at once, of this share.
     """
     hidden, queries = sizes.hidden_size, sizes.num_heads * sizes.head_dim
     keys = sizes.num_kv_heads * sizes.head_dim
-    elements = 4 * hidden + 2 * queries + 2 * keys + 4 * sizes.intermediate_size
-    layer = element_bytes * elements + 4 * (2 * hidden + sizes.num_heads + 2)
+    around = element_bytes * (4 * hidden + 2 * queries + 2 * keys) + 4 * (2 * hidden + sizes.num_heads + 2)
+    inside = element_bytes * 4 * sizes.intermediate_size
+    again = inside if mlp_slice is None else round(inside * mlp_slice)
     if checkpointing:
-        return sizes.num_layers * hidden * element_bytes + layer
-    return sizes.num_layers * layer
+        return sizes.num_layers * hidden * element_bytes + around + again
+    if mlp_slice is None:
+        return sizes.num_layers * (around + inside)
+    return sizes.num_layers * around + again
 
 
 def element_bytes(dtype: str) -> int:
@@ -209,8 +221,11 @@ def pass_bytes(
 ) -> dict[str, int]:
     """What a forward and backward pass over a micro-batch of `num_tokens` needs of a rank besides, up to the final
     hidden states."""
-    per_token = activation_bytes_per_token(sizes, element, checkpointing=training.activation_checkpointing)
     own = num_tokens // training.parallel.row_ranks
+    mlp_slice = min(training.mlp_slice_tokens / max(own, 1), 1.0) if training.mlp_slice_tokens else None
+    per_token = activation_bytes_per_token(
+        sizes, element, checkpointing=training.activation_checkpointing, mlp_slice=mlp_slice
+    )
     return {**gathered_bytes(training, sizes, ranks, element), "activations": own * per_token}
 
 

@@ -15,6 +15,7 @@ from roll.training.fused import fuse
 from roll.training.lora import add_adapters
 from roll.training.packable import make_packable
 from roll.training.policy import PolicyNetwork
+from roll.training.recompute import recompute_layers
 from roll.training.spec import TrainerSpec
 from roll.training.value import ValueNetwork
 
@@ -80,5 +81,5 @@ def _load_model(spec: TrainerSpec, dtype: torch.dtype) -> Any:
         adapted = model.base_model if spec.role == "reward_model" else model  # its head is trained whole
         add_adapters(adapted, spec.model.lora, spec.seed)
     if spec.training.activation_checkpointing:
-        model.gradient_checkpointing_enable({"use_reentrant": False})
+        recompute_layers(model)
     return model

@@ -248,27 +248,30 @@ def test_checkpoints_hold_every_critics_masters_and_moments():
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
-@pytest.mark.parametrize("checkpointing", [False, True])
+@pytest.mark.parametrize(("checkpointing", "mlp_slice"), [(False, None), (True, None), (False, 0.5)])
 @pytest.mark.parametrize("kv_heads", [1, 3])
-def test_activations_are_those_that_autograd_keeps(dtype, checkpointing, kv_heads):
+def test_activations_are_those_that_autograd_keeps(dtype, checkpointing, mlp_slice, kv_heads):
     """Within 10 % of the bytes that a Llama decoder saves for its backward pass, per token and layer."""
     sizes = Sizes(num_kv_heads=kv_heads)
-    shallow, deep = (saved_bytes(sizes, layers, dtype, checkpointing) for layers in (2, 4))
+    shallow, deep = (saved_bytes(sizes, layers, dtype, checkpointing, mlp_slice) for layers in (2, 4))
     per_layer = (deep - shallow) / 2 / NUM_TOKENS
     element = {"bfloat16": 2, "float32": 4}[dtype]
     more = Sizes(num_kv_heads=kv_heads, num_layers=4)
-    estimate = activation_bytes_per_token(more, element, checkpointing=checkpointing)
-    estimate -= activation_bytes_per_token(sizes, element, checkpointing=checkpointing)
+    settings = {"checkpointing": checkpointing, "mlp_slice": mlp_slice}
+    estimate = activation_bytes_per_token(more, element, **settings)
+    estimate -= activation_bytes_per_token(sizes, element, **settings)
     assert estimate / 2 == pytest.approx(per_layer, rel=0.1)
 
 
 NUM_TOKENS = 64
 
 
-def saved_bytes(sizes: Sizes, num_layers: int, dtype: str, checkpointing: bool) -> int:
+def saved_bytes(sizes: Sizes, num_layers: int, dtype: str, checkpointing: bool, mlp_slice: float | None) -> int:
     """What a forward pass over `NUM_TOKENS` tokens leaves for the backward pass, parameters left out."""
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
+
+    from roll.training.recompute import slice_mlps
 
     config = LlamaConfig(
         hidden_size=sizes.hidden_size,
@@ -281,6 +284,8 @@ def saved_bytes(sizes: Sizes, num_layers: int, dtype: str, checkpointing: bool) 
     model = LlamaForCausalLM(config).to(getattr(torch, dtype)).train()
     if checkpointing:
         model.gradient_checkpointing_enable({"use_reentrant": True})
+    if mlp_slice is not None:
+        slice_mlps(model, round(NUM_TOKENS * mlp_slice))
     parameters = {p.untyped_storage().data_ptr() for p in model.parameters()}
     saved: dict[int, object] = {}
 
