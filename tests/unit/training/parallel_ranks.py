@@ -44,7 +44,7 @@ def work(model: Path, batch: TrainingBatch, parallel: Mapping[str, int], **ranks
 
     def build(role: str = "policy", *, lora: Any = None, **more: Any) -> TorchBackend:
         settings = {"max_tokens_per_micro_batch": 60, "parallel": ParallelConfig(**parallel)}
-        spec = make_spec(model, lora=lora, **settings)
+        spec = make_spec(model, lora=lora, mlp_slice_tokens=8 if lora else None, **settings)
         return TorchBackend(dataclasses.replace(spec, role=role, **more, **ranks), precision=DOUBLE)  # type: ignore[arg-type]
 
     found: dict[str, Any] = {}
