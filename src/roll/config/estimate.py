@@ -28,6 +28,7 @@ __all__ = [
     "gathered_bytes",
     "heap_bytes",
     "logit_bytes",
+    "moment_bytes",
     "num_lora_parameters",
     "num_trained",
     "pass_bytes",
@@ -119,6 +120,7 @@ class DiskUse:
 
 def disk_use(
     config: RunConfig,
+    training: TrainingConfig,
     sizes: ModelSizes,
     num_steps: int,
     *,
@@ -130,6 +132,7 @@ def disk_use(
 
     Args:
         config: the run.
+        training: of it.
         sizes: of its model.
         num_steps: of the run.
         num_further: weights that other trainers change.
@@ -138,7 +141,8 @@ def disk_use(
     checkpoint, trained = config.checkpoint, num_trained(config.model, sizes) + num_further
     saves = (num_steps // checkpoint.every_num_steps if checkpoint.every_num_steps else 0) + checkpoint.at_end
     return DiskUse(
-        checkpoint_bytes=sizes.num_parameters * element_bytes(config.model.dtype) + 12 * trained,
+        checkpoint_bytes=sizes.num_parameters * element_bytes(config.model.dtype)
+        + round((4 + moment_bytes(config.model, training)) * trained),
         num_checkpoints=min(saves, checkpoint.keep_last) + (checkpoint.keep_best and saves > 1),
         rollout_bytes=rollout_bytes,
         kept_bytes=kept_bytes,
@@ -205,14 +209,20 @@ def num_trained(model: ModelConfig, sizes: ModelSizes) -> int:
     return num_lora_parameters(sizes, model.lora.rank) if model.lora else sizes.num_parameters
 
 
-def trained_bytes(model: ModelConfig, sizes: ModelSizes, ranks: int) -> dict[str, int]:
+def moment_bytes(model: ModelConfig, training: TrainingConfig) -> float:
+    """Both of AdamW's moments of one weight. In 8 bits they have a scale for every 256; adapters are thin, and keep
+    theirs mostly whole."""
+    return 2 + 8 / 256 if training.optimizer == "adamw_8bit" and model.lora is None else 8
+
+
+def trained_bytes(model: ModelConfig, training: TrainingConfig, sizes: ModelSizes, ranks: int) -> dict[str, int]:
     """A rank's share, of one copy of the weights on `ranks`, of what training keeps between steps, and of gradients."""
     trained, element = num_trained(model, sizes), element_bytes(model.dtype)
     own_copy = element != 4
     parts = {"master weights": 4 * trained // ranks} if own_copy or model.lora else {}
     parts["weights"] = sizes.num_parameters * element // ranks
     parts["gradients"] = 4 * trained // ranks
-    parts["AdamW"] = 8 * trained // ranks
+    parts["AdamW"] = round(moment_bytes(model, training) * trained / ranks)
     return parts
 
 

@@ -38,6 +38,11 @@ class TrainingConfig(Section):
         ge=1,
         examples=[40],
     )
+    optimizer: Literal["adamw", "adamw_8bit"] = option(
+        "adamw",
+        "`adamw_8bit` keeps AdamW's moments of matrices in 8 bits, block by block (arXiv 2110.02861): 2 bytes a weight "
+        "in place of 8.",
+    )
     learning_rate: float = option(1e-6, "Peak learning rate of AdamW.", gt=0)
     schedule: Literal["constant", "linear", "cosine"] = option(
         "constant", "How the learning rate decays after warm-up, over all updates of the run."
@@ -89,7 +94,9 @@ class TrainingConfig(Section):
 
     @field_validator("backend")
     @classmethod
-    def _known(cls, name: str) -> str:
+    def _known(cls, name: str, info: ValidationInfo) -> str:
+        if name == "deepspeed" and info.data.get("optimizer") != "adamw":
+            raise ValueError("the back-end deepspeed has AdamW in 32 bits alone: set training.optimizer to adamw")
         try:
             TRAINERS.path(name)
         except ConfigError as error:

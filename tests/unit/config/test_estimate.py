@@ -117,6 +117,11 @@ def test_a_float32_trainer_needs_no_masters_apart():
     assert (parts["weights"], parts["gradients"], parts["AdamW"]) == (4_000_000, 4_000_000, 8_000_000)
 
 
+def test_moments_in_8_bits_take_a_quarter_and_their_scales():
+    parts = memory_of("training.optimizer=adamw_8bit")["actor_train"].parts
+    assert parts["AdamW"] == 2_000_000 + 8 * 1_000_000 // 256
+
+
 def test_adapters_alone_have_gradients_and_moments():
     adapters = num_lora_parameters(Sizes(), 4)
     # per layer: q and o 192+192 each, k and v 192+64 each, gate, up and down 192+512 each; times rank and layers
@@ -231,7 +236,7 @@ def test_checkpoints_are_counted(overrides, kept):
     assert rollouts == 12 * (40 + config.max_answer_tokens) * (
         config.training.num_steps * config.rollouts_per_step + batch.num_evaluations * batch.evaluation_samples
     )
-    use = disk_use(config, Sizes(), config.training.num_steps, rollout_bytes=rollouts)
+    use = disk_use(config, config.training, Sizes(), config.training.num_steps, rollout_bytes=rollouts)
     assert use.num_checkpoints == kept
     assert use.checkpoint_bytes == 14_000_000
     assert use.peak_bytes == (kept + (kept > 0)) * 14_000_000 + rollouts
@@ -240,10 +245,10 @@ def test_checkpoints_are_counted(overrides, kept):
 def test_checkpoints_hold_every_critics_masters_and_moments():
     config, batch = batch_of("algorithm.type=asy_ppo")
     equal = further_memory(config, Sizes(), batch)
-    found = disk_use(config, Sizes(), 1, num_further=equal.num_trained)
+    found = disk_use(config, config.training, Sizes(), 1, num_further=equal.num_trained)
     assert found.checkpoint_bytes == 14_000_000 + 2 * 12_000_000
     other = further_memory(config, Sizes(), batch, critic_sizes=Sizes(num_parameters=500_000))
-    small = disk_use(config, Sizes(), 1, num_further=other.num_trained)
+    small = disk_use(config, config.training, Sizes(), 1, num_further=other.num_trained)
     assert small.checkpoint_bytes == 14_000_000 + 2 * 6_000_000
 
 
