@@ -42,6 +42,8 @@ LIBRARIES_BYTES = int(0.5 * GIB)
 VLLM_BYTES = int(0.85 * GIB)
 """What a vLLM engine takes besides weights and KV cache, on CPU."""
 DEFAULT_CPU_KV_BYTES = 256 * 2**20
+NF4_BYTES = 0.5 + (1 + 4 / 256) / 64
+"""Of a weight in 4 bits, with its share of the scales."""
 LOGIT_CHUNK_BYTES = 3 * 128 * 2**20
 """Most that the chunked vocabulary projection holds: a chunk, its gradient, and the logits it keeps."""
 
@@ -163,6 +165,12 @@ def heap_bytes(activations: int, micro_batches: int) -> dict[str, int]:
     return {"heap": int(activations * share)} if micro_batches > 1 else {}
 
 
+def num_linear(sizes: ModelSizes) -> int:
+    """Weights of the linear layers of a gated decoder."""
+    heads = 2 * sizes.num_heads * sizes.head_dim + 2 * sizes.num_kv_heads * sizes.head_dim
+    return sizes.num_layers * sizes.hidden_size * (heads + 3 * sizes.intermediate_size)
+
+
 def num_lora_parameters(sizes: ModelSizes, rank: int) -> int:
     """Weights of adapters on all linear layers of a gated decoder: each adds rank x (inputs + outputs)."""
     hidden, inner = sizes.hidden_size, sizes.intermediate_size
@@ -178,7 +186,7 @@ def activation_bytes_per_token(
 
     Per layer: 4 hidden vectors, queries and attention output, keys and values, 4 vectors inside the gated
     MLP, all in the computation's format, and 2 hidden vectors in float32 inside the norms. With
-    checkpointing, one hidden vector per layer, and one layer in full.
+    checkpointing, one hidden vector per layer, and one layer in full beside its gradients.
 
     Args:
         sizes: of the model.
@@ -193,10 +201,10 @@ def activation_bytes_per_token(
     inside = element_bytes * 4 * sizes.intermediate_size
     again = inside if mlp_slice is None else round(inside * mlp_slice)
     if checkpointing:
-        return sizes.num_layers * hidden * element_bytes + around + again
+        return sizes.num_layers * hidden * element_bytes + 2 * (around + again)
     if mlp_slice is None:
         return sizes.num_layers * (around + inside)
-    return sizes.num_layers * around + again
+    return sizes.num_layers * around + 2 * again
 
 
 def element_bytes(dtype: str) -> int:
@@ -220,7 +228,12 @@ def trained_bytes(model: ModelConfig, training: TrainingConfig, sizes: ModelSize
     trained, element = num_trained(model, sizes), element_bytes(model.dtype)
     own_copy = element != 4
     parts = {"master weights": 4 * trained // ranks} if own_copy or model.lora else {}
-    parts["weights"] = sizes.num_parameters * element // ranks
+    whole = sizes.num_parameters
+    if model.lora is not None and model.lora.base == "nf4":
+        in_4_bits = min(num_linear(sizes), whole)
+        parts["weights in 4 bits"] = round(NF4_BYTES * in_4_bits)  # every rank has all of them
+        whole -= in_4_bits
+    parts["weights"] = whole * element // ranks
     parts["gradients"] = 4 * trained // ranks
     parts["AdamW"] = round(moment_bytes(model, training) * trained / ranks)
     return parts

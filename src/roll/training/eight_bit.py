@@ -20,7 +20,16 @@ from torch.nn import functional
 
 from roll.training.native import native
 
-__all__ = ["AdamWConstants", "is_in_8_bits", "new_moments", "read_moments", "update"]
+__all__ = [
+    "BLOCK",
+    "AdamWConstants",
+    "is_in_8_bits",
+    "new_moments",
+    "read_blocks",
+    "read_moments",
+    "update",
+    "write_blocks",
+]
 
 BLOCK = 256
 FEWEST_ELEMENTS = 4096
@@ -58,7 +67,7 @@ def new_moments(weight: Tensor) -> dict[str, Tensor]:
 def read_moments(moments: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
     """The first and the second moment as numbers, in float32 and the weight's shape."""
     first, second = (
-        _read(moments[f"moment{number}_codes"], moments[f"moment{number}_scales"], signed=number == "1")
+        read_blocks(moments[f"moment{number}_codes"], moments[f"moment{number}_scales"], signed=number == "1")
         for number in "12"
     )
     return first, second
@@ -96,8 +105,10 @@ def update(
     second.mul_(c.beta2).addcmul_(gradient, gradient, value=1 - c.beta2)
     weight.mul_(1 - c.learning_rate * c.weight_decay)
     weight.addcdiv_(first, second.sqrt().mul_(root).add_(c.epsilon), value=-size)
-    _write(moments["moment1_codes"], moments["moment1_scales"], first, signed=True)
-    _write(moments["moment2_codes"], moments["moment2_scales"], second, signed=False)
+    for number, moment in (("1", first), ("2", second)):
+        codes, scales = write_blocks(moment, signed=number == "1")
+        moments[f"moment{number}_codes"].copy_(codes)
+        moments[f"moment{number}_scales"].copy_(scales)
 
 
 @cache
@@ -128,20 +139,23 @@ def _search(*, signed: bool) -> tuple[Tensor, Tensor]:
     return torch.bucketize(beginnings, middles, out_int32=True), middles
 
 
-def _read(codes: Tensor, scales: Tensor, *, signed: bool) -> Tensor:
+def read_blocks(codes: Tensor, scales: Tensor, *, signed: bool) -> Tensor:
+    """The numbers [..., width], in float32, of codes [..., width] and scales [..., blocks]."""
     values = _values(signed=signed).to(codes.device)
     return values[codes.int()] * _spread(scales, codes.shape[-1])
 
 
-def _write(codes: Tensor, scales: Tensor, moment: Tensor, *, signed: bool) -> None:
-    """A second moment above 0 stays above 0: a weight's step would otherwise be divided by epsilon alone."""
-    moment = moment.float()
-    width = moment.shape[-1]
-    blocks = functional.pad(moment.abs(), (0, -width % BLOCK)).unflatten(-1, (-1, BLOCK))
-    scales.copy_(blocks.amax(-1))
+def write_blocks(numbers: Tensor, *, signed: bool) -> tuple[Tensor, Tensor]:
+    """Codes and scales of numbers [..., width]. Without signs, what is above 0 stays above 0: a weight's step would
+    otherwise be divided by epsilon alone."""
+    numbers = numbers.float()
+    width = numbers.shape[-1]
+    scales = functional.pad(numbers.abs(), (0, -width % BLOCK)).unflatten(-1, (-1, BLOCK)).amax(-1)
     inverse = torch.where(scales > 0, 1 / scales, 0.0)
-    found = torch.bucketize(moment * _spread(inverse, width), _middles(signed=signed).to(moment.device))
-    codes.copy_(found if signed else torch.maximum(found, (moment > 0).to(found.dtype)))
+    found = torch.bucketize(numbers * _spread(inverse, width), _middles(signed=signed).to(numbers.device))
+    if not signed:
+        found = torch.maximum(found, (numbers > 0).to(found.dtype))
+    return found.to(torch.uint8), scales
 
 
 def _spread(scales: Tensor, width: int) -> Tensor:

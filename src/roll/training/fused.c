@@ -185,3 +185,17 @@ void adamw_8bit(float *w, const float *gradient, uint8_t *c1, float *s1, uint8_t
         s2[i] = largest2;
     }
 }
+
+/* Blocks of 64 weights, from 32 bytes each: the first half in their low bits, the second in their high ones. */
+void nf4_read(const uint8_t *codes, const float *scales, const float *values, bf16 *w, i64 blocks, int threads) {
+#pragma omp parallel for schedule(static) num_threads(threads)
+    for (i64 i = 0; i < blocks; i++) {
+        const uint8_t *c = codes + i * 32;
+        bf16 *wi = w + i * 64, known[16];
+        for (int j = 0; j < 16; j++) known[j] = narrow(values[j] * scales[i]);
+#pragma omp simd
+        for (int j = 0; j < 32; j++) wi[j] = known[c[j] & 15];
+#pragma omp simd
+        for (int j = 0; j < 32; j++) wi[j + 32] = known[c[j] >> 4];
+    }
+}

@@ -12,6 +12,7 @@ from torch.distributed.tensor import DTensor
 
 from roll.models import as_in_checkpoint, changes_names
 from roll.training.lora import Adapter, checkpoint_name, find_adapters
+from roll.training.nf4 import quantized
 
 __all__ = ["TrainerWeights", "persistent_buffers", "whole"]
 
@@ -71,9 +72,10 @@ class TrainerWeights:
             read: what a back-end makes of a parameter or buffer as it is then. Collective where they are spread.
         """
         tensors = dict(network.root.named_parameters()) | persistent_buffers(network.root)
+        in_4_bits = quantized(network.root)
         return cls(
-            names=list(tensors),
-            read=lambda name: read(tensors[name]),
+            names=[*tensors, *in_4_bits],
+            read=lambda name: in_4_bits[name].weight if name in in_4_bits else read(tensors[name]),
             adapters=find_adapters(network.root) if adapted else {},
             dtype=dtype,
             is_first=is_first,

@@ -130,6 +130,13 @@ def test_adapters_alone_have_gradients_and_moments():
     assert (parts["weights"], parts["gradients"], parts["AdamW"]) == (2_000_000, 4 * adapters, 8 * adapters)
 
 
+def test_a_base_in_4_bits_leaves_embeddings_and_norms():
+    linear = 2 * 192 * (2 * 192 + 2 * 64 + 3 * 512)
+    parts = memory_of("model.lora.rank=4", "model.lora.base=nf4")["actor_train"].parts
+    assert parts["weights"] == 2 * (1_000_000 - linear)
+    assert parts["weights in 4 bits"] == round(linear * (0.5 + 1 / 64 + 4 / 256 / 64))
+
+
 def test_ranks_share_the_trainers_states():
     one, two = memory_of()["actor_train"], memory_of(*RAY)["actor_train"]
     assert two.count == 2
