@@ -31,6 +31,7 @@ from roll.training.passes import Passes
 from roll.training.policy import PolicyNetwork
 from roll.training.precision import MasterWeights, Precision
 from roll.training.randomness import Randomness
+from roll.training.recompute import slice_mlps
 from roll.training.schedule import Schedule
 from roll.training.skipping import note_skipped
 from roll.training.spec import TrainerSpec
@@ -72,6 +73,8 @@ class TorchBackend:
         self.model = self.network.root
         if self.ranks.mesh is not None:
             shard(self.network, self.ranks, self.precision)
+        if spec.training.mlp_slice_tokens is not None:
+            slice_mlps(self.network, spec.training.mlp_slice_tokens)
         trainable = {name: p for name, p in self.model.named_parameters() if p.requires_grad}
         heads = self.network.heads if isinstance(self.network, PolicyNetwork) else {}
         copies = self.network.cut.copies if self.network.cut is not None else ()

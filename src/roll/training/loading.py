@@ -13,8 +13,10 @@ from roll.models import load_causal_lm, load_scorer, load_tokenizer
 from roll.training.attention import register_attention
 from roll.training.fused import fuse
 from roll.training.lora import add_adapters
+from roll.training.nf4 import quantize_base
 from roll.training.packable import make_packable
 from roll.training.policy import PolicyNetwork
+from roll.training.recompute import recompute_layers
 from roll.training.spec import TrainerSpec
 from roll.training.value import ValueNetwork
 
@@ -79,6 +81,8 @@ def _load_model(spec: TrainerSpec, dtype: torch.dtype) -> Any:
     if spec.model.lora is not None:
         adapted = model.base_model if spec.role == "reward_model" else model  # its head is trained whole
         add_adapters(adapted, spec.model.lora, spec.seed)
+        if spec.model.lora.base == "nf4":
+            quantize_base(adapted)
     if spec.training.activation_checkpointing:
-        model.gradient_checkpointing_enable({"use_reentrant": False})
+        recompute_layers(model)
     return model

@@ -23,6 +23,7 @@ from roll.models import decoder_of
 from roll.training.blocks import Block
 from roll.training.layout import Int64Array, placed
 from roll.training.parallel.tokens import WHOLE, TokenShare
+from roll.training.recompute import recomputing
 from roll.types import TrainingBatch
 
 __all__ = ["Routing", "find_routing", "load_metrics"]
@@ -107,6 +108,8 @@ class Routing:
 
     @torch.no_grad()
     def _take(self, i: int, output: Any) -> None:
+        if recomputing():  # it was counted when it ran first
+            return
         logits, _, chosen = output
         self._chosen[i] = chosen
         real = getattr(self._current, "real", None)

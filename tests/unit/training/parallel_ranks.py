@@ -64,7 +64,11 @@ def work(
         activation_checkpointing: bool = False,
         **more: Any,
     ) -> TorchBackend:
-        settings = {"max_tokens_per_micro_batch": 60, "activation_checkpointing": activation_checkpointing}
+        settings: dict[str, Any] = {
+            "max_tokens_per_micro_batch": 60,
+            "activation_checkpointing": activation_checkpointing,
+        }
+        settings["mlp_slice_tokens"] = 8 if lora else None
         spec = make_spec(model, lora=lora, parallel=ParallelConfig(**parallel), **settings)
         return TorchBackend(dataclasses.replace(spec, role=role, **more, **ranks), precision=precision)  # type: ignore[arg-type]
 

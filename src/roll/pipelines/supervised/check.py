@@ -116,7 +116,9 @@ def _look_at_examples(
     ]
     _estimate_memory(report, config, micro, math.ceil(per_step / micro), other, role)
     learnt = fmean(b.num_loss_tokens / b.num_units for b in steps) * (examples.train.num_items + report.num_held_out)
-    report.disk = disk_use(config, report.model, training.num_steps, kept_bytes=round(learnt * other.kept_token_bytes))
+    report.disk = disk_use(
+        config, training, report.model, training.num_steps, kept_bytes=round(learnt * other.kept_token_bytes)
+    )
     _estimate_time(report, config, prepared, steps, loss, other, role)
 
 
@@ -148,7 +150,9 @@ def _estimate_memory(
     assert sizes is not None
     parallel = config.training.parallel
     shards, own = ranks // parallel.dp_replicate, micro // parallel.row_ranks
-    parts = trained_bytes(config.model, sizes, shards) | pass_bytes(config.training, sizes, micro, ranks, element)
+    parts = trained_bytes(config.model, config.training, sizes, shards) | pass_bytes(
+        config.training, sizes, micro, ranks, element
+    )
     if role == "policy":
         parts["logits"] = logit_bytes(sizes, own, element) * (2 if other.paths else 1)
     if other.paths:

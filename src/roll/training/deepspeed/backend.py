@@ -34,6 +34,7 @@ from roll.training.loading import build_network
 from roll.training.passes import Passes
 from roll.training.policy import PolicyNetwork
 from roll.training.randomness import Randomness
+from roll.training.recompute import slice_mlps
 from roll.training.schedule import Schedule
 from roll.training.skipping import note_skipped
 from roll.training.spec import TrainerSpec
@@ -64,6 +65,8 @@ class DeepSpeedBackend:
         check(spec, self.device)
         self.ranks = Ranks(spec, self.device)
         self.network = build_network(spec, self.engine_dtype).to(self.device)
+        if spec.training.mlp_slice_tokens is not None:
+            slice_mlps(self.network, spec.training.mlp_slice_tokens)
         self.model = self.network.root
         self._engine: Any = None
         self.spread: SpreadWeights | None = None

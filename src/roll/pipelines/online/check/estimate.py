@@ -184,7 +184,7 @@ def trainer_memory(config: GeneratingConfig, sizes: ModelSizes, batch: BatchArit
     """What a rank of a trainer needs, up to the final hidden states."""
     tokens, element = _micro_batch(config, batch, ranks), element_bytes(config.model.dtype)
     passes = pass_bytes(config.training, sizes, tokens, ranks, element)
-    return trained_bytes(config.model, sizes, ranks // config.training.parallel.dp_replicate) | passes
+    return trained_bytes(config.model, config.training, sizes, ranks // config.training.parallel.dp_replicate) | passes
 
 
 def _micro_batch(config: GeneratingConfig, batch: BatchArithmetic, ranks: int) -> int:

@@ -184,7 +184,7 @@ def _estimate(
     more = further(report, config, batch)
     recorded = rollout_bytes(config, batch, longest)
     report.disk = disk_use(
-        config, model, config.training.num_steps, num_further=more.num_trained, rollout_bytes=recorded
+        config, config.training, model, config.training.num_steps, num_further=more.num_trained, rollout_bytes=recorded
     )
     report.memory = memory_by_role(
         config,
