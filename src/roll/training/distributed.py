@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any, TypeVar
 
@@ -19,21 +20,36 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor, Shard
 
 from roll.config.parallel import ParallelConfig
 from roll.errors import ModelError, PlacementError
 from roll.models import decoder_of
+from roll.training.parallel.experts import divide_experts
 from roll.training.parallel.tensor import divide, replicate
 from roll.training.parallel.tokens import WHOLE, TokenShare
 from roll.training.precision import Precision
 from roll.training.spec import TrainerSpec
 
-__all__ = ["MESH_DIMS", "Ranks", "combine", "default_num_threads", "mesh_sizes", "pick_device", "reshard", "shard"]
+__all__ = [
+    "EXPERT_DIMS",
+    "MESH_DIMS",
+    "Ranks",
+    "combine",
+    "default_num_threads",
+    "mesh_sizes",
+    "pick_device",
+    "reshard",
+    "shard",
+]
 
 logger = logging.getLogger(__name__)
 
 MESH_DIMS = ("dp_replicate", "shards", "tp")
 """Of the weights; `shards` are the dimensions `dp_shard` and `cp` together."""
+
+EXPERT_DIMS = ("dp_replicate", "efsdp", "ep")
+"""Of experts, where `ep` divides them: the ranks of `shards` and `tp`, regrouped."""
 
 T = TypeVar("T")
 
@@ -83,7 +99,7 @@ def mesh_sizes(world_size: int, parallel: ParallelConfig) -> dict[str, int]:
     """
     if misfit := parallel.misfit(world_size):
         raise PlacementError(f"{misfit}: change them, or the devices that cluster.device_mapping gives to the trainer")
-    dp_shard = world_size // parallel.num_ranks
+    dp_shard = world_size // (parallel.dp_replicate * parallel.row_ranks)
     return {"dp_replicate": parallel.dp_replicate, "dp_shard": dp_shard, "cp": parallel.cp, "tp": parallel.tp}
 
 
@@ -97,6 +113,8 @@ class Ranks:
         self.data_rank, self.data_size = 0, 1
         """Which share of a batch is this rank's, and how many shares there are."""
         self.mesh: DeviceMesh | None = None
+        self.experts_mesh: DeviceMesh | None = None
+        """Of the dimensions `EXPERT_DIMS`, where experts are divided."""
         self.share: TokenShare = WHOLE
         """Which tokens of a row are this rank's."""
         if self.size == 1:
@@ -117,6 +135,9 @@ class Ranks:
         self.data_rank, self.data_size = self._data.get_local_rank(), self._data.size()
         by_weights = (sizes["dp_replicate"], sizes["dp_shard"] * sizes["cp"], sizes["tp"])
         self.mesh = init_device_mesh(device.type, by_weights, mesh_dim_names=MESH_DIMS)
+        if (ep := spec.training.parallel.ep) > 1:
+            by_experts = (sizes["dp_replicate"], self.size // (sizes["dp_replicate"] * ep), ep)
+            self.experts_mesh = init_device_mesh(device.type, by_experts, mesh_dim_names=EXPERT_DIMS)
         groups = {name: by_samples.get_group(name) for name in ("tp", "cp") if sizes[name] > 1}
         self.share = TokenShare(**groups)
 
@@ -129,7 +150,7 @@ class Ranks:
     def weights_mesh(self) -> DeviceMesh:
         """Over which FSDP2 spreads weights: their shards, and copies of these where there are any."""
         assert self.mesh is not None
-        return self.mesh[("dp_replicate", "shards") if self.mesh["dp_replicate"].size() > 1 else ("shards",)]
+        return _without_copies(self.mesh, "shards")
 
     def sum(self, sharded: Tensor, whole: Tensor) -> float:
         """Sum of a scalar over the ranks that hold different parts of the weights.
@@ -171,6 +192,11 @@ def _collectives(device: torch.device) -> str:
     return dist.Backend.default_device_backend_map.get(device.type, "nccl")
 
 
+def _without_copies(mesh: DeviceMesh, shards: str) -> DeviceMesh:
+    """Of a mesh, what FSDP2 spreads weights over: `shards`, and copies of these where there are any."""
+    return mesh[("dp_replicate", shards) if mesh["dp_replicate"].size() > 1 else (shards,)]
+
+
 def shard(network: Any, ranks: Ranks, precision: Precision) -> None:
     """Spread a network's weights over the ranks, in place: over `tp` matrix by matrix, with FSDP2 layer by layer.
 
@@ -187,6 +213,7 @@ def shard(network: Any, ranks: Ranks, precision: Precision) -> None:
         parameter.data = parameter.data.to(precision.master)
     network.share = ranks.share
     frozen = getattr(network, "frozen", ())  # they stay in the compute dtype
+    experts = _divided_experts(network, frozen, ranks.experts_mesh)
     if ranks.share.tp is not None:
         divide(network.root, network.decoder, network.projection, ranks.mesh["tp"])
         for model in frozen:
@@ -195,12 +222,46 @@ def shard(network: Any, ranks: Ranks, precision: Precision) -> None:
             replicate(network.value_head, ranks.mesh["tp"])
     for decoder in (network.decoder, *(decoder_of(model) for model in frozen)):
         for layer in _layers(decoder):
+            for module in layer.modules():
+                if module in experts:
+                    _shard_experts(module, ranks.experts_mesh, policy)
             _shard(layer, ranks.weights_mesh, policy)
     _shard(network, ranks.weights_mesh, policy)
 
 
-def _shard(module: nn.Module, mesh: DeviceMesh, policy: MixedPrecisionPolicy) -> None:
-    sharded = fully_shard(module, mesh=mesh, mp_policy=policy)
+def _divided_experts(network: Any, frozen: Iterable[Any], mesh: DeviceMesh | None) -> set[nn.Module]:
+    """The experts of a network and of the models that it holds, each rank with its own."""
+    if mesh is None:
+        return set()
+    own = set(divide_experts(network.root, mesh["ep"]).values())
+    if not own:
+        raise ModelError(
+            f"training.parallel.ep is {mesh['ep'].size()}, but {type(network.decoder).__name__} has no experts that "
+            "could be divided: set ep to 1"
+        )
+    return own.union(*(divide_experts(model, mesh["ep"]).values() for model in frozen))
+
+
+def _shard_experts(module: nn.Module, mesh: DeviceMesh | None, policy: MixedPrecisionPolicy) -> None:
+    """By experts, or by the next dimension where it is the one that divides evenly. Routers' weights stay as wide as
+    they come."""
+    assert mesh is not None
+    size = mesh["efsdp"].size()
+
+    def dim(parameter: nn.Parameter) -> Shard | None:
+        count, width = (parameter.to_local() if isinstance(parameter, DTensor) else parameter).shape[:2]
+        return Shard(1) if count % size and width % size == 0 else None
+
+    _shard(module, _without_copies(mesh, "efsdp"), replace(policy, cast_forward_inputs=False), dim)
+
+
+def _shard(
+    module: nn.Module,
+    mesh: DeviceMesh,
+    policy: MixedPrecisionPolicy,
+    dim: Callable[[nn.Parameter], Shard | None] | None = None,
+) -> None:
+    sharded = fully_shard(module, mesh=mesh, mp_policy=policy, shard_placement_fn=dim)
     sharded.set_gradient_divide_factor(1.0)
     sharded.set_force_sum_reduction_for_comms(True)  # gloo has no sum that divides
 
