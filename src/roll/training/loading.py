@@ -11,6 +11,7 @@ from torch import nn
 from roll.errors import ModelError
 from roll.models import load_causal_lm, load_scorer, load_tokenizer
 from roll.training.attention import register_attention
+from roll.training.experts import group_products
 from roll.training.fused import fuse
 from roll.training.lora import add_adapters
 from roll.training.nf4 import quantize_base
@@ -71,6 +72,7 @@ def _load_model(spec: TrainerSpec, dtype: torch.dtype) -> Any:
     model: Any = load(
         spec.model_path, dtype, attention=register_attention(), trust_remote_code=spec.model.trust_remote_code
     )
+    group_products(model)
     make_packable(model)
     fuse(model)
     for module in model.modules():

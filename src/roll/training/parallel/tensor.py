@@ -64,6 +64,8 @@ def divide(root: nn.Module, decoder: Any, projection: nn.Module | None, mesh: De
     made: dict[int, nn.Parameter] = {}
     style_of = {inner: style for name, style in styles.items() for inner in decoder.get_submodule(name).modules()}
     for name, module in list(root.named_modules()):
+        if any(isinstance(parameter, DTensor) for parameter in module._parameters.values()):
+            continue  # experts that are divided already
         style = style_of.get(module)
         is_vocabulary = module is embeddings or module is projection
         for parameter_name, parameter in module._parameters.items():
