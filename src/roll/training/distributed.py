@@ -133,7 +133,8 @@ class Ranks:
     def _own_stage(self, count: int) -> Stage:
         """Stages are the outermost dimension: what goes from one to the next is the least."""
         each = self.size // count
-        groups: list[Any] = [dist.new_group(range(i, self.size, each)) for i in range(each) for _ in ("up", "down")]
+        members = (range(i, self.size, each) for i in range(each) for _ in ("up", "down"))
+        groups: list[Any] = [dist.new_group(ranks, group_desc="pp") for ranks in members]
         up = 2 * (self.rank % each)
         return Stage(groups[up], groups[up + 1], self.device, with_first=up == 0)
 

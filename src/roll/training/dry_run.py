@@ -30,8 +30,12 @@ from torch.utils._pytree import tree_leaves
 from roll.algorithms.inputs import LossOutputs
 from roll.training.distributed import Ranks, shard
 from roll.training.loading import build_network
+from roll.training.parallel.pipeline import Stage
+from roll.training.parallel.tokens import TokenShare
 from roll.training.precision import Precision
 from roll.training.spec import TrainerSpec
+from roll.training.stages import cut
+from roll.training.weights import persistent_buffers
 from roll.types import Needs, TrainingBatch
 
 __all__ = ["DryRun", "Traffic", "dry_run"]
@@ -127,10 +131,13 @@ class _Ranks(Ranks):
         return 1.0
 
     def reduce(self, values: Mapping[str, Tensor], both: Callable[[float, float], float]) -> dict[str, float]:
-        return dict.fromkeys(values, 0.0)
+        return {"loss": 0.0, **dict.fromkeys(values, 0.0)}
 
     def gather(self, value: Any) -> list[Any]:
         return [value] * self.data_size
+
+    def by_stage(self, value: Any) -> list[Any]:
+        return [value]
 
 
 @contextlib.contextmanager
@@ -147,6 +154,7 @@ def _stand_ins(watch: _Watch) -> Iterator[None]:
         "torch.UntypedStorage.resize_": resized,
         "roll.training.backend.Ranks": _Ranks,
         "roll.training.backend.build_network": _skeleton,
+        "roll.training.backend.cut": _cut,
         "roll.training.backend.shard": _sharded,
         "roll.training.attention.varlen_supported": lambda device, dtype: True,
         "roll.training.logprobs.native": lambda: None,
@@ -178,6 +186,22 @@ def _bare(path: str, dtype: torch.dtype, *, attention: str, trust_remote_code: b
     return AutoModelForCausalLM.from_config(
         config, dtype=dtype, attn_implementation=attention, trust_remote_code=trust_remote_code
     ).eval()
+
+
+def _cut(network: Any, stage: Stage, share: TokenShare, dtype: torch.dtype) -> None:
+    names = {*dict(network.root.named_parameters()), *persistent_buffers(network.root)}
+    tied = {network.projection.weight} & {network.decoder.get_input_embeddings().weight}
+
+    def held(own: list[str]) -> list[list[str]]:
+        """What every stage has: the nearest has all that this one has not."""
+        both = [name for name in own if tied and network.root.get_parameter(name) in tied]
+        others: list[list[str]] = [[] for _ in range(stage.count)]
+        others[0 if stage.number else -1] = [*names.difference(own), *both]
+        others[stage.number] = own
+        return others
+
+    with unset_fake_temporarily(), mock.patch.object(stage, "gather", held):
+        cut(network, stage, share, dtype)
 
 
 def _sharded(network: Any, ranks: Ranks, precision: Precision) -> None:
@@ -235,7 +259,7 @@ class _Watch(TorchDispatchMode):
 
     def _note(self, name: str, everything: Any) -> None:
         leaves = tree_leaves(everything)
-        group = next(filter(None, map(_group, leaves)))
+        group = next(found for leaf in leaves if (found := _group(leaf)) is not None)
         sizes = [tensor.numel() * tensor.element_size() for tensor in leaves if isinstance(tensor, Tensor)]
         kind = Traffic(_NAMES.get(name, name.strip("_")), _name(group), group.size())
         self.counts[kind] += 1
