@@ -79,14 +79,14 @@ class _Loss:
         return LossOutputs(loss=loss)
 
 
-def dry_run(spec: TrainerSpec, batch: TrainingBatch, needs: Needs) -> DryRun:
+def dry_run(spec: TrainerSpec, batch: TrainingBatch | None, needs: Needs) -> DryRun:
     """Build a rank of a trainer and let it make a step.
 
     The process must have no process group; it has none afterwards.
 
     Args:
         spec: of the rank. Its model needs `config.json`, and no weights.
-        batch: all ranks' samples; their tokens may be any.
+        batch: all ranks' samples; their tokens may be any. `None` for no step.
         needs: of what is learned.
 
     Raises:
@@ -106,7 +106,8 @@ def dry_run(spec: TrainerSpec, batch: TrainingBatch, needs: Needs) -> DryRun:
             backend = TorchBackend(spec)
             between = watch.live
             watch.begin()
-            backend.train_step(batch, _Loss(needs=needs))
+            if batch is not None:
+                backend.train_step(batch, _Loss(needs=needs))
             found = DryRun(
                 between=between,
                 gradients=watch.live - between,
@@ -280,7 +281,8 @@ _NAMES = {
 
 def _plain(tree: Any) -> list[Tensor]:
     """Its tensors that have memory of their own."""
-    return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, Tensor) and not isinstance(leaf, DTensor)]
+    tensors = [leaf for leaf in tree_leaves(tree) if isinstance(leaf, Tensor)]
+    return [tensor for tensor in tensors if not isinstance(tensor, DTensor) and tensor.device.type != "meta"]
 
 
 def _group(leaf: Any) -> ProcessGroup | None:
