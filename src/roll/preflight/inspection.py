@@ -12,15 +12,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from roll.config.run import RunConfig
-from roll.config.training import TrainingConfig
-from roll.errors import ModelError, RunDirectoryError, UserError
+from roll.errors import RunDirectoryError, UserError
 from roll.preflight.machine import free_disk
 from roll.preflight.report import Report
 
 if TYPE_CHECKING:
     from roll.models import ModelDescription
 
-__all__ = ["compare_memory", "described", "look", "look_at_disk", "look_at_places", "look_at_stages"]
+__all__ = ["compare_memory", "described", "look", "look_at_disk", "look_at_places"]
 
 C = TypeVar("C", bound=RunConfig)
 
@@ -43,17 +42,6 @@ def look_at_places(report: Report, config: RunConfig) -> None:
 
         per_node = config.cluster.devices_per_node or report.machine.devices
         report.placement = place(config.cluster, config.roles, per_node)
-
-
-def look_at_stages(report: Report, config: RunConfig) -> None:
-    """Whether the model has a layer for each stage of its trainers."""
-    training = getattr(config, "training", None)
-    stages = training.parallel.pp if isinstance(training, TrainingConfig) else 1
-    if report.model is not None and stages > report.model.num_layers:
-        raise ModelError(
-            f"training.parallel.pp {stages} needs as many decoder layers, and the model has {report.model.num_layers}: "
-            "lower it"
-        )
 
 
 def described(report: Report, path: str, whose: str) -> ModelDescription | None:

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
 from roll.config.load import load_config
 from roll.config.parallel import ParallelConfig
-from roll.errors import ConfigError, ModelError
-from roll.preflight.inspection import look_at_stages
+from roll.errors import ConfigError
 
 QUICKSTART = Path(__file__).parents[3] / "examples" / "quickstart.yaml"
 STAGES = ["cluster.type=ray", "cluster.device_mapping.actor_train=0-3", "training.parallel.pp=4"]
@@ -30,9 +27,3 @@ def test_credit_by_attention_is_refused_with_stages() -> None:
     load_config(QUICKSTART, STAGES)
     with pytest.raises(ConfigError, match=r"algorithm.credit.type \w+ looks at layers that several stages have"):
         load_config(QUICKSTART, [*STAGES, "algorithm.type=attention_credit"])
-
-
-def test_a_check_finds_too_few_layers() -> None:
-    report: Any = SimpleNamespace(model=SimpleNamespace(num_layers=3))
-    with pytest.raises(ModelError, match=r"training.parallel.pp 4 needs as many decoder layers, and the model has 3"):
-        look_at_stages(report, load_config(QUICKSTART, STAGES))

@@ -27,7 +27,8 @@ from roll.inference import resolve_engine_kind
 from roll.models import describe_model, find_model
 from roll.pipelines.preparation import prepare as prepare_prompts
 from roll.pipelines.supervised.preparation import Prepared, policy_spec, prepare
-from roll.preflight.inspection import compare_memory, described, look, look_at_disk, look_at_places, look_at_stages
+from roll.preflight.inspection import compare_memory, described, look, look_at_disk, look_at_places
+from roll.preflight.layout import look_at_layout
 from roll.preflight.machine import inspect_machine
 from roll.preflight.report import Report
 from roll.preflight.timing import can_be_timed, step_time
@@ -82,7 +83,7 @@ def inspect(
         config,
         look_at_places,
         _look_at_model,
-        look_at_stages,
+        look_at_layout,
         partial(_look_at_examples, kind=kind, loss=loss, other=other, role=role),
         look_at_disk,
     )

@@ -21,7 +21,8 @@ from roll.pipelines.online.check.estimate import (
     memory_by_role,
     rollout_bytes,
 )
-from roll.preflight.inspection import compare_memory, described, look, look_at_disk, look_at_places, look_at_stages
+from roll.preflight.inspection import compare_memory, described, look, look_at_disk, look_at_places
+from roll.preflight.layout import look_at_layout
 from roll.preflight.machine import inspect_machine
 from roll.preflight.report import Report
 from roll.running import run_to_end
@@ -55,8 +56,8 @@ def inspect_run(
         config,
         _look_at_places,
         _look_at_model,
-        look_at_stages,
         *looks,
+        look_at_layout,
         _look_at_judge,
         _look_at_reward_models,
         _look_at_prompts,
