@@ -55,8 +55,8 @@ def test_a_rewarded_letter_becomes_more_frequent(tmp_path: Path, tiny_model: Pat
     "change",
     [
         {"distillation": {"divergence": "reverse"}},
-        {"distillation": {"divergence": "forward"}},
-        {"distillation": {"divergence": "jsd", "beta": 0.3}},
+        pytest.param({"distillation": {"divergence": "forward"}}, marks=pytest.mark.slow),
+        pytest.param({"distillation": {"divergence": "jsd", "beta": 0.3}}, marks=pytest.mark.slow),
         {
             "distillation": {"place": "reward"},
             "rollout": {"prompts_per_step": 6, "group_size": 24, "max_new_tokens": 6},

@@ -109,8 +109,9 @@ def test_the_policy_without_its_adapters_says_what_a_kept_reference_said(tmp_pat
 
 @pytest.mark.parametrize(
     "preference",
-    [pytest.param({"type": "dpo"}, id="dpo"), pytest.param({"type": "kto"}, id="kto", marks=pytest.mark.slow)],
+    [pytest.param({"type": "dpo"}, id="dpo"), pytest.param({"type": "kto"}, id="kto")],
 )
+@pytest.mark.slow
 def test_a_killed_and_resumed_run_equals_an_uninterrupted_one(
     tmp_path: Path, tiny_model: Path, preference: dict[str, Any]
 ) -> None:

@@ -159,6 +159,7 @@ def test_a_model_is_measured_without_training(tmp_path: Path, tiny_model: Path, 
     assert trained["eval/loss"] == pytest.approx(rows_of(tmp_path, "evaluation")[-1]["eval/loss"], rel=1e-6)
 
 
+@pytest.mark.slow  # and engines beside it: `test_kill_pipelines`
 def test_a_killed_and_resumed_run_equals_an_uninterrupted_one(tmp_path: Path, tiny_model: Path) -> None:
     reference = Run(tmp_path / "reference", settings(tmp_path, tiny_model))
     reference.finish()

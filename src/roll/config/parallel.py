@@ -16,6 +16,12 @@ class ParallelConfig(Section):
     one rank.
     """
 
+    pp: int = option(
+        1,
+        "Stages of consecutive decoder layers (pipeline parallel), which micro-batches pass through one after the "
+        "other: a step needs several times as many micro-batches as stages.",
+        ge=1,
+    )
     dp_replicate: int = option(
         1, "Copies of the weights: each is sharded over the ranks of one group, and gradients are added over all.", ge=1
     )
@@ -35,7 +41,7 @@ class ParallelConfig(Section):
     @property
     def num_ranks(self) -> int:
         """The number of a trainer's ranks is a multiple of this."""
-        return math.prod((self.dp_replicate, self.cp, self.tp))
+        return math.prod((self.pp, self.dp_replicate, self.cp, self.tp))
 
     @property
     def row_ranks(self) -> int:
@@ -46,6 +52,6 @@ class ParallelConfig(Section):
         """Why `count` ranks cannot be divided like this; `None` if they can."""
         if count % self.num_ranks == 0:
             return None
-        set_sizes = {n: s for n in ("dp_replicate", "cp", "tp") if (s := getattr(self, n)) > 1}
+        set_sizes = {n: s for n in ("pp", "dp_replicate", "cp", "tp") if (s := getattr(self, n)) > 1}
         product = " x ".join(f"{name} {size}" for name, size in set_sizes.items())
         return f"{count} trainer rank{'s' * (count > 1)} cannot be divided by training.parallel's {product}"

@@ -34,8 +34,9 @@ from roll.training.randomness import Randomness
 from roll.training.schedule import Schedule
 from roll.training.skipping import note_skipped
 from roll.training.spec import TrainerSpec
+from roll.training.stages import add_up_tied, cut
 from roll.training.state import load_state, save_state
-from roll.training.weights import TrainerWeights
+from roll.training.weights import TrainerWeights, whole
 from roll.types import AttentionRange, Output, Outputs, StepResult, TrainingBatch
 
 __all__ = ["TorchBackend"]
@@ -64,19 +65,23 @@ class TorchBackend:
         torch.set_num_threads(spec.training.num_threads or default_num_threads(spec.node_ranks))
         self.device = pick_device(spec)
         self.ranks = Ranks(spec, self.device)
-        self.network = build_network(spec, self.precision.compute).to(self.device)
+        self.network = build_network(spec, self.precision.compute)
+        if self.ranks.stage is not None:
+            cut(self.network, self.ranks.stage, self.ranks.share, self.precision.compute)
+        self.network.to(self.device)
         self.model = self.network.root
         if self.ranks.mesh is not None:
             shard(self.network, self.ranks, self.precision)
         trainable = {name: p for name, p in self.model.named_parameters() if p.requires_grad}
         heads = self.network.heads if isinstance(self.network, PolicyNetwork) else {}
-        self.masters = MasterWeights(trainable | heads, self.precision)
+        copies = self.network.cut.copies if self.network.cut is not None else ()
+        self.masters = MasterWeights(trainable | heads, self.precision, copies)
         rate = spec.value_head_learning_rate or self.schedule.peak
         self.optimizer = Optimizer(
             self.masters, spec.training, self.ranks, dict.fromkeys(heads, rate / self.schedule.peak)
         )
         self.placement = StatePlacement(self.network, self.masters, self.optimizer, self.device)
-        self._randomness = Randomness(spec.seed + self.ranks.data_rank, self.device)
+        self._randomness = Randomness(spec.seed + self.ranks.stream, self.device)
         self._passes = Passes(spec, self.network, self.ranks, self.device, self._randomness)
         self.num_steps = 0
         """Optimiser steps that moved the weights."""
@@ -97,6 +102,8 @@ class TorchBackend:
         self.network.train()
         with self._randomness.untouched_by_errors():
             found = self._passes.losses(batch, loss, self._backward)
+        if self.network.cut is not None:
+            add_up_tied(self.network.cut, self.masters)
         backward_done = time.perf_counter()
         grad_norm = self.optimizer.grad_norm()
         rate = self.schedule.rate(self.num_steps)
@@ -167,8 +174,7 @@ class TorchBackend:
         Adapters are merged into it; a policy's and a reward model's are written once more on their own, as `adapter/`
         beside it.
         """
-        read = dict(self.model.named_parameters()).__getitem__
-        export_trained(path, self.spec, self.network, self.weights(), read, is_first=self.ranks.is_first)
+        export_trained(path, self.spec, self.network, self.weights(), self._read, is_first=self.ranks.is_first)
 
     def offload(self, states: Collection[StateKind]) -> None:
         """Move states to main memory, between steps. On a CPU they are there already."""
@@ -186,6 +192,10 @@ class TorchBackend:
     def engine_dtype(self) -> torch.dtype:
         """What the engines compute in."""
         return getattr(torch, self.spec.model.dtype)
+
+    def _read(self, name: str) -> Tensor:
+        own, part = dict(self.model.named_parameters()), self.network.cut
+        return own[name] if part is None else part.brought(name, whole(part.all_tensors(own)[name]))
 
     def _backward(self, loss: Tensor, *, last: bool) -> None:
         loss.backward()

@@ -1,9 +1,10 @@
 """The ranks of a trainer: meeting, sharding the network over them, and adding up what they found.
 
-Ranks have a place along each of the dimensions dp_replicate x dp_shard x cp x tp, of size 1 where unused. Samples are
-divided by data rank and data size, those of the first two, never by the world's. Weights are sharded by FSDP2 over
-dp_shard and cp together, since both have different tokens; before that, `parallel` divides them over tp. Code that asks
-`Ranks` works the same with one rank, which needs no process group.
+Ranks have a place along each of the dimensions pp x dp_replicate x dp_shard x cp x tp, of size 1 where unused. Samples
+are divided by data rank and data size, those of the two dp, never by the world's. Weights are sharded by FSDP2 over
+dp_shard and cp together, since both have different tokens; before that, `parallel` cuts layers into the stages of pp,
+and divides the weights of a stage over tp. Code that asks `Ranks` works the same with one rank, which needs no process
+group.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from roll.config.parallel import ParallelConfig
 from roll.errors import ModelError, PlacementError
 from roll.models import decoder_of
+from roll.training.parallel.pipeline import Stage
 from roll.training.parallel.tensor import divide, replicate
 from roll.training.parallel.tokens import WHOLE, TokenShare
 from roll.training.precision import Precision
@@ -84,7 +86,8 @@ def mesh_sizes(world_size: int, parallel: ParallelConfig) -> dict[str, int]:
     if misfit := parallel.misfit(world_size):
         raise PlacementError(f"{misfit}: change them, or the devices that cluster.device_mapping gives to the trainer")
     dp_shard = world_size // parallel.num_ranks
-    return {"dp_replicate": parallel.dp_replicate, "dp_shard": dp_shard, "cp": parallel.cp, "tp": parallel.tp}
+    by_samples = {"dp_replicate": parallel.dp_replicate, "dp_shard": dp_shard}
+    return {"pp": parallel.pp, **by_samples, "cp": parallel.cp, "tp": parallel.tp}
 
 
 class Ranks:
@@ -97,6 +100,9 @@ class Ranks:
         self.data_rank, self.data_size = 0, 1
         """Which share of a batch is this rank's, and how many shares there are."""
         self.mesh: DeviceMesh | None = None
+        """Of the weights of this rank's stage, where several ranks have it."""
+        self.stage: Stage | None = None
+        """Which part of the layers is this rank's, where there are several."""
         self.share: TokenShare = WHOLE
         """Which tokens of a row are this rank's."""
         if self.size == 1:
@@ -112,13 +118,29 @@ class Ranks:
                 world_size=spec.world_size,
                 timeout=_TIMEOUT,
             )
+        if sizes["pp"] > 1:
+            self.stage = self._own_stage(sizes["pp"])
+        if self.size == sizes["pp"]:
+            return
         by_samples = init_device_mesh(device.type, tuple(sizes.values()), mesh_dim_names=tuple(sizes))
         self._data = by_samples["dp_replicate", "dp_shard"]._flatten("data")
         self.data_rank, self.data_size = self._data.get_local_rank(), self._data.size()
-        by_weights = (sizes["dp_replicate"], sizes["dp_shard"] * sizes["cp"], sizes["tp"])
-        self.mesh = init_device_mesh(device.type, by_weights, mesh_dim_names=MESH_DIMS)
+        by_weights = (sizes["pp"], sizes["dp_replicate"], sizes["dp_shard"] * sizes["cp"], sizes["tp"])
+        self.mesh = init_device_mesh(device.type, by_weights, mesh_dim_names=("pp", *MESH_DIMS))[MESH_DIMS]
         groups = {name: by_samples.get_group(name) for name in ("tp", "cp") if sizes[name] > 1}
         self.share = TokenShare(**groups)
+
+    def _own_stage(self, count: int) -> Stage:
+        """Stages are the outermost dimension: what goes from one to the next is the least."""
+        each = self.size // count
+        groups: list[Any] = [dist.new_group(range(i, self.size, each)) for i in range(each) for _ in ("up", "down")]
+        up = 2 * (self.rank % each)
+        return Stage(groups[up], groups[up + 1], self.device, with_first=up == 0)
+
+    @property
+    def stream(self) -> int:
+        """Whose random numbers are this rank's: ranks of one share and one stage draw the same."""
+        return self.data_rank + self.data_size * (self.stage.number if self.stage else 0)
 
     @property
     def is_first(self) -> bool:
@@ -132,19 +154,18 @@ class Ranks:
         return self.mesh[("dp_replicate", "shards") if self.mesh["dp_replicate"].size() > 1 else ("shards",)]
 
     def sum(self, sharded: Tensor, whole: Tensor) -> float:
-        """Sum of a scalar over the ranks that hold different parts of the weights.
+        """Sum of a scalar over the ranks that hold different parts of the weights, of all stages.
 
         Args:
             sharded: of weights that the `tp` ranks have divided.
             whole: of weights that each of them has; counted once.
         """
-        if self.mesh is None:
-            return float(sharded + whole)
         tp = self.share.tp
         value = sharded.detach() + whole.detach() * (tp is None or tp.rank() == 0)
-        for group in (self.mesh.get_group("shards"), *([] if tp is None else [tp])):
+        groups = [] if self.mesh is None else [self.mesh.get_group("shards")]
+        for group in (*groups, *([] if tp is None else [tp])):
             dist.all_reduce(value, group=group)
-        return float(value)
+        return float(value if self.stage is None else self.stage.sum(value.to(self.device)))
 
     def reduce(self, values: Mapping[str, Tensor], both: Callable[[float, float], float]) -> dict[str, float]:
         """Scalars by name over all shares of the batch, combined by `both`. A rank without work may lack names."""
@@ -160,6 +181,14 @@ class Ranks:
         values: list[Any] = [None] * self.data_size
         dist.all_gather_object(values, value, group=self._data.get_group())
         return values
+
+    def by_stage(self, value: Any) -> list[Any]:
+        """The plain value of every stage of this rank's share, on each of them."""
+        return [value] if self.stage is None else self.stage.gather(value)
+
+    def of_all_stages(self, values: Mapping[str, T]) -> dict[str, T]:
+        """By name, what each stage says of its own."""
+        return {name: value for part in self.by_stage(dict(values)) for name, value in part.items()}
 
     def close(self) -> None:
         """Leave the process group."""
@@ -194,7 +223,7 @@ def shard(network: Any, ranks: Ranks, precision: Precision) -> None:
         if getattr(network, "value_head", None) is not None:
             replicate(network.value_head, ranks.mesh["tp"])
     for decoder in (network.decoder, *(decoder_of(model) for model in frozen)):
-        for layer in _layers(decoder):
+        for layer in (layer for layer in _layers(decoder) if any(True for _ in layer.parameters())):
             _shard(layer, ranks.weights_mesh, policy)
     _shard(network, ranks.weights_mesh, policy)
 

@@ -77,6 +77,8 @@ class Predictions(NamedTuple):
     """[M, k] of other tokens than the targets, where they were asked for."""
     top_ids: Tensor | None = None
     """[M, k] these tokens, where the likeliest were asked for."""
+    hidden: Tensor | None = None
+    """[n, H] what a stage before the last one says, and nothing else: states that went to the next stage."""
 
     @property
     def tensors(self) -> list[Tensor]:

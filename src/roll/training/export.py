@@ -13,11 +13,11 @@ from roll.config.model import LoRAConfig
 from roll.models import load_tokenizer, pad_token
 from roll.protocols import WeightSource
 from roll.tracking import atomic
-from roll.training.lora import Adapter, find_adapters
+from roll.training.lora import Adapter
 from roll.training.policy import PolicyNetwork
 from roll.training.spec import TrainerSpec
 from roll.training.value import ValueNetwork
-from roll.training.weights import whole
+from roll.training.weights import adapters_of, whole
 
 __all__ = ["export_adapter", "export_model", "export_trained"]
 
@@ -38,13 +38,13 @@ def export_trained(
         spec: of the rank.
         network: its network.
         weights: the complete model, adapters merged.
-        read: a parameter of the network by its name.
+        read: a parameter of the whole network by its name, on rank 0.
         is_first: whether this rank writes.
     """
     dtype, trust = getattr(torch, spec.model.dtype), spec.model.trust_remote_code
     export_model(path, weights, network, spec.model_path, dtype, trust_remote_code=trust, is_first=is_first)
     if spec.model.lora is not None and spec.role in ("policy", "reward_model"):
-        beside, base, adapters = path.with_name("adapter"), spec.model.path, find_adapters(network.root)
+        beside, base, adapters = path.with_name("adapter"), spec.model.path, adapters_of(network)
         scores = spec.role == "reward_model"
         export_adapter(beside, read, adapters, spec.model.lora, base, dtype, scores_texts=scores, is_first=is_first)
 
@@ -112,7 +112,7 @@ def export_adapter(
 
     Args:
         path: a directory, made if missing.
-        read: a parameter by its name.
+        read: a parameter by its name, on rank 0.
         adapters: by the checkpoint's name of the weight that they change.
         config: how they were made.
         base: the model that they change, as its user named it.

@@ -11,7 +11,7 @@ from roll.training.attention import AttentionPlan, Observer
 from roll.training.layout import PackedLayout
 from roll.training.parallel.tokens import WHOLE, TokenShare
 
-__all__ = ["final_hidden_states"]
+__all__ = ["decoded", "final_hidden_states"]
 
 
 def final_hidden_states(
@@ -36,11 +36,25 @@ def final_hidden_states(
         share: which tokens, and so predictions, are this rank's.
     """
     entries = share.slice(layout)
+    states = decoded(decoder, layout, device, dtype, observer, share)
+    rows = layout.rows[share.predictions(layout)] - entries.start
+    return share.gathered(states).index_select(0, torch.from_numpy(rows).to(device))
+
+
+def decoded(
+    decoder: Any,
+    layout: PackedLayout,
+    device: torch.device,
+    dtype: torch.dtype,
+    observer: Observer | None = None,
+    share: TokenShare = WHOLE,
+) -> Tensor:
+    """Hidden states [n, H] of this rank's tokens after the decoder, or after the layers of it that this rank has."""
+    entries = share.slice(layout)
     output = decoder(
         input_ids=torch.from_numpy(layout.token_ids[entries]).to(device)[None],
         position_ids=torch.from_numpy(layout.position_ids[entries]).to(device)[None],
         use_cache=False,
         roll_plan=AttentionPlan(layout, device, dtype, observer, share),
     )
-    rows = layout.rows[share.predictions(layout)] - entries.start
-    return share.gathered(output.last_hidden_state[0]).index_select(0, torch.from_numpy(rows).to(device))
+    return output.last_hidden_state[0]

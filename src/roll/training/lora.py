@@ -68,8 +68,12 @@ def add_adapters(model: Any, config: LoRAConfig, seed: int) -> None:
 
 
 @contextlib.contextmanager
-def adapters_off(model: Any) -> Iterator[None]:
+def adapters_off(model: Any, *, elsewhere: bool = False) -> Iterator[None]:
     """Inside the block, a model computes with its frozen weights alone.
+
+    Args:
+        model: with adapters.
+        elsewhere: whether only other parts of the model may have them.
 
     Raises:
         ValueError: it has no adapters.
@@ -77,7 +81,7 @@ def adapters_off(model: Any) -> Iterator[None]:
     from peft.tuners.lora import LoraLayer
 
     layers = [layer for layer in model.modules() if isinstance(layer, LoraLayer)]
-    if not layers:
+    if not layers and not elsewhere:
         raise ValueError("the model has no adapters to switch off: load a reference of its own")
     for layer in layers:
         layer.enable_adapters(False)

@@ -70,7 +70,7 @@ class Optimizer:
         """Global norm of the gradients; not finite where any gradient is not."""
         grads: dict[bool, list[Tensor]] = {True: [], False: []}
         for name in self._locals:
-            if (grad := self._weights.grad(name)) is not None:
+            if (grad := self._weights.grad(name)) is not None and name not in self._weights.copies:
                 grads[self._weights.is_divided(name)].append(grad)
         return math.sqrt(self._ranks.sum(_squares(grads[True]), _squares(grads[False])))
 

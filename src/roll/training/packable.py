@@ -10,7 +10,7 @@ than sliding windows, and configurations that were tried before are not tried ag
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
@@ -25,7 +25,7 @@ from roll.training.mixers import mix_by_path
 from roll.training.packing import pack
 from roll.types import TrainingSample
 
-__all__ = ["check_packing", "make_packable"]
+__all__ = ["check_packing", "check_stages", "make_packable"]
 
 _passed: set[tuple[str, str, torch.dtype]] = set()
 
@@ -94,6 +94,54 @@ def check_packing(model: Any, logits: Logits) -> None:
     if reason:
         raise ModelError(f"{type(model).__name__} cannot be trained: {reason}")
     _passed.add(key)
+
+
+@torch.no_grad()
+def check_stages(decoder: Any, starts: Iterable[int]) -> None:
+    """Whether a decoder can be cut before each of some layers: nothing but hidden states passes from layer to layer.
+
+    A text is computed with another's states from the cut on: what comes out must be what comes out of that other.
+
+    Raises:
+        ModelError: it is something else.
+    """
+    layout = _layout([_text(0, 8)], share=False)
+    parameter = next(decoder.parameters())
+
+    def run(seed: int, start: int, states: Tensor | None) -> tuple[Tensor, Tensor]:
+        seen: list[Any] = []
+
+        def before(layer: Any, args: Any, kwargs: Any) -> Any:
+            seen.append(args[0] if args else None)
+            return None if states is None else ((states, *args[1:]), kwargs)
+
+        hook = decoder.layers[start].register_forward_pre_hook(before, with_kwargs=True)
+        above = decoder.layers[start].register_forward_hook(lambda layer, args, output: seen.append(output))
+        ids = torch.from_numpy(_text(seed, 8)[: layout.num_tokens]).to(parameter.device)[None]
+        positions = torch.from_numpy(layout.position_ids).to(parameter.device)[None]
+        plan = AttentionPlan(layout, parameter.device, parameter.dtype)
+        try:
+            output = decoder(input_ids=ids, position_ids=positions, use_cache=False, roll_plan=plan)
+        finally:
+            hook.remove()
+            above.remove()
+        if not all(isinstance(each, Tensor) for each in seen):
+            raise ModelError(
+                f"{type(decoder).__name__} cannot be cut into stages: its layers answer more than hidden states; set "
+                "training.parallel.pp to 1"
+            )
+        return seen[0], output.last_hidden_state
+
+    was_training = decoder.training
+    decoder.eval()
+    for start in starts:
+        states, expected = run(0, start, None)
+        if not torch.equal(run(1, start, states)[1], expected):
+            raise ModelError(
+                f"{type(decoder).__name__} cannot be cut into stages: layer {start} or a later one needs more of the "
+                "layers before it than hidden states; set training.parallel.pp to 1"
+            )
+    decoder.train(was_training)
 
 
 def _difference(model: Any, logits: Logits) -> str:

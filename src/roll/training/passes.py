@@ -4,6 +4,9 @@
                            network -> log-probs or values -> loss -> backward
             -> collected by sample, added up over the ranks
 
+Where a rank has one stage of the layers, several micro-batches are under way at once (`parallel.pipeline`), and what is
+said of them comes from the last stage.
+
 How weights are spread, how gradients are reduced and what moves the weights is the back-end's. Every rank runs the same
 number of micro-batches, and every one of them goes back through the same outputs of the network.
 """
@@ -11,10 +14,13 @@ number of micro-batches, and every one of them goes back through the same output
 from __future__ import annotations
 
 import contextlib
+import functools
 import operator
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -29,6 +35,7 @@ from roll.training.layout import Int64Array, PackedLayout, build_layout, idle_la
 from roll.training.lora import adapters_off
 from roll.training.loss_inputs import loss_inputs, teacher_top_ids
 from roll.training.packing import pack, pack_by_teacher
+from roll.training.parallel.pipeline import order
 from roll.training.policy import PolicyNetwork
 from roll.training.randomness import Randomness
 from roll.training.routing import Routing, load_metrics
@@ -61,6 +68,16 @@ class Backward(Protocol):
 
     def __call__(self, loss: Tensor, *, last: bool) -> None:
         """Add the gradient of `loss`, a scalar, summed over the data ranks; `last`: of this batch."""
+
+
+@dataclass(kw_only=True, slots=True)
+class _Found:
+    """What the micro-batches of one rank add up to."""
+
+    sums: dict[str, Tensor] = field(default_factory=dict)
+    maxima: dict[str, Tensor] = field(default_factory=dict)
+    logprobs: dict[int, FloatArray] = field(default_factory=dict)
+    num_tokens: int = 0
 
 
 class Passes:
@@ -100,46 +117,67 @@ class Passes:
         """
         if batch.num_loss_tokens == 0:
             raise ValueError("a batch needs at least one token that the loss counts")
-        sums: dict[str, Tensor] = {}
-        maxima: dict[str, Tensor] = {}
-        logprobs: dict[int, FloatArray] = {}
-        num_tokens = 0
-        needs = loss.needs
-        observed = needs.attention if any(s.attention is None for s in batch.samples) else None
-        routing = self._routing
+        stage, routing = self._ranks.stage, self._routing
         if routing is not None:
             routing.clear()
-        share = self._share(batch.samples, every_token=False, needs=needs)
-        for number, (teacher, blocks) in enumerate(share, start=1):
-            layout = self._layout(blocks, teacher=teacher, shared_predictions=not needs.top_logprobs)
-            observer = self._observer(blocks, observed)
-            top = teacher_top_ids(layout, batch) if needs.top_logprobs else None
-            predicted = self._predict(layout, batch, needs, observer, top)
-            if not layout.spans:
-                if backward is not None:
-                    backward(_nothing_of(predicted), last=number == len(share))
+        if stage is not None:
+            stage.begin()
+        share = self._share(batch.samples, every_token=False, needs=loss.needs)
+        found, waiting = _Found(), dict[int, Any]()
+        num_later = 0 if stage is None else stage.num_later
+        for forward, i in order(len(share), num_later, backward=backward is not None):
+            if forward:
+                waiting[i] = self._loss(share[i], batch, loss, found)
                 continue
-            attention = observer.results() if observer is not None else None
-            outputs = loss(loss_inputs(layout, batch, predicted, attention))
-            if backward is not None:
-                backward(outputs.loss, last=number == len(share))
-            combine(sums, {"loss": outputs.loss.detach(), **outputs.metrics}, torch.add)
-            combine(maxima, outputs.maxima, torch.maximum)
-            if predicted.logprobs is not None:
-                collect(logprobs, layout, batch, predicted.logprobs)
-            num_tokens += layout.num_tokens
-        metrics = self._ranks.reduce(sums, operator.add)
-        if routing is not None:
-            metrics |= load_metrics(self._ranks.gather(routing.load(self._ranks.share)))
-        tokens = self._ranks.gather(num_tokens)
-        everything = merged(self._ranks.gather(logprobs))
+            assert backward is not None
+            own, go_back = waiting.pop(i), functools.partial(backward, last=i == len(share) - 1)
+            if stage is not None:
+                stage.go_back(own, go_back)
+            else:
+                go_back(own)
+        if stage is not None:
+            stage.finish()
+        return self._result(batch, found)
+
+    def _loss(
+        self, share: tuple[int, Sequence[Block]], batch: TrainingBatch, loss: LossFn, found: _Found
+    ) -> Tensor | None:
+        """Of a micro-batch, which `found` takes in; `None` on a stage that does not end with one."""
+        (teacher, blocks), needs = share, loss.needs
+        observed = needs.attention if any(s.attention is None for s in batch.samples) else None
+        layout = self._layout(blocks, teacher=teacher, shared_predictions=not needs.top_logprobs)
+        observer = self._observer(blocks, observed)
+        top = teacher_top_ids(layout, batch) if needs.top_logprobs else None
+        predicted = self._predict(layout, batch, needs, observer, top)
+        if predicted.hidden is not None:
+            return None
+        if not layout.spans:
+            return _nothing_of(predicted)
+        attention = observer.results() if observer is not None else None
+        outputs = loss(loss_inputs(layout, batch, predicted, attention))
+        combine(found.sums, {"loss": outputs.loss.detach(), **outputs.metrics}, torch.add)
+        combine(found.maxima, outputs.maxima, torch.maximum)
+        if predicted.logprobs is not None:
+            collect(found.logprobs, layout, batch, predicted.logprobs)
+        found.num_tokens += layout.num_tokens
+        return outputs.loss
+
+    def _result(self, batch: TrainingBatch, found: _Found) -> StepResult:
+        """Of all ranks' micro-batches, as the last stage has them."""
+        ranks, routing = self._ranks, self._routing
+        metrics, maxima = ranks.reduce(found.sums, operator.add), ranks.reduce(found.maxima, max)
+        logprobs, num_tokens = merged(ranks.gather(found.logprobs)), sum(ranks.gather(found.num_tokens))
+        metrics, maxima, logprobs, num_tokens = ranks.by_stage((metrics, maxima, logprobs, num_tokens))[-1]
+        if routing is not None:  # each stage has counted in its layers
+            loads = ranks.by_stage(ranks.gather(routing.load(ranks.share)))
+            metrics |= load_metrics([load for stage in loads for load in stage])
         return StepResult(
             loss=metrics.pop("loss"),
-            num_tokens=sum(tokens),
+            num_tokens=num_tokens,
             num_loss_tokens=batch.num_loss_tokens,
             metrics=metrics,
-            maxima=self._ranks.reduce(maxima, max),
-            logprobs=tuple(in_order(everything, batch)) if "logprobs" in self._network.outputs else (),
+            maxima=maxima,
+            logprobs=tuple(in_order(logprobs, batch)) if "logprobs" in self._network.outputs else (),
         )
 
     @torch.no_grad()
@@ -166,7 +204,11 @@ class Passes:
         found: dict[Output, dict[int, Any]] = {name: {} for name in outputs}
         routing = self._routing
         self._network.eval()
-        with contextlib.nullcontext() if adapter else adapters_off(self._network.root):
+        with (
+            contextlib.nullcontext()
+            if adapter
+            else adapters_off(self._network.root, elsewhere=self._network.cut is not None)
+        ):
             for _, blocks in self._share(batch.samples, every_token=every_token, needs=needs):
                 layout = self._layout(blocks, every_token=every_token)
                 observer = self._observer(blocks, attention if "attention" in found else None)
@@ -174,14 +216,21 @@ class Passes:
                 for name, tensor in (("logprobs", predicted.logprobs), ("values", predicted.values)):
                     if name in found and tensor is not None:
                         collect(found[name], layout, batch, tensor)
-                if top is not None:
+                if predicted.top_ids is not None:
                     collect_top(found["top_logprobs"], layout, batch, predicted)
                 if routing is not None and "experts" in found:
                     routing.by_sample(found["experts"], blocks, batch, self._ranks.share)
                 if observer is not None:
                     found["attention"] |= observer.results()
+        if self._ranks.stage is not None:
+            self._ranks.stage.finish()
         parts = self._ranks.gather(found)
-        said: dict[Output, list[Any]] = {n: in_order(merged([part[n] for part in parts]), batch) for n in found}
+        stages = self._ranks.by_stage({name: merged([part[name] for part in parts]) for name in found})
+        if "experts" in found:  # each stage has those of its layers
+            stages[-1]["experts"] = {
+                i: np.maximum.reduce([s["experts"][i] for s in stages]) for i in stages[-1]["experts"]
+            }
+        said: dict[Output, list[Any]] = {name: in_order(stages[-1][name], batch) for name in found}
         complete(said, batch, every_token=every_token, num_top=top)
         return said
 
@@ -221,6 +270,11 @@ class Passes:
         """Of a micro-batch's attention, where something wants to know of it."""
         if of is None or not isinstance(self._network, PolicyNetwork):
             return None
+        if self._ranks.stage is not None:
+            raise UnsupportedError(
+                "attention credit looks at layers that several stages have: set training.parallel.pp to 1, or choose "
+                "another algorithm.credit.type than local, global or coupled"
+            )
         return MapObserver(blocks, observed_layers(self._network.num_layers), of, self._device, self._ranks.share)
 
     def _share(

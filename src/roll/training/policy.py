@@ -18,7 +18,7 @@ from roll.models import decoder_of
 from roll.training.attention import Observer
 from roll.training.distributions import Predictions, Projection, token_statistics
 from roll.training.divergence import divergence_from
-from roll.training.hidden_states import final_hidden_states
+from roll.training.hidden_states import decoded, final_hidden_states
 from roll.training.layout import Int64Array, PackedLayout
 from roll.training.logprobs import softened
 from roll.training.lora import adapters_off
@@ -27,6 +27,7 @@ from roll.training.parallel.tensor import own
 from roll.training.parallel.tokens import WHOLE, TokenShare
 from roll.training.parallel.vocabulary import Words
 from roll.training.routing import find_routing
+from roll.training.stages import Cut
 from roll.training.top_logprobs import likeliest, logprobs_of
 from roll.training.value import new_value_head, values_of
 from roll.types import Needs, Output
@@ -65,6 +66,8 @@ class PolicyNetwork(nn.Module):
         self.value_head = new_value_head(model.get_output_embeddings().weight) if value_head else None
         self.share: TokenShare = WHOLE
         """Of every row's tokens, which are this rank's."""
+        self.cut: Cut | None = None
+        """Where this rank has one stage of the model."""
 
     def forward(
         self,
@@ -87,6 +90,8 @@ class PolicyNetwork(nn.Module):
             ValueError: a divergence is asked for, and there is no such teacher, or neither a reference nor an adapter
                 to leave out; or there are no such tokens, or not so many.
         """
+        if self.cut is not None and not self.cut.stage.is_last:
+            return self._passed_on(self.cut, layout, needs)
         found = self._own_predictions(layout, temperature, needs, observer, top)
         return found.mapped(lambda tensor: self.share.whole(tensor, layout))
 
@@ -140,19 +145,40 @@ class PolicyNetwork(nn.Module):
         assert self.value_head is not None, "a policy without a value head was asked for values"
         return found._replace(values=policy.shared(values_of(self.value_head, policy.hidden)))
 
-    @torch.no_grad()
-    def _project_teacher(self, layout: PackedLayout) -> Projection:
+    def _passed_on(self, cut: Cut, layout: PackedLayout, needs: Needs) -> Predictions:
+        """What a stage before the last one does of `_own_predictions`: the same models, in the same order."""
+
+        def states(model: Any, of: PackedLayout) -> Tensor:
+            return decoded(decoder_of(model), of, cut.stage.device, cut.dtype, share=self.share)
+
+        hidden = states(self.model, layout)
+        frozen = replace(layout, experts=None)
+        with torch.no_grad():
+            if needs.divergence is not None:
+                states(self._teacher(layout), frozen)
+            if needs.full_kl and self.reference is not None:
+                states(self.reference, frozen)
+            elif needs.full_kl:
+                with adapters_off(self.model, elsewhere=self.cut is not None):
+                    states(self.model, frozen)
+        return Predictions(hidden=hidden)
+
+    def _teacher(self, layout: PackedLayout) -> Any:
         if not 0 <= layout.teacher < len(self.teachers):
             raise ValueError(
                 f"a sample asks for teacher {layout.teacher} (counted from 0), and the trainer has {len(self.teachers)}"
             )
-        return _project(self.teachers[layout.teacher], replace(layout, experts=None), share=self.share)
+        return self.teachers[layout.teacher]
+
+    @torch.no_grad()
+    def _project_teacher(self, layout: PackedLayout) -> Projection:
+        return _project(self._teacher(layout), replace(layout, experts=None), share=self.share)
 
     @torch.no_grad()
     def _project_reference(self, layout: PackedLayout) -> Projection:
         if self.reference is not None:
             return _project(self.reference, replace(layout, experts=None), share=self.share)
-        with adapters_off(self.model):
+        with adapters_off(self.model, elsewhere=self.cut is not None):
             return _project(self.model, replace(layout, experts=None), share=self.share)
 
     @property

@@ -8,7 +8,7 @@ gathers them as bfloat16. Masters begin as what engines hold: the checkpoint, ro
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -38,9 +38,13 @@ class MasterWeights:
     Args:
         parameters: the network's trainable parameters by name: DTensor shards, or plain tensors in any dtype.
         precision: masters are kept apart from parameters that have another dtype than `precision.master`.
+        copies: names of those that other ranks have as their own, with the same gradient.
     """
 
-    def __init__(self, parameters: Mapping[str, nn.Parameter], precision: Precision) -> None:
+    def __init__(
+        self, parameters: Mapping[str, nn.Parameter], precision: Precision, copies: Collection[str] = ()
+    ) -> None:
+        self.copies = copies
         self.parameters = dict(parameters)
         self.precision = precision
         self._masters: dict[str, Tensor] = {}

@@ -41,7 +41,6 @@ class Routing:
         self.num_chosen = int(routers[0].top_k)
         self.num_layers = len(routers)
         self._current: Any = None
-        self._chosen: list[Tensor | None] = [None] * len(routers)
         self.clear()
         for layer in decoder_of(model).layers:
             layer.register_forward_pre_hook(self._remember, with_kwargs=True)
@@ -50,6 +49,7 @@ class Routing:
 
     def clear(self) -> None:
         """Forget how often experts were chosen."""
+        self._chosen: list[Tensor | None] = [None] * self.num_layers
         self._counts: list[Tensor | None] = [None] * self.num_layers
         self._shares: list[Tensor | None] = [None] * self.num_layers
 
@@ -70,14 +70,17 @@ class Routing:
         self, found: dict[int, Any], blocks: Iterable[Block], batch: TrainingBatch, share: TokenShare = WHOLE
     ) -> None:
         """Of the forward pass before, what the tokens of a micro-batch chose: [L, layers, k] int16, -1 where they did
-        not go through the network."""
-        own_tokens = torch.stack([x for x in self._chosen if x is not None], dim=1)
-        chosen = share.all_tokens(own_tokens).cpu().numpy()
+        not go through the network, or through that layer here."""
+        here = [i for i, x in enumerate(self._chosen) if x is not None]
+        own_tokens = torch.stack([x for x in self._chosen if x is not None], dim=1) if here else None
+        chosen = None if own_tokens is None else share.all_tokens(own_tokens).cpu().numpy()
         start = 0
         for block in blocks:
             for member, _, entries in placed(block, start):
-                own = np.full((len(batch.samples[member.index]), *chosen.shape[1:]), -1, dtype=np.int16)
-                own[: len(entries)] = chosen[entries]
+                size = len(batch.samples[member.index]), self.num_layers, self.num_chosen
+                own = np.full(size, -1, dtype=np.int16)
+                if chosen is not None:
+                    own[: len(entries), here] = chosen[entries]
                 found[member.index] = own
             start += block.num_tokens
 

@@ -4,10 +4,10 @@
     moment1/<name>, moment2/<name>                          AdamW's moments
     updates              how often each weight was updated, in the order of the names
     counters             optimiser steps so far, steps in a row with non-finite gradients
-    rng/<data rank>      random states; ranks that see the same samples have the same
+    rng/<stream>         random states, by data rank; ranks that draw for the same samples and layers have the same
 
 Tensors are saved by shard and loaded under any number of ranks. Ranks that did not exist when saving get a
-fresh random state, derived from the seed, the data rank and the step.
+fresh random state, derived from the seed, the stream and the step.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def save_state(
 ) -> None:
     """Write below `path`, an empty or missing directory, and fsync. Collective."""
     state: dict[str, Any] = _tensors(weights, optimizer)
-    updates = optimizer.steps()
+    updates = ranks.of_all_stages(optimizer.steps())
     state["updates"] = torch.tensor([updates[name] for name in sorted(updates)], dtype=torch.int64)
     state["counters"] = torch.tensor([counters[name] for name in sorted(counters)], dtype=torch.int64)
     state.update(random_states(ranks, randomness))
@@ -85,8 +85,9 @@ def load_state(
         reader = SafeReader(path)
         saved = reader.read_metadata().state_dict_metadata
         state: dict[str, Any] = _tensors(weights, optimizer)
-        check_entries(path, saved, {name: tensor.shape for name, tensor in state.items()})
-        names = sorted(weights.parameters)
+        shapes = ranks.of_all_stages({name: tensor.shape for name, tensor in state.items()})
+        check_entries(path, saved, shapes)
+        names = sorted(ranks.of_all_stages(dict.fromkeys(weights.parameters)))
         state["updates"] = torch.zeros(len(names), dtype=torch.int64)
         state["counters"] = torch.zeros(len(counters), dtype=torch.int64)
         random = {name: torch.empty_like(value) for name, value in random_states(ranks, randomness).items()}
@@ -133,7 +134,7 @@ def restore_random(
     if saved:
         randomness.states = {name.rpartition("/")[2]: state for name, state in saved.items()}
     else:
-        randomness.restart(hash((seed, ranks.data_rank, num_steps)) % 2**63)
+        randomness.restart(hash((seed, ranks.stream, num_steps)) % 2**63)
 
 
 @contextlib.contextmanager
@@ -172,4 +173,4 @@ def _cause(error: CheckpointException) -> str:
 
 def random_states(ranks: Ranks, randomness: Randomness) -> dict[str, Tensor]:
     """This rank's random states, by their names in a checkpoint."""
-    return {f"rng/{ranks.data_rank}/{name}": state for name, state in randomness.states.items()}
+    return {f"rng/{ranks.stream}/{name}": state for name, state in randomness.states.items()}

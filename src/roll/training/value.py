@@ -10,11 +10,12 @@ from torch import Tensor, nn
 
 from roll.errors import ModelError
 from roll.training.distributions import Predictions
-from roll.training.hidden_states import final_hidden_states
+from roll.training.hidden_states import decoded, final_hidden_states
 from roll.training.layout import PackedLayout
 from roll.training.parallel.collectives import one_of
 from roll.training.parallel.tensor import own
 from roll.training.parallel.tokens import WHOLE, TokenShare
+from roll.training.stages import Cut
 from roll.types import Output
 
 __all__ = ["ValueNetwork", "new_value_head", "values_of"]
@@ -57,6 +58,8 @@ class ValueNetwork(nn.Module):
         super().__init__()
         self.share: TokenShare = WHOLE
         """Of every row's tokens, which are this rank's."""
+        self.cut: Cut | None = None
+        """Where this rank has one stage of the model."""
         self._backbone: str = model.base_model_prefix
         head = getattr(model, "score", None)
         self.scores_texts = isinstance(head, nn.Linear)
@@ -76,6 +79,9 @@ class ValueNetwork(nn.Module):
 
     def forward(self, layout: PackedLayout, *unused: object) -> Predictions:
         """Values [M] of the states before the predicted tokens; what a policy's network takes besides is unused."""
+        if self.cut is not None and not self.cut.stage.is_last:
+            stage, dtype = self.cut.stage, self.cut.dtype
+            return Predictions(hidden=decoded(self.decoder, layout, stage.device, dtype, share=self.share))
         weight, share = self.score.weight, self.share
         hidden = final_hidden_states(self.decoder, layout, weight.device, weight.dtype, share=share)
         values = values_of(self.score, hidden)
@@ -83,6 +89,9 @@ class ValueNetwork(nn.Module):
 
     projection = None
     """It has none to the vocabulary."""
+
+    frozen: tuple[Any, ...] = ()
+    """It holds no other models."""
 
     @property
     def decoder(self) -> Any:

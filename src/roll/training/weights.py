@@ -13,7 +13,7 @@ from torch.distributed.tensor import DTensor
 from roll.models import as_in_checkpoint, changes_names
 from roll.training.lora import Adapter, checkpoint_name, find_adapters
 
-__all__ = ["TrainerWeights", "persistent_buffers", "whole"]
+__all__ = ["TrainerWeights", "adapters_of", "persistent_buffers", "whole"]
 
 # It warns that gathering what is sharded twice takes two collectives.
 logging.getLogger("torch.distributed.tensor._redistribute").setLevel(logging.ERROR)
@@ -31,6 +31,7 @@ class TrainerWeights:
         dtype: of the engines.
         is_first: whether this is rank 0. Iterating is collective; other ranks get `None`s.
         model: the HF model, where its weights may have other names and shapes in the checkpoint.
+        brought: of a name and what `read` gave for it, whole: the tensor on rank 0, which may not have it itself.
     """
 
     def __init__(
@@ -42,6 +43,7 @@ class TrainerWeights:
         dtype: torch.dtype,
         is_first: bool,
         model: Any = None,
+        brought: Callable[[str, Tensor], Tensor] = lambda name, tensor: tensor,
     ) -> None:
         parts = {part for adapter in adapters.values() for part in (adapter.a, adapter.b)}
         self._parameters = {checkpoint_name(name): name for name in names if name not in parts}
@@ -49,6 +51,7 @@ class TrainerWeights:
         self._adapters = adapters
         self._dtype = dtype
         self._is_first = is_first
+        self._brought = brought
         self._model = model if model is not None and changes_names(model) else None
         self._names = {name: self._names_of(name, parameter) for name, parameter in self._parameters.items()}
 
@@ -70,14 +73,19 @@ class TrainerWeights:
             dtype: see the class, and so is `is_first`.
             read: what a back-end makes of a parameter or buffer as it is then. Collective where they are spread.
         """
-        tensors = dict(network.root.named_parameters()) | persistent_buffers(network.root)
+        tensors, cut = dict(network.root.named_parameters()) | persistent_buffers(network.root), network.cut
+        if cut is not None:
+            tensors, more = cut.all_tensors(tensors), {"brought": cut.brought}
+        else:
+            more = {}
         return cls(
             names=list(tensors),
             read=lambda name: read(tensors[name]),
-            adapters=find_adapters(network.root) if adapted else {},
+            adapters=adapters_of(network) if adapted else {},
             dtype=dtype,
             is_first=is_first,
             model=network.root if network.projection is not None else network.decoder,
+            **more,
         )
 
     def names(self) -> Sequence[str]:
@@ -107,7 +115,14 @@ class TrainerWeights:
         if adapter is not None:
             weight = adapter.merged(weight, whole(self._read(adapter.a)), whole(self._read(adapter.b)))
         dtype = self._dtype if isinstance(self._read(parameter), torch.nn.Parameter) else weight.dtype
-        return weight.to(dtype) if self._is_first else None
+        weight = self._brought(parameter, weight.to(dtype))
+        return weight if self._is_first else None
+
+
+def adapters_of(network: Any) -> Mapping[str, Adapter]:
+    """All adapters of a network's model, also those that other ranks have, by the checkpoint's name of the weight that
+    they change."""
+    return find_adapters(network.root) if network.cut is None else network.cut.adapters
 
 
 def whole(weight: Tensor) -> Tensor:

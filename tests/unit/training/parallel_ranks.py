@@ -27,9 +27,13 @@ RANGE = AttentionRange(window=4, horizon=(2, 7))
 
 LAYOUTS: dict[str, dict[str, int]] = {
     "dp 2, tp 2": {"tp": 2},
-    "dp 2, cp 2": {"cp": 2},
+    "pp 2, cp 2": {"pp": 2, "cp": 2},
 }
 MORE: dict[str, dict[str, int]] = {
+    "dp 2, cp 2": {"cp": 2},
+    "pp 2, dp 2": {"pp": 2},
+    "pp 2, tp 2": {"pp": 2, "tp": 2},
+    "pp 2, replicas 2": {"pp": 2, "dp_replicate": 2},
     "cp 2, tp 2": {"cp": 2, "tp": 2},
     "replicas 2, dp 2": {"dp_replicate": 2},
     "cp 4": {"cp": 4},
@@ -37,6 +41,11 @@ MORE: dict[str, dict[str, int]] = {
     "replicas 2, cp 2": {"dp_replicate": 2, "cp": 2},
 }
 NUM_RANKS = 4
+
+
+def whole_grads(backend: TorchBackend) -> dict[str, torch.Tensor]:
+    """The gradients of the step before, of all stages."""
+    return backend.ranks.of_all_stages(grads_of(backend))
 
 
 def work(model: Path, batch: TrainingBatch, parallel: Mapping[str, int], **ranks: Any) -> dict[str, Any]:
@@ -52,25 +61,26 @@ def work(model: Path, batch: TrainingBatch, parallel: Mapping[str, int], **ranks
     one = dataclasses.replace(batch, samples=batch.samples[:1])
     for name, own in (("plain", batch), ("again", make_batch(2)), ("idle", one)):
         result = policy.train_step(own, FULL)
-        found[name] = {"result": result, "grads": grads_of(policy)}
-    credited = policy.train_step(make_batch(3), CreditedLoss(loss=FULL, range=RANGE))
-    found["credited"] = {"result": credited, "grads": grads_of(policy)}
+        found[name] = {"result": result, "grads": whole_grads(policy)}
     found["logprobs"] = logprobs_of(policy, batch)
     top = policy.forward(batch, ["top_logprobs"], num_top=3)["top_logprobs"]
     found["top"] = [each.logprobs for each in top]
     found["weights"] = {name: tensor for name, tensor in policy.weights() if tensor is not None}
+    if parallel.get("pp", 1) == 1:  # of several stages none sees all layers that credit looks at
+        credited = policy.train_step(make_batch(3), CreditedLoss(loss=FULL, range=RANGE))
+        found["credited"] = {"result": credited, "grads": whole_grads(policy)}
 
     adapted = build(lora=LORA)
     result = adapted.train_step(batch, FULL)
-    found["lora"] = {"result": result, "grads": grads_of(adapted)}
+    found["lora"] = {"result": result, "grads": whole_grads(adapted)}
 
     two_headed = build(holds_reference=True, value_head_learning_rate=1e-3)
     result = two_headed.train_step(valued(batch), BOTH)
-    found["two heads"] = {"result": result, "grads": grads_of(two_headed)}
+    found["two heads"] = {"result": result, "grads": whole_grads(two_headed)}
 
     critic = build("critic")
     result = critic.train_step(valued(batch), VALUE_LOSS)
-    found["critic"] = {"result": result, "grads": grads_of(critic)}
+    found["critic"] = {"result": result, "grads": whole_grads(critic)}
     found["values"] = values_of(critic, batch)
     return found
 

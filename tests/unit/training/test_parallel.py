@@ -51,6 +51,9 @@ def _run(directory: Path, model: Path, batch: TrainingBatch, layouts: Mapping[st
 def _compare(directory: Path, layout: str, expected: Mapping[str, Any]) -> None:
     first, last = (torch.load(directory / f"{layout}-{r}.pt", weights_only=False) for r in (0, NUM_RANKS - 1))
     for step in STEPS:
+        if step not in first:
+            assert "pp" in layout and step == "credited"
+            continue
         found, alone = first[step]["result"], expected[step]["result"]
         assert relative_error(first[step]["grads"], expected[step]["grads"]) <= 1e-9, step
         assert found.grad_norm == pytest.approx(alone.grad_norm, rel=1e-9)

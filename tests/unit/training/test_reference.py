@@ -106,6 +106,7 @@ def score_on_two_ranks(rank: int, directory: Path, model: Path) -> None:
     policy.close()
 
 
+@pytest.mark.slow  # `test_parallel` has frozen references under more layouts
 def test_two_ranks_score_as_one_and_go_on_training(tiny_model: Path, tmp_path: Path) -> None:
     mp.spawn(score_on_two_ranks, (tmp_path, tiny_model), nprocs=2)  # type: ignore[no-untyped-call]
     found = torch.load(tmp_path / "found-0.pt", weights_only=False)

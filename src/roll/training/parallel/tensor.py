@@ -27,6 +27,7 @@ from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Sha
 
 from roll.errors import ModelError
 from roll.training.parallel.collectives import gather, scatter_sum
+from roll.training.parallel.pipeline import PassThrough
 
 __all__ = ["divide", "own", "replicate"]
 
@@ -71,7 +72,7 @@ def divide(root: nn.Module, decoder: Any, projection: nn.Module | None, mesh: De
                 if id(parameter) not in made:  # tied ones stay one
                     made[id(parameter)] = _divided(parameter, placement, mesh)
                 module._parameters[parameter_name] = made[id(parameter)]
-        if module is embeddings:
+        if module is embeddings and not isinstance(module, PassThrough):
             module.forward = _words(module, group)
         elif module._parameters:
             module.forward = _with_own_parts([module], module.forward, 1 / mesh.size() if style in _INPUTS else 1.0)
@@ -111,7 +112,7 @@ def _check_sizes(decoder: Any, embeddings: Any, size: int, styles: dict[str, str
         "num_attention_heads": config.num_attention_heads,
         "num_key_value_heads": getattr(config, "num_key_value_heads", None) or config.num_attention_heads,
         "intermediate_size": getattr(config, "intermediate_size", size),
-        "vocabulary": embeddings.weight.shape[0],
+        "vocabulary": len(embeddings.weight) if hasattr(embeddings, "weight") else config.vocab_size,
     }
     if "colwise" not in {style for name, style in styles.items() if name.endswith(("q_proj", "k_proj"))}:
         del sizes["num_attention_heads"], sizes["num_key_value_heads"]  # attention is computed whole

@@ -1,0 +1,240 @@
+"""Cutting a model into stages of consecutive layers, in place.
+
+    first stage     embeddings, layers 0 … a
+    later stages    layers a + 1 … b
+    last stage      layers … , last norm, vocabulary projection, value head; tied embeddings once more
+
+Layers and parameters keep their names: what another stage has is replaced by modules without weights, through which
+hidden states pass as they are. The one before a stage's first layer gives what the stage before has sent, the one after
+its last layer keeps what goes to the next.
+
+Layers are given out one by one, each to the stage that has the least to compute, of several the latest, since earlier
+ones keep more micro-batches in flight; the last begins with the vocabulary projection, which weighs as many layers as
+it has times the weights of one that a token is multiplied with.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from roll.errors import ModelError
+from roll.models import decoder_of
+from roll.training.lora import Adapter, find_adapters
+from roll.training.packable import check_stages
+from roll.training.parallel.pipeline import PassThrough, Stage
+from roll.training.parallel.tokens import TokenShare
+from roll.training.precision import MasterWeights
+from roll.training.weights import persistent_buffers
+
+__all__ = ["Cut", "add_up_tied", "cut", "layers_by_stage"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cut:
+    """What a rank knows of the model that it has one stage of."""
+
+    stage: Stage
+    dtype: torch.dtype
+    """Of what passes between stages."""
+    tensors: Mapping[str, Tensor]
+    """The whole model's parameters and persistent buffers, tied ones once, in order, without data."""
+    stages_of: Mapping[str, list[int]]
+    """By name, which stages have it. What two of them have is tied: embeddings and vocabulary projection."""
+    adapters: Mapping[str, Adapter]
+    """The whole model's, by checkpoint name."""
+
+    @property
+    def copies(self) -> frozenset[str]:
+        """Which of this stage's weights another counts, too, and before it."""
+        return frozenset(name for name, stages in self.stages_of.items() if self.stage.number in stages[1:])
+
+    @property
+    def tied(self) -> list[str]:
+        """Which of this stage's weights another has, too."""
+        return [name for name, stages in self.stages_of.items() if len(stages) > 1 and self.stage.number in stages]
+
+    def all_tensors(self, own: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """The whole model's, of which other stages' are without data."""
+        return {name: own.get(name, tensor) for name, tensor in self.tensors.items()}
+
+    def brought(self, name: str, tensor: Tensor) -> Tensor:
+        """On rank 0, a whole tensor from the stage that has it; elsewhere nothing of use. Collective."""
+        stage, owner = self.stage, self.stages_of[name][0]
+        if owner and stage.with_first:
+            if stage.number == owner:
+                stage.to_first(tensor)
+            elif stage.is_first:
+                return stage.of(owner, tensor)
+        return tensor.new_empty(0, device="cpu") if tensor.is_meta else tensor
+
+
+class _Hand:
+    """Hidden states of the micro-batch that goes through a model."""
+
+    received: Tensor | None = None
+    passed: Tensor | None = None
+
+
+def cut(network: Any, stage: Stage, share: TokenShare, dtype: torch.dtype) -> None:
+    """Leave of a network, whole on every rank, this stage's part. Collective.
+
+    Args:
+        network: `PolicyNetwork` or `ValueNetwork`, on the host.
+        stage: of this rank.
+        share: which tokens are this rank's.
+        dtype: that the network computes in.
+
+    Raises:
+        ModelError: it has fewer layers than there are stages, or more passes between layers than hidden states.
+    """
+    whole = dict(network.root.named_parameters()) | persistent_buffers(network.root)
+    adapters = find_adapters(network.root)
+    for model in network.frozen:
+        _cut(model, decoder_of(model), model.get_output_embeddings(), (), stage, share, dtype)
+    heads = [h for h in (getattr(network, "value_head", None), getattr(network, "score", None)) if h is not None]
+    _cut(network, network.decoder, network.projection, heads, stage, share, dtype)
+    if getattr(network, "routing", None) is not None:
+        network.routing.clear()
+    own = dict(network.root.named_parameters()) | persistent_buffers(network.root)
+    held = stage.gather(list(own))
+    stages_of = {name: [i for i, names in enumerate(held) if name in names] for name in whole}
+    if lost := [name for name, stages in stages_of.items() if not stages]:
+        raise ModelError(f"'{lost[0]}' would be in no stage of {network.architecture}: set training.parallel.pp to 1")
+    network.cut = Cut(
+        stage=stage,
+        dtype=dtype,
+        tensors={name: _without_data(tensor) for name, tensor in whole.items()},
+        stages_of=stages_of,
+        adapters=adapters,
+    )
+
+
+@torch.no_grad()
+def add_up_tied(cut: Cut, weights: MasterWeights) -> None:
+    """Give tied weights, of a batch's gradients, the sum of both stages'. Collective."""
+    for name in cut.tied:
+        if name in weights.parameters:
+            grad = weights.grad(name)
+            assert grad is not None, f"the loss did not reach {name} in stage {cut.stage.number}"
+            grad.add_(cut.stage.exchanged(grad))
+
+
+def layers_by_stage(num_layers: int, num_stages: int, projection: float) -> list[int]:
+    """How many layers each stage has.
+
+    Args:
+        num_layers: at least one for each stage.
+        num_stages: two or more.
+        projection: what the vocabulary projection weighs, in layers.
+    """
+    counts = [1] * num_stages
+    loads = [1.0] * (num_stages - 1) + [1.0 + projection]
+    for _ in range(num_layers - num_stages):
+        least = min(range(num_stages), key=lambda i: (loads[i], -i))
+        counts[least] += 1
+        loads[least] += 1.0
+    return counts
+
+
+def _cut(
+    root: nn.Module,
+    decoder: Any,
+    projection: Any,
+    heads: Iterable[nn.Module],
+    stage: Stage,
+    share: TokenShare,
+    dtype: torch.dtype,
+) -> None:
+    starts = _starts(decoder, projection, stage.count)
+    if not any(parameter.is_meta for parameter in decoder.parameters()):
+        check_stages(decoder, starts[1:-1])
+    first, stop = starts[stage.number : stage.number + 2]
+    hand = _Hand()
+    embeddings, layers = decoder.get_input_embeddings(), decoder.layers
+    after = [m for m in decoder.children() if m not in (layers, embeddings) and _has_weights(m)]
+    if not stage.is_last:
+        for module in (*after, *heads, *([] if projection is None else [projection])):
+            _replace(root, module, PassThrough(module))
+    if not stage.is_first:
+        stand_in = PassThrough(embeddings)
+        if stage.is_last and projection is not None and projection.weight is embeddings.weight:
+            stand_in.register_parameter("weight", embeddings.weight)
+        stand_in.forward = lambda *unused: hand.received.detach()  # type: ignore[union-attr]
+        _replace(root, embeddings, stand_in)
+    for i, layer in enumerate(layers):
+        if not first <= i < stop:
+            layers[i] = PassThrough(layer)
+    if not stage.is_first:
+        layers[first - 1].forward = lambda *unused, **other: hand.received
+    if not stage.is_last:
+        layers[stop].forward = _keeping(hand)
+    decoder.forward = _staged(decoder.forward, stage, hand, share, decoder.config.get_text_config().hidden_size, dtype)
+
+
+def _starts(decoder: Any, projection: Any, count: int) -> list[int]:
+    """The first layer of every stage, and the number of layers."""
+    layers = getattr(decoder, "layers", None)
+    if not isinstance(layers, nn.ModuleList):
+        raise ModelError(f"{type(decoder).__name__} cannot be cut into stages: its decoder has no `layers`")
+    if len(layers) < count:
+        raise ModelError(
+            f"training.parallel.pp {count} needs as many decoder layers, and {type(decoder).__name__} has "
+            f"{len(layers)}: lower it"
+        )
+    config = decoder.config.get_text_config()
+    chosen = getattr(config, "num_experts_per_tok", None) or 1
+    used = sum(p.numel() * (chosen / len(p) if p.ndim > 2 else 1) for p in layers.parameters()) / len(layers)
+    weight = 0.0 if projection is None else projection.weight.numel() / used
+    counts = layers_by_stage(len(layers), count, weight)
+    return [sum(counts[:i]) for i in range(count + 1)]
+
+
+def _staged(
+    plain: Callable[..., Any], stage: Stage, hand: _Hand, share: TokenShare, width: int, dtype: torch.dtype
+) -> Callable[..., Any]:
+    """A decoder's `forward` that begins with what the stage before sends, and ends with what goes to the next."""
+
+    def forward(*, input_ids: Tensor, **kwargs: Any) -> Any:
+        if not stage.is_first:
+            rows = input_ids.shape[1] // (share.tp.size() if share.tp else 1)
+            hand.received = stage.take((1, rows, width), dtype)
+        output = plain(input_ids=input_ids, **kwargs)
+        received, passed = hand.received, hand.passed
+        hand.received = hand.passed = None
+        if passed is not None:
+            stage.pass_on(passed)
+            output.last_hidden_state = passed
+        if torch.is_grad_enabled():
+            stage.remember(received, passed)
+        return output
+
+    return forward
+
+
+def _keeping(hand: _Hand) -> Callable[..., Tensor]:
+    def forward(states: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        hand.passed = states
+        return states
+
+    return forward
+
+
+def _replace(root: nn.Module, module: nn.Module, new: nn.Module) -> None:
+    for parent in list(root.modules()):
+        for name, child in parent.named_children():
+            if child is module:
+                setattr(parent, name, new)
+
+
+def _has_weights(module: nn.Module) -> bool:
+    return any(True for _ in module.parameters())
+
+
+def _without_data(tensor: Tensor) -> Tensor:
+    empty = torch.empty_like(tensor, device="meta")
+    return nn.Parameter(empty, requires_grad=False) if isinstance(tensor, nn.Parameter) else empty
