@@ -23,6 +23,7 @@ TRAINERS: Registry[Callable[..., TrainBackend]] = Registry(
     {
         "torch": "roll.training.backend:TorchBackend",
         "deepspeed": "roll.training.deepspeed.backend:DeepSpeedBackend",
+        "megatron": "roll.training.megatron.backend:MegatronBackend",
     },
 )
 """By the name in `training.backend`, what makes one rank of a trainer from its `roll.training.TrainerSpec`. It is here
@@ -54,10 +55,11 @@ class TrainingConfig(Section):
     epsilon: float = option(1e-8, "AdamW: added to the denominator.", gt=0)
     max_grad_norm: float = option(1.0, "Gradients are scaled down to this norm.", gt=0)
     backend: str = option(
-        "torch", "Train back-end: `torch`, `deepspeed` (an extra), or a name that was added to `TRAINERS`."
+        "torch",
+        "Train back-end: `torch`, `deepspeed` or `megatron` (extras), or a name that was added to `TRAINERS`.",
     )
     parallel: ParallelConfig = option(
-        ParallelConfig(), "How ranks divide the model and its work (the back-end `torch`)."
+        ParallelConfig(), "How ranks divide the model and its work (the back-end `torch`; `megatron` takes `tp`)."
     )
     deepspeed: DeepSpeedConfig = option(DeepSpeedConfig(), "How the back-end `deepspeed` spreads a model over ranks.")
     max_tokens_per_micro_batch: int = option(
@@ -111,6 +113,8 @@ class TrainingConfig(Section):
                 "the back-end deepspeed spreads weights over all ranks and divides nothing else: leave "
                 "training.parallel out (training.deepspeed has settings of its own), or take the back-end torch"
             )
+        if info.data.get("backend") == "megatron" and parallel != ParallelConfig(tp=parallel.tp):
+            raise ValueError("of training.parallel, the back-end megatron takes tp alone: leave out the others")
         return parallel
 
     @field_validator("deepspeed")

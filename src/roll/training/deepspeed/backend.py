@@ -24,7 +24,6 @@ from torch import Tensor, nn
 
 from roll.errors import HalfUpdatedError, UnsupportedError
 from roll.protocols import LossFn, StateKind, WeightSource
-from roll.training.deepspeed import state
 from roll.training.deepspeed.spread import SpreadWeights, read_whole
 from roll.training.deepspeed.starting import check, local_rank, start, start_frozen, surroundings
 from roll.training.distributed import Ranks, default_num_threads, pick_device
@@ -39,6 +38,7 @@ from roll.training.schedule import Schedule
 from roll.training.skipping import note_skipped
 from roll.training.spec import TrainerSpec
 from roll.training.weights import TrainerWeights
+from roll.training.whole_state import load_whole, save_whole
 from roll.types import AttentionRange, Output, Outputs, StepResult, TrainingBatch
 
 __all__ = ["DeepSpeedBackend"]
@@ -163,7 +163,7 @@ class DeepSpeedBackend:
     def save(self, path: Path) -> None:
         """Write everything needed to go on below `path`, an empty or missing directory; fsynced."""
         with self._surroundings():
-            state.save(path, self._trained(), self._counters(), self.ranks, self._randomness)
+            save_whole(path, self._trained(), self._counters(), self.ranks, self._randomness)
 
     def load(self, path: Path) -> None:
         """Read what `save` wrote, also under another number of ranks, another stage or the back-end `torch`.
@@ -173,7 +173,7 @@ class DeepSpeedBackend:
         """
         parts = self._trained(), self._counters(), self.ranks, self._randomness
         with self._surroundings():
-            counters = state.load(path, *parts, self.spec.seed)
+            counters = load_whole(path, *parts, self.spec.seed)
         self.num_steps, self.num_nonfinite = counters["num_steps"], counters["num_nonfinite"]
 
     def export(self, path: Path) -> None:
