@@ -143,10 +143,11 @@ def check(session: Session, file: str, overrides: tuple[str, ...], dry_run: bool
     if session.own_process and not config.model.trust_remote_code:  # it takes seconds to load torch
         sys.modules.setdefault("torch", None)  # type: ignore[arg-type]  # Python's way to say: not to be imported
     report = CHECKS.get(config.pipeline)(config)
-    if dry_run and not report.problems:
-        from roll.preflight.layout import tried_step
+    if dry_run:
+        from roll.preflight.inspection import look
+        from roll.preflight.layout import try_a_step
 
-        report.layout = tried_step(report, config)
+        look(report, config, try_a_step)
     click.echo(str(report))
     if report.problems:
         raise UserError("\n".join(["this run cannot start:", *(f"  {problem}" for problem in report.problems)]))

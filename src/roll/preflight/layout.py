@@ -22,7 +22,7 @@ from roll.preflight.report import Report
 if TYPE_CHECKING:
     from roll.training import TrainerSpec
 
-__all__ = ["look_at_layout", "tried_step"]
+__all__ = ["look_at_layout", "try_a_step"]
 
 GIB = 2**30
 
@@ -37,8 +37,8 @@ def look_at_layout(report: Report, config: RunConfig) -> None:
         _ask(_request(config, 0, with_step=False))
 
 
-def tried_step(report: Report, config: RunConfig) -> list[str]:
-    """What a rank of each stage holds and sends in a step of full micro-batches, in words.
+def try_a_step(report: Report, config: RunConfig) -> None:
+    """Find out what a rank of each stage holds and sends in a step of full micro-batches.
 
     Raises:
         ModelError: the model is not on this machine, or cannot be divided so.
@@ -46,13 +46,9 @@ def tried_step(report: Report, config: RunConfig) -> list[str]:
     if not _is_here(config):
         raise ModelError(f"a dry run needs the model's configuration: '{config.model.path}' is not on this machine")
     count, stages = config.roles["actor_train"].count, config.section("training", TrainingConfig).parallel.pp
-    return [
-        line
-        for stage in range(stages)
-        for line in _in_words(
-            _ask(_request(config, stage * count // stages, with_step=True)), stage if stages > 1 else None
-        )
-    ]
+    for stage in range(stages):
+        found = _ask(_request(config, stage * count // stages, with_step=True))
+        report.layout += _in_words(found, stage if stages > 1 else None)
 
 
 def _is_here(config: RunConfig) -> bool:
