@@ -29,8 +29,8 @@ GIB = 2**30
 MOST_BYTES = 80e9
 TEXT_TOKENS = 4096
 MICRO_BATCH_TOKENS = 8192
-MICRO_BATCHES = 8
-"""Of each data rank, in a step: more than there are stages."""
+MICRO_BATCHES = 4
+"""Of each data rank, in a step: as many as there are stages."""
 
 QWEN_72B = {
     "model_type": "qwen2",
@@ -161,7 +161,7 @@ def page(results: Mapping[str, Any]) -> Iterator[str]:
     yield ""
     yield (
         "What `make dry-run` found: a training step of one rank of each stage, by the code that trains, on tensors "
-        "without numbers\n(see `roll.training.dry_run`). Texts of 4,096 tokens, micro-batches of 8,192, eight of them "
+        "without numbers\n(see `roll.training.dry_run`). Texts of 4,096 tokens, micro-batches of 8,192, four of them "
         "a step, activation\ncheckpointing, bfloat16 with float32 master weights and AdamW. Memory is that of "
         "tensors: a device needs some GiB more\nfor kernels, collectives and fragments."
     )

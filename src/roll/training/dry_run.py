@@ -11,6 +11,7 @@ holds, what it sends. Memory is that of tensors: no kernel's workspace, no colle
 from __future__ import annotations
 
 import contextlib
+import math
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
@@ -24,13 +25,18 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode, unset_fake_temporarily
 from torch.distributed import GroupName, ProcessGroup
 from torch.distributed.tensor import DTensor
+from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from roll.algorithms.inputs import LossOutputs
 from roll.training.distributed import Ranks, shard
+from roll.training.experts import expert_outputs
 from roll.training.loading import build_network
+from roll.training.parallel.collectives import exchange_rows
+from roll.training.parallel.experts import _added
 from roll.training.parallel.pipeline import Stage
+from roll.training.parallel.tensor import own
 from roll.training.parallel.tokens import TokenShare
 from roll.training.precision import Precision
 from roll.training.spec import TrainerSpec
@@ -159,6 +165,9 @@ def _stand_ins(watch: _Watch) -> Iterator[None]:
         "roll.training.backend.shard": _sharded,
         "roll.training.attention.varlen_supported": lambda device, dtype: True,
         "roll.training.logprobs.native": lambda: None,
+        "torch.bincount": lambda x, minlength: x.new_empty(minlength),
+        "roll.training.experts._products": _grouped,
+        "roll.training.parallel.experts._dispatched": _evenly,
         "roll.training.passes.loss_inputs": lambda layout, batch, predicted, attention: predicted,
         "roll.training.passes.collect": lambda *args: None,
         "roll.training.routing.Routing._take": lambda *args: None,
@@ -187,6 +196,29 @@ def _bare(path: str, dtype: torch.dtype, *, attention: str, trust_remote_code: b
     return AutoModelForCausalLM.from_config(
         config, dtype=dtype, attn_implementation=attention, trust_remote_code=trust_remote_code
     ).eval()
+
+
+def _grouped(x: Tensor, weight: Tensor, counts: Tensor, *, transposed: bool) -> Tensor:
+    matrices = weight if transposed else weight.transpose(1, 2)
+    return functional.grouped_mm(x.to(weight.dtype), matrices, offs=counts.to(torch.int32))
+
+
+def _evenly(experts: Any, group: ProcessGroup) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
+    """Every rank's experts are chosen as often as the others', by as many different tokens as can be."""
+
+    def forward(states: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
+        (length, num_chosen), size = chosen.shape, group.size()
+        splits = [math.ceil(length * min(size, num_chosen) / size)] * size
+        token = torch.arange(sum(splits)) % length
+        rows, row_weights, mine = (exchange_rows(x[token], splits, splits, group) for x in (states, weights, chosen))
+        row = torch.arange(length * num_chosen) % len(rows)
+        parameters = {name: own(getattr(experts, name)) for name in experts._parameters}
+        found = expert_outputs(experts, parameters, rows, row, mine[row, 0], row_weights[row, 0])
+        sums = _added(len(rows), [found], [row]).to(states.dtype)
+        back = exchange_rows(sums, splits, splits, group)
+        return _added(length, back.split(splits), token.split(splits)).to(states.dtype)
+
+    return forward
 
 
 def _cut(network: Any, stage: Stage, share: TokenShare, dtype: torch.dtype) -> None:
