@@ -23,7 +23,7 @@ from roll.protocols import LossFn
 from roll.training.attention_maps import MapObserver, observed_layers
 from roll.training.blocks import Block
 from roll.training.by_sample import collect, collect_top, complete, in_order, merged
-from roll.training.distributed import Ranks, combine
+from roll.training.distributed import Ranks, combine, reshard
 from roll.training.distributions import Predictions
 from roll.training.layout import Int64Array, PackedLayout, build_layout, idle_layout, padded
 from roll.training.lora import adapters_off
@@ -31,7 +31,7 @@ from roll.training.loss_inputs import loss_inputs, teacher_top_ids
 from roll.training.packing import pack, pack_by_teacher
 from roll.training.policy import PolicyNetwork
 from roll.training.randomness import Randomness
-from roll.training.routing import Routing, load_metrics
+from roll.training.routing import Routing
 from roll.training.spec import TrainerSpec
 from roll.training.value import ValueNetwork
 from roll.types import (
@@ -107,9 +107,11 @@ class Passes:
         needs = loss.needs
         observed = needs.attention if any(s.attention is None for s in batch.samples) else None
         routing = self._routing
+        share = self._share(batch.samples, every_token=False, needs=needs)
         if routing is not None:
             routing.clear()
-        share = self._share(batch.samples, every_token=False, needs=needs)
+            if backward is not None and routing.aux_coefficient:
+                self._count_choices(routing, share, batch.temperature)
         for number, (teacher, blocks) in enumerate(share, start=1):
             layout = self._layout(blocks, teacher=teacher, shared_predictions=not needs.top_logprobs)
             observer = self._observer(blocks, observed)
@@ -130,11 +132,11 @@ class Passes:
             num_tokens += layout.num_tokens
         metrics = self._ranks.reduce(sums, operator.add)
         if routing is not None:
-            metrics |= load_metrics(self._ranks.gather(routing.load(self._ranks.share)))
+            metrics |= routing.metrics(self._ranks.gather(routing.load(self._ranks.share)))
         tokens = self._ranks.gather(num_tokens)
         everything = merged(self._ranks.gather(logprobs))
         return StepResult(
-            loss=metrics.pop("loss"),
+            loss=metrics.pop("loss") + metrics.get("experts/aux_loss", 0.0),
             num_tokens=sum(tokens),
             num_loss_tokens=batch.num_loss_tokens,
             metrics=metrics,
@@ -184,6 +186,22 @@ class Passes:
         said: dict[Output, list[Any]] = {n: in_order(merged([part[n] for part in parts]), batch) for n in found}
         complete(said, batch, every_token=every_token, num_top=top)
         return said
+
+    @torch.no_grad()
+    def _count_choices(
+        self, routing: Routing, share: Sequence[tuple[int, tuple[Block, ...]]], temperature: float
+    ) -> None:
+        """How often the whole batch chooses each expert, by forward passes of their own: a token's part of the
+        auxiliary loss depends on it, and must not depend on the micro-batch that it is in."""
+        was_training = self._network.training
+        self._network.eval()
+        for teacher, blocks in share:
+            with self._randomness.own():
+                self._call(self._layout(blocks, teacher=teacher), temperature, Needs(), None, None)
+        routing.even_out(self._ranks.gather(routing.load(self._ranks.share)))
+        routing.clear()
+        reshard(self._network)
+        self._network.train(was_training)
 
     @property
     def _routing(self) -> Routing | None:

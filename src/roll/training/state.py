@@ -2,6 +2,7 @@
 
     weight/<name>        the trainable weights, as the optimiser sees them
     moment1/<name>, moment2/<name>                          AdamW's moments
+    buffer/<layer>       biases of a mixture's routers; absent from older checkpoints
     updates              how often each weight was updated, in the order of the names
     counters             optimiser steps so far, steps in a row with non-finite gradients
     rng/<data rank>      random states; ranks that see the same samples have the same
@@ -42,6 +43,7 @@ def save_state(
     counters: Mapping[str, int],
     ranks: Ranks,
     randomness: Randomness,
+    buffers: Sequence[Tensor] = (),
 ) -> None:
     """Write below `path`, an empty or missing directory, and fsync. Collective."""
     state: dict[str, Any] = _tensors(weights, optimizer)
@@ -49,6 +51,7 @@ def save_state(
     state["updates"] = torch.tensor([updates[name] for name in sorted(updates)], dtype=torch.int64)
     state["counters"] = torch.tensor([counters[name] for name in sorted(counters)], dtype=torch.int64)
     state.update(random_states(ranks, randomness))
+    state.update(_named(buffers))
     write_entries(path, state, ranks)
 
 
@@ -75,6 +78,7 @@ def load_state(
     ranks: Ranks,
     randomness: Randomness,
     seed: int,
+    buffers: Sequence[Tensor] = (),
 ) -> dict[str, int]:
     """Read what `save_state` wrote, in place; returns the counters. Collective.
 
@@ -89,6 +93,7 @@ def load_state(
         names = sorted(weights.parameters)
         state["updates"] = torch.zeros(len(names), dtype=torch.int64)
         state["counters"] = torch.zeros(len(counters), dtype=torch.int64)
+        state.update({name: buffer for name, buffer in _named(buffers).items() if name in saved})
         random = {name: torch.empty_like(value) for name, value in random_states(ranks, randomness).items()}
         known = all(name in saved for name in random)
         if known:
@@ -153,6 +158,10 @@ def _tensors(weights: MasterWeights, optimizer: Optimizer) -> dict[str, Tensor]:
         for label, moment in zip(("moment1", "moment2"), moments[name], strict=True):
             state[f"{label}/{name}"] = _like(moment, full)
     return state
+
+
+def _named(buffers: Sequence[Tensor]) -> dict[str, Tensor]:
+    return {f"buffer/{number}": buffer for number, buffer in enumerate(buffers)}
 
 
 def _like(local: Tensor, full: Tensor) -> Tensor:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -75,7 +75,14 @@ def work(model: Path, batch: TrainingBatch, parallel: Mapping[str, int], **ranks
     return found
 
 
-def run_rank(rank: int, directory: Path, model: Path, batch: TrainingBatch, layouts: Mapping[str, Any]) -> None:
+def run_rank(
+    rank: int,
+    directory: Path,
+    model: Path,
+    batch: TrainingBatch,
+    layouts: Mapping[str, Any],
+    also: Callable[[Path, Mapping[str, Any]], None] | None = None,
+) -> None:
     """Every layout in turn, as one of four ranks; then a state passes from one layout to the next."""
     ranks = {"rank": rank, "world_size": NUM_RANKS, "init_method": f"file://{directory / 'meeting'}"}
     before: Path = directory / "saved by one"
@@ -90,4 +97,6 @@ def run_rank(rank: int, directory: Path, model: Path, batch: TrainingBatch, layo
         before = directory / f"saved under {name}"
         backend.save(before)
         backend.export(directory / f"export under {name}")
+    if also is not None:
+        also(directory, ranks)
     torch.distributed.destroy_process_group()
