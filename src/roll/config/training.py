@@ -89,6 +89,19 @@ class TrainingConfig(Section):
         "token, so that ratios compare the same function, with the current gate's weights. Matters where a batch has "
         "several updates.",
     )
+    router_aux_loss: float = option(
+        0.0,
+        "Coefficient of the loss by which a mixture's routers are kept even (Switch, arXiv 2101.03961), over all "
+        "tokens of a batch; what `router_aux_loss_coef` is in the model's configuration. 0 by default: a reward is "
+        "what is learnt from, and the model comes balanced. Costs one more forward pass.",
+        ge=0,
+    )
+    router_bias_rate: float = option(
+        0.0,
+        "By how much the bias of each expert (`e_score_correction_bias`: DeepSeek-V3, GLM-MoE) moves after an update: "
+        "up where it was chosen less than the mean, down where more (arXiv 2408.15664, with 0.001 in pretraining).",
+        ge=0,
+    )
     num_threads: int | None = option(
         None, "CPU threads per rank; by default, all cores shared between the ranks.", ge=1
     )
@@ -116,6 +129,13 @@ class TrainingConfig(Section):
         if info.data.get("backend") == "megatron" and parallel != ParallelConfig(tp=parallel.tp):
             raise ValueError("of training.parallel, the back-end megatron takes tp alone: leave out the others")
         return parallel
+
+    @field_validator("router_aux_loss", "router_bias_rate")
+    @classmethod
+    def _balanced_by_torch(cls, value: float, info: ValidationInfo) -> float:
+        if value and info.data.get("backend") == "deepspeed":
+            raise ValueError("only the back-end torch keeps experts even: set it to 0, or training.backend to torch")
+        return value
 
     @field_validator("deepspeed")
     @classmethod

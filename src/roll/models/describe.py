@@ -12,7 +12,7 @@ from roll.errors import ModelError
 from roll.models.catalogue import CATALOGUE
 from roll.models.resolve import find_model, read_json, resolve_model, weight_files
 
-__all__ = ["ModelDescription", "context_length", "describe_model", "num_parameters"]
+__all__ = ["ModelDescription", "check_experts", "context_length", "describe_model", "num_parameters"]
 
 DTYPE_NAMES = {
     "BF16": "bfloat16",
@@ -70,6 +70,25 @@ def num_parameters(path: str | Path) -> int:
 def context_length(path: str | Path) -> int:
     """Longest sequence that the model was made for, in tokens."""
     return describe_model(path).context_length
+
+
+def check_experts(directory: Path, ranks: int) -> None:
+    """Refuse to divide a model's experts over a number of ranks (`training.parallel.ep`) that cannot have as many each.
+
+    Raises:
+        ModelError: saying how many experts it has.
+    """
+    if ranks == 1:
+        return
+    config = read_json(directory / "config.json")
+    text: dict[str, Any] = config.get("text_config") or config
+    counts = [text.get(key) for key in ("num_experts", "num_local_experts", "n_routed_experts")]
+    count = next((n for n in counts if isinstance(n, int)), 0)
+    if count == 0 or count % ranks:
+        has = f"has {count} experts, which it does not divide" if count else "is no mixture of experts"
+        raise ModelError(
+            f"training.parallel.ep is {ranks}, but the model '{directory}' {has}: change it, or set it to 1"
+        )
 
 
 def _description(config: dict[str, Any], count: int, dtype: str, name: str) -> ModelDescription:

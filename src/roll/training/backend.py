@@ -159,7 +159,7 @@ class TorchBackend:
 
     def save(self, path: Path) -> None:
         """Write everything needed to go on below `path`, an empty or missing directory; fsynced."""
-        save_state(path, self.masters, self.optimizer, self._counters(), self.ranks, self._randomness)
+        save_state(path, self.masters, self.optimizer, self._counters(), self.ranks, self._randomness, self._biases)
 
     def load(self, path: Path) -> None:
         """Read what `save` wrote, also under another number of ranks.
@@ -168,7 +168,7 @@ class TorchBackend:
             CheckpointError: it is incomplete, damaged, or of another model.
         """
         parts = self.masters, self.optimizer, self._counters(), self.ranks, self._randomness
-        counters = load_state(path, *parts, self.spec.seed)
+        counters = load_state(path, *parts, self.spec.seed, self._biases)
         self.num_steps, self.num_nonfinite = counters["num_steps"], counters["num_nonfinite"]
 
     def export(self, path: Path) -> None:
@@ -203,6 +203,12 @@ class TorchBackend:
     def _backward(self, loss: Tensor, *, last: bool) -> None:
         loss.backward()
 
+    @property
+    def _biases(self) -> list[Tensor]:
+        """Of a mixture's routers; what moves them is no gradient."""
+        routing = self.network.routing if isinstance(self.network, PolicyNetwork) else None
+        return [] if routing is None else routing.biases
+
     def _counters(self) -> dict[str, int]:
         return {"num_steps": self.num_steps, "num_nonfinite": self.num_nonfinite}
 
@@ -215,6 +221,9 @@ class TorchBackend:
                 raise HalfUpdatedError(f"the optimiser failed: {type(error).__name__}: {error}") from error
             self.num_steps += 1
             self.num_nonfinite = 0
+            if self.spec.training.router_bias_rate and isinstance(self.network, PolicyNetwork):
+                assert self.network.routing is not None
+                self.network.routing.move_biases(self.spec.training.router_bias_rate)
             return True
         self.num_nonfinite += 1
         note_skipped(loss, grad_norm, self.num_nonfinite, self.spec.training.max_nonfinite_steps)

@@ -42,7 +42,30 @@ def build_network(spec: TrainerSpec, dtype: torch.dtype) -> PolicyNetwork | Valu
             f"training.router_replay is '{spec.training.router_replay}', and '{spec.model_path}' has no router that "
             "chooses experts: set it to none"
         )
+    if spec.role == "policy":
+        _balance(spec, network, model.config)
     return network
+
+
+def _balance(spec: TrainerSpec, network: PolicyNetwork, config: Any) -> None:
+    """Let a policy's routers be evened out as the configuration says.
+
+    Raises:
+        ModelError: it has none for which that is made.
+    """
+    training, routing = spec.training, network.routing
+    if training.router_aux_loss:
+        if routing is None or not hasattr(config.get_text_config(), "router_aux_loss_coef"):
+            raise ModelError(
+                f"training.router_aux_loss is {training.router_aux_loss:g}, and '{spec.model_path}' is no mixture of "
+                "experts that has such a loss (router_aux_loss_coef in its configuration): set it to 0"
+            )
+        routing.aux_coefficient = training.router_aux_loss
+    if training.router_bias_rate and (routing is None or not routing.biases or spec.model.lora is not None):
+        raise ModelError(
+            f"training.router_bias_rate is {training.router_bias_rate:g}, which moves a bias of routers "
+            f"(e_score_correction_bias) that '{spec.model_path}' does not have, or that model.lora freezes: set it to 0"
+        )
 
 
 def _load_teacher(spec: TrainerSpec, path: str, dtype: torch.dtype) -> Any:

@@ -6,6 +6,9 @@
 Experts are chosen by comparing numbers that differ in their last digits between passes, kernels and precisions; another
 choice is another function. Replay (R2 of arXiv 2512.01374) lets the forward pass of an update use the experts of the
 pass that its ratio is taken against. Weights, and so gradients, are those of the current router.
+
+Choices are counted as if no prefix were shared: a token counts once for each sample that has it. So nothing that is
+made of the counts depends on packing.
 """
 
 from __future__ import annotations
@@ -28,6 +31,9 @@ from roll.types import TrainingBatch
 
 __all__ = ["Routing", "find_routing", "load_metrics"]
 
+_BIAS = "e_score_correction_bias"
+"""A buffer of routers that choose by scores to which it is added."""
+
 
 class Routing:
     """All routers of one model, first layer first.
@@ -41,6 +47,13 @@ class Routing:
         self.num_experts = int(routers[0].num_experts)
         self.num_chosen = int(routers[0].top_k)
         self.num_layers = len(routers)
+        self.aux_coefficient = 0.0
+        """Of the loss by which the choice is evened out."""
+        biased = all(_BIAS in router._buffers for router in routers)
+        self.biases: list[Tensor] = [getattr(router, _BIAS) for router in routers] if biased else []
+        """By layer, [E] what is added to scores before the best are chosen, where all routers have it."""
+        self._slopes: Tensor | None = None
+        self._totals: np.ndarray | None = None
         self._current: Any = None
         self.clear()
         for layer in decoder_of(model).layers:
@@ -53,6 +66,44 @@ class Routing:
         self._chosen: list[Tensor | None] = [None] * self.num_layers
         self._counts: list[Tensor | None] = [None] * self.num_layers
         self._shares: list[Tensor | None] = [None] * self.num_layers
+
+    def metrics(self, loads: Sequence[tuple[Int64Array, np.ndarray]]) -> dict[str, float]:
+        """Of all ranks' `load`, how even the choice was, and what evens it out; see `load_metrics`.
+
+        `experts/aux_loss` is what was added to the loss; `experts/bias_range` how far apart a layer's largest and
+        smallest bias are, mean over layers.
+        """
+        found = load_metrics(loads)
+        self._totals = np.sum([load[0] for load in loads], axis=0)
+        if found and self.aux_coefficient:
+            found["experts/aux_loss"] = self.aux_coefficient * self.num_chosen * found["experts/balance_loss"]
+        if found and self.biases:
+            ranges = [float(bias.max() - bias.min()) for bias in self.biases]
+            found["experts/bias_range"] = float(np.mean(ranges))
+        return found
+
+    def even_out(self, loads: Sequence[tuple[Int64Array, np.ndarray]]) -> None:
+        """From now on, backward passes also follow the auxiliary loss of a batch.
+
+        coefficient E sum_e f_e p_e, mean over layers: f_e is how many choices per token of the batch fell on expert e,
+        p_e the mean of its probabilities (arXiv 2101.03961 eq. 4 to 6; f_e counts k choices, as in `transformers`).
+        Only p_e has a gradient, a sum over tokens; so every token can give its part as it passes.
+
+        Args:
+            loads: all ranks' `load` of the batch.
+        """
+        counts = np.sum([load[0] for load in loads], axis=0).astype(np.float64)
+        num_tokens = np.maximum(counts.sum(1, keepdims=True) / self.num_chosen, 1)
+        factor = self.aux_coefficient * self.num_experts / self.num_layers
+        self._slopes = torch.from_numpy(factor * counts / num_tokens**2)
+
+    @torch.no_grad()
+    def move_biases(self, rate: float) -> None:
+        """After an update, move every expert's bias by `rate` towards an even choice (arXiv 2408.15664), by how often
+        it was chosen in the batch of the `metrics` before."""
+        assert self._totals is not None
+        for bias, counts in zip(self.biases, self._totals, strict=True):
+            bias += rate * torch.from_numpy(np.sign(counts.mean() - counts)).to(bias)
 
     def load(self, share: TokenShare = WHOLE) -> tuple[Int64Array, np.ndarray]:
         """[layers, E] how many tokens chose each expert since `clear`, and sums of their probabilities.
@@ -102,9 +153,18 @@ class Routing:
                         "replayed, so set training.router_replay to none"
                     )
             self._take(i, output)
-            return output
+            return self._evened(i, output)
 
         return forward
+
+    def _evened(self, i: int, output: Any) -> Any:
+        """With weights whose backward pass also adds this rank's share of the auxiliary loss's gradient."""
+        if self._slopes is None or not torch.is_grad_enabled():
+            return output
+        logits, weights, chosen = output
+        probabilities = logits.softmax(-1, dtype=torch.promote_types(logits.dtype, torch.float32))
+        share = (self._current.uses.to(probabilities)[:, None] * probabilities).sum(0)
+        return logits, _WithLoss.apply(weights, share @ self._slopes[i].to(share)), chosen
 
     @torch.no_grad()
     def _take(self, i: int, output: Any) -> None:
@@ -112,14 +172,28 @@ class Routing:
             return
         logits, _, chosen = output
         self._chosen[i] = chosen
-        real = getattr(self._current, "real", None)
-        if real is not None:
-            logits, chosen = logits[real], chosen[real]
-        counts = torch.bincount(chosen.reshape(-1), minlength=self.num_experts)
-        shares = logits.float().softmax(-1).sum(0)
+        uses = getattr(self._current, "uses", None)
+        if uses is None:
+            uses = torch.ones(len(logits), device=logits.device)
+        each = uses.double().repeat_interleave(self.num_chosen)
+        counts = torch.bincount(chosen.reshape(-1), each, minlength=self.num_experts)
+        shares = (logits.float().softmax(-1) * uses[:, None]).sum(0)
         before, sums = self._counts[i], self._shares[i]
         self._counts[i] = counts if before is None else before + counts
         self._shares[i] = shares if sums is None else sums + shares
+
+
+class _WithLoss(torch.autograd.Function):
+    """A tensor as it is; its backward pass also goes back through a scalar that is part of the loss."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: Tensor, loss: Tensor) -> Tensor:
+        ctx.like = loss.new_ones(())
+        return tensor.view_as(tensor)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor]:
+        return grads[0], ctx.like
 
 
 class _Replay(TorchFunctionMode):

@@ -3,6 +3,7 @@
     weight/<name>        the trainable weights, as the optimiser sees them
     moment1/<name>, moment2/<name>                          AdamW's moments, or
     moment1_codes/<name>, moment1_scales/<name>, …          the same in 8 bits
+    buffer/<layer>       biases of a mixture's routers; absent from older checkpoints
     updates              how often each weight was updated, in the order of the names
     counters             optimiser steps so far, steps in a row with non-finite gradients
     rng/<stream>         random states, by data rank; ranks that draw for the same samples and layers have the same
@@ -44,6 +45,7 @@ def save_state(
     counters: Mapping[str, int],
     ranks: Ranks,
     randomness: Randomness,
+    buffers: Sequence[Tensor] = (),
 ) -> None:
     """Write below `path`, an empty or missing directory, and fsync. Collective."""
     state: dict[str, Any] = _tensors(weights, optimizer)
@@ -51,6 +53,7 @@ def save_state(
     state["updates"] = torch.tensor([updates[name] for name in sorted(updates)], dtype=torch.int64)
     state["counters"] = torch.tensor([counters[name] for name in sorted(counters)], dtype=torch.int64)
     state.update(random_states(ranks, randomness))
+    state.update(_named(buffers))
     write_entries(path, state, ranks)
 
 
@@ -77,6 +80,7 @@ def load_state(
     ranks: Ranks,
     randomness: Randomness,
     seed: int,
+    buffers: Sequence[Tensor] = (),
 ) -> dict[str, int]:
     """Read what `save_state` wrote, in place; returns the counters. Collective.
 
@@ -92,6 +96,7 @@ def load_state(
         names = sorted(ranks.of_all_stages(dict.fromkeys(weights.parameters)))
         state["updates"] = torch.zeros(len(names), dtype=torch.int64)
         state["counters"] = torch.zeros(len(counters), dtype=torch.int64)
+        state.update({name: buffer for name, buffer in _named(buffers).items() if name in saved})
         random = {name: torch.empty_like(value) for name, value in random_states(ranks, randomness).items()}
         known = all(name in saved for name in random)
         if known:
@@ -157,6 +162,10 @@ def _tensors(weights: MasterWeights, optimizer: Optimizer) -> dict[str, Tensor]:
         for label, moment in moments[name].items():
             state[f"{label}/{name}"] = _like(moment, full)
     return state
+
+
+def _named(buffers: Sequence[Tensor]) -> dict[str, Tensor]:
+    return {f"buffer/{number}": buffer for number, buffer in enumerate(buffers)}
 
 
 def _like(local: Tensor, full: Tensor) -> Tensor:

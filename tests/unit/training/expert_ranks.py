@@ -25,7 +25,15 @@ MORE: dict[str, dict[str, int]] = {
     "ep 4": {"ep": 4},
     "dp 4, ep 2": {"ep": 2},
     "replicas 2, ep 2": {"dp_replicate": 2, "ep": 2},
+    "cp 2, ep 4": {"cp": 2, "ep": 4},
+    "cp 2, tp 2, ep 2": {"cp": 2, "tp": 2, "ep": 2},
     "tp 2, ep 4": {"tp": 2, "ep": 4},
+}
+EVENED: dict[str, dict[str, float]] = {
+    "qwen3-moe": {"router_aux_loss": 0.3},
+    "gpt-oss": {"router_aux_loss": 0.3},
+    "deepseek-v3": {"router_bias_rate": 0.01},
+    "glm4-moe": {"router_bias_rate": 0.01},
 }
 FAMILIES_OF_EXPERTS = ("qwen3-moe", "mixtral", "deepseek-v2", "deepseek-v3", "gpt-oss", "glm4-moe", "phi-moe")
 
@@ -45,21 +53,26 @@ def build(model: Path, parallel: Mapping[str, int], *, lora: Any = None, **ranks
     return TorchBackend(dataclasses.replace(make_spec(model, lora=lora, **settings), **ranks), precision=DOUBLE)
 
 
-def steps(name: str, model: Path, parallel: Mapping[str, int], **ranks: Any) -> dict[str, Any]:
+def steps(name: str, model: Path, parallel: Mapping[str, int], *, brief: bool = False, **ranks: Any) -> dict[str, Any]:
     """Updates and what comes of them: the same calls, alone or as one of several ranks."""
     with InFull():
-        policy = build(model, parallel, **ranks)
+        policy = build(model, parallel, training=EVENED.get(name, {}), **ranks)
         found: dict[str, Any] = {}
         one = make_batch(1)
         batches = {"plain": make_batch(0), "idle": dataclasses.replace(one, samples=one.samples[:1])}
         if name != "phi-moe":  # whose router's choice cannot be replayed
             batches["skewed"] = chosen_by_one_rank(make_batch(2), policy.network.routing.num_layers)
-        batches["last"] = make_batch(3)
+        if brief:
+            del batches["plain"]
+        else:
+            batches["last"] = make_batch(3)
         for step, batch in batches.items():
             result = policy.train_step(batch, LOSS)
             found[step] = {"result": result, "grads": grads_of(policy)}
         found["logprobs"] = logprobs_of(policy, make_batch(4))
         found["weights"] = {key: tensor for key, tensor in policy.weights() if tensor is not None}
+        if brief:
+            return found
         adapted = build(model, parallel, lora=LORA, **ranks)
         result = adapted.train_step(make_batch(5), LOSS)
         found["lora"] = {"result": result, "grads": grads_of(adapted)}
@@ -91,6 +104,14 @@ def run_layouts(directory: Path, name: str, layouts: Mapping[str, Any], ranks: M
         before = directory / f"{name} saved under {layout}"
         backend.save(before)
         backend.export(directory / f"{name} export under {layout}")
+
+
+def run_briefly(directory: Path, ranks: Mapping[str, Any]) -> None:
+    """One layout for every run of the tests, in processes that are there already."""
+    for layout, parallel in ONE.items():
+        found = steps("qwen3-moe", directory / "qwen3-moe", parallel, brief=True, **ranks)
+        if ranks["rank"] == 0:
+            torch.save(found, directory / f"qwen3-moe {layout}.pt")
 
 
 def prepare(directory: Path, name: str, model: Path) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -115,7 +115,13 @@ def work(
 
 
 def run_rank(
-    rank: int, directory: Path, model: Path, batch: TrainingBatch, layouts: Mapping[str, Any], num: int
+    rank: int,
+    directory: Path,
+    model: Path,
+    batch: TrainingBatch,
+    layouts: Mapping[str, Any],
+    num: int,
+    also: Callable[[Path, Mapping[str, Any]], None] | None = None,
 ) -> None:
     """Every layout in turn, as one of several ranks; then a state passes from one layout to the next."""
     ranks = {"rank": rank, "world_size": num, "init_method": f"file://{directory / 'meeting'}"}
@@ -131,4 +137,6 @@ def run_rank(
         before = directory / f"saved under {name}"
         backend.save(before)
         backend.export(directory / f"export under {name}")
+    if also is not None:
+        also(directory, ranks)
     torch.distributed.destroy_process_group()

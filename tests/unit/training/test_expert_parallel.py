@@ -44,19 +44,18 @@ def compare(directory: Path, name: str, layout: str, expected: Mapping[str, Any]
 
 def follow(directory: Path, name: str, layouts: Mapping[str, Any]) -> None:
     """What was saved under each layout is what one rank comes to, and so is every export."""
-    with InFull():
-        alone = build(directory / name, {})
-        alone.load(directory / f"{name} saved by one")
-        for layout in layouts:
+    alone = build(directory / name, {})
+    alone.load(directory / f"{name} saved by one")
+    for layout in layouts:
+        with InFull():
             alone.train_step(make_batch(6), LOSS)
-            other = build(directory / name, {})
-            other.load(directory / f"{name} saved under {layout}")
-            exported = build(directory / f"{name} export under {layout}", {})
-            for (key, weight), (_, found), (_, own) in zip(
-                alone.weights(), other.weights(), exported.weights(), strict=True
-            ):
-                assert torch.allclose(weight, found, rtol=1e-6, atol=1e-9), (layout, key)
-                assert torch.equal(found, own), (layout, key)
+        other = build(directory / name, {})
+        other.load(directory / f"{name} saved under {layout}")
+        exported = build(directory / f"{name} export under {layout}", {})
+        sources = alone.weights(), other.weights(), exported.weights()
+        for (key, weight), (_, found), (_, own) in zip(*sources, strict=True):
+            assert torch.allclose(weight, found, rtol=1e-6, atol=1e-9), (layout, key)
+            assert torch.equal(found, own), (layout, key)
 
 
 @pytest.fixture(scope="module", name="directory")

@@ -11,8 +11,10 @@ import numpy as np
 import pytest
 import torch
 import torch.multiprocessing as mp
-from families import Family, write_model
+from expert_ranks import ONE, run_briefly, steps
+from families import FAMILIES, Family, write_model
 from parallel_ranks import DOUBLE, LAYOUTS, MORE, NUM_RANKS, run_rank, work
+from test_expert_parallel import compare
 from test_same_gradient import reference
 from training_helpers import make_spec, relative_error
 
@@ -38,14 +40,19 @@ def _expected(tiny_model: Path, batch: TrainingBatch) -> dict[str, Any]:
 
 @pytest.fixture(scope="module", name="directory")
 def _directory(tiny_model: Path, batch: TrainingBatch, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return _run(tmp_path_factory.mktemp("layouts"), tiny_model, batch, LAYOUTS)
+    directory = tmp_path_factory.mktemp("layouts")
+    write_model(directory / "qwen3-moe", tiny_model, FAMILIES["qwen3-moe"])
+    return _run(directory, tiny_model, batch, LAYOUTS, also=run_briefly)
 
 
-def _run(directory: Path, model: Path, batch: TrainingBatch, layouts: Mapping[str, Any], num: int = NUM_RANKS) -> Path:
+def _run(
+    directory: Path, model: Path, batch: TrainingBatch, layouts: Mapping[str, Any], num: int = NUM_RANKS,
+    also: Any = None,
+) -> Path:  # fmt: skip
     alone = TorchBackend(make_spec(model), precision=DOUBLE)
     alone.train_step(batch, PolicyLoss())
     alone.save(directory / "saved by one")
-    mp.spawn(run_rank, (directory, model, batch, layouts, num), nprocs=num)  # type: ignore[no-untyped-call]
+    mp.spawn(run_rank, (directory, model, batch, layouts, num, also), nprocs=num)  # type: ignore[no-untyped-call]
     return directory
 
 
@@ -75,6 +82,12 @@ def test_a_layout_has_the_gradients_metrics_and_weights_of_one_rank(
     directory: Path, expected: dict[str, Any], layout: str
 ) -> None:
     _compare(directory, layout, expected)
+
+
+def test_experts_are_divided_whatever_tokens_choose(directory: Path) -> None:
+    expected = steps("qwen3-moe", directory / "qwen3-moe", {}, brief=True)
+    for layout in ONE:
+        compare(directory, "qwen3-moe", layout, expected)
 
 
 def test_a_state_passes_from_layout_to_layout_and_every_export_is_the_same_model(
