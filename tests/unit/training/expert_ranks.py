@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import torch
 from families import FAMILIES
-from parallel_ranks import DOUBLE, LORA, NUM_RANKS
+from parallel_ranks import DOUBLE, LORA, NUM_RANKS, whole_grads
 from test_architectures import InFull
-from training_helpers import grads_of, logprobs_of, make_batch, make_spec
+from training_helpers import logprobs_of, make_batch, make_spec
 
 from roll.algorithms.losses import PolicyLoss
 from roll.config.parallel import ParallelConfig
@@ -28,6 +28,7 @@ MORE: dict[str, dict[str, int]] = {
     "cp 2, ep 4": {"cp": 2, "ep": 4},
     "cp 2, tp 2, ep 2": {"cp": 2, "tp": 2, "ep": 2},
     "tp 2, ep 4": {"tp": 2, "ep": 4},
+    "pp 2, ep 2": {"pp": 2, "ep": 2},
 }
 EVENED: dict[str, dict[str, float]] = {
     "qwen3-moe": {"router_aux_loss": 0.3},
@@ -68,17 +69,17 @@ def steps(name: str, model: Path, parallel: Mapping[str, int], *, brief: bool = 
             batches["last"] = make_batch(3)
         for step, batch in batches.items():
             result = policy.train_step(batch, LOSS)
-            found[step] = {"result": result, "grads": grads_of(policy)}
+            found[step] = {"result": result, "grads": whole_grads(policy)}
         found["logprobs"] = logprobs_of(policy, make_batch(4))
         found["weights"] = {key: tensor for key, tensor in policy.weights() if tensor is not None}
         if brief:
             return found
         adapted = build(model, parallel, lora=LORA, **ranks)
         result = adapted.train_step(make_batch(5), LOSS)
-        found["lora"] = {"result": result, "grads": grads_of(adapted)}
+        found["lora"] = {"result": result, "grads": whole_grads(adapted)}
     saving = build(model, parallel, training={"activation_checkpointing": True}, **ranks)  # in other threads: float32
     result = saving.train_step(make_batch(5), LOSS)
-    found["recomputed"] = {"result": result, "grads": grads_of(saving)}
+    found["recomputed"] = {"result": result, "grads": whole_grads(saving)}
     return found
 
 
