@@ -57,7 +57,8 @@ def add_adapters(model: Any, config: LoRAConfig, seed: int) -> None:
     )
     dtype = next(model.parameters()).dtype
     try:
-        inject_adapter_in_model(settings, model, adapter_name=_NAME)
+        # Within another module peft finds no family whose names it would change to those of experts.
+        inject_adapter_in_model(settings, nn.ModuleDict({"of": model}) if find_experts(model) else model, _NAME)
     except ValueError as error:
         raise ModelError(f"model.lora.target_modules {config.target_modules!r} cannot be used here: {error}") from error
     generator = torch.Generator().manual_seed(seed)

@@ -12,9 +12,11 @@ import torch
 import torch.multiprocessing as mp
 from expert_ranks import FAMILIES_OF_EXPERTS, LOSS, MORE, build, prepare, run_rank, steps
 from families import FAMILIES, write_model
-from parallel_ranks import NUM_RANKS
+from parallel_ranks import LORA, NUM_RANKS
 from test_architectures import InFull
-from training_helpers import make_batch, relative_error
+from training_helpers import make_batch, make_spec, relative_error
+
+from roll.training import TorchBackend
 
 STEPS = ("plain", "idle", "skewed", "last", "lora", "recomputed")
 LAYOUTS: dict[str, dict[str, dict[str, int]]] = {"qwen3-moe": MORE} | {
@@ -65,6 +67,19 @@ def _directory(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Pa
         prepare(directory, name, write_model(directory / name, tiny_model, FAMILIES[name]))
     mp.spawn(run_rank, (directory, LAYOUTS), nprocs=NUM_RANKS)  # type: ignore[no-untyped-call]
     return directory
+
+
+def test_adapters_leave_experts_alone_and_are_merged_under_the_checkpoint_s_names(
+    tiny_model: Path, tmp_path: Path
+) -> None:
+    for name in ("qwen3-moe", "deepseek-v3"):
+        path = write_model(tmp_path / name, tiny_model, FAMILIES[name])
+        backend = TorchBackend(make_spec(path, lora=LORA))
+        adapted = [key for key in backend.masters.parameters if ".lora_A." in key]
+        assert any("q_" in key for key in adapted)
+        assert any("shared_experts" in key for key in adapted) == (name == "deepseek-v3")
+        assert not any(".experts." in key or ".gate." in key for key in adapted)
+        assert set(backend.weights().names()) == set(TorchBackend(make_spec(path)).weights().names())
 
 
 @pytest.mark.slow
