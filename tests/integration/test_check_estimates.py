@@ -63,12 +63,6 @@ SMALLER: dict[str, dict[str, Any]] = {
     "layers again": {"training": {"activation_checkpointing": True}},
     "MLPs in slices": {"training": {"mlp_slice_tokens": 512}},
     "moments in 8 bits": {"training": {"optimizer": "adamw_8bit"}},
-    "adapters": {"model": {"lora": {"rank": 16}}},
-    "adapters over 4 bits": {"model": {"lora": {"rank": 16, "base": "nf4"}}},
-    "all of them": {
-        "model": {"lora": {"rank": 16, "base": "nf4"}},
-        "training": {"activation_checkpointing": True, "mlp_slice_tokens": 512},
-    },
 }
 
 
