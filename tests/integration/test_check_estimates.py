@@ -10,6 +10,7 @@ import subprocess
 import sys
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 from worlds.tiny_model import write_tiny_model
@@ -62,11 +63,6 @@ SMALLER: dict[str, dict[str, Any]] = {
     "layers again": {"training": {"activation_checkpointing": True}},
     "MLPs in slices": {"training": {"mlp_slice_tokens": 512}},
     "moments in 8 bits": {"training": {"optimizer": "adamw_8bit"}},
-    "adapters over 4 bits": {"model": {"lora": {"rank": 16, "base": "nf4"}}},
-    "all of them": {
-        "model": {"lora": {"rank": 16, "base": "nf4"}},
-        "training": {"activation_checkpointing": True, "mlp_slice_tokens": 512},
-    },
 }
 
 
@@ -95,7 +91,6 @@ def looked_at(directory: Path, model: Path, changes: dict[str, Any], more: dict[
     }
     report = roll.check(config)
     assert not report.problems
-    print([(role.role, dict(role.parts)) for role in report.memory])
     estimated = sum(role.bytes_total for role in report.memory)
     done = subprocess.run(
         [sys.executable, "-c", RUN, json.dumps(config)], capture_output=True, text=True, check=False, timeout=600
@@ -147,7 +142,8 @@ def test_less_memory_is_taken_as_estimated(tmp_path: Path, wide_model: Path, nam
         "training": {**training, **changes.get("training", {})},
         "evaluation": {"every_num_steps": 0, "before_training": False, "num_examples": 1},
     }
-    memory, _ = looked_at(tmp_path, wide_model, {"pipeline": "sft", **changes}, more)
+    with mock.patch("roll.pipelines.supervised.check.can_be_timed", lambda sizes: False):
+        memory, _ = looked_at(tmp_path, wide_model, {"pipeline": "sft", **changes}, more)
     print(f"\n{name}: memory {memory:.3f} of the estimate")
     assert memory == pytest.approx(1.0, abs=0.1)
 

@@ -67,6 +67,8 @@ class ModelSizes(Protocol):
     def head_dim(self) -> int: ...
     @property
     def vocab_size(self) -> int: ...
+    @property
+    def experts_per_token(self) -> int: ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -166,17 +168,20 @@ def heap_bytes(activations: int, micro_batches: int) -> dict[str, int]:
 
 
 def num_linear(sizes: ModelSizes) -> int:
-    """Weights of the linear layers of a gated decoder."""
+    """Weights of the linear layers of a gated decoder; experts are none."""
     heads = 2 * sizes.num_heads * sizes.head_dim + 2 * sizes.num_kv_heads * sizes.head_dim
-    return sizes.num_layers * sizes.hidden_size * (heads + 3 * sizes.intermediate_size)
+    inner = 0 if sizes.experts_per_token else sizes.intermediate_size
+    return sizes.num_layers * sizes.hidden_size * (heads + 3 * inner)
 
 
 def num_lora_parameters(sizes: ModelSizes, rank: int) -> int:
-    """Weights of adapters on all linear layers of a gated decoder: each adds rank x (inputs + outputs)."""
+    """Weights of adapters on all linear layers of a gated decoder, which experts are not: each adds rank x (inputs +
+    outputs)."""
     hidden, inner = sizes.hidden_size, sizes.intermediate_size
     queries, keys = sizes.num_heads * sizes.head_dim, sizes.num_kv_heads * sizes.head_dim
     attention = 2 * (hidden + queries) + 2 * (hidden + keys)
-    return sizes.num_layers * rank * (attention + 3 * (hidden + inner))
+    mlp = 0 if sizes.experts_per_token else 3 * (hidden + inner)
+    return sizes.num_layers * rank * (attention + mlp)
 
 
 def activation_bytes_per_token(
@@ -185,7 +190,8 @@ def activation_bytes_per_token(
     """What autograd keeps of one token until its backward pass.
 
     Per layer: 4 hidden vectors, queries and attention output, keys and values, 4 vectors inside the gated
-    MLP, all in the computation's format, and 2 hidden vectors in float32 inside the norms. With
+    MLP (and 2 hidden vectors for every expert), all in the computation's format, and 2 hidden vectors in float32 inside
+    the norms. With
     checkpointing, one hidden vector per layer, and one layer in full beside its gradients.
 
     Args:
@@ -198,7 +204,7 @@ def activation_bytes_per_token(
     hidden, queries = sizes.hidden_size, sizes.num_heads * sizes.head_dim
     keys = sizes.num_kv_heads * sizes.head_dim
     around = element_bytes * (4 * hidden + 2 * queries + 2 * keys) + 4 * (2 * hidden + sizes.num_heads + 2)
-    inside = element_bytes * 4 * sizes.intermediate_size
+    inside = element_bytes * (4 * sizes.intermediate_size + 2 * sizes.experts_per_token * hidden)
     again = inside if mlp_slice is None else round(inside * mlp_slice)
     if checkpointing:
         return sizes.num_layers * hidden * element_bytes + 2 * (around + again)

@@ -33,6 +33,7 @@ class ModelDescription:
     num_layers: int
     hidden_size: int
     intermediate_size: int
+    """Of an MLP; of a mixture of experts, of all experts together that one token goes through."""
     num_heads: int
     num_kv_heads: int
     head_dim: int
@@ -41,6 +42,8 @@ class ModelDescription:
     """Longest sequence the model was made for, in tokens."""
     dtype: str
     """Of the stored weights."""
+    experts_per_token: int = 0
+    """That are chosen in each layer; 0 where an MLP is for every token."""
 
     def kv_bytes_per_token(self, element_bytes: int = 2) -> int:
         """Keys and values of one token over all layers."""
@@ -112,16 +115,31 @@ def _description(config: dict[str, Any], count: int, dtype: str, name: str) -> M
         num_parameters=count,
         num_layers=size("num_hidden_layers", "n_layer"),
         hidden_size=hidden,
-        intermediate_size=size("intermediate_size", "n_inner")
-        if has & {"intermediate_size", "n_inner"}
-        else 4 * hidden,
+        intermediate_size=_inner_size(text, hidden),
         num_heads=heads,
         num_kv_heads=size("num_key_value_heads") if "num_key_value_heads" in has and not latent else heads,
         head_dim=head_dim,
         vocab_size=size("vocab_size"),
         context_length=size("max_position_embeddings", "n_positions"),
         dtype=dtype,
+        experts_per_token=_experts_per_token(text),
     )
+
+
+def _experts_per_token(text: dict[str, Any]) -> int:
+    keys = ("num_experts", "num_local_experts", "n_routed_experts")
+    return int(text.get("num_experts_per_tok") or 0) if any((text.get(key) or 0) > 1 for key in keys) else 0
+
+
+def _inner_size(text: dict[str, Any], hidden: int) -> int:
+    """Of an MLP, or of the experts that a token goes through, with those that all tokens share."""
+    dense = text.get("intermediate_size") or text.get("n_inner") or 4 * hidden
+    chosen = _experts_per_token(text)
+    if not chosen:
+        return int(dense)
+    own = text.get("moe_intermediate_size") or dense
+    shared = text.get("shared_expert_intermediate_size") or own * (text.get("n_shared_experts") or 0)
+    return int(chosen * own + shared)
 
 
 def _count(files: list[Path]) -> tuple[int, str]:

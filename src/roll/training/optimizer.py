@@ -48,7 +48,7 @@ class Optimizer:
         in_8_bits = config.optimizer == "adamw_8bit"
         self._small = {n: 0 for n, p in weights.parameters.items() if in_8_bits and is_in_8_bits(p.shape)}
         """By name of those whose moments take 8 bits, how often each was updated."""
-        self._small_moments: dict[str, dict[str, Tensor]] = {}
+        self._small_moments: dict[str, Mapping[str, Tensor]] = {}
         self.bind()
 
     def bind(self) -> None:

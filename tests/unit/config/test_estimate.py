@@ -35,6 +35,7 @@ class Sizes:
     num_kv_heads: int = 1
     head_dim: int = 64
     vocab_size: int = 256
+    experts_per_token: int = 0
 
 
 def batch_of(*overrides, longest=40, train=57, held_out=24):
@@ -275,7 +276,33 @@ def test_activations_are_those_that_autograd_keeps(dtype, checkpointing, mlp_sli
     assert estimate / 2 == pytest.approx(per_layer, rel=0.1)
 
 
+def test_activations_of_experts_are_those_that_autograd_keeps():
+    """What another chosen expert adds, in a mixture whose products are grouped."""
+    inner = 128
+    kept = [saved_by_experts(Sizes(), inner, chosen) / NUM_TOKENS for chosen in (2, 4)]
+    sizes = [Sizes(intermediate_size=chosen * inner, experts_per_token=chosen) for chosen in (2, 4)]
+    estimated = [activation_bytes_per_token(s, 2, checkpointing=False) for s in sizes]
+    assert estimated[1] - estimated[0] == pytest.approx(kept[1] - kept[0], rel=0.1)
+
+
 NUM_TOKENS = 64
+
+
+def saved_by_experts(sizes: Sizes, inner: int, chosen: int) -> int:
+    from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
+
+    config = Qwen3MoeConfig(
+        hidden_size=sizes.hidden_size,
+        intermediate_size=sizes.intermediate_size,
+        moe_intermediate_size=inner,
+        num_experts=8,
+        num_experts_per_tok=chosen,
+        num_hidden_layers=sizes.num_layers,
+        num_attention_heads=sizes.num_heads,
+        num_key_value_heads=sizes.num_kv_heads,
+        vocab_size=sizes.vocab_size,
+    )
+    return kept_bytes(Qwen3MoeForCausalLM(config).bfloat16().train())
 
 
 def saved_bytes(sizes: Sizes, num_layers: int, dtype: str, checkpointing: bool, mlp_slice: float | None) -> int:
@@ -298,6 +325,13 @@ def saved_bytes(sizes: Sizes, num_layers: int, dtype: str, checkpointing: bool, 
         model.gradient_checkpointing_enable({"use_reentrant": True})
     if mlp_slice is not None:
         slice_mlps(model, round(NUM_TOKENS * mlp_slice))
+    return kept_bytes(model)
+
+
+def kept_bytes(model) -> int:
+    """Of a pass over `NUM_TOKENS` tokens, parameters left out."""
+    import torch
+
     parameters = {p.untyped_storage().data_ptr() for p in model.parameters()}
     saved: dict[int, object] = {}
 
