@@ -65,11 +65,13 @@ class TrainingConfig(Section):
         True, "Compute once what the contexts of a group have in common: the prompt, earlier turns."
     )
     activation_checkpointing: bool = option(False, "Recompute activations in the backward pass to save memory.")
-    router_replay: Literal["none", "old"] = option(
+    router_replay: Literal["none", "old", "engine"] = option(
         "none",
-        "`old`: updates of a mixture of experts use the experts that the policy before the update chose, token by "
-        "token, so that ratios compare the same function, with the current gate's weights. Matters where a batch has "
-        "several updates.",
+        "Which experts a mixture uses in updates, token by token and layer by layer, with the current gate's weights. "
+        "`old`: those that the policy before the update chose, so that ratios compare the same function; matters where "
+        "a batch has several updates. `engine`: those that the inference engine chose for prompt and answer, so that "
+        "trainer and engine compute the same function, too; costs layers × experts per token in bytes for every token "
+        "(twice that beyond 128 experts).",
     )
     num_threads: int | None = option(
         None, "CPU threads per rank; by default, all cores shared between the ranks.", ge=1

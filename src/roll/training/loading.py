@@ -39,6 +39,8 @@ def build_network(spec: TrainerSpec, dtype: torch.dtype) -> PolicyNetwork | Valu
             f"training.router_replay is '{spec.training.router_replay}', and '{spec.model_path}' has no router that "
             "chooses experts: set it to none"
         )
+    if spec.role == "policy" and spec.training.router_replay != "none" and network.routing is not None:
+        network.routing.check_replay()
     return network
 
 

@@ -4,13 +4,15 @@
                        └─ or those of another forward pass, whose weights are computed anew
 
 Experts are chosen by comparing numbers that differ in their last digits between passes, kernels and precisions; another
-choice is another function. Replay (R2 of arXiv 2512.01374) lets the forward pass of an update use the experts of the
-pass that its ratio is taken against. Weights, and so gradients, are those of the current router.
+choice is another function. Replay lets the forward pass of an update use the experts of the pass that its ratio is
+taken against (R2 of arXiv 2512.01374), or those that the engine chose while it generated (R3, arXiv 2510.11370).
+Weights, and so gradients, are those of the current router.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -19,7 +21,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from roll.errors import ModelError
-from roll.models import decoder_of
+from roll.models import chosen_experts, decoder_of, find_routers
 from roll.training.blocks import Block
 from roll.training.layout import Int64Array, placed
 from roll.training.parallel.tokens import WHOLE, TokenShare
@@ -33,19 +35,34 @@ class Routing:
 
     Args:
         model: an HF causal language model.
-        routers: of it; each answers logits [N, E], weights [N, k] and experts [N, k].
+        routers: of it; see `roll.models.chosen_experts`.
     """
 
     def __init__(self, model: Any, routers: Sequence[Any]) -> None:
         self.num_experts = int(routers[0].num_experts)
         self.num_chosen = int(routers[0].top_k)
         self.num_layers = len(routers)
+        self._routers = tuple(routers)
         self._current: Any = None
         self.clear()
         for layer in decoder_of(model).layers:
             layer.register_forward_pre_hook(self._remember, with_kwargs=True)
         for i, router in enumerate(routers):
-            router.forward = self._observed(i, router.forward)
+            router.forward = self._observed(i, router, router.forward)
+
+    @torch.no_grad()
+    def check_replay(self) -> None:
+        """Make sure that every router can be given its experts.
+
+        Raises:
+            ModelError: one does not choose the best few of its scores.
+        """
+        for router in self._routers:
+            own = torch.zeros((2, self.num_layers, self.num_chosen), dtype=torch.int64, device=router.weight.device)
+            self._current = SimpleNamespace(experts=own + torch.arange(self.num_chosen, device=own.device))
+            router(torch.zeros((2, router.weight.shape[1]), dtype=router.weight.dtype, device=own.device))
+        self._current = None
+        self.clear()
 
     def clear(self) -> None:
         """Forget how often experts were chosen."""
@@ -87,7 +104,7 @@ class Routing:
     def _remember(self, layer: nn.Module, args: Any, kwargs: Any) -> None:
         self._current = kwargs.get("roll_plan")
 
-    def _observed(self, i: int, plain: Callable[..., Any]) -> Callable[..., Any]:
+    def _observed(self, i: int, router: Any, plain: Callable[..., Any]) -> Callable[..., Any]:
         def forward(*args: Any, **kwargs: Any) -> Any:
             experts = getattr(self._current, "experts", None)
             if experts is None:
@@ -100,14 +117,13 @@ class Routing:
                         "this model's router does not choose the best few of its scores: its choices cannot be "
                         "replayed, so set training.router_replay to none"
                     )
-            self._take(i, output)
+            self._take(i, *chosen_experts(router, output))
             return output
 
         return forward
 
     @torch.no_grad()
-    def _take(self, i: int, output: Any) -> None:
-        logits, _, chosen = output
+    def _take(self, i: int, logits: Tensor, chosen: Tensor) -> None:
         self._chosen[i] = chosen
         real = getattr(self._current, "real", None)
         if real is not None:
@@ -149,16 +165,8 @@ class _Replay(TorchFunctionMode):
 
 def find_routing(model: Any) -> Routing | None:
     """The routers of a model, or `None` where nothing chooses between experts, or says what it chose."""
-    routers = [module for module in decoder_of(model).modules() if _is_router(module)]
+    routers = find_routers(model)
     return Routing(model, routers) if routers else None
-
-
-def _is_router(module: Any) -> bool:
-    numbers = [getattr(module, name, None) for name in ("top_k", "num_experts")]
-    weight = getattr(module, "weight", None)
-    if not all(isinstance(n, int) for n in numbers) or not isinstance(weight, nn.Parameter) or weight.ndim != 2:
-        return False
-    return len(weight) == numbers[1] and "Llama4" not in type(module).__name__  # whose router answers scores alone
 
 
 def load_metrics(loads: Sequence[tuple[Int64Array, np.ndarray]]) -> dict[str, float]:
