@@ -9,7 +9,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from test_vllm_engine import Policy, make_spec, request, until_running, whole
 from worlds.tiny_model import write_tiny_model
 
 from roll.errors import ModelError
@@ -19,6 +18,9 @@ from roll.types import Generation, GenerationRequest, IntArray
 
 sys.path.append(str(Path(__file__).parents[1] / "unit" / "training"))
 from families import FAMILIES, write_model
+
+sys.path.append(str(Path(__file__).parent))
+from test_vllm_engine import Policy, make_spec, request, until_running, whole
 
 pytest.importorskip("vllm")
 pytestmark = [pytest.mark.vllm, pytest.mark.slow, pytest.mark.timeout(300)]

@@ -12,7 +12,6 @@ Weights, and so gradients, are those of the current router.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -42,7 +41,7 @@ class Routing:
         self.num_experts = int(routers[0].num_experts)
         self.num_chosen = int(routers[0].top_k)
         self.num_layers = len(routers)
-        self._routers = tuple(routers)
+        self._plain = [(router, router.forward) for router in routers]
         self._current: Any = None
         self.clear()
         for layer in decoder_of(model).layers:
@@ -57,12 +56,9 @@ class Routing:
         Raises:
             ModelError: one does not choose the best few of its scores.
         """
-        for router in self._routers:
-            own = torch.zeros((2, self.num_layers, self.num_chosen), dtype=torch.int64, device=router.weight.device)
-            self._current = SimpleNamespace(experts=own + torch.arange(self.num_chosen, device=own.device))
-            router(torch.zeros((2, router.weight.shape[1]), dtype=router.weight.dtype, device=own.device))
-        self._current = None
-        self.clear()
+        for router, plain in self._plain:
+            best = torch.arange(self.num_chosen, device=router.weight.device)[None]
+            self._given(best, plain, router.weight.new_zeros(1, router.weight.shape[1]))
 
     def clear(self) -> None:
         """Forget how often experts were chosen."""
@@ -107,20 +103,22 @@ class Routing:
     def _observed(self, i: int, router: Any, plain: Callable[..., Any]) -> Callable[..., Any]:
         def forward(*args: Any, **kwargs: Any) -> Any:
             experts = getattr(self._current, "experts", None)
-            if experts is None:
-                output = plain(*args, **kwargs)
-            else:
-                with _Replay(experts[:, i], self.num_experts) as replay:
-                    output = plain(*args, **kwargs)
-                if not replay.used:
-                    raise ModelError(
-                        "this model's router does not choose the best few of its scores: its choices cannot be "
-                        "replayed, so set training.router_replay to none"
-                    )
+            output = plain(*args, **kwargs) if experts is None else self._given(experts[:, i], plain, *args, **kwargs)
             self._take(i, *chosen_experts(router, output))
             return output
 
         return forward
+
+    def _given(self, chosen: Tensor, plain: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """What a router answers when these experts [N, k] are the best."""
+        with _Replay(chosen, self.num_experts) as replay:
+            output = plain(*args, **kwargs)
+        if not replay.used:
+            raise ModelError(
+                "this model's router does not choose the best few of its scores: its choices cannot be replayed, so "
+                "set training.router_replay to none"
+            )
+        return output
 
     @torch.no_grad()
     def _take(self, i: int, logits: Tensor, chosen: Tensor) -> None:

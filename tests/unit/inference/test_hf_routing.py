@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -25,9 +27,14 @@ def mixture(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_model(tmp_path_factory.mktemp("mixture") / "qwen", tiny_model, FAMILIES["qwen3-moe"])
 
 
+@functools.cache
+def plain(model: Path) -> Any:
+    return load_causal_lm(model, "float32", attention="eager")
+
+
 def chosen_by_transformers(model: Path, tokens: IntArray) -> np.ndarray:
     """[L, layers, k] of one plain forward pass, sorted."""
-    network = load_causal_lm(model, "float32", attention="eager")
+    network = plain(model)
     with torch.inference_mode():
         logits = network(input_ids=torch.from_numpy(tokens.astype(np.int64))[None], output_router_logits=True)
     return torch.stack([x.topk(2, dim=-1).indices.sort(-1).values for x in logits.router_logits], dim=1).numpy()

@@ -261,7 +261,7 @@ class VLLMEngine:
             )
         self._routed_layers = replies[0]["layers"]
 
-    async def _experts_of(self, request: GenerationRequest, output: RequestOutput) -> IntArray | None:
+    async def _experts_of(self, request: GenerationRequest, output: RequestOutput) -> Any:
         """[n, layers, k] which experts were chosen for the first n tokens of a request."""
         if self._started.cpu:
             call = self._llm.collective_rpc("roll_take_experts", args=(request.request_id,))
