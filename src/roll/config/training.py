@@ -83,11 +83,13 @@ class TrainingConfig(Section):
         unit="tokens",
         ge=1,
     )
-    router_replay: Literal["none", "old"] = option(
+    router_replay: Literal["none", "old", "engine"] = option(
         "none",
-        "`old`: updates of a mixture of experts use the experts that the policy before the update chose, token by "
-        "token, so that ratios compare the same function, with the current gate's weights. Matters where a batch has "
-        "several updates.",
+        "Which experts a mixture uses in updates, token by token and layer by layer, with the current gate's weights. "
+        "`old`: those that the policy before the update chose, so that ratios compare the same function; matters where "
+        "a batch has several updates. `engine`: those that the inference engine chose for prompt and answer, so that "
+        "trainer and engine compute the same function, too; costs layers × experts per token in bytes for every token "
+        "(twice that beyond 128 experts).",
     )
     router_aux_loss: float = option(
         0.0,

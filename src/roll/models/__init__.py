@@ -7,6 +7,7 @@ from roll.models.describe import ModelDescription, check_experts, context_length
 from roll.models.loading import load_causal_lm, load_scorer, load_tokenizer, pad_token, stop_token_ids
 from roll.models.mixers import decoder_of, find_mixers, first_tensor
 from roll.models.resolve import find_model, find_model_directory, resolve_model
+from roll.models.routers import chosen_experts, find_routers
 
 __all__ = [
     "CATALOGUE",
@@ -18,12 +19,14 @@ __all__ = [
     "attention_form",
     "changes_names",
     "check_experts",
+    "chosen_experts",
     "context_length",
     "decoder_of",
     "describe_model",
     "find_mixers",
     "find_model",
     "find_model_directory",
+    "find_routers",
     "first_tensor",
     "load_causal_lm",
     "load_scorer",

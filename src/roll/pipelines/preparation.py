@@ -112,6 +112,7 @@ def engine_specs(
             seed=config.seed,
             num_threads=config.training.num_threads,
             sleeps=sleeps,
+            records_experts=config.training.router_replay == "engine",
             trust_remote_code=config.model.trust_remote_code,
             options=config.inference.options,
             log_path=run.log_path("engine", index) if run else None,

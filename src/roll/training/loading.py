@@ -44,6 +44,8 @@ def build_network(spec: TrainerSpec, dtype: torch.dtype) -> PolicyNetwork | Valu
         )
     if spec.role == "policy":
         _balance(spec, network, model.config)
+        if spec.training.router_replay != "none" and network.routing is not None:
+            network.routing.check_replay()
     return network
 
 

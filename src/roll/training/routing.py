@@ -4,8 +4,9 @@
                        └─ or those of another forward pass, whose weights are computed anew
 
 Experts are chosen by comparing numbers that differ in their last digits between passes, kernels and precisions; another
-choice is another function. Replay (R2 of arXiv 2512.01374) lets the forward pass of an update use the experts of the
-pass that its ratio is taken against. Weights, and so gradients, are those of the current router.
+choice is another function. Replay lets the forward pass of an update use the experts of the pass that its ratio is
+taken against (R2 of arXiv 2512.01374), or those that the engine chose while it generated (R3, arXiv 2510.11370).
+Weights, and so gradients, are those of the current router.
 
 Choices are counted as if no prefix were shared: a token counts once for each sample that has it. So nothing that is
 made of the counts depends on packing.
@@ -22,7 +23,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from roll.errors import ModelError
-from roll.models import decoder_of
+from roll.models import chosen_experts, decoder_of, find_routers
 from roll.training.blocks import Block
 from roll.training.layout import Int64Array, placed
 from roll.training.parallel.tokens import WHOLE, TokenShare
@@ -40,7 +41,7 @@ class Routing:
 
     Args:
         model: an HF causal language model.
-        routers: of it; each answers logits [N, E], weights [N, k] and experts [N, k].
+        routers: of it; see `roll.models.chosen_experts`.
     """
 
     def __init__(self, model: Any, routers: Sequence[Any]) -> None:
@@ -54,12 +55,24 @@ class Routing:
         """By layer, [E] what is added to scores before the best are chosen, where all routers have it."""
         self._slopes: Tensor | None = None
         self._totals: np.ndarray | None = None
+        self._plain = [(router, router.forward) for router in routers]
         self._current: Any = None
         self.clear()
         for layer in decoder_of(model).layers:
             layer.register_forward_pre_hook(self._remember, with_kwargs=True)
         for i, router in enumerate(routers):
-            router.forward = self._observed(i, router.forward)
+            router.forward = self._observed(i, router, router.forward)
+
+    @torch.no_grad()
+    def check_replay(self) -> None:
+        """Make sure that every router can be given its experts.
+
+        Raises:
+            ModelError: one does not choose the best few of its scores.
+        """
+        for router, plain in self._plain:
+            best = torch.arange(self.num_chosen, device=router.weight.device)[None]
+            self._given(best, plain, router.weight.new_zeros(1, router.weight.shape[1]))
 
     def clear(self) -> None:
         """Forget how often experts were chosen."""
@@ -139,38 +152,41 @@ class Routing:
     def _remember(self, layer: nn.Module, args: Any, kwargs: Any) -> None:
         self._current = kwargs.get("roll_plan")
 
-    def _observed(self, i: int, plain: Callable[..., Any]) -> Callable[..., Any]:
+    def _observed(self, i: int, router: Any, plain: Callable[..., Any]) -> Callable[..., Any]:
         def forward(*args: Any, **kwargs: Any) -> Any:
             experts = getattr(self._current, "experts", None)
-            if experts is None:
-                output = plain(*args, **kwargs)
-            else:
-                with _Replay(experts[:, i], self.num_experts) as replay:
-                    output = plain(*args, **kwargs)
-                if not replay.used:
-                    raise ModelError(
-                        "this model's router does not choose the best few of its scores: its choices cannot be "
-                        "replayed, so set training.router_replay to none"
-                    )
-            self._take(i, output)
-            return self._evened(i, output)
+            output = plain(*args, **kwargs) if experts is None else self._given(experts[:, i], plain, *args, **kwargs)
+            self._take(i, *chosen_experts(router, output))
+            return self._evened(i, router, output)
 
         return forward
 
-    def _evened(self, i: int, output: Any) -> Any:
+    def _given(self, chosen: Tensor, plain: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """What a router answers when these experts [N, k] are the best."""
+        with _Replay(chosen, self.num_experts) as replay:
+            output = plain(*args, **kwargs)
+        if not replay.used:
+            raise ModelError(
+                "this model's router does not choose the best few of its scores: its choices cannot be replayed, so "
+                "set training.router_replay to none"
+            )
+        return output
+
+    def _evened(self, i: int, router: Any, output: Any) -> Any:
         """With weights whose backward pass also adds this rank's share of the auxiliary loss's gradient."""
         if self._slopes is None or not torch.is_grad_enabled():
             return output
-        logits, weights, chosen = output
+        logits, _ = chosen_experts(router, output)
         probabilities = logits.softmax(-1, dtype=torch.promote_types(logits.dtype, torch.float32))
         share = (self._current.uses.to(probabilities)[:, None] * probabilities).sum(0)
-        return logits, _WithLoss.apply(weights, share @ self._slopes[i].to(share)), chosen
+        place = len(output) - 2  # of what the experts' results are multiplied with
+        own = _WithLoss.apply(output[place], share @ self._slopes[i].to(share))
+        return (*output[:place], own, *output[place + 1 :])
 
     @torch.no_grad()
-    def _take(self, i: int, output: Any) -> None:
+    def _take(self, i: int, logits: Tensor, chosen: Tensor) -> None:
         if recomputing():  # it was counted when it ran first
             return
-        logits, _, chosen = output
         self._chosen[i] = chosen
         uses = getattr(self._current, "uses", None)
         if uses is None:
@@ -226,16 +242,8 @@ class _Replay(TorchFunctionMode):
 
 def find_routing(model: Any) -> Routing | None:
     """The routers of a model, or `None` where nothing chooses between experts, or says what it chose."""
-    routers = [module for module in decoder_of(model).modules() if _is_router(module)]
+    routers = find_routers(model)
     return Routing(model, routers) if routers else None
-
-
-def _is_router(module: Any) -> bool:
-    numbers = [getattr(module, name, None) for name in ("top_k", "num_experts")]
-    weight = getattr(module, "weight", None)
-    if not all(isinstance(n, int) for n in numbers) or not isinstance(weight, nn.Parameter) or weight.ndim != 2:
-        return False
-    return len(weight) == numbers[1] and "Llama4" not in type(module).__name__  # whose router answers scores alone
 
 
 def load_metrics(loads: Sequence[tuple[Int64Array, np.ndarray]]) -> dict[str, float]:
