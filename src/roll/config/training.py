@@ -59,7 +59,8 @@ class TrainingConfig(Section):
         "Train back-end: `torch`, `deepspeed` or `megatron` (extras), or a name that was added to `TRAINERS`.",
     )
     parallel: ParallelConfig = option(
-        ParallelConfig(), "How ranks divide the model and its work (the back-end `torch`; `megatron` takes `tp`)."
+        ParallelConfig(),
+        "How ranks divide the model and its work (the back-end `torch`; `megatron` takes `tp` and `pp`).",
     )
     deepspeed: DeepSpeedConfig = option(DeepSpeedConfig(), "How the back-end `deepspeed` spreads a model over ranks.")
     max_tokens_per_micro_batch: int = option(
@@ -128,8 +129,8 @@ class TrainingConfig(Section):
                 "the back-end deepspeed spreads weights over all ranks and divides nothing else: leave "
                 "training.parallel out (training.deepspeed has settings of its own), or take the back-end torch"
             )
-        if info.data.get("backend") == "megatron" and parallel != ParallelConfig(tp=parallel.tp):
-            raise ValueError("of training.parallel, the back-end megatron takes tp alone: leave out the others")
+        if info.data.get("backend") == "megatron" and (parallel.cp, parallel.dp_replicate) != (1, 1):
+            raise ValueError("of training.parallel, the back-end megatron takes tp and pp: leave out the others")
         return parallel
 
     @field_validator("router_aux_loss", "router_bias_rate")

@@ -29,8 +29,12 @@ _PARTS: dict[str, str | None] = {"weight": None, "moment1": "moment1", "moment2"
 class WholeWeights(Protocol):
     """Trained weights and AdamW's moments of them, each whole under its HF name, wherever a library has put them."""
 
-    num_updates: int
-    """How often AdamW has updated them."""
+    @property
+    def num_updates(self) -> int:
+        """How often AdamW has updated them."""
+
+    @num_updates.setter
+    def num_updates(self, number: int) -> None: ...
 
     @property
     def names(self) -> list[str]:

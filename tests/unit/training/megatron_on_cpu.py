@@ -1,4 +1,4 @@
-"""Stand-ins that let Megatron compute on a CPU, for tests: it asks for CUDA's seeds, streams and literal devices."""
+"""Stand-ins that let Megatron compute on a CPU, for tests: it names CUDA, its current device and its types."""
 
 from __future__ import annotations
 
@@ -29,42 +29,16 @@ class _OnCpu(TorchFunctionMode):
         return func(*args, **given)
 
 
-class _NoRandomness:
-    """Nothing of Megatron's draws: there is no dropout, and weights come from a checkpoint."""
-
-    @contextlib.contextmanager
-    def fork(self, *unused: Any) -> Iterator[None]:
-        yield
-
-    def get_states(self) -> dict[str, Tensor]:
-        return {}
-
-    def set_states(self, states: Any) -> None:
-        pass
-
-
 @contextlib.contextmanager
 def megatron_on_cpu() -> Iterator[None]:
     """Inside the block the back-end accepts a CPU, and Megatron computes on it."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        from megatron.core import tensor_parallel
-        from megatron.core.tensor_parallel import random
-
         from roll.training.megatron import starting
-
-    tracker = _NoRandomness()
     cpu = torch.device("cpu")
-    with contextlib.ExitStack() as stack:
-        for where, name, stand_in in (
-            (starting, "DEVICES", ("cpu",)),
-            (torch.cuda, "current_device", lambda: cpu),
-            (tensor_parallel, "get_cuda_rng_tracker", lambda: tracker),
-            (tensor_parallel, "model_parallel_cuda_manual_seed", lambda seed: None),
-            (random, "get_cuda_rng_tracker", lambda: tracker),
-            (random, "_get_cuda_rng_state", lambda **how: torch.empty(0)),
-            (random, "_set_cuda_rng_state", lambda state, **how: None),
-        ):
-            stack.enter_context(mock.patch.object(where, name, stand_in))
-        stack.enter_context(_OnCpu())
+    with (
+        mock.patch.object(starting, "DEVICES", ("cpu",)),
+        mock.patch.object(torch.cuda, "current_device", lambda: cpu),
+        _OnCpu(),
+    ):
         yield

@@ -27,13 +27,13 @@ def steps_differ(mine: Any, other: Any) -> float:
     return relative_error(*moves) if moves[0] else 0.0
 
 
-def divided(rank: int, directory: Path, models: list[Path]) -> None:
-    """Two ranks divide every model, and learn what one learns."""
+def divided(rank: int, directory: Path, models: list[Path], sizes: dict[str, int], num_ranks: int) -> None:
+    """Several ranks divide every model, and learn what one learns."""
     with megatron_on_cpu():
         from roll.training.megatron.backend import MegatronBackend
 
         for model in models:
-            spec = make_spec(model, backend="megatron", parallel=ParallelConfig(tp=2), **SETTINGS)
-            where = {"rank": rank, "world_size": 2, "init_method": f"file://{directory}/meeting"}
+            spec = make_spec(model, backend="megatron", parallel=ParallelConfig(**sizes), **SETTINGS)
+            where = {"rank": rank, "world_size": num_ranks, "init_method": f"file://{directory}/meeting"}
             mine = MegatronBackend(dataclasses.replace(spec, **where))
             assert steps_differ(mine, TorchBackend(make_spec(model, **SETTINGS))) <= 1e-5, model.name

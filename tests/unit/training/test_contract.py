@@ -40,12 +40,17 @@ needs_megatron = pytest.mark.skipif(
     importlib.util.find_spec("megatron") is None, reason="Megatron is not installed: make setup MEGATRON=yes"
 )
 slow_megatron = (pytest.mark.slow, needs_megatron)
-MEGATRON_LAYOUTS = {"megatron": (1, 1), "megatron on two data ranks": (2, 1), "megatron with tp 2": (2, 2)}
-"""By name, how many ranks, and how many of them divide the weights."""
+MEGATRON_LAYOUTS: dict[str, tuple[int, dict[str, int]]] = {
+    "megatron": (1, {}),
+    "megatron on two data ranks": (2, {}),
+    "megatron with tp 2": (2, {"tp": 2}),
+    "megatron with pp 2": (2, {"pp": 2}),
+}
+"""By name, how many ranks, and what they divide."""
 
 
-def divided(tp: int) -> dict[str, Any]:
-    return {"backend": "megatron", "parallel": ParallelConfig(tp=tp)}
+def divided(**sizes: int) -> dict[str, Any]:
+    return {"backend": "megatron", "parallel": ParallelConfig(**sizes)}
 
 
 BACKENDS = [
@@ -63,8 +68,8 @@ BACKENDS = [
         marks=slow_deepspeed,
     ),
     *(
-        pytest.param((MEGATRON, ranks, divided(tp)), id=name, marks=slow_megatron)
-        for name, (ranks, tp) in MEGATRON_LAYOUTS.items()
+        pytest.param((MEGATRON, ranks, divided(**sizes)), id=name, marks=slow_megatron)
+        for name, (ranks, sizes) in MEGATRON_LAYOUTS.items()
     ),
 ]
 

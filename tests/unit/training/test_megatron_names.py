@@ -30,7 +30,7 @@ def test_queries_keys_and_values_stand_together_by_key_value_head() -> None:
         for number, (part, count) in enumerate(heads.items())
     }
     places = find_places(list(weights), CONFIG)
-    assert {place.parameter for place in places.values()} == {"model.decoder.layers.7.self_attention.linear_qkv.bias"}
+    assert {place.parameter for place in places.values()} == {"model.layers.7.inside.self_attention.linear_qkv.bias"}
     fused = torch.full(((QUERIES + 2 * KEYS) * WIDTH,), -1)
     for name, place in places.items():
         place.write(fused, weights[name], None)
@@ -69,7 +69,7 @@ def test_every_weight_of_a_layer_comes_back(size: int) -> None:
     places = find_places(list(weights), CONFIG)
     slices: dict[str, list[torch.Tensor]] = {name: [] for name in weights}
     for number in range(size):
-        own = {f"model.decoder.layers.7.{name}": torch.full(shape, torch.nan) for name, shape in fused.items()}
+        own = {f"model.layers.7.inside.{name}": torch.full(shape, torch.nan) for name, shape in fused.items()}
         for name, place in places.items():
             place.write(own[place.parameter], weights[name], rank(number, size) if size > 1 else None)
         assert not any(tensor.isnan().any() for tensor in own.values())

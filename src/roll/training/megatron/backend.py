@@ -24,10 +24,9 @@ from roll.protocols import LossFn, StateKind, WeightSource
 from roll.training.distributed import Ranks, default_num_threads, pick_device
 from roll.training.export import export_trained
 from roll.training.loading import build_network
-from roll.training.megatron.names import find_places
 from roll.training.megatron.rebuilding import rebuild, weights_by_name
 from roll.training.megatron.spread import SpreadWeights, Stream
-from roll.training.megatron.starting import check, distribute, join, new_optimizer
+from roll.training.megatron.starting import add_up, add_up_tied, check, distribute, join, new_optimizer
 from roll.training.passes import Passes
 from roll.training.randomness import Randomness
 from roll.training.schedule import Schedule
@@ -61,8 +60,7 @@ class MegatronBackend:
         join(spec, self.device)
         self._hf = build_network(spec, self.engine_dtype)
         self._model_names = [name for name, _ in self._hf.root.named_parameters()]
-        places = find_places(list(weights_by_name(self._hf)), self._hf.decoder.config)
-        self.network, config = rebuild(self._hf, spec.training, self.device, self.ranks.share)
+        self.network, config, whereabouts = rebuild(self._hf, spec.training, self.ranks)
         parameters = weights_by_name(self.network)
         self._ddp: Any = None
         self._optimizer: Any = None
@@ -73,8 +71,8 @@ class MegatronBackend:
             factor = (spec.value_head_learning_rate or self.schedule.peak) / self.schedule.peak
             self._ddp = distribute(self.network, config)
             self._optimizer = new_optimizer(self._ddp, parameters, dict.fromkeys(heads, factor), spec.training)
-        self.spread = SpreadWeights(parameters, places, self.ranks.share.tp, self._ddp, self._optimizer)
-        self._randomness = Randomness(spec.seed + self.ranks.data_rank, self.device)
+        self.spread = SpreadWeights(parameters, whereabouts, self._ddp, self._optimizer)
+        self._randomness = Randomness(spec.seed + self.ranks.stream, self.device)
         self._passes = Passes(spec, self.network, self.ranks, self.device, self._randomness, call=self._ddp)
         self.num_steps = 0
         """Optimiser steps that moved the weights."""
@@ -203,9 +201,9 @@ class MegatronBackend:
 
     def _reduce(self) -> float:
         """Add up all ranks' gradients; returns their global norm, not finite where any is not."""
-        from megatron.core.distributed.finalize_model_grads import finalize_model_grads
-
-        finalize_model_grads([self._ddp])
+        if self.network.cut is not None:
+            add_up_tied(self.network.cut, weights_by_name(self.network))
+        add_up(self._ddp)
         self._optimizer.prepare_grads()
         return float(self._optimizer.get_grad_norm())
 

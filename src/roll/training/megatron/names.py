@@ -26,8 +26,8 @@ FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
 """By `model_type`; all are dense, with rotary positions and gated MLPs."""
 
 _OUTSIDE = {
-    "model.embed_tokens.weight": ("model.embedding.word_embeddings.weight", 0),
-    "model.norm.weight": ("model.decoder.final_layernorm.weight", None),
+    "model.embed_tokens.weight": ("model.embedding.weight", 0),
+    "model.norm.weight": ("model.norm.weight", None),
     "lm_head.weight": ("lm_head.weight", 0),
     **{f"{head}.{part}": (f"{head}.{part}", None) for head in ("score", "value_head") for part in ("weight", "bias")},
 }
@@ -134,7 +134,7 @@ def _place(name: str, heads: Heads) -> Place | None:
     if found is None:
         return None
     number, inside = found.groups()
-    before = f"model.decoder.layers.{number}."
+    before = f"model.layers.{number}.inside."
     if inside in _IN_LAYERS:
         parameter, dim = _IN_LAYERS[inside]
         return Place(parameter=before + parameter, dim=dim, part=None, heads=heads)

@@ -1,6 +1,6 @@
 """A decoder of Megatron's layers that answers as an HF model does, so that the trainer's networks go around it.
 
-    ids [1, N] ─ embedding ─► [n, 1, H] ─ layers, whose attention is the trainer's own ─► norm ─► [1, n, H]
+    ids [1, N] ─ embedding ─► [1, n, H] ─ layers, whose attention is the trainer's own ─► norm ─► [1, n, H]
 
 Of N tokens of a row, each tp rank has n = N / tp between attention and MLP (sequence parallel). Positions are those of
 the row's tokens, and their angles the HF model's.
@@ -15,6 +15,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from roll.config.training import TrainingConfig
 from roll.errors import ModelError
@@ -43,9 +44,9 @@ class _PackedCore(nn.Module):
         self, query: Tensor, key: Tensor, value: Tensor, *unused: Any, packed_seq_params: _Packed, **kwargs: Any
     ) -> Tensor:
         """[N, 1, H * w] of queries [N, 1, H, d], keys [N, 1, K, d], values [N, 1, K, w]."""
-        states = (x.permute(1, 2, 0, 3) for x in (query, key, value))
+        q, k, v = (x.permute(1, 2, 0, 3) for x in (query, key, value))
         plan = packed_seq_params.plan
-        result, _ = packed_attention(self, *states, None, roll_plan=plan, sliding_window=self._window)
+        result, _ = packed_attention(self, q, k, v, None, roll_plan=plan, sliding_window=self._window)
         return result[0].flatten(1)[:, None]
 
 
@@ -57,30 +58,76 @@ class _Norm(nn.RMSNorm):
         self.weight.sequence_parallel = config.sequence_parallel  # type: ignore[attr-defined]
 
 
+class _Layer(nn.Module):
+    """One of Megatron's, whose hidden states are [n, 1, H]."""
+
+    def __init__(self, config: Any, spec: Any, number: int) -> None:
+        super().__init__()
+        from megatron.core.transformer.spec_utils import build_module
+
+        self.recomputes = config.recompute_granularity == "full"
+        self.inside = build_module(spec, config=config, layer_number=number)
+
+    def forward(self, states: Tensor, angles: Tensor, plan: AttentionPlan) -> Tensor:
+        """[1, n, H] of [1, n, H]; angles [N, 1, 1, d] of all tokens of the row."""
+        if self.recomputes and self.training and torch.is_grad_enabled():
+            return checkpoint(self._run, states, angles, plan, use_reentrant=False, preserve_rng_state=False)
+        return self._run(states, angles, plan)
+
+    def _run(self, states: Tensor, angles: Tensor, plan: AttentionPlan) -> Tensor:
+        turned = states.transpose(0, 1)
+        found, _ = self.inside(
+            hidden_states=turned, attention_mask=None, rotary_pos_emb=angles, packed_seq_params=_Packed(plan)
+        )
+        return found.transpose(0, 1)
+
+
 class _Backbone(nn.Module):
     """Embeddings, layers, and the last norm."""
 
     def __init__(self, config: Any, hf_config: Any) -> None:
         super().__init__()
-        from megatron.core.models.common.embeddings.language_model_embedding import LanguageModelEmbedding
-        from megatron.core.transformer.transformer_block import TransformerBlock
+        from megatron.core.tensor_parallel import VocabParallelEmbedding
 
-        self.embedding = LanguageModelEmbedding(config, hf_config.vocab_size, 0, position_embedding_type="none")
-        self.decoder = TransformerBlock(config, _layer_spec(config, _windows(hf_config)))
+        self.config = hf_config
+        self.embedding = VocabParallelEmbedding(
+            hf_config.vocab_size,
+            hf_config.hidden_size,
+            init_method=config.init_method,
+            reduce_scatter_embeddings=config.sequence_parallel,
+            config=config,
+        )
+        if config.sequence_parallel:
+            looked_up = self.embedding.forward
+            self.embedding.forward = lambda ids: looked_up(ids).transpose(0, 1)
+        spec = _layer_spec(config, _windows(hf_config))
+        self.layers = nn.ModuleList(_Layer(config, spec, number) for number in range(1, config.num_layers + 1))
+        self.norm = _Norm(config, config.hidden_size, config.layernorm_epsilon)
         self.frequencies = torch.empty(0)
         """Of the rotary positions."""
 
-    def forward(self, input_ids: Tensor, position_ids: Tensor, *, roll_plan: AttentionPlan, **kwargs: Any) -> Any:
+    def get_input_embeddings(self) -> nn.Module:
+        """Of the vocabulary."""
+        return self.embedding
+
+    def forward(self, *, input_ids: Tensor, position_ids: Tensor, roll_plan: AttentionPlan, **unused: Any) -> Any:
         """As a decoder of `transformers`: hidden states [1, n, H] of this rank's tokens."""
         angles = position_ids[0].float()[:, None] * self.frequencies
         angles = torch.cat([angles, angles], dim=-1)[:, None, None]
-        states = self.decoder(
-            hidden_states=self.embedding(input_ids, position_ids),
-            attention_mask=None,
-            rotary_pos_emb=angles,
-            packed_seq_params=_Packed(roll_plan),
-        )
-        return SimpleNamespace(last_hidden_state=states.transpose(0, 1))
+        states = self.embedding(input_ids)
+        for layer in self.layers:
+            states = layer(states, angles, roll_plan)
+        return SimpleNamespace(last_hidden_state=self.norm(states))
+
+
+class _Projection(nn.Module):
+    """To this rank's words of the vocabulary. The trainer takes hidden states and the weight [V / tp, H] itself."""
+
+    bias = None
+
+    def __init__(self, weight: nn.Parameter) -> None:
+        super().__init__()
+        self.weight = weight
 
 
 class MegatronModel(nn.Module):
@@ -97,15 +144,11 @@ class MegatronModel(nn.Module):
 
     def __init__(self, config: Any, hf_config: Any, *, projects: bool, score: nn.Linear | None) -> None:
         super().__init__()
-        from megatron.core.tensor_parallel import ColumnParallelLinear
-
         self.config = hf_config
         self.dtype = config.params_dtype
         self.model = _Backbone(config, hf_config)
-        self.lm_head: Any = None
-        if projects:
-            sizes = hf_config.hidden_size, hf_config.vocab_size
-            self.lm_head = ColumnParallelLinear(*sizes, config=config, init_method=config.init_method, bias=False)
+        weight: nn.Parameter = self.model.embedding.weight
+        self.lm_head = _Projection(nn.Parameter(torch.empty_like(weight)) if projects else weight)
         if score is not None:
             self.score = nn.Linear(score.in_features, score.out_features, bias=False, dtype=self.dtype)
 
@@ -120,7 +163,7 @@ class MegatronModel(nn.Module):
 
     def get_output_embeddings(self) -> nn.Module:
         """What has the vocabulary projection as its weight."""
-        return self.model.embedding.word_embeddings if self.lm_head is None else self.lm_head
+        return self.lm_head
 
 
 def transformer_config(decoder: Any, training: TrainingConfig, dtype: torch.dtype) -> Any:
@@ -197,7 +240,6 @@ def _layer_spec(config: Any, windows: list[int | None]) -> Any:
     from megatron.core.transformer.identity_op import IdentityOp
     from megatron.core.transformer.mlp import MLP, MLPSubmodules
     from megatron.core.transformer.spec_utils import ModuleSpec
-    from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
     from megatron.core.transformer.transformer_layer import TransformerLayer, TransformerLayerSubmodules
 
     inner_norm = _Norm if config.qk_layernorm else IdentityOp
@@ -220,5 +262,4 @@ def _layer_spec(config: Any, windows: list[int | None]) -> Any:
         ),
         mlp_bda=get_bias_dropout_add,
     )
-    each = ModuleSpec(module=TransformerLayer, submodules=layer)
-    return TransformerBlockSubmodules(layer_specs=[each] * config.num_layers, layer_norm=_Norm)
+    return ModuleSpec(module=TransformerLayer, submodules=layer)

@@ -9,6 +9,7 @@ Reading is collective; every rank calls alike.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -17,10 +18,52 @@ from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 
 from roll.training.megatron.names import Place, whole_of
+from roll.training.stages import Cut
 
-__all__ = ["SpreadWeights", "Stream"]
+__all__ = ["SpreadWeights", "Stream", "Whereabouts"]
 
 _STATES = {"moment1": "exp_avg", "moment2": "exp_avg_sq"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Whereabouts:
+    """Which rank has which part of which weight."""
+
+    places: Mapping[str, Place]
+    """By HF name, in the order of the HF model."""
+    parameters: Mapping[str, Tensor]
+    """By Megatron's names, of all stages; without data."""
+    cut: Cut | None
+    """Where this rank has one stage of the model."""
+    tp: ProcessGroup | None
+    """The ranks that divide them."""
+
+    def shape(self, name: str) -> torch.Size:
+        """Of a whole HF weight."""
+        place = self.places[name]
+        shape = list(place.read(self.parameters[place.parameter]).shape)
+        if self.tp is not None and place.dim is not None:
+            shape[place.dim] *= self.tp.size()
+        return torch.Size(shape)
+
+    def whole(self, name: str, part: Tensor | None, dtype: torch.dtype, device: torch.device) -> Tensor:
+        """An HF weight, whole, on every rank. Collective.
+
+        Args:
+            name: of it.
+            part: this rank's parameter, or what is like it; `None` where another stage has it.
+            dtype: of what is to be read, and its `device`.
+        """
+        place = self.places[name]
+        found = None if part is None else whole_of(place.read(part), place, self.tp)
+        if self.cut is None:
+            assert found is not None
+            return found
+        stage = self.cut.stage
+        owner = self.cut.stages_of.get(place.parameter, [stage.count - 1])[0]  # heads are in the last one
+        if found is None:
+            found = torch.empty(self.shape(name), dtype=dtype, device=device)
+        return stage.spread(found.contiguous(), owner)
 
 
 class SpreadWeights:
@@ -28,8 +71,7 @@ class SpreadWeights:
 
     Args:
         parameters: of the network, by Megatron's names.
-        places: by HF name, where each weight is.
-        tp: the ranks that divide them.
+        whereabouts: of these, and of those that other ranks have.
         ddp: around the network, where it is trained, and with it its optimiser.
         optimizer: `DistributedOptimizer`.
     """
@@ -37,16 +79,17 @@ class SpreadWeights:
     def __init__(
         self,
         parameters: Mapping[str, nn.Parameter],
-        places: Mapping[str, Place],
-        tp: ProcessGroup | None,
+        whereabouts: Whereabouts,
         ddp: Any = None,
         optimizer: Any = None,
     ) -> None:
-        self.places = dict(places)
         self._parameters = parameters
-        self._tp = tp
+        self._whereabouts = whereabouts
         self._ddp = ddp
         self._optimizer = optimizer
+        one = next(iter(parameters.values()))
+        self._dtype, self._device = one.dtype, one.device
+        self._master = torch.promote_types(one.dtype, torch.float32)
         for part in self._parts():  # as AdamW would at its first step: a checkpoint may be loaded before
             optimizer.optimizer.state[part] = {
                 "step": torch.tensor(0.0, device=part.device),
@@ -57,7 +100,7 @@ class SpreadWeights:
     @property
     def names(self) -> list[str]:
         """All, in the order of the HF model."""
-        return list(self.places)
+        return list(self._whereabouts.places)
 
     @property
     def num_updates(self) -> int:
@@ -72,59 +115,47 @@ class SpreadWeights:
 
     def shape(self, name: str) -> torch.Size:
         """Of the whole weight."""
-        place = self.places[name]
-        shape = list(place.read(torch.empty_like(self._parameters[place.parameter], device="meta")).shape)
-        if self._tp is not None and place.dim is not None:
-            shape[place.dim] *= self._tp.size()
-        return torch.Size(shape)
-
-    @torch.no_grad()
-    def load(self, name: str, value: Tensor) -> None:
-        """Put a whole weight into the network, before it is given to an optimiser."""
-        place = self.places[name]
-        place.write(self._parameters[place.parameter].data, value, self._tp)
+        return self._whereabouts.shape(name)
 
     @torch.no_grad()
     def read(self, name: str) -> Tensor:
         """The network's weight, whole."""
-        place = self.places[name]
-        return whole_of(place.read(self._parameters[place.parameter].detach()), place, self._tp)
+        parameter = self._parameters.get(self._whereabouts.places[name].parameter)
+        part = None if parameter is None else parameter.detach()
+        return self._whereabouts.whole(name, part, self._dtype, self._device)
 
     @torch.no_grad()
     def full(self, name: str, state: str | None = None) -> Tensor:
         """A master weight, whole; with `state` one of AdamW's moments of it."""
-        place = self.places[name]
-        parameter = self._parameters[place.parameter]
-        found = torch.zeros(parameter.shape, dtype=self._dtype, device=parameter.device)
-        own = self._own(parameter, state)
-        if own is not None:
-            values, entries = own
-            found.view(-1)[entries] = values
-        dist.all_reduce(found, group=self._optimizer.data_parallel_group)
-        return whole_of(place.read(found), place, self._tp)
+        parameter = self._parameters.get(self._whereabouts.places[name].parameter)
+        found = None
+        if parameter is not None:
+            found = torch.zeros(parameter.shape, dtype=self._master, device=self._device)
+            own = self._own(parameter, state)
+            if own is not None:
+                values, entries = own
+                found.view(-1)[entries] = values
+            dist.all_reduce(found, group=self._optimizer.data_parallel_group)
+        return self._whereabouts.whole(name, found, self._master, self._device)
 
     @torch.no_grad()
     def put(self, name: str, value: Tensor, state: str | None = None) -> None:
         """Write what `full` reads; `refresh` once afterwards. Not collective."""
-        place = self.places[name]
-        parameter = self._parameters[place.parameter]
-        own = self._own(parameter, state)
-        if own is None:
+        place = self._whereabouts.places[name]
+        parameter = self._parameters.get(place.parameter)
+        own = None if parameter is None else self._own(parameter, state)
+        if parameter is None or own is None:
             return
         values, entries = own
-        scratch = torch.empty(parameter.shape, dtype=self._dtype, device=parameter.device)
+        scratch = torch.empty(parameter.shape, dtype=self._master, device=self._device)
         scratch.view(-1)[entries] = values
-        place.write(scratch, value.to(scratch), self._tp)
+        place.write(scratch, value.to(scratch), self._whereabouts.tp)
         values.copy_(scratch.view(-1)[entries])
 
     def refresh(self) -> None:
         """Write the master weights into the network of every rank."""
         self._optimizer._copy_main_params_to_model_params()
         self._ddp.start_param_sync()
-
-    @property
-    def _dtype(self) -> torch.dtype:
-        return torch.promote_types(next(iter(self._parameters.values())).dtype, torch.float32)
 
     def _parts(self) -> Iterator[Tensor]:
         """What the optimiser updates on this rank."""

@@ -14,9 +14,10 @@ from torch import nn
 from roll.config.training import TrainingConfig
 from roll.errors import ModelError, UnsupportedError
 from roll.training.spec import TrainerSpec
+from roll.training.stages import Cut
 from roll.version import install_extra
 
-__all__ = ["DEVICES", "check", "distribute", "join", "new_optimizer", "quiet_import"]
+__all__ = ["DEVICES", "add_up", "add_up_tied", "check", "distribute", "join", "new_optimizer", "quiet_import"]
 
 DEVICES = ("cuda",)
 """Megatron computes on no others; tests give it a CPU with stand-ins."""
@@ -59,19 +60,24 @@ def join(spec: TrainerSpec, device: torch.device) -> None:
     Raises:
         UnsupportedError: another trainer of this process has divided them otherwise.
     """
-    from megatron.core import parallel_state, tensor_parallel
+    from megatron.core import parallel_state
 
-    tp = spec.training.parallel.tp
+    tp, pp = spec.training.parallel.tp, spec.training.parallel.pp
     if not dist.is_initialized():
         dist.init_process_group("gloo" if device.type == "cpu" else None, store=dist.HashStore(), rank=0, world_size=1)
     if not parallel_state.model_parallel_is_initialized():
-        parallel_state.initialize_model_parallel(tp, create_gloo_process_groups=False)
-        tensor_parallel.model_parallel_cuda_manual_seed(spec.seed)  # nothing draws from it, but it has to be there
-    found = parallel_state.get_tensor_model_parallel_world_size()
-    if found != tp:
+        parallel_state.initialize_model_parallel(
+            tp,
+            pp,
+            create_gloo_process_groups=False,
+            get_embedding_ranks=lambda ranks, *unused: ranks[:1],  # tied weights of two stages are added up here
+        )
+    found_tp = parallel_state.get_tensor_model_parallel_world_size()
+    found_pp = parallel_state.get_pipeline_model_parallel_world_size()
+    if (found_tp, found_pp) != (tp, pp):
         raise UnsupportedError(
-            f"a trainer of this process has training.parallel.tp {found}, and Megatron can have one size in a process, "
-            f"not {tp} as well: give all roles the same"
+            f"a trainer of this process has tp {found_tp} and pp {found_pp}, and Megatron divides all of a process "
+            f"alike, not by tp {tp} and pp {pp} as well: give all roles the same training.parallel"
         )
 
 
@@ -88,6 +94,20 @@ def distribute(network: nn.Module, config: Any) -> Any:
         grad_reduce_in_fp32=config.params_dtype == torch.bfloat16, use_distributed_optimizer=True
     )
     return DistributedDataParallel(config, settings, network)
+
+
+@torch.no_grad()
+def add_up_tied(cut: Cut, parameters: Mapping[str, Any]) -> None:
+    """Give tied weights, of this rank's gradients, the sum of both stages'. Collective."""
+    for name in cut.tied:
+        parameters[name].main_grad.add_(cut.stage.exchanged(parameters[name].main_grad))
+
+
+def add_up(ddp: Any) -> None:
+    """Add up the gradients of all data ranks, and over tp those of weights that every rank has. Collective."""
+    from megatron.core.distributed.finalize_model_grads import finalize_model_grads
+
+    finalize_model_grads([ddp])
 
 
 def new_optimizer(
