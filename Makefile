@@ -1,5 +1,5 @@
 # `make` lists the targets. Set-up is part of every target that needs it and is skipped when it is done.
-# TORCH=..., ENGINE=..., DEEPSPEED=..., PYTHON=... choose what set-up installs (see README.md); ARGS=... goes to the command.
+# TORCH=..., ENGINE=..., DEEPSPEED=..., MEGATRON=..., PYTHON=... choose what set-up installs (see README.md); ARGS=... goes to the command.
 
 PY := .venv/bin/python
 INSTALL := $(PY) -m pip --disable-pip-version-check install --quiet --no-deps
@@ -9,7 +9,7 @@ CODE := src tests tools benchmarks
 OFFLINE := HF_HUB_OFFLINE=1 VLLM_NO_USAGE_STATS=1 DO_NOT_TRACK=1 RAY_USAGE_STATS_ENABLED=0
 
 .DEFAULT_GOAL := help
-.PHONY: help setup quickstart example-code example-reasoning test test-all explore chaos lint format bench-step bench-sft gallery-post-training bench-parts bench-memory bench-algorithms bench-rewards fuzz-rewards sweep bench-async bench-scheduler bench-policies bench-calibration mutation-scheduler bench-simulator simulate-paper sweep-multi-turn bench-sandbox bench-agentic agentic-demo docs clean
+.PHONY: help setup quickstart example-code example-reasoning test test-all explore chaos lint format bench-step bench-sft gallery-post-training bench-parts bench-memory bench-algorithms bench-rewards fuzz-rewards sweep bench-async bench-scheduler bench-policies bench-calibration mutation-scheduler bench-simulator simulate-paper sweep-multi-turn bench-sandbox dry-run bench-agentic agentic-demo docs clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-18s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -57,6 +57,9 @@ gallery-post-training: setup ## what each post-training pipeline learns, three s
 
 bench-sft: setup ## trained tokens per second of SFT and DPO, beside TRL's SFTTrainer and DPOTrainer
 	@$(PY) benchmarks/bench_sft.py $(ARGS)
+
+dry-run: setup ## what models of 72B and 235B ask of every rank under eight layouts, without devices (an hour)
+	@$(PY) benchmarks/dry_run.py $(ARGS)
 
 bench-parts: setup ## trainer utilisation, weight sync, idle engine, command latency
 	@$(PY) benchmarks/bench_parts.py $(ARGS)

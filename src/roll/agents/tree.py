@@ -17,11 +17,12 @@ Invariants:
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import xxhash
 
+from roll.data.expert_choices import experts_by_context
 from roll.types import Branch, FinishReason, FloatArray, IntArray, PromptDraw, Rollout, Turn
 
 __all__ = ["Call", "as_rollout", "chains"]
@@ -41,6 +42,8 @@ class Call:
     """[T]"""
     finish_reason: FinishReason
     engine_id: str = ""
+    experts: IntArray | None = None
+    """[C + T, layers, k] as `Generation.experts`."""
 
     @property
     def whole(self) -> IntArray:
@@ -108,6 +111,7 @@ def as_rollout(draw: PromptDraw, index: int, calls: Sequence[Call], *, text: str
     versions: list[IntArray] = []
     turns: list[Turn] = []
     branches: list[Branch] = []
+    experts: list[tuple[int, IntArray | None]] = []
     position = 0
     for number, chain in enumerate(chains(calls)):
         first = calls[chain[0]]
@@ -122,10 +126,11 @@ def as_rollout(draw: PromptDraw, index: int, calls: Sequence[Call], *, text: str
             logprobs += [np.zeros(len(between), np.float32), call.logprobs]
             versions += [np.full(len(between), -1, np.int32), call.policy_versions]
             begin = position + len(between)
+            experts.append((begin, call.experts))
             position = begin + len(call.token_ids)
             turns.append(Turn(start=begin, end=position))
     last = calls[-1]
-    return Rollout(
+    found = Rollout(
         draw_id=draw.draw_id,
         index=index,
         prompt=draw.prompt,
@@ -139,3 +144,4 @@ def as_rollout(draw: PromptDraw, index: int, calls: Sequence[Call], *, text: str
         turns=tuple(turns),
         branches=tuple(branches),
     )
+    return replace(found, experts=experts_by_context(found, experts))

@@ -123,11 +123,14 @@ def replay(session: Session, run: str, overrides: tuple[str, ...], only: str, ch
 @roll.command()
 @_file
 @_overrides
+@click.option("--dry-run", is_flag=True, help="Also try a step of the trainer's ranks, without weights or devices.")
 @click.pass_obj
-def check(session: Session, file: str, overrides: tuple[str, ...]) -> None:
+def check(session: Session, file: str, overrides: tuple[str, ...], dry_run: bool) -> None:
     """Check a run before it starts, and show what it needs.
 
     Prints devices, memory, batch arithmetic, files, one prompt and one reward. Takes seconds and loads no weights.
+    With --dry-run also what a rank of the trainer, under its layout, holds at most and sends in a step: seconds for
+    each billion parameters, on this machine, however many ranks there are.
     Exits with code 2 if the run could not start.
     """
     from roll.config.load import load_config
@@ -140,6 +143,11 @@ def check(session: Session, file: str, overrides: tuple[str, ...]) -> None:
     if session.own_process and not config.model.trust_remote_code:  # it takes seconds to load torch
         sys.modules.setdefault("torch", None)  # type: ignore[arg-type]  # Python's way to say: not to be imported
     report = CHECKS.get(config.pipeline)(config)
+    if dry_run:
+        from roll.preflight.inspection import look
+        from roll.preflight.layout import try_a_step
+
+        look(report, config, try_a_step)
     click.echo(str(report))
     if report.problems:
         raise UserError("\n".join(["this run cannot start:", *(f"  {problem}" for problem in report.problems)]))

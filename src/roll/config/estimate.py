@@ -28,6 +28,7 @@ __all__ = [
     "gathered_bytes",
     "heap_bytes",
     "logit_bytes",
+    "moment_bytes",
     "num_lora_parameters",
     "num_trained",
     "pass_bytes",
@@ -41,6 +42,8 @@ LIBRARIES_BYTES = int(0.5 * GIB)
 VLLM_BYTES = int(0.85 * GIB)
 """What a vLLM engine takes besides weights and KV cache, on CPU."""
 DEFAULT_CPU_KV_BYTES = 256 * 2**20
+NF4_BYTES = 0.5 + (1 + 4 / 256) / 64
+"""Of a weight in 4 bits, with its share of the scales."""
 LOGIT_CHUNK_BYTES = 3 * 128 * 2**20
 """Most that the chunked vocabulary projection holds: a chunk, its gradient, and the logits it keeps."""
 
@@ -64,6 +67,8 @@ class ModelSizes(Protocol):
     def head_dim(self) -> int: ...
     @property
     def vocab_size(self) -> int: ...
+    @property
+    def experts_per_token(self) -> int: ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -119,6 +124,7 @@ class DiskUse:
 
 def disk_use(
     config: RunConfig,
+    training: TrainingConfig,
     sizes: ModelSizes,
     num_steps: int,
     *,
@@ -130,6 +136,7 @@ def disk_use(
 
     Args:
         config: the run.
+        training: of it.
         sizes: of its model.
         num_steps: of the run.
         num_further: weights that other trainers change.
@@ -138,7 +145,8 @@ def disk_use(
     checkpoint, trained = config.checkpoint, num_trained(config.model, sizes) + num_further
     saves = (num_steps // checkpoint.every_num_steps if checkpoint.every_num_steps else 0) + checkpoint.at_end
     return DiskUse(
-        checkpoint_bytes=sizes.num_parameters * element_bytes(config.model.dtype) + 12 * trained,
+        checkpoint_bytes=sizes.num_parameters * element_bytes(config.model.dtype)
+        + round((4 + moment_bytes(config.model, training)) * trained),
         num_checkpoints=min(saves, checkpoint.keep_last) + (checkpoint.keep_best and saves > 1),
         rollout_bytes=rollout_bytes,
         kept_bytes=kept_bytes,
@@ -159,28 +167,50 @@ def heap_bytes(activations: int, micro_batches: int) -> dict[str, int]:
     return {"heap": int(activations * share)} if micro_batches > 1 else {}
 
 
+def num_linear(sizes: ModelSizes) -> int:
+    """Weights of the linear layers of a gated decoder; experts are none."""
+    heads = 2 * sizes.num_heads * sizes.head_dim + 2 * sizes.num_kv_heads * sizes.head_dim
+    inner = 0 if sizes.experts_per_token else sizes.intermediate_size
+    return sizes.num_layers * sizes.hidden_size * (heads + 3 * inner)
+
+
 def num_lora_parameters(sizes: ModelSizes, rank: int) -> int:
-    """Weights of adapters on all linear layers of a gated decoder: each adds rank x (inputs + outputs)."""
+    """Weights of adapters on all linear layers of a gated decoder, which experts are not: each adds rank x (inputs +
+    outputs)."""
     hidden, inner = sizes.hidden_size, sizes.intermediate_size
     queries, keys = sizes.num_heads * sizes.head_dim, sizes.num_kv_heads * sizes.head_dim
     attention = 2 * (hidden + queries) + 2 * (hidden + keys)
-    return sizes.num_layers * rank * (attention + 3 * (hidden + inner))
+    mlp = 0 if sizes.experts_per_token else 3 * (hidden + inner)
+    return sizes.num_layers * rank * (attention + mlp)
 
 
-def activation_bytes_per_token(sizes: ModelSizes, element_bytes: int, *, checkpointing: bool) -> int:
+def activation_bytes_per_token(
+    sizes: ModelSizes, element_bytes: int, *, checkpointing: bool, mlp_slice: float | None = None
+) -> int:
     """What autograd keeps of one token until its backward pass.
 
     Per layer: 4 hidden vectors, queries and attention output, keys and values, 4 vectors inside the gated
-    MLP, all in the computation's format, and 2 hidden vectors in float32 inside the norms. With
-    checkpointing, one hidden vector per layer, and one layer in full.
+    MLP (and 2 hidden vectors for every expert), all in the computation's format, and 2 hidden vectors in float32 inside
+    the norms. With
+    checkpointing, one hidden vector per layer, and one layer in full beside its gradients.
+
+    Args:
+        sizes: of the model.
+        element_bytes: of the computation.
+        checkpointing: whether layers run again in the backward pass.
+        mlp_slice: share of a row's tokens over which MLPs run at a time, where they do so and run again in the backward
+            pass; then only one MLP's inside is there at once, of this share.
     """
     hidden, queries = sizes.hidden_size, sizes.num_heads * sizes.head_dim
     keys = sizes.num_kv_heads * sizes.head_dim
-    elements = 4 * hidden + 2 * queries + 2 * keys + 4 * sizes.intermediate_size
-    layer = element_bytes * elements + 4 * (2 * hidden + sizes.num_heads + 2)
+    around = element_bytes * (4 * hidden + 2 * queries + 2 * keys) + 4 * (2 * hidden + sizes.num_heads + 2)
+    inside = element_bytes * (4 * sizes.intermediate_size + 2 * sizes.experts_per_token * hidden)
+    again = inside if mlp_slice is None else round(inside * mlp_slice)
     if checkpointing:
-        return sizes.num_layers * hidden * element_bytes + layer
-    return sizes.num_layers * layer
+        return sizes.num_layers * hidden * element_bytes + 2 * (around + again)
+    if mlp_slice is None:
+        return sizes.num_layers * (around + inside)
+    return sizes.num_layers * around + 2 * again
 
 
 def element_bytes(dtype: str) -> int:
@@ -193,14 +223,25 @@ def num_trained(model: ModelConfig, sizes: ModelSizes) -> int:
     return num_lora_parameters(sizes, model.lora.rank) if model.lora else sizes.num_parameters
 
 
-def trained_bytes(model: ModelConfig, sizes: ModelSizes, ranks: int) -> dict[str, int]:
+def moment_bytes(model: ModelConfig, training: TrainingConfig) -> float:
+    """Both of AdamW's moments of one weight. In 8 bits they have a scale for every 256; adapters are thin, and keep
+    theirs mostly whole."""
+    return 2 + 8 / 256 if training.optimizer == "adamw_8bit" and model.lora is None else 8
+
+
+def trained_bytes(model: ModelConfig, training: TrainingConfig, sizes: ModelSizes, ranks: int) -> dict[str, int]:
     """A rank's share, of one copy of the weights on `ranks`, of what training keeps between steps, and of gradients."""
     trained, element = num_trained(model, sizes), element_bytes(model.dtype)
     own_copy = element != 4
     parts = {"master weights": 4 * trained // ranks} if own_copy or model.lora else {}
-    parts["weights"] = sizes.num_parameters * element // ranks
+    whole = sizes.num_parameters
+    if model.lora is not None and model.lora.base == "nf4":
+        in_4_bits = min(num_linear(sizes), whole)
+        parts["weights in 4 bits"] = round(NF4_BYTES * in_4_bits)  # every rank has all of them
+        whole -= in_4_bits
+    parts["weights"] = whole * element // ranks
     parts["gradients"] = 4 * trained // ranks
-    parts["AdamW"] = 8 * trained // ranks
+    parts["AdamW"] = round(moment_bytes(model, training) * trained / ranks)
     return parts
 
 
@@ -209,14 +250,18 @@ def pass_bytes(
 ) -> dict[str, int]:
     """What a forward and backward pass over a micro-batch of `num_tokens` needs of a rank besides, up to the final
     hidden states."""
-    per_token = activation_bytes_per_token(sizes, element, checkpointing=training.activation_checkpointing)
     own = num_tokens // training.parallel.row_ranks
+    mlp_slice = min(training.mlp_slice_tokens / max(own, 1), 1.0) if training.mlp_slice_tokens else None
+    per_token = activation_bytes_per_token(
+        sizes, element, checkpointing=training.activation_checkpointing, mlp_slice=mlp_slice
+    )
     return {**gathered_bytes(training, sizes, ranks, element), "activations": own * per_token}
 
 
 def gathered_bytes(training: TrainingConfig, sizes: ModelSizes, ranks: int, element: int) -> dict[str, int]:
-    """Weights that each of several ranks holds for the moment: embeddings and two layers, or its columns of them."""
-    if ranks == 1:
+    """Weights that each of several ranks of a stage holds for the moment: embeddings and two layers, or its columns of
+    them."""
+    if ranks == training.parallel.pp:
         return {}
     embedding = sizes.vocab_size * sizes.hidden_size
     layer = max(0, sizes.num_parameters - embedding) // max(1, sizes.num_layers)

@@ -16,6 +16,12 @@ class LoRAConfig(Section):
 
     rank: int = option(16, "Rank of the adapters.", ge=1)
     alpha: float = option(32.0, "Scale of the adapters: their output is multiplied by alpha / rank.", gt=0)
+    base: Literal["as_is", "nf4"] = option(
+        "as_is",
+        "Number format of the frozen weights under adapters while training: `nf4` takes 4.1 bits each (QLoRA, arXiv "
+        "2305.14314), and each use of them a little time. Engines and exports get them as they are read back, with the "
+        "adapters added.",
+    )
     dropout: float = option(0.0, "Dropout inside the adapters while training.", ge=0, lt=1)
     target_modules: list[str] | Literal["all-linear"] = option(
         "all-linear", "Names of the modules that get an adapter, or `all-linear`."

@@ -38,20 +38,37 @@ class ParallelConfig(Section):
         ge=1,
     )
 
+    ep: int = option(
+        1,
+        "Ranks that divide the experts of a mixture (expert parallel): tokens travel to the experts that they chose, "
+        "and none is dropped. These are no further ranks but those of dp_shard x cp x tp, regrouped: ep divides their "
+        "number, and the number of experts.",
+        ge=1,
+    )
+
     @property
     def num_ranks(self) -> int:
         """The number of a trainer's ranks is a multiple of this."""
-        return math.prod((self.pp, self.dp_replicate, self.cp, self.tp))
+        return self.pp * self.dp_replicate * math.lcm(self.row_ranks, self.ep)
 
     @property
     def row_ranks(self) -> int:
         """Ranks that go through one micro-batch together."""
         return self.cp * self.tp
 
+    @property
+    def share_ranks(self) -> int:
+        """Ranks that go through the same samples: a number of ranks has so many times fewer shares of a batch."""
+        return self.pp * self.row_ranks
+
     def misfit(self, count: int) -> str | None:
         """Why `count` ranks cannot be divided like this; `None` if they can."""
         if count % self.num_ranks == 0:
             return None
-        set_sizes = {n: s for n in ("pp", "dp_replicate", "cp", "tp") if (s := getattr(self, n)) > 1}
+        names = ("pp", "dp_replicate", "cp", "tp", "ep")
+        set_sizes = {name: size for name in names if (size := getattr(self, name)) > 1}
         product = " x ".join(f"{name} {size}" for name, size in set_sizes.items())
-        return f"{count} trainer rank{'s' * (count > 1)} cannot be divided by training.parallel's {product}"
+        ranks = f"{count} trainer rank{'s' * (count > 1)}"
+        if self.ep > 1:
+            return f"{ranks} cannot be divided by training.parallel's {product} (a multiple of {self.num_ranks} can)"
+        return f"{ranks} cannot be divided by training.parallel's {product}"

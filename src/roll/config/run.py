@@ -76,6 +76,28 @@ class RunConfig(Section):
             )
         return self
 
+    @model_validator(mode="after")
+    def _credit_sees_all_layers(self) -> Self:
+        training, credit = getattr(self, "training", None), getattr(getattr(self, "algorithm", None), "credit", None)
+        if isinstance(training, TrainingConfig) and training.parallel.pp > 1 and credit and credit.type != "none":
+            raise ValueError(
+                f"algorithm.credit.type {credit.type} looks at layers that several stages have: set "
+                "training.parallel.pp to 1, or credit.type to none"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _base_in_4_bits(self) -> Self:
+        training, lora = getattr(self, "training", None), self.model.lora
+        if not isinstance(training, TrainingConfig) or lora is None or lora.base == "as_is":
+            return self
+        if training.backend != "torch" or training.parallel.tp > 1 or training.parallel.pp > 1:
+            raise ValueError(
+                f"model.lora.base is '{lora.base}', and weights in 4 bits are not divided: take the back-end torch and "
+                "training.parallel.tp and pp 1 (every rank then has all of them), or set it to as_is"
+            )
+        return self
+
     def _layout_misfit(self, role: RoleDevices) -> str | None:
         """Why the ranks of a role cannot be divided as `training.parallel` says, and what to do."""
         training = getattr(self, "training", None)

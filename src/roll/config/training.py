@@ -23,6 +23,7 @@ TRAINERS: Registry[Callable[..., TrainBackend]] = Registry(
     {
         "torch": "roll.training.backend:TorchBackend",
         "deepspeed": "roll.training.deepspeed.backend:DeepSpeedBackend",
+        "megatron": "roll.training.megatron.backend:MegatronBackend",
     },
 )
 """By the name in `training.backend`, what makes one rank of a trainer from its `roll.training.TrainerSpec`. It is here
@@ -38,6 +39,11 @@ class TrainingConfig(Section):
         ge=1,
         examples=[40],
     )
+    optimizer: Literal["adamw", "adamw_8bit"] = option(
+        "adamw",
+        "`adamw_8bit` keeps AdamW's moments of matrices in 8 bits, block by block (arXiv 2110.02861): 2 bytes a weight "
+        "in place of 8.",
+    )
     learning_rate: float = option(1e-6, "Peak learning rate of AdamW.", gt=0)
     schedule: Literal["constant", "linear", "cosine"] = option(
         "constant", "How the learning rate decays after warm-up, over all updates of the run."
@@ -49,10 +55,12 @@ class TrainingConfig(Section):
     epsilon: float = option(1e-8, "AdamW: added to the denominator.", gt=0)
     max_grad_norm: float = option(1.0, "Gradients are scaled down to this norm.", gt=0)
     backend: str = option(
-        "torch", "Train back-end: `torch`, `deepspeed` (an extra), or a name that was added to `TRAINERS`."
+        "torch",
+        "Train back-end: `torch`, `deepspeed` or `megatron` (extras), or a name that was added to `TRAINERS`.",
     )
     parallel: ParallelConfig = option(
-        ParallelConfig(), "How ranks divide the model and its work (the back-end `torch`)."
+        ParallelConfig(),
+        "How ranks divide the model and its work (the back-end `torch`; `megatron` takes `tp` and `pp`).",
     )
     deepspeed: DeepSpeedConfig = option(DeepSpeedConfig(), "How the back-end `deepspeed` spreads a model over ranks.")
     max_tokens_per_micro_batch: int = option(
@@ -64,12 +72,38 @@ class TrainingConfig(Section):
     share_prefix: bool = option(
         True, "Compute once what the contexts of a group have in common: the prompt, earlier turns."
     )
-    activation_checkpointing: bool = option(False, "Recompute activations in the backward pass to save memory.")
-    router_replay: Literal["none", "old"] = option(
+    activation_checkpointing: bool = option(
+        False,
+        "Keep only every decoder layer's input, and compute the layer again in the backward pass: about a third more "
+        "computation, and a small part of the activations' memory.",
+    )
+    mlp_slice_tokens: int | None = option(
+        None,
+        "Compute MLPs over so many tokens at a time, and again in the backward pass: of a layer's MLP only the input "
+        "is kept. For long texts, also beside activation_checkpointing.",
+        unit="tokens",
+        ge=1,
+    )
+    router_replay: Literal["none", "old", "engine"] = option(
         "none",
-        "`old`: updates of a mixture of experts use the experts that the policy before the update chose, token by "
-        "token, so that ratios compare the same function, with the current gate's weights. Matters where a batch has "
-        "several updates.",
+        "Which experts a mixture uses in updates, token by token and layer by layer, with the current gate's weights. "
+        "`old`: those that the policy before the update chose, so that ratios compare the same function; matters where "
+        "a batch has several updates. `engine`: those that the inference engine chose for prompt and answer, so that "
+        "trainer and engine compute the same function, too; costs layers × experts per token in bytes for every token "
+        "(twice that beyond 128 experts).",
+    )
+    router_aux_loss: float = option(
+        0.0,
+        "Coefficient of the loss by which a mixture's routers are kept even (Switch, arXiv 2101.03961), over all "
+        "tokens of a batch; what `router_aux_loss_coef` is in the model's configuration. 0 by default: a reward is "
+        "what is learnt from, and the model comes balanced. Costs one more forward pass.",
+        ge=0,
+    )
+    router_bias_rate: float = option(
+        0.0,
+        "By how much the bias of each expert (`e_score_correction_bias`: DeepSeek-V3, GLM-MoE) moves after an update: "
+        "up where it was chosen less than the mean, down where more (arXiv 2408.15664, with 0.001 in pretraining).",
+        ge=0,
     )
     num_threads: int | None = option(
         None, "CPU threads per rank; by default, all cores shared between the ranks.", ge=1
@@ -78,7 +112,9 @@ class TrainingConfig(Section):
 
     @field_validator("backend")
     @classmethod
-    def _known(cls, name: str) -> str:
+    def _known(cls, name: str, info: ValidationInfo) -> str:
+        if name == "deepspeed" and info.data.get("optimizer") != "adamw":
+            raise ValueError("the back-end deepspeed has AdamW in 32 bits alone: set training.optimizer to adamw")
         try:
             TRAINERS.path(name)
         except ConfigError as error:
@@ -93,7 +129,16 @@ class TrainingConfig(Section):
                 "the back-end deepspeed spreads weights over all ranks and divides nothing else: leave "
                 "training.parallel out (training.deepspeed has settings of its own), or take the back-end torch"
             )
+        if info.data.get("backend") == "megatron" and (parallel.cp, parallel.dp_replicate) != (1, 1):
+            raise ValueError("of training.parallel, the back-end megatron takes tp and pp: leave out the others")
         return parallel
+
+    @field_validator("router_aux_loss", "router_bias_rate")
+    @classmethod
+    def _balanced_by_torch(cls, value: float, info: ValidationInfo) -> float:
+        if value and info.data.get("backend") == "deepspeed":
+            raise ValueError("only the back-end torch keeps experts even: set it to 0, or training.backend to torch")
+        return value
 
     @field_validator("deepspeed")
     @classmethod

@@ -33,9 +33,7 @@ def build_samples(rollout: Rollout, *, max_new_tokens: int = 1) -> tuple[Trainin
         written[turn.start : turn.end] = True
         chunks[turn.start : turn.end] = index
 
-    cuts = [(0, rollout.prompt_token_ids), *((branch.start, branch.context) for branch in rollout.branches)]
-    if len(cuts) > 1 and cuts[1][0] == 0:  # rewritten before the first turn
-        del cuts[0]
+    cuts = rollout.contexts
     ends = [start for start, _ in cuts[1:]] + [num_tokens]
 
     def sample(number: int, context: IntArray, own: slice) -> TrainingSample:
@@ -43,6 +41,7 @@ def build_samples(rollout: Rollout, *, max_new_tokens: int = 1) -> tuple[Trainin
             return np.concatenate([np.full(len(context), before, values.dtype), values[own]])
 
         logprobs = np.where(written, rollout.logprobs, 0.0).astype(np.float32)
+        experts = rollout.experts[number] if number < len(rollout.experts) else None
         return TrainingSample(
             sample_id=f"{rollout.sample_id}.{number}" if number else rollout.sample_id,
             unit=rollout.draw_id,
@@ -57,6 +56,7 @@ def build_samples(rollout: Rollout, *, max_new_tokens: int = 1) -> tuple[Trainin
             chunk_ids=behind(chunks, -1) if rollout.turns else None,
             max_length=max_new_tokens * rollout.prompt.turns,
             expert=rollout.expert,
+            experts=experts if experts is not None and len(experts) == len(context) + own.stop - own.start else None,
         )
 
     return tuple(

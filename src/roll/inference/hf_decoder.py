@@ -29,6 +29,7 @@ from roll.inference.hf_attention import (
     round_up,
 )
 from roll.inference.hf_requests import Row
+from roll.inference.hf_routing import RoutingRecord
 from roll.inference.hf_sampling import Sampler
 from roll.inference.hf_weights import apply_update
 from roll.inference.spec import EngineSpec
@@ -75,6 +76,7 @@ class Decoder:
         self._max_rows = spec.max_num_seqs
         self.capacity_tokens = self._plan_cache(spec)
         self._mix()
+        self._routing = RoutingRecord(self.model, spec) if spec.records_experts else None
         check_decoding(self.model, self._logits)
 
     def _mix(self) -> None:
@@ -130,9 +132,13 @@ class Decoder:
             source = computed.setdefault(past.tobytes(), slot)
             if source != slot:
                 self._cache.copy_row(source, slot, len(past))
+                known = self.rows[source].experts
+                row.routed(0, None if known is None else known[: len(past)])
                 continue
             ids = torch.from_numpy(past).to(self.device)
             self._forward(self._body, ids, torch.arange(len(past)), CausalPass(self._cache, slot))
+            if self._routing is not None:
+                row.routed(0, self._routing.chosen())
 
     @torch.inference_mode()
     def step(self) -> list[Row]:
@@ -144,6 +150,9 @@ class Decoder:
             ids[slot], positions[slot] = int(row.tokens[row.length - 1]), row.length - 1
         attention = DecodePass(self._cache, positions[:count].to(self.device))
         logits = self._logits(ids.to(self.device), positions, attention)
+        if self._routing is not None:
+            for row, chosen in zip(self.rows, self._routing.chosen(), strict=False):
+                row.routed(row.length - 1, chosen[None])
         uniforms = np.array([row.uniforms[row.generated] for row in self.rows])
         draw = self._sampler.sample(logits, [row.request.sampling for row in self.rows], uniforms)
         ended = [

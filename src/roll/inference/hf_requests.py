@@ -39,6 +39,8 @@ class Row:
         self.versions = np.zeros(sampling.max_new_tokens, np.int32)
         self.stop = frozenset(sampling.stop_token_ids)
         self.choice_logprobs = np.zeros((sampling.max_new_tokens if sampling.choices else 0, len(sampling.choices)))
+        self.experts: np.ndarray | None = None
+        """[capacity, layers, k] which experts routers chose for each token, -1 until it went through the network."""
 
     @property
     def generated(self) -> int:
@@ -54,6 +56,15 @@ class Row:
         self.length += 1
         return token in self.stop or self.length == self.capacity
 
+    def routed(self, start: int, chosen: np.ndarray | None) -> None:
+        """Take what routers chose [N, layers, k] for the tokens from `start` on; what is known already stays."""
+        if chosen is None:
+            return
+        if self.experts is None:
+            self.experts = np.full((self.capacity, *chosen.shape[1:]), -1, chosen.dtype)
+        own = self.experts[start : start + len(chosen)]
+        np.copyto(own, chosen, where=own < 0)
+
     def result(self, engine_id: str, aborted: bool = False) -> Generation:
         """What the request comes to, as it stands now."""
         made = self.generated
@@ -67,6 +78,7 @@ class Row:
             finish_reason=reason,
             engine_id=engine_id,
             choice_logprobs=self.choice_logprobs[:made].astype(np.float32) if self.request.sampling.choices else None,
+            experts=None if self.experts is None else self.experts[: self.length].copy(),
         )
 
 

@@ -8,11 +8,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
+
 from roll.errors import ConfigError
 from roll.protocols import InferenceEngine
 from roll.registry import Registry
 
-__all__ = ["ENGINES", "EngineSpec", "build_engine", "resolve_engine_kind"]
+__all__ = ["ENGINES", "EngineSpec", "build_engine", "expert_dtype", "resolve_engine_kind"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -38,6 +40,8 @@ class EngineSpec:
     """CPU threads of the computation; `None` leaves the process as it is."""
     sleeps: bool = False
     """Is to `sleep` while trainers use its device."""
+    records_experts: bool = False
+    """Every `Generation` is to say which experts a mixture's routers chose."""
     trust_remote_code: bool = False
     options: Mapping[str, Any] = field(default_factory=dict)
     """Further arguments of the engine itself, passed on as they are; they win over ROLL's."""
@@ -52,6 +56,11 @@ ENGINES: Registry[Callable[[EngineSpec], InferenceEngine]] = Registry(
         "vllm": "roll.inference.vllm:VLLMEngine",
     },
 )
+
+
+def expert_dtype(num_experts: int) -> np.dtype[np.signedinteger]:
+    """The smallest type that holds the number of every expert, and -1 for an unknown one: one byte up to 128."""
+    return np.dtype(np.int8 if num_experts <= 128 else np.int16)
 
 
 def resolve_engine_kind(kind: str) -> str:

@@ -3,11 +3,12 @@
 from roll.models.attention_form import AttentionForm, Reach, attention_form, position_scale, reach_mask
 from roll.models.catalogue import CATALOGUE, CatalogueEntry
 from roll.models.checkpoint_names import as_in_checkpoint, changes_names
-from roll.models.describe import ModelDescription, context_length, describe_model, num_parameters
+from roll.models.describe import ModelDescription, check_experts, context_length, describe_model, num_parameters
 from roll.models.loading import load_causal_lm, load_scorer, load_tokenizer, pad_token, stop_token_ids
 from roll.models.mixers import decoder_of, find_mixers, first_tensor
 from roll.models.pieces import WeightFiles
 from roll.models.resolve import find_model, find_model_directory, resolve_model
+from roll.models.routers import chosen_experts, find_routers
 
 __all__ = [
     "CATALOGUE",
@@ -19,12 +20,15 @@ __all__ = [
     "as_in_checkpoint",
     "attention_form",
     "changes_names",
+    "check_experts",
+    "chosen_experts",
     "context_length",
     "decoder_of",
     "describe_model",
     "find_mixers",
     "find_model",
     "find_model_directory",
+    "find_routers",
     "first_tensor",
     "load_causal_lm",
     "load_scorer",

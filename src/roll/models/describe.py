@@ -12,7 +12,7 @@ from roll.errors import ModelError
 from roll.models.catalogue import CATALOGUE
 from roll.models.resolve import find_model, read_json, resolve_model, weight_files
 
-__all__ = ["ModelDescription", "context_length", "describe_model", "num_parameters"]
+__all__ = ["ModelDescription", "check_experts", "context_length", "describe_model", "num_parameters"]
 
 DTYPE_NAMES = {
     "BF16": "bfloat16",
@@ -33,6 +33,7 @@ class ModelDescription:
     num_layers: int
     hidden_size: int
     intermediate_size: int
+    """Of an MLP; of a mixture of experts, of all experts together that one token goes through."""
     num_heads: int
     num_kv_heads: int
     head_dim: int
@@ -41,6 +42,8 @@ class ModelDescription:
     """Longest sequence the model was made for, in tokens."""
     dtype: str
     """Of the stored weights."""
+    experts_per_token: int = 0
+    """That are chosen in each layer; 0 where an MLP is for every token."""
 
     def kv_bytes_per_token(self, element_bytes: int = 2) -> int:
         """Keys and values of one token over all layers."""
@@ -72,6 +75,25 @@ def context_length(path: str | Path) -> int:
     return describe_model(path).context_length
 
 
+def check_experts(directory: Path, ranks: int) -> None:
+    """Refuse to divide a model's experts over a number of ranks (`training.parallel.ep`) that cannot have as many each.
+
+    Raises:
+        ModelError: saying how many experts it has.
+    """
+    if ranks == 1:
+        return
+    config = read_json(directory / "config.json")
+    text: dict[str, Any] = config.get("text_config") or config
+    counts = [text.get(key) for key in ("num_experts", "num_local_experts", "n_routed_experts")]
+    count = next((n for n in counts if isinstance(n, int)), 0)
+    if count == 0 or count % ranks:
+        has = f"has {count} experts, which it does not divide" if count else "is no mixture of experts"
+        raise ModelError(
+            f"training.parallel.ep is {ranks}, but the model '{directory}' {has}: change it, or set it to 1"
+        )
+
+
 def _description(config: dict[str, Any], count: int, dtype: str, name: str) -> ModelDescription:
     text: dict[str, Any] = config.get("text_config") or config
 
@@ -93,16 +115,31 @@ def _description(config: dict[str, Any], count: int, dtype: str, name: str) -> M
         num_parameters=count,
         num_layers=size("num_hidden_layers", "n_layer"),
         hidden_size=hidden,
-        intermediate_size=size("intermediate_size", "n_inner")
-        if has & {"intermediate_size", "n_inner"}
-        else 4 * hidden,
+        intermediate_size=_inner_size(text, hidden),
         num_heads=heads,
         num_kv_heads=size("num_key_value_heads") if "num_key_value_heads" in has and not latent else heads,
         head_dim=head_dim,
         vocab_size=size("vocab_size"),
         context_length=size("max_position_embeddings", "n_positions"),
         dtype=dtype,
+        experts_per_token=_experts_per_token(text),
     )
+
+
+def _experts_per_token(text: dict[str, Any]) -> int:
+    keys = ("num_experts", "num_local_experts", "n_routed_experts")
+    return int(text.get("num_experts_per_tok") or 0) if any((text.get(key) or 0) > 1 for key in keys) else 0
+
+
+def _inner_size(text: dict[str, Any], hidden: int) -> int:
+    """Of an MLP, or of the experts that a token goes through, with those that all tokens share."""
+    dense = text.get("intermediate_size") or text.get("n_inner") or 4 * hidden
+    chosen = _experts_per_token(text)
+    if not chosen:
+        return int(dense)
+    own = text.get("moe_intermediate_size") or dense
+    shared = text.get("shared_expert_intermediate_size") or own * (text.get("n_shared_experts") or 0)
+    return int(chosen * own + shared)
 
 
 def _count(files: list[Path]) -> tuple[int, str]:

@@ -41,6 +41,8 @@ class Learner:
     """Models that it is to come near to, where they are roles of their own."""
     replays_experts: bool = False
     """Whether updates use the experts that the policy chose before them."""
+    replays_engine: bool = False
+    """Whether they use those that engines chose."""
 
     async def load(self, saved: SavedRun[Any]) -> None:
         """Restore what a checkpoint holds of the policy and the critics."""

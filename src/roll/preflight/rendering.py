@@ -22,6 +22,7 @@ def render(report: Report) -> str:
     for title, section in (
         ("Roles", _roles(report)),
         ("Batch", report.batch),
+        ("Dry run", report.layout),
         ("Files", _files(report)),
         ("Prompt", _prompt(report)),
         ("Reward", _rewards(report)),

@@ -68,6 +68,8 @@ class Report:
     """Seconds of a step on this machine, where they could be measured."""
     disk: DiskUse | None = None
     free_disk_bytes: int | None = None
+    layout: list[str] = field(default_factory=list)
+    """What ranks hold and send in a step, in words, where that was tried."""
     trials: list[RewardTrial] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
     """What stops the run."""

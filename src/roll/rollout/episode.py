@@ -335,12 +335,12 @@ class _Episode:
 
     def rollout(self, index: int) -> Rollout:
         """All of it, once it is over."""
-        found = joined(self.draw, index, self._generations, self._between, tuple(self._turns), self.dialogue.renderer)
+        turns, branches = tuple(self._turns), tuple(self._branches)
+        found = joined(self.draw, index, self._generations, self._between, turns, self.dialogue.renderer, branches)
         self.counts += Counter(contexts_rewritten=len(self._branches), contexts_full=int(self.full))
         return replace(
             found,
             finish_reason="context" if self.full else found.finish_reason,
-            branches=tuple(self._branches),
             replayed=self._replayed,
             counts={name: self.counts[name] for name in sorted(self.counts) if self.counts[name]},
         )

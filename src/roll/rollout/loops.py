@@ -11,7 +11,8 @@ from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 
-from roll.types import Generation, GenerationRequest, IntArray, Message, PromptDraw, Rollout, Turn
+from roll.data.expert_choices import experts_by_context
+from roll.types import Branch, Generation, GenerationRequest, IntArray, Message, PromptDraw, Rollout, Turn
 
 __all__ = ["Generate", "Renderer", "RolloutLoop", "joined", "next_turn", "single_answer"]
 
@@ -102,6 +103,7 @@ def joined(
     between: list[IntArray],
     turns: tuple[Turn, ...],
     renderer: Renderer,
+    branches: tuple[Branch, ...] = (),
 ) -> Rollout:
     """All turns as one sequence; the environment's tokens have log-prob 0 and policy version -1.
 
@@ -110,7 +112,9 @@ def joined(
     tokens: list[IntArray] = []
     logprobs: list[np.ndarray] = []
     versions: list[np.ndarray] = []
+    experts: list[tuple[int, IntArray | None]] = []
     for position, generation in enumerate(generations):
+        experts.append((sum(map(len, tokens)), generation.experts))
         tokens.append(generation.token_ids)
         logprobs.append(generation.logprobs)
         versions.append(generation.policy_versions)
@@ -119,7 +123,7 @@ def joined(
             logprobs.append(np.zeros(len(between[position]), np.float32))
             versions.append(np.full(len(between[position]), -1, np.int32))
     token_ids = _joined_array(tokens, np.int32)
-    return Rollout(
+    found = Rollout(
         draw_id=draw.draw_id,
         index=index,
         prompt=draw.prompt,
@@ -131,7 +135,9 @@ def joined(
         text=renderer.decode(token_ids),
         engine_id=generations[-1].engine_id,
         turns=turns,
+        branches=branches,
     )
+    return replace(found, experts=experts_by_context(found, experts))
 
 
 def _joined_array(parts: list[np.ndarray], dtype: type[np.generic]) -> np.ndarray:

@@ -28,6 +28,7 @@ from functools import partial
 
 import numpy as np
 
+from roll.data.expert_choices import first_known
 from roll.errors import EngineDiedError
 from roll.protocols import EngineGroup, InferenceEngine, PauseMode
 from roll.rollout.engine_link import EngineLink
@@ -328,10 +329,12 @@ def _joined(request: GenerationRequest, pieces: Sequence[Generation]) -> Generat
     last = pieces[-1]
     if len(pieces) == 1:
         return last
+    written = np.concatenate([piece.token_ids for piece in pieces])
     return replace(
         last,
         request_id=request.request_id,
-        token_ids=np.concatenate([piece.token_ids for piece in pieces]),
+        token_ids=written,
         logprobs=np.concatenate([piece.logprobs for piece in pieces]),
         policy_versions=np.concatenate([piece.policy_versions for piece in pieces]),
+        experts=first_known([piece.experts for piece in pieces], len(request.token_ids) + len(written)),
     )

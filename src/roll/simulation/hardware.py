@@ -95,6 +95,11 @@ class Model(Section):
         return round(self.parameters)
 
     @property
+    def experts_per_token(self) -> int:
+        """Copies of a hidden vector that experts are given: left out of the plans."""
+        return 0
+
+    @property
     def weight_bytes(self) -> float:
         """All weights."""
         return self.parameters * self.element_bytes

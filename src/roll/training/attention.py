@@ -91,9 +91,8 @@ class AttentionPlan:
         self._device = device
         self._dtype = dtype
         self._blocked = blocked_supported(device)
-        real = np.arange(layout.num_tokens) < layout.num_tokens - layout.num_padding
-        self.real = share.own_tokens(layout, real).to(device)
-        """Of the tokens whose experts this rank computes, which are of samples."""
+        self.uses = share.own_tokens(layout, layout.uses).to(device)
+        """Of the tokens whose experts this rank computes, how many samples have each."""
         self.experts = None if layout.experts is None else share.own_tokens(layout, layout.experts).to(device)
         self._paths: Paths | None = None
         self.positions = torch.from_numpy(layout.position_ids).to(device)

@@ -31,6 +31,7 @@ from roll.training.passes import Passes
 from roll.training.policy import PolicyNetwork
 from roll.training.precision import MasterWeights, Precision
 from roll.training.randomness import Randomness
+from roll.training.recompute import slice_mlps
 from roll.training.schedule import Schedule
 from roll.training.skipping import note_skipped
 from roll.training.spec import TrainerSpec
@@ -70,6 +71,8 @@ class TorchBackend:
         self.ranks = Ranks(spec, self.device)
         self.network = self._build()
         self.model = self.network.root
+        if spec.training.mlp_slice_tokens is not None:
+            slice_mlps(self.network, spec.training.mlp_slice_tokens)
         trainable = {name: p for name, p in self.model.named_parameters() if p.requires_grad}
         heads = self.network.heads if isinstance(self.network, PolicyNetwork) else {}
         copies = self.network.cut.copies if self.network.cut is not None else ()
@@ -92,8 +95,9 @@ class TorchBackend:
         spec, ranks, dtype = self.spec, self.ranks, self.precision.compute
         if ranks.size == 1:
             return build_network(spec, dtype).to(self.device)
+        in_4_bits = spec.model.lora is not None and spec.model.lora.base == "nf4"  # what is quantised is read whole
         unread = Unread()
-        network = build_network(spec, dtype, unread)
+        network = build_network(spec, dtype, None if in_4_bits else unread)
         if ranks.stage is not None:
             with unread.lent():
                 check_cut(network, ranks.stage.count)
@@ -175,7 +179,7 @@ class TorchBackend:
     def save(self, path: Path, *, background: bool = False) -> None:
         """Write everything needed to go on below `path`, an empty or missing directory; fsynced."""
         self._writer.finish()
-        state = state_of(self.masters, self.optimizer, self._counters(), self.ranks, self._randomness)
+        state = state_of(self.masters, self.optimizer, self._counters(), self.ranks, self._randomness, self._biases)
         if background:
             self._writer.begin(path, state)
         else:
@@ -198,7 +202,7 @@ class TorchBackend:
             CheckpointError: it is incomplete, damaged, or of another model.
         """
         parts = self.masters, self.optimizer, self._counters(), self.ranks, self._randomness
-        counters = load_state(path, *parts, self.spec.seed)
+        counters = load_state(path, *parts, self.spec.seed, self._biases)
         self.num_steps, self.num_nonfinite = counters["num_steps"], counters["num_nonfinite"]
 
     def export(self, path: Path) -> None:
@@ -233,6 +237,12 @@ class TorchBackend:
     def _backward(self, loss: Tensor, *, last: bool) -> None:
         loss.backward()
 
+    @property
+    def _biases(self) -> list[Tensor]:
+        """Of a mixture's routers; what moves them is no gradient."""
+        routing = self.network.routing if isinstance(self.network, PolicyNetwork) else None
+        return [] if routing is None else routing.biases
+
     def _counters(self) -> dict[str, int]:
         return {"num_steps": self.num_steps, "num_nonfinite": self.num_nonfinite}
 
@@ -245,6 +255,9 @@ class TorchBackend:
                 raise HalfUpdatedError(f"the optimiser failed: {type(error).__name__}: {error}") from error
             self.num_steps += 1
             self.num_nonfinite = 0
+            if self.spec.training.router_bias_rate and isinstance(self.network, PolicyNetwork):
+                assert self.network.routing is not None
+                self.network.routing.move_biases(self.spec.training.router_bias_rate)
             return True
         self.num_nonfinite += 1
         note_skipped(loss, grad_norm, self.num_nonfinite, self.spec.training.max_nonfinite_steps)

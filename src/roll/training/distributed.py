@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any, TypeVar
 
@@ -20,22 +21,37 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor, Shard
 
 from roll.config.parallel import ParallelConfig
 from roll.errors import ModelError, PlacementError
 from roll.models import decoder_of
+from roll.training.parallel.experts import divide_experts
 from roll.training.parallel.pipeline import Stage
 from roll.training.parallel.tensor import divide, replicate
 from roll.training.parallel.tokens import WHOLE, TokenShare
 from roll.training.precision import Precision
 from roll.training.spec import TrainerSpec
 
-__all__ = ["MESH_DIMS", "Ranks", "combine", "default_num_threads", "mesh_sizes", "pick_device", "reshard", "shard"]
+__all__ = [
+    "EXPERT_DIMS",
+    "MESH_DIMS",
+    "Ranks",
+    "combine",
+    "default_num_threads",
+    "mesh_sizes",
+    "pick_device",
+    "reshard",
+    "shard",
+]
 
 logger = logging.getLogger(__name__)
 
 MESH_DIMS = ("dp_replicate", "shards", "tp")
 """Of the weights; `shards` are the dimensions `dp_shard` and `cp` together."""
+
+EXPERT_DIMS = ("dp_replicate", "efsdp", "ep")
+"""Of experts, where `ep` divides them: the ranks of `shards` and `tp`, regrouped."""
 
 T = TypeVar("T")
 
@@ -85,7 +101,7 @@ def mesh_sizes(world_size: int, parallel: ParallelConfig) -> dict[str, int]:
     """
     if misfit := parallel.misfit(world_size):
         raise PlacementError(f"{misfit}: change them, or the devices that cluster.device_mapping gives to the trainer")
-    dp_shard = world_size // parallel.num_ranks
+    dp_shard = world_size // (parallel.pp * parallel.dp_replicate * parallel.row_ranks)
     by_samples = {"dp_replicate": parallel.dp_replicate, "dp_shard": dp_shard}
     return {"pp": parallel.pp, **by_samples, "cp": parallel.cp, "tp": parallel.tp}
 
@@ -103,6 +119,8 @@ class Ranks:
         """Of the weights of this rank's stage, where several ranks have it."""
         self.stage: Stage | None = None
         """Which part of the layers is this rank's, where there are several."""
+        self.experts_mesh: DeviceMesh | None = None
+        """Of the dimensions `EXPERT_DIMS`, where experts are divided."""
         self.share: TokenShare = WHOLE
         """Which tokens of a row are this rank's."""
         if self.size == 1:
@@ -127,13 +145,19 @@ class Ranks:
         self.data_rank, self.data_size = self._data.get_local_rank(), self._data.size()
         by_weights = (sizes["pp"], sizes["dp_replicate"], sizes["dp_shard"] * sizes["cp"], sizes["tp"])
         self.mesh = init_device_mesh(device.type, by_weights, mesh_dim_names=("pp", *MESH_DIMS))[MESH_DIMS]
+        if (ep := spec.training.parallel.ep) > 1:
+            copies = sizes["pp"] * sizes["dp_replicate"]
+            by_experts = (sizes["pp"], sizes["dp_replicate"], self.size // (copies * ep), ep)
+            dims = ("pp", *EXPERT_DIMS)
+            self.experts_mesh = init_device_mesh(device.type, by_experts, mesh_dim_names=dims)[EXPERT_DIMS]
         groups = {name: by_samples.get_group(name) for name in ("tp", "cp") if sizes[name] > 1}
         self.share = TokenShare(**groups)
 
     def _own_stage(self, count: int) -> Stage:
         """Stages are the outermost dimension: what goes from one to the next is the least."""
         each = self.size // count
-        groups: list[Any] = [dist.new_group(range(i, self.size, each)) for i in range(each) for _ in ("up", "down")]
+        members = (range(i, self.size, each) for i in range(each) for _ in ("up", "down"))
+        groups: list[Any] = [dist.new_group(ranks, group_desc="pp") for ranks in members]
         up = 2 * (self.rank % each)
         return Stage(groups[up], groups[up + 1], self.device, with_first=up == 0)
 
@@ -151,7 +175,7 @@ class Ranks:
     def weights_mesh(self) -> DeviceMesh:
         """Over which FSDP2 spreads weights: their shards, and copies of these where there are any."""
         assert self.mesh is not None
-        return self.mesh[("dp_replicate", "shards") if self.mesh["dp_replicate"].size() > 1 else ("shards",)]
+        return _without_copies(self.mesh, "shards")
 
     def sum(self, sharded: Tensor, whole: Tensor) -> float:
         """Sum of a scalar over the ranks that hold different parts of the weights, of all stages.
@@ -200,6 +224,11 @@ def _collectives(device: torch.device) -> str:
     return dist.Backend.default_device_backend_map.get(device.type, "nccl")
 
 
+def _without_copies(mesh: DeviceMesh, shards: str) -> DeviceMesh:
+    """Of a mesh, what FSDP2 spreads weights over: `shards`, and copies of these where there are any."""
+    return mesh[("dp_replicate", shards) if mesh["dp_replicate"].size() > 1 else (shards,)]
+
+
 def shard(network: Any, ranks: Ranks, precision: Precision) -> None:
     """Spread a network's weights over the ranks, in place: over `tp` matrix by matrix, with FSDP2 layer by layer.
 
@@ -216,6 +245,7 @@ def shard(network: Any, ranks: Ranks, precision: Precision) -> None:
         parameter.data = parameter.data.to(precision.master)
     network.share = ranks.share
     frozen = getattr(network, "frozen", ())  # they stay in the compute dtype
+    experts = _divided_experts(network, frozen, ranks)
     if ranks.share.tp is not None:
         divide(network.root, network.decoder, network.projection, ranks.mesh["tp"])
         for model in frozen:
@@ -224,12 +254,47 @@ def shard(network: Any, ranks: Ranks, precision: Precision) -> None:
             replicate(network.value_head, ranks.mesh["tp"])
     for decoder in (network.decoder, *(decoder_of(model) for model in frozen)):
         for layer in (layer for layer in _layers(decoder) if any(True for _ in layer.parameters())):
+            for module in layer.modules():
+                if module in experts:
+                    _shard_experts(module, ranks.experts_mesh, policy)
             _shard(layer, ranks.weights_mesh, policy)
     _shard(network, ranks.weights_mesh, policy)
 
 
-def _shard(module: nn.Module, mesh: DeviceMesh, policy: MixedPrecisionPolicy) -> None:
-    sharded = fully_shard(module, mesh=mesh, mp_policy=policy)
+def _divided_experts(network: Any, frozen: Iterable[Any], ranks: Ranks) -> set[nn.Module]:
+    """The experts of a network and of the models that it holds, each rank with its own."""
+    mesh = ranks.experts_mesh
+    if mesh is None:
+        return set()
+    own = set(divide_experts(network.root, mesh["ep"]).values())
+    if not any(ranks.by_stage(bool(own))):
+        raise ModelError(
+            f"training.parallel.ep is {mesh['ep'].size()}, but {type(network.decoder).__name__} has no experts that "
+            "could be divided: set ep to 1"
+        )
+    return own.union(*(divide_experts(model, mesh["ep"]).values() for model in frozen))
+
+
+def _shard_experts(module: nn.Module, mesh: DeviceMesh | None, policy: MixedPrecisionPolicy) -> None:
+    """By experts, or by the next dimension where it is the one that divides evenly. Routers' weights stay as wide as
+    they come."""
+    assert mesh is not None
+    size = mesh["efsdp"].size()
+
+    def dim(parameter: nn.Parameter) -> Shard | None:
+        count, width = (parameter.to_local() if isinstance(parameter, DTensor) else parameter).shape[:2]
+        return Shard(1) if count % size and width % size == 0 else None
+
+    _shard(module, _without_copies(mesh, "efsdp"), replace(policy, cast_forward_inputs=False), dim)
+
+
+def _shard(
+    module: nn.Module,
+    mesh: DeviceMesh,
+    policy: MixedPrecisionPolicy,
+    dim: Callable[[nn.Parameter], Shard | None] | None = None,
+) -> None:
+    sharded = fully_shard(module, mesh=mesh, mp_policy=policy, shard_placement_fn=dim)
     sharded.set_gradient_divide_factor(1.0)
     sharded.set_force_sum_reduction_for_comms(True)  # gloo has no sum that divides
 

@@ -136,3 +136,66 @@ void softmax_gradient(bf16 *logits, float scale, const float *largest, const flo
         if (t >= 0 && t < width) z[t] = narrow(at_target);
     }
 }
+
+/* Which of ascending values from 0 to 1 is the nearest to x >= 0: `first` says for every 256th part of a power of two,
+   from 2^-24 on, which is the nearest to where it begins, and no part has more than one middle between neighbours. */
+static inline int nearest(const int32_t *first, const float *middles, float x) {
+    uint32_t bits;
+    x = x < 1.0f ? x : 1.0f;
+    memcpy(&bits, &x, 4);
+    int part = (int)(bits >> 15) - (103 << 8);
+    int found = first[part > 0 ? part : 0];
+    return found + (x > middles[found]);
+}
+
+/* AdamW on w [rows, width] with both moments in 8 bits: codes c [rows, width], scales s [rows, blocks of 256]. The step
+   is taken with the moments as they are before they are rounded. `size` and `root` hold the corrections of the bias. */
+void adamw_8bit(float *w, const float *gradient, uint8_t *c1, float *s1, uint8_t *c2, float *s2, const float *values1,
+                const int32_t *first1, const float *middles1, const float *values2, const int32_t *first2,
+                const float *middles2, float decay, float beta1,
+                float rest1, float beta2, float rest2, float size, float root, float epsilon, i64 rows, i64 width,
+                int threads) {
+    i64 blocks = (width + 255) / 256;
+#pragma omp parallel for schedule(static) num_threads(threads)
+    for (i64 i = 0; i < rows * blocks; i++) {
+        i64 from = i / blocks * width + i % blocks * 256, count = width - i % blocks * 256;
+        if (count > 256) count = 256;
+        float first[256], second[256], largest1 = 0.0f, largest2 = 0.0f, old1 = s1[i], old2 = s2[i];
+#pragma omp simd reduction(max : largest1, largest2)
+        for (i64 j = 0; j < count; j++) {
+            float g = gradient[from + j];
+            float m = beta1 * (values1[c1[from + j]] * old1) + rest1 * g;
+            float v = beta2 * (values2[c2[from + j]] * old2) + rest2 * g * g;
+            w[from + j] = w[from + j] * decay - size * m / (sqrtf(v) * root + epsilon);
+            first[j] = m;
+            second[j] = v;
+            largest1 = fabsf(m) > largest1 ? fabsf(m) : largest1;
+            largest2 = v > largest2 ? v : largest2;
+        }
+        float inverse1 = largest1 > 0.0f ? 1.0f / largest1 : 0.0f, inverse2 = largest2 > 0.0f ? 1.0f / largest2 : 0.0f;
+#pragma omp simd
+        for (i64 j = 0; j < count; j++) {
+            int size1 = nearest(first1, middles1, fabsf(first[j]) * inverse1), least = second[j] > 0.0f;
+            int code = nearest(first2, middles2, second[j] * inverse2);
+            size1 = first[j] < 0.0f && size1 > 127 ? 127 : size1; /* there is no -1 */
+            c1[from + j] = (uint8_t)(first[j] < 0.0f ? 127 - size1 : 127 + size1);
+            c2[from + j] = (uint8_t)(code > least ? code : least);
+        }
+        s1[i] = largest1;
+        s2[i] = largest2;
+    }
+}
+
+/* Blocks of 64 weights, from 32 bytes each: the first half in their low bits, the second in their high ones. */
+void nf4_read(const uint8_t *codes, const float *scales, const float *values, bf16 *w, i64 blocks, int threads) {
+#pragma omp parallel for schedule(static) num_threads(threads)
+    for (i64 i = 0; i < blocks; i++) {
+        const uint8_t *c = codes + i * 32;
+        bf16 *wi = w + i * 64, known[16];
+        for (int j = 0; j < 16; j++) known[j] = narrow(values[j] * scales[i]);
+#pragma omp simd
+        for (int j = 0; j < 32; j++) wi[j] = known[c[j] & 15];
+#pragma omp simd
+        for (int j = 0; j < 32; j++) wi[j + 32] = known[c[j] >> 4];
+    }
+}

@@ -38,7 +38,7 @@ def final_hidden_states(
     entries = share.slice(layout)
     states = decoded(decoder, layout, device, dtype, observer, share)
     rows = layout.rows[share.predictions(layout)] - entries.start
-    return share.gathered(states).index_select(0, torch.from_numpy(rows).to(device))
+    return share.gathered(states[0]).index_select(0, torch.from_numpy(rows).to(device))
 
 
 def decoded(
@@ -49,7 +49,7 @@ def decoded(
     observer: Observer | None = None,
     share: TokenShare = WHOLE,
 ) -> Tensor:
-    """Hidden states [n, H] of this rank's tokens after the decoder, or after the layers of it that this rank has."""
+    """Hidden states [1, n, H] of this rank's tokens after the decoder, or after the layers of it that this rank has."""
     entries = share.slice(layout)
     output = decoder(
         input_ids=torch.from_numpy(layout.token_ids[entries]).to(device)[None],
@@ -57,4 +57,4 @@ def decoded(
         use_cache=False,
         roll_plan=AttentionPlan(layout, device, dtype, observer, share),
     )
-    return output.last_hidden_state[0]
+    return output.last_hidden_state

@@ -113,6 +113,8 @@ class PackedLayout:
     """Which of several teachers the policy is compared with, where it is."""
     num_padding: int = 0
     """Tokens at the end that belong to no sample."""
+    uses: Int64Array
+    """[N] how many samples have this token, with all before it; 0 of padding."""
     experts: Int64Array | None = None
     """[N, layers, k] which experts routers are to choose, -1: their own choice. A shared token's are those of the first
     sample that has it."""
@@ -136,6 +138,7 @@ def idle_layout(*, teacher: int = 0) -> PackedLayout:
         spans=(),
         teacher=teacher,
         num_padding=1,
+        uses=zero,
     )
 
 
@@ -158,11 +161,13 @@ def build_layout(
     targets: list[NDArray[np.int32]] = []
     spans: list[SampleSpan] = []
     experts: list[IntArray | None] = []
+    paths: list[Int64Array] = []
     start = num_predictions = 0
     for block in blocks:
         predictions = np.full(block.num_tokens, -1, dtype=np.int64)  # by the entry of a token, its prediction
         for member, shared, entries in placed(block, start):
             sample = member.sample
+            paths.append(entries)
             token_index = predicted_tokens(member, every_token)
             predicted = entries[token_index[token_index < member.num_inputs]] - start
             known = np.concatenate([predictions[predicted], np.full(len(token_index) - len(predicted), -1)])
@@ -187,6 +192,7 @@ def build_layout(
         targets=np.concatenate(targets).astype(np.int64),
         spans=tuple(spans),
         teacher=teacher,
+        uses=np.bincount(np.concatenate(paths), minlength=start),
         experts=_experts(experts, [len(own) for own in tokens]),
     )
 
@@ -206,6 +212,7 @@ def padded(layout: PackedLayout, multiple: int) -> PackedLayout:
         position_ids=np.concatenate([layout.position_ids, np.arange(missing)]),
         blocks=(*layout.blocks, block),
         num_padding=layout.num_padding + missing,
+        uses=np.concatenate([layout.uses, np.zeros(missing, dtype=np.int64)]),
         experts=experts,
     )
 

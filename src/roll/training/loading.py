@@ -10,12 +10,15 @@ import torch
 from torch import nn
 
 from roll.errors import ModelError
-from roll.models import load_causal_lm, load_scorer, load_tokenizer
+from roll.models import find_routers, load_causal_lm, load_scorer, load_tokenizer
 from roll.training.attention import register_attention
+from roll.training.experts import group_products
 from roll.training.fused import fuse
 from roll.training.lora import add_adapters
+from roll.training.nf4 import quantize_base
 from roll.training.packable import make_packable
 from roll.training.policy import PolicyNetwork
+from roll.training.recompute import recompute_layers
 from roll.training.spec import TrainerSpec
 from roll.training.unread import Unread
 from roll.training.value import ValueNetwork
@@ -47,7 +50,33 @@ def build_network(spec: TrainerSpec, dtype: torch.dtype, unread: Unread | None =
             f"training.router_replay is '{spec.training.router_replay}', and '{spec.model_path}' has no router that "
             "chooses experts: set it to none"
         )
+    if spec.role == "policy":
+        _balance(spec, network, model.config)
+        if spec.training.router_replay != "none" and network.routing is not None:
+            with nullcontext() if unread is None else unread.lent(find_routers(model)):
+                network.routing.check_replay()
     return network
+
+
+def _balance(spec: TrainerSpec, network: PolicyNetwork, config: Any) -> None:
+    """Let a policy's routers be evened out as the configuration says.
+
+    Raises:
+        ModelError: it has none for which that is made.
+    """
+    training, routing = spec.training, network.routing
+    if training.router_aux_loss:
+        if routing is None or not hasattr(config.get_text_config(), "router_aux_loss_coef"):
+            raise ModelError(
+                f"training.router_aux_loss is {training.router_aux_loss:g}, and '{spec.model_path}' is no mixture of "
+                "experts that has such a loss (router_aux_loss_coef in its configuration): set it to 0"
+            )
+        routing.aux_coefficient = training.router_aux_loss
+    if training.router_bias_rate and (routing is None or not routing.biases or spec.model.lora is not None):
+        raise ModelError(
+            f"training.router_bias_rate is {training.router_bias_rate:g}, which moves a bias of routers "
+            f"(e_score_correction_bias) that '{spec.model_path}' does not have, or that model.lora freezes: set it to 0"
+        )
 
 
 def _load_teacher(spec: TrainerSpec, path: str, dtype: torch.dtype, unread: Unread | None) -> Any:
@@ -76,6 +105,7 @@ def _load_model(spec: TrainerSpec, dtype: torch.dtype, unread: Unread | None) ->
     load = load_scorer if spec.role == "reward_model" else load_causal_lm
     trust, left = spec.model.trust_remote_code, None if unread is None else unread.add
     model: Any = load(spec.model_path, dtype, attention=register_attention(), trust_remote_code=trust, left=left)
+    group_products(model)
     with nullcontext() if unread is None else unread.lent():
         make_packable(model)
         fuse(model)
@@ -89,6 +119,8 @@ def _load_model(spec: TrainerSpec, dtype: torch.dtype, unread: Unread | None) ->
     if spec.model.lora is not None:
         adapted = model.base_model if spec.role == "reward_model" else model  # its head is trained whole
         add_adapters(adapted, spec.model.lora, spec.seed)
+        if spec.model.lora.base == "nf4":
+            quantize_base(adapted)
     if spec.training.activation_checkpointing:
-        model.gradient_checkpointing_enable({"use_reentrant": False})
+        recompute_layers(model)
     return model

@@ -190,6 +190,8 @@ class ProjectionGradient:
     def result(self) -> tuple[Tensor | None, Tensor | None]:
         """Gradients of the hidden states and of the projection, where they are wanted."""
         weight = self._grad_weight
+        if weight is None and self._wants_weight:  # of no prediction: other ranks wait for its gradient all the same
+            weight = torch.zeros_like(self._weight)
         return self._grad_hidden, None if weight is None else weight.to(self._weight.dtype)
 
 

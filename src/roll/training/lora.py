@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from roll.config.model import LoRAConfig
 from roll.errors import ModelError
+from roll.training.experts import find_experts
 
 __all__ = ["Adapter", "adapters_off", "add_adapters", "checkpoint_name", "find_adapters"]
 
@@ -52,11 +53,12 @@ def add_adapters(model: Any, config: LoRAConfig, seed: int) -> None:
         r=config.rank,
         lora_alpha=config.alpha,  # pyrefly: ignore[bad-argument-type]  # peft only divides by the rank
         lora_dropout=config.dropout,
-        target_modules=config.target_modules,
+        target_modules=_targets(model, config.target_modules),
     )
     dtype = next(model.parameters()).dtype
     try:
-        inject_adapter_in_model(settings, model, adapter_name=_NAME)
+        # Within another module peft finds no family whose names it would change to those of experts.
+        inject_adapter_in_model(settings, nn.ModuleDict({"of": model}) if find_experts(model) else model, _NAME)
     except ValueError as error:
         raise ModelError(f"model.lora.target_modules {config.target_modules!r} cannot be used here: {error}") from error
     generator = torch.Generator().manual_seed(seed)
@@ -69,6 +71,27 @@ def add_adapters(model: Any, config: LoRAConfig, seed: int) -> None:
             if ".lora_A." in path:
                 nn.init.kaiming_uniform_(parameter, a=math.sqrt(5), generator=generator)
             parameter.data = parameter.data.to(dtype)
+
+
+def _targets(model: Any, named: list[str] | str) -> list[str] | str:
+    """What peft is to adapt. Of a mixture only its linear layers: experts, which stand in one tensor, and routers stay
+    as they are, where peft would replace the names of experts' matrices by adapters that nothing here merges.
+
+    Raises:
+        ModelError: none of these layers is named.
+    """
+    if not find_experts(model):
+        return named
+    head = model.get_output_embeddings() if hasattr(model, "get_output_embeddings") else None
+    layers = [name for name, m in model.named_modules() if isinstance(m, nn.Linear) and m is not head]
+    if named != "all-linear":
+        layers = [layer for layer in layers if any(f".{layer}".endswith(f".{name}") for name in named)]
+    if not layers:
+        raise ModelError(
+            f"model.lora.target_modules {named!r} names no linear layer of this mixture of experts; its experts cannot "
+            "have adapters: name layers of its attention, or take all-linear"
+        )
+    return layers
 
 
 @contextlib.contextmanager

@@ -1,4 +1,8 @@
-"""AdamW over each rank's part of the master weights, with clipping by the global norm."""
+"""AdamW over each rank's part of the master weights, with clipping by the global norm.
+
+`training.optimizer` says whether the moments of large weights take 8 bits (`eight_bit`); those of the others, and all
+by default, are PyTorch's.
+"""
 
 from __future__ import annotations
 
@@ -10,9 +14,13 @@ from torch import Tensor, nn
 
 from roll.config.training import TrainingConfig
 from roll.training.distributed import Ranks
+from roll.training.eight_bit import AdamWConstants, is_in_8_bits, new_moments, update
 from roll.training.precision import MasterWeights
 
 __all__ = ["Optimizer"]
+
+_STATES = {"moment1": "exp_avg", "moment2": "exp_avg_sq"}
+"""PyTorch's names of the moments, by those of checkpoints."""
 
 
 class Optimizer:
@@ -37,6 +45,10 @@ class Optimizer:
         self._ranks = ranks
         self._locals: dict[str, nn.Parameter] = {}
         self._adamw: torch.optim.AdamW
+        in_8_bits = config.optimizer == "adamw_8bit"
+        self._small = {n: 0 for n, p in weights.parameters.items() if in_8_bits and is_in_8_bits(p.shape)}
+        """By name of those whose moments take 8 bits, how often each was updated."""
+        self._small_moments: dict[str, Mapping[str, Tensor]] = {}
         self.bind()
 
     def bind(self) -> None:
@@ -46,9 +58,11 @@ class Optimizer:
         self._locals = {n: nn.Parameter(self._weights.local(n)) for n in self._weights.parameters}
         config = self._config
         groups: dict[tuple[float, float], list[nn.Parameter]] = {}
+        self._small_moments = {n: moments.get(n) or new_moments(self._locals[n]) for n in self._small}
         for name, parameter in self._locals.items():
-            decay = config.weight_decay if self._weights.parameters[name].ndim > 1 else 0.0
-            groups.setdefault((decay, self._factors.get(name, 1.0)), []).append(parameter)
+            if name not in self._small:
+                key = (self._decay(name), self._factors.get(name, 1.0))
+                groups.setdefault(key, []).append(parameter)
         self._adamw = torch.optim.AdamW(
             [{"params": own, "weight_decay": decay, "factor": factor} for (decay, factor), own in groups.items()]
             or [{"params": [], "factor": 1.0}],
@@ -58,12 +72,15 @@ class Optimizer:
             fused=True,
         )
         for name, parameter in self._locals.items():
-            first, second = moments.get(name) or (torch.zeros_like(parameter), torch.zeros_like(parameter))
-            self._adamw.state[parameter] = {
-                "step": torch.tensor(float(steps.get(name, 0)), device=parameter.device),
-                "exp_avg": first.detach(),
-                "exp_avg_sq": second.detach(),
-            }
+            if name not in self._small:
+                own = moments.get(name) or {label: torch.zeros_like(parameter) for label in _STATES}
+                self._adamw.state[parameter] = {
+                    "step": torch.tensor(float(steps.get(name, 0)), device=parameter.device),
+                    **{key: own[label].detach() for label, key in _STATES.items()},
+                }
+
+    def _decay(self, name: str) -> float:
+        return self._config.weight_decay if self._weights.parameters[name].ndim > 1 else 0.0
 
     @torch.no_grad()
     def grad_norm(self) -> float:
@@ -85,32 +102,56 @@ class Optimizer:
         for group in self._adamw.param_groups:
             group["lr"] = learning_rate * group["factor"]
         self._adamw.step()
+        for name in self._small:
+            self._step_small(name, learning_rate * self._factors.get(name, 1.0))
         for parameter in self._locals.values():
             parameter.grad = None
         self._weights.refresh()
 
-    def moments(self) -> Mapping[str, tuple[Tensor, Tensor]]:
-        """By weight, this rank's part of AdamW's first and second moment; 0 before the first step."""
-        states = {name: self._adamw.state[parameter] for name, parameter in self._locals.items()}
-        return {name: (state["exp_avg"], state["exp_avg_sq"]) for name, state in states.items()}
+    def _step_small(self, name: str, learning_rate: float) -> None:
+        parameter, config = self._locals[name], self._config
+        if parameter.grad is None:
+            return
+        self._small[name] += 1
+        constants = AdamWConstants(
+            learning_rate=learning_rate,
+            beta1=config.beta1,
+            beta2=config.beta2,
+            epsilon=config.epsilon,
+            weight_decay=self._decay(name),
+        )
+        update(parameter.detach(), parameter.grad, self._small_moments[name], self._small[name], constants)
+
+    def moments(self) -> Mapping[str, Mapping[str, Tensor]]:
+        """By weight, this rank's part of AdamW's moments, as a checkpoint names them; 0 before the first step."""
+        found: dict[str, Mapping[str, Tensor]] = {}
+        for name, parameter in self._locals.items():
+            state = self._adamw.state.get(parameter, {})
+            whole = {label: state[key] for label, key in _STATES.items() if state}
+            found[name] = whole or self._small_moments[name]
+        return found
 
     def steps(self) -> dict[str, int]:
         """By weight, how often it was updated."""
-        return {name: int(self._adamw.state[parameter]["step"]) for name, parameter in self._locals.items()}
+        whole = {n: int(self._adamw.state[p]["step"]) for n, p in self._locals.items() if n not in self._small}
+        return whole | self._small
 
     def set_steps(self, steps: Mapping[str, int]) -> None:
         """What `steps` returned when the moments were saved."""
         for name, parameter in self._locals.items():
-            self._adamw.state[parameter]["step"].fill_(float(steps[name]))
+            if name in self._small:
+                self._small[name] = steps[name]
+            else:
+                self._adamw.state[parameter]["step"].fill_(float(steps[name]))
 
     def move_moments(self, device: torch.device) -> None:
         """Bring AdamW's moments to a device."""
-        for parameter in self._locals.values():
-            state = self._adamw.state[parameter]
-            state["exp_avg"], state["exp_avg_sq"] = (
-                state["exp_avg"].to(device),
-                state["exp_avg_sq"].to(device),
-            )
+        for name, parameter in self._locals.items():
+            if name in self._small:
+                self._small_moments[name] = {k: part.to(device) for k, part in self._small_moments[name].items()}
+            else:
+                state = self._adamw.state[parameter]
+                state.update({key: state[key].to(device) for key in _STATES.values()})
 
 
 def _squares(tensors: list[Tensor]) -> Tensor:

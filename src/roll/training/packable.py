@@ -108,28 +108,32 @@ def check_stages(decoder: Any, starts: Iterable[int]) -> None:
     layout = _layout([_text(0, 8)], share=False)
     parameter = next(decoder.parameters())
 
-    def run(seed: int, start: int, states: Tensor | None) -> tuple[Tensor, Tensor]:
-        seen: list[Any] = []
+    plan = AttentionPlan(layout, parameter.device, parameter.dtype)
+    positions = torch.from_numpy(layout.position_ids).to(parameter.device)[None]
 
-        def before(layer: Any, args: Any, kwargs: Any) -> Any:
-            seen.append(args[0] if args else None)
-            return None if states is None else ((states, *args[1:]), kwargs)
+    def run(seed: int, start: int, given: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Hidden states that come to layer `start`, or that it is given in their place, and those after the decoder."""
+        seen: list[Tensor] = []
 
-        hook = decoder.layers[start].register_forward_pre_hook(before, with_kwargs=True)
-        above = decoder.layers[start].register_forward_hook(lambda layer, args, output: seen.append(output))
+        def before(layer: Any, args: Any) -> Any:
+            seen.append(args[0])
+            return None if given is None else (given, *args[1:])
+
+        def after(layer: Any, args: Any, output: Any) -> None:
+            if not isinstance(output, Tensor):
+                raise ModelError(
+                    f"{type(decoder).__name__} cannot be cut into stages: its layers answer more than hidden states; "
+                    "set training.parallel.pp to 1"
+                )
+
+        layer = decoder.layers[start]
+        hooks = [layer.register_forward_pre_hook(before), layer.register_forward_hook(after)]
         ids = torch.from_numpy(_text(seed, 8)[: layout.num_tokens]).to(parameter.device)[None]
-        positions = torch.from_numpy(layout.position_ids).to(parameter.device)[None]
-        plan = AttentionPlan(layout, parameter.device, parameter.dtype)
         try:
             output = decoder(input_ids=ids, position_ids=positions, use_cache=False, roll_plan=plan)
         finally:
-            hook.remove()
-            above.remove()
-        if not all(isinstance(each, Tensor) for each in seen):
-            raise ModelError(
-                f"{type(decoder).__name__} cannot be cut into stages: its layers answer more than hidden states; set "
-                "training.parallel.pp to 1"
-            )
+            for hook in hooks:
+                hook.remove()
         return seen[0], output.last_hidden_state
 
     was_training = decoder.training

@@ -29,7 +29,7 @@ from roll.protocols import LossFn
 from roll.training.attention_maps import MapObserver, observed_layers
 from roll.training.blocks import Block
 from roll.training.by_sample import collect, collect_top, complete, in_order, merged
-from roll.training.distributed import Ranks, combine
+from roll.training.distributed import Ranks, combine, reshard
 from roll.training.distributions import Predictions
 from roll.training.layout import Int64Array, PackedLayout, build_layout, idle_layout, padded
 from roll.training.lora import adapters_off
@@ -38,7 +38,7 @@ from roll.training.packing import pack, pack_by_teacher
 from roll.training.parallel.pipeline import order
 from roll.training.policy import PolicyNetwork
 from roll.training.randomness import Randomness
-from roll.training.routing import Routing, load_metrics
+from roll.training.routing import Routing
 from roll.training.spec import TrainerSpec
 from roll.training.value import ValueNetwork
 from roll.types import (
@@ -118,11 +118,13 @@ class Passes:
         if batch.num_loss_tokens == 0:
             raise ValueError("a batch needs at least one token that the loss counts")
         stage, routing = self._ranks.stage, self._routing
-        if routing is not None:
-            routing.clear()
         if stage is not None:
             stage.begin()
         share = self._share(batch.samples, every_token=False, needs=loss.needs)
+        if routing is not None:
+            routing.clear()
+            if backward is not None and routing.aux_coefficient:
+                self._count_choices(routing, share, batch.temperature)
         found, waiting = _Found(), dict[int, Any]()
         num_later = 0 if stage is None else stage.num_later
         for forward, i in order(len(share), num_later, backward=backward is not None):
@@ -168,11 +170,10 @@ class Passes:
         metrics, maxima = ranks.reduce(found.sums, operator.add), ranks.reduce(found.maxima, max)
         logprobs, num_tokens = merged(ranks.gather(found.logprobs)), sum(ranks.gather(found.num_tokens))
         metrics, maxima, logprobs, num_tokens = ranks.by_stage((metrics, maxima, logprobs, num_tokens))[-1]
-        if routing is not None:  # each stage has counted in its layers
-            loads = ranks.by_stage(ranks.gather(routing.load(ranks.share)))
-            metrics |= load_metrics([load for stage in loads for load in stage])
+        if routing is not None:
+            metrics |= routing.metrics(self._loads(routing))
         return StepResult(
-            loss=metrics.pop("loss"),
+            loss=metrics.pop("loss") + metrics.get("experts/aux_loss", 0.0),
             num_tokens=num_tokens,
             num_loss_tokens=batch.num_loss_tokens,
             metrics=metrics,
@@ -204,11 +205,8 @@ class Passes:
         found: dict[Output, dict[int, Any]] = {name: {} for name in outputs}
         routing = self._routing
         self._network.eval()
-        with (
-            contextlib.nullcontext()
-            if adapter
-            else adapters_off(self._network.root, elsewhere=self._network.cut is not None)
-        ):
+        root, in_stages = self._network.root, self._network.cut is not None
+        with contextlib.nullcontext() if adapter else adapters_off(root, elsewhere=in_stages):
             for _, blocks in self._share(batch.samples, every_token=every_token, needs=needs):
                 layout = self._layout(blocks, every_token=every_token)
                 observer = self._observer(blocks, attention if "attention" in found else None)
@@ -233,6 +231,29 @@ class Passes:
         said: dict[Output, list[Any]] = {name: in_order(stages[-1][name], batch) for name in found}
         complete(said, batch, every_token=every_token, num_top=top)
         return said
+
+    @torch.no_grad()
+    def _count_choices(
+        self, routing: Routing, share: Sequence[tuple[int, tuple[Block, ...]]], temperature: float
+    ) -> None:
+        """How often the whole batch chooses each expert, by forward passes of their own: a token's part of the
+        auxiliary loss depends on it, and must not depend on the micro-batch that it is in."""
+        was_training = self._network.training
+        self._network.eval()
+        for teacher, blocks in share:
+            with self._randomness.own():
+                self._call(self._layout(blocks, teacher=teacher), temperature, Needs(), None, None)
+        if self._ranks.stage is not None:
+            self._ranks.stage.finish()
+        routing.even_out(self._loads(routing))
+        routing.clear()
+        reshard(self._network)
+        self._network.train(was_training)
+
+    def _loads(self, routing: Routing) -> list[Any]:
+        """What all ranks have counted, each stage in its layers."""
+        by_stage = self._ranks.by_stage(self._ranks.gather(routing.load(self._ranks.share)))
+        return [load for stage in by_stage for load in stage]
 
     @property
     def _routing(self) -> Routing | None:

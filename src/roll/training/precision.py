@@ -87,8 +87,8 @@ class MasterWeights:
         weight = self.parameters[name]
         if not isinstance(weight, DTensor):
             return False
-        names = weight.device_mesh.mesh_dim_names or ()
-        return "tp" in names and not weight.placements[names.index("tp")].is_replicate()
+        by_dim = zip(weight.device_mesh.mesh_dim_names or (), weight.placements, strict=False)
+        return any(name in ("tp", "ep") and not placement.is_replicate() for name, placement in by_dim)
 
     def grad(self, name: str) -> Tensor | None:
         """This rank's part of the gradient; `None` where the loss did not reach the weight."""

@@ -4,8 +4,12 @@
                        └─ or those of another forward pass, whose weights are computed anew
 
 Experts are chosen by comparing numbers that differ in their last digits between passes, kernels and precisions; another
-choice is another function. Replay (R2 of arXiv 2512.01374) lets the forward pass of an update use the experts of the
-pass that its ratio is taken against. Weights, and so gradients, are those of the current router.
+choice is another function. Replay lets the forward pass of an update use the experts of the pass that its ratio is
+taken against (R2 of arXiv 2512.01374), or those that the engine chose while it generated (R3, arXiv 2510.11370).
+Weights, and so gradients, are those of the current router.
+
+Choices are counted as if no prefix were shared: a token counts once for each sample that has it. So nothing that is
+made of the counts depends on packing.
 """
 
 from __future__ import annotations
@@ -19,13 +23,17 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from roll.errors import ModelError
-from roll.models import decoder_of
+from roll.models import chosen_experts, decoder_of, find_routers
 from roll.training.blocks import Block
 from roll.training.layout import Int64Array, placed
 from roll.training.parallel.tokens import WHOLE, TokenShare
+from roll.training.recompute import recomputing
 from roll.types import TrainingBatch
 
 __all__ = ["Routing", "find_routing", "load_metrics"]
+
+_BIAS = "e_score_correction_bias"
+"""A buffer of routers that choose by scores to which it is added."""
 
 
 class Routing:
@@ -33,25 +41,82 @@ class Routing:
 
     Args:
         model: an HF causal language model.
-        routers: of it; each answers logits [N, E], weights [N, k] and experts [N, k].
+        routers: of it; see `roll.models.chosen_experts`.
     """
 
     def __init__(self, model: Any, routers: Sequence[Any]) -> None:
         self.num_experts = int(routers[0].num_experts)
         self.num_chosen = int(routers[0].top_k)
         self.num_layers = len(routers)
+        self.aux_coefficient = 0.0
+        """Of the loss by which the choice is evened out."""
+        biased = all(_BIAS in router._buffers for router in routers)
+        self.biases: list[Tensor] = [getattr(router, _BIAS) for router in routers] if biased else []
+        """By layer, [E] what is added to scores before the best are chosen, where all routers have it."""
+        self._slopes: Tensor | None = None
+        self._totals: np.ndarray | None = None
+        self._plain = [(router, router.forward) for router in routers]
         self._current: Any = None
         self.clear()
         for layer in decoder_of(model).layers:
             layer.register_forward_pre_hook(self._remember, with_kwargs=True)
         for i, router in enumerate(routers):
-            router.forward = self._observed(i, router.forward)
+            router.forward = self._observed(i, router, router.forward)
+
+    @torch.no_grad()
+    def check_replay(self) -> None:
+        """Make sure that every router can be given its experts.
+
+        Raises:
+            ModelError: one does not choose the best few of its scores.
+        """
+        for router, plain in self._plain:
+            best = torch.arange(self.num_chosen, device=router.weight.device)[None]
+            self._given(best, plain, router.weight.new_zeros(1, router.weight.shape[1]))
 
     def clear(self) -> None:
         """Forget how often experts were chosen."""
         self._chosen: list[Tensor | None] = [None] * self.num_layers
         self._counts: list[Tensor | None] = [None] * self.num_layers
         self._shares: list[Tensor | None] = [None] * self.num_layers
+
+    def metrics(self, loads: Sequence[tuple[Int64Array, np.ndarray]]) -> dict[str, float]:
+        """Of all ranks' `load`, how even the choice was, and what evens it out; see `load_metrics`.
+
+        `experts/aux_loss` is what was added to the loss; `experts/bias_range` how far apart a layer's largest and
+        smallest bias are, mean over layers.
+        """
+        found = load_metrics(loads)
+        self._totals = np.sum([load[0] for load in loads], axis=0)
+        if found and self.aux_coefficient:
+            found["experts/aux_loss"] = self.aux_coefficient * self.num_chosen * found["experts/balance_loss"]
+        if found and self.biases:
+            ranges = [float(bias.max() - bias.min()) for bias in self.biases]
+            found["experts/bias_range"] = float(np.mean(ranges))
+        return found
+
+    def even_out(self, loads: Sequence[tuple[Int64Array, np.ndarray]]) -> None:
+        """From now on, backward passes also follow the auxiliary loss of a batch.
+
+        coefficient E sum_e f_e p_e, mean over layers: f_e is how many choices per token of the batch fell on expert e,
+        p_e the mean of its probabilities (arXiv 2101.03961 eq. 4 to 6; f_e counts k choices, as in `transformers`).
+        Only p_e has a gradient, a sum over tokens; so every token can give its part as it passes.
+
+        Args:
+            loads: all ranks' `load` of the batch.
+        """
+        counts = np.sum([load[0] for load in loads], axis=0).astype(np.float64)
+        num_tokens = np.maximum(counts.sum(1, keepdims=True) / self.num_chosen, 1)
+        factor = self.aux_coefficient * self.num_experts / self.num_layers
+        self._slopes = torch.from_numpy(factor * counts / num_tokens**2)
+
+    @torch.no_grad()
+    def move_biases(self, rate: float) -> None:
+        """After an update, move every expert's bias by `rate` towards an even choice (arXiv 2408.15664), by how often
+        it was chosen in the batch of the `metrics` before."""
+        assert self._totals is not None
+        for bias, counts in zip(self.biases, self._totals, strict=True):
+            bias += rate * torch.from_numpy(np.sign(counts.mean() - counts)).to(bias)
 
     def load(self, share: TokenShare = WHOLE) -> tuple[Int64Array, np.ndarray]:
         """[layers, E] how many tokens chose each expert since `clear`, and sums of their probabilities.
@@ -87,36 +152,64 @@ class Routing:
     def _remember(self, layer: nn.Module, args: Any, kwargs: Any) -> None:
         self._current = kwargs.get("roll_plan")
 
-    def _observed(self, i: int, plain: Callable[..., Any]) -> Callable[..., Any]:
+    def _observed(self, i: int, router: Any, plain: Callable[..., Any]) -> Callable[..., Any]:
         def forward(*args: Any, **kwargs: Any) -> Any:
             experts = getattr(self._current, "experts", None)
-            if experts is None:
-                output = plain(*args, **kwargs)
-            else:
-                with _Replay(experts[:, i], self.num_experts) as replay:
-                    output = plain(*args, **kwargs)
-                if not replay.used:
-                    raise ModelError(
-                        "this model's router does not choose the best few of its scores: its choices cannot be "
-                        "replayed, so set training.router_replay to none"
-                    )
-            self._take(i, output)
-            return output
+            output = plain(*args, **kwargs) if experts is None else self._given(experts[:, i], plain, *args, **kwargs)
+            self._take(i, *chosen_experts(router, output))
+            return self._evened(i, router, output)
 
         return forward
 
+    def _given(self, chosen: Tensor, plain: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """What a router answers when these experts [N, k] are the best."""
+        with _Replay(chosen, self.num_experts) as replay:
+            output = plain(*args, **kwargs)
+        if not replay.used:
+            raise ModelError(
+                "this model's router does not choose the best few of its scores: its choices cannot be replayed, so "
+                "set training.router_replay to none"
+            )
+        return output
+
+    def _evened(self, i: int, router: Any, output: Any) -> Any:
+        """With weights whose backward pass also adds this rank's share of the auxiliary loss's gradient."""
+        if self._slopes is None or not torch.is_grad_enabled():
+            return output
+        logits, _ = chosen_experts(router, output)
+        probabilities = logits.softmax(-1, dtype=torch.promote_types(logits.dtype, torch.float32))
+        share = (self._current.uses.to(probabilities)[:, None] * probabilities).sum(0)
+        place = len(output) - 2  # of what the experts' results are multiplied with
+        own = _WithLoss.apply(output[place], share @ self._slopes[i].to(share))
+        return (*output[:place], own, *output[place + 1 :])
+
     @torch.no_grad()
-    def _take(self, i: int, output: Any) -> None:
-        logits, _, chosen = output
+    def _take(self, i: int, logits: Tensor, chosen: Tensor) -> None:
+        if recomputing():  # it was counted when it ran first
+            return
         self._chosen[i] = chosen
-        real = getattr(self._current, "real", None)
-        if real is not None:
-            logits, chosen = logits[real], chosen[real]
-        counts = torch.bincount(chosen.reshape(-1), minlength=self.num_experts)
-        shares = logits.float().softmax(-1).sum(0)
+        uses = getattr(self._current, "uses", None)
+        if uses is None:
+            uses = torch.ones(len(logits), device=logits.device)
+        each = uses.double().repeat_interleave(self.num_chosen)
+        counts = torch.bincount(chosen.reshape(-1), each, minlength=self.num_experts)
+        shares = (logits.float().softmax(-1) * uses[:, None]).sum(0)
         before, sums = self._counts[i], self._shares[i]
         self._counts[i] = counts if before is None else before + counts
         self._shares[i] = shares if sums is None else sums + shares
+
+
+class _WithLoss(torch.autograd.Function):
+    """A tensor as it is; its backward pass also goes back through a scalar that is part of the loss."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: Tensor, loss: Tensor) -> Tensor:
+        ctx.like = loss.new_ones(())
+        return tensor.view_as(tensor)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor]:
+        return grads[0], ctx.like
 
 
 class _Replay(TorchFunctionMode):
@@ -149,16 +242,8 @@ class _Replay(TorchFunctionMode):
 
 def find_routing(model: Any) -> Routing | None:
     """The routers of a model, or `None` where nothing chooses between experts, or says what it chose."""
-    routers = [module for module in decoder_of(model).modules() if _is_router(module)]
+    routers = find_routers(model)
     return Routing(model, routers) if routers else None
-
-
-def _is_router(module: Any) -> bool:
-    numbers = [getattr(module, name, None) for name in ("top_k", "num_experts")]
-    weight = getattr(module, "weight", None)
-    if not all(isinstance(n, int) for n in numbers) or not isinstance(weight, nn.Parameter) or weight.ndim != 2:
-        return False
-    return len(weight) == numbers[1] and "Llama4" not in type(module).__name__  # whose router answers scores alone
 
 
 def load_metrics(loads: Sequence[tuple[Int64Array, np.ndarray]]) -> dict[str, float]:

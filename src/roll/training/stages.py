@@ -104,7 +104,7 @@ def cut(network: Any, stage: Stage, share: TokenShare, dtype: torch.dtype) -> No
         ModelError: a weight would be in no stage.
     """
     whole = dict(network.root.named_parameters()) | persistent_buffers(network.root)
-    adapters = find_adapters(network.root)
+    adapters = find_adapters(network.root) if any(".lora_" in name for name in whole) else {}
     for model in network.frozen:
         _cut(model, decoder_of(model), model.get_output_embeddings(), (), stage, share, dtype)
     heads = [h for h in (getattr(network, "value_head", None), getattr(network, "score", None)) if h is not None]
@@ -112,7 +112,7 @@ def cut(network: Any, stage: Stage, share: TokenShare, dtype: torch.dtype) -> No
     if getattr(network, "routing", None) is not None:
         network.routing.clear()
     own = dict(network.root.named_parameters()) | persistent_buffers(network.root)
-    held = stage.gather(list(own))
+    held = [set(names) for names in stage.gather(list(own))]
     stages_of = {name: [i for i, names in enumerate(held) if name in names] for name in whole}
     if lost := [name for name, stages in stages_of.items() if not stages]:
         raise ModelError(f"'{lost[0]}' would be in no stage of {network.architecture}: set training.parallel.pp to 1")
@@ -173,6 +173,8 @@ def _cut(
         stand_in = PassThrough(embeddings)
         if stage.is_last and projection is not None and projection.weight is embeddings.weight:
             stand_in.register_parameter("weight", embeddings.weight)
+        else:
+            stand_in.weight = torch.empty(0, device=stage.device)  # some decoders ask it for its device
         stand_in.forward = lambda *unused: hand.received.detach()  # type: ignore[union-attr]
         _replace(root, embeddings, stand_in)
     for i, layer in enumerate(layers):

@@ -1,7 +1,9 @@
 """Saving and loading everything a trainer needs to go on, through `torch.distributed.checkpoint`.
 
     weight/<name>        the trainable weights, as the optimiser sees them
-    moment1/<name>, moment2/<name>                          AdamW's moments
+    moment1/<name>, moment2/<name>                          AdamW's moments, or
+    moment1_codes/<name>, moment1_scales/<name>, …          the same in 8 bits
+    buffer/<layer>       biases of a mixture's routers; absent from older checkpoints
     updates              how often each weight was updated, in the order of the names
     counters             optimiser steps so far, steps in a row with non-finite gradients
     rng/<stream>         random states, by data rank; ranks that draw for the same samples and layers have the same
@@ -13,6 +15,7 @@ fresh random state, derived from the seed, the stream and the step.
 from __future__ import annotations
 
 import contextlib
+import math
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -42,13 +45,14 @@ def state_of(
     counters: Mapping[str, int],
     ranks: Ranks,
     randomness: Randomness,
+    buffers: Sequence[Tensor] = (),
 ) -> dict[str, Tensor]:
     """What is written of a trainer, by name; tensors are the trainer's own. Collective."""
     state: dict[str, Any] = _tensors(weights, optimizer)
     updates = ranks.of_all_stages(optimizer.steps())
     state["updates"] = torch.tensor([updates[name] for name in sorted(updates)], dtype=torch.int64)
     state["counters"] = torch.tensor([counters[name] for name in sorted(counters)], dtype=torch.int64)
-    return state | random_states(ranks, randomness)
+    return state | random_states(ranks, randomness) | _named(buffers)
 
 
 def write_entries(path: Path, state: Mapping[str, Any], ranks: Ranks, group: dist.ProcessGroup | None = None) -> None:
@@ -76,6 +80,7 @@ def load_state(
     ranks: Ranks,
     randomness: Randomness,
     seed: int,
+    buffers: Sequence[Tensor] = (),
 ) -> dict[str, int]:
     """Read what `write_entries` wrote of `state_of`, in place; returns the counters. Collective.
 
@@ -91,6 +96,7 @@ def load_state(
         names = sorted(ranks.of_all_stages(dict.fromkeys(weights.parameters)))
         state["updates"] = torch.zeros(len(names), dtype=torch.int64)
         state["counters"] = torch.zeros(len(counters), dtype=torch.int64)
+        state.update({name: buffer for name, buffer in _named(buffers).items() if name in saved})
         random = {name: torch.empty_like(value) for name, value in random_states(ranks, randomness).items()}
         known = all(name in saved for name in random)
         if known:
@@ -117,11 +123,12 @@ def check_entries(path: Path, saved: Mapping[str, Any], shapes: Mapping[str, Seq
         CheckpointError: saying which lack or differ.
     """
     missing = sorted(set(shapes) - set(saved))
-    extra = sorted(n for n in set(saved) - set(shapes) if n.startswith(("weight/", "moment1/", "moment2/")))
+    extra = sorted(n for n in set(saved) - set(shapes) if n.startswith(("weight/", "moment")))
     if missing or extra:
         raise CheckpointError(
             f"the trainer's checkpoint '{path}' belongs to another model: it lacks {missing[:3]} "
-            f"and has {extra[:3]} besides. Resume with the model settings of the run that wrote it."
+            f"and has {extra[:3]} besides. Resume with the settings of model and training.optimizer of the run that "
+            "wrote it."
         )
     wrong = [name for name, shape in shapes.items() if tuple(saved[name].size) != tuple(shape)]
     if wrong:
@@ -152,18 +159,25 @@ def _tensors(weights: MasterWeights, optimizer: Optimizer) -> dict[str, Tensor]:
     for name in weights.parameters:
         full = weights.full(name)
         state[f"weight/{name}"] = full
-        for label, moment in zip(("moment1", "moment2"), moments[name], strict=True):
+        for label, moment in moments[name].items():
             state[f"{label}/{name}"] = _like(moment, full)
     return state
 
 
+def _named(buffers: Sequence[Tensor]) -> dict[str, Tensor]:
+    return {f"buffer/{number}": buffer for number, buffer in enumerate(buffers)}
+
+
 def _like(local: Tensor, full: Tensor) -> Tensor:
-    """This rank's part as a part of a tensor spread like `full`."""
+    """This rank's part as a part of a tensor spread like `full`, or like it but for the last dimension."""
     if not isinstance(full, DTensor):
         return local
-    return DTensor.from_local(
-        local, full.device_mesh, full.placements, run_check=False, shape=full.shape, stride=full.stride()
-    )
+    shape = full.shape
+    if local.shape != full.to_local().shape:  # scales of blocks
+        parts = [full.device_mesh.size(i) for i, p in enumerate(full.placements) if p.is_shard(full.ndim - 1)]
+        shape = torch.Size([*full.shape[:-1], local.shape[-1] * math.prod(parts)])
+    stride = torch.empty(shape, device="meta").stride()
+    return DTensor.from_local(local, full.device_mesh, full.placements, run_check=False, shape=shape, stride=stride)
 
 
 def _cause(error: CheckpointException) -> str:

@@ -47,13 +47,13 @@ class Unread:
                 self._places[module] = {name: (files, place) for name, place in own.items()}
 
     @contextmanager
-    def lent(self) -> Iterator[None]:
+    def lent(self, also: Iterable[nn.Module] = ()) -> Iterator[None]:
         """Inside the block the models compute, with weights that each layer has only while it is called.
 
-        What stands outside of layers has them all the time.
+        What stands outside of layers has them all the time, and so do the modules `also`.
         """
         inside = {part for model in self._models for layer in _layers(model) for part in layer.modules()}
-        outside = self._lend(module for module in self._places if module not in inside)
+        outside = self._lend([*(module for module in self._places if module not in inside), *also])
         hooks: list[Any] = []
         for model in self._models:
             for layer in _layers(model):

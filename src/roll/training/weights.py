@@ -12,6 +12,7 @@ from torch.distributed.tensor import DTensor
 
 from roll.models import as_in_checkpoint, changes_names
 from roll.training.lora import Adapter, checkpoint_name, find_adapters
+from roll.training.nf4 import quantized
 
 __all__ = ["TrainerWeights", "adapters_of", "persistent_buffers", "whole"]
 
@@ -74,13 +75,14 @@ class TrainerWeights:
             read: what a back-end makes of a parameter or buffer as it is then. Collective where they are spread.
         """
         tensors, cut = dict(network.root.named_parameters()) | persistent_buffers(network.root), network.cut
+        in_4_bits = quantized(network.root)
         if cut is not None:
             tensors, more = cut.all_tensors(tensors), {"brought": cut.brought}
         else:
             more = {}
         return cls(
-            names=list(tensors),
-            read=lambda name: read(tensors[name]),
+            names=[*tensors, *in_4_bits],
+            read=lambda name: in_4_bits[name].weight if name in in_4_bits else read(tensors[name]),
             adapters=adapters_of(network) if adapted else {},
             dtype=dtype,
             is_first=is_first,

@@ -200,6 +200,9 @@ class Generation:
     engine_id: str = ""
     choice_logprobs: FloatArray | None = None
     """[T, choices] of every token in `SamplingParams.choices`, among these alone; `None` where there are none."""
+    experts: IntArray | None = None
+    """[P + T, layers, k] int8 or int16 which experts a mixture's routers chose for each token of prompt and answer when
+    it first went through the engine; -1: unknown, as always for the last, which never did. `None`: not recorded."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -330,6 +333,9 @@ class Rollout:
     whole episode, these included; what is learnt from is what came after them."""
     counts: Mapping[str, int] = field(default_factory=dict)
     """What happened while it was made, and how often; each becomes a metric. What did not happen is left out."""
+    experts: tuple[IntArray, ...] = ()
+    """What the engine's routers chose, as in `Generation`, for each of `contexts` and the tokens that follow it; empty
+    where it was not recorded."""
     expert: bool = False
     """Not the policy's own: to be imitated. Its `logprobs` are 0."""
 
@@ -337,6 +343,14 @@ class Rollout:
     def spans(self) -> tuple[Turn, ...]:
         """Its turns, also where it has only the one."""
         return self.turns or (Turn(start=0, end=len(self.token_ids)),)
+
+    @property
+    def contexts(self) -> tuple[tuple[int, IntArray], ...]:
+        """All that the engine saw before what it wrote: where it begins to count in `token_ids`, and its tokens."""
+        rewritten = [(branch.start, branch.context) for branch in self.branches]
+        if rewritten and rewritten[0][0] == 0:  # before the first turn
+            return tuple(rewritten)
+        return ((0, self.prompt_token_ids), *rewritten)
 
     @property
     def rollout_id(self) -> RolloutId:

@@ -156,8 +156,8 @@ class TrainingSample:
     attention: AttentionStatistics | None = None
     """Of the policy before the update; `None` means: taken in the update's own forward pass where a loss asks."""
     experts: IntArray | None = None
-    """[L, layers, k] int16 which experts a mixture's routers chose for each token in the pass that the update is
-    compared with, to be chosen again; -1: the router's own choice."""
+    """[L, layers, k] int8 or int16 which experts a mixture's routers chose for each token in the pass that the update
+    is compared with, or in the engine, to be chosen again; -1: the router's own choice."""
 
     def __len__(self) -> int:
         return len(self.token_ids)

@@ -178,6 +178,21 @@ def test_places_on_ray_are_listed(place, capsys):
     assert "node 1 device 0; node 1 device 1" in shown
 
 
+RANKS = ["cluster.type=ray", "cluster.devices_per_node=4", "cluster.device_mapping.actor_train=0-3"]
+
+
+def test_a_dry_run_says_what_ranks_hold_and_send(place, capsys):
+    assert run(["check", "config.yaml", *RANKS, "training.parallel.tp=2", "--dry-run"]) == 0
+    shown = capsys.readouterr().out
+    assert "a trainer's rank holds 0.00 GiB between steps" in shown
+    assert "x all_gather between 2 (tp): 0.00 GiB" in shown
+
+
+def test_a_layout_that_does_not_divide_the_model_is_a_problem(place, capsys):
+    assert run(["check", "config.yaml", *RANKS, "training.parallel.tp=4"]) == 2
+    assert "training.parallel.tp 4 does not divide this model's num_key_value_heads 2" in capsys.readouterr().err
+
+
 def test_all_problems_of_a_run_come_in_one_look(place, capsys):
     (place / "runs" / "trial").mkdir(parents=True)
     (place / "runs" / "trial" / "config.yaml").write_text("name: trial")

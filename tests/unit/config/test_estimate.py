@@ -35,6 +35,7 @@ class Sizes:
     num_kv_heads: int = 1
     head_dim: int = 64
     vocab_size: int = 256
+    experts_per_token: int = 0
 
 
 def batch_of(*overrides, longest=40, train=57, held_out=24):
@@ -117,12 +118,24 @@ def test_a_float32_trainer_needs_no_masters_apart():
     assert (parts["weights"], parts["gradients"], parts["AdamW"]) == (4_000_000, 4_000_000, 8_000_000)
 
 
+def test_moments_in_8_bits_take_a_quarter_and_their_scales():
+    parts = memory_of("training.optimizer=adamw_8bit")["actor_train"].parts
+    assert parts["AdamW"] == 2_000_000 + 8 * 1_000_000 // 256
+
+
 def test_adapters_alone_have_gradients_and_moments():
     adapters = num_lora_parameters(Sizes(), 4)
     # per layer: q and o 192+192 each, k and v 192+64 each, gate, up and down 192+512 each; times rank and layers
     assert adapters == 2 * 4 * (2 * 384 + 2 * 256 + 3 * 704)
     parts = memory_of("model.lora.rank=4")["actor_train"].parts
     assert (parts["weights"], parts["gradients"], parts["AdamW"]) == (2_000_000, 4 * adapters, 8 * adapters)
+
+
+def test_a_base_in_4_bits_leaves_embeddings_and_norms():
+    linear = 2 * 192 * (2 * 192 + 2 * 64 + 3 * 512)
+    parts = memory_of("model.lora.rank=4", "model.lora.base=nf4")["actor_train"].parts
+    assert parts["weights"] == 2 * (1_000_000 - linear)
+    assert parts["weights in 4 bits"] == round(linear * (0.5 + 1 / 64 + 4 / 256 / 64))
 
 
 def test_ranks_share_the_trainers_states():
@@ -231,7 +244,7 @@ def test_checkpoints_are_counted(overrides, kept):
     assert rollouts == 12 * (40 + config.max_answer_tokens) * (
         config.training.num_steps * config.rollouts_per_step + batch.num_evaluations * batch.evaluation_samples
     )
-    use = disk_use(config, Sizes(), config.training.num_steps, rollout_bytes=rollouts)
+    use = disk_use(config, config.training, Sizes(), config.training.num_steps, rollout_bytes=rollouts)
     assert use.num_checkpoints == kept
     assert use.checkpoint_bytes == 14_000_000
     assert use.peak_bytes == (kept + (kept > 0)) * 14_000_000 + rollouts
@@ -240,35 +253,64 @@ def test_checkpoints_are_counted(overrides, kept):
 def test_checkpoints_hold_every_critics_masters_and_moments():
     config, batch = batch_of("algorithm.type=asy_ppo")
     equal = further_memory(config, Sizes(), batch)
-    found = disk_use(config, Sizes(), 1, num_further=equal.num_trained)
+    found = disk_use(config, config.training, Sizes(), 1, num_further=equal.num_trained)
     assert found.checkpoint_bytes == 14_000_000 + 2 * 12_000_000
     other = further_memory(config, Sizes(), batch, critic_sizes=Sizes(num_parameters=500_000))
-    small = disk_use(config, Sizes(), 1, num_further=other.num_trained)
+    small = disk_use(config, config.training, Sizes(), 1, num_further=other.num_trained)
     assert small.checkpoint_bytes == 14_000_000 + 2 * 6_000_000
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
-@pytest.mark.parametrize("checkpointing", [False, True])
+@pytest.mark.parametrize(("checkpointing", "mlp_slice"), [(False, None), (True, None), (False, 0.5)])
 @pytest.mark.parametrize("kv_heads", [1, 3])
-def test_activations_are_those_that_autograd_keeps(dtype, checkpointing, kv_heads):
+def test_activations_are_those_that_autograd_keeps(dtype, checkpointing, mlp_slice, kv_heads):
     """Within 10 % of the bytes that a Llama decoder saves for its backward pass, per token and layer."""
     sizes = Sizes(num_kv_heads=kv_heads)
-    shallow, deep = (saved_bytes(sizes, layers, dtype, checkpointing) for layers in (2, 4))
+    shallow, deep = (saved_bytes(sizes, layers, dtype, checkpointing, mlp_slice) for layers in (2, 4))
     per_layer = (deep - shallow) / 2 / NUM_TOKENS
     element = {"bfloat16": 2, "float32": 4}[dtype]
     more = Sizes(num_kv_heads=kv_heads, num_layers=4)
-    estimate = activation_bytes_per_token(more, element, checkpointing=checkpointing)
-    estimate -= activation_bytes_per_token(sizes, element, checkpointing=checkpointing)
+    settings = {"checkpointing": checkpointing, "mlp_slice": mlp_slice}
+    estimate = activation_bytes_per_token(more, element, **settings)
+    estimate -= activation_bytes_per_token(sizes, element, **settings)
     assert estimate / 2 == pytest.approx(per_layer, rel=0.1)
+
+
+def test_activations_of_experts_are_those_that_autograd_keeps():
+    """What another chosen expert adds, in a mixture whose products are grouped."""
+    inner = 128
+    kept = [saved_by_experts(Sizes(), inner, chosen) / NUM_TOKENS for chosen in (2, 4)]
+    sizes = [Sizes(intermediate_size=chosen * inner, experts_per_token=chosen) for chosen in (2, 4)]
+    estimated = [activation_bytes_per_token(s, 2, checkpointing=False) for s in sizes]
+    assert estimated[1] - estimated[0] == pytest.approx(kept[1] - kept[0], rel=0.1)
 
 
 NUM_TOKENS = 64
 
 
-def saved_bytes(sizes: Sizes, num_layers: int, dtype: str, checkpointing: bool) -> int:
+def saved_by_experts(sizes: Sizes, inner: int, chosen: int) -> int:
+    from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
+
+    config = Qwen3MoeConfig(
+        hidden_size=sizes.hidden_size,
+        intermediate_size=sizes.intermediate_size,
+        moe_intermediate_size=inner,
+        num_experts=8,
+        num_experts_per_tok=chosen,
+        num_hidden_layers=sizes.num_layers,
+        num_attention_heads=sizes.num_heads,
+        num_key_value_heads=sizes.num_kv_heads,
+        vocab_size=sizes.vocab_size,
+    )
+    return kept_bytes(Qwen3MoeForCausalLM(config).bfloat16().train())
+
+
+def saved_bytes(sizes: Sizes, num_layers: int, dtype: str, checkpointing: bool, mlp_slice: float | None) -> int:
     """What a forward pass over `NUM_TOKENS` tokens leaves for the backward pass, parameters left out."""
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
+
+    from roll.training.recompute import slice_mlps
 
     config = LlamaConfig(
         hidden_size=sizes.hidden_size,
@@ -281,6 +323,15 @@ def saved_bytes(sizes: Sizes, num_layers: int, dtype: str, checkpointing: bool) 
     model = LlamaForCausalLM(config).to(getattr(torch, dtype)).train()
     if checkpointing:
         model.gradient_checkpointing_enable({"use_reentrant": True})
+    if mlp_slice is not None:
+        slice_mlps(model, round(NUM_TOKENS * mlp_slice))
+    return kept_bytes(model)
+
+
+def kept_bytes(model) -> int:
+    """Of a pass over `NUM_TOKENS` tokens, parameters left out."""
+    import torch
+
     parameters = {p.untyped_storage().data_ptr() for p in model.parameters()}
     saved: dict[int, object] = {}
 

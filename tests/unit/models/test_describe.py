@@ -86,3 +86,12 @@ def test_sizes_of_a_multimodal_config_are_those_of_its_language_model(tiny_model
     config = json.loads((directory / "config.json").read_text())
     (directory / "config.json").write_text(json.dumps({"architectures": ["SomeVLM"], "text_config": config}))
     assert describe_model(directory).num_layers == 2 and describe_model(directory).architecture == "SomeVLM"
+
+
+def test_a_mixture_is_as_wide_as_the_experts_that_a_token_goes_through(tiny_model: Path, tmp_path: Path) -> None:
+    copy = Path(shutil.copytree(tiny_model, tmp_path / "copy"))
+    config = json.loads((copy / "config.json").read_text())
+    more = {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 24, "n_shared_experts": 1}
+    (copy / "config.json").write_text(json.dumps(config | more))
+    assert describe_model(copy).intermediate_size == 2 * 24 + 24
+    assert (describe_model(copy).experts_per_token, describe_model(tiny_model).experts_per_token) == (2, 0)

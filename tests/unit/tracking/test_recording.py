@@ -67,6 +67,7 @@ def rollouts(draw: st.DrawFn, of: PromptDraw, index: int, purpose: str) -> Rollo
         counts=draw(st.dictionaries(TEXT, st.integers(0, 9), max_size=2)),
         purpose=purpose,
         expert=purpose == "expert",
+        experts=tuple(draw(st.lists(arrays(np.int8, (length, 2, 1), elements=st.integers(-1, 9)), max_size=1))),
     )
 
 

@@ -10,16 +10,16 @@ from typing import Any
 import numpy as np
 import torch
 from families import FAMILIES
-from parallel_ranks import DOUBLE, FULL
+from parallel_ranks import DOUBLE, FULL, whole_grads
 from test_routing import REPLAYED
-from training_helpers import grads_of, make_batch, make_spec
+from training_helpers import make_batch, make_spec
 
 from roll.config.parallel import ParallelConfig
 from roll.errors import ModelError
 from roll.training import TorchBackend
 from roll.types import TrainingBatch
 
-WAYS: dict[str, dict[str, int]] = {"dp": {}, "tp": {"tp": 2}, "cp": {"cp": 2}}
+WAYS: dict[str, dict[str, int]] = {"dp": {}, "tp": {"tp": 2}, "cp": {"cp": 2}, "pp": {"pp": 2}}
 
 
 def steps(
@@ -33,11 +33,11 @@ def steps(
         found = []
         for seed in range(2):
             result = backend.train_step(make_batch(seed), FULL)
-            found.append((result.metrics, grads_of(backend)))
+            found.append((result.metrics, whole_grads(backend)))
         if name in REPLAYED:
             batch = with_experts(make_batch(2), backend)
             result = backend.train_step(batch, FULL)
-            found.append((result.metrics, grads_of(backend)))
+            found.append((result.metrics, whole_grads(backend)))
             said = backend.forward(batch, ["logprobs", "experts"])["experts"]
             for sample, own in zip(batch.samples, said, strict=True):
                 assert sample.experts is not None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +12,12 @@ from critic_helpers import VALUE_LOSS, valued
 from training_helpers import grads_of, logprobs_of, make_batch, make_spec, values_of
 
 from roll.algorithms.correction import Correction
-from roll.algorithms.losses import CreditedLoss, PolicyAndValueLoss, PolicyLoss
+from roll.algorithms.losses import CreditedLoss, DistillationLoss, PolicyAndValueLoss, PolicyLoss
 from roll.config.model import LoRAConfig
 from roll.config.parallel import ParallelConfig
 from roll.training import TorchBackend
 from roll.training.precision import Precision
-from roll.types import AttentionRange, TrainingBatch
+from roll.types import AttentionRange, Divergence, TrainingBatch
 
 DOUBLE = Precision(compute=torch.float64, master=torch.float64)
 LORA = LoRAConfig(rank=2)
@@ -48,13 +48,29 @@ def whole_grads(backend: TorchBackend) -> dict[str, torch.Tensor]:
     return backend.ranks.of_all_stages(grads_of(backend))
 
 
-def work(model: Path, batch: TrainingBatch, parallel: Mapping[str, int], **ranks: Any) -> dict[str, Any]:
-    """Three updates, and what comes of them: the same calls, alone or as one of several ranks."""
+def work(
+    model: Path, batch: TrainingBatch, parallel: Mapping[str, int], *, deep: bool = False, **ranks: Any
+) -> dict[str, Any]:
+    """Three updates, and what comes of them: the same calls, alone or as one of several ranks.
 
-    def build(role: str = "policy", *, lora: Any = None, **more: Any) -> TorchBackend:
-        settings = {"max_tokens_per_micro_batch": 60, "parallel": ParallelConfig(**parallel)}
-        spec = make_spec(model, lora=lora, **settings)
-        return TorchBackend(dataclasses.replace(spec, role=role, **more, **ranks), precision=DOUBLE)  # type: ignore[arg-type]
+    A `deep` model has several stages of its own, in one of which are adapters.
+    """
+
+    def build(
+        role: str = "policy",
+        *,
+        lora: Any = None,
+        precision: Any = DOUBLE,
+        activation_checkpointing: bool = False,
+        **more: Any,
+    ) -> TorchBackend:
+        settings: dict[str, Any] = {
+            "max_tokens_per_micro_batch": 60,
+            "activation_checkpointing": activation_checkpointing,
+        }
+        settings["mlp_slice_tokens"] = 8 if lora else None
+        spec = make_spec(model, lora=lora, parallel=ParallelConfig(**parallel), **settings)
+        return TorchBackend(dataclasses.replace(spec, role=role, **more, **ranks), precision=precision)  # type: ignore[arg-type]
 
     found: dict[str, Any] = {}
     policy = build(holds_reference=True)
@@ -82,16 +98,37 @@ def work(model: Path, batch: TrainingBatch, parallel: Mapping[str, int], **ranks
     result = critic.train_step(valued(batch), VALUE_LOSS)
     found["critic"] = {"result": result, "grads": whole_grads(critic)}
     found["values"] = values_of(critic, batch)
+    if deep:
+        half = build(precision=Precision.of("bfloat16"))
+        result = half.train_step(batch, PolicyLoss())
+        found["bfloat16"] = {"result": result, "grads": whole_grads(half)}
+        taught = build(teachers=(str(model),), activation_checkpointing=True)
+        taught.train_step(make_batch(2), PolicyLoss())
+        result = taught.train_step(batch, DistillationLoss(divergence=Divergence(kind="jsd")))
+        found["taught"] = {"result": result, "grads": whole_grads(taught)}
+        found["measured"] = taught.measure(batch, DistillationLoss())
+        few = build(lora=LoRAConfig(rank=2, target_modules=["layers.2.mlp.up_proj"]))
+        few.train_step(batch, FULL)
+        found["few adapters"] = {name: tensor for name, tensor in few.weights() if tensor is not None}
+        found["without adapters"] = logprobs_of(few, batch, adapter=False)
     return found
 
 
-def run_rank(rank: int, directory: Path, model: Path, batch: TrainingBatch, layouts: Mapping[str, Any]) -> None:
-    """Every layout in turn, as one of four ranks; then a state passes from one layout to the next."""
-    ranks = {"rank": rank, "world_size": NUM_RANKS, "init_method": f"file://{directory / 'meeting'}"}
+def run_rank(
+    rank: int,
+    directory: Path,
+    model: Path,
+    batch: TrainingBatch,
+    layouts: Mapping[str, Any],
+    num: int,
+    also: Callable[[Path, Mapping[str, Any]], None] | None = None,
+) -> None:
+    """Every layout in turn, as one of several ranks; then a state passes from one layout to the next."""
+    ranks = {"rank": rank, "world_size": num, "init_method": f"file://{directory / 'meeting'}"}
     before: Path = directory / "saved by one"
     for name, parallel in layouts.items():
-        found = work(model, batch, parallel, **ranks)
-        if rank in (0, NUM_RANKS - 1):
+        found = work(model, batch, parallel, deep=num == parallel.get("pp"), **ranks)
+        if rank in (0, num - 1):
             torch.save(found, directory / f"{name}-{rank}.pt")
         spec = make_spec(model, parallel=ParallelConfig(**parallel))
         backend = TorchBackend(dataclasses.replace(spec, **ranks), precision=DOUBLE)
@@ -100,4 +137,6 @@ def run_rank(rank: int, directory: Path, model: Path, batch: TrainingBatch, layo
         before = directory / f"saved under {name}"
         backend.save(before)
         backend.export(directory / f"export under {name}")
+    if also is not None:
+        also(directory, ranks)
     torch.distributed.destroy_process_group()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,10 @@ import numpy as np
 import pytest
 import torch
 import torch.multiprocessing as mp
+from expert_ranks import ONE, run_briefly, steps
+from families import FAMILIES, Family, write_model
 from parallel_ranks import DOUBLE, LAYOUTS, MORE, NUM_RANKS, run_rank, work
+from test_expert_parallel import compare
 from test_same_gradient import reference
 from training_helpers import make_spec, relative_error
 
@@ -37,20 +40,27 @@ def _expected(tiny_model: Path, batch: TrainingBatch) -> dict[str, Any]:
 
 @pytest.fixture(scope="module", name="directory")
 def _directory(tiny_model: Path, batch: TrainingBatch, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return _run(tmp_path_factory.mktemp("layouts"), tiny_model, batch, LAYOUTS)
+    directory = tmp_path_factory.mktemp("layouts")
+    write_model(directory / "qwen3-moe", tiny_model, FAMILIES["qwen3-moe"])
+    return _run(directory, tiny_model, batch, LAYOUTS, also=run_briefly)
 
 
-def _run(directory: Path, model: Path, batch: TrainingBatch, layouts: Mapping[str, Any]) -> Path:
+def _run(
+    directory: Path, model: Path, batch: TrainingBatch, layouts: Mapping[str, Any], num: int = NUM_RANKS,
+    also: Any = None,
+) -> Path:  # fmt: skip
     alone = TorchBackend(make_spec(model), precision=DOUBLE)
     alone.train_step(batch, PolicyLoss())
     alone.save(directory / "saved by one")
-    mp.spawn(run_rank, (directory, model, batch, layouts), nprocs=NUM_RANKS)  # type: ignore[no-untyped-call]
+    mp.spawn(run_rank, (directory, model, batch, layouts, num, also), nprocs=num)  # type: ignore[no-untyped-call]
     return directory
 
 
-def _compare(directory: Path, layout: str, expected: Mapping[str, Any]) -> None:
-    first, last = (torch.load(directory / f"{layout}-{r}.pt", weights_only=False) for r in (0, NUM_RANKS - 1))
-    for step in STEPS:
+def _compare(
+    directory: Path, layout: str, expected: Mapping[str, Any], num: int = NUM_RANKS, steps: Sequence[str] = STEPS
+) -> None:
+    first, last = (torch.load(directory / f"{layout}-{r}.pt", weights_only=False) for r in (0, num - 1))
+    for step in steps:
         if step not in first:
             assert "pp" in layout and step == "credited"
             continue
@@ -72,6 +82,12 @@ def test_a_layout_has_the_gradients_metrics_and_weights_of_one_rank(
     directory: Path, expected: dict[str, Any], layout: str
 ) -> None:
     _compare(directory, layout, expected)
+
+
+def test_experts_are_divided_whatever_tokens_choose(directory: Path) -> None:
+    expected = steps("qwen3-moe", directory / "qwen3-moe", {}, brief=True)
+    for layout in ONE:
+        compare(directory, "qwen3-moe", layout, expected)
 
 
 def test_a_state_passes_from_layout_to_layout_and_every_export_is_the_same_model(
@@ -102,6 +118,28 @@ def test_so_it_is_under_other_layouts(
     for layout in MORE:
         _compare(tmp_path, layout, expected)
     _follow(tmp_path, tiny_model, batch, MORE)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("stages", "tied"), [(3, True), (4, False)])
+def test_so_it_is_in_many_stages_of_one_rank_each(tiny_model: Path, tmp_path: Path, stages: int, tied: bool) -> None:
+    """More of them than micro-batches, in the step that has one."""
+    family = Family(config="Llama", settings={"num_hidden_layers": 5, "tie_word_embeddings": tied})
+    model = write_model(tmp_path / "model", tiny_model, family)
+    batch = reference(model, 0, torch.float64).batch
+    layouts = {"pp": {"pp": stages}}
+    expected = work(model, batch, {}, deep=True)
+    _run(tmp_path, model, batch, layouts, stages)
+    _compare(tmp_path, "pp", expected, stages, (*STEPS, "taught"))
+    _follow(tmp_path, model, batch, layouts)
+    found = torch.load(tmp_path / "pp-0.pt", weights_only=False)
+    assert found["measured"].metrics == pytest.approx(expected["measured"].metrics, rel=1e-9, abs=1e-12)
+    alone, some = expected["bfloat16"], found["bfloat16"]
+    assert some["result"].loss == pytest.approx(alone["result"].loss, rel=1e-6)
+    assert relative_error(some["grads"], alone["grads"]) <= (2e-3 if tied else 1e-9)
+    assert all(torch.equal(found["few adapters"][name], w) for name, w in expected["few adapters"].items())
+    for own, other in zip(found["without adapters"], expected["without adapters"], strict=True):
+        np.testing.assert_allclose(own, other, rtol=1e-6, atol=1e-6)
 
 
 def test_a_number_of_ranks_that_cannot_be_divided_is_refused(tiny_model: Path) -> None:

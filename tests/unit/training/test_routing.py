@@ -15,12 +15,13 @@ import numpy as np
 import pytest
 import torch
 from families import FAMILIES, write_model
-from test_architectures import WeightedLogprobs, make_trees
+from test_architectures import FLOAT64, InFull, WeightedLogprobs, make_trees, separate_logprobs
 from training_helpers import grads_of, make_spec, relative_error
 
 from roll.config.algorithm import AlgorithmConfig
 from roll.config.algorithm_parts import UpdateConfig
 from roll.errors import ModelError, UnsupportedError
+from roll.models import load_causal_lm
 from roll.pipelines.learner import Learner
 from roll.pipelines.learning.updates import _logprobs
 from roll.training import TorchBackend, blocks
@@ -28,7 +29,7 @@ from roll.training.routing import load_metrics
 from roll.types import TrainingBatch
 
 FAST = ("qwen3-moe",)
-REPLAYED = ("deepseek-v2", "deepseek-v3", "gpt-oss", "qwen3-moe", "mixtral", "glm4-moe", "qwen3-next")
+REPLAYED = ("deepseek-v2", "deepseek-v3", "gpt-oss", "qwen3-moe", "mixtral", "glm4-moe", "qwen3-next", "llama4")
 replayed = pytest.mark.parametrize(
     "name", [name if name in FAST else pytest.param(name, marks=pytest.mark.slow) for name in REPLAYED]
 )
@@ -82,7 +83,7 @@ def test_replayed_experts_are_used_token_by_token_through_shared_prefixes(
     backend = TorchBackend(make_spec(write_model(tmp_path / name, tiny_model, FAMILIES[name])))
     batch, rng = make_trees(), np.random.default_rng(0)
     routing = backend.network.routing
-    by_token = rng.permuted(np.tile(np.arange(4), (260, routing.num_layers, 1)), axis=-1)[..., :2]
+    by_token = rng.permuted(np.tile(np.arange(4), (260, routing.num_layers, 1)), axis=-1)[..., : routing.num_chosen]
     experts = [by_token[s.token_ids].astype(np.int16) for s in batch.samples]
     own, chosen, apart = WeightedLogprobs(), WeightedLogprobs(), WeightedLogprobs()
     backend.measure(batch, own)
@@ -151,3 +152,57 @@ def test_the_pass_before_several_updates_is_asked_for_experts(replays: bool) -> 
 def test_replay_is_refused_where_nothing_chooses_experts(tiny_model: Path) -> None:
     with pytest.raises(ModelError, match="router_replay is 'old'"):
         TorchBackend(make_spec(tiny_model, router_replay="old"))
+
+
+def test_a_router_that_cannot_be_replayed_is_refused_when_the_trainer_starts(tiny_model: Path, tmp_path: Path) -> None:
+    path = write_model(tmp_path / "phi", tiny_model, FAMILIES["phi-moe"])
+    with pytest.raises(ModelError, match="cannot be replayed"):
+        TorchBackend(make_spec(path, router_replay="engine"))
+    TorchBackend(make_spec(write_model(tmp_path / "qwen", tiny_model, FAMILIES["qwen3-moe"]), router_replay="engine"))
+
+
+def choose(model: torch.nn.Module, given: torch.Tensor) -> None:
+    """Let the routers of a plain model use these experts [layers, L, k]; written anew, after each family's paper."""
+    routers = [m for m in model.modules() if type(m).__name__ in ("Qwen3MoeTopKRouter", "Llama4Router")]
+    for router, chosen in zip(routers, given, strict=True):
+
+        def forward(hidden: torch.Tensor, router: Any = router, chosen: torch.Tensor = chosen) -> Any:
+            logits = hidden.reshape(-1, hidden.shape[-1]) @ router.weight.T
+            if type(router).__name__ == "Llama4Router":
+                return torch.zeros_like(logits).scatter(1, chosen, logits.gather(1, chosen).sigmoid()), logits
+            weights = logits.softmax(-1).gather(1, chosen)
+            if router.norm_topk_prob:
+                weights = weights / weights.sum(1, keepdim=True)
+            return logits, weights, chosen
+
+        router.forward = forward
+
+
+@pytest.mark.usefixtures("deep_sharing")
+@pytest.mark.parametrize("name", ["qwen3-moe", pytest.param("llama4", marks=pytest.mark.slow)])
+def test_the_gradient_with_given_experts_is_the_model_s_own_with_them(
+    tiny_model: Path, tmp_path: Path, name: str
+) -> None:
+    """In float64, packed and shared, against every text alone."""
+    path, batch, loss = write_model(tmp_path / name, tiny_model, FAMILIES[name]), make_trees(), WeightedLogprobs()
+    with InFull():
+        model = load_causal_lm(path, torch.float64, attention="eager")
+        backend = TorchBackend(make_spec(path), precision=FLOAT64)
+        routing = backend.network.routing
+        orders = np.random.default_rng(1).permuted(np.tile(np.arange(4), (260, routing.num_layers, 1)), axis=-1)
+        experts = [orders[s.token_ids, :, : routing.num_chosen].astype(np.int8) for s in batch.samples]
+        backend.train_step(replaying(batch, experts), loss)
+        expected: list[torch.Tensor] = []
+        for sample, own in zip(batch.samples, experts, strict=True):
+            choose(model, torch.from_numpy(own.astype(np.int64)).transpose(0, 1))
+            mask = torch.from_numpy(sample.loss_mask)
+            (said,) = separate_logprobs(model, replace(batch, samples=(sample,)))
+            expected.append(said.detach()[mask])
+            (-(said * torch.from_numpy(sample.advantages).double())[mask].sum()).backward()
+    found = torch.cat(loss.seen).sort().values
+    assert float((found - torch.cat(expected).sort().values).abs().max()) <= 1e-9
+    grads = {n: p.grad for n, p in model.named_parameters() if p.grad is not None}
+    packed = grads_of(backend)
+    routers = [n for n in grads if n.endswith(("gate.weight", "router.weight"))]
+    assert routers and all(float(grads[n].norm()) > 0 for n in routers)
+    assert relative_error({n: packed[n] for n in grads}, grads) <= 1e-9

@@ -135,13 +135,13 @@ def test_non_finite_gradients_move_nothing_and_stop_the_run_at_the_limit(tiny_mo
     backend = TorchBackend(make_spec(tiny_model, dtype=dtype, max_nonfinite_steps=2, warmup_steps=5))
     backend.train_step(batch, PolicyLoss())
     before = weights_of(backend)
-    moments = {n: [m.clone() for m in ms] for n, ms in backend.optimizer.moments().items()}
+    moments = {n: [m.clone() for m in ms.values()] for n, ms in backend.optimizer.moments().items()}
     result = backend.train_step(batch, nan_loss)
     assert not result.stepped
     assert backend.num_steps == 1
     assert all(torch.equal(before[n], t) for n, t in backend.weights())
     for name, found in backend.optimizer.moments().items():
-        assert all(torch.equal(a, b) for a, b in zip(found, moments[name], strict=True))
+        assert all(torch.equal(a, b) for a, b in zip(found.values(), moments[name], strict=True))
     assert backend.train_step(batch, PolicyLoss()).stepped  # the row of failures ends
     assert not backend.train_step(batch, nan_loss).stepped
     with pytest.raises(TrainingDivergedError, match="2 steps in a row"):

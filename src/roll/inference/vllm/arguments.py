@@ -57,4 +57,6 @@ def engine_arguments(spec: EngineSpec, *, cpu: bool) -> dict[str, Any]:
         }
     else:
         arguments["enable_sleep_mode"] = spec.sleeps
+        if spec.records_experts:
+            arguments["enable_return_routed_experts"] = True
     return arguments | dict(spec.options)

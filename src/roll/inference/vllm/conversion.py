@@ -96,8 +96,16 @@ def scoring_params() -> SamplingParams:
     )
 
 
-def to_generation(request: GenerationRequest, output: RequestOutput, engine_id: str) -> Generation:
+def to_generation(
+    request: GenerationRequest, output: RequestOutput, engine_id: str, experts: IntArray | None = None
+) -> Generation:
     """A finished output.
+
+    Args:
+        request: what was asked.
+        output: of vLLM.
+        engine_id: of the engine.
+        experts: [n, layers, k] that were chosen for its first n tokens; `None` where that is not recorded.
 
     Raises:
         InfraError: vLLM failed this request.
@@ -120,7 +128,16 @@ def to_generation(request: GenerationRequest, output: RequestOutput, engine_id: 
         finish_reason=cast(FinishReason, completion.finish_reason),
         engine_id=engine_id,
         choice_logprobs=_of_choices(flat, request.sampling.choices),
+        experts=None if experts is None else _all_but_the_last(experts, len(request.token_ids) + num_tokens),
     )
+
+
+def _all_but_the_last(experts: IntArray, length: int) -> IntArray:
+    """[length, layers, k], -1 where nothing is known. What vLLM may already have made of the last token is left out."""
+    found = np.full((length, *experts.shape[1:]), -1, experts.dtype)
+    known = min(len(experts), length - 1)
+    found[:known] = experts[:known]
+    return found
 
 
 def _of_choices(flat: FlatLogprobs, choices: tuple[int, ...]) -> FloatArray | None:

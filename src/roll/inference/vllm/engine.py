@@ -24,7 +24,9 @@ from collections.abc import Awaitable, Collection, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from roll.errors import EngineDiedError, InfraError, UnsupportedError, WeightSyncError
+import numpy as np
+
+from roll.errors import EngineDiedError, InfraError, ModelError, UnsupportedError, WeightSyncError
 from roll.inference.spec import EngineSpec
 from roll.inference.vllm.conversion import (
     INITIAL_VERSION,
@@ -80,6 +82,8 @@ class VLLMEngine:
         self._resume_after_update = False
         """The pause is the update's own, not the caller's."""
         self._update_lock = asyncio.Lock()
+        self._routed_layers: list[int] = []
+        """Which layers have routers, where their choices are recorded."""
 
     async def start(self) -> None:
         """Load the model; when cancelled, the processes that were started for it are killed.
@@ -99,6 +103,8 @@ class VLLMEngine:
         await self._call(self._llm.update_weight_version(str(INITIAL_VERSION)))
         for traces in await self._call(self._llm.collective_rpc("roll_traces")):
             self._launch.adopt(set(traces["processes"]) - {os.getpid()}, traces["files"])
+        if self._spec.records_experts:
+            await self._record_experts()
         logger.info("engine %s: vLLM serves %s", self.engine_id, self._spec.model_path)
 
     async def generate(self, request: GenerationRequest) -> Generation:
@@ -111,7 +117,8 @@ class VLLMEngine:
         check_tokens(f"request {request.request_id}", request.token_ids, self._started.vocab_size)
         check_fits(request, self._spec.max_context)
         output = await self._run(request.request_id, request.token_ids, sampling_params(request), request.priority)
-        return to_generation(request, output, self.engine_id)
+        experts = await self._experts_of(request, output) if self._routed_layers else None
+        return to_generation(request, output, self.engine_id, experts)
 
     async def logprobs(self, sequences: Sequence[IntArray]) -> list[FloatArray]:
         """Per sequence [L], temperature 1; entry 0 is 0. Waits while the engine is paused."""
@@ -237,6 +244,30 @@ class VLLMEngine:
         if self._resume_after_update:
             self._resume_after_update = False
             await self.resume()
+
+    async def _record_experts(self) -> None:
+        """Let the workers record routing: on a device vLLM itself does, on a CPU it cannot.
+
+        Raises:
+            ModelError: the model has no routers, or they do not say what they choose.
+        """
+        call = self._llm.collective_rpc("roll_record_experts", args=(self._spec.max_num_seqs, not self._started.cpu))
+        replies = await self._call(call)
+        errors = [reply["error"] for reply in replies if "error" in reply]
+        if errors:
+            raise ModelError(
+                f"training.router_replay is 'engine', and the vllm engine cannot give it for "
+                f"'{self._spec.model_path}': {errors[0]}; set it to none, or inference.engine=hf"
+            )
+        self._routed_layers = replies[0]["layers"]
+
+    async def _experts_of(self, request: GenerationRequest, output: RequestOutput) -> Any:
+        """[n, layers, k] which experts were chosen for the first n tokens of a request."""
+        if self._started.cpu:
+            call = self._llm.collective_rpc("roll_take_experts", args=(request.request_id,))
+            return (await self._call(call))[0]
+        routed = output.outputs[0].routed_experts
+        return None if routed is None else np.asarray(routed)[:, self._routed_layers].astype(np.int16)
 
     @property
     def processes(self) -> tuple[psutil.Process, ...]:

@@ -21,8 +21,8 @@ from typing import Any
 
 import torch
 
-from roll.errors import WeightSyncError
-from roll.inference.vllm import kernels
+from roll.errors import UnsupportedError, WeightSyncError
+from roll.inference.vllm import kernels, routing
 from roll.inference.vllm.direct import DirectLoad, Place, plan_direct
 from roll.types import TensorSpec, WeightUpdate
 from roll.weights import open_update
@@ -84,6 +84,24 @@ class WeightReceiver:
         method = str(getattr(self, "distributed_init_method", ""))
         files = [method.removeprefix("file://")] if method.startswith("file://") else []
         return {"processes": [os.getpid(), os.getppid()], "files": files}
+
+    def roll_record_experts(self, max_rows: int, by_vllm: bool) -> dict[str, Any]:
+        """Begin to record which experts routers choose; from vLLM's own record, only which layers have routers.
+
+        Returns:
+            `{"layers": …}`, the numbers of layers with routers, or `{"error": …}`.
+        """
+        runner = getattr(self, "model_runner")  # noqa: B009 - of vLLM's worker, which this is mixed into
+        try:
+            if not by_vllm:
+                self._roll_experts = routing.RoutingRecorder(runner, max_rows)
+            return {"layers": list(routing.moe_layers(runner.get_model()))}
+        except UnsupportedError as error:
+            return {"error": str(error)}
+
+    def roll_take_experts(self, name: str) -> Any:
+        """[n, layers, k] which experts were chosen for the first n tokens of a request, once."""
+        return self._roll_experts.take(name)
 
     def roll_update_weights(self, payload: bytes) -> dict[str, Any]:
         """Fetch and apply a pickled `WeightUpdate`.

@@ -22,6 +22,7 @@ from roll.config.algorithm import AlgorithmConfig
 from roll.config.rollout import RolloutConfig
 from roll.data.samples import build_batch
 from roll.pipelines.learner import Learner, train_policy, update
+from roll.pipelines.learning.engine_routing import engine_routing, own_routing, with_own_routing
 from roll.pipelines.learning.losses import attention_range, policy_loss, value_loss
 from roll.pipelines.learning.state import LearningState
 from roll.pipelines.run import Run
@@ -60,6 +61,7 @@ async def learn(
     """
     batch = build_batch(selection.rollouts, temperature=sampling.temperature, max_new_tokens=sampling.max_new_tokens)
     columns = await _logprobs(run, learner, algorithm, batch)
+    own = await own_routing(learner.policy, batch) if learner.replays_engine else ([], [])
     coefficient = run.state.kl_coefficient
     coefficient = algorithm.kl.coefficient if coefficient is None else coefficient
     penalties: list[FloatArray] = []
@@ -75,6 +77,9 @@ async def learn(
         with run.spans.phase("train"):
             loss = policy_loss(algorithm, coefficient)
             learned.results += await train_policy(run, learner.policy, batch, loss, algorithm.updates)
+    if learner.replays_engine:
+        replayed = columns.get("old_logprobs") or (learned.results[0].logprobs if learned.results else ())
+        learned.metrics |= engine_routing(batch, own, replayed)
     _adapt(run, algorithm, learned, penalties, coefficient)
     return learned
 
@@ -100,7 +105,8 @@ async def _logprobs(
         columns |= {"old_logprobs" if name == "logprobs" else name: column for name, column in old.items()}
     if learner.reference is not None:
         with run.spans.phase("reference"):
-            columns["ref_logprobs"] = (await learner.reference.forward(batch, ["logprobs"]))["logprobs"]
+            plain = with_own_routing(batch)
+            columns["ref_logprobs"] = (await learner.reference.forward(plain, ["logprobs"]))["logprobs"]
     return columns
 
 

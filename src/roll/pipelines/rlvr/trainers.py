@@ -41,6 +41,7 @@ def learner_of(config: ReinforcingConfig, started: Sequence[TrainerGroup]) -> Le
         critics=tuple(others[:num_critics]),
         reference=reference_of(config, policy, others[num_critics:]),
         replays_experts=config.training.router_replay == "old",
+        replays_engine=config.training.router_replay == "engine",
     )
 
 

@@ -28,6 +28,7 @@ from roll.models import describe_model, find_model
 from roll.pipelines.preparation import prepare as prepare_prompts
 from roll.pipelines.supervised.preparation import Prepared, policy_spec, prepare
 from roll.preflight.inspection import compare_memory, described, look, look_at_disk, look_at_places
+from roll.preflight.layout import look_at_layout
 from roll.preflight.machine import inspect_machine
 from roll.preflight.report import Report
 from roll.preflight.timing import can_be_timed, step_time
@@ -82,6 +83,7 @@ def inspect(
         config,
         look_at_places,
         _look_at_model,
+        look_at_layout,
         partial(_look_at_examples, kind=kind, loss=loss, other=other, role=role),
         look_at_disk,
     )
@@ -115,7 +117,9 @@ def _look_at_examples(
     ]
     _estimate_memory(report, config, micro, math.ceil(per_step / micro), other, role)
     learnt = fmean(b.num_loss_tokens / b.num_units for b in steps) * (examples.train.num_items + report.num_held_out)
-    report.disk = disk_use(config, report.model, training.num_steps, kept_bytes=round(learnt * other.kept_token_bytes))
+    report.disk = disk_use(
+        config, training, report.model, training.num_steps, kept_bytes=round(learnt * other.kept_token_bytes)
+    )
     _estimate_time(report, config, prepared, steps, loss, other, role)
 
 
@@ -134,7 +138,7 @@ def _tokens(config: SupervisedConfig, batch: TrainingBatch) -> int:
         batch.samples,
         max_tokens=training.max_tokens_per_micro_batch,
         share_prefix=training.share_prefix,
-        num_ranks=config.roles["actor_train"].count // training.parallel.row_ranks,
+        num_ranks=config.roles["actor_train"].count // training.parallel.share_ranks,
     )
     return max(sum(block.num_tokens for micro in rank for block in micro) for rank in ranks)
 
@@ -147,7 +151,9 @@ def _estimate_memory(
     assert sizes is not None
     parallel = config.training.parallel
     shards, own = ranks // parallel.dp_replicate, micro // parallel.row_ranks
-    parts = trained_bytes(config.model, sizes, shards) | pass_bytes(config.training, sizes, micro, ranks, element)
+    parts = trained_bytes(config.model, config.training, sizes, shards) | pass_bytes(
+        config.training, sizes, micro, ranks, element
+    )
     if role == "policy":
         parts["logits"] = logit_bytes(sizes, own, element) * (2 if other.paths else 1)
     if other.paths:

@@ -8,7 +8,7 @@ from pathlib import Path
 from roll.config.supervised import SupervisedConfig, SupervisedTraining
 from roll.data.examples import ExampleKind, Examples, build_examples, count_examples
 from roll.errors import ConfigError, DataError
-from roll.models import context_length, load_tokenizer, resolve_model
+from roll.models import check_experts, context_length, load_tokenizer, resolve_model
 from roll.pipelines.state import RunState
 from roll.training import Schedule, TrainerSpec
 from roll.types import TrainingBatch
@@ -41,6 +41,7 @@ def prepare(
         UserError: the model or a source cannot be used.
     """
     model_path = resolve_model(config.model.path)
+    check_experts(model_path, config.training.parallel.ep)
     longest, asked = context_length(model_path), config.training.max_example_tokens
     if asked is not None and asked > longest:
         raise ConfigError(

@@ -37,8 +37,7 @@ def schemas() -> dict[str, pa.Schema]:
     """Columns of each table. Lists of a rollout's row align with its `token_ids`."""
     import pyarrow as pa
 
-    name = pa.dictionary(pa.int32(), pa.string())
-    tokens = pa.list_(pa.int32())
+    name, tokens = pa.dictionary(pa.int32(), pa.string()), pa.list_(pa.int32())
     branch = pa.struct([("start", pa.int32()), ("context", tokens)])
     turn = pa.struct([("start", pa.int32()), ("end", pa.int32()), ("reward", pa.float64()), ("state", pa.string())])
     columns: dict[str, list[tuple[str, Any]]] = {
@@ -73,6 +72,7 @@ def schemas() -> dict[str, pa.Schema]:
             ("turns", pa.list_(turn)),
             ("branches", pa.list_(branch)),
             ("counts", pa.map_(pa.string(), pa.int64())),
+            ("experts", pa.list_(pa.struct([("dtype", pa.string()), ("shape", tokens), ("values", pa.binary())]))),
         ],
         "moves": [
             ("time_s", pa.float64()),
@@ -167,6 +167,7 @@ def _rollout_row(purpose: str, rollout: Rollout, draw: PromptDraw | None) -> Seq
         [{"start": t.start, "end": t.end, "reward": t.reward, "state": utf8(t.state)} for t in rollout.turns],
         [{"start": branch.start, "context": branch.context} for branch in rollout.branches],
         [(utf8(name), count) for name, count in rollout.counts.items()],
+        [{"dtype": x.dtype.name, "shape": x.shape, "values": x.tobytes()} for x in rollout.experts],
     )
 
 
@@ -253,6 +254,10 @@ def _rollout(row: dict[str, Any], draw: PromptDraw) -> Rollout:
         ),
         counts=dict(row.get("counts", ())),
         expert=row["purpose"] == EXPERT,
+        experts=tuple(
+            np.frombuffer(x["values"], dtype=x["dtype"]).reshape(x["shape"])
+            for x in row.get("experts") or ()  # older recordings have none
+        ),
     )
 
 

@@ -24,7 +24,6 @@ from torch import Tensor, nn
 
 from roll.errors import HalfUpdatedError, UnsupportedError
 from roll.protocols import LossFn, StateKind, WeightSource
-from roll.training.deepspeed import state
 from roll.training.deepspeed.spread import SpreadWeights, read_whole
 from roll.training.deepspeed.starting import check, local_rank, start, start_frozen, surroundings
 from roll.training.distributed import Ranks, default_num_threads, pick_device
@@ -34,10 +33,12 @@ from roll.training.loading import build_network
 from roll.training.passes import Passes
 from roll.training.policy import PolicyNetwork
 from roll.training.randomness import Randomness
+from roll.training.recompute import slice_mlps
 from roll.training.schedule import Schedule
 from roll.training.skipping import note_skipped
 from roll.training.spec import TrainerSpec
 from roll.training.weights import TrainerWeights
+from roll.training.whole_state import load_whole, save_whole
 from roll.types import AttentionRange, Output, Outputs, StepResult, TrainingBatch
 
 __all__ = ["DeepSpeedBackend"]
@@ -64,6 +65,8 @@ class DeepSpeedBackend:
         check(spec, self.device)
         self.ranks = Ranks(spec, self.device)
         self.network = build_network(spec, self.engine_dtype).to(self.device)
+        if spec.training.mlp_slice_tokens is not None:
+            slice_mlps(self.network, spec.training.mlp_slice_tokens)
         self.model = self.network.root
         self._engine: Any = None
         self.spread: SpreadWeights | None = None
@@ -161,7 +164,7 @@ class DeepSpeedBackend:
         """Write everything needed to go on below `path`, an empty or missing directory; fsynced. Never in the
         background: DeepSpeed's states are gathered on the way."""
         with self._surroundings():
-            state.save(path, self._trained(), self._counters(), self.ranks, self._randomness)
+            save_whole(path, self._trained(), self._counters(), self.ranks, self._randomness)
 
     def written(self, *, wait: bool) -> bool:
         """Always: `save` returns when it is."""
@@ -175,7 +178,7 @@ class DeepSpeedBackend:
         """
         parts = self._trained(), self._counters(), self.ranks, self._randomness
         with self._surroundings():
-            counters = state.load(path, *parts, self.spec.seed)
+            counters = load_whole(path, *parts, self.spec.seed)
         self.num_steps, self.num_nonfinite = counters["num_steps"], counters["num_nonfinite"]
 
     def export(self, path: Path) -> None:

@@ -15,9 +15,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-__all__ = ["STATES", "SpreadWeights", "read_whole"]
+__all__ = ["SpreadWeights", "read_whole"]
 
-STATES = {"moment1": "exp_avg", "moment2": "exp_avg_sq"}
+_STATES = {"moment1": "exp_avg", "moment2": "exp_avg_sq"}
 """AdamW's moments, by the names that checkpoints have for them."""
 
 
@@ -53,6 +53,11 @@ class SpreadWeights:
             engine.optimizer._lazy_init_hp_params_optimizer_state()
 
     @property
+    def names(self) -> list[str]:
+        """All, in the order of the network."""
+        return list(self.parameters)
+
+    @property
     def num_updates(self) -> int:
         """How often AdamW has updated them; the same for all."""
         return int(next(iter(self._steps())))
@@ -73,10 +78,10 @@ class SpreadWeights:
 
         parameter = self.parameters[name]
         if self._stage == 0:
-            return parameter.detach() if state is None else self._adamw.state[parameter][STATES[state]]
+            return parameter.detach() if state is None else self._adamw.state[parameter][_STATES[state]]
         if state is None:
             return safe_get_full_fp32_param(parameter)
-        return safe_get_full_optimizer_state(parameter, STATES[state])
+        return safe_get_full_optimizer_state(parameter, _STATES[state])
 
     @torch.no_grad()
     def put(self, name: str, value: Tensor, state: str | None = None) -> None:
@@ -91,7 +96,7 @@ class SpreadWeights:
         elif state is None:
             safe_set_full_fp32_param(parameter, value)
         else:
-            safe_set_full_optimizer_state(parameter, value, STATES[state])
+            safe_set_full_optimizer_state(parameter, value, _STATES[state])
 
     def _put_part(self, parameter: Any, value: Tensor, state: str | None) -> None:
         """Stage 3. The last parts of a weight that does not divide are padded."""
@@ -102,7 +107,7 @@ class SpreadWeights:
             safe_set_local_optimizer_state,
         )
 
-        key = None if state is None else STATES[state]
+        key = None if state is None else _STATES[state]
         part = safe_get_local_fp32_param(parameter) if key is None else safe_get_local_optimizer_state(parameter, key)
         part = torch.zeros_like(part)
         own = value.flatten()[self._rank * len(part) : (self._rank + 1) * len(part)]

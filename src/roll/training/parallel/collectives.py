@@ -9,7 +9,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
-__all__ = ["added_up", "exchange", "gather", "one_of", "placed", "scatter_sum"]
+__all__ = ["added_up", "exchange", "exchange_rows", "exchanged", "gather", "one_of", "placed", "scatter_sum"]
 
 # Their names since torch 2.13, and before.
 _GATHER = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
@@ -47,6 +47,17 @@ class _Exchange(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
         return _all_to_all(grads[0], ctx.group), None
+
+
+class _ExchangeRows(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, sent: list[int], received: list[int], group: ProcessGroup) -> Tensor:
+        ctx.sent, ctx.received, ctx.group = sent, received, group
+        return _all_to_all_rows(rows, sent, received, group)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None, None]:
+        return _all_to_all_rows(grads[0], ctx.received, ctx.sent, ctx.group), None, None, None
 
 
 class _Placed(torch.autograd.Function):
@@ -90,6 +101,16 @@ def exchange(parts: Tensor, group: ProcessGroup) -> Tensor:
     return _applied(_Exchange, parts, group)
 
 
+def exchange_rows(rows: Tensor, sent: list[int], received: list[int], group: ProcessGroup) -> Tensor:
+    """The first `sent[0]` rows go to rank 0, and so on; of the result, the first `received[0]` came from there."""
+    return _applied(_ExchangeRows, rows, sent, received, group)
+
+
+def exchanged(parts: Tensor, group: ProcessGroup) -> Tensor:
+    """`exchange` of numbers without a gradient."""
+    return _all_to_all(parts, group)
+
+
 def placed(own: Tensor, index: Tensor, size: int, group: ProcessGroup) -> Tensor:
     """All ranks' rows [n, ...] at their places in [size, ...], each of which one rank fills.
 
@@ -130,4 +151,10 @@ def _reduce_scatter(share: Tensor, group: ProcessGroup) -> Tensor:
 def _all_to_all(parts: Tensor, group: ProcessGroup) -> Tensor:
     result = torch.empty_like(parts, memory_format=torch.contiguous_format)
     dist.all_to_all_single(result, parts.contiguous(), group=group)
+    return result
+
+
+def _all_to_all_rows(rows: Tensor, sent: list[int], received: list[int], group: ProcessGroup) -> Tensor:
+    result = rows.new_empty(sum(received), *rows.shape[1:])
+    dist.all_to_all_single(result, rows.contiguous(), received, sent, group=group)
     return result

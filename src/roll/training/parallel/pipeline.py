@@ -138,6 +138,11 @@ class Stage:
         self.finish()
         return other
 
+    def spread(self, tensor: Tensor, owner: int) -> Tensor:
+        """What the stage `owner` has, on every stage, in place of what is there."""
+        dist.broadcast(tensor, group=self._up, group_src=owner)
+        return tensor
+
     def to_first(self, tensor: Tensor) -> None:
         """Send a tensor to the first stage, which asks for it by `of`."""
         dist.send(tensor.contiguous(), group=self._down, group_dst=0)

@@ -64,6 +64,8 @@ def divide(root: nn.Module, decoder: Any, projection: nn.Module | None, mesh: De
     made: dict[int, nn.Parameter] = {}
     style_of = {inner: style for name, style in styles.items() for inner in decoder.get_submodule(name).modules()}
     for name, module in list(root.named_modules()):
+        if any(isinstance(parameter, DTensor) for parameter in module._parameters.values()):
+            continue  # experts that are divided already
         style = style_of.get(module)
         is_vocabulary = module is embeddings or module is projection
         for parameter_name, parameter in module._parameters.items():
@@ -112,7 +114,7 @@ def _check_sizes(decoder: Any, embeddings: Any, size: int, styles: dict[str, str
         "num_attention_heads": config.num_attention_heads,
         "num_key_value_heads": getattr(config, "num_key_value_heads", None) or config.num_attention_heads,
         "intermediate_size": getattr(config, "intermediate_size", size),
-        "vocabulary": len(embeddings.weight) if hasattr(embeddings, "weight") else config.vocab_size,
+        "vocabulary": embeddings.weight.shape[0],
     }
     if "colwise" not in {style for name, style in styles.items() if name.endswith(("q_proj", "k_proj"))}:
         del sizes["num_attention_heads"], sizes["num_key_value_heads"]  # attention is computed whole

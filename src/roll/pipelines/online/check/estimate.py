@@ -80,7 +80,7 @@ def batch_arithmetic(
     units, answers = trained_per_group or (1, rollout.group_size)
     per_group = (units if training.share_prefix else answers) * longest_prompt + answers * config.max_answer_tokens
     trained = rollout.prompts_per_step * per_group
-    per_rank = math.ceil(trained * training.parallel.row_ranks / config.num_ranks)
+    per_rank = math.ceil(trained * training.parallel.share_ranks / config.num_ranks)
     prompts_in_run = training.num_steps * rollout.prompts_per_step
     weights = {entry.domain or entry.source: entry.weight for entry in config.data}
     total_weight = sum(weights.values())
@@ -184,14 +184,14 @@ def trainer_memory(config: GeneratingConfig, sizes: ModelSizes, batch: BatchArit
     """What a rank of a trainer needs, up to the final hidden states."""
     tokens, element = _micro_batch(config, batch, ranks), element_bytes(config.model.dtype)
     passes = pass_bytes(config.training, sizes, tokens, ranks, element)
-    return trained_bytes(config.model, sizes, ranks // config.training.parallel.dp_replicate) | passes
+    return trained_bytes(config.model, config.training, sizes, ranks // config.training.parallel.dp_replicate) | passes
 
 
 def _micro_batch(config: GeneratingConfig, batch: BatchArithmetic, ranks: int) -> int:
     """Tokens that go through the network at once."""
     training = config.training
     return min(
-        math.ceil(batch.trained_tokens * training.parallel.row_ranks / ranks), training.max_tokens_per_micro_batch
+        math.ceil(batch.trained_tokens * training.parallel.share_ranks / ranks), training.max_tokens_per_micro_batch
     )
 
 

@@ -22,6 +22,7 @@ from roll.pipelines.online.check.estimate import (
     rollout_bytes,
 )
 from roll.preflight.inspection import compare_memory, described, look, look_at_disk, look_at_places
+from roll.preflight.layout import look_at_layout
 from roll.preflight.machine import inspect_machine
 from roll.preflight.report import Report
 from roll.running import run_to_end
@@ -56,6 +57,7 @@ def inspect_run(
         _look_at_places,
         _look_at_model,
         *looks,
+        look_at_layout,
         _look_at_judge,
         _look_at_reward_models,
         _look_at_prompts,
@@ -183,7 +185,7 @@ def _estimate(
     more = further(report, config, batch)
     recorded = rollout_bytes(config, batch, longest)
     report.disk = disk_use(
-        config, model, config.training.num_steps, num_further=more.num_trained, rollout_bytes=recorded
+        config, config.training, model, config.training.num_steps, num_further=more.num_trained, rollout_bytes=recorded
     )
     report.memory = memory_by_role(
         config,

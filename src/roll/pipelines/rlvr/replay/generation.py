@@ -210,8 +210,7 @@ class SameLengths:
             if number < len(between):
                 context = np.concatenate([context, generation.token_ids, between[number]]).astype(np.int32)
                 position = end + len(between[number])
-        rollout = joined(draw, recorded.index, generations, list(between), tuple(turns), renderer)
-        return replace(rollout, branches=tuple(branches))
+        return joined(draw, recorded.index, generations, list(between), tuple(turns), renderer, tuple(branches))
 
 
 @dataclass(frozen=True, eq=False)

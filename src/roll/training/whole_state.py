@@ -1,5 +1,5 @@
-"""Saving and loading, in the format of `roll.training.state`: whatever wrote a checkpoint, either back-end reads it,
-at any ZeRO stage and under any number of ranks.
+"""Saving and loading for back-ends whose library keeps the states its own way, in the format of `roll.training.state`:
+whatever wrote a checkpoint, every back-end reads it, under any layout.
 
 Weights and moments are gathered one at a time; of N ranks each writes every N-th, so none holds more than its share.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 import torch.distributed.checkpoint as dcp
@@ -17,37 +17,65 @@ from torch.distributed.checkpoint.api import CheckpointException
 
 from roll.errors import CheckpointError
 from roll.training.checkpoint_reader import SafeReader
-from roll.training.deepspeed.spread import STATES, SpreadWeights
 from roll.training.distributed import Ranks
 from roll.training.randomness import Randomness
 from roll.training.state import check_entries, quiet, random_states, restore_random, write_entries
 
-__all__ = ["load", "save"]
+__all__ = ["WholeWeights", "load_whole", "save_whole"]
 
-_PARTS: dict[str, str | None] = {"weight": None, **{name: name for name in STATES}}
+_PARTS: dict[str, str | None] = {"weight": None, "moment1": "moment1", "moment2": "moment2"}
 
 
-def save(path: Path, weights: SpreadWeights, counters: Mapping[str, int], ranks: Ranks, randomness: Randomness) -> None:
+class WholeWeights(Protocol):
+    """Trained weights and AdamW's moments of them, each whole under its HF name, wherever a library has put them."""
+
+    @property
+    def num_updates(self) -> int:
+        """How often AdamW has updated them."""
+
+    @num_updates.setter
+    def num_updates(self, number: int) -> None: ...
+
+    @property
+    def names(self) -> list[str]:
+        """All, in the same order on every rank."""
+
+    def shape(self, name: str) -> torch.Size:
+        """Of the whole weight."""
+
+    def full(self, name: str, state: str | None = None) -> Tensor:
+        """A master weight; with `state`, `moment1` or `moment2`, one of its moments. Collective."""
+
+    def put(self, name: str, value: Tensor, state: str | None = None) -> None:
+        """Write what `full` reads; `refresh` once afterwards."""
+
+    def refresh(self) -> None:
+        """Write the master weights into the network."""
+
+
+def save_whole(
+    path: Path, weights: WholeWeights, counters: Mapping[str, int], ranks: Ranks, randomness: Randomness
+) -> None:
     """Write below `path`, an empty or missing directory, and fsync. Collective.
 
     Raises:
         CheckpointError: it cannot be written.
     """
     state: dict[str, Any] = {}
-    for number, name in enumerate(weights.parameters):
+    for number, name in enumerate(weights.names):
         for part, key in _PARTS.items():
             whole = weights.full(name, key)
             if number % ranks.size == ranks.rank:
                 state[f"{part}/{name}"] = whole.cpu()
-    state["updates"] = torch.full((len(weights.parameters),), weights.num_updates, dtype=torch.int64)
+    state["updates"] = torch.full((len(weights.names),), weights.num_updates, dtype=torch.int64)
     state["counters"] = torch.tensor([counters[name] for name in sorted(counters)], dtype=torch.int64)
     write_entries(path, state | random_states(ranks, randomness), ranks)
 
 
-def load(
-    path: Path, weights: SpreadWeights, counters: Mapping[str, int], ranks: Ranks, randomness: Randomness, seed: int
+def load_whole(
+    path: Path, weights: WholeWeights, counters: Mapping[str, int], ranks: Ranks, randomness: Randomness, seed: int
 ) -> dict[str, int]:
-    """Read what either back-end saved, in place; returns the counters. Collective.
+    """Read what any back-end saved, in place; returns the counters. Collective.
 
     Raises:
         CheckpointError: files are missing or damaged, or they belong to another model.
@@ -55,7 +83,7 @@ def load(
     try:
         reader = SafeReader(path)
         saved = reader.read_metadata().state_dict_metadata
-        names = sorted(weights.parameters)
+        names = sorted(weights.names)
         shapes = {f"{part}/{name}": weights.shape(name) for part in _PARTS for name in names}
         check_entries(path, saved, shapes)
         random = {name: torch.empty_like(value) for name, value in random_states(ranks, randomness).items()}

@@ -1,0 +1,61 @@
+"""Which experts an engine chose, from its requests to the sequences that are trained.
+
+    request 1   prompt, answer                          known: all but the answer's last token
+    request 2   prompt, answer, what came next, answer  known again: the first three; the rule is: the first counts
+
+A token's log-prob is of the pass that made it, so what was chosen then is what training repeats. Later requests read it
+again, and where nothing cached it, compute it again: perhaps with other weights, perhaps with another choice. They
+only say what is not known yet, such as of an answer's last token, which no pass read before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from roll.types import IntArray, Rollout
+
+__all__ = ["experts_by_context", "first_known"]
+
+
+def first_known(records: Sequence[IntArray | None], length: int) -> IntArray | None:
+    """What is known of one sequence from several records of its beginnings, the earlier record before the later.
+
+    Args:
+        records: each [L, layers, k] of a beginning of it, -1 where unknown; `None`: nothing was recorded.
+        length: of the sequence.
+
+    Returns:
+        [length, layers, k]; `None` where there is no record.
+    """
+    known = [record[:length] for record in records if record is not None]
+    if not known:
+        return None
+    if len(known) == 1 and len(known[0]) == length:
+        return known[0]
+    found = np.full((length, *known[0].shape[1:]), -1, known[0].dtype)
+    for record in known:
+        own = found[: len(record)]
+        np.copyto(own, record, where=own < 0)
+    return found
+
+
+def experts_by_context(rollout: Rollout, records: Sequence[tuple[int, IntArray | None]]) -> tuple[IntArray, ...]:
+    """`Rollout.experts` of a rollout that has everything else.
+
+    Args:
+        rollout: with its branches.
+        records: of every request, in order: where its answer begins in the rollout's tokens, and `Generation.experts`.
+    """
+    if all(record is None for _, record in records):
+        return ()
+    shape, dtype = next((record.shape[1:], record.dtype) for _, record in records if record is not None)
+    starts = [start for start, _ in rollout.contexts]
+    found = []
+    for (start, context), end in zip(rollout.contexts, [*starts[1:], len(rollout.token_ids)], strict=True):
+        length = len(context) + end - start
+        own = [record for place, record in records if start <= place < end]
+        known = first_known(own, length)
+        found.append(np.full((length, *shape), -1, dtype) if known is None else known)
+    return tuple(found)

@@ -1,0 +1,56 @@
+"""Which experts a mixture's routers choose while the `hf` engine computes."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from roll.errors import ModelError
+from roll.inference.spec import EngineSpec, expert_dtype
+from roll.models import chosen_experts, find_routers
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+__all__ = ["RoutingRecord"]
+
+
+class RoutingRecord:
+    """Remembers what the routers of a model chose in the latest forward pass.
+
+    Args:
+        model: that computes.
+        spec: of the engine.
+
+    Raises:
+        ModelError: the model has no routers that say what they choose.
+    """
+
+    def __init__(self, model: PreTrainedModel, spec: EngineSpec) -> None:
+        routers = find_routers(model)
+        if not routers:
+            raise ModelError(
+                f"training.router_replay is 'engine', and '{spec.model_path}' has no router that chooses experts: set "
+                "it to none"
+            )
+        self._dtype = expert_dtype(int(routers[0].num_experts))
+        self._latest: list[Tensor | None] = [None] * len(routers)
+        for i, router in enumerate(routers):
+            router.register_forward_hook(self._remember(i))
+
+    def chosen(self) -> np.ndarray:
+        """[N, layers, k] of the tokens of the latest forward pass, padding included."""
+        layers = [layer for layer in self._latest if layer is not None]
+        assert len(layers) == len(self._latest), "a forward pass left a router out"
+        self._latest = [None] * len(layers)
+        return torch.stack(layers, dim=1).cpu().numpy().astype(self._dtype)
+
+    def _remember(self, i: int) -> Any:
+        def hook(router: Any, args: Any, output: Any) -> None:
+            chosen = chosen_experts(router, output)[1]
+            self._latest[i] = chosen.reshape(-1, chosen.shape[-1])
+
+        return hook

@@ -1,0 +1,133 @@
+"""Which experts vLLM's routers choose, kept in the worker of its CPU build until the engine asks.
+
+    forward pass ─ capture, layer by layer ─► [tokens, layers, k] ─► by request and position, and by slot of the cache
+                                                                       └─ of a cached prefix: what its slots hold
+
+vLLM records routing itself where its second model runner runs, which needs Triton; its CPU build has the first. There,
+a slot of the key-value cache stands for a token, so that requests that share cached blocks find the choices under which
+their keys and values were computed. A request's own record keeps what was chosen first, also when it is computed again.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+
+from roll.errors import UnsupportedError
+from roll.inference.spec import expert_dtype
+
+__all__ = ["RoutingRecorder", "moe_layers"]
+
+SCORING = "logprobs-"
+"""Requests whose names begin so are never asked about."""
+NAME_SUFFIX = 9
+"""Characters that vLLM adds to a request's name."""
+KEPT_PER_ROW = 4
+"""Records are kept for so many times the requests that run at once; those whose caller is gone make way."""
+
+
+def moe_layers(model: torch.nn.Module) -> dict[int, Any]:
+    """Routers by their layer's number, ascending.
+
+    Raises:
+        UnsupportedError: there are none, or one that does not say what it chose.
+    """
+    from vllm.model_executor.layers.fused_moe.layer import MoERunner
+    from vllm.model_executor.layers.fused_moe.router.base_router import BaseRouter
+
+    found = {int(module.layer_id): module for module in model.modules() if isinstance(module, MoERunner)}
+    if not found or not all(isinstance(module.router, BaseRouter) for module in found.values()):
+        raise UnsupportedError("vLLM has no router here that says which experts it chooses")
+    return dict(sorted(found.items()))
+
+
+class RoutingRecorder:
+    """Records what every forward pass of a model runner chooses.
+
+    Args:
+        runner: vLLM's first model runner, whose `execute_model` is wrapped.
+        max_rows: requests that run at once.
+
+    Raises:
+        UnsupportedError: the model's routers or its cache are of another kind.
+    """
+
+    def __init__(self, runner: Any, max_rows: int) -> None:
+        layers = moe_layers(runner.get_model())
+        tables = runner.input_batch.block_table.block_tables
+        if len(tables) != 1 or any(module._quant_method.is_monolithic for module in layers.values()):
+            raise UnsupportedError("vLLM cannot say here which experts it chose: its cache or its kernels hide them")
+        self._runner = runner
+        self._max_records = KEPT_PER_ROW * max_rows
+        self._latest: list[np.ndarray | None] = [None] * len(layers)
+        self._slots = np.zeros((0, 0, 0), np.int8)
+        self._records: dict[str, np.ndarray] = {}
+        self._dtype = expert_dtype(max(int(module.router.global_num_experts) for module in layers.values()))
+        for i, module in enumerate(layers.values()):
+            module.router.set_capture_fn(partial(self._capture, i))
+        plain = runner.execute_model
+
+        def execute_model(scheduled: Any, *args: Any, **kwargs: Any) -> Any:
+            output = plain(scheduled, *args, **kwargs)
+            if scheduled.total_num_scheduled_tokens:
+                self._record(scheduled)
+            return output
+
+        runner.execute_model = execute_model
+
+    def take(self, name: str) -> np.ndarray | None:
+        """[n, layers, k] of the first n tokens of the request that was given this name; `None` where it is unknown."""
+        size = len(name) + NAME_SUFFIX
+        own = next((x for x in self._records if x == name or (len(x) == size and x.startswith(f"{name}-"))), None)
+        return None if own is None else self._records.pop(own)
+
+    def _capture(self, layer: int, chosen: torch.Tensor) -> None:
+        self._latest[layer] = chosen.cpu().numpy().astype(self._dtype)
+
+    def _record(self, scheduled: Any) -> None:
+        """Take apart what the forward pass chose for a batch, whose tokens stand request by request."""
+        layers = [layer for layer in self._latest if layer is not None]
+        if len(layers) != len(self._latest):
+            raise RuntimeError("a router of vLLM's did not say which experts it chose")
+        chosen = np.stack([layer[: scheduled.total_num_scheduled_tokens] for layer in layers], axis=1)
+        self._latest = [None] * len(layers)
+        starts = {new.req_id: new.num_computed_tokens for new in scheduled.scheduled_new_reqs}
+        known = scheduled.scheduled_cached_reqs
+        starts |= dict(zip(known.req_ids, known.num_computed_tokens, strict=True))
+        batch, first = self._runner.input_batch, 0
+        for row, name in enumerate(batch.req_ids):
+            count = scheduled.num_scheduled_tokens.get(name, 0)
+            if count:
+                slots = self._slots_of(row, starts[name] + count, chosen)
+                self._slots[slots[starts[name] :]] = chosen[first : first + count]
+                if not name.startswith(SCORING):
+                    self._extend(name, slots, starts[name])
+            first += count
+        gone = [name for name in self._records if name not in self._runner.requests]
+        for name in gone[: max(len(gone) - self._max_records, 0)]:
+            del self._records[name]
+
+    def _slots_of(self, row: int, length: int, chosen: np.ndarray) -> np.ndarray:
+        """[length] where the cache has the first tokens of a row of the batch."""
+        table = self._runner.input_batch.block_table.block_tables[0]
+        size = int(table.block_size)
+        blocks = table.block_table.np[row, : -(-length // size)].astype(np.int64)
+        missing = (int(blocks.max()) + 1) * size - len(self._slots)
+        if missing > 0:
+            more = np.full((max(missing, len(self._slots)), *chosen.shape[1:]), -1, self._dtype)
+            self._slots = np.concatenate([self._slots, more]) if len(self._slots) else more
+        return (blocks[:, None] * size + np.arange(size)).reshape(-1)[:length]
+
+    def _extend(self, name: str, slots: np.ndarray, start: int) -> None:
+        """What the slots hold, for what the request's record does not know yet."""
+        record = self._records.get(name)
+        before = 0 if record is None else len(record)
+        if len(slots) > before:
+            grown = np.full((len(slots), *self._slots.shape[1:]), -1, self._dtype)
+            if record is not None:
+                grown[:before] = record
+            grown[before:] = self._slots[slots[before:]]
+            self._records[name] = grown

@@ -1,0 +1,90 @@
+"""What it does that updates use the experts that engines chose (`training.router_replay: engine`)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from roll.protocols import Scorer
+from roll.types import FloatArray, IntArray, TrainingBatch, TrainingSample
+
+__all__ = ["MEASURED_SHARE", "engine_routing", "own_routing", "with_own_routing"]
+
+MEASURED_SHARE = 8
+"""One of so many samples, the first ones, also goes through the trainer with its own choice of experts: a forward pass
+over an eighth of the batch, some 4 % of an update's work."""
+
+
+def with_own_routing(batch: TrainingBatch) -> TrainingBatch:
+    """The batch for models that choose experts themselves."""
+    if all(s.experts is None for s in batch.samples):
+        return batch
+    return replace(batch, samples=tuple(replace(s, experts=None) for s in batch.samples))
+
+
+async def own_routing(policy: Scorer, batch: TrainingBatch) -> tuple[list[FloatArray], list[IntArray]]:
+    """Log-probs and experts of the batch's first samples as the policy has them without replay."""
+    first = tuple(s for s in batch.samples if s.experts is not None)[: -(-len(batch.samples) // MEASURED_SHARE)]
+    if not first:
+        return [], []
+    found = await policy.forward(with_own_routing(replace(batch, samples=first)), ["logprobs", "experts"])
+    return list(found["logprobs"]), list(found["experts"])
+
+
+def engine_routing(
+    batch: TrainingBatch,
+    own: tuple[Sequence[FloatArray], Sequence[IntArray]],
+    replayed: Sequence[FloatArray | None],
+) -> dict[str, float]:
+    """The figures of a step, below `agreement/`.
+
+    `replayed_share` of the tokens that went through the network had experts of the engine; of these choices,
+    `experts_alike` are the trainer's own as well. `own_routing/…` is how far the trainer's log-probs are from the
+    engine's with its own choice, `engine_routing/…` with the engine's, over the same tokens: mean and largest absolute
+    difference, and the divergence of the engine's distribution from the trainer's: the mean of exp(d) - 1 - d for
+    d = trainer - engine, which has no bias (k3 of http://joschu.net/blog/kl-approx.html).
+
+    Args:
+        batch: of the step.
+        own: of its first samples with experts, as `own_routing` gives them.
+        replayed: log-probs of all samples in the pass that replayed; empty where there was no such pass.
+    """
+    known, inputs = 0, 0
+    for sample in batch.samples:
+        inputs += len(sample) - 1
+        known += 0 if sample.experts is None else int((sample.experts[:-1] >= 0).all(axis=(1, 2)).sum())
+    metrics = {"agreement/replayed_share": known / max(inputs, 1)}
+    chosen = [(i, s) for i, s in enumerate(batch.samples) if s.experts is not None][: len(own[0])]
+    samples = [s for _, s in chosen]
+    metrics |= _distance("own_routing", samples, own[0])
+    alike = [_alike(s.experts, experts) for s, experts in zip(samples, own[1], strict=True) if s.experts is not None]
+    if alike and sum(map(len, alike)):
+        metrics["agreement/experts_alike"] = float(np.concatenate(alike).mean())
+    if replayed:
+        metrics |= _distance("engine_routing", samples, [replayed[i] for i, _ in chosen])
+    return metrics
+
+
+def _distance(name: str, samples: Sequence[TrainingSample], said: Sequence[FloatArray | None]) -> dict[str, float]:
+    differences = [
+        (logprobs - sample.rollout_logprobs)[sample.loss_mask].astype(np.float64)
+        for sample, logprobs in zip(samples, said, strict=True)
+        if logprobs is not None and sample.rollout_logprobs is not None
+    ]
+    together = np.concatenate(differences) if differences else np.zeros(0)
+    if not len(together):
+        return {}
+    bounded = np.clip(together, -20.0, 20.0)
+    return {
+        f"agreement/{name}/logprob_mean_abs": float(np.abs(together).mean()),
+        f"agreement/{name}/logprob_max_abs": float(np.abs(together).max()),
+        f"agreement/{name}/divergence": float((np.expm1(bounded) - bounded).mean()),
+    }
+
+
+def _alike(engine: IntArray, trainer: IntArray) -> IntArray:
+    """Of choices [L, layers, k] that both know, 1 for each that the other has in the same place, else 0."""
+    both = (engine[..., 0] >= 0) & (trainer[..., 0] >= 0)
+    return (engine[both][..., None] == trainer[both][..., None, :]).any(-1).ravel()

@@ -1,0 +1,139 @@
+"""Whether a trainer's ranks can divide the model, and what each would hold and send: tried without weights or devices.
+
+In a process of its own, whose process group answers at once and says nothing: see `roll.training.dry_run`.
+"""
+
+from __future__ import annotations
+
+import json
+import pickle
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from roll.config.run import RunConfig
+from roll.config.training import TrainingConfig
+from roll.errors import ModelError
+from roll.preflight.report import Report
+
+if TYPE_CHECKING:
+    from roll.training import TrainerSpec
+
+__all__ = ["look_at_layout", "try_a_step"]
+
+GIB = 2**30
+
+
+def look_at_layout(report: Report, config: RunConfig) -> None:
+    """Divide the model as the run would.
+
+    Raises:
+        ModelError: it cannot be divided so.
+    """
+    if config.roles["actor_train"].count > 1 and _is_here(config):
+        _ask(_request(config, 0, with_step=False))
+
+
+def try_a_step(report: Report, config: RunConfig) -> None:
+    """Find out what a rank of each stage holds and sends in a step of full micro-batches.
+
+    Raises:
+        ModelError: the model is not on this machine, or cannot be divided so.
+    """
+    if not _is_here(config):
+        raise ModelError(f"a dry run needs the model's configuration: '{config.model.path}' is not on this machine")
+    count, stages = config.roles["actor_train"].count, config.section("training", TrainingConfig).parallel.pp
+    for stage in range(stages):
+        found = _ask(_request(config, stage * count // stages, with_step=True))
+        report.layout += _in_words(found, stage if stages > 1 else None)
+
+
+def _is_here(config: RunConfig) -> bool:
+    return (_directory(config) / "config.json").is_file()
+
+
+def _directory(config: RunConfig) -> Path:
+    from roll.models import CATALOGUE, find_model, find_model_directory
+
+    if config.model.path in CATALOGUE:
+        return find_model(config.model.path) or Path(config.model.path)
+    local = Path(config.model.path).expanduser()
+    return (find_model_directory(local) or local) if local.is_dir() else find_model(config.model.path) or local
+
+
+def _request(config: RunConfig, rank: int, *, with_step: bool) -> tuple[TrainerSpec, bool]:
+    from roll.training import TrainerSpec
+
+    spec = TrainerSpec(
+        model_path=str(_directory(config)),
+        model=config.model,
+        training=config.section("training", TrainingConfig),
+        holds_reference=getattr(config, "trainer_holds_reference", False),
+        rank=rank,
+        world_size=config.roles["actor_train"].count,
+        device="cpu",
+    )
+    return spec, with_step
+
+
+def _ask(request: tuple[TrainerSpec, bool]) -> dict[str, Any]:
+    with tempfile.TemporaryDirectory(prefix="roll-check-") as directory:
+        asked, said = Path(directory) / "asked", Path(directory) / "said"
+        asked.write_bytes(pickle.dumps(request))
+        command = [sys.executable, "-P", "-m", __name__, str(asked), str(said)]
+        done = subprocess.run(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, check=False, text=True)
+        if done.returncode != 0:
+            last = done.stderr.strip().rpartition("\n")[2]
+            raise ModelError(f"dividing the model could not be tried: exit code {done.returncode}{last and ': '}{last}")
+        found = json.loads(said.read_text())
+    if isinstance(found, str):
+        raise ModelError(found)
+    return found
+
+
+def _in_words(found: Mapping[str, Any], stage: int | None) -> Iterator[str]:
+    where = "a trainer's rank" if stage is None else f"a rank of stage {stage}"
+    yield (
+        f"{where} holds {found['between'] / GIB:.2f} GiB between steps, {found['gradients'] / GIB:.2f} GiB of "
+        f"gradients, and at most {found['peak'] / GIB:.2f} GiB"
+    )
+    for operation, ranks, size, count, together in found["traffic"]:
+        yield f"  {count:,} x {operation} between {size} ({ranks}): {together / GIB:.2f} GiB"
+
+
+def _try(spec: TrainerSpec, with_step: bool) -> dict[str, Any] | str:
+    """What was found, or why the model cannot be divided."""
+    import numpy as np
+
+    from roll.errors import UserError
+    from roll.training.dry_run import dry_run
+    from roll.types import Needs, TrainingBatch, TrainingSample
+
+    training = spec.training
+    length = training.max_tokens_per_micro_batch
+    text: dict[str, Any] = {
+        "prefix_length": 1,
+        "token_ids": np.zeros(length, dtype=np.int32),
+        "loss_mask": np.arange(length) > 0,
+        "advantages": np.zeros(length, dtype=np.float32),
+    }
+    parallel = training.parallel
+    count = (parallel.pp + 1) * spec.world_size // (parallel.pp * parallel.row_ranks)
+    samples = tuple(TrainingSample(sample_id=str(i), unit=i, **text) for i in range(count))
+    try:
+        found = dry_run(spec, TrainingBatch(samples=samples) if with_step else None, Needs())
+    except UserError as error:
+        return str(error)
+    traffic = [(*kind, count, found.bytes[kind]) for kind, count in found.counts.items()]
+    return {"between": found.between, "gradients": found.gradients, "peak": found.peak, "traffic": traffic}
+
+
+def _main(asked: str, said: str) -> None:
+    Path(said).write_text(json.dumps(_try(*pickle.loads(Path(asked).read_bytes()))))
+
+
+if __name__ == "__main__":
+    _main(*sys.argv[1:])

@@ -1,0 +1,343 @@
+"""A training step of one rank of many, without weights, devices or the other ranks.
+
+    config.json ─ on the meta device ─► network ─ divided and sharded as for a run ─► tensors that have no numbers
+                ─ a step of the usual passes ─► the most memory at any moment, and every collective
+
+Shapes, dtypes, placements and collectives are those of the code that trains; the process group answers at once and says
+nothing. So a layout of a hundred accelerators can be tried on a laptop: whether it divides the model, what each rank
+holds, what it sends. Memory is that of tensors: no kernel's workspace, no collective's buffers, no fragments.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import weakref
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+from unittest import mock
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode, unset_fake_temporarily
+from torch.distributed import GroupName, ProcessGroup
+from torch.distributed.tensor import DTensor
+from torch.nn import functional
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from roll.algorithms.inputs import LossOutputs
+from roll.training.distributed import Ranks, shard
+from roll.training.experts import expert_outputs
+from roll.training.loading import build_network
+from roll.training.parallel.collectives import exchange_rows
+from roll.training.parallel.experts import _added
+from roll.training.parallel.pipeline import Stage
+from roll.training.parallel.tensor import own
+from roll.training.parallel.tokens import TokenShare
+from roll.training.precision import Precision
+from roll.training.spec import TrainerSpec
+from roll.training.stages import cut
+from roll.training.weights import persistent_buffers
+from roll.types import Needs, TrainingBatch
+
+__all__ = ["DryRun", "Traffic", "dry_run"]
+
+
+class Traffic(NamedTuple):
+    """Collectives of a kind between the same ranks."""
+
+    operation: str
+    """`all_gather`, `reduce_scatter`, `all_reduce`, `all_to_all`, `send`, `recv`, …"""
+    ranks: str
+    """Who takes part, by what they divide: `shards`, `tp`, `cp`, …"""
+    size: int
+    """Of the group."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DryRun:
+    """What a step asks of one rank."""
+
+    between: int
+    """Bytes held between steps: weights and the optimiser's state."""
+    gradients: int
+    """Bytes more that are there once all micro-batches are through."""
+    peak: int
+    """Most bytes at any moment, all of these included."""
+    counts: Mapping[Traffic, int]
+    """How many collectives of each kind a step has."""
+    bytes: Mapping[Traffic, int]
+    """Of the larger of what each of them takes and gives, added up."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Loss:
+    """Reaches everything that the network says; whatever a loss makes of so little more is not counted."""
+
+    needs: Needs
+
+    def __call__(self, inputs: Any) -> LossOutputs:
+        loss = torch.stack([tensor.sum() for tensor in inputs.tensors if tensor.requires_grad]).sum()
+        return LossOutputs(loss=loss)
+
+
+def dry_run(spec: TrainerSpec, batch: TrainingBatch | None, needs: Needs) -> DryRun:
+    """Build a rank of a trainer and let it make a step.
+
+    The process must have no process group; it has none afterwards.
+
+    Args:
+        spec: of the rank. Its model needs `config.json`, and no weights.
+        batch: all ranks' samples; their tokens may be any. `None` for no step.
+        needs: of what is learned.
+
+    Raises:
+        ModelError: the model cannot be divided so.
+        PlacementError: the number of ranks cannot.
+    """
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    from roll.training.backend import TorchBackend
+
+    if dist.is_initialized():
+        raise RuntimeError("a dry run needs a process of its own: this one is in a process group")
+    dist.init_process_group("fake", store=FakeStore(), rank=spec.rank, world_size=spec.world_size)
+    watch = _Watch()
+    try:
+        with _stand_ins(watch), watch:
+            backend = TorchBackend(spec)
+            between = watch.live
+            watch.begin()
+            if batch is not None:
+                backend.train_step(batch, _Loss(needs=needs))
+            found = DryRun(
+                between=between,
+                gradients=watch.live - between,
+                peak=watch.peak,
+                counts=watch.counts,
+                bytes=watch.bytes,
+            )
+            del backend
+    finally:
+        dist.destroy_process_group()
+    return found
+
+
+class _Ranks(Ranks):
+    """Scalars and plain values are not added up: they have no numbers here."""
+
+    def __init__(self, spec: TrainerSpec, device: torch.device) -> None:
+        with unset_fake_temporarily():  # whose place is found by looking for it
+            super().__init__(spec, device)
+
+    def sum(self, sharded: Tensor, whole: Tensor) -> float:
+        return 1.0
+
+    def reduce(self, values: Mapping[str, Tensor], both: Callable[[float, float], float]) -> dict[str, float]:
+        return {"loss": 0.0, **dict.fromkeys(values, 0.0)}
+
+    def gather(self, value: Any) -> list[Any]:
+        return [value] * self.data_size
+
+    def by_stage(self, value: Any) -> list[Any]:
+        return [value]
+
+
+@contextlib.contextmanager
+def _stand_ins(watch: _Watch) -> Iterator[None]:
+    """What would read numbers, and what the fake device, a host, would do otherwise than an accelerator."""
+    resize = torch.UntypedStorage.resize_
+
+    def resized(storage: torch.UntypedStorage, size: int) -> torch.UntypedStorage:
+        result = resize(storage, size)
+        watch.resized(storage)
+        return result
+
+    instead: dict[str, Any] = {
+        "torch.UntypedStorage.resize_": resized,
+        "roll.training.backend.Ranks": _Ranks,
+        "roll.training.backend.build_network": _skeleton,
+        "roll.training.backend.Unread": _Unread,
+        "roll.training.backend.check_cut": lambda *args: None,
+        "roll.training.backend.cut": _cut,
+        "roll.training.backend.shard": _sharded,
+        "roll.training.attention.varlen_supported": lambda device, dtype: True,
+        "roll.training.logprobs.native": lambda: None,
+        "torch.bincount": lambda x, minlength: x.new_empty(minlength),
+        "roll.training.experts._products": _grouped,
+        "roll.training.parallel.experts._dispatched": _evenly,
+        "roll.training.passes.loss_inputs": lambda layout, batch, predicted, attention: predicted,
+        "roll.training.passes.collect": lambda *args: None,
+        "roll.training.routing.Routing._take": lambda *args: None,
+        "roll.training.routing.Routing.load": lambda *args: None,
+        "roll.training.passes.load_metrics": lambda loads: {},
+    }
+    with contextlib.ExitStack() as stack:
+        for path, value in instead.items():
+            stack.enter_context(mock.patch(path, value))
+        stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
+        yield
+
+
+class _Unread:
+    """Weights that are in no file."""
+
+    @contextlib.contextmanager
+    def lent(self) -> Iterator[None]:
+        yield
+
+    def fill(self, network: torch.nn.Module, device: torch.device) -> None:
+        network.to_empty(device=device)
+
+
+def _skeleton(spec: TrainerSpec, dtype: torch.dtype, unread: _Unread | None = None) -> Any:
+    """The network of a role, on the meta device until it is filled."""
+    with unset_fake_temporarily(), torch.device("meta"), mock.patch("roll.training.loading.load_causal_lm", _bare):
+        network = build_network(spec, dtype)
+    return network if unread is not None else network.to_empty(device="cpu")
+
+
+def _bare(path: str, dtype: torch.dtype, *, attention: str, trust_remote_code: bool, left: None) -> Any:
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    config = AutoConfig.from_pretrained(path, trust_remote_code=trust_remote_code)
+    return AutoModelForCausalLM.from_config(
+        config, dtype=dtype, attn_implementation=attention, trust_remote_code=trust_remote_code
+    ).eval()
+
+
+def _grouped(x: Tensor, weight: Tensor, counts: Tensor, *, transposed: bool) -> Tensor:
+    matrices = weight if transposed else weight.transpose(1, 2)
+    return functional.grouped_mm(x.to(weight.dtype), matrices, offs=counts.to(torch.int32))
+
+
+def _evenly(experts: Any, group: ProcessGroup) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
+    """Every rank's experts are chosen as often as the others', by as many different tokens as can be."""
+
+    def forward(states: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
+        (length, num_chosen), size = chosen.shape, group.size()
+        splits = [math.ceil(length * min(size, num_chosen) / size)] * size
+        token = torch.arange(sum(splits)) % length
+        rows, row_weights, mine = (exchange_rows(x[token], splits, splits, group) for x in (states, weights, chosen))
+        row = torch.arange(length * num_chosen) % len(rows)
+        parameters = {name: own(getattr(experts, name)) for name in experts._parameters}
+        found = expert_outputs(experts, parameters, rows, row, mine[row, 0], row_weights[row, 0])
+        sums = _added(len(rows), [found], [row]).to(states.dtype)
+        back = exchange_rows(sums, splits, splits, group)
+        return _added(length, back.split(splits), token.split(splits)).to(states.dtype)
+
+    return forward
+
+
+def _cut(network: Any, stage: Stage, share: TokenShare, dtype: torch.dtype) -> None:
+    names = {*dict(network.root.named_parameters()), *persistent_buffers(network.root)}
+    tied = {network.projection.weight} & {network.decoder.get_input_embeddings().weight}
+
+    def held(own: list[str]) -> list[list[str]]:
+        """What every stage has: the nearest has all that this one has not."""
+        both = [name for name in own if tied and network.root.get_parameter(name) in tied]
+        others: list[list[str]] = [[] for _ in range(stage.count)]
+        others[0 if stage.number else -1] = [*names.difference(own), *both]
+        others[stage.number] = own
+        return others
+
+    with unset_fake_temporarily(), mock.patch.object(stage, "gather", held):
+        cut(network, stage, share, dtype)
+
+
+def _sharded(network: Any, ranks: Ranks, precision: Precision) -> None:
+    with unset_fake_temporarily():
+        shard(network, ranks, precision)
+
+
+class _Watch(TorchDispatchMode):
+    """Counts the bytes of all storages that live, and the collectives."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.live = 0
+        self.peak = 0
+        self.counts: Counter[Traffic] = Counter()
+        self.bytes: Counter[Traffic] = Counter()
+        self._sizes: dict[int, int] = {}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        for tensor in _plain(result):
+            self._hold(tensor.untyped_storage())
+        namespace, _, name = func._schema.name.partition("::")
+        if namespace in ("c10d", "_c10d_functional") and "wait" not in name:
+            self._note(name, (args, kwargs, result))
+        return result
+
+    def resized(self, storage: torch.UntypedStorage) -> None:
+        """Tell of a storage whose size was changed: FSDP frees gathered weights so."""
+        before = self._sizes.get(storage._cdata)
+        if before is not None:
+            self._sizes[storage._cdata] = storage.nbytes()
+            self._grow(storage.nbytes() - before)
+
+    def _hold(self, storage: torch.UntypedStorage) -> None:
+        key = storage._cdata
+        if key not in self._sizes:
+            self._sizes[key] = storage.nbytes()
+            self._grow(storage.nbytes())
+            weakref.finalize(storage, self._forget, key)
+
+    def _forget(self, key: int) -> None:
+        self._grow(-self._sizes.pop(key))
+
+    def _grow(self, size: int) -> None:
+        self.live += size
+        self.peak = max(self.peak, self.live)
+
+    def begin(self) -> None:
+        """Count collectives, and the peak, from here."""
+        self.peak = self.live
+        self.counts.clear()
+        self.bytes.clear()
+
+    def _note(self, name: str, everything: Any) -> None:
+        leaves = tree_leaves(everything)
+        group = next(found for leaf in leaves if (found := _group(leaf)) is not None)
+        sizes = [tensor.numel() * tensor.element_size() for tensor in leaves if isinstance(tensor, Tensor)]
+        kind = Traffic(_NAMES.get(name, name.strip("_")), _name(group), group.size())
+        self.counts[kind] += 1
+        self.bytes[kind] += max(sizes, default=0)
+
+
+_NAMES = {
+    "_allgather_base_": "all_gather",
+    "all_gather_into_tensor": "all_gather",
+    "_reduce_scatter_base_": "reduce_scatter",
+    "reduce_scatter_tensor": "reduce_scatter",
+    "allreduce_": "all_reduce",
+    "alltoall_base_": "all_to_all",
+    "recv_any_source_": "recv",
+    "recv_": "recv",
+}
+
+
+def _plain(tree: Any) -> list[Tensor]:
+    """Its tensors that have memory of their own."""
+    tensors = [leaf for leaf in tree_leaves(tree) if isinstance(leaf, Tensor)]
+    return [tensor for tensor in tensors if not isinstance(tensor, DTensor) and tensor.device.type != "meta"]
+
+
+def _group(leaf: Any) -> ProcessGroup | None:
+    """The process group that an argument of a collective is, or names."""
+    if isinstance(leaf, torch.ScriptObject):
+        with contextlib.suppress(RuntimeError):
+            return ProcessGroup.unbox(leaf)
+    if isinstance(leaf, str):
+        with contextlib.suppress(RuntimeError, ValueError, KeyError):
+            return dist.distributed_c10d._resolve_process_group(GroupName(leaf))
+    return None
+
+
+def _name(group: ProcessGroup) -> str:
+    return "all" if group.group_desc == "default_pg" else group.group_desc.removeprefix("mesh_")

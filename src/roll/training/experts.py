@@ -1,0 +1,128 @@
+"""The experts of a mixture: each token through those that its router chose, in one product for all tokens of an expert.
+
+    pairs of a token and an expert ─ sorted by expert ─► up, gate, down ─ times the router's weight ─► back in order
+
+`transformers` keeps a layer's experts in tensors of three dimensions (and two, of biases), the first of which counts
+experts. On a CPU and in float64 every expert's product is one of its own, written in place: measured, bitwise what
+`grouped_mm` gives there and not slower. Devices have that as one kernel.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+__all__ = ["expert_outputs", "find_experts", "group_products"]
+
+
+def find_experts(model: nn.Module) -> dict[str, Any]:
+    """By name, the modules of a model that keep experts in the form that `expert_outputs` knows."""
+    return {name: module for name, module in model.named_modules() if _is_known(module)}
+
+
+def group_products(model: nn.Module) -> None:
+    """Let a model's experts compute by `expert_outputs`."""
+    for module in find_experts(model).values():
+        module.forward = _grouped(module)
+
+
+def expert_outputs(
+    experts: Any, parameters: Mapping[str, Tensor], states: Tensor, rows: Tensor, chosen: Tensor, weights: Tensor
+) -> Tensor:
+    """[P, H] what experts make of tokens, times the router's weights; in their wider format.
+
+    Args:
+        experts: a module that `find_experts` found.
+        parameters: of it, by name: of all its experts, or of those that `chosen` counts.
+        states: [n, H] of tokens.
+        rows: [P] a pair's token.
+        chosen: [P] its expert.
+        weights: [P] of the expert, for the token.
+    """
+    by_expert = chosen.argsort(stable=True)
+    sorted_experts = chosen[by_expert]
+    counts = torch.bincount(chosen, minlength=len(parameters["down_proj"]))
+
+    def through(x: Tensor, name: str) -> Tensor:
+        found = _products(x, parameters[name], counts, transposed=experts.is_transposed)
+        return found + parameters[f"{name}_bias"][sorted_experts] if experts.has_bias else found
+
+    x = states[rows[by_expert]]
+    x = experts._apply_gate(through(x, "gate_up_proj")) if experts.has_gate else experts.act_fn(through(x, "up_proj"))
+    outputs = through(x, "down_proj") * weights[by_expert, None]
+    return outputs[by_expert.argsort()]
+
+
+def _is_known(module: Any) -> bool:
+    count = getattr(module, "num_experts", None)
+    names = ("has_gate", "has_bias", "is_transposed")
+    if not isinstance(count, int) or not all(isinstance(getattr(module, name, None), bool) for name in names):
+        return False
+    first = "gate_up_proj" if module.has_gate else "up_proj"
+    wanted = {first, "down_proj"} | ({f"{first}_bias", "down_proj_bias"} if module.has_bias else set())
+    return set(module._parameters) == wanted and all(len(p) == count for p in module._parameters.values())
+
+
+def _grouped(experts: Any) -> Any:
+    def forward(states: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
+        parameters = {name: getattr(experts, name) for name in experts._parameters}
+        (length, num_chosen), width = chosen.shape, states.shape[-1]
+        rows = torch.arange(length, device=states.device).repeat_interleave(num_chosen)
+        found = expert_outputs(experts, parameters, states, rows, chosen.reshape(-1), weights.reshape(-1))
+        return found.view(length, num_chosen, width).sum(1).to(states.dtype)
+
+    return forward
+
+
+def _products(x: Tensor, weight: Tensor, counts: Tensor, *, transposed: bool) -> Tensor:
+    """[P, out] of [P, in], the first `counts[0]` rows by the first expert's matrix, and so on.
+
+    Args:
+        x: the rows.
+        weight: [E, in, out] where `transposed`, otherwise [E, out, in].
+        counts: [E] rows of each.
+        transposed: see `weight`.
+    """
+    x = x.to(weight.dtype)
+    if x.device.type != "cpu" and x.dtype != torch.float64:
+        matrices = weight if transposed else weight.transpose(1, 2)
+        return functional.grouped_mm(x, matrices, offs=counts.cumsum(0).to(torch.int32))
+    found = _OneByOne.apply(x, weight, counts.tolist(), transposed)
+    assert isinstance(found, Tensor)
+    return found
+
+
+class _OneByOne(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, counts: list[int], transposed: bool) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        ctx.counts, ctx.transposed = counts, transposed
+        result = x.new_empty(len(x), weight.shape[2 if transposed else 1])
+        for own, matrix, out in zip(x.split(counts), weight, result.split(counts), strict=True):
+            if len(own):
+                torch.mm(own, matrix if transposed else matrix.t(), out=out)
+        return result
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, Tensor | None, None, None]:
+        x, weight = ctx.saved_tensors
+        (grad,), counts, transposed = grads, ctx.counts, ctx.transposed
+        of_x = torch.empty_like(x) if ctx.needs_input_grad[0] else None
+        if of_x is not None:
+            for own, matrix, out in zip(grad.split(counts), weight, of_x.split(counts), strict=True):
+                if len(own):
+                    torch.mm(own, matrix.t() if transposed else matrix, out=out)
+        of_weight = torch.empty_like(weight) if ctx.needs_input_grad[1] else None
+        if of_weight is not None:
+            for own, given, out in zip(grad.split(counts), x.split(counts), of_weight, strict=True):
+                if not len(own):
+                    out.zero_()
+                elif transposed:
+                    torch.mm(given.t(), own, out=out)
+                else:
+                    torch.mm(own.t(), given, out=out)
+        return of_x, of_weight, None, None

@@ -1,0 +1,147 @@
+"""Where a weight of the HF checkpoint is in Megatron's modules, of the families that are known here.
+
+    q_proj, k_proj, v_proj [.., H]   ─►  linear_qkv: by key-value head, its queries, its key, its value
+    gate_proj, up_proj [F, H]        ─►  linear_fc1: all gates, then all ups
+    everything else                  ─►  one parameter
+
+Each tp rank has a slice of every HF weight, and fuses its slices; so a part of a fused parameter is a view of it, and
+is read and written alike, of weights and of the optimiser's states.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from torch import Tensor
+from torch.distributed import ProcessGroup
+
+from roll.errors import ModelError
+from roll.training.parallel.collectives import gather
+
+__all__ = ["FAMILIES", "Heads", "Place", "find_places", "whole_of"]
+
+FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
+"""By `model_type`; all are dense, with rotary positions and gated MLPs."""
+
+_OUTSIDE = {
+    "model.embed_tokens.weight": ("model.embedding.weight", 0),
+    "model.norm.weight": ("model.norm.weight", None),
+    "lm_head.weight": ("lm_head.weight", 0),
+    **{f"{head}.{part}": (f"{head}.{part}", None) for head in ("score", "value_head") for part in ("weight", "bias")},
+}
+_IN_LAYERS = {
+    "input_layernorm.weight": ("input_layernorm.weight", None),
+    "self_attn.q_norm.weight": ("self_attention.q_layernorm.weight", None),
+    "self_attn.k_norm.weight": ("self_attention.k_layernorm.weight", None),
+    "self_attn.o_proj.weight": ("self_attention.linear_proj.weight", 1),
+    "post_attention_layernorm.weight": ("pre_mlp_layernorm.weight", None),
+    "mlp.down_proj.weight": ("mlp.linear_fc2.weight", 1),
+}
+_FUSED = {
+    "q_proj": ("self_attention.linear_qkv", "q"),
+    "k_proj": ("self_attention.linear_qkv", "k"),
+    "v_proj": ("self_attention.linear_qkv", "v"),
+    "gate_proj": ("mlp.linear_fc1", "gate"),
+    "up_proj": ("mlp.linear_fc1", "up"),
+}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Heads:
+    """Of attention."""
+
+    queries: int
+    """Per key-value head."""
+    width: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Place:
+    """Of one HF weight."""
+
+    parameter: str
+    """Its name among Megatron's, or that of the one that it is a part of."""
+    dim: int | None
+    """Along which tp ranks divide the HF weight; `None`: each has it whole."""
+    part: Literal["q", "k", "v", "gate", "up"] | None
+    """Of a fused parameter."""
+    heads: Heads
+
+    def view(self, fused: Tensor) -> Tensor:
+        """Of a tensor like this rank's parameter, the HF weight's entries, in their order."""
+        if self.part is None:
+            return fused
+        if self.part in ("gate", "up"):
+            return fused.chunk(2)[self.part == "up"]
+        each = self.heads.queries
+        by_head = fused.unflatten(0, (-1, each + 2, self.heads.width))
+        return by_head[:, {"q": slice(0, each), "k": slice(each, each + 1), "v": slice(each + 1, None)}[self.part]]
+
+    def read(self, fused: Tensor) -> Tensor:
+        """This rank's slice of the HF weight, in its shape."""
+        found = self.view(fused)
+        return found.flatten(0, 2) if self.part in ("q", "k", "v") else found
+
+    def write(self, fused: Tensor, weight: Tensor, tp: ProcessGroup | None) -> None:
+        """Put an HF weight, whole, into a tensor like this rank's parameter."""
+        if tp is not None and self.dim is not None:
+            weight = weight.chunk(tp.size(), self.dim)[tp.rank()]
+        target = self.view(fused)
+        target.copy_(weight.reshape(target.shape))
+
+
+def whole_of(part: Tensor, place: Place, tp: ProcessGroup | None) -> Tensor:
+    """The HF weight, from each tp rank's slice. Collective."""
+    if tp is None or place.dim is None:
+        return part
+    return gather(part.movedim(place.dim, 0).contiguous(), tp).movedim(0, place.dim).contiguous()
+
+
+def find_places(names: list[str], config: Any) -> dict[str, Place]:
+    """By HF name, where each weight is.
+
+    Args:
+        names: of all of a model's weights.
+        config: of the HF model.
+
+    Raises:
+        ModelError: the family is not known, or has weights that are not.
+    """
+    if config.model_type not in FAMILIES:
+        raise ModelError(
+            f"training.backend 'megatron' knows the families {', '.join(FAMILIES)}, and this model is "
+            f"'{config.model_type}': take the back-end torch"
+        )
+    queries, keys = config.num_attention_heads, config.num_key_value_heads
+    heads = Heads(queries=queries // keys, width=getattr(config, "head_dim", None) or config.hidden_size // queries)
+    places = {name: _place(name, heads) for name in names}
+    unknown = [name for name, place in places.items() if place is None]
+    if unknown:
+        raise ModelError(
+            f"training.backend 'megatron' has no place for {len(unknown)} weights of this {config.model_type}, first "
+            f"'{unknown[0]}': take the back-end torch"
+        )
+    return {name: place for name, place in places.items() if place is not None}
+
+
+def _place(name: str, heads: Heads) -> Place | None:
+    if name in _OUTSIDE:
+        parameter, dim = _OUTSIDE[name]
+        return Place(parameter=parameter, dim=dim, part=None, heads=heads)
+    found = re.fullmatch(r"model\.layers\.(\d+)\.(.+)", name)
+    if found is None:
+        return None
+    number, inside = found.groups()
+    before = f"model.layers.{number}.inside."
+    if inside in _IN_LAYERS:
+        parameter, dim = _IN_LAYERS[inside]
+        return Place(parameter=before + parameter, dim=dim, part=None, heads=heads)
+    fused = re.fullmatch(r"(?:self_attn|mlp)\.(\w+)\.(weight|bias)", inside)
+    if fused is None or fused[1] not in _FUSED:
+        return None
+    parameter, part = _FUSED[fused[1]]
+    if fused[2] == "bias" and part in ("gate", "up"):
+        return None
+    return Place(parameter=f"{before}{parameter}.{fused[2]}", dim=0, part=part, heads=heads)  # type: ignore[arg-type]

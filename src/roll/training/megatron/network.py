@@ -1,0 +1,265 @@
+"""A decoder of Megatron's layers that answers as an HF model does, so that the trainer's networks go around it.
+
+    ids [1, N] ─ embedding ─► [1, n, H] ─ layers, whose attention is the trainer's own ─► norm ─► [1, n, H]
+
+Of N tokens of a row, each tp rank has n = N / tp between attention and MLP (sequence parallel). Positions are those of
+the row's tokens, and their angles the HF model's.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from roll.config.training import TrainingConfig
+from roll.errors import ModelError
+from roll.training.attention import AttentionPlan, packed_attention
+
+__all__ = ["MegatronModel", "transformer_config"]
+
+
+@dataclass(frozen=True, slots=True)
+class _Packed:
+    """What reaches every layer's attention, in the place of Megatron's description of packed rows."""
+
+    plan: AttentionPlan
+    qkv_format: str = "sbhd"
+    """Queries are [N, 1, heads, width]."""
+
+
+class _PackedCore(nn.Module):
+    """The attention of one layer: of queries, keys and values, by the plan of the row."""
+
+    def __init__(self, config: Any, layer_number: int, windows: list[int | None], **kwargs: Any) -> None:
+        super().__init__()
+        self._window = windows[layer_number - 1]
+
+    def forward(
+        self, query: Tensor, key: Tensor, value: Tensor, *unused: Any, packed_seq_params: _Packed, **kwargs: Any
+    ) -> Tensor:
+        """[N, 1, H * w] of queries [N, 1, H, d], keys [N, 1, K, d], values [N, 1, K, w]."""
+        q, k, v = (x.permute(1, 2, 0, 3) for x in (query, key, value))
+        plan = packed_seq_params.plan
+        result, _ = packed_attention(self, q, k, v, None, roll_plan=plan, sliding_window=self._window)
+        return result[0].flatten(1)[:, None]
+
+
+class _Norm(nn.RMSNorm):
+    """Each tp rank has its tokens, so that gradients are added up: Megatron does so for weights that say it."""
+
+    def __init__(self, config: Any, hidden_size: int, eps: float, **kwargs: Any) -> None:
+        super().__init__(hidden_size, eps, dtype=config.params_dtype)
+        self.weight.sequence_parallel = config.sequence_parallel  # type: ignore[attr-defined]
+
+
+class _Layer(nn.Module):
+    """One of Megatron's, whose hidden states are [n, 1, H]."""
+
+    def __init__(self, config: Any, spec: Any, number: int) -> None:
+        super().__init__()
+        from megatron.core.transformer.spec_utils import build_module
+
+        self.recomputes = config.recompute_granularity == "full"
+        self.inside = build_module(spec, config=config, layer_number=number)
+
+    def forward(self, states: Tensor, angles: Tensor, plan: AttentionPlan) -> Tensor:
+        """[1, n, H] of [1, n, H]; angles [N, 1, 1, d] of all tokens of the row."""
+        if self.recomputes and self.training and torch.is_grad_enabled():
+            return checkpoint(self._run, states, angles, plan, use_reentrant=False, preserve_rng_state=False)
+        return self._run(states, angles, plan)
+
+    def _run(self, states: Tensor, angles: Tensor, plan: AttentionPlan) -> Tensor:
+        turned = states.transpose(0, 1)
+        found, _ = self.inside(
+            hidden_states=turned, attention_mask=None, rotary_pos_emb=angles, packed_seq_params=_Packed(plan)
+        )
+        return found.transpose(0, 1)
+
+
+class _Backbone(nn.Module):
+    """Embeddings, layers, and the last norm."""
+
+    def __init__(self, config: Any, hf_config: Any) -> None:
+        super().__init__()
+        from megatron.core.tensor_parallel import VocabParallelEmbedding
+
+        self.config = hf_config
+        self.embedding = VocabParallelEmbedding(
+            hf_config.vocab_size,
+            hf_config.hidden_size,
+            init_method=config.init_method,
+            reduce_scatter_embeddings=config.sequence_parallel,
+            config=config,
+        )
+        if config.sequence_parallel:
+            looked_up = self.embedding.forward
+            self.embedding.forward = lambda ids: looked_up(ids).transpose(0, 1)
+        spec = _layer_spec(config, _windows(hf_config))
+        self.layers = nn.ModuleList(_Layer(config, spec, number) for number in range(1, config.num_layers + 1))
+        self.norm = _Norm(config, config.hidden_size, config.layernorm_epsilon)
+        self.frequencies = torch.empty(0)
+        """Of the rotary positions."""
+
+    def get_input_embeddings(self) -> nn.Module:
+        """Of the vocabulary."""
+        return self.embedding
+
+    def forward(self, *, input_ids: Tensor, position_ids: Tensor, roll_plan: AttentionPlan, **unused: Any) -> Any:
+        """As a decoder of `transformers`: hidden states [1, n, H] of this rank's tokens."""
+        angles = position_ids[0].float()[:, None] * self.frequencies
+        angles = torch.cat([angles, angles], dim=-1)[:, None, None]
+        states = self.embedding(input_ids)
+        for layer in self.layers:
+            states = layer(states, angles, roll_plan)
+        return SimpleNamespace(last_hidden_state=self.norm(states))
+
+
+class _Projection(nn.Module):
+    """To this rank's words of the vocabulary. The trainer takes hidden states and the weight [V / tp, H] itself."""
+
+    bias = None
+
+    def __init__(self, weight: nn.Parameter) -> None:
+        super().__init__()
+        self.weight = weight
+
+
+class MegatronModel(nn.Module):
+    """The parts of an HF model that the trainer's networks ask for.
+
+    Args:
+        config: Megatron's.
+        hf_config: of the HF model that it is made after.
+        projects: whether it has a vocabulary projection of its own, apart from the embeddings.
+        score: a classifier's head, whose shape it takes.
+    """
+
+    base_model_prefix = "model"
+
+    def __init__(self, config: Any, hf_config: Any, *, projects: bool, score: nn.Linear | None) -> None:
+        super().__init__()
+        self.config = hf_config
+        self.dtype = config.params_dtype
+        self.model = _Backbone(config, hf_config)
+        weight: nn.Parameter = self.model.embedding.weight
+        self.lm_head = _Projection(nn.Parameter(torch.empty_like(weight)) if projects else weight)
+        if score is not None:
+            self.score = nn.Linear(score.in_features, score.out_features, bias=False, dtype=self.dtype)
+
+    @property
+    def base_model(self) -> nn.Module:
+        """Without a head."""
+        return self.model
+
+    def get_decoder(self) -> nn.Module:
+        """The backbone."""
+        return self.model
+
+    def get_output_embeddings(self) -> nn.Module:
+        """What has the vocabulary projection as its weight."""
+        return self.lm_head
+
+
+def transformer_config(decoder: Any, training: TrainingConfig, dtype: torch.dtype) -> Any:
+    """Megatron's configuration of the layers of an HF model's decoder.
+
+    Raises:
+        ModelError: the model has what Megatron's layers, as they are built here, have not.
+    """
+    from megatron.core.transformer import TransformerConfig
+
+    own, rotary, tp = decoder.config, decoder.rotary_emb, training.parallel.tp
+    if own.hidden_act != "silu" or rotary.attention_scaling != 1.0 or rotary.rope_type in ("dynamic", "longrope"):
+        raise ModelError(
+            f"training.backend 'megatron' has gated MLPs with silu and rotary positions whose angles are the same for "
+            f"texts of every length, and this model has '{own.hidden_act}' and positions of the type "
+            f"'{rotary.rope_type}': take the back-end torch"
+        )
+    _check_divides(own, tp)
+    recomputed = {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1}
+    return TransformerConfig(
+        num_layers=own.num_hidden_layers,
+        hidden_size=own.hidden_size,
+        num_attention_heads=own.num_attention_heads,
+        num_query_groups=own.num_key_value_heads,
+        kv_channels=getattr(own, "head_dim", None) or own.hidden_size // own.num_attention_heads,
+        ffn_hidden_size=own.intermediate_size,
+        activation_func=F.silu,
+        gated_linear_unit=True,
+        add_bias_linear=False,
+        add_qkv_bias=own.model_type == "qwen2" or bool(getattr(own, "attention_bias", False)),
+        normalization="RMSNorm",
+        layernorm_epsilon=own.rms_norm_eps,
+        qk_layernorm=own.model_type == "qwen3",
+        attention_dropout=0.0,
+        hidden_dropout=0.0,
+        tensor_model_parallel_size=tp,
+        sequence_parallel=tp > 1,
+        params_dtype=dtype,
+        bf16=dtype == torch.bfloat16,
+        use_cpu_initialization=True,
+        perform_initialization=False,
+        gradient_accumulation_fusion=False,
+        bias_dropout_fusion=False,
+        masked_softmax_fusion=False,
+        calculate_per_token_loss=True,  # losses are normalised already: gradients are added up over data ranks
+        **(recomputed if training.activation_checkpointing else {}),
+    )
+
+
+def _check_divides(config: Any, tp: int) -> None:
+    names = ("num_attention_heads", "num_key_value_heads", "intermediate_size", "vocab_size")
+    wrong = {name: getattr(config, name) for name in names if getattr(config, name) % tp}
+    if wrong:
+        raise ModelError(
+            f"training.parallel.tp {tp} does not divide this model's "
+            + ", ".join(f"{name} {count}" for name, count in wrong.items())
+        )
+
+
+def _windows(config: Any) -> list[int | None]:
+    """By layer, how far attention sees."""
+    window, types = getattr(config, "sliding_window", None), getattr(config, "layer_types", None)
+    if types is None:
+        return [window] * config.num_hidden_layers
+    return [window if kind == "sliding_attention" else None for kind in types]
+
+
+def _layer_spec(config: Any, windows: list[int | None]) -> Any:
+    """Megatron's own layer, of modules that need neither Apex nor Transformer Engine."""
+    from megatron.core.fusions.fused_bias_dropout import get_bias_dropout_add
+    from megatron.core.tensor_parallel import ColumnParallelLinear, RowParallelLinear
+    from megatron.core.transformer.attention import SelfAttention, SelfAttentionSubmodules
+    from megatron.core.transformer.enums import AttnMaskType
+    from megatron.core.transformer.identity_op import IdentityOp
+    from megatron.core.transformer.mlp import MLP, MLPSubmodules
+    from megatron.core.transformer.spec_utils import ModuleSpec
+    from megatron.core.transformer.transformer_layer import TransformerLayer, TransformerLayerSubmodules
+
+    inner_norm = _Norm if config.qk_layernorm else IdentityOp
+    attention = SelfAttentionSubmodules(
+        linear_qkv=ColumnParallelLinear,
+        core_attention=ModuleSpec(module=_PackedCore, params={"windows": windows}),
+        linear_proj=RowParallelLinear,
+        q_layernorm=inner_norm,
+        k_layernorm=inner_norm,
+    )
+    layer = TransformerLayerSubmodules(
+        input_layernorm=_Norm,
+        self_attention=ModuleSpec(
+            module=SelfAttention, params={"attn_mask_type": AttnMaskType.causal}, submodules=attention
+        ),
+        self_attn_bda=get_bias_dropout_add,
+        pre_mlp_layernorm=_Norm,
+        mlp=ModuleSpec(
+            module=MLP, submodules=MLPSubmodules(linear_fc1=ColumnParallelLinear, linear_fc2=RowParallelLinear)
+        ),
+        mlp_bda=get_bias_dropout_add,
+    )
+    return ModuleSpec(module=TransformerLayer, submodules=layer)

@@ -1,0 +1,113 @@
+"""A trainer's network, as `transformers` has it, rebuilt of Megatron's layers with the same weights."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from roll.config.training import TrainingConfig
+from roll.models import decoder_of
+from roll.training.distributed import Ranks
+from roll.training.megatron.names import find_places
+from roll.training.megatron.network import MegatronModel, transformer_config
+from roll.training.megatron.spread import Whereabouts
+from roll.training.policy import PolicyNetwork
+from roll.training.stages import cut
+from roll.training.value import ValueNetwork
+
+__all__ = ["rebuild", "weights_by_name"]
+
+Network = PolicyNetwork | ValueNetwork
+
+
+def rebuild(hf: Network, training: TrainingConfig, ranks: Ranks) -> tuple[Network, Any, Whereabouts]:
+    """The network on this rank's device, Megatron's configuration of its layers, and where all weights are.
+
+    Args:
+        hf: loaded, on the host; from here on it has no weights, and says configurations alone.
+        training: how ranks divide it.
+        ranks: who divide it.
+
+    Raises:
+        ModelError: the family is none of those that are known, or cannot be divided so.
+    """
+    weights = weights_by_name(hf)
+    places = find_places(list(weights), hf.decoder.config)
+    dtype = next(iter(weights.values())).dtype
+    config = transformer_config(hf.decoder, training, dtype)
+    with torch.device("meta"):
+        model = _model(config, hf if isinstance(hf, ValueNetwork) else hf.root)
+        if isinstance(hf, ValueNetwork):
+            network: Network = ValueNetwork(model)
+        else:
+            frozen = [None if each is None else _model(config, each) for each in (hf.reference, *hf.teachers)]
+            network = PolicyNetwork(model, frozen[0], frozen[1:], value_head=hf.value_head is not None)
+    everything = weights_by_name(network)
+    if ranks.stage is not None:
+        cut(network, ranks.stage, ranks.share, dtype)
+    whereabouts = Whereabouts(places=places, parameters=everything, cut=network.cut, tp=ranks.share.tp)
+    _materialise(network, ranks.device)
+    network.share = ranks.share
+    _mark(weights_by_name(network), whereabouts)
+    _fill(weights_by_name(network), weights, network.decoder, hf.decoder, ranks)
+    for mine, other in zip(network.frozen, hf.frozen, strict=True):
+        mine.requires_grad_(False)
+        own = dict(mine.named_parameters()), dict(other.named_parameters())
+        _fill(*own, decoder_of(mine), decoder_of(other), ranks)
+    hf.to("meta")
+    return network, config, whereabouts
+
+
+def weights_by_name(network: Network) -> dict[str, nn.Parameter]:
+    """All that is trained of a network, in order."""
+    heads = network.heads if isinstance(network, PolicyNetwork) else {}
+    return dict(network.root.named_parameters()) | heads
+
+
+def _model(config: Any, hf: Any) -> MegatronModel:
+    """On no device yet, after an HF model, or a network of values."""
+    score = hf.score if isinstance(hf, ValueNetwork) and hf.scores_texts else None
+    projects = "lm_head.weight" in dict(hf.named_parameters())
+    decoder = hf.decoder if isinstance(hf, ValueNetwork) else decoder_of(hf)
+    return MegatronModel(config, decoder.config, projects=projects, score=score)
+
+
+def _materialise(network: nn.Module, device: torch.device) -> None:
+    """Give parameters memory, in place; they stay tied, and as Megatron has marked them."""
+    before = dict(network.named_parameters(remove_duplicate=False))
+    network.to_empty(device=device)
+    made: dict[nn.Parameter, nn.Parameter] = {}
+    for name, old in before.items():
+        path, _, last = name.rpartition(".")
+        new = made.setdefault(old, network.get_parameter(name))
+        new.__dict__.update(old.__dict__)
+        network.get_submodule(path)._parameters[last] = new
+
+
+def _mark(parameters: dict[str, nn.Parameter], whereabouts: Whereabouts) -> None:
+    """Let Megatron know of which parameters tp ranks have different parts, and which another stage has, too: the first
+    count in the gradient's norm, others once. It marks them itself only where it draws their first values."""
+    copies = () if whereabouts.cut is None else whereabouts.cut.copies
+    for place in whereabouts.places.values():
+        parameter: Any = parameters.get(place.parameter)
+        if parameter is None:
+            continue
+        parameter.tensor_model_parallel = whereabouts.tp is not None and place.dim is not None
+        parameter.shared = place.parameter in copies
+        if place.parameter.startswith(("value_head.", "score.")):  # every tp rank has a share of the gradient
+            parameter.sequence_parallel = whereabouts.tp is not None
+
+
+def _fill(
+    parameters: dict[str, nn.Parameter], weights: dict[str, nn.Parameter], decoder: Any, hf: Any, ranks: Ranks
+) -> None:
+    """Put an HF model's weights, and the frequencies of its positions, into Megatron's modules."""
+    places = find_places(list(weights), hf.config)
+    with torch.no_grad():
+        for name, weight in weights.items():
+            place = places[name]
+            if place.parameter in parameters:
+                place.write(parameters[place.parameter].data, weight.detach(), ranks.share.tp)
+    decoder.frequencies = hf.rotary_emb.inv_freq.float().to(ranks.device)

@@ -1,0 +1,198 @@
+"""Weights and AdamW's states under their HF names, wherever Megatron has put them: one at a time, whole.
+
+    this rank's parameter   a slice of a weight, or the slices of several that are fused (`names`)
+    master, moments         of a parameter that the optimiser updates here, a range of its entries; others have the rest
+
+Reading is collective; every rank calls alike.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed import ProcessGroup
+
+from roll.training.megatron.names import Place, whole_of
+from roll.training.stages import Cut
+
+__all__ = ["SpreadWeights", "Stream", "Whereabouts"]
+
+_STATES = {"moment1": "exp_avg", "moment2": "exp_avg_sq"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Whereabouts:
+    """Which rank has which part of which weight."""
+
+    places: Mapping[str, Place]
+    """By HF name, in the order of the HF model."""
+    parameters: Mapping[str, Tensor]
+    """By Megatron's names, of all stages; without data."""
+    cut: Cut | None
+    """Where this rank has one stage of the model."""
+    tp: ProcessGroup | None
+    """The ranks that divide them."""
+
+    def shape(self, name: str) -> torch.Size:
+        """Of a whole HF weight."""
+        place = self.places[name]
+        shape = list(place.read(self.parameters[place.parameter]).shape)
+        if self.tp is not None and place.dim is not None:
+            shape[place.dim] *= self.tp.size()
+        return torch.Size(shape)
+
+    def whole(self, name: str, part: Tensor | None, dtype: torch.dtype, device: torch.device) -> Tensor:
+        """An HF weight, whole, on every rank. Collective.
+
+        Args:
+            name: of it.
+            part: this rank's parameter, or what is like it; `None` where another stage has it.
+            dtype: of what is to be read, and its `device`.
+        """
+        place = self.places[name]
+        found = None if part is None else whole_of(place.read(part), place, self.tp)
+        if self.cut is None:
+            assert found is not None
+            return found
+        stage = self.cut.stage
+        owner = self.cut.stages_of.get(place.parameter, [stage.count - 1])[0]  # heads are in the last one
+        if found is None:
+            found = torch.empty(self.shape(name), dtype=dtype, device=device)
+        return stage.spread(found.contiguous(), owner)
+
+
+class SpreadWeights:
+    """The weights of a network of Megatron's.
+
+    Args:
+        parameters: of the network, by Megatron's names.
+        whereabouts: of these, and of those that other ranks have.
+        ddp: around the network, where it is trained, and with it its optimiser.
+        optimizer: `DistributedOptimizer`.
+    """
+
+    def __init__(
+        self,
+        parameters: Mapping[str, nn.Parameter],
+        whereabouts: Whereabouts,
+        ddp: Any = None,
+        optimizer: Any = None,
+    ) -> None:
+        self._parameters = parameters
+        self._whereabouts = whereabouts
+        self._ddp = ddp
+        self._optimizer = optimizer
+        one = next(iter(parameters.values()))
+        self._dtype, self._device = one.dtype, one.device
+        self._master = torch.promote_types(one.dtype, torch.float32)
+        for part in self._parts():  # as AdamW would at its first step: a checkpoint may be loaded before
+            optimizer.optimizer.state[part] = {
+                "step": torch.tensor(0.0, device=part.device),
+                "exp_avg": torch.zeros_like(part, requires_grad=False),
+                "exp_avg_sq": torch.zeros_like(part, requires_grad=False),
+            }
+
+    @property
+    def names(self) -> list[str]:
+        """All, in the order of the HF model."""
+        return list(self._whereabouts.places)
+
+    @property
+    def num_updates(self) -> int:
+        """How often AdamW has updated them; the same for all."""
+        states = self._optimizer.optimizer.state
+        return max((int(states[part]["step"]) for part in self._parts()), default=0)
+
+    @num_updates.setter
+    def num_updates(self, number: int) -> None:
+        for part in self._parts():
+            self._optimizer.optimizer.state[part]["step"].fill_(float(number))
+
+    def shape(self, name: str) -> torch.Size:
+        """Of the whole weight."""
+        return self._whereabouts.shape(name)
+
+    @torch.no_grad()
+    def read(self, name: str) -> Tensor:
+        """The network's weight, whole."""
+        parameter = self._parameters.get(self._whereabouts.places[name].parameter)
+        part = None if parameter is None else parameter.detach()
+        return self._whereabouts.whole(name, part, self._dtype, self._device)
+
+    @torch.no_grad()
+    def full(self, name: str, state: str | None = None) -> Tensor:
+        """A master weight, whole; with `state` one of AdamW's moments of it."""
+        parameter = self._parameters.get(self._whereabouts.places[name].parameter)
+        found = None
+        if parameter is not None:
+            found = torch.zeros(parameter.shape, dtype=self._master, device=self._device)
+            own = self._own(parameter, state)
+            if own is not None:
+                values, entries = own
+                found.view(-1)[entries] = values
+            dist.all_reduce(found, group=self._optimizer.data_parallel_group)
+        return self._whereabouts.whole(name, found, self._master, self._device)
+
+    @torch.no_grad()
+    def put(self, name: str, value: Tensor, state: str | None = None) -> None:
+        """Write what `full` reads; `refresh` once afterwards. Not collective."""
+        place = self._whereabouts.places[name]
+        parameter = self._parameters.get(place.parameter)
+        own = None if parameter is None else self._own(parameter, state)
+        if parameter is None or own is None:
+            return
+        values, entries = own
+        scratch = torch.empty(parameter.shape, dtype=self._master, device=self._device)
+        scratch.view(-1)[entries] = values
+        place.write(scratch, value.to(scratch), self._whereabouts.tp)
+        values.copy_(scratch.view(-1)[entries])
+
+    def refresh(self) -> None:
+        """Write the master weights into the network of every rank."""
+        self._optimizer._copy_main_params_to_model_params()
+        self._ddp.start_param_sync()
+
+    def _parts(self) -> Iterator[Tensor]:
+        """What the optimiser updates on this rank."""
+        if self._optimizer is not None:
+            yield from self._optimizer.get_parameters()
+
+    def _own(self, parameter: nn.Parameter, state: str | None) -> tuple[Tensor, slice] | None:
+        """What the optimiser has here of a parameter, and of which of its entries."""
+        optimizer = self._optimizer
+        if parameter not in optimizer.model_param_gbuf_map:
+            return None
+        entries = optimizer._get_model_param_range_map(parameter)["param"]
+        group, order = optimizer.model_param_group_index_map[parameter]
+        main = optimizer.optimizer.param_groups[group]["params"][order]
+        values = main.detach() if state is None else optimizer.optimizer.state[main][_STATES[state]]
+        return values, slice(entries.start, entries.end)
+
+
+class Stream:
+    """The weights that engines must hold, gathered one at a time. See `roll.protocols.WeightSource`.
+
+    Args:
+        spread: all weights.
+        names: those of the model, in order.
+        is_first: whether this is rank 0. Iterating is collective; other ranks get `None`s.
+    """
+
+    def __init__(self, spread: SpreadWeights, names: Sequence[str], *, is_first: bool) -> None:
+        self._spread = spread
+        self._names = list(names)
+        self._is_first = is_first
+
+    def names(self) -> Sequence[str]:
+        """In the HF checkpoint, in the order of iteration."""
+        return self._names
+
+    def __iter__(self) -> Iterator[tuple[str, Tensor]]:
+        for name in self._names:
+            weight = self._spread.read(name)
+            yield name, weight if self._is_first else None  # type: ignore[misc]

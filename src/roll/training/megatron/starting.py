@@ -1,0 +1,164 @@
+"""Megatron around a network: its import, its groups of ranks, its weights, its gradients' buffers and its optimiser."""
+
+from __future__ import annotations
+
+import contextlib
+import warnings
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from roll.config.training import TrainingConfig
+from roll.errors import ModelError, UnsupportedError
+from roll.training.spec import TrainerSpec
+from roll.training.stages import Cut
+from roll.version import install_extra
+
+__all__ = ["DEVICES", "add_up", "add_up_tied", "check", "distribute", "join", "new_optimizer", "quiet_import"]
+
+DEVICES = ("cuda",)
+"""Megatron computes on no others; tests give it a CPU with stand-ins."""
+
+
+@contextlib.contextmanager
+def quiet_import() -> Iterator[None]:
+    """Inside the block Megatron says nothing of the libraries that it would rather have."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+
+
+def check(spec: TrainerSpec, device: torch.device) -> None:
+    """Refuse what cannot be trained, before anything is loaded.
+
+    Raises:
+        ModelError: Megatron is not installed, has no device, or adapters are asked for.
+    """
+    try:
+        with quiet_import():
+            import megatron.core.parallel_state  # noqa: F401
+    except ImportError as error:
+        raise ModelError(
+            f"training.backend 'megatron' needs Megatron-core, which cannot be imported here ({error}): "
+            f"{install_extra('megatron')}, or choose the back-end torch"
+        ) from error
+    if device.type not in DEVICES:
+        raise ModelError(
+            f"training.backend 'megatron' computes on CUDA devices alone, and this trainer is on '{device.type}': "
+            "choose the back-end torch"
+        )
+    if spec.model.lora is not None:
+        raise ModelError("training.backend 'megatron' trains all weights: leave model.lora out, or choose torch")
+
+
+def join(spec: TrainerSpec, device: torch.device) -> None:
+    """Make Megatron's groups of the ranks, which have met; trainers of one process share them.
+
+    Raises:
+        UnsupportedError: another trainer of this process has divided them otherwise.
+    """
+    from megatron.core import parallel_state
+
+    tp, pp = spec.training.parallel.tp, spec.training.parallel.pp
+    if not dist.is_initialized():
+        dist.init_process_group("gloo" if device.type == "cpu" else None, store=dist.HashStore(), rank=0, world_size=1)
+    if not parallel_state.model_parallel_is_initialized():
+        parallel_state.initialize_model_parallel(
+            tp,
+            pp,
+            create_gloo_process_groups=False,
+            get_embedding_ranks=lambda ranks, *unused: ranks[:1],  # tied weights of two stages are added up here
+        )
+    found_tp = parallel_state.get_tensor_model_parallel_world_size()
+    found_pp = parallel_state.get_pipeline_model_parallel_world_size()
+    if (found_tp, found_pp) != (tp, pp):
+        raise UnsupportedError(
+            f"a trainer of this process has tp {found_tp} and pp {found_pp}, and Megatron divides all of a process "
+            f"alike, not by tp {tp} and pp {pp} as well: give all roles the same training.parallel"
+        )
+
+
+def distribute(network: nn.Module, config: Any) -> Any:
+    """Megatron's copy of a network on the data ranks: gradients are added up in one buffer.
+
+    Args:
+        network: on its device, with its weights.
+        config: Megatron's, of its layers.
+    """
+    from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig
+
+    settings = DistributedDataParallelConfig(
+        grad_reduce_in_fp32=config.params_dtype == torch.bfloat16, use_distributed_optimizer=True
+    )
+    return DistributedDataParallel(config, settings, network)
+
+
+@torch.no_grad()
+def add_up_tied(cut: Cut, parameters: Mapping[str, Any]) -> None:
+    """Give tied weights, of this rank's gradients, the sum of both stages'. Collective."""
+    for name in cut.tied:
+        parameters[name].main_grad.add_(cut.stage.exchanged(parameters[name].main_grad))
+
+
+def add_up(ddp: Any) -> None:
+    """Add up the gradients of all data ranks, and over tp those of weights that every rank has. Collective."""
+    from megatron.core.distributed.finalize_model_grads import finalize_model_grads
+
+    finalize_model_grads([ddp])
+
+
+def new_optimizer(
+    ddp: Any, trainable: Mapping[str, nn.Parameter], factors: Mapping[str, float], training: TrainingConfig
+) -> Any:
+    """Megatron's distributed optimiser: each data rank updates a part of all weights. AdamW itself is PyTorch's.
+
+    Args:
+        ddp: what `distribute` gave.
+        trainable: its weights by name; matrices alone are decayed.
+        factors: of some of them on the learning rate.
+        training: AdamW's constants.
+    """
+    with quiet_import():
+        from megatron.core import parallel_state
+        from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
+        from megatron.core.optimizer.optimizer_config import OptimizerConfig
+
+    groups: dict[tuple[float, float], list[nn.Parameter]] = {}
+    for name, parameter in trainable.items():
+        decay = training.weight_decay if parameter.ndim > 1 else 0.0
+        groups.setdefault((decay, factors.get(name, 1.0)), []).append(parameter)
+    adamw = torch.optim.AdamW(
+        [
+            {"params": own, "weight_decay": decay, "factor": factor, "is_expert_parallel": False}
+            for (decay, factor), own in groups.items()
+        ],
+        lr=training.learning_rate,
+        betas=(training.beta1, training.beta2),
+        eps=training.epsilon,
+    )
+    dtype = next(iter(trainable.values())).dtype
+    optimizer = DistributedOptimizer(
+        adamw,
+        OptimizerConfig(
+            optimizer="adam",
+            lr=training.learning_rate,
+            clip_grad=0.0,
+            bf16=dtype == torch.bfloat16,
+            params_dtype=dtype,
+            use_distributed_optimizer=True,
+        ),
+        grad_scaler=None,
+        init_state_fn=None,
+        model_chunks=[ddp],
+        per_model_buffers={0: ddp.buffers},
+        data_parallel_group=parallel_state.get_data_parallel_group(with_context_parallel=True),
+        data_parallel_group_gloo=None,
+        data_parallel_group_idx=dist.get_rank(parallel_state.get_model_parallel_group()),
+        distributed_optimizer_instance_id=0,
+    )
+    optimizer.grad_stats_parallel_group = None  # all ranks: each has its part of the gradients
+    optimizer.tp_group = parallel_state.get_tensor_model_parallel_group()
+    return optimizer

@@ -1,0 +1,85 @@
+"""Dividing the experts of a mixture over the `ep` ranks, in place: tokens travel to them and back.
+
+    own tokens ─ the router's choice ─► one row to every rank that has a chosen expert ─ all-to-all ─►
+        there: products of its experts, times the router's weights, added up by token
+    own tokens ◄─ the sums of each rank, added up ◄─ all-to-all ─
+
+Every rank brings tokens of its own, whether others of its group see other samples (dp_shard), other slices of a row
+(cp) or other tokens between attention and MLP (tp): so any of these may be an `ep` rank. No token is dropped, however
+uneven the choice. A token goes once to a rank, however many experts it has there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed import ProcessGroup
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Shard
+
+from roll.errors import ModelError
+from roll.training.experts import expert_outputs, find_experts
+from roll.training.parallel.collectives import exchange_rows, exchanged
+from roll.training.parallel.tensor import own
+
+__all__ = ["divide_experts"]
+
+
+def divide_experts(model: Any, mesh: DeviceMesh) -> dict[str, nn.Module]:
+    """Divide what `find_experts` finds in a model over a mesh of one dimension; returned by name.
+
+    Args:
+        model: a whole model; every rank has the same.
+        mesh: of the `ep` ranks.
+
+    Raises:
+        ModelError: the number of experts cannot be divided.
+    """
+    group, found = mesh.get_group(), find_experts(model)
+    for experts in found.values():
+        if experts.num_experts % mesh.size():
+            raise ModelError(
+                f"training.parallel.ep {mesh.size()} does not divide this model's {experts.num_experts} experts"
+            )
+        for name, parameter in experts._parameters.items():
+            part = parameter.detach().chunk(mesh.size())[mesh.get_local_rank()].clone()
+            divided = DTensor.from_local(part, mesh, [Shard(0)], run_check=False)
+            experts._parameters[name] = nn.Parameter(divided, requires_grad=parameter.requires_grad)
+        experts.forward = _dispatched(experts, group)
+    return found
+
+
+def _dispatched(experts: Any, group: ProcessGroup) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
+    size, count = group.size(), experts.num_experts // group.size()
+    ranks = torch.arange(size)
+
+    def forward(states: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
+        owners = chosen // count
+        goes = (owners == ranks.to(chosen.device)[:, None, None]).any(-1)  # [ranks, n]
+        to, token = goes.nonzero(as_tuple=True)
+        sent = goes.sum(1)
+        splits = sent.tolist(), exchanged(sent, group).tolist()
+        theirs = torch.where(owners[token] == to[:, None], chosen[token] % count, -1)
+        rows = exchange_rows(states[token], *splits, group)
+        row_weights = exchange_rows(weights[token], *splits, group)
+        mine = exchange_rows(theirs, *splits, group)
+        row, slot = (mine >= 0).nonzero(as_tuple=True)
+        parameters = {name: own(getattr(experts, name)) for name in experts._parameters}
+        found = expert_outputs(experts, parameters, rows, row, mine[row, slot], row_weights[row, slot])
+        sums = _added(len(rows), [found], [row]).to(states.dtype)
+        back = exchange_rows(sums, splits[1], splits[0], group)
+        return _added(len(states), back.split(splits[0]), token.split(splits[0])).to(states.dtype)
+
+    return forward
+
+
+def _added(length: int, parts: Any, rows: Any) -> Tensor:
+    """[length, H] of rows [m, H] that are added up where they belong; in float32 or better."""
+    dtype = torch.promote_types(parts[0].dtype, torch.float32)
+    total = parts[0].new_zeros(length, parts[0].shape[-1], dtype=dtype)
+    for part, own_rows in zip(parts, rows, strict=True):
+        total = total.index_add_(0, own_rows, part.to(dtype))
+    return total

@@ -1,0 +1,86 @@
+"""Keeping less of a forward pass, and computing it again in the backward pass.
+
+    layers    autograd keeps every decoder layer's input; the layer runs again before its gradient
+    slices    autograd keeps the input of a layer's MLP; so many tokens of it at a time run again
+
+Both may be on: then a layer that runs again holds the inside of its MLP for one slice. What runs again must change
+nothing besides: whoever counts what passes through a layer asks `recomputing`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from roll.errors import ModelError
+
+__all__ = ["recompute_layers", "recomputing", "slice_mlps"]
+
+_state = threading.local()
+
+
+def recomputing() -> bool:
+    """Whether this thread runs a layer again for its gradient."""
+    return getattr(_state, "again", False)
+
+
+def recompute_layers(model: Any) -> None:
+    """Let an HF model's decoder layers keep nothing but their inputs while it is trained."""
+    model.gradient_checkpointing_enable({"use_reentrant": False, "context_fn": _contexts})
+
+
+def slice_mlps(model: nn.Module, num_tokens: int) -> None:
+    """Let the MLPs of a model compute `num_tokens` at a time, keeping nothing but their inputs.
+
+    Only what computes each token by itself is replaced: gated MLPs, also shared experts. To be called when ranks have
+    divided the weights: slices then are of a rank's own tokens, as many on every rank.
+
+    A weight's gradient is the sum of the slices', in the dtype of the weights.
+
+    Raises:
+        ModelError: the model has no such MLP.
+    """
+    mlps: list[Any] = [module for module in model.modules() if _is_gated_mlp(module)]
+    if not mlps:
+        raise ModelError(
+            f"training.mlp_slice_tokens is {num_tokens}, and {type(model).__name__} has no MLP that computes each "
+            "token by itself: leave it out, and set training.activation_checkpointing"
+        )
+    for mlp in mlps:
+        mlp.forward = _sliced(mlp.forward, num_tokens)
+
+
+def _is_gated_mlp(module: nn.Module) -> bool:
+    parts = [isinstance(getattr(module, name, None), nn.Module) for name in ("gate_proj", "up_proj", "gate_up_proj")]
+    return (all(parts[:2]) or parts[2]) and isinstance(getattr(module, "down_proj", None), nn.Module)
+
+
+def _sliced(plain: Callable[[Tensor], Tensor], num_tokens: int) -> Callable[[Tensor], Tensor]:
+    def forward(x: Tensor) -> Tensor:
+        if not torch.is_grad_enabled():
+            parts = x.split(num_tokens, dim=-2)
+            return plain(x) if len(parts) == 1 else torch.cat([plain(part) for part in parts], dim=-2)
+        parts = [checkpoint(plain, part, use_reentrant=False) for part in x.split(num_tokens, dim=-2)]
+        return parts[0] if len(parts) == 1 else torch.cat(parts, dim=-2)
+
+    return forward
+
+
+def _contexts() -> tuple[contextlib.AbstractContextManager[None], contextlib.AbstractContextManager[None]]:
+    """Around a layer's first run, and around the one for its gradient."""
+    return contextlib.nullcontext(), _again()
+
+
+@contextlib.contextmanager
+def _again() -> Iterator[None]:
+    before, _state.again = recomputing(), True
+    try:
+        yield
+    finally:
+        _state.again = before

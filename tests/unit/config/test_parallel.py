@@ -1,0 +1,29 @@
+"""What `training.parallel` is refused with before anything runs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from roll.config.load import load_config
+from roll.config.parallel import ParallelConfig
+from roll.errors import ConfigError
+
+QUICKSTART = Path(__file__).parents[3] / "examples" / "quickstart.yaml"
+STAGES = ["cluster.type=ray", "cluster.device_mapping.actor_train=0-3", "training.parallel.pp=4"]
+
+
+def test_stages_and_what_divides_a_row_share_their_samples() -> None:
+    parallel = ParallelConfig(pp=2, cp=3, tp=2, dp_replicate=5)
+    assert (parallel.num_ranks, parallel.share_ranks, parallel.row_ranks) == (60, 12, 6)
+    assert parallel.misfit(120) is None
+    assert parallel.misfit(6) == "6 trainer ranks cannot be divided by training.parallel's pp 2 x dp_replicate 5 x " + (
+        "cp 3 x tp 2"
+    )
+
+
+def test_credit_by_attention_is_refused_with_stages() -> None:
+    load_config(QUICKSTART, STAGES)
+    with pytest.raises(ConfigError, match=r"algorithm.credit.type \w+ looks at layers that several stages have"):
+        load_config(QUICKSTART, [*STAGES, "algorithm.type=attention_credit"])

@@ -1,0 +1,87 @@
+"""A dry run says what a real one would hold and send."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from pathlib import Path
+
+import pytest
+import torch.distributed as dist
+from training_helpers import make_batch, make_spec
+from transformers import LlamaConfig
+from worlds.tiny_model import write_tiny_model
+
+from roll.algorithms.losses import PolicyLoss
+from roll.config.parallel import ParallelConfig
+from roll.errors import ModelError
+from roll.training import TorchBackend
+from roll.training.dry_run import DryRun, Traffic, dry_run
+from roll.training.spec import TrainerSpec
+from roll.types import Needs
+
+LAYERS, HIDDEN, INNER, HEADS, KV_HEADS, WORDS = 4, 32, 64, 4, 2, 256
+
+
+@pytest.fixture(scope="module", name="model")
+def _model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A configuration alone."""
+    directory = tmp_path_factory.mktemp("model")
+    LlamaConfig(
+        vocab_size=WORDS,
+        hidden_size=HIDDEN,
+        intermediate_size=INNER,
+        num_hidden_layers=LAYERS,
+        num_attention_heads=HEADS,
+        num_key_value_heads=KV_HEADS,
+        tie_word_embeddings=False,
+        architectures=["LlamaForCausalLM"],
+    ).save_pretrained(directory)
+    return directory
+
+
+def spec_of(model: Path, rank: int = 0, **parallel: int) -> TrainerSpec:
+    spec = make_spec(model, dtype="bfloat16", parallel=ParallelConfig(**parallel))
+    return dataclasses.replace(spec, rank=rank, world_size=4, device="cpu")
+
+
+def tried(model: Path, rank: int = 0, **parallel: int) -> DryRun:
+    return dry_run(spec_of(model, rank, **parallel), make_batch(0), Needs())
+
+
+def test_a_rank_holds_its_share_of_masters_and_moments(model: Path) -> None:
+    found = tried(model, tp=2)
+    head = HIDDEN // HEADS
+    divided = LAYERS * (2 * HIDDEN * HIDDEN + 2 * HIDDEN * KV_HEADS * head + 3 * HIDDEN * INNER) + 2 * WORDS * HIDDEN
+    norms = (2 * LAYERS + 1) * HIDDEN
+    own = (divided / 2 + norms) / 2
+    counters = 4 * (9 * LAYERS + 3)  # AdamW's steps
+    assert 0 <= found.between - 12 * own - counters <= 128  # and the angles of rotary embeddings
+    assert found.gradients == 4 * own
+    assert found.peak > found.between + found.gradients
+
+
+def test_it_gathers_every_layer_twice_and_the_rest_once_and_sends_its_gradients(model: Path) -> None:
+    found = tried(model, tp=2)
+    assert found.counts[Traffic("all_gather", "shards", 2)] == 2 * LAYERS + 1
+    assert found.counts[Traffic("reduce_scatter", "shards", 2)] == LAYERS + 1
+    assert found.counts[Traffic("all_gather", "tp", 2)] == 4 * LAYERS + 2
+
+
+def test_stages_send_what_passes_between_them(model: Path) -> None:
+    first, last = (tried(model, rank, pp=2) for rank in (0, 2))
+    up, down = Traffic("send", "pp", 2), Traffic("recv", "pp", 2)
+    assert first.counts[up] == last.counts[down] == first.counts[down] == last.counts[up] == 1
+    assert first.bytes[up] == last.bytes[down]
+
+
+def test_a_model_that_cannot_be_divided_is_refused_without_its_weights(model: Path) -> None:
+    with pytest.raises(ModelError, match="does not divide this model's num_key_value_heads 2"):
+        tried(model, tp=4)
+    assert not dist.is_initialized()
+
+
+def test_what_comes_after_it_in_the_process_has_numbers(tmp_path: Path, model: Path) -> None:
+    tried(model)
+    backend = TorchBackend(make_spec(write_tiny_model(tmp_path / "real")))
+    assert math.isfinite(backend.train_step(make_batch(0), PolicyLoss()).loss)

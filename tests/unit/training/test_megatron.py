@@ -1,0 +1,107 @@
+"""What is Megatron's own: families rebuilt of its layers, bfloat16 beside float32 masters, two sizes, its refusals.
+
+It runs on a CPU with the stand-ins of `megatron_on_cpu`; `test_contract` asks what every back-end is asked.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.multiprocessing as mp
+from families import FAMILIES, write_model
+from megatron_on_cpu import megatron_on_cpu
+from megatron_ranks import SETTINGS, divided, steps_differ
+from training_helpers import logprobs_of, make_batch, make_spec, needs_cuda, relative_error
+
+from roll.algorithms.losses import PolicyLoss
+from roll.config.model import LoRAConfig
+from roll.config.parallel import ParallelConfig
+from roll.errors import ModelError, UnsupportedError
+from roll.training import TorchBackend
+
+pytest.importorskip("megatron.core", reason="Megatron is not installed: make setup MEGATRON=yes")
+
+from roll.training.megatron.backend import MegatronBackend
+
+pytestmark = pytest.mark.slow
+REBUILT = ("llama3", "mistral", "qwen2", "qwen3")
+
+
+@pytest.fixture(name="on_cpu")
+def _on_cpu() -> Iterator[None]:
+    with megatron_on_cpu():
+        yield
+
+
+def built(model: Path, *, role: str = "policy", **settings: Any) -> MegatronBackend:
+    spec = make_spec(model, backend="megatron", **settings)
+    return MegatronBackend(dataclasses.replace(spec, role=role))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("family", REBUILT)
+def test_families_learn_what_they_do_under_torch(on_cpu: None, family: str, tiny_model: Path, tmp_path: Path) -> None:
+    """Rotary positions that are scaled, sliding windows, biases, norms of queries and keys, tied embeddings or not."""
+    model = write_model(tmp_path / "model", tiny_model, FAMILIES[family])
+    mine, other = built(model, **SETTINGS), TorchBackend(make_spec(model, **SETTINGS))
+    for a, b in zip(logprobs_of(mine, make_batch(1)), logprobs_of(other, make_batch(1)), strict=True):
+        assert abs(a - b).max() <= 1e-5
+    assert steps_differ(mine, other) <= 1e-5
+
+
+@pytest.mark.parametrize(
+    ("num_ranks", "sizes"),
+    [(2, {"tp": 2}), (2, {"pp": 2}), (4, {"tp": 2, "pp": 2}), (4, {"pp": 2}), (4, {"tp": 2})],
+    ids=["tp", "pp", "tp x pp", "data x pp", "data x tp"],
+)
+def test_families_divided_over_ranks(num_ranks: int, sizes: dict[str, int], tiny_model: Path, tmp_path: Path) -> None:
+    models = [write_model(tmp_path / family, tiny_model, FAMILIES[family]) for family in REBUILT]
+    mp.spawn(divided, (tmp_path, models, sizes, num_ranks), nprocs=num_ranks)  # type: ignore[no-untyped-call]
+
+
+def test_bfloat16_gradients_move_float32_masters(on_cpu: None, tiny_model: Path) -> None:
+    mine = built(tiny_model, dtype="bfloat16", **SETTINGS)
+    other = TorchBackend(make_spec(tiny_model, dtype="bfloat16", **SETTINGS))
+    names = mine.spread.names
+    before = {name: mine.spread.full(name).clone() for name in names}
+    found, expected = (backend.train_step(make_batch(7), PolicyLoss()) for backend in (mine, other))
+    assert found.loss == pytest.approx(expected.loss, rel=2e-2, abs=1e-4)
+    assert found.grad_norm == pytest.approx(expected.grad_norm, rel=2e-2)
+    masters = {name: mine.spread.full(name) for name in names}
+    assert {tensor.dtype for tensor in masters.values()} == {torch.float32}
+    moves = {name: masters[name] - before[name] for name in names}
+    assert relative_error(moves, {name: other.masters.full(name) - before[name] for name in names}) <= 2e-2
+    for name, tensor in mine.weights():
+        assert torch.equal(tensor, masters[name].bfloat16()), name
+
+
+def test_what_it_does_not_do_is_said_before_anything_is_loaded(
+    on_cpu: None, tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(ModelError, match=r"trains all weights: leave model\.lora out"):
+        built(tiny_model, lora=LoRAConfig(rank=2))
+    phi = write_model(tmp_path / "phi", tiny_model, FAMILIES["phi3"])
+    with pytest.raises(ModelError, match=r"knows the families llama, mistral, qwen2, qwen3, and this model is 'phi3'"):
+        built(phi)
+    reference = built(tiny_model, role="reference")
+    for call in (reference.save, reference.load):
+        with pytest.raises(UnsupportedError, match="role 'reference' has no state"):
+            call(tmp_path)
+    with pytest.raises(UnsupportedError, match="a trainer of this process has tp 1 and pp 1"):
+        built(tiny_model, parallel=ParallelConfig(tp=2))
+
+
+def test_a_cpu_is_refused(tiny_model: Path) -> None:
+    with pytest.raises(ModelError, match="computes on CUDA devices alone, and this trainer is on 'cpu'"):
+        MegatronBackend(dataclasses.replace(make_spec(tiny_model, backend="megatron"), device="cpu"))
+
+
+@pytest.mark.gpu
+@needs_cuda
+def test_a_step_on_a_gpu_is_that_of_torch(tiny_model: Path) -> None:
+    mine, other = built(tiny_model, **SETTINGS), TorchBackend(make_spec(tiny_model, **SETTINGS))
+    assert steps_differ(mine, other) <= 1e-3

@@ -1,0 +1,109 @@
+"""Frozen weights in 4 bits: read back alike everywhere, and everything but their format as it was."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from training_helpers import branching_batch, grads_of, logprobs_of, make_batch, make_spec, relative_error
+
+from roll.algorithms.losses import PolicyLoss
+from roll.config.load import load_config
+from roll.config.model import LoRAConfig
+from roll.errors import ConfigError, ModelError
+from roll.models import load_causal_lm
+from roll.training import TorchBackend, nf4
+from roll.training.nf4 import Nf4Linear, quantized
+from roll.training.precision import Precision
+
+QLORA = LoRAConfig(rank=2, base="nf4")
+DOUBLE = Precision(compute=torch.float64, master=torch.float64)
+QUICKSTART = Path(__file__).parents[3] / "examples" / "quickstart.yaml"
+
+
+def linear(rows: int, columns: int, dtype: torch.dtype = torch.float32) -> nn.Linear:
+    made = nn.Linear(columns, rows, bias=rows % 2 == 1, dtype=dtype)
+    nn.init.normal_(made.weight, std=0.02, generator=torch.Generator().manual_seed(0))
+    return made
+
+
+@pytest.mark.parametrize(("rows", "columns"), [(96, 64), (7, 30)])
+def test_every_weight_becomes_the_nearest_of_its_block_s_values(rows: int, columns: int) -> None:
+    plain = linear(rows, columns)
+    found = Nf4Linear(plain)
+    flat, read = plain.weight.detach().flatten(), found.read().flatten()
+    for start in range(0, rows * columns, 64):
+        own = flat[start : start + 64]
+        scale = own.abs().max()
+        nearest = ((own[:, None] / scale) - nf4._values()).abs().argmin(1)
+        exact = nf4._values()[nearest] * scale
+        assert float((read[start : start + 64] - exact).norm() / exact.norm()) < 0.02  # scales have 8 bits
+    assert sum(b.nbytes for b in found.buffers()) < 0.55 * flat.numel() or flat.numel() < 1000
+    assert found.weight.shape == (rows, columns) and not found.weight.requires_grad
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_both_passes_are_those_of_the_weight_as_it_is_read(dtype: torch.dtype) -> None:
+    layer = Nf4Linear(linear(33, 70, dtype))
+    x = torch.randn(2, 5, 70).to(dtype).requires_grad_()
+    other = x.detach().clone().requires_grad_()
+    result, expected = layer(x), nn.functional.linear(other, layer.weight, layer.bias)
+    grad = torch.randn_like(result)
+    result.backward(grad)
+    expected.backward(grad)
+    assert torch.equal(result, expected) and torch.equal(x.grad, other.grad)
+    with mock.patch.object(nf4, "native", lambda: None):
+        assert torch.equal(layer(x), result)
+
+
+def test_a_trainer_is_one_of_the_weights_that_are_read_back(tiny_model: Path, tmp_path: Path) -> None:
+    """Its gradients, its reference, what engines get, and what it exports are those of a model with such weights."""
+    backend = TorchBackend(make_spec(tiny_model, lora=QLORA), precision=DOUBLE)
+    layers, batch = quantized(backend.model), branching_batch()
+    assert len(layers) == 2 * 7
+    before = logprobs_of(backend, batch)
+    same = TorchBackend(make_spec(tiny_model, lora=LoRAConfig(rank=2)), precision=DOUBLE)
+    weights: dict[str, Any] = dict(same.model.named_parameters())
+    for name, layer in layers.items():
+        weights[name].data.copy_(layer.read())
+    for seed in (0, 1):
+        for each in (backend, same):
+            each.train_step(make_batch(seed), PolicyLoss())
+    assert relative_error(grads_of(backend), grads_of(same)) <= 1e-12
+    sent, expected = dict(backend.weights()), dict(same.weights())
+    assert sent.keys() == expected.keys()
+    assert all(torch.equal(sent[name], expected[name]) for name in sent)
+    for a, b in zip(logprobs_of(backend, batch, adapter=False), before, strict=True):
+        np.testing.assert_array_equal(a, b)
+    backend.export(tmp_path / "model")
+    exported = load_causal_lm(tmp_path / "model", torch.float32).state_dict()
+    assert all(torch.equal(exported[name], sent[name]) for name in sent)
+
+
+def test_states_hold_adapters_alone_and_resume_bit_for_bit(tiny_model: Path, tmp_path: Path) -> None:
+    spec = make_spec(tiny_model, dtype="bfloat16", lora=QLORA, activation_checkpointing=True)
+    backend, again = TorchBackend(spec), TorchBackend(spec)
+    assert all("lora_" in name for name in backend.masters.parameters)
+    backend.train_step(make_batch(0), PolicyLoss())
+    backend.save(tmp_path / "saved")
+    again.load(tmp_path / "saved")
+    for each in (backend, again):
+        each.train_step(make_batch(1), PolicyLoss())
+    found, expected = dict(again.weights()), dict(backend.weights())
+    assert all(torch.equal(found[name], expected[name]) for name in expected)
+
+
+def test_what_cannot_be_is_refused(tiny_model: Path) -> None:
+    with pytest.raises(ModelError, match=r"no adapter of .* sits on a linear layer"):
+        nf4.quantize_base(nn.Sequential(nn.Linear(2, 2)))
+    for change in ("training.backend=deepspeed", "training.parallel.tp=3"):
+        with pytest.raises(ConfigError, match=r"weights in 4 bits are not divided"):
+            load_config(
+                QUICKSTART,
+                ["model.lora.base=nf4", change, "cluster.type=ray", "cluster.device_mapping.actor_train=0-2"],
+            )

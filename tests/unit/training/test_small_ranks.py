@@ -1,0 +1,41 @@
+"""Two ranks with weights in 4 bits or moments in 8 bits do what one rank does."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+import torch.multiprocessing as mp
+from small_ranks import DOUBLE, run_rank, work
+from training_helpers import make_spec, relative_error
+from worlds.tiny_model import write_tiny_model
+
+from roll.errors import CheckpointError
+from roll.training import TorchBackend
+from roll.training.eight_bit import read_moments
+
+pytestmark = pytest.mark.slow
+
+
+def test_two_ranks_do_what_one_does(tmp_path: Path) -> None:
+    model = write_tiny_model(tmp_path / "model", hidden=64)
+    one = work(model, tmp_path, "one")
+    mp.spawn(run_rank, (tmp_path, model), nprocs=2)  # type: ignore[no-untyped-call]
+    for layout in ("dp_shard", "tp"):
+        found = torch.load(tmp_path / f"{layout}.pt", weights_only=False)
+        assert relative_error(found["weights"], one["weights"]) <= 1e-9
+        assert relative_error(found["straight"], one["straight"]) <= 1e-4  # a rounding may fall to the other side
+        assert all(torch.equal(found["resumed"][name], found["straight"][name]) for name in one["weights"])
+        if "4 bits" in found:
+            assert relative_error(found["4 bits"], one["4 bits"]) <= 1e-9
+            assert relative_error(found["sent"], one["sent"]) <= 1e-9
+    alone = [TorchBackend(make_spec(model, optimizer="adamw_8bit"), precision=DOUBLE) for _ in range(2)]
+    alone[0].load(tmp_path / "one")
+    alone[1].load(tmp_path / "dp_shard")
+    for name, own in alone[0].optimizer.moments().items():
+        if "moment1_codes" in own:
+            pairs = zip(read_moments(own), read_moments(alone[1].optimizer.moments()[name]), strict=True)
+            assert all(float((a - b).norm() / a.norm()) < 1e-3 for a, b in pairs)
+    with pytest.raises(CheckpointError, match="other shapes"):  # a row's blocks end where a rank's part of it does
+        alone[0].load(tmp_path / "tp")
