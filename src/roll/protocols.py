@@ -185,8 +185,15 @@ class TrainBackend(Protocol):
         """What the engines must hold: LoRA merged, engine's dtype, HF names."""
         ...
 
-    def save(self, path: Path) -> None:
-        """Write everything needed to go on (weights, optimiser, schedule, this rank's RNG) below `path`."""
+    def save(self, path: Path, *, background: bool = False) -> None:
+        """Write everything needed to go on (weights, optimiser, schedule, this rank's RNG) below `path`.
+
+        In the background: as it is now, while training goes on; what was begun before is finished first.
+        """
+        ...
+
+    def written(self, *, wait: bool) -> bool:
+        """Whether the last save is on the disk; one in the background that failed raises here, once."""
         ...
 
     def load(self, path: Path) -> None:
@@ -254,8 +261,11 @@ class TrainerGroup(ABC):
             By tensor name, the 64-bit checksum of the bytes that were sent.
         """
 
-    async def save(self, path: Path) -> None:
-        await self._call("save", path.absolute())
+    async def save(self, path: Path, *, background: bool = False) -> None:
+        await self._call("save", path.absolute(), background=background)
+
+    async def written(self, *, wait: bool) -> bool:
+        return await self._call("written", wait=wait)
 
     async def load(self, path: Path) -> None:
         await self._call("load", path.absolute())

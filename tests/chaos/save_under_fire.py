@@ -1,6 +1,7 @@
 """Saves checkpoints in forked children that are killed at every write, fsync and rename, one after the other.
 
-Run with the kill switch preloaded: `LD_PRELOAD=killswitch.so python save_under_fire.py MODEL DIRECTORY [EVERY]`.
+Run with the kill switch preloaded: `LD_PRELOAD=killswitch.so python save_under_fire.py MODEL DIRECTORY
+[EVERY [asynchronous]]`; the last writes while training goes on.
 Prints the number of calls that a save makes, and how many moments were tried. Exits with 1 where a checkpoint was
 lost.
 """
@@ -37,6 +38,12 @@ from roll.types import TrainingBatch, TrainingSample
 def trained_backend(model: Path, role: Role, loss: LossFn) -> TorchBackend:
     """A trainer with optimiser state."""
     backend = TorchBackend(spec(model, role))
+    backend.train_step(batch(), loss)
+    return backend
+
+
+def batch() -> TrainingBatch:
+    """One sample."""
     tokens = np.array([5, 6, 7, 8], np.int32)
     sample = TrainingSample(
         sample_id="0.0",
@@ -48,14 +55,21 @@ def trained_backend(model: Path, role: Role, loss: LossFn) -> TorchBackend:
         rollout_logprobs=np.zeros(4, np.float32),
         returns=np.ones(4, np.float32),
     )
-    backend.train_step(TrainingBatch(samples=(sample,)), loss)
-    return backend
+    return TrainingBatch(samples=(sample,))
 
 
 def spec(model: Path, role: Role) -> TrainerSpec:
     training = TrainingConfig(num_steps=4, learning_rate=1e-3, num_threads=1)
     config = ModelConfig(path=str(model), dtype="float32")
     return TrainerSpec(model_path=str(model), model=config, training=training, role=role)
+
+
+async def write(checkpointer: Checkpointer, step: int, policy: LocalTrainerGroup) -> None:
+    """A checkpoint, and where it is written asynchronously, another step of training meanwhile."""
+    await checkpointer.save(RunState(step=step), DataLedger())
+    if checkpointer.config.asynchronous:
+        await policy.train_step(batch(), PolicyLoss())
+        await checkpointer.settle(wait=True)
 
 
 def save(run: RunDirectory, policy: TorchBackend, critic: TorchBackend, step: int, kill_at: int) -> int:
@@ -67,9 +81,10 @@ def save(run: RunDirectory, policy: TorchBackend, critic: TorchBackend, step: in
         switch.killswitch_count.restype = ctypes.c_long
         with ThreadPoolExecutor(1) as thread:
             trainer, other = LocalTrainerGroup(policy, thread), LocalTrainerGroup(critic, thread)
-            checkpointer = Checkpointer(run, CheckpointConfig(keep_last=1), trainer, [other])
+            config = CheckpointConfig(keep_last=1, asynchronous="asynchronous" in sys.argv)
+            checkpointer = Checkpointer(run, config, trainer, [other])
             switch.killswitch_arm(ctypes.c_long(kill_at), str(run.checkpoints_dir).encode())
-            asyncio.run(checkpointer.save(RunState(step=step), DataLedger()))
+            asyncio.run(write(checkpointer, step, trainer))
             os.write(writer, str(switch.killswitch_count()).encode())
         os._exit(0)
     os.close(writer)

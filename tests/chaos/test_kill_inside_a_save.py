@@ -19,9 +19,9 @@ def killswitch(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return library
 
 
-def save_under_fire(killswitch: Path, model: Path, tmp_path: Path, every: int) -> str:
+def save_under_fire(killswitch: Path, model: Path, tmp_path: Path, every: int, *how: str) -> str:
     done = subprocess.run(
-        [sys.executable, HERE / "save_under_fire.py", model, tmp_path / "run", str(every)],
+        [sys.executable, HERE / "save_under_fire.py", model, tmp_path / "run", str(every), *how],
         env={**os.environ, "LD_PRELOAD": str(killswitch), "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
@@ -38,3 +38,9 @@ def test_a_few_moments_inside_a_save(killswitch: Path, tiny_model: Path, tmp_pat
 @pytest.mark.timeout(3600)
 def test_every_moment_inside_a_save(killswitch: Path, tiny_model: Path, tmp_path: Path) -> None:
     assert "0 losses" in save_under_fire(killswitch, tiny_model, tmp_path, every=1)
+
+
+@pytest.mark.chaos
+@pytest.mark.timeout(3600)
+def test_every_moment_of_a_save_while_training_goes_on(killswitch: Path, tiny_model: Path, tmp_path: Path) -> None:
+    assert "0 losses" in save_under_fire(killswitch, tiny_model, tmp_path, 1, "asynchronous")

@@ -23,6 +23,11 @@ class CheckpointConfig(Section):
     keep_last: int = option(1, "Newest checkpoints to keep.", ge=1)
     keep_best: bool = option(False, "Also keep the one with the best evaluation score (`eval/score`).")
     at_end: bool = option(True, "Save after the last step.")
+    asynchronous: bool = option(
+        False,
+        "Write trainers' states while training goes on, from a copy in main memory (12 bytes for each trained weight, "
+        "shared out over the ranks); a checkpoint has its name once it is whole, some steps later.",
+    )
 
 
 class WeightSyncConfig(Section):

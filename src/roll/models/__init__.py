@@ -6,6 +6,7 @@ from roll.models.checkpoint_names import as_in_checkpoint, changes_names
 from roll.models.describe import ModelDescription, check_experts, context_length, describe_model, num_parameters
 from roll.models.loading import load_causal_lm, load_scorer, load_tokenizer, pad_token, stop_token_ids
 from roll.models.mixers import decoder_of, find_mixers, first_tensor
+from roll.models.pieces import WeightFiles
 from roll.models.resolve import find_model, find_model_directory, resolve_model
 from roll.models.routers import chosen_experts, find_routers
 
@@ -15,6 +16,7 @@ __all__ = [
     "CatalogueEntry",
     "ModelDescription",
     "Reach",
+    "WeightFiles",
     "as_in_checkpoint",
     "attention_form",
     "changes_names",

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from roll.errors import ModelError
+from roll.models.pieces import WeightFiles, weights_left_in_files
 from roll.models.quiet import quiet_transformers
 from roll.models.resolve import read_json, resolve_model
 
@@ -49,6 +52,7 @@ def load_causal_lm(
     *,
     attention: str = "sdpa",
     trust_remote_code: bool = False,
+    left: Callable[[Any, WeightFiles], object] | None = None,
 ) -> PreTrainedModel:
     """Load a model's weights onto the CPU, in evaluation mode.
 
@@ -57,13 +61,14 @@ def load_causal_lm(
         dtype: `bfloat16`, `float32`, … or a torch dtype; weights are cast to it.
         attention: name of an attention implementation of `transformers`, also of a registered one.
         trust_remote_code: let the model's repository run its own Python code.
+        left: leave the weights in their files, and the model on the meta device; it is given both.
 
     Raises:
         ModelError: the model cannot be found or loaded.
     """
     from transformers import AutoModelForCausalLM
 
-    model, missing = _load(AutoModelForCausalLM, path, dtype, attention, trust_remote_code)
+    model, missing = _load(AutoModelForCausalLM, path, dtype, attention, trust_remote_code, left)
     if missing:  # `transformers` would go on with random numbers in their place
         raise ModelError(f"model '{path}' lacks {len(missing)} of its weights, first '{missing[0]}': copy it again.")
     return model
@@ -75,6 +80,7 @@ def load_scorer(
     *,
     attention: str = "sdpa",
     trust_remote_code: bool = False,
+    left: Callable[[Any, WeightFiles], object] | None = None,
 ) -> PreTrainedModel:
     """Load a reward model, or a language model as one whose scores are all 0; otherwise as `load_causal_lm`.
 
@@ -84,7 +90,8 @@ def load_scorer(
     from torch import nn
     from transformers import AutoModelForSequenceClassification
 
-    model, missing = _load(AutoModelForSequenceClassification, path, dtype, attention, trust_remote_code, num_labels=1)
+    kind = AutoModelForSequenceClassification
+    model, missing = _load(kind, path, dtype, attention, trust_remote_code, left, num_labels=1)
     head = getattr(model, "score", None)
     if not isinstance(head, nn.Linear) or head.bias is not None:
         raise ModelError(f"model '{path}' cannot score texts: {type(model).__name__} has no linear head `score`.")
@@ -96,7 +103,13 @@ def load_scorer(
 
 
 def _load(
-    kind: Any, path: str | Path, dtype: str | torch.dtype, attention: str, trust_remote_code: bool, **settings: Any
+    kind: Any,
+    path: str | Path,
+    dtype: str | torch.dtype,
+    attention: str,
+    trust_remote_code: bool,
+    left: Callable[[Any, WeightFiles], object] | None,
+    **settings: Any,
 ) -> tuple[PreTrainedModel, list[str]]:
     """The model, and which of its weights its files lack."""
     directory = resolve_model(path)
@@ -106,7 +119,8 @@ def _load(
     if not isinstance(wanted, torch.dtype):
         raise ModelError(f"model '{path}': dtype '{dtype}' is not a number format; write 'bfloat16' or 'float32'.")
     try:
-        with _loading, quiet_transformers():
+        leaving = weights_left_in_files() if left is not None else nullcontext([])
+        with _loading, quiet_transformers(), leaving as files:
             model, report = kind.from_pretrained(
                 directory,
                 dtype=wanted,
@@ -117,6 +131,9 @@ def _load(
             )
     except Exception as error:  # files from anywhere: safetensors, JSON and model code each fail in their own way
         raise ModelError(f"model '{path}' cannot be loaded: {_brief(error)}") from error
+    if left is not None:
+        files[0].note_dtypes()
+        left(model, files[0])
     unused = sorted(set(report["unexpected_keys"]) - ({"lm_head.weight"} if settings else set()))
     if unused:
         logger.warning("Model %s has %d weights that are not used, first %s.", path, len(unused), unused[0])

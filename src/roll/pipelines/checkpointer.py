@@ -6,7 +6,9 @@
 Invariants:
     - a directory called `step-N` is complete: everything is written under another name, flushed to the disk, and
       renamed;
-    - the previous checkpoint is removed only after the new one has its name; so a crash at any moment leaves one whole.
+    - the previous checkpoint is removed only after the new one has its name; so a crash at any moment leaves one whole;
+    - what is written while training goes on is of the step that it began at, ledger and all; it is published, or its
+      failure said, at the first boundary after it ended, and before the next one begins.
 """
 
 from __future__ import annotations
@@ -40,6 +42,22 @@ FULL_BELOW_BYTES = 2**20
 """Libraries that write do not all say why they could not: with less than this left, the disk was full."""
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Pending:
+    """A checkpoint that has no name yet."""
+
+    step: int
+    best_step: int | None
+    final: Path
+    ledger_text: str
+    state_json: dict[str, Any]
+
+    @property
+    def temporary(self) -> Path:
+        """Where it is written."""
+        return self.final.with_name(f"{UNFINISHED}{self.final.name}")
+
+
 @dataclass(eq=False)
 class Checkpointer:
     """Writes and prunes the checkpoints of one run."""
@@ -60,7 +78,7 @@ class Checkpointer:
     before_writing: Callable[[], Awaitable[None]] | None = None
     """Brings trainers' states to where they can be written from."""
     _saved_at: float = field(init=False)
-    _saved_step: int = field(init=False, default=-1)
+    _pending: _Pending | None = field(init=False, default=None)
 
     def __post_init__(self) -> None:
         self._saved_at = self.clock()
@@ -75,36 +93,66 @@ class Checkpointer:
         return best or late or bool(every and state.step % every == 0)
 
     async def save(self, state: RunState, ledger: DataLedger) -> Path:
-        """Write a checkpoint of this step; one that exists already is left as it is."""
+        """Write a checkpoint of this step, or begin to; one that exists already is left as it is."""
         final = self.run.checkpoint_path(state.step)
         # As they are now: in an asynchronous run rollouts go on while this writes.
-        ledger_text, state_json = ledger.dumps(state.num_draws), state.to_json()
-        if self._saved_step == state.step or final.is_dir():
+        new = _Pending(
+            step=state.step,
+            best_step=state.best_step,
+            final=final,
+            ledger_text=ledger.dumps(state.num_draws),
+            state_json=state.to_json(),
+        )
+        await self.settle(wait=True)
+        if final.is_dir():
             return final
         remove_unfinished(self.run.checkpoints_dir)
-        temporary = final.with_name(f"{UNFINISHED}{final.name}")
-        with _saying_what_to_do(final, temporary):
-            await self._write(temporary, final, state_json, ledger_text)
-        await asyncio.to_thread(self._prune, state.best_step)
-        self._saved_step, self._saved_at = state.step, self.clock()
-        if self.on_saved is not None:
-            self.on_saved(state.step, final)
+        with _saying_what_to_do(final, new.temporary):
+            await self._begin(new.temporary)
+        self._pending, self._saved_at = new, self.clock()
+        if not self.config.asynchronous:
+            await self.settle(wait=True)
         return final
 
-    async def _write(self, temporary: Path, final: Path, state_json: dict[str, Any], ledger_text: str) -> None:
+    async def settle(self, *, wait: bool) -> None:
+        """Publish the checkpoint that is being written, if it is whole by now, or once it is.
+
+        Raises:
+            RunDirectoryError: the disk is full, or cannot be written to.
+            CheckpointError: it could not be written for another reason.
+        """
+        pending = self._pending
+        if pending is None:
+            return
+        try:
+            with _saying_what_to_do(pending.final, pending.temporary):
+                if self.config.asynchronous:
+                    trainers = (self.trainer, *self.critics)
+                    if not all([await trainer.written(wait=wait) for trainer in trainers]):
+                        return
+                await asyncio.to_thread(self._publish, pending)
+        except BaseException:
+            self._pending = None
+            raise
+        self._pending = None
+        await asyncio.to_thread(self._prune, pending.best_step)
+        if self.on_saved is not None:
+            self.on_saved(pending.step, pending.final)
+
+    async def _begin(self, temporary: Path) -> None:
         if self.before_writing is not None:
             await self.before_writing()
         temporary.mkdir(parents=True)
-        await self.trainer.save(temporary / "trainer")
+        how = {"background": True} if self.config.asynchronous else {}
+        await self.trainer.save(temporary / "trainer", **how)
         for index, critic in enumerate(self.critics):
-            await critic.save(temporary / critic_directory(index))
+            await critic.save(temporary / critic_directory(index), **how)
         await self.trainer.export(temporary / "model")
-        await asyncio.to_thread(self._finish, temporary, final, state_json, ledger_text)
 
-    def _finish(self, temporary: Path, final: Path, state_json: dict[str, Any], ledger_text: str) -> None:
-        atomic.write_text(temporary / "ledger.jsonl", ledger_text)
-        atomic.write_json(temporary / "state.json", state_json)
-        atomic.replace_directory(temporary, final)
+    def _publish(self, pending: _Pending) -> None:
+        atomic.write_text(pending.temporary / "ledger.jsonl", pending.ledger_text)
+        atomic.write_json(pending.temporary / "state.json", pending.state_json)
+        atomic.replace_directory(pending.temporary, pending.final)
 
     def _prune(self, best_step: int | None) -> None:
         saved = checkpoints(self.run.checkpoints_dir)

@@ -110,10 +110,13 @@ class Run(Generic[S]):
         """Where time goes."""
         return self.tracker.spans
 
-    async def save(self) -> Path:
-        """Write a checkpoint of the last boundary."""
+    async def save(self, *, wait: bool = True) -> Path:
+        """Write a checkpoint of the last boundary; wait until it is whole, also where it is written asynchronously."""
         with self.spans.phase("checkpoint"):
-            return await self.checkpointer.save(self.state, self.ledger)
+            path = await self.checkpointer.save(self.state, self.ledger)
+            if wait:
+                await self.checkpointer.settle(wait=True)
+            return path
 
     async def save_boundary(self) -> Path:
         """Forget draws that were made since the last boundary, which will be made again, and save that."""
@@ -128,10 +131,11 @@ class Run(Generic[S]):
             error: what ends the run.
             close: ends what still draws.
         """
-        if self.state.step == self.began_at or self.mid_update:
-            return
         try:
             async with asyncio.timeout(LONGEST_LAST_SAVE_S):
+                await self.checkpointer.settle(wait=True)
+                if self.state.step == self.began_at or self.mid_update:
+                    return
                 await close()
                 path = await self.save_boundary()
         except Exception as failure:  # what broke the run may break this as well
@@ -159,8 +163,9 @@ async def take_steps(run: Run[Any], step: Callable[[], Awaitable[list[str]]]) ->
         while run.state.step < run.num_steps:
             with run.spans.step(run.state.step + 1):
                 alarms = await step()
+                await run.checkpointer.settle(wait=False)
                 if alarms or run.checkpointer.due(run.state):
-                    await run.save()
+                    await run.save(wait=bool(alarms))
                 if alarms:
                     raise AlarmError("; ".join(alarms))
     finally:
@@ -192,5 +197,4 @@ async def whole_run(run: Run[Any], close: Callable[[], Awaitable[None]] = _nothi
         raise
     finally:
         await close()
-    if run.checkpoint.at_end:
-        await run.save()
+    await (run.save() if run.checkpoint.at_end else run.checkpointer.settle(wait=True))

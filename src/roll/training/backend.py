@@ -35,8 +35,11 @@ from roll.training.recompute import slice_mlps
 from roll.training.schedule import Schedule
 from roll.training.skipping import note_skipped
 from roll.training.spec import TrainerSpec
-from roll.training.stages import add_up_tied, cut
-from roll.training.state import load_state, save_state
+from roll.training.stages import add_up_tied, check_cut, cut
+from roll.training.state import load_state, state_of, write_entries
+from roll.training.state_writer import StateWriter
+from roll.training.unread import Unread
+from roll.training.value import ValueNetwork
 from roll.training.weights import TrainerWeights, whole
 from roll.types import AttentionRange, Output, Outputs, StepResult, TrainingBatch
 
@@ -66,13 +69,8 @@ class TorchBackend:
         torch.set_num_threads(spec.training.num_threads or default_num_threads(spec.node_ranks))
         self.device = pick_device(spec)
         self.ranks = Ranks(spec, self.device)
-        self.network = build_network(spec, self.precision.compute)
-        if self.ranks.stage is not None:
-            cut(self.network, self.ranks.stage, self.ranks.share, self.precision.compute)
-        self.network.to(self.device)
+        self.network = self._build()
         self.model = self.network.root
-        if self.ranks.mesh is not None:
-            shard(self.network, self.ranks, self.precision)
         if spec.training.mlp_slice_tokens is not None:
             slice_mlps(self.network, spec.training.mlp_slice_tokens)
         trainable = {name: p for name, p in self.model.named_parameters() if p.requires_grad}
@@ -84,12 +82,33 @@ class TorchBackend:
             self.masters, spec.training, self.ranks, dict.fromkeys(heads, rate / self.schedule.peak)
         )
         self.placement = StatePlacement(self.network, self.masters, self.optimizer, self.device)
+        self._writer = StateWriter(self.ranks)
         self._randomness = Randomness(spec.seed + self.ranks.stream, self.device)
         self._passes = Passes(spec, self.network, self.ranks, self.device, self._randomness)
         self.num_steps = 0
         """Optimiser steps that moved the weights."""
         self.num_nonfinite = 0
         """Steps in a row whose gradients were not finite."""
+
+    def _build(self) -> PolicyNetwork | ValueNetwork:
+        """The network, of which several ranks each read what is theirs."""
+        spec, ranks, dtype = self.spec, self.ranks, self.precision.compute
+        if ranks.size == 1:
+            return build_network(spec, dtype).to(self.device)
+        in_4_bits = spec.model.lora is not None and spec.model.lora.base == "nf4"  # what is quantised is read whole
+        unread = Unread()
+        network = build_network(spec, dtype, None if in_4_bits else unread)
+        if ranks.stage is not None:
+            with unread.lent():
+                check_cut(network, ranks.stage.count)
+            cut(network, ranks.stage, ranks.share, dtype)
+        for tensor in (*network.parameters(), *network.buffers()):
+            if not tensor.is_meta:
+                tensor.data = tensor.data.to(self.device)
+        if ranks.mesh is not None:
+            shard(network, ranks, self.precision)
+        unread.fill(network, self.device)
+        return network
 
     def train_step(self, batch: TrainingBatch, loss: LossFn) -> StepResult:
         """All micro-batches and one optimiser step.
@@ -157,9 +176,24 @@ class TorchBackend:
         adapted, is_first = self.spec.model.lora is not None, self.ranks.is_first
         return TrainerWeights.of(self.network, adapted=adapted, dtype=self.engine_dtype, is_first=is_first)
 
-    def save(self, path: Path) -> None:
+    def save(self, path: Path, *, background: bool = False) -> None:
         """Write everything needed to go on below `path`, an empty or missing directory; fsynced."""
-        save_state(path, self.masters, self.optimizer, self._counters(), self.ranks, self._randomness, self._biases)
+        self._writer.finish()
+        state = state_of(self.masters, self.optimizer, self._counters(), self.ranks, self._randomness, self._biases)
+        if background:
+            self._writer.begin(path, state)
+        else:
+            write_entries(path, state, self.ranks)
+
+    def written(self, *, wait: bool) -> bool:
+        """Whether the last save is on the disk.
+
+        Raises:
+            CheckpointError: it was begun in the background and could not be written; said once.
+        """
+        if wait or self._writer.is_done:
+            self._writer.finish()
+        return self._writer.is_done
 
     def load(self, path: Path) -> None:
         """Read what `save` wrote, also under another number of ranks.

@@ -232,7 +232,7 @@ def _without_copies(mesh: DeviceMesh, shards: str) -> DeviceMesh:
 def shard(network: Any, ranks: Ranks, precision: Precision) -> None:
     """Spread a network's weights over the ranks, in place: over `tp` matrix by matrix, with FSDP2 layer by layer.
 
-    Every rank holds the whole model on its way here. The shards are in the master dtype; weights are gathered
+    Weights may be on the meta device, to be read afterwards. The shards are in the master dtype; weights are gathered
     in the compute dtype, gradients are reduced in the master dtype. Each rank's gradient is its share, so FSDP adds
     them up, where it would take their mean.
 

@@ -161,6 +161,8 @@ def _stand_ins(watch: _Watch) -> Iterator[None]:
         "torch.UntypedStorage.resize_": resized,
         "roll.training.backend.Ranks": _Ranks,
         "roll.training.backend.build_network": _skeleton,
+        "roll.training.backend.Unread": _Unread,
+        "roll.training.backend.check_cut": lambda *args: None,
         "roll.training.backend.cut": _cut,
         "roll.training.backend.shard": _sharded,
         "roll.training.attention.varlen_supported": lambda device, dtype: True,
@@ -172,7 +174,7 @@ def _stand_ins(watch: _Watch) -> Iterator[None]:
         "roll.training.passes.collect": lambda *args: None,
         "roll.training.routing.Routing._take": lambda *args: None,
         "roll.training.routing.Routing.load": lambda *args: None,
-        "roll.training.passes.load_metrics": lambda loads: {},
+        "roll.training.routing.Routing.metrics": lambda *args: {},
     }
     with contextlib.ExitStack() as stack:
         for path, value in instead.items():
@@ -181,15 +183,25 @@ def _stand_ins(watch: _Watch) -> Iterator[None]:
         yield
 
 
-def _skeleton(spec: TrainerSpec, dtype: torch.dtype) -> Any:
-    """The network of a role, on the meta device and to stay there until it is sharded."""
+class _Unread:
+    """Weights that are in no file."""
+
+    @contextlib.contextmanager
+    def lent(self) -> Iterator[None]:
+        yield
+
+    def fill(self, network: torch.nn.Module, device: torch.device) -> None:
+        network.to_empty(device=device)
+
+
+def _skeleton(spec: TrainerSpec, dtype: torch.dtype, unread: _Unread | None = None) -> Any:
+    """The network of a role, on the meta device until it is filled."""
     with unset_fake_temporarily(), torch.device("meta"), mock.patch("roll.training.loading.load_causal_lm", _bare):
         network = build_network(spec, dtype)
-    vars(network)["to"] = lambda device: network
-    return network
+    return network if unread is not None else network.to_empty(device="cpu")
 
 
-def _bare(path: str, dtype: torch.dtype, *, attention: str, trust_remote_code: bool) -> Any:
+def _bare(path: str, dtype: torch.dtype, *, attention: str, trust_remote_code: bool, left: None) -> Any:
     from transformers import AutoConfig, AutoModelForCausalLM
 
     config = AutoConfig.from_pretrained(path, trust_remote_code=trust_remote_code)
@@ -240,7 +252,6 @@ def _cut(network: Any, stage: Stage, share: TokenShare, dtype: torch.dtype) -> N
 def _sharded(network: Any, ranks: Ranks, precision: Precision) -> None:
     with unset_fake_temporarily():
         shard(network, ranks, precision)
-    network.to_empty(device="cpu")
 
 
 class _Watch(TorchDispatchMode):

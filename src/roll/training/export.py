@@ -1,8 +1,12 @@
-"""Writing a model that `transformers` loads: safetensors in the engine's dtype, configuration, tokenizer."""
+"""Writing a model that `transformers` loads: safetensors in the engine's dtype, configuration, tokenizer.
+
+Weights go to the disk one at a time. A directory has its name once it is whole.
+"""
 
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -15,6 +19,7 @@ from roll.protocols import WeightSource
 from roll.tracking import atomic
 from roll.training.lora import Adapter
 from roll.training.policy import PolicyNetwork
+from roll.training.shards import ShardWriter
 from roll.training.spec import TrainerSpec
 from roll.training.value import ValueNetwork
 from roll.training.weights import adapters_of, whole
@@ -34,7 +39,7 @@ def export_trained(
     """Write a trainer's model, and beside it, as `adapter/`, the adapters of a policy or a reward model. Collective.
 
     Args:
-        path: a directory, made if missing.
+        path: a directory; what is there is replaced once the new one is whole.
         spec: of the rank.
         network: its network.
         weights: the complete model, adapters merged.
@@ -62,7 +67,7 @@ def export_model(
     """Write an HF model directory. Collective where `weights` is; only the first rank writes.
 
     Args:
-        path: a directory, made if missing.
+        path: a directory; what is there is replaced once the new one is whole.
         weights: the complete model, tied weights once.
         network: `PolicyNetwork` or `ValueNetwork`; its configuration and generation settings are written.
         source: the model directory that the tokenizer is taken from.
@@ -70,13 +75,38 @@ def export_model(
         trust_remote_code: let the tokenizer run its repository's own code.
         is_first: whether this rank writes.
     """
-    tensors = {name: _alone(tensor.cpu()) for name, tensor in weights if tensor is not None}
-    if not is_first:
-        return
-    from huggingface_hub import save_torch_state_dict
+    partial = atomic.temporary_path(path)
+    _write_weights(partial, weights, is_first=is_first)
+    if is_first:
+        _write_settings(partial, network, source, dtype, trust_remote_code=trust_remote_code)
+        _finish(partial, path)
 
-    path.mkdir(parents=True, exist_ok=True)
-    save_torch_state_dict(tensors, path, metadata={"format": "pt"})
+
+def _write_weights(directory: Path, weights: WeightSource, *, is_first: bool) -> None:
+    """One tensor at a time. Other ranks help to gather what this one fails to write, and then it says so."""
+    failure: OSError | None = None
+    writer: ShardWriter | None = None
+    try:
+        if is_first:
+            directory.mkdir(parents=True)
+            writer = ShardWriter(directory, weights.names())
+    except OSError as error:
+        failure = error
+    for name, tensor in weights:
+        if writer is not None and failure is None:
+            try:
+                writer.add(name, tensor)
+            except OSError as error:
+                failure = error
+    if failure is not None:
+        shutil.rmtree(directory, ignore_errors=True)
+        raise failure
+    if writer is not None:
+        writer.close()
+
+
+def _write_settings(path: Path, network: Any, source: str, dtype: torch.dtype, *, trust_remote_code: bool) -> None:
+    """What a model directory has beside the weights."""
     model = network.root
     own = network.decoder.config if isinstance(network, ValueNetwork) else model.config
     attention, own._attn_implementation = own._attn_implementation, None
@@ -94,7 +124,6 @@ def export_model(
         config["pad_token_id"] = tokenizer.pad_token_id
     type(own).from_dict(config).save_pretrained(path)
     tokenizer.save_pretrained(path)
-    _finish(path)
 
 
 def export_adapter(
@@ -111,7 +140,7 @@ def export_adapter(
     """Write adapters as `peft.PeftModel.from_pretrained` reads them. Collective where parameters are sharded.
 
     Args:
-        path: a directory, made if missing.
+        path: a directory; what is there is replaced once the new one is whole.
         read: a parameter by its name, on rank 0.
         adapters: by the checkpoint's name of the weight that they change.
         config: how they were made.
@@ -134,7 +163,8 @@ def export_adapter(
     from peft import LoraConfig
     from safetensors.torch import save_file
 
-    path.mkdir(parents=True, exist_ok=True)
+    partial = atomic.temporary_path(path)
+    partial.mkdir(parents=True)
     named = config.target_modules
     LoraConfig(
         base_model_name_or_path=base,
@@ -145,9 +175,9 @@ def export_adapter(
         lora_alpha=config.alpha,  # pyrefly: ignore[bad-argument-type]  # peft only divides by the rank
         lora_dropout=config.dropout,
         target_modules=named if isinstance(named, list) else sorted({name.split(".")[-2] for name in adapters}),
-    ).save_pretrained(str(path))
-    save_file(tensors, path / "adapter_model.safetensors", metadata={"format": "pt"})
-    _finish(path)
+    ).save_pretrained(str(partial))
+    save_file(tensors, partial / "adapter_model.safetensors", metadata={"format": "pt"})
+    _finish(partial, path)
 
 
 def _alone(tensor: torch.Tensor) -> torch.Tensor:
@@ -156,11 +186,12 @@ def _alone(tensor: torch.Tensor) -> torch.Tensor:
     return tensor if whole else tensor.clone(memory_format=torch.contiguous_format)
 
 
-def _finish(directory: Path) -> None:
-    """Make it survive power loss, and readable as any other of the user's: a library writes weights as 0600."""
+def _finish(directory: Path, final: Path) -> None:
+    """Give it its name, whole, so that it survives power loss, and is readable as any other of the user's: libraries
+    write weights as 0600."""
     mask = os.umask(0)
     os.umask(mask)
     for file in directory.iterdir():
         if file.is_file():
             file.chmod(0o666 & ~mask)
-    atomic.sync_tree(directory)
+    atomic.replace_directory(directory, final)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -9,7 +10,7 @@ import torch
 from torch import nn
 
 from roll.errors import ModelError
-from roll.models import load_causal_lm, load_scorer, load_tokenizer
+from roll.models import find_routers, load_causal_lm, load_scorer, load_tokenizer
 from roll.training.attention import register_attention
 from roll.training.experts import group_products
 from roll.training.fused import fuse
@@ -19,24 +20,31 @@ from roll.training.packable import make_packable
 from roll.training.policy import PolicyNetwork
 from roll.training.recompute import recompute_layers
 from roll.training.spec import TrainerSpec
+from roll.training.unread import Unread
 from roll.training.value import ValueNetwork
 
 __all__ = ["build_network"]
 
 
-def build_network(spec: TrainerSpec, dtype: torch.dtype) -> PolicyNetwork | ValueNetwork:
+def build_network(spec: TrainerSpec, dtype: torch.dtype, unread: Unread | None = None) -> PolicyNetwork | ValueNetwork:
     """The network of a role in `dtype`, on the host.
+
+    Args:
+        spec: of the rank.
+        dtype: that it computes in.
+        unread: leave weights in their files, on the meta device here, and note there which; by default they are read.
 
     Raises:
         ModelError: the model cannot be loaded, or not be used in this role.
     """
-    model = _load_model(spec, dtype)
+    model = _load_model(spec, dtype, unread)
     if spec.role in ("critic", "reward_model"):
         return ValueNetwork(model)
     copies = spec.holds_reference and spec.model.lora is None
-    reference = _load_model(replace(spec, role="reference"), dtype) if copies else None
-    teachers = [_load_teacher(spec, path, dtype) for path in spec.teachers]
-    network = PolicyNetwork(model, reference, teachers, value_head=spec.value_head_learning_rate is not None)
+    reference = _load_model(replace(spec, role="reference"), dtype, unread) if copies else None
+    teachers = [_load_teacher(spec, path, dtype, unread) for path in spec.teachers]
+    with nullcontext() if unread is None else unread.lent():  # it is tried out
+        network = PolicyNetwork(model, reference, teachers, value_head=spec.value_head_learning_rate is not None)
     if spec.role == "policy" and spec.training.router_replay != "none" and network.routing is None:
         raise ModelError(
             f"training.router_replay is '{spec.training.router_replay}', and '{spec.model_path}' has no router that "
@@ -45,7 +53,8 @@ def build_network(spec: TrainerSpec, dtype: torch.dtype) -> PolicyNetwork | Valu
     if spec.role == "policy":
         _balance(spec, network, model.config)
         if spec.training.router_replay != "none" and network.routing is not None:
-            network.routing.check_replay()
+            with nullcontext() if unread is None else unread.lent(find_routers(model)):
+                network.routing.check_replay()
     return network
 
 
@@ -70,7 +79,7 @@ def _balance(spec: TrainerSpec, network: PolicyNetwork, config: Any) -> None:
         )
 
 
-def _load_teacher(spec: TrainerSpec, path: str, dtype: torch.dtype) -> Any:
+def _load_teacher(spec: TrainerSpec, path: str, dtype: torch.dtype, unread: Unread | None) -> Any:
     """A frozen model over the same tokens.
 
     Raises:
@@ -84,22 +93,24 @@ def _load_teacher(spec: TrainerSpec, path: str, dtype: torch.dtype) -> Any:
             f"teacher '{path}' has another vocabulary than '{spec.model_path}': {len(other)} tokens, not {len(own)}; "
             f"{different} of them are missing or have another number; take a teacher with the same tokenizer"
         )
-    return _load_model(replace(spec, role="reference", model_path=path), dtype)
+    return _load_model(replace(spec, role="reference", model_path=path), dtype, unread)
 
 
-def _load_model(spec: TrainerSpec, dtype: torch.dtype) -> Any:
+def _load_model(spec: TrainerSpec, dtype: torch.dtype, unread: Unread | None) -> Any:
     """The HF causal language model, or of a reward model the sequence classifier.
 
     Dropout of the model itself is off: log-probs must be those of the policy that sampled. An adapter's stays
     as configured.
     """
     load = load_scorer if spec.role == "reward_model" else load_causal_lm
-    model: Any = load(
-        spec.model_path, dtype, attention=register_attention(), trust_remote_code=spec.model.trust_remote_code
-    )
+    trust, left = spec.model.trust_remote_code, None if unread is None else unread.add
+    model: Any = load(spec.model_path, dtype, attention=register_attention(), trust_remote_code=trust, left=left)
     group_products(model)
-    make_packable(model)
-    fuse(model)
+    with nullcontext() if unread is None else unread.lent():
+        make_packable(model)
+        fuse(model)
+    if unread is not None:
+        unread.by_layer(model, fuse)
     for module in model.modules():
         if isinstance(module, nn.Dropout):
             module.p = 0.0

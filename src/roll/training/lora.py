@@ -62,9 +62,13 @@ def add_adapters(model: Any, config: LoRAConfig, seed: int) -> None:
     except ValueError as error:
         raise ModelError(f"model.lora.target_modules {config.target_modules!r} cannot be used here: {error}") from error
     generator = torch.Generator().manual_seed(seed)
-    for name, parameter in model.named_parameters():
-        if parameter.requires_grad:
-            if ".lora_A." in name:
+    for path, module in model.named_modules():
+        for name, parameter in module._parameters.items():
+            if parameter is None or not parameter.requires_grad:
+                continue
+            if parameter.is_meta:  # as what it adapts, whose weights are still in their files
+                module._parameters[name] = parameter = nn.Parameter(torch.zeros_like(parameter, device="cpu"))
+            if ".lora_A." in path:
                 nn.init.kaiming_uniform_(parameter, a=math.sqrt(5), generator=generator)
             parameter.data = parameter.data.to(dtype)
 

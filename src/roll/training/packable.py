@@ -46,7 +46,7 @@ def make_packable(model: Any) -> None:
         if type(module).__name__.endswith(("Router", "Gate")):
             module.eval()
             module.train = lambda mode=True, module=module: module
-    if any(parameter.is_meta for parameter in model.parameters()) or not hasattr(model, "get_decoder"):
+    if not hasattr(model, "get_decoder") or model.get_input_embeddings().weight.is_meta:
         return
     layout = _layout([_text(0, 8)], share=False)
     plan = AttentionPlan(layout, model.device, model.dtype)
@@ -79,7 +79,7 @@ def check_packing(model: Any, logits: Logits) -> None:
         ModelError: what it computes of packed texts is not what it computes of them alone.
     """
     key = type(model).__name__, model.config.to_json_string(use_diff=False), model.dtype
-    if key in _passed or any(parameter.is_meta for parameter in model.parameters()):
+    if key in _passed or model.get_input_embeddings().weight.is_meta:
         return
     was_training = model.training
     model.eval()

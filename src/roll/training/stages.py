@@ -31,7 +31,7 @@ from roll.training.parallel.tokens import TokenShare
 from roll.training.precision import MasterWeights
 from roll.training.weights import persistent_buffers
 
-__all__ = ["Cut", "add_up_tied", "cut", "layers_by_stage"]
+__all__ = ["Cut", "add_up_tied", "check_cut", "cut", "layers_by_stage"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,8 +80,19 @@ class _Hand:
     passed: Tensor | None = None
 
 
+def check_cut(network: Any, count: int) -> None:
+    """Try whether a network, whole on every rank, can be cut into so many stages.
+
+    Raises:
+        ModelError: it has fewer layers than there are stages, or more passes between layers than hidden states.
+    """
+    models = [(decoder_of(model), model.get_output_embeddings()) for model in network.frozen]
+    for decoder, projection in (*models, (network.decoder, network.projection)):
+        check_stages(decoder, _starts(decoder, projection, count)[1:-1])
+
+
 def cut(network: Any, stage: Stage, share: TokenShare, dtype: torch.dtype) -> None:
-    """Leave of a network, whole on every rank, this stage's part. Collective.
+    """Leave of a network that `check_cut` has let pass, whole on every rank, this stage's part. Collective.
 
     Args:
         network: `PolicyNetwork` or `ValueNetwork`, on the host.
@@ -90,7 +101,7 @@ def cut(network: Any, stage: Stage, share: TokenShare, dtype: torch.dtype) -> No
         dtype: that the network computes in.
 
     Raises:
-        ModelError: it has fewer layers than there are stages, or more passes between layers than hidden states.
+        ModelError: a weight would be in no stage.
     """
     whole = dict(network.root.named_parameters()) | persistent_buffers(network.root)
     adapters = find_adapters(network.root) if any(".lora_" in name for name in whole) else {}
@@ -151,8 +162,6 @@ def _cut(
     dtype: torch.dtype,
 ) -> None:
     starts = _starts(decoder, projection, stage.count)
-    if not any(parameter.is_meta for parameter in decoder.parameters()):
-        check_stages(decoder, starts[1:-1])
     first, stop = starts[stage.number : stage.number + 2]
     hand = _Hand()
     embeddings, layers = decoder.get_input_embeddings(), decoder.layers

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch import Tensor
 from torch.distributed.checkpoint.api import CheckpointException
@@ -35,30 +36,28 @@ from roll.training.optimizer import Optimizer
 from roll.training.precision import MasterWeights
 from roll.training.randomness import Randomness
 
-__all__ = ["check_entries", "load_state", "quiet", "random_states", "restore_random", "save_state", "write_entries"]
+__all__ = ["check_entries", "load_state", "quiet", "random_states", "restore_random", "state_of", "write_entries"]
 
 
-def save_state(
-    path: Path,
+def state_of(
     weights: MasterWeights,
     optimizer: Optimizer,
     counters: Mapping[str, int],
     ranks: Ranks,
     randomness: Randomness,
     buffers: Sequence[Tensor] = (),
-) -> None:
-    """Write below `path`, an empty or missing directory, and fsync. Collective."""
+) -> dict[str, Tensor]:
+    """What is written of a trainer, by name; tensors are the trainer's own. Collective."""
     state: dict[str, Any] = _tensors(weights, optimizer)
     updates = ranks.of_all_stages(optimizer.steps())
     state["updates"] = torch.tensor([updates[name] for name in sorted(updates)], dtype=torch.int64)
     state["counters"] = torch.tensor([counters[name] for name in sorted(counters)], dtype=torch.int64)
-    state.update(random_states(ranks, randomness))
-    state.update(_named(buffers))
-    write_entries(path, state, ranks)
+    return state | random_states(ranks, randomness) | _named(buffers)
 
 
-def write_entries(path: Path, state: Mapping[str, Any], ranks: Ranks) -> None:
-    """Write tensors by name, and fsync. Collective; what several ranks have under one name is written once.
+def write_entries(path: Path, state: Mapping[str, Any], ranks: Ranks, group: dist.ProcessGroup | None = None) -> None:
+    """Write tensors by name below `path`, an empty or missing directory, and fsync. Collective, in a process group of
+    all ranks; what several ranks have under one name is written once.
 
     Raises:
         CheckpointError: it cannot be written.
@@ -66,7 +65,8 @@ def write_entries(path: Path, state: Mapping[str, Any], ranks: Ranks) -> None:
     path.mkdir(parents=True, exist_ok=True)
     try:
         with quiet():
-            dcp.save(dict(state), storage_writer=dcp.FileSystemWriter(path, sync_files=True), no_dist=ranks.size == 1)
+            writer = dcp.FileSystemWriter(path, sync_files=True)
+            dcp.save(dict(state), storage_writer=writer, process_group=group, no_dist=ranks.size == 1)
     except CheckpointException as error:  # not an `Exception`: it would pass every handler
         raise CheckpointError(f"the trainer's state cannot be written to '{path}': {_cause(error)}") from error
     atomic.sync(path)  # the names of the files, which are synced themselves
@@ -82,7 +82,7 @@ def load_state(
     seed: int,
     buffers: Sequence[Tensor] = (),
 ) -> dict[str, int]:
-    """Read what `save_state` wrote, in place; returns the counters. Collective.
+    """Read what `write_entries` wrote of `state_of`, in place; returns the counters. Collective.
 
     Raises:
         CheckpointError: files are missing or damaged, or they belong to another model.

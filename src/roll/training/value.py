@@ -23,7 +23,8 @@ __all__ = ["ValueNetwork", "new_value_head", "values_of"]
 
 def new_value_head(projection: Tensor) -> nn.Linear:
     """w and b of 0, for hidden states that a vocabulary projection [V, H] takes."""
-    head = nn.Linear(projection.shape[1], 1, device=projection.device, dtype=projection.dtype)
+    device = "cpu" if projection.is_meta else projection.device  # its own weights are in no file
+    head = nn.Linear(projection.shape[1], 1, device=device, dtype=projection.dtype)
     nn.init.zeros_(head.weight)
     nn.init.zeros_(head.bias)
     return head

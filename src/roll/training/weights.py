@@ -112,11 +112,12 @@ class TrainerWeights:
 
     @torch.no_grad()
     def _tensor(self, name: str, parameter: str) -> Tensor | None:
-        weight = whole(self._read(parameter))
-        adapter = self._adapters.get(name)
-        if adapter is not None:
-            weight = adapter.merged(weight, whole(self._read(adapter.a)), whole(self._read(adapter.b)))
-        dtype = self._dtype if isinstance(self._read(parameter), torch.nn.Parameter) else weight.dtype
+        weight, adapter = self._read(parameter), self._adapters.get(name)
+        dtype = self._dtype if isinstance(weight, torch.nn.Parameter) else weight.dtype
+        if adapter is None:
+            weight = whole(weight.to(dtype))  # cast before it is gathered: less to send, and to hold
+        else:
+            weight = adapter.merged(whole(weight), whole(self._read(adapter.a)), whole(self._read(adapter.b)))
         weight = self._brought(parameter, weight.to(dtype))
         return weight if self._is_first else None
 

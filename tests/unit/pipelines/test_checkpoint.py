@@ -189,3 +189,74 @@ async def test_a_checkpoint_with_a_missing_file_is_refused(run: RunDirectory) ->
     (path / "ledger.jsonl").unlink()
     with pytest.raises(CheckpointError, match=r"ledger\.jsonl"):
         read_checkpoint(path, RunState)
+
+
+class BackgroundTrainer(FileTrainer):
+    """Writes when it is told to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.begun: list[Path] = []
+        self.saved = ""
+
+    async def save(self, path: Path, *, background: bool = False) -> None:
+        assert background
+        path.mkdir()
+        self.begun.append(path)
+        self.saved = self.state  # as it is now
+
+    def write(self) -> None:
+        (self.begun.pop() / "weights").write_text(self.saved)
+
+    async def written(self, *, wait: bool) -> bool:
+        if self.fails:
+            self.begun.clear()
+            failure, self.fails = self.fails, None
+            raise failure
+        if wait and self.begun:
+            self.write()
+        return not self.begun
+
+
+async def test_what_is_written_in_the_background_has_its_name_once_it_is_whole(run: RunDirectory) -> None:
+    trainer, told = BackgroundTrainer(), []
+    config = CheckpointConfig(asynchronous=True)
+    checkpointer = Checkpointer(run, config, trainer, on_saved=lambda step, path: told.append(step))
+    ledger, state = ledger_of(3), RunState(step=1, num_draws=2)
+    await checkpointer.save(state, ledger)
+    state.step, state.num_draws, trainer.state = 2, 3, "later"  # training goes on
+    await checkpointer.settle(wait=False)
+    assert find_checkpoint(run.checkpoints_dir) is None
+    assert told == []
+    trainer.write()
+    await checkpointer.settle(wait=False)
+    saved = read_checkpoint(run.checkpoint_path(1), RunState)
+    assert (saved.state.step, list(saved.ledger)) == (1, list(ledger_of(2)))
+    assert (saved.trainer_path / "weights").read_text() == "weights"
+    assert told == [1]
+
+
+async def test_the_next_save_waits_for_the_one_before(run: RunDirectory) -> None:
+    trainer = BackgroundTrainer()
+    checkpointer = Checkpointer(run, CheckpointConfig(asynchronous=True, keep_last=2), trainer)
+    await checkpointer.save(RunState(step=1), ledger_of(0))
+    await checkpointer.save(RunState(step=2), ledger_of(0))
+    assert list(checkpoints(run.checkpoints_dir)) == [1]
+    await checkpointer.settle(wait=True)
+    assert list(checkpoints(run.checkpoints_dir)) == [1, 2]
+
+
+async def test_a_failure_in_the_background_is_said_at_the_next_boundary(run: RunDirectory) -> None:
+    trainer = BackgroundTrainer()
+    checkpointer = Checkpointer(run, CheckpointConfig(asynchronous=True), trainer)
+    await checkpointer.save(RunState(step=1), ledger_of(0))
+    await checkpointer.settle(wait=True)
+    await checkpointer.save(RunState(step=2), ledger_of(0))
+    trainer.fails = OSError(errno.ENOSPC, "No space left on device")
+    with pytest.raises(RunDirectoryError, match=r"step-000002' could not be written: No space left.*'step-000001', is"):
+        await checkpointer.settle(wait=False)
+    assert [path.name for path in run.checkpoints_dir.iterdir()] == ["step-000001"]
+    await checkpointer.settle(wait=True)  # it was said
+    await checkpointer.save(RunState(step=3), ledger_of(0))
+    await checkpointer.settle(wait=True)
+    assert list(checkpoints(run.checkpoints_dir)) == [3]

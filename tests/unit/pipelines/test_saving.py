@@ -28,6 +28,9 @@ class Checkpointer:
         self.saved.append(state.step)
         return f"step-{state.step}"
 
+    async def settle(self, *, wait: bool) -> None:
+        """Nothing is written in the background."""
+
 
 def parts(step: int, began_at: int, *, mid_update: bool = False, failure: Exception | None = None) -> Run:
     from roll.tracking import Spans

@@ -86,3 +86,35 @@ def test_missing_and_damaged_checkpoints_are_refused(tiny_model: Path, tmp_path:
     data.write_bytes(data.read_bytes()[:100])
     with pytest.raises(CheckpointError, match="cannot be read"):
         backend.load(tmp_path / "trainer")
+
+
+def test_a_state_written_while_training_goes_on_is_that_of_the_step_it_began_at(
+    tiny_model: Path, tmp_path: Path
+) -> None:
+    backend = TorchBackend(make_spec(tiny_model, dtype="bfloat16"))
+    backend.train_step(make_batch(), PolicyLoss())
+    backend.save(tmp_path / "at once")
+    backend.save(tmp_path / "meanwhile", background=True)
+    backend.train_step(make_batch(1), PolicyLoss())
+    assert backend.written(wait=True)
+    found = []
+    for name in ("at once", "meanwhile"):
+        backend.load(tmp_path / name)
+        assert backend.num_steps == 1
+        found.append({n: backend.masters.full(n).clone() for n in backend.masters.parameters})
+        found[-1] |= {
+            f"{n}/{i}": m.clone() for n, both in backend.optimizer.moments().items() for i, m in enumerate(both)
+        }
+    assert all(torch.equal(tensor, found[1][name]) for name, tensor in found[0].items())
+
+
+def test_a_state_that_cannot_be_written_in_the_background_is_said_once(tiny_model: Path, tmp_path: Path) -> None:
+    backend = TorchBackend(make_spec(tiny_model))
+    (tmp_path / "file").touch()
+    backend.save(tmp_path / "file" / "state", background=True)
+    with pytest.raises((CheckpointError, OSError), match="file"):
+        backend.written(wait=True)
+    assert backend.written(wait=True)
+    backend.save(tmp_path / "state", background=True)
+    assert backend.written(wait=True)
+    backend.load(tmp_path / "state")

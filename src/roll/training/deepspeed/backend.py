@@ -160,10 +160,15 @@ class DeepSpeedBackend:
         dtype = self.engine_dtype
         return TrainerWeights.of(self.network, adapted=adapted, dtype=dtype, is_first=is_first, read=self._whole)
 
-    def save(self, path: Path) -> None:
-        """Write everything needed to go on below `path`, an empty or missing directory; fsynced."""
+    def save(self, path: Path, *, background: bool = False) -> None:
+        """Write everything needed to go on below `path`, an empty or missing directory; fsynced. Never in the
+        background: DeepSpeed's states are gathered on the way."""
         with self._surroundings():
             save_whole(path, self._trained(), self._counters(), self.ranks, self._randomness)
+
+    def written(self, *, wait: bool) -> bool:
+        """Always: `save` returns when it is."""
+        return True
 
     def load(self, path: Path) -> None:
         """Read what `save` wrote, also under another number of ranks, another stage or the back-end `torch`.

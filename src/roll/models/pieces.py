@@ -1,0 +1,174 @@
+"""Reading any part of a model's weights from its files, so that no process needs to hold them whole.
+
+    files ─ names and shapes ─► model on the meta device, as `transformers` would have loaded it
+          ─ name, box        ─► that part of one weight: its slice of one tensor of the files, or, where `transformers`
+                                makes a weight from several tensors, what it makes of those that the box needs
+
+Invariants: a part equals that part of the weight that loading the whole model gives, bit for bit; what is held on the
+way is one weight, and where it is one tensor of the files in the model's dtype, not even that: it is mapped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from copy import deepcopy
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from roll.errors import ModelError
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+__all__ = ["Box", "WeightFiles", "weights_left_in_files"]
+
+Box: TypeAlias = Sequence[tuple[int, int]]
+"""By dimension, the first index and how many."""
+
+
+class WeightFiles:
+    """Where a model's weights are, and any part of one.
+
+    Args:
+        model: an HF model before its weights are loaded.
+        tensors: by name in the checkpoint, slices of safetensors.
+        transforms: `transformers`' renamings and conversions of this checkpoint.
+    """
+
+    def __init__(self, model: Any, tensors: Mapping[str, Any], transforms: Sequence[Any]) -> None:
+        from transformers.core_model_loading import (
+            WeightConverter,
+            WeightRenaming,
+            dot_natural_key,
+            rename_source_key,
+        )
+
+        self._model = model
+        self._tensors = dict(tensors)
+        self._source: dict[str, str] = {}
+        """By weight, the one tensor that it is."""
+        self._making: dict[str, _Making] = {}
+        """By weight, how it is made."""
+        expected, prefix = model.state_dict(), model.base_model_prefix
+        self._dtypes: dict[str, torch.dtype] = {}
+        renamings = [deepcopy(t) for t in transforms if isinstance(t, WeightRenaming)]
+        converters = [deepcopy(t) for t in transforms if isinstance(t, WeightConverter)]
+        by_pattern = {pattern: c for c in converters for pattern in c.source_patterns}
+        made: dict[str, _Making] = {}
+        for key in sorted(tensors, key=dot_natural_key):
+            name, pattern = rename_source_key(key, renamings, converters, prefix, expected)
+            if name not in expected and key in expected:
+                name, pattern = rename_source_key(key, [], [], prefix, expected)
+            if name in expected and pattern is None:
+                self._source[name] = key
+            elif name in expected and pattern is not None:
+                made.setdefault(name, _Making(name, by_pattern[pattern])).sources.append((pattern, key))
+        for making in made.values():
+            shapes = {key: _Shape(self._tensors[key]) for _, key in making.sources}
+            for name in making.convert(model, lambda key, shapes=shapes: shapes[key].to()):
+                self._making[name] = making
+
+    def note_dtypes(self) -> None:
+        """Take from the model, once it is loaded, the dtypes that its weights are to have."""
+        self._dtypes = {name: tensor.dtype for name, tensor in self._model.state_dict().items()}
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._source or name in self._making
+
+    def read(self, name: str, box: Box) -> Tensor:
+        """A part of a weight, in the dtype that the model was loaded in; it may share the file's pages.
+
+        Raises:
+            ModelError: the files do not have it.
+        """
+        import torch
+
+        if any(size == 0 for _, size in box):
+            return torch.empty([size for _, size in box], dtype=self._dtypes[name])
+        if name in self._source:
+            return _cut(self._tensors[self._source[name]], box).to(self._dtypes[name])
+        if name not in self._making:
+            raise ModelError(f"the model's files have no weight '{name}'")
+        making = self._making[name]
+        first, size = making.needed(box)
+        dtype = self._dtypes[making.name]
+        found = making.convert(self._model, lambda key: self._tensors[key][...].to(dtype), first, size)
+        part = found[name]
+        return _cut(part, [(0, part.shape[0]), *box[1:]] if size is not None else box)
+
+
+class _Making:
+    """How `transformers` makes weights from tensors of the checkpoint."""
+
+    def __init__(self, name: str, converter: Any) -> None:
+        self.name = name
+        """The weight, or the first of several."""
+        self.sources: list[tuple[str, str]] = []
+        """Pattern and name in the checkpoint, in their order."""
+        self._converter = converter
+
+    def needed(self, box: Box) -> tuple[int, int | None]:
+        """Which of the tensors that are stacked, of every pattern: the first, and how many; all of them if `None`."""
+        from transformers.core_model_loading import Concatenate, MergeModulelist, Transpose
+
+        first, *others = self._converter.operations
+        stacks = isinstance(first, MergeModulelist) and first.dim == 0
+        keeps = all(
+            (isinstance(op, Concatenate) and op.dim > 0)
+            or (isinstance(op, Transpose) and min(op.dim0, op.dim1) > 0 and not op.check_dims)
+            for op in others
+        )
+        return box[0] if stacks and keeps else (0, None)
+
+    def convert(self, model: Any, read: Any, first: int = 0, size: int | None = None) -> dict[str, Tensor]:
+        """The weights by name, from the sources or a range of those of every pattern."""
+        converter, seen = deepcopy(self._converter), dict.fromkeys((pattern for pattern, _ in self.sources), 0)
+        for pattern, key in self.sources:
+            number, seen[pattern] = seen[pattern], seen[pattern] + 1
+            if size is None or first <= number < first + size:
+                converter.add_tensor(self.name, key, pattern, read(key))
+        found = converter.convert(self.name, model=model, config=model.config)
+        return {name: tensor[0] if isinstance(tensor, list) else tensor for name, tensor in found.items()}
+
+
+def _cut(source: Any, box: Box) -> Tensor:
+    return source[tuple(slice(first, first + size) for first, size in box)] if box else source[...]
+
+
+class _Shape:
+    """What `transformers` may load in place of a tensor of the files: its shape, on the meta device."""
+
+    def __init__(self, source: Any) -> None:
+        self._shape = list(source.shape) if hasattr(source, "shape") else source.get_shape()
+
+    def __getitem__(self, index: Any) -> _Shape:
+        return self
+
+    def to(self, device: Any = None, dtype: torch.dtype | None = None) -> Tensor:
+        """An empty tensor."""
+        import torch
+
+        return torch.empty(self._shape, dtype=dtype, device="meta")
+
+
+@contextmanager
+def weights_left_in_files() -> Iterator[list[WeightFiles]]:
+    """Inside the block, `from_pretrained` leaves on the meta device what its files have; these are in the list.
+
+    Tensors that the files lack, and buffers that belong to no file, are made as always. Not for several threads.
+    """
+    from transformers import modeling_utils
+
+    plain, found = modeling_utils.convert_and_load_state_dict_in_model, []
+
+    def load(model: Any, state_dict: Any, load_config: Any, *rest: Any, **more: Any) -> Any:
+        found.append(WeightFiles(model, state_dict, load_config.weight_mapping or []))
+        shapes = {name: _Shape(tensor) for name, tensor in state_dict.items()}
+        return plain(model, shapes, load_config, *rest, **more)
+
+    modeling_utils.convert_and_load_state_dict_in_model = load
+    try:
+        yield found
+    finally:
+        modeling_utils.convert_and_load_state_dict_in_model = plain

@@ -1,0 +1,154 @@
+"""Weights that stay in their files until it is known which part of each is this rank's.
+
+    model on the meta device ─ tried out, layer by layer ─ cut, divided, sharded ─► each rank reads its own parts
+
+Which module has a weight is noted when the model is loaded: adapters put it inside another module, a critic takes the
+backbone alone, stages leave other layers out, and DTensors say which part is here; the module stays the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+
+from roll.models import WeightFiles, decoder_of
+
+__all__ = ["Unread"]
+
+
+class Unread:
+    """Of a network, which weights are still in files, and where."""
+
+    def __init__(self) -> None:
+        self._places: dict[nn.Module, dict[str, tuple[WeightFiles, str]]] = {}
+        """By module and name in it, the weight's name in the files."""
+        self._models: list[nn.Module] = []
+
+    def add(self, model: nn.Module, files: WeightFiles) -> None:
+        """Note a model that was loaded without its weights. Buffers are read now."""
+        self._models.append(model)
+        named: dict[int, str] = {}
+        for name, parameter in model.named_parameters(remove_duplicate=False):
+            if name in files:
+                named.setdefault(id(parameter), name)  # tied ones are in the files under one of their names
+        for path, module in model.named_modules():
+            for name, buffer in module._buffers.items():
+                if buffer is not None and buffer.is_meta:
+                    module._buffers[name] = _whole(files, f"{path}.{name}", buffer)
+            own = {name: named[id(p)] for name, p in module._parameters.items() if p is not None and id(p) in named}
+            if own:
+                self._places[module] = {name: (files, place) for name, place in own.items()}
+
+    @contextmanager
+    def lent(self, also: Iterable[nn.Module] = ()) -> Iterator[None]:
+        """Inside the block the models compute, with weights that each layer has only while it is called.
+
+        What stands outside of layers has them all the time, and so do the modules `also`.
+        """
+        inside = {part for model in self._models for layer in _layers(model) for part in layer.modules()}
+        outside = self._lend([*(module for module in self._places if module not in inside), *also])
+        hooks: list[Any] = []
+        for model in self._models:
+            for layer in _layers(model):
+                for part in (layer, *layer.children()):
+                    hooks += self._lending(part)
+        try:
+            yield
+        finally:
+            for hook in hooks:
+                hook.remove()
+            _take_back(outside)
+
+    def by_layer(self, model: nn.Module, work: Callable[[nn.Module], object]) -> None:
+        """Call `work` with each layer while it has its weights."""
+        for layer in _layers(model):
+            lent = self._lend(layer.modules())
+            try:
+                work(layer)
+            finally:
+                _take_back(lent)
+
+    def fill(self, network: nn.Module, device: torch.device) -> None:
+        """Read this rank's part of every weight of a network, which has been divided and sharded."""
+        read: dict[int, tuple[nn.Parameter, nn.Parameter]] = {}
+        """By the weight without data (kept, so that its id stays its own), the one with them."""
+        for module in network.modules():
+            for name, (files, place) in self._places.get(module, {}).items():
+                empty = module._parameters[name]
+                if empty is not None and _local(empty).is_meta and id(empty) not in read:
+                    read[id(empty)] = empty, _read(files, place, empty, device)
+        for module in network.modules():
+            for name, parameter in module._parameters.items():
+                if id(parameter) in read:
+                    module._parameters[name] = read[id(parameter)][1]
+        for module in network.modules():
+            if isinstance(module, FSDPModule) and (group := module._get_fsdp_state()._fsdp_param_group) is not None:
+                for sharded in group.fsdp_params:  # now: optimisers take hold of the memory that it trains
+                    sharded.reset_sharded_param()
+
+    def _lending(self, part: nn.Module) -> list[Any]:
+        lent: list[_Lent] = []
+
+        def before(*unused: object) -> None:
+            lent.extend(self._lend(part.modules()))
+
+        def after(*unused: object) -> None:
+            _take_back(lent)
+            lent.clear()
+
+        return [part.register_forward_pre_hook(before), part.register_forward_hook(after, always_call=True)]
+
+    def _lend(self, modules: Iterable[nn.Module]) -> list[_Lent]:
+        lent: list[_Lent] = []
+        whole: dict[int, nn.Parameter] = {}
+        for module in modules:
+            for name, (files, place) in self._places.get(module, {}).items():
+                empty = module._parameters[name]
+                if empty is not None and empty.is_meta:
+                    if id(empty) not in whole:
+                        whole[id(empty)] = nn.Parameter(_whole(files, place, empty), requires_grad=False)
+                    module._parameters[name] = whole[id(empty)]
+                    lent.append((module, name, empty))
+        return lent
+
+
+_Lent = tuple[nn.Module, str, nn.Parameter]
+
+
+def _take_back(lent: Iterable[_Lent]) -> None:
+    for module, name, empty in lent:
+        module._parameters[name] = empty
+
+
+def _layers(model: Any) -> Iterable[nn.Module]:
+    return getattr(decoder_of(model), "layers", ()) if hasattr(model, "get_decoder") else ()
+
+
+def _local(tensor: Tensor) -> Tensor:
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def _whole(files: WeightFiles, name: str, like: Tensor) -> Tensor:
+    return files.read(name, [(0, size) for size in like.shape])
+
+
+@torch.no_grad()
+def _read(files: WeightFiles, name: str, empty: nn.Parameter, device: torch.device) -> nn.Parameter:
+    """A weight with this rank's part of its data, in the same dtype, in memory of its own."""
+    if not isinstance(empty, DTensor):
+        data = _whole(files, name, empty).to(device, empty.dtype, copy=True)
+        return nn.Parameter(data, requires_grad=empty.requires_grad)
+    sizes, starts = compute_local_shape_and_global_offset(empty.shape, empty.device_mesh, empty.placements)
+    part = files.read(name, list(zip(starts, sizes, strict=True)))
+    data = part.to(device, empty.dtype, memory_format=torch.contiguous_format, copy=True)
+    whole = DTensor.from_local(
+        data, empty.device_mesh, empty.placements, run_check=False, shape=empty.shape, stride=empty.stride()
+    )
+    return nn.Parameter(whole, requires_grad=empty.requires_grad)
