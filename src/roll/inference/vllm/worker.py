@@ -99,9 +99,11 @@ class WeightReceiver:
         except UnsupportedError as error:
             return {"error": str(error)}
 
-    def roll_take_experts(self, name: str) -> Any:
-        """[n, layers, k] which experts were chosen for the first n tokens of a request, once."""
-        return self._roll_experts.take(name)
+    def roll_take_experts(self, name: str) -> tuple[str, list[int], bytes] | None:
+        """[n, layers, k] which experts were chosen for the first n tokens of a request, once: as a dtype, a shape and
+        bytes, since vLLM's messages leave arrays in an answer as they are sent."""
+        found = self._roll_experts.take(name)
+        return None if found is None else (found.dtype.str, list(found.shape), found.tobytes())
 
     def roll_update_weights(self, payload: bytes) -> dict[str, Any]:
         """Fetch and apply a pickled `WeightUpdate`.
