@@ -102,9 +102,8 @@ def test_a_state_written_while_training_goes_on_is_that_of_the_step_it_began_at(
         backend.load(tmp_path / name)
         assert backend.num_steps == 1
         found.append({n: backend.masters.full(n).clone() for n in backend.masters.parameters})
-        found[-1] |= {
-            f"{n}/{i}": m.clone() for n, both in backend.optimizer.moments().items() for i, m in enumerate(both)
-        }
+        moments = backend.optimizer.moments().items()
+        found[-1] |= {f"{n}/{part}": tensor.clone() for n, parts in moments for part, tensor in parts.items()}
     assert all(torch.equal(tensor, found[1][name]) for name, tensor in found[0].items())
 
 
