@@ -73,7 +73,14 @@ def hashes(directory: Path) -> dict[str, str]:
         for name, value in {**tables, **rows, "ledger": found.ledger()}.items()
     }
     weights = sorted(found.checkpoint().glob("model/*.safetensors"))
-    return written | {f"weights/{path.name}": hashlib.sha256(path.read_bytes()).hexdigest() for path in weights}
+    return written | {f"weights/{path.name}": hashlib.sha256(_as_saved(path)).hexdigest() for path in weights}
+
+
+def _as_saved(path: Path) -> bytes:
+    """A file of weights as `safetensors` itself writes it, whoever wrote it: the same tensors give the same bytes."""
+    from safetensors.torch import load_file, save
+
+    return save(load_file(path), metadata={"format": "pt"})
 
 
 def machine() -> str:
