@@ -46,7 +46,7 @@ def make_packable(model: Any) -> None:
         if type(module).__name__.endswith(("Router", "Gate")):
             module.eval()
             module.train = lambda mode=True, module=module: module
-    if not hasattr(model, "get_decoder") or model.get_input_embeddings().weight.is_meta:
+    if not hasattr(model, "get_decoder") or _is_without_data(model):
         return
     layout = _layout([_text(0, 8)], share=False)
     plan = AttentionPlan(layout, model.device, model.dtype)
@@ -68,6 +68,13 @@ def make_packable(model: Any) -> None:
         mix_by_path(model, mixers.values())
 
 
+def _is_without_data(model: Any) -> bool:
+    """Whether there is nothing to try: where layers are lent their weights, embeddings have theirs all the time."""
+    if hasattr(model, "get_input_embeddings"):
+        return model.get_input_embeddings().weight.is_meta
+    return any(parameter.is_meta for parameter in model.parameters())
+
+
 def check_packing(model: Any, logits: Logits) -> None:
     """Try a model on a few short texts.
 
@@ -79,7 +86,7 @@ def check_packing(model: Any, logits: Logits) -> None:
         ModelError: what it computes of packed texts is not what it computes of them alone.
     """
     key = type(model).__name__, model.config.to_json_string(use_diff=False), model.dtype
-    if key in _passed or model.get_input_embeddings().weight.is_meta:
+    if key in _passed or _is_without_data(model):
         return
     was_training = model.training
     model.eval()
