@@ -33,7 +33,7 @@ def look_at_layout(report: Report, config: RunConfig) -> None:
     Raises:
         ModelError: it cannot be divided so.
     """
-    if config.roles["actor_train"].count > 1 and _is_here(config):
+    if config.roles["actor_train"].count > 1 and _is_here(config) and _can_be_tried(config):
         _ask(_request(config, 0, with_step=False))
 
 
@@ -43,12 +43,20 @@ def try_a_step(report: Report, config: RunConfig) -> None:
     Raises:
         ModelError: the model is not on this machine, or cannot be divided so.
     """
+    if not _can_be_tried(config):
+        raise ModelError("a dry run is one of the back-end torch, without weights in 4 bits: leave --dry-run out")
     if not _is_here(config):
         raise ModelError(f"a dry run needs the model's configuration: '{config.model.path}' is not on this machine")
     count, stages = config.roles["actor_train"].count, config.section("training", TrainingConfig).parallel.pp
     for stage in range(stages):
         found = _ask(_request(config, stage * count // stages, with_step=True))
         report.layout += _in_words(found, stage if stages > 1 else None)
+
+
+def _can_be_tried(config: RunConfig) -> bool:
+    """Whether it is the back-end `torch` that divides the model, and in numbers that need no data."""
+    lora = config.model.lora
+    return config.section("training", TrainingConfig).backend == "torch" and (lora is None or lora.base == "as_is")
 
 
 def _is_here(config: RunConfig) -> bool:

@@ -197,7 +197,7 @@ class _Unread:
 def _skeleton(spec: TrainerSpec, dtype: torch.dtype, unread: _Unread | None = None) -> Any:
     """The network of a role, on the meta device until it is filled."""
     with unset_fake_temporarily(), torch.device("meta"), mock.patch("roll.training.loading.load_causal_lm", _bare):
-        network = build_network(spec, dtype)
+        network = build_network(spec, dtype).to("meta")  # adapters have numbers
     return network if unread is not None else network.to_empty(device="cpu")
 
 
