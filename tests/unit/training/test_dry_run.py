@@ -13,6 +13,7 @@ from transformers import LlamaConfig
 from worlds.tiny_model import write_tiny_model
 
 from roll.algorithms.losses import PolicyLoss
+from roll.config.model import LoRAConfig
 from roll.config.parallel import ParallelConfig
 from roll.errors import ModelError
 from roll.training import TorchBackend
@@ -59,6 +60,12 @@ def test_a_rank_holds_its_share_of_masters_and_moments(model: Path) -> None:
     assert 0 <= found.between - 12 * own - counters <= 128  # and the angles of rotary embeddings
     assert found.gradients == 4 * own
     assert found.peak > found.between + found.gradients
+
+
+def test_adapters_alone_have_moments_and_gradients(model: Path) -> None:
+    spec = dataclasses.replace(make_spec(model, dtype="bfloat16", lora=LoRAConfig(rank=2)), world_size=4, device="cpu")
+    found = dry_run(spec, make_batch(0), Needs())
+    assert 0 < found.gradients < tried(model).gradients / 4
 
 
 def test_it_gathers_every_layer_twice_and_the_rest_once_and_sends_its_gradients(model: Path) -> None:
