@@ -81,7 +81,7 @@ def engine_attention(
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
     """The attention function that `transformers` calls; `attention_pass` travels as an argument of the model."""
-    form = attention_form(module, query, attention_mask, scaling, sliding_window, kwargs)
+    form = attention_form(module, query.shape[-1], attention_mask, scaling, sliding_window, kwargs)
     attention_pass.num_calls += 1
     if attention_pass.positions is not None:
         own = position_scale(module, attention_pass.positions, query.dtype)

@@ -57,13 +57,13 @@ class AttentionForm(NamedTuple):
 
 
 def attention_form(
-    module: Any, query: Tensor, mask: Any, scaling: float | None, sliding_window: int | None, given: dict[str, Any]
+    module: Any, width: int, mask: Any, scaling: float | None, sliding_window: int | None, given: dict[str, Any]
 ) -> AttentionForm:
     """Read a layer's form.
 
     Args:
         module: the layer's attention module.
-        query: [1, H, N, d].
+        width: of a head, d.
         mask: what `reach_mask` made, or `None`.
         scaling: of the scores; by default 1 / sqrt(d).
         sliding_window: of this layer, in tokens.
@@ -76,7 +76,7 @@ def attention_form(
     if unknown:
         raise ModelError(f"{type(module).__name__} asks for {unknown}, which no attention here computes")
     return AttentionForm(
-        scale=query.shape[-1] ** -0.5 if scaling is None else scaling,
+        scale=width**-0.5 if scaling is None else scaling,
         reach=mask if isinstance(mask, Reach) else Reach(sliding_window),
         softcap=given.get("softcap"),
         sinks=given.get("s_aux"),

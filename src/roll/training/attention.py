@@ -7,10 +7,12 @@ by cost:
     dense    small blocks, batched: plain matrix products under a mask
     causal   longer plain sequences and roots of trees, batched by similar length
     shared   branches of all trees, batched by similar length, each behind its ancestors' keys
-    varlen   everything at once on CUDA in half precision: `torch.nn.attention.varlen`
 
 Causal and longer shared ones are blocked products on a CPU (see `products`), and SDPA elsewhere. Padding exists only
 inside a call and is never attended to: it follows its sequence, and attention is causal.
+
+Plain attention in half precision needs no calls: everything at once by `torch.nn.attention.varlen` on CUDA, by
+`native_attention` on a CPU.
 """
 
 from __future__ import annotations
@@ -27,6 +29,7 @@ from roll.models import AttentionForm, Reach, attention_form, position_scale, re
 from roll.training.attention_calls import Call, Causal, Dense, Prefixes, Rows, Shared, compute
 from roll.training.layout import Int64Array, PackedLayout, Tree
 from roll.training.mixers import Paths
+from roll.training.native_attention import Rotation, attend, native_attention_supported, places_of
 from roll.training.parallel.tokens import WHOLE, TokenShare
 from roll.training.varlen import VarlenPlan, varlen_attention, varlen_supported
 
@@ -87,6 +90,7 @@ class AttentionPlan:
         """Of layers' attention so far."""
         self.longest = int(layout.position_ids.max()) + 1
         self.varlen = VarlenPlan(layout, device) if varlen_supported(device, dtype) else None
+        self.places = places_of(layout) if native_attention_supported(device, dtype) else None
         self._layout = layout
         self._device = device
         self._dtype = dtype
@@ -111,6 +115,21 @@ class AttentionPlan:
         if (reach, dense) not in self._calls:
             self._calls[reach, dense] = self._plan(reach, dense)
         return self._calls[reach, dense]
+
+    def rotated(self, module: Any, mask: Any, window: int | None, given: dict[str, Any]) -> AttentionForm | None:
+        """The form of a layer that `attend_rotated` serves, and `None` of any other; see `attention_form`."""
+        if self.places is None or self.observer is not None or self.share.cp is not None:
+            return None
+        if getattr(module, "attn_temperature_tuning", False):
+            return None
+        form = attention_form(module, module.head_dim, mask, getattr(module, "scaling", None), window, given)
+        return form if form.plain and form.reach.within(self.longest) == Reach() else None
+
+    def attend_rotated(self, q: Tensor, k: Tensor, v: Tensor, form: AttentionForm, rotation: Rotation) -> Tensor:
+        """Attention [N, H, w] of a layer from queries, keys and values [N, h, d] that are not rotated yet."""
+        assert self.places is not None
+        self.num_calls += 1
+        return attend(q, k, v, self.places, form.scale, rotation)
 
     def _plan(self, reach: Reach, dense: bool) -> list[Call]:
         if reach != Reach() or dense:  # every tree becomes dense, whose mask can say anything; SDPA caps no scores
@@ -271,7 +290,7 @@ def packed_attention(
             f"attention '{ATTENTION}' serves the trainer alone: load the model with another for generation"
         )
     roll_plan.num_calls += 1
-    form = attention_form(module, query, attention_mask, scaling, sliding_window, kwargs)
+    form = attention_form(module, query.shape[-1], attention_mask, scaling, sliding_window, kwargs)
     q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))
     share = roll_plan.share
     if share.cp is not None:
@@ -301,6 +320,8 @@ def _attend(plan: AttentionPlan, q: Tensor, k: Tensor, v: Tensor, form: Attentio
     reach = form.reach.within(plan.longest)
     if plan.varlen is not None and form.plain and reach.chunk is None:
         return varlen_attention(q, k, v, plan.varlen, form.scale, reach.window)
+    if plan.places is not None and form.plain and reach == Reach():
+        return attend(q, k, v, plan.places, form.scale)
     calls = plan.calls(form)
     parts = [compute(call, q, k, v, form) for call in calls]
     if len(calls) == 1 and len(calls[0].rows.members) == len(q):

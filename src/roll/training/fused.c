@@ -5,49 +5,7 @@
    then over threads in order, so the same number of threads gives the same bits. Arithmetic is float32; values are
    rounded to bfloat16 where PyTorch rounds them. */
 
-#include <math.h>
-#include <stdint.h>
-#include <string.h>
-
-typedef uint16_t bf16;
-typedef int64_t i64;
-
-static inline float wide(bf16 x) {
-    uint32_t bits = (uint32_t)x << 16;
-    float value;
-    memcpy(&value, &bits, 4);
-    return value;
-}
-
-/* To the nearest, ties to even; not-a-number stays so. */
-static inline bf16 narrow(float value) {
-    uint32_t bits;
-    memcpy(&bits, &value, 4);
-    uint32_t rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
-    return (bits & 0x7fffffff) > 0x7f800000 ? 0x7fc0 : (bf16)rounded;
-}
-
-/* exp in float32 to about 2 units in the last place: 2^n times a polynomial on [-ln 2 / 2, ln 2 / 2]. */
-static inline float exponential(float given) {
-    float x = given < -87.0f ? -87.0f : given;
-    x = x > 88.0f ? 88.0f : x;
-    float shifted = x * 1.44269504f + 12582912.0f; /* rounds to an integer in the low bits */
-    uint32_t bits;
-    memcpy(&bits, &shifted, 4);
-    float n = shifted - 12582912.0f;
-    float r = (x - n * 0.693359375f) + n * 2.12194440e-4f;
-    float p = 1.9875691500e-4f;
-    p = p * r + 1.3981999507e-3f;
-    p = p * r + 8.3334519073e-3f;
-    p = p * r + 4.1665795894e-2f;
-    p = p * r + 1.6666665459e-1f;
-    p = p * r + 5.0000001201e-1f;
-    p = p * r * r + r + 1.0f;
-    uint32_t power = (bits + 127u) << 23;
-    float scale;
-    memcpy(&scale, &power, 4);
-    return given > 88.0f ? INFINITY : p * scale;
-}
+#include "numbers.h"
 
 /* y = bf16(x / rms(x)) w of [rows, width]; keeps 1 / rms [rows]. */
 void rms_norm(const bf16 *x, const bf16 *w, float epsilon, bf16 *y, float *inverse, i64 rows, i64 width, int threads) {

@@ -1,4 +1,4 @@
-"""On a CPU in bfloat16: norms and SwiGLU of a decoder in one pass over memory each.
+"""On a CPU in bfloat16: norms and SwiGLU of a decoder in one pass over memory each, and `fused_attention`.
 
     HF module ─ looks and behaves like the one we know ─► its `forward` replaced by the fused function
               ─ anything else ─► left as it is
@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from roll.training.fused_attention import fused_attention
 from roll.training.native import Native, native
 
 __all__ = ["fuse"]
@@ -32,11 +33,12 @@ def fuse(model: nn.Module) -> int:
         return 0
     count = 0
     for module in model.modules():
-        for make in (_fused_norm, _fused_gate):
-            replacement = make(module, library)
-            if replacement is not None and _same(module, replacement):
-                module.forward = replacement
-                count += 1
+        replacement = _fused_norm(module, library) or _fused_gate(module, library)
+        if replacement is None or not _same(module, replacement):
+            replacement = fused_attention(module)
+        if replacement is not None:
+            module.forward = replacement
+            count += 1
     return count
 
 

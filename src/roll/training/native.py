@@ -1,6 +1,6 @@
-"""The functions of `fused.c`, compiled for this machine at first use.
+"""The functions of `fused.c` and `attention.c`, compiled for this machine at first use.
 
-    fused.c ─ the C compiler, once per machine and version ─► $ROLL_CACHE/native/fused-<hash>.so ─► ctypes
+    *.c ─ the C compiler, once per machine and version ─► $ROLL_CACHE/native/fused-<hash>.so ─► ctypes
 
 Without a compiler, or where the library cannot be built or loaded, everything falls back to PyTorch's own operations:
 slower, the same mathematics. The library shares PyTorch's OpenMP runtime, and so its threads.
@@ -26,8 +26,9 @@ __all__ = ["Native", "native"]
 
 logger = logging.getLogger(__name__)
 
-SOURCE = Path(__file__).with_name("fused.c")
-FLAGS = ("-O3", "-march=native", "-fno-math-errno", "-fno-trapping-math", "-fopenmp", "-shared", "-fPIC")
+SOURCES = tuple(Path(__file__).with_name(name) for name in ("numbers.h", "fused.c", "attention.c"))
+WIDE = ("-mprefer-vector-width=512",) if platform.machine() in ("x86_64", "AMD64") else ()
+FLAGS = (*WIDE, "-O3", "-march=native", "-fno-math-errno", "-fno-trapping-math", "-fopenmp", "-shared", "-fPIC")
 COMPILE_TIMEOUT_S = 60.0
 
 
@@ -41,12 +42,18 @@ class Native:
     def __init__(self, library: ctypes.CDLL) -> None:
         self._library = library
 
-    def call(self, name: str, *arguments: Tensor | float | int) -> None:
+    def ask(self, name: str) -> int:
+        """What a function without arguments says."""
+        return int(getattr(self._library, name)())
+
+    def call(self, name: str, *arguments: Tensor | float | int | None) -> None:
         """Run a function on this process's torch threads; tensors are passed as addresses, the rest as declared."""
         function = getattr(self._library, name)
         values: list[ctypes.c_void_p | ctypes.c_float | ctypes.c_int64] = []
         for argument in arguments:
-            if isinstance(argument, Tensor):
+            if argument is None:
+                values.append(ctypes.c_void_p(None))
+            elif isinstance(argument, Tensor):
                 assert argument.is_contiguous(), f"{name} needs contiguous tensors"
                 values.append(ctypes.c_void_p(argument.data_ptr()))
             elif isinstance(argument, float):
@@ -75,14 +82,16 @@ def _built(compiler: str) -> Path:
     """The library's file; written whole or not at all, so that processes may build it side by side."""
     root = os.environ.get("ROLL_CACHE")
     directory = (Path(root) if root else Path.home() / ".cache" / "roll") / "native"
-    key = hashlib.sha256(b"\0".join([SOURCE.read_bytes(), repr((FLAGS, compiler, _processor())).encode()]))
+    said = repr((FLAGS, compiler, _processor())).encode()
+    key = hashlib.sha256(b"\0".join([*(source.read_bytes() for source in SOURCES), said]))
     path = directory / f"fused-{key.hexdigest()[:16]}.so"
     if path.exists():
         return path
     directory.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=directory) as place:
         output = Path(place) / path.name
-        command = [compiler, *FLAGS, str(SOURCE), "-o", str(output), "-lm"]
+        sources = [str(source) for source in SOURCES if source.suffix == ".c"]
+        command = [compiler, *FLAGS, *sources, "-o", str(output), "-lm"]
         subprocess.run(command, check=True, capture_output=True, text=True, timeout=COMPILE_TIMEOUT_S)
         output.replace(path)
     return path
