@@ -6,9 +6,9 @@ user has set is left alone. The `VLLM_*` variables are the engine's own: `roll.i
     OMP_WAIT_POLICY=passive                threads that spin while they wait take the cores from the engine, the
                                            trainer, or whatever else runs here: a step then takes up to ten times
                                            as long.
-    GOMP_SPINCOUNT=1000                    with it, they spin for some 20 microseconds before they sleep: a step is
+    GOMP_SPINCOUNT=10000                   with it, they spin for some 100 microseconds before they sleep: a step is
                                            thousands of short parallel regions, and waking threads for each costs 7 %
-                                           of training and of decoding
+                                           of training and of decoding, and a fifth on some virtual machines
     TOKENIZERS_PARALLELISM=false           the tokenizer's threads do not survive a fork, and it warns of that
     HF_HUB_DISABLE_PROGRESS_BARS=1         bars would tear the live display
     HF_DATASETS_DISABLE_PROGRESS_BARS=1
@@ -26,7 +26,7 @@ __all__ = ["prepare_environment"]
 
 logger = logging.getLogger(__name__)
 
-SPIN_COUNT = "1000"
+SPIN_COUNT = "10000"
 _VARIABLES = {
     "HF_DATASETS_DISABLE_PROGRESS_BARS": "1",
     "HF_HUB_DISABLE_PROGRESS_BARS": "1",

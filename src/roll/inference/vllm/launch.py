@@ -23,8 +23,8 @@ __all__ = ["Launch", "Stats", "end_launch", "launch"]
 
 SHUTDOWN_TIMEOUT_S = 1.0
 """Then processes are killed; they hold nothing that must be saved."""
-SPIN_COUNT = "1000"
-"""Turns of the OpenMP runtime's waiting loop before a thread sleeps: some 20 microseconds."""
+SPIN_COUNT = "10000"
+"""Turns of the OpenMP runtime's waiting loop before a thread sleeps: some 100 microseconds."""
 LOG_STREAM = "ext://roll.inference.vllm.child.LOG_STREAM"
 _ERROR_LINE = re.compile(r"\b(\w*(?:Error|Exception)): (.+)$")
 _SUMMARY = re.compile(r"Engine core init|EngineDeadError|EngineGenerateError|Worker failed with error")
