@@ -12,10 +12,14 @@ import torch.multiprocessing as mp
 from families import FAMILIES, write_model
 from pieces_ranks import ROLES, run_rank
 from safetensors.torch import load_file
+from training_helpers import make_spec
 
+from roll.config.model import LoRAConfig
 from roll.models import WeightFiles, load_causal_lm
+from roll.training import TorchBackend
 from roll.training.export import export_model
 from roll.training.shards import ShardWriter
+from roll.training.weights import adapters_of
 
 
 def left_and_whole(path: Path, dtype: torch.dtype) -> tuple[Any, WeightFiles, Any]:
@@ -95,6 +99,24 @@ def test_an_export_that_fails_leaves_nothing_and_lets_the_other_ranks_end(tmp_pa
     with pytest.raises(OSError, match="No space left"):
         export_model(tmp_path / "model", weights, None, "", torch.float32, trust_remote_code=False, is_first=True)
     assert weights.asked == 3
+    assert not list(tmp_path.iterdir())
+
+
+def test_adapters_are_gathered_before_an_export_can_fail(
+    tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    backend = TorchBackend(make_spec(tiny_model, lora=LoRAConfig(rank=2)))
+    asked: list[str] = []
+    read = backend._read
+    monkeypatch.setattr(backend, "_read", lambda name: asked.append(name) or read(name))
+
+    def full(*unused: Any, **settings: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("roll.training.export._write_weights", full)
+    with pytest.raises(OSError, match="No space left"):
+        backend.export(tmp_path / "model")
+    assert len(asked) == 2 * len(adapters_of(backend.network)) > 0, "other ranks help to gather them"
     assert not list(tmp_path.iterdir())
 
 
