@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import os
 from pathlib import Path
 
 import numpy as np
@@ -260,6 +261,40 @@ async def test_a_failure_in_the_background_is_said_at_the_next_boundary(run: Run
     await checkpointer.save(RunState(step=3), ledger_of(0))
     await checkpointer.settle(wait=True)
     assert list(checkpoints(run.checkpoints_dir)) == [3]
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+async def test_a_checkpoint_is_on_the_disk_before_it_has_its_name(
+    run: RunDirectory, monkeypatch: pytest.MonkeyPatch, asynchronous: bool
+) -> None:
+    """After a power cut, a file has what it was synced with, and a directory the names that it was synced with."""
+    final, fsync, rename = run.checkpoint_path(1), os.fsync, os.rename
+    synced: dict[int, int] = {}
+    """By inode, when it was last changed before its sync."""
+    named: list[bool] = []
+
+    def note(descriptor: int) -> None:
+        fsync(descriptor)
+        status = os.fstat(descriptor)
+        synced[status.st_ino] = status.st_mtime_ns
+
+    def check(source: Path, target: Path) -> None:
+        if target == final:
+            below = [path.stat() for path in (source, *source.rglob("*"))]
+            assert len(below) == 7
+            assert all(synced[status.st_ino] == status.st_mtime_ns for status in below)
+            named.append(True)
+            synced.clear()
+        rename(source, target)
+
+    monkeypatch.setattr(os, "fsync", note)
+    monkeypatch.setattr(os, "rename", check)
+    trainer = BackgroundTrainer() if asynchronous else FileTrainer()
+    checkpointer = Checkpointer(run, CheckpointConfig(asynchronous=asynchronous), trainer)
+    await checkpointer.save(RunState(step=1), ledger_of(1))
+    await checkpointer.settle(wait=True)
+    assert named
+    assert run.checkpoints_dir.stat().st_ino in synced
 
 
 class WritingTrainer(BackgroundTrainer):
