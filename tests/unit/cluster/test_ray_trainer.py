@@ -41,8 +41,15 @@ def no_patience(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def test_the_first_rank_speaks_for_all_once_all_have_answered() -> None:
-    group = RayTrainerGroup([Rank(True), Rank(False)])
-    assert await group.written(wait=False) is True
+    group = RayTrainerGroup([Rank("first"), Rank("second")])
+    assert await group._call("measure") == "first"
+
+
+async def test_a_state_is_written_once_every_rank_has_written_it() -> None:
+    """What is published under a rank that still syncs its directory would fail there."""
+    group = RayTrainerGroup([Rank(True, True), Rank(False, True)])
+    assert not await group.written(wait=False)
+    assert await group.written(wait=False)
 
 
 async def test_ranks_that_fail_together_can_go_on() -> None:
