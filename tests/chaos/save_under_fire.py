@@ -1,7 +1,8 @@
 """Saves checkpoints in forked children that are killed at every write, fsync and rename, one after the other.
 
 Run with the kill switch preloaded: `LD_PRELOAD=killswitch.so python save_under_fire.py MODEL DIRECTORY
-[EVERY [asynchronous]]`; the last writes while training goes on.
+[EVERY [asynchronous] [failing]]`. `asynchronous` writes while training goes on. With `failing`, nothing is killed: that
+one call fails as on a bad disk, which must be one message of ROLL's, and the same step is saved once more.
 Prints the number of calls that a save makes, and how many moments were tried. Exits with 1 where a checkpoint was
 lost.
 """
@@ -10,10 +11,14 @@ from __future__ import annotations
 
 import asyncio
 import ctypes
+import errno
+import logging
 import os
 import shutil
 import sys
 import threading
+import traceback
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -25,7 +30,8 @@ from roll.cluster.local import LocalTrainerGroup
 from roll.config.model import ModelConfig
 from roll.config.operations import CheckpointConfig
 from roll.config.training import TrainingConfig
-from roll.pipelines.checkpoint_files import find_checkpoint, read_checkpoint, remove_unfinished
+from roll.errors import RollError
+from roll.pipelines.checkpoint_files import UNFINISHED, find_checkpoint, read_checkpoint, remove_unfinished
 from roll.pipelines.checkpointer import Checkpointer
 from roll.pipelines.state import RunState
 from roll.protocols import LossFn
@@ -33,6 +39,10 @@ from roll.rollout import DataLedger
 from roll.tracking import RunDirectory
 from roll.training import Role, TorchBackend, TrainerSpec
 from roll.types import TrainingBatch, TrainingSample
+
+logger = logging.getLogger(__name__)
+
+ASYNCHRONOUS, FAILING = ("asynchronous" in sys.argv), ("failing" in sys.argv)
 
 
 def trained_backend(model: Path, role: Role, loss: LossFn) -> TorchBackend:
@@ -65,15 +75,21 @@ def spec(model: Path, role: Role) -> TrainerSpec:
 
 
 async def write(checkpointer: Checkpointer, step: int, policy: LocalTrainerGroup) -> None:
-    """A checkpoint, and where it is written asynchronously, another step of training meanwhile."""
-    await checkpointer.save(RunState(step=step), DataLedger())
-    if checkpointer.config.asynchronous:
-        await policy.train_step(batch(), PolicyLoss())
+    """A checkpoint, and where it is written asynchronously, another step of training meanwhile; again if it fails."""
+    try:
+        await checkpointer.save(RunState(step=step), DataLedger())
+        if checkpointer.config.asynchronous:
+            await policy.train_step(batch(), PolicyLoss())
+            await checkpointer.settle(wait=True)
+    except RollError as error:
+        print(f"said: {error}")
+        await checkpointer.save(RunState(step=step), DataLedger())
         await checkpointer.settle(wait=True)
 
 
 def save(run: RunDirectory, policy: TorchBackend, critic: TorchBackend, step: int, kill_at: int) -> int:
-    """Save in a forked child, killed at call `kill_at` (0: never); returns its count of calls, -1 if it was killed."""
+    """Save in a forked child, killed or failed at call `kill_at` (0: never); returns its count of calls, -1 if it was
+    killed."""
     reader, writer = os.pipe()
     child = os.fork()
     if child == 0:
@@ -81,11 +97,17 @@ def save(run: RunDirectory, policy: TorchBackend, critic: TorchBackend, step: in
         switch.killswitch_count.restype = ctypes.c_long
         with ThreadPoolExecutor(1) as thread:
             trainer, other = LocalTrainerGroup(policy, thread), LocalTrainerGroup(critic, thread)
-            config = CheckpointConfig(keep_last=1, asynchronous="asynchronous" in sys.argv)
+            config = CheckpointConfig(keep_last=1, asynchronous=ASYNCHRONOUS)
             checkpointer = Checkpointer(run, config, trainer, [other])
-            switch.killswitch_arm(ctypes.c_long(kill_at), str(run.checkpoints_dir).encode())
-            asyncio.run(write(checkpointer, step, trainer))
+            error = errno.EIO if FAILING else 0
+            switch.killswitch_arm(ctypes.c_long(kill_at), str(run.checkpoints_dir).encode(), ctypes.c_int(error))
+            try:
+                asyncio.run(write(checkpointer, step, trainer))
+            except BaseException:
+                traceback.print_exc()
+                os._exit(1)
             os.write(writer, str(switch.killswitch_count()).encode())
+        sys.stdout.flush()
         os._exit(0)
     os.close(writer)
     with os.fdopen(reader) as answer:
@@ -93,8 +115,8 @@ def save(run: RunDirectory, policy: TorchBackend, critic: TorchBackend, step: in
     _, status = os.waitpid(child, 0)
     if os.WIFSIGNALED(status):
         return -1
-    assert os.WEXITSTATUS(status) == 0, "the child failed without being killed"
-    return int(count)
+    assert FAILING or os.WEXITSTATUS(status) == 0, "the child failed without being killed"
+    return int(count) if os.WEXITSTATUS(status) == 0 else -1
 
 
 def main() -> None:
@@ -112,15 +134,27 @@ def main() -> None:
         shutil.rmtree(run.checkpoints_dir)
         run.checkpoints_dir.mkdir()
         save(run, *trainers, 1, 0)
-        killed = save(run, *trainers, 2, moment) == -1
-        remove_unfinished(run.checkpoints_dir)
-        found = find_checkpoint(run.checkpoints_dir)
-        problem = "no checkpoint is left" if found is None else loads(found, model)
-        if problem or not killed:
-            lost.append(f"call {moment}: {problem or 'the child was not killed'}")
+        lost += [f"call {moment}: {problem}" for problem in problems(run, save(run, *trainers, 2, moment), model)]
     print(f"{num_calls} calls, {len(moments)} moments, {len(lost)} losses")
     print("\n".join(lost))
     sys.exit(bool(lost))
+
+
+def problems(run: RunDirectory, count: int, model: Path) -> Iterator[str]:
+    """What is wrong after a save that was killed (`count` is -1) or failed."""
+    if (count >= 0) != FAILING:
+        yield "an error that is not ROLL's" if FAILING else "the child was not killed"
+    if FAILING and list(run.checkpoints_dir.glob(f"{UNFINISHED}step-000002")):
+        yield "what was not finished is left over"
+    remove_unfinished(run.checkpoints_dir)
+    found = find_checkpoint(run.checkpoints_dir)
+    if found is None:
+        yield "no checkpoint is left"
+        return
+    if FAILING and found.name != "step-000002":
+        yield f"the newest one is {found.name}"
+    if problem := loads(found, model):
+        yield problem
 
 
 def loads(path: Path, model: Path) -> str:
@@ -131,7 +165,8 @@ def loads(path: Path, model: Path) -> str:
         policy.load(saved.trainer_path)
         critic.load(saved.critic_path(0))
         assert f"step-{saved.state.step:06d}" == path.name
-        assert policy.num_steps == critic.num_steps == 1
+        assert critic.num_steps == 1
+        assert policy.num_steps == 1 or FAILING  # saved again after a step more
         assert (path / "model" / "model.safetensors").stat().st_size > 0
     except Exception as error:
         return f"{path.name}: {error}"

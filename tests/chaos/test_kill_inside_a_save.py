@@ -1,4 +1,4 @@
-"""A checkpoint is whole or absent, at whichever write, fsync or rename the process dies."""
+"""A checkpoint is whole or absent, at whichever write, fsync or rename the process dies or the disk fails."""
 
 from __future__ import annotations
 
@@ -44,3 +44,18 @@ def test_every_moment_inside_a_save(killswitch: Path, tiny_model: Path, tmp_path
 @pytest.mark.timeout(3600)
 def test_every_moment_of_a_save_while_training_goes_on(killswitch: Path, tiny_model: Path, tmp_path: Path) -> None:
     assert "0 losses" in save_under_fire(killswitch, tiny_model, tmp_path, 1, "asynchronous")
+
+
+def test_a_few_moments_at_which_the_disk_fails_while_training_goes_on(
+    killswitch: Path, tiny_model: Path, tmp_path: Path
+) -> None:
+    assert "0 losses" in save_under_fire(killswitch, tiny_model, tmp_path, 41, "asynchronous", "failing")
+
+
+@pytest.mark.chaos
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("how", [["failing"], ["asynchronous", "failing"]], ids=" ".join)
+def test_every_moment_at_which_the_disk_fails(
+    killswitch: Path, tiny_model: Path, tmp_path: Path, how: list[str]
+) -> None:
+    assert "0 losses" in save_under_fire(killswitch, tiny_model, tmp_path, 1, *how)

@@ -33,6 +33,11 @@ ANSWERED = {
 
 EXAMPLES: dict[str, dict[str, Any]] = {
     "sft": {"pipeline": "sft", "model": ADAPTERS},
+    "sft_background": {
+        "pipeline": "sft",
+        "model": ADAPTERS,
+        "checkpoint": {"every_num_steps": 1, "keep_last": 2, "asynchronous": True},
+    },
     "sft_answers": {"pipeline": "sft", **ANSWERED},
     "sft_hand_over": {"pipeline": "sft", **ANSWERED, **MEMORY},
     "dpo": {"pipeline": "preference", "preference": {"type": "dpo"}},

@@ -4,6 +4,10 @@
 
 Every method is collective: all ranks get the same call, in the same order, and rank 0's answer counts. A batch is put
 into the object store once, however many ranks read it.
+
+A rank that fails alone leaves the others waiting for it, for as long as a collective may take. So from the first
+failure on they have `LONGEST_BEHIND_S`; where one has not answered by then, the ranks are lost, and every later call
+says so.
 """
 
 from __future__ import annotations
@@ -28,6 +32,12 @@ from roll.types import TrainingBatch, WeightUpdate
 from roll.weights import Sender, conduct
 
 __all__ = ["RayTrainerGroup", "TrainerActor"]
+
+LONGEST_BEHIND_S = 30.0
+"""From one rank's failure to the last answer; one that computes takes no longer, or is not worth the wait."""
+
+LONGEST_DEATH_S = 3.0
+"""Until a process is known to be dead whose end another rank has met. Ranks that start wait for nothing else."""
 
 
 class TrainerActor:
@@ -73,6 +83,8 @@ class RayTrainerGroup(TrainerGroup):
 
     def __init__(self, actors: Sequence[Any]) -> None:
         self._actors = list(actors)
+        self._lost = ""
+        """Why the ranks can do nothing together any more."""
 
     @classmethod
     async def start(cls, spec: TrainerSpec, seats: Sequence[dict[str, Any]]) -> RayTrainerGroup:
@@ -85,7 +97,7 @@ class RayTrainerGroup(TrainerGroup):
             specs = [replace(spec, rank=r, world_size=len(seats), init_method=place) for r in range(len(seats))]
             backend = TRAINERS.path(spec.training.backend)
             building = [actor.build.remote(s, backend) for actor, s in zip(group._actors, specs, strict=True)]
-            await asyncio.gather(*map(_await, building))
+            await group._answers(building, LONGEST_DEATH_S)
         except BaseException:
             await group.close()
             raise
@@ -96,13 +108,40 @@ class RayTrainerGroup(TrainerGroup):
         """Ranks of this trainer."""
         return len(self._actors)
 
-    async def _first(self, calls: Iterable[Any]) -> Any:
-        """Rank 0's answer, when all ranks have answered."""
-        return (await asyncio.gather(*map(_await, calls)))[0]
+    async def _all(self, calls: Callable[[], Iterable[Any]]) -> list[Any]:
+        """Every rank's answer.
+
+        Raises:
+            WorkerDiedError: a rank's process ended, or a call before has left ranks behind.
+        """
+        if self._lost:
+            raise WorkerDiedError(f"the trainer's ranks no longer work together, since one failed: {self._lost}")
+        return await self._answers(calls(), LONGEST_BEHIND_S)
+
+    async def _answers(self, calls: Iterable[Any], patience_s: float) -> list[Any]:
+        """Of all ranks. Of several failures, a death explains the others; otherwise the first is the cause."""
+        waiting = [asyncio.ensure_future(_await(call)) for call in calls]
+        try:
+            done, _ = await asyncio.wait(waiting, return_when=asyncio.FIRST_EXCEPTION)
+            failures = [error for each in done if (error := each.exception())]
+            if failures:
+                done, behind = await asyncio.wait(waiting, timeout=patience_s)
+                failures += [error for each in done if (error := each.exception())]
+                worst = next((error for error in failures if isinstance(error, WorkerDiedError)), failures[0])
+                if behind:
+                    self._lost = str(worst)
+                raise worst
+            return [each.result() for each in waiting]
+        finally:
+            for each in waiting:
+                each.cancel()
 
     async def _call(self, name: str, *arguments: Any, **options: Any) -> Any:
         shared = [ray.put(each) if isinstance(each, TrainingBatch) else each for each in arguments]
-        return await self._first([actor.call.remote(name, *shared, **options) for actor in self._actors])
+        return (await self._all(lambda: [actor.call.remote(name, *shared, **options) for actor in self._actors]))[0]
+
+    async def written(self, *, wait: bool) -> bool:
+        return all(await self._all(lambda: [actor.call.remote("written", wait=wait) for actor in self._actors]))
 
     async def send_weights(
         self, policy_version: int, transport: str, deliver: Callable[[WeightUpdate], Awaitable[None]]
@@ -110,19 +149,19 @@ class RayTrainerGroup(TrainerGroup):
         return await conduct(self, policy_version, transport, deliver)
 
     async def stage(self, policy_version: int, transport: str) -> WeightUpdate:
-        return await self._first([actor.stage.remote(policy_version, transport) for actor in self._actors])
+        return (await self._all(lambda: [actor.stage.remote(policy_version, transport) for actor in self._actors]))[0]
 
     async def send(self) -> Mapping[str, int]:
-        return await self._first([actor.send.remote() for actor in self._actors])
+        return (await self._all(lambda: [actor.send.remote() for actor in self._actors]))[0]
 
     async def release(self, failed: bool) -> None:
-        await self._first([actor.release.remote(failed) for actor in self._actors])
+        await self._answers([actor.release.remote(failed) for actor in self._actors], LONGEST_DEATH_S)
 
     async def close(self) -> None:
         """Free shared memory, then end every rank."""
         with contextlib.suppress(WorkerDiedError, TimeoutError):
             async with asyncio.timeout(10.0):
-                await self._first([actor.close.remote() for actor in self._actors])
+                await self._answers([actor.close.remote() for actor in self._actors], LONGEST_DEATH_S)
         for actor in self._actors:
             ray.kill(actor, no_restart=True)
 

@@ -3,9 +3,10 @@
     request 1   prompt, answer                          known: all but the answer's last token
     request 2   prompt, answer, what came next, answer  known again: the first three; the rule is: the first counts
 
-A token's log-prob is of the pass that made it, so what was chosen then is what training repeats. Later requests read it
-again, and where nothing cached it, compute it again: perhaps with other weights, perhaps with another choice. They
-only say what is not known yet, such as of an answer's last token, which no pass read before.
+A token's log-prob is of the pass that made it, so what was chosen then is what training repeats. A request that was
+aborted before its first token says nothing. Later requests read tokens again, and where nothing cached them, compute
+them again: perhaps with other weights, perhaps with another choice. They only say what is not known yet, such as of an
+answer's last token, which no pass read before.
 """
 
 from __future__ import annotations

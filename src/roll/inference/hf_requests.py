@@ -107,8 +107,13 @@ class RequestQueue:
         self._wave, self._arrivals = deque(order), []
 
     def put_back(self, rows: Iterable[Row]) -> None:
-        """Requests that have run already take their turn before all others."""
-        self._wave.extendleft(reversed(list(rows)))
+        """Requests that have run already take their turn before all others. Of one without an answer so far nothing is
+        known: all of it will come of the pass that reads the prompt again, perhaps with other weights."""
+        rows = list(rows)
+        for row in rows:
+            if not row.generated:
+                row.experts = None
+        self._wave.extendleft(reversed(rows))
 
     def take(self, fits: Callable[[Row, list[Row]], bool]) -> list[Row]:
         """Rows from the front of the wave, for as long as `fits(row, taken so far)`."""

@@ -127,10 +127,17 @@ def _load(
                 attn_implementation=attention,
                 trust_remote_code=trust_remote_code,
                 output_loading_info=True,
+                ignore_mismatched_sizes=True,  # it would say that there is one, not which
                 **settings,
             )
     except Exception as error:  # files from anywhere: safetensors, JSON and model code each fail in their own way
         raise ModelError(f"model '{path}' cannot be loaded: {_brief(error)}") from error
+    if wrong := sorted(report["mismatched_keys"]):
+        name, found, expected = wrong[0]
+        raise ModelError(
+            f"model '{path}' has {len(wrong)} weights of another shape than its config.json asks for, first '{name}': "
+            f"{tuple(found)}, not {tuple(expected)}. Copy the model again."
+        )
     if left is not None:
         files[0].note_dtypes()
         left(model, files[0])

@@ -83,7 +83,9 @@ def weight_files(directory: Path) -> list[Path]:
     """
     index = directory / "model.safetensors.index.json"
     if index.is_file():
-        listed = read_json(index).get("weight_map", {})
+        listed = read_json(index).get("weight_map")
+        if not isinstance(listed, dict):
+            raise ModelError(f"'{index}' must say in 'weight_map' which file has each weight: copy it again.")
         files = [directory / name for name in sorted(set(listed.values()))]
         missing = [file.name for file in files if not file.is_file()]
         if missing:

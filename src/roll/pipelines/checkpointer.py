@@ -15,9 +15,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import shutil
 import time
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -37,6 +38,8 @@ from roll.rollout.ledger import DataLedger
 from roll.tracking import RunDirectory, atomic
 
 __all__ = ["Checkpointer"]
+
+logger = logging.getLogger(__name__)
 
 FULL_BELOW_BYTES = 2**20
 """Libraries that write do not all say why they could not: with less than this left, the disk was full."""
@@ -103,11 +106,14 @@ class Checkpointer:
             ledger_text=ledger.dumps(state.num_draws),
             state_json=state.to_json(),
         )
-        await self.settle(wait=True)
+        try:
+            await self.settle(wait=True)
+        except (RunDirectoryError, CheckpointError) as error:  # this one takes its place, or fails as well
+            logger.warning("%s", error)
         if final.is_dir():
             return final
-        remove_unfinished(self.run.checkpoints_dir)
-        with _saying_what_to_do(final, new.temporary):
+        async with self._saying_what_to_do(final, new.temporary):
+            await asyncio.to_thread(remove_unfinished, self.run.checkpoints_dir)
             await self._begin(new.temporary)
         self._pending, self._saved_at = new, self.clock()
         if not self.config.asynchronous:
@@ -125,11 +131,9 @@ class Checkpointer:
         if pending is None:
             return
         try:
-            with _saying_what_to_do(pending.final, pending.temporary):
-                if self.config.asynchronous:
-                    trainers = (self.trainer, *self.critics)
-                    if not all([await trainer.written(wait=wait) for trainer in trainers]):
-                        return
+            async with self._saying_what_to_do(pending.final, pending.temporary):
+                if self.config.asynchronous and not all([await t.written(wait=wait) for t in self._trainers]):
+                    return
                 await asyncio.to_thread(self._publish, pending)
         except BaseException:
             self._pending = None
@@ -162,34 +166,48 @@ class Checkpointer:
         for step, path in saved.items():
             if step not in keep:
                 discard = path.with_name(f"{UNFINISHED}{path.name}")
-                path.rename(discard)
-                shutil.rmtree(discard)
+                try:
+                    path.rename(discard)
+                    shutil.rmtree(discard)
+                except OSError as error:  # the next save tries again
+                    logger.warning("checkpoint '%s', which is not kept, could not be removed: %s", path, error)
+
+    @property
+    def _trainers(self) -> list[TrainerGroup]:
+        return [self.trainer, *self.critics]
+
+    @contextlib.asynccontextmanager
+    async def _saying_what_to_do(self, final: Path, temporary: Path) -> AsyncIterator[None]:
+        """A checkpoint that could not be written, whichever library tried, as one message; its remains are removed once
+        no trainer writes any more.
+
+        Raises:
+            RunDirectoryError: the disk is full, or cannot be written to.
+            CheckpointError: anything else.
+        """
+        try:
+            yield
+        except InfraError:
+            raise
+        except Exception as error:
+            if self.config.asynchronous:  # what another trainer meets is of the same checkpoint: it is said once
+                await asyncio.gather(*(t.written(wait=True) for t in self._trainers), return_exceptions=True)
+            raise _failed(final, temporary, error) from error
 
 
-@contextlib.contextmanager
-def _saying_what_to_do(final: Path, temporary: Path) -> Iterator[None]:
-    """A checkpoint that could not be written, whichever library tried, as one message; its remains are removed.
-
-    Raises:
-        RunDirectoryError: the disk is full, or cannot be written to.
-        CheckpointError: anything else.
-    """
-    try:
-        yield
-    except InfraError:
-        raise
-    except Exception as error:
-        place = temporary if temporary.is_dir() else final.parents[1]
-        free = shutil.disk_usage(place).free
-        shutil.rmtree(temporary, ignore_errors=True)  # a full disk needs the room
-        newest = find_checkpoint(final.parent)
-        before = f"The last one, '{newest.name}', is whole" if newest else "There is none before it"
-        reason = _os_reason(error) or ("No space left on device" if free < FULL_BELOW_BYTES else None)
-        what = f"the checkpoint '{final}' could not be written: {reason or error}. {before}."
-        if reason is None:
-            raise CheckpointError(what) from error
-        mend = f"{free / 2**20:,.0f} MiB were free there. Make room or mend it; `roll resume` then goes on."
-        raise RunDirectoryError(f"{what} {mend}") from error
+def _failed(final: Path, temporary: Path, error: Exception) -> CheckpointError | RunDirectoryError:
+    """What to say of a checkpoint that could not be written, whose remains are removed."""
+    place = temporary if temporary.is_dir() else final.parents[1]
+    free = shutil.disk_usage(place).free
+    shutil.rmtree(temporary, ignore_errors=True)  # a full disk needs the room
+    newest = find_checkpoint(final.parent)
+    before = f"The last one, '{newest.name}', is whole" if newest else "There is none before it"
+    reason = _os_reason(error) or ("No space left on device" if free < FULL_BELOW_BYTES else None)
+    what = f"the checkpoint '{final}' could not be written: {reason or error}. {before}."
+    if reason is None:
+        return CheckpointError(what)
+    mend = f"{free / 2**20:,.0f} MiB were free there. Make room or mend it; `roll resume` then goes on."
+    return RunDirectoryError(f"{what} {mend}")
 
 
 def _os_reason(error: BaseException | None) -> str | None:

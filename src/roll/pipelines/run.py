@@ -133,8 +133,8 @@ class Run(Generic[S]):
         """
         try:
             async with asyncio.timeout(LONGEST_LAST_SAVE_S):
-                await self.checkpointer.settle(wait=True)
                 if self.state.step == self.began_at or self.mid_update:
+                    await self.checkpointer.settle(wait=True)
                     return
                 await close()
                 path = await self.save_boundary()

@@ -336,5 +336,7 @@ def _joined(request: GenerationRequest, pieces: Sequence[Generation]) -> Generat
         token_ids=written,
         logprobs=np.concatenate([piece.logprobs for piece in pieces]),
         policy_versions=np.concatenate([piece.policy_versions for piece in pieces]),
-        experts=first_known([piece.experts for piece in pieces], len(request.token_ids) + len(written)),
+        experts=first_known(
+            [piece.experts for piece in pieces if len(piece.token_ids)], len(request.token_ids) + len(written)
+        ),
     )

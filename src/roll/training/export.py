@@ -24,7 +24,7 @@ from roll.training.spec import TrainerSpec
 from roll.training.value import ValueNetwork
 from roll.training.weights import adapters_of, whole
 
-__all__ = ["export_adapter", "export_model", "export_trained"]
+__all__ = ["adapter_tensors", "export_model", "export_trained", "write_adapter"]
 
 
 def export_trained(
@@ -47,11 +47,13 @@ def export_trained(
         is_first: whether this rank writes.
     """
     dtype, trust = getattr(torch, spec.model.dtype), spec.model.trust_remote_code
+    adapter: dict[str, torch.Tensor] = {}
+    scores = spec.role == "reward_model"
+    if spec.model.lora is not None and spec.role in ("policy", "reward_model"):  # before rank 0 can fail alone
+        adapter = adapter_tensors(read, adapters_of(network), dtype, scores_texts=scores)
     export_model(path, weights, network, spec.model_path, dtype, trust_remote_code=trust, is_first=is_first)
-    if spec.model.lora is not None and spec.role in ("policy", "reward_model"):
-        beside, base, adapters = path.with_name("adapter"), spec.model.path, adapters_of(network)
-        scores = spec.role == "reward_model"
-        export_adapter(beside, read, adapters, spec.model.lora, base, dtype, scores_texts=scores, is_first=is_first)
+    if is_first and spec.model.lora is not None and adapter:
+        write_adapter(path.with_name("adapter"), adapter, spec.model.lora, spec.model.path, scores_texts=scores)
 
 
 def export_model(
@@ -84,19 +86,19 @@ def export_model(
 
 def _write_weights(directory: Path, weights: WeightSource, *, is_first: bool) -> None:
     """One tensor at a time. Other ranks help to gather what this one fails to write, and then it says so."""
-    failure: OSError | None = None
+    failure: Exception | None = None
     writer: ShardWriter | None = None
     try:
         if is_first:
             directory.mkdir(parents=True)
             writer = ShardWriter(directory, weights.names())
-    except OSError as error:
+    except Exception as error:
         failure = error
     for name, tensor in weights:
         if writer is not None and failure is None:
             try:
                 writer.add(name, tensor)
-            except OSError as error:
+            except Exception as error:
                 failure = error
     if failure is not None:
         shutil.rmtree(directory, ignore_errors=True)
@@ -126,28 +128,16 @@ def _write_settings(path: Path, network: Any, source: str, dtype: torch.dtype, *
     tokenizer.save_pretrained(path)
 
 
-def export_adapter(
-    path: Path,
-    read: Callable[[str], torch.Tensor],
-    adapters: Mapping[str, Adapter],
-    config: LoRAConfig,
-    base: str,
-    dtype: torch.dtype,
-    *,
-    scores_texts: bool = False,
-    is_first: bool,
-) -> None:
-    """Write adapters as `peft.PeftModel.from_pretrained` reads them. Collective where parameters are sharded.
+def adapter_tensors(
+    read: Callable[[str], torch.Tensor], adapters: Mapping[str, Adapter], dtype: torch.dtype, *, scores_texts: bool
+) -> dict[str, torch.Tensor]:
+    """What `write_adapter` writes, on rank 0. Collective where parameters are sharded.
 
     Args:
-        path: a directory; what is there is replaced once the new one is whole.
         read: a parameter by its name, on rank 0.
         adapters: by the checkpoint's name of the weight that they change.
-        config: how they were made.
-        base: the model that they change, as its user named it.
         dtype: of the engines.
         scores_texts: it is a reward model, whose head is trained whole and comes with the adapters.
-        is_first: whether this rank writes.
     """
     tensors = {
         f"base_model.model.{name.removesuffix('weight')}lora_{part}.weight": _alone(
@@ -158,14 +148,28 @@ def export_adapter(
     }
     if scores_texts:
         tensors["base_model.model.score.weight"] = _alone(whole(read("score.weight")).to(dtype).cpu())
-    if not is_first:
-        return
+    return tensors
+
+
+def write_adapter(
+    path: Path, tensors: Mapping[str, torch.Tensor], config: LoRAConfig, base: str, *, scores_texts: bool = False
+) -> None:
+    """Write adapters as `peft.PeftModel.from_pretrained` reads them.
+
+    Args:
+        path: a directory; what is there is replaced once the new one is whole.
+        tensors: of `adapter_tensors`.
+        config: how they were made.
+        base: the model that they change, as its user named it.
+        scores_texts: see `adapter_tensors`.
+    """
     from peft import LoraConfig
     from safetensors.torch import save_file
 
     partial = atomic.temporary_path(path)
     partial.mkdir(parents=True)
     named = config.target_modules
+    changed = {name.split(".")[-3] for name in tensors if ".lora_" in name}
     LoraConfig(
         base_model_name_or_path=base,
         task_type="SEQ_CLS" if scores_texts else "CAUSAL_LM",
@@ -174,9 +178,9 @@ def export_adapter(
         r=config.rank,
         lora_alpha=config.alpha,  # pyrefly: ignore[bad-argument-type]  # peft only divides by the rank
         lora_dropout=config.dropout,
-        target_modules=named if isinstance(named, list) else sorted({name.split(".")[-2] for name in adapters}),
+        target_modules=named if isinstance(named, list) else sorted(changed),
     ).save_pretrained(str(partial))
-    save_file(tensors, partial / "adapter_model.safetensors", metadata={"format": "pt"})
+    save_file(dict(tensors), partial / "adapter_model.safetensors", metadata={"format": "pt"})
     _finish(partial, path)
 
 

@@ -26,7 +26,10 @@ import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch import Tensor
 from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.planner import SavePlan, SavePlanner
+from torch.distributed.checkpoint.storage import WriteResult
 from torch.distributed.tensor import DTensor
+from torch.futures import Future
 
 from roll.errors import CheckpointError
 from roll.tracking import atomic
@@ -57,18 +60,22 @@ def state_of(
 
 def write_entries(path: Path, state: Mapping[str, Any], ranks: Ranks, group: dist.ProcessGroup | None = None) -> None:
     """Write tensors by name below `path`, an empty or missing directory, and fsync. Collective, in a process group of
-    all ranks; what several ranks have under one name is written once.
+    all ranks; what several ranks have under one name is written once. Whatever a rank meets, all ranks raise.
 
     Raises:
-        CheckpointError: it cannot be written.
+        OSError: the disk is full, or cannot be written to.
+        CheckpointError: it cannot be written for another reason.
     """
-    path.mkdir(parents=True, exist_ok=True)
     try:
         with quiet():
-            writer = dcp.FileSystemWriter(path, sync_files=True)
+            writer = _Writer(path, sync_files=True)
             dcp.save(dict(state), storage_writer=writer, process_group=group, no_dist=ranks.size == 1)
     except CheckpointException as error:  # not an `Exception`: it would pass every handler
-        raise CheckpointError(f"the trainer's state cannot be written to '{path}': {_cause(error)}") from error
+        failure = next(failure for failure, _ in error.failures.values())
+        if isinstance(failure, OSError):
+            raise failure from error
+        what = f"the trainer's state cannot be written to '{path}': {type(failure).__name__}: {failure}"
+        raise CheckpointError(what) from error
     atomic.sync(path)  # the names of the files, which are synced themselves
 
 
@@ -180,10 +187,17 @@ def _like(local: Tensor, full: Tensor) -> Tensor:
     return DTensor.from_local(local, full.device_mesh, full.placements, run_check=False, shape=shape, stride=stride)
 
 
-def _cause(error: CheckpointException) -> str:
-    """What the first rank that failed met."""
-    failures = [failure for failure, _ in error.failures.values()]
-    return "; ".join(dict.fromkeys(f"{type(f).__name__}: {f}" for f in failures[:1]))
+class _Writer(dcp.FileSystemWriter):
+    """Says what the disk said where `torch.save`, which closes its file then, fails for another reason."""
+
+    def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
+        """As the library does."""
+        try:
+            return super().write_data(plan, planner)
+        except RuntimeError as error:
+            if isinstance(error.__context__, OSError):
+                raise error.__context__ from error
+            raise
 
 
 def random_states(ranks: Ranks, randomness: Randomness) -> dict[str, Tensor]:

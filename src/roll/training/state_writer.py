@@ -18,6 +18,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
+from roll.errors import CheckpointError
 from roll.training.distributed import Ranks
 from roll.training.state import write_entries
 
@@ -43,18 +44,36 @@ class StateWriter:
         return self._thread is None or not self._thread.is_alive()
 
     def begin(self, path: Path, state: Mapping[str, Tensor]) -> None:
-        """Copy a state, and write it from now on; what was begun before has finished. Collective."""
+        """Copy a state, and write it from now on; what was begun before has finished. Collective.
+
+        Raises:
+            CheckpointError: a rank has no room for its copy; then none writes.
+        """
         if self._group is None and self._ranks.size > 1:
             self._group = dist.new_group(backend="gloo")
-        copied = {name: _copied(tensor) for name, tensor in state.items()}
+        copied, failure = {}, ""
+        try:
+            copied = {name: _copied(tensor) for name, tensor in state.items()}
+        except Exception as error:
+            failure = f"rank {self._ranks.rank} cannot copy its state: {type(error).__name__}: {error}"
+        if failures := list(filter(None, self._told(failure))):
+            raise CheckpointError(failures[0])
         self._thread = threading.Thread(target=self._write, args=(path, copied), name="checkpoint", daemon=True)
         self._thread.start()
+
+    def _told(self, failure: str) -> list[str]:
+        """What every rank has to say."""
+        if self._group is None:
+            return [failure]
+        told = [""] * self._ranks.size
+        dist.all_gather_object(told, failure, group=self._group)
+        return told
 
     def finish(self) -> None:
         """Wait for what was begun.
 
         Raises:
-            CheckpointError: it could not be written; said once.
+            CheckpointError, OSError: it could not be written; said once.
         """
         if self._thread is not None:
             self._thread.join()

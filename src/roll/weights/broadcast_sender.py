@@ -15,6 +15,7 @@ from roll.protocols import WeightSource
 from roll.types import TensorSpec, WeightUpdate
 from roll.weights.broadcast import BroadcastHandle
 from roll.weights.checksum import flat_bytes, tensor_checksum
+from roll.weights.iterating import to_the_end
 from roll.weights.meeting_store import SecretStore, StoreServer
 from roll.weights.plan import Bucket, plan_buckets, spec_of
 from roll.weights.rendezvous import Group, MeetingPoint, Member, broken_off, build_group, common_backend, device_name
@@ -74,12 +75,14 @@ class BroadcastSender:
         )
 
     def send(self) -> dict[str, int]:
-        """Meet the engines and stream the weights; ranks other than 0 only iterate."""
-        point, source = self._point, self._source
-        if source is None:
-            raise WeightSyncError("the weight sync was given up before it was sent.")
-        tensors = iter(source)
-        try:
+        """Meet the engines and stream the weights; ranks other than 0 only iterate, and all do, also if it was given up
+        before: some may have begun by then."""
+        point = self._point
+        if self._source is None:
+            raise WeightSyncError("there is nothing to send: the weight sync was not staged.")
+        with to_the_end(self._source) as tensors:
+            if self._released.is_set():
+                raise WeightSyncError("the weight sync was given up before every engine had come.")
             if point is None:
                 return {}
             group, self._group = self._meet(point), None
@@ -90,9 +93,6 @@ class BroadcastSender:
                 raise
             self._group = group  # only one that worked is used again
             return checksums
-        finally:
-            for _ in tensors:  # iterating is collective: after a failure the other ranks still wait for this one
-                pass
 
     def release(self, failed: bool) -> None:
         """Break off what still runs; keep the group after a success."""
@@ -103,13 +103,13 @@ class BroadcastSender:
             self._group = None
         elif self._point is not None:
             self._point.forget(self._keys)
-        self._source = self._point = None
+        self._point = None
 
     def close(self) -> None:
         """Let go of group, buffers and store."""
         if self._server is not None:
             self._server.close()
-        self._group = self._store = self._server = None
+        self._group = self._store = self._server = self._source = None
 
     def _connect(self) -> SecretStore:
         assert self._server is not None

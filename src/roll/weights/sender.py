@@ -77,6 +77,9 @@ class Sender:
         }
         self._outgoing: dict[str, Outgoing] = {}
         self._current: Outgoing | None = None
+        """From `stage` to `release`."""
+        self._staged: Outgoing | None = None
+        """From `stage` to `send`."""
 
     def stage(self, source: WeightSource, policy_version: int, transport: str) -> WeightUpdate | None:
         """Make an offer of the weights that an engine's `open_update` takes; `None` on ranks other than 0.
@@ -95,7 +98,7 @@ class Sender:
             raise ConfigError(f"unknown weight transport '{transport}'. Known: {known}.")
         if transport not in self._outgoing:
             self._outgoing[transport] = self._makers[transport]()
-        self._current = self._outgoing[transport]
+        self._current = self._staged = self._outgoing[transport]
         return self._current.stage(source, policy_version)
 
     def send(self) -> dict[str, int]:
@@ -108,9 +111,10 @@ class Sender:
             WeightSyncError: engines did not come or broke off (names them), or the sync was released before
             its end.
         """
-        if self._current is None:
+        staged, self._staged = self._staged, None
+        if staged is None:
             raise WeightSyncError("there is nothing to send: the weight sync was not staged, or given up already.")
-        return self._current.send()
+        return staged.send()
 
     def release(self, *, failed: bool = False) -> None:
         """Let go of the weights. `failed` breaks off a `send` that still runs in another thread."""

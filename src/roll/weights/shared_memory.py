@@ -26,6 +26,7 @@ from roll.errors import UnsupportedError, WeightSyncError
 from roll.protocols import WeightSource
 from roll.types import TensorSpec, WeightUpdate
 from roll.weights.checksum import flat_bytes, tensor_checksum
+from roll.weights.iterating import to_the_end
 from roll.weights.plan import ALIGNMENT, dtype_of, plan_buckets, spec_of
 from roll.weights.receiver import ReceiverPlace, TensorStream
 
@@ -61,8 +62,9 @@ class SharedMemorySender:
         manifest: list[TensorSpec] = []
         copies: list[Future[int]] = []
         end = 0
-        with ThreadPoolExecutor(COPY_THREADS, thread_name_prefix="stage-weights") as pool:
-            for name, tensor in source:
+        pool = ThreadPoolExecutor(COPY_THREADS, thread_name_prefix="stage-weights")
+        with pool, to_the_end(source) as tensors:
+            for name, tensor in tensors:
                 if tensor is None:
                     continue
                 descriptor = self._open()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import subprocess
 import sys
 from typing import Any
@@ -13,6 +14,7 @@ from roll.config.load import load_config
 from roll.config.model import ModelConfig
 from roll.config.training import TRAINERS, TrainingConfig
 from roll.errors import ConfigError
+from roll.protocols import TrainBackend
 from roll.training import TrainerSpec
 
 RUN = {
@@ -47,6 +49,14 @@ def test_an_unknown_name_is_refused_when_the_configuration_is_loaded() -> None:
     with pytest.raises(ConfigError, match=r"'troch'\. Did you mean 'torch'\? Known: deepspeed, megatron, torch\.$"):
         load_config(with_backend("troch"))
     assert load_config(RUN).training.backend == "torch"
+
+
+@pytest.mark.parametrize("name", ["torch", "deepspeed", "megatron"])
+def test_every_back_end_takes_what_a_group_of_ranks_passes_on(name: str) -> None:
+    made = TRAINERS.get(name)
+    for method in (name for name in vars(TrainBackend) if not name.startswith("_")):
+        asked, own = (list(inspect.signature(getattr(of, method)).parameters) for of in (TrainBackend, made))
+        assert own == asked, method
 
 
 async def test_a_registered_back_end_runs_the_trainer() -> None:

@@ -142,3 +142,21 @@ def test_options_that_do_not_exist_are_refused(changes: dict[str, object], messa
     spec = EngineSpec(engine_id="e", kind="hf", model_path="x", max_context=8, **changes)  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match=message):
         check_options(spec)
+
+
+def test_a_request_that_is_put_back_without_an_answer_forgets_which_experts_read_its_prompt() -> None:
+    """Both their prompts are computed again; what was made of the first one's stays as it was made."""
+    chosen = np.arange(2, dtype=np.int8).reshape(2, 1, 1)
+    begun, waiting = (new_row(request(name), order, 0) for order, name in enumerate("ab"))
+    for row in (begun, waiting):
+        row.routed(0, chosen)
+    begun.append(7, -1.0, 0)
+    queue = RequestQueue()
+    queue.put_back([begun, waiting])
+    assert names(queue.take(lambda row, taken: True)) == ["a", "b"]
+    for row in (begun, waiting):
+        row.routed(0, chosen + 5)
+    assert [row.experts[:3].ravel().tolist() for row in (begun, waiting) if row.experts is not None] == [
+        [0, 1, -1],
+        [5, 6, -1],
+    ]

@@ -149,3 +149,9 @@ def test_a_hub_model_is_downloaded_once_and_found_again_without_the_hub(
 def test_a_model_that_the_hub_does_not_have(tmp_path: Path, small_hub: str) -> None:
     done = resolve_with_hub(small_hub, "owner/other", tmp_path)
     assert done.stdout.startswith("ModelError: model 'owner/other' is no directory on this machine, and could not be ")
+
+
+def test_an_index_that_is_no_index_is_refused(model_copy: Path) -> None:
+    (model_copy / "model.safetensors.index.json").write_text('{"weight_map": ["model.safetensors"]}')
+    with pytest.raises(ModelError, match="must say in 'weight_map'"):
+        resolve_model(str(model_copy))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import os
 from pathlib import Path
 
 import numpy as np
@@ -260,3 +261,108 @@ async def test_a_failure_in_the_background_is_said_at_the_next_boundary(run: Run
     await checkpointer.save(RunState(step=3), ledger_of(0))
     await checkpointer.settle(wait=True)
     assert list(checkpoints(run.checkpoints_dir)) == [3]
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+async def test_a_checkpoint_is_on_the_disk_before_it_has_its_name(
+    run: RunDirectory, monkeypatch: pytest.MonkeyPatch, asynchronous: bool
+) -> None:
+    """After a power cut, a file has what it was synced with, and a directory the names that it was synced with."""
+    final, fsync, rename = run.checkpoint_path(1), os.fsync, os.rename
+    synced: dict[int, int] = {}
+    """By inode, when it was last changed before its sync."""
+    named: list[bool] = []
+
+    def note(descriptor: int) -> None:
+        fsync(descriptor)
+        status = os.fstat(descriptor)
+        synced[status.st_ino] = status.st_mtime_ns
+
+    def check(source: Path, target: Path) -> None:
+        if target == final:
+            below = [path.stat() for path in (source, *source.rglob("*"))]
+            assert len(below) == 7
+            assert all(synced[status.st_ino] == status.st_mtime_ns for status in below)
+            named.append(True)
+            synced.clear()
+        rename(source, target)
+
+    monkeypatch.setattr(os, "fsync", note)
+    monkeypatch.setattr(os, "rename", check)
+    trainer = BackgroundTrainer() if asynchronous else FileTrainer()
+    checkpointer = Checkpointer(run, CheckpointConfig(asynchronous=asynchronous), trainer)
+    await checkpointer.save(RunState(step=1), ledger_of(1))
+    await checkpointer.settle(wait=True)
+    assert named
+    assert run.checkpoints_dir.stat().st_ino in synced
+
+
+class WritingTrainer(BackgroundTrainer):
+    """Writes, as a thread does, until it is waited for; then it may find that it could not."""
+
+    breaks: Exception | None = None
+    export_breaks: Exception | None = None
+
+    async def written(self, *, wait: bool) -> bool:
+        if wait and self.begun:
+            assert self.begun[0].is_dir(), "removed while it was written"
+            failure, self.breaks = self.breaks, None
+            if failure:
+                self.begun.clear()
+                raise failure
+            self.write()
+        return not self.begun
+
+    async def export(self, path: Path) -> None:
+        failure, self.export_breaks = self.export_breaks, None
+        if failure:
+            raise failure
+        await super().export(path)
+
+
+async def test_what_failed_is_removed_once_no_trainer_writes_any_more(run: RunDirectory) -> None:
+    policy, critic = WritingTrainer(), WritingTrainer()
+    checkpointer = Checkpointer(run, CheckpointConfig(asynchronous=True), policy, [critic])
+    broken = OSError(errno.EIO, "Input/output error")
+    for step, trainer, what in ((1, policy, "breaks"), (2, critic, "breaks"), (3, policy, "export_breaks")):
+        setattr(trainer, what, broken)
+        critic.breaks = critic.breaks or OSError(errno.EIO, "of the same checkpoint: said with the other's")
+        with pytest.raises(RunDirectoryError, match=f"step-{step:06d}' could not be written: Input/output error"):
+            await checkpointer.save(RunState(step=step), ledger_of(0))
+            await checkpointer.settle(wait=True)
+        assert not policy.begun
+        assert not critic.begun
+        assert not list(run.checkpoints_dir.glob(".*"))
+        await checkpointer.save(RunState(step=step), ledger_of(0))
+        await checkpointer.settle(wait=True)
+        assert find_checkpoint(run.checkpoints_dir) == run.checkpoint_path(step)
+
+
+async def test_a_checkpoint_that_failed_unheard_keeps_none_from_being_written(
+    run: RunDirectory, caplog: pytest.LogCaptureFixture
+) -> None:
+    trainer = WritingTrainer()
+    checkpointer = Checkpointer(run, CheckpointConfig(asynchronous=True), trainer)
+    await checkpointer.save(RunState(step=1), ledger_of(0))
+    trainer.breaks = OSError(errno.EIO, "Input/output error")
+    await checkpointer.save(RunState(step=2), ledger_of(0))
+    await checkpointer.settle(wait=True)
+    assert list(checkpoints(run.checkpoints_dir)) == [2]
+    assert "step-000001' could not be written: Input/output error" in caplog.text
+
+
+async def test_an_old_checkpoint_that_cannot_be_removed_costs_a_warning(
+    run: RunDirectory, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def refuse(path: Path) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    checkpointer = Checkpointer(run, CheckpointConfig(keep_last=1), FileTrainer())
+    await checkpointer.save(RunState(step=1), ledger_of(0))
+    with monkeypatch.context() as patch:
+        patch.setattr("roll.pipelines.checkpointer.shutil.rmtree", refuse)
+        await checkpointer.save(RunState(step=2), ledger_of(0))
+    assert "step-000001', which is not kept, could not be removed" in caplog.text
+    assert list(checkpoints(run.checkpoints_dir)) == [2]
+    await checkpointer.save(RunState(step=3), ledger_of(0))
+    assert [path.name for path in run.checkpoints_dir.iterdir()] == ["step-000003"]

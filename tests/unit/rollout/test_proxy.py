@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from worlds.engines import TickingEngine, TickingEngines
 
 from roll.rollout import LLMProxy, Router
+from roll.rollout.proxy import _joined
 from roll.simulation.clock import run
 from roll.types import Generation, GenerationRequest, SamplingParams
 
@@ -169,6 +170,24 @@ def test_an_interrupted_answer_may_begin_anew_under_one_version() -> None:
     generation, counts = within(main())
     assert generation.policy_versions.tolist() == [1] * NUM_TOKENS
     assert generation.finish_reason == "stop" and counts["restarted"] == 1
+
+
+def test_a_piece_without_tokens_does_not_say_which_experts_made_the_answer() -> None:
+    def piece(made: int, experts: list[int]) -> Generation:
+        return Generation(
+            request_id="r",
+            token_ids=np.zeros(made, np.int32),
+            logprobs=np.zeros(made, np.float32),
+            policy_versions=np.zeros(made, np.int32),
+            finish_reason="abort",
+            engine_id="a",
+            experts=np.array(experts, np.int8).reshape(-1, 1, 1),
+        )
+
+    pieces = [piece(0, [1, -1]), piece(2, [2, 2, 2, -1]), piece(1, [3, 3, 3, 3, -1])]
+    joined = _joined(request("r"), pieces)
+    assert joined.experts is not None
+    assert joined.experts.ravel().tolist() == [2, 2, 2, 3, -1]
 
 
 def test_an_aborted_request_returns_what_it_has() -> None:

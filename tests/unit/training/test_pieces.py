@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +13,17 @@ import torch
 import torch.multiprocessing as mp
 from families import FAMILIES, write_model
 from pieces_ranks import ROLES, run_rank
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
+from training_helpers import make_spec
 
+from roll.config.model import LoRAConfig
+from roll.errors import ModelError
 from roll.models import WeightFiles, load_causal_lm
+from roll.training import TorchBackend
 from roll.training.export import export_model
 from roll.training.shards import ShardWriter
+from roll.training.unread import Unread
+from roll.training.weights import adapters_of
 
 
 def left_and_whole(path: Path, dtype: torch.dtype) -> tuple[Any, WeightFiles, Any]:
@@ -44,6 +52,62 @@ def test_any_box_of_a_weight_is_read_by_itself(tiny_model: Path, tmp_path: Path,
             assert torch.equal(files.read(place, box), part)
     for (place, buffer), (_, other) in zip(model.named_buffers(), whole.named_buffers(), strict=True):
         assert place in files or torch.equal(buffer, other)  # what no file has is there
+
+
+def shards(path: Path, model: Path, changes: dict[str, Any]) -> dict[str, torch.Tensor]:
+    """The model in two files with an index, in which some tensors are others, or missing (`None`)."""
+    shutil.copytree(model, path)
+    tensors = load_file(model / "model.safetensors") | changes
+    (path / "model.safetensors").unlink()
+    place = {name: f"model-{1 + i % 2:05}-of-00002.safetensors" for i, name in enumerate(tensors)}
+    for file in set(place.values()):
+        own = {name: x for name, x in tensors.items() if place[name] == file and x is not None}
+        save_file(own, path / file, metadata={"format": "pt"})
+    (path / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": place}))
+    return tensors
+
+
+def read_in_pieces(path: Path) -> dict[str, torch.Tensor]:
+    unread = Unread()
+    model = load_causal_lm(path, "float32", left=unread.add)
+    unread.fill(model, torch.device("cpu"))
+    return dict(model.state_dict())
+
+
+UP = "model.layers.0.mlp.up_proj.weight"
+DAMAGES: dict[str, tuple[dict[str, Any], Callable[[bytearray], object], str]] = {
+    "cut short": ({}, lambda data: data.__delitem__(slice(-9, None)), "not fully covered"),
+    "empty": ({}, bytearray.clear, "header too small"),
+    "no header": ({}, lambda data: data.__setitem__(slice(0, 8), b"\xff" * 8), "header too large"),
+    "a weight missing": ({UP: None}, len, f"lacks 1 of its weights, first '{UP}'"),
+    "a weight of another shape": ({UP: torch.ones(3, 5)}, len, rf"first '{UP}': \(3, 5\), not"),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_damaged_files_are_refused_alike_in_pieces_and_whole(tiny_model: Path, tmp_path: Path, damage: str) -> None:
+    changes, spoil, said = DAMAGES[damage]
+    shards(tmp_path / "model", tiny_model, changes)
+    file = tmp_path / "model" / "model-00002-of-00002.safetensors"
+    data = bytearray(file.read_bytes())
+    spoil(data)
+    file.write_bytes(data)
+    for load in (read_in_pieces, lambda path: load_causal_lm(path, "float32")):
+        with pytest.raises(ModelError, match=said):
+            load(tmp_path / "model")
+
+
+def test_an_index_may_be_wrong_about_places_and_a_file_about_dtypes(tiny_model: Path, tmp_path: Path) -> None:
+    """What `transformers` takes, the trainer takes, and as the same numbers."""
+    tensors = shards(tmp_path / "model", tiny_model, {UP: torch.arange(6).reshape(2, 3).repeat(32, 11)[:, :32].clone()})
+    index = tmp_path / "model" / "model.safetensors.index.json"
+    places = json.loads(index.read_text())["weight_map"]
+    index.write_text(
+        json.dumps({"metadata": {}, "weight_map": dict(zip(places, reversed([*places.values()]), strict=True))})
+    )
+    assert tensors[UP].dtype == torch.int64
+    found, whole = read_in_pieces(tmp_path / "model"), load_causal_lm(tmp_path / "model", "float32").state_dict()
+    assert all(found[name].dtype == x.dtype and torch.equal(found[name], x) for name, x in whole.items())
 
 
 def test_weights_go_to_files_of_bounded_size_one_after_the_other(tmp_path: Path) -> None:
@@ -95,6 +159,24 @@ def test_an_export_that_fails_leaves_nothing_and_lets_the_other_ranks_end(tmp_pa
     with pytest.raises(OSError, match="No space left"):
         export_model(tmp_path / "model", weights, None, "", torch.float32, trust_remote_code=False, is_first=True)
     assert weights.asked == 3
+    assert not list(tmp_path.iterdir())
+
+
+def test_adapters_are_gathered_before_an_export_can_fail(
+    tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    backend = TorchBackend(make_spec(tiny_model, lora=LoRAConfig(rank=2)))
+    asked: list[str] = []
+    read = backend._read
+    monkeypatch.setattr(backend, "_read", lambda name: asked.append(name) or read(name))
+
+    def full(*unused: Any, **settings: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("roll.training.export._write_weights", full)
+    with pytest.raises(OSError, match="No space left"):
+        backend.export(tmp_path / "model")
+    assert len(asked) == 2 * len(adapters_of(backend.network)) > 0, "other ranks help to gather them"
     assert not list(tmp_path.iterdir())
 
 

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
+import io
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from torch.distributed.checkpoint.filesystem import FileSystem
 from training_helpers import logprobs_of, make_batch, make_spec
 from worlds.tiny_model import write_tiny_model
 
 from roll.algorithms.losses import PolicyLoss
 from roll.config.model import LoRAConfig
 from roll.errors import CheckpointError
-from roll.training import TorchBackend
+from roll.training import TorchBackend, state_writer
 
 SETTINGS: dict[str, dict[str, Any]] = {
     "float32": {"dtype": "float32", "schedule": "cosine", "warmup_steps": 1},
@@ -114,6 +118,49 @@ def test_a_state_that_cannot_be_written_in_the_background_is_said_once(tiny_mode
     with pytest.raises((CheckpointError, OSError), match="file"):
         backend.written(wait=True)
     assert backend.written(wait=True)
+    backend.save(tmp_path / "state", background=True)
+    assert backend.written(wait=True)
+    backend.load(tmp_path / "state")
+
+
+def test_a_disk_that_is_full_is_named_wherever_it_fails(
+    tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    backend = TorchBackend(make_spec(tiny_model))
+    plain = FileSystem.create_stream
+
+    class Full(io.FileIO):
+        def write(self, data: Any) -> int:
+            if self.tell() > 20_000:
+                raise OSError(errno.ENOSPC, "No space left on device")
+            return super().write(data)
+
+    @contextlib.contextmanager
+    def small(self: Any, path: Any, mode: str) -> Any:
+        if mode == "rb":
+            with plain(self, path, mode) as file:
+                yield file
+        else:
+            with Full(path, mode) as file:
+                yield file
+
+    monkeypatch.setattr(FileSystem, "create_stream", small)
+    for background in (False, True):
+        with pytest.raises(OSError, match="No space left on device"):  # of `torch.save`, whose own error hides it
+            backend.save(tmp_path / "state", background=background)
+            backend.written(wait=True)
+
+
+def test_a_state_of_which_there_is_no_room_for_a_copy_is_not_written(
+    tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    backend = TorchBackend(make_spec(tiny_model))
+    with monkeypatch.context() as patch:
+        patch.setattr(state_writer, "_copied", lambda tensor: [][0])
+        with pytest.raises(CheckpointError, match="rank 0 cannot copy its state: IndexError"):
+            backend.save(tmp_path / "state", background=True)
+    assert backend.written(wait=True)
+    assert not (tmp_path / "state").exists()
     backend.save(tmp_path / "state", background=True)
     assert backend.written(wait=True)
     backend.load(tmp_path / "state")

@@ -255,6 +255,27 @@ def test_a_release_ends_a_send_that_waits(sender: Sender):
         sending.result(timeout=10)
 
 
+def test_a_sync_that_is_given_up_before_it_is_sent_goes_through_all_weights(sender: Sender):
+    source = CountingSource(TENSORS)
+    assert sender.stage(source, 1, "broadcast") is not None
+    sender.release(failed=True)
+    seen = source.num_yielded
+    with pytest.raises(WeightSyncError, match="given up"):
+        sender.send()
+    assert source.num_yielded == seen + len(TENSORS), "other ranks may have begun, and would wait for this one"
+
+
+def test_shared_memory_that_is_full_lets_the_other_ranks_end(sender: Sender, monkeypatch: pytest.MonkeyPatch):
+    def full(descriptor: int, data: object, offset: int) -> int:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("roll.weights.shared_memory.os.pwrite", full)
+    source = CountingSource({f"{i}/{name}": tensor for i in range(20) for name, tensor in TENSORS.items()})
+    with pytest.raises(OSError, match="No space left"):
+        sender.stage(source, 1, "shared_memory")
+    assert source.num_yielded == len(source.tensors)
+
+
 def test_a_source_that_changes_under_the_same_names_is_refused(sender: Sender, peers: list[Peer]):
     transfer(sender, {"a": torch.zeros(3)}, "broadcast", peers[:1])
     with pytest.raises(WeightSyncError, match=r"announced .*shape=\(3,\).* and then had .*shape=\(4,\)"):

@@ -139,10 +139,15 @@ class MegatronBackend:
         """All weights: the model's dtype, HF names; gathered one at a time."""
         return Stream(self.spread, self._model_names, is_first=self.ranks.is_first)
 
-    def save(self, path: Path) -> None:
-        """Write everything needed to go on below `path`, an empty or missing directory; fsynced."""
+    def save(self, path: Path, *, background: bool = False) -> None:
+        """Write everything needed to go on below `path`, an empty or missing directory; fsynced. Never in the
+        background: Megatron's states are gathered on the way."""
         self._check_trained("has no state to save")
         save_whole(path, self.spread, self._counters(), self.ranks, self._randomness)
+
+    def written(self, *, wait: bool) -> bool:
+        """Always: `save` returns when it is."""
+        return True
 
     def load(self, path: Path) -> None:
         """Read what `save` wrote, also under another layout or another back-end.

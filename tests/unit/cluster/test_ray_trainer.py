@@ -1,0 +1,77 @@
+"""Ranks of which one fails while the others wait for it; here, no process is started."""
+
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+pytest.importorskip("ray")
+
+from roll.cluster import ray_trainer
+from roll.cluster.ray_trainer import RayTrainerGroup
+from roll.errors import WorkerDiedError
+
+
+class Rank:
+    """Stands for an actor. Answers what it is told to, or never."""
+
+    def __init__(self, *answers: Any) -> None:
+        self.answers = list(answers)
+        self.asked: list[str] = []
+        self.call = SimpleNamespace(remote=self._call)
+        self.release = SimpleNamespace(remote=lambda failed: self._call("release"))
+
+    async def _call(self, name: str, *arguments: Any, **options: Any) -> Any:
+        self.asked.append(name)
+        answer = self.answers.pop(0)
+        await asyncio.sleep(0)
+        if answer is None:
+            await asyncio.Event().wait()
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+
+@pytest.fixture(autouse=True)
+def no_patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ray_trainer, "LONGEST_BEHIND_S", 0.01)
+
+
+async def test_the_first_rank_speaks_for_all_once_all_have_answered() -> None:
+    group = RayTrainerGroup([Rank("first"), Rank("second")])
+    assert await group._call("measure") == "first"
+
+
+async def test_a_state_is_written_once_every_rank_has_written_it() -> None:
+    """What is published under a rank that still syncs its directory would fail there."""
+    group = RayTrainerGroup([Rank(True, True), Rank(False, True)])
+    assert not await group.written(wait=False)
+    assert await group.written(wait=False)
+
+
+async def test_ranks_that_fail_together_can_go_on() -> None:
+    group = RayTrainerGroup([Rank(ValueError("first"), True), Rank(ValueError("second"), True)])
+    with pytest.raises(ValueError, match="first"):
+        await group.written(wait=True)
+    assert await group.written(wait=True)
+
+
+async def test_a_rank_that_waits_for_one_that_failed_is_asked_nothing_more() -> None:
+    ranks = [Rank(None, True), Rank(ValueError("a sample lacks what the loss needs"), True)]
+    group = RayTrainerGroup(ranks)
+    with pytest.raises(ValueError, match="lacks"):
+        await group.written(wait=True)
+    with pytest.raises(WorkerDiedError, match=r"no longer work together, since one failed: a sample lacks"):
+        await group.written(wait=True)
+    assert [rank.asked for rank in ranks] == [["written"]] * 2
+    await group.release(failed=True)  # gets through to whoever sends
+
+
+async def test_a_death_explains_what_other_ranks_met() -> None:
+    gone = WorkerDiedError("a trainer rank's process ended: resume the run.")
+    group = RayTrainerGroup([Rank(RuntimeError("connection closed by peer")), Rank(gone)])
+    with pytest.raises(WorkerDiedError, match="process ended"):
+        await group.written(wait=True)
