@@ -48,6 +48,8 @@ def train(ratio: str, num_steps: int) -> None:
         f"algorithm.type={CASES[ratio]}",
         f"rollout.scheduling.async_ratio={float(ratio)}",
         f"training.num_steps={num_steps}",
+        "training.learning_rate=1e-5",
+        "training.schedule=constant",
         "rollout.max_new_tokens=16",
         "checkpoint.at_end=false",
     ]

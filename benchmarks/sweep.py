@@ -30,7 +30,13 @@ PRESETS = (
     "grpo", "dr_grpo", "rloo", "reinforce", "reinforce_pp", "reinforce_pp_baseline", "opo", "dapo", "lite_ppo", "gspo",
     "gmpo", "cispo", "topr", "sapo", "ppo", "asy_ppo",
 )  # fmt: skip
-COMMON = (f"training.num_steps={NUM_STEPS}", "rollout.max_new_tokens=16", "checkpoint.at_end=false")
+COMMON = (
+    f"training.num_steps={NUM_STEPS}",
+    "training.learning_rate=1e-5",
+    "training.schedule=constant",
+    "rollout.max_new_tokens=16",
+    "checkpoint.at_end=false",
+)
 """Answers to sums are short; the cut makes a run half as long."""
 
 

@@ -42,7 +42,7 @@ def test_the_quickstart_loads():
     assert config.name == "quickstart"
     assert config.model.path == "smollm2-135m-instruct"
     assert config.rollouts_per_step == 64
-    assert config.training.learning_rate == 1e-5
+    assert config.training.learning_rate == 3e-5
     assert config.data[0].reward[0].type == "math"
 
 
@@ -55,7 +55,7 @@ def test_overrides_reach_everywhere_and_are_written_as_in_yaml():
     config = load_config(
         QUICKSTART,
         [
-            "training.learning_rate=2e-5",
+            "training.learning_rate=4e-5",
             "data.0.max_operand=20",
             "algorithm.kl.coefficient=0.1",
             "data.0.operations=[+, -]",
@@ -65,7 +65,7 @@ def test_overrides_reach_everywhere_and_are_written_as_in_yaml():
             "tracking.wandb=my project",
         ],
     )
-    assert config.training.learning_rate == 2e-5
+    assert config.training.learning_rate == 4e-5
     assert config.data[0].max_operand == 20
     assert config.algorithm.kl.coefficient == 0.1
     assert config.data[0].operations == ["+", "-"]
