@@ -17,8 +17,7 @@ sys.path.append(str(Path(__file__).parents[1] / "unit" / "training"))
 from families import FAMILIES, write_model
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
-STALE = "vLLM's CPU build does not compute with new weights of experts: the first sync is refused by its probe"
-VLLM = pytest.param("vllm", marks=[pytest.mark.vllm, pytest.mark.xfail(reason=STALE, strict=True)])
+VLLM = pytest.param("vllm", marks=pytest.mark.vllm)
 
 
 def train(tmp_path: Path, family: str, engine: str, **changes: Any) -> subprocess.CompletedProcess[str]:

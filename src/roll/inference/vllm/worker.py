@@ -181,7 +181,7 @@ def _reloading(worker: Any, model: torch.nn.Module) -> Generator[None]:
     from vllm.config import set_current_vllm_config
     from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
 
-    with set_current_vllm_config(worker.vllm_config), torch.no_grad():
+    with set_current_vllm_config(worker.vllm_config), torch.no_grad(), _packing_experts_anew(model):
         initialize_layerwise_reload(model)
         try:
             yield
@@ -190,6 +190,28 @@ def _reloading(worker: Any, model: torch.nn.Module) -> Generator[None]:
                 finalize_layerwise_reload(model, worker.model_config)
             raise
         finalize_layerwise_reload(model, worker.model_config)
+
+
+@contextmanager
+def _packing_experts_anew(model: torch.nn.Module) -> Generator[None]:
+    """Let a reload pack a mixture's experts as loading does.
+
+    vLLM 0.32 packs them on a CPU only where it builds their kernel, which it does once
+    (`UnquantizedFusedMoEMethod._setup_kernel`): a reload would copy plain weights into the packed ones' place, and what
+    is padded there would not fit. So kernels are built again. This goes when `_setup_kernel` packs updated weights.
+    """
+    from vllm.model_executor.layers.fused_moe.oracle.unquantized import UnquantizedMoeBackend
+    from vllm.model_executor.layers.fused_moe.unquantized_fused_moe_method import UnquantizedFusedMoEMethod
+
+    kernels = {}
+    for method in (getattr(module, "quant_method", None) for module in model.modules()):
+        if isinstance(method, UnquantizedFusedMoEMethod) and method.unquantized_backend is UnquantizedMoeBackend.CPU:
+            kernels[method], method.moe_kernel = method.moe_kernel, None
+    try:
+        yield
+    finally:  # a layer that got no weights keeps what it had
+        for method, kernel in kernels.items():
+            method.moe_kernel = method.moe_kernel or kernel
 
 
 def _repack_tied_outputs(worker: Any, model: torch.nn.Module) -> None:
