@@ -86,7 +86,7 @@ from roll.training.backend import TorchBackend
 from roll.types import TrainingBatch
 config = load_config(config)
 prepared = prepare(config, "supervised")
-ranks = {"rank": rank, "world_size": 2, "node_ranks": 2, "device": "cpu", "init_method": meeting}
+ranks = {"rank": rank, "world_size": 2, "device": "cpu", "init_method": meeting}
 backend = TorchBackend(dataclasses.replace(policy_spec(config, prepared), **ranks))
 for _ in range(config.training.num_steps):
     drawn = map(prepared.examples.samples, prepared.examples.train.draw(config.training.examples_per_step))

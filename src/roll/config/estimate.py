@@ -27,6 +27,7 @@ __all__ = [
     "engine_bytes",
     "gathered_bytes",
     "heap_bytes",
+    "kernel_bytes",
     "logit_bytes",
     "moment_bytes",
     "num_lora_parameters",
@@ -44,6 +45,10 @@ VLLM_BYTES = int(0.85 * GIB)
 DEFAULT_CPU_KV_BYTES = 256 * 2**20
 NF4_BYTES = 0.5 + (1 + 4 / 256) / 64
 """Of a weight in 4 bits, with its share of the scales."""
+KERNEL_BYTES = 0.6 * 2**20
+"""Of a matrix product's code and tables on a CPU in bfloat16 (oneDNN). Measured: 0.5 to 0.65 MiB, whatever its size."""
+MOST_KERNELS = 1024
+"""That oneDNN keeps; it makes one for each product of another size."""
 LOGIT_CHUNK_BYTES = 3 * 128 * 2**20
 """Most that the chunked vocabulary projection holds: a chunk, its gradient, and the logits it keeps."""
 
@@ -69,6 +74,8 @@ class ModelSizes(Protocol):
     def vocab_size(self) -> int: ...
     @property
     def experts_per_token(self) -> int: ...
+    @property
+    def num_experts(self) -> int: ...
     @property
     def expert_parameters(self) -> int: ...
 
@@ -180,6 +187,19 @@ def heap_bytes(parts: Mapping[str, int], *, closed: bool) -> dict[str, int]:
             activations.
     """
     return {"heap": round(sum(parts.values()) / 8 if closed else 0.6 * parts["activations"])}
+
+
+def kernel_bytes(
+    training: TrainingConfig, sizes: ModelSizes, micro_batches: int, element: int, *, on_accelerator: bool
+) -> dict[str, int]:
+    """What the products of so many micro-batches of a run leave on a CPU: each has another number of tokens, and every
+    expert another share of them. A matrix has three products, of the output and of both gradients; layers are alike.
+    """
+    if on_accelerator or element != 2:
+        return {}
+    experts = sizes.num_layers // training.parallel.pp * (sizes.num_experts // training.parallel.ep)
+    matrices = 5 + 2 * experts if experts else 6  # of an attention, of an MLP or a router, and the vocabulary's
+    return {"kernels of products": round(KERNEL_BYTES * min(3 * matrices * micro_batches, MOST_KERNELS))}
 
 
 def num_linear(sizes: ModelSizes) -> int:

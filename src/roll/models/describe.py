@@ -44,6 +44,8 @@ class ModelDescription:
     """Of the stored weights."""
     experts_per_token: int = 0
     """That are chosen in each layer; 0 where an MLP is for every token."""
+    num_experts: int = 0
+    """That a layer's tokens choose among."""
     expert_parameters: int = 0
     """Weights of all experts that are chosen among, in all layers together."""
 
@@ -86,8 +88,7 @@ def check_experts(directory: Path, ranks: int) -> None:
         return
     config = read_json(directory / "config.json")
     text: dict[str, Any] = config.get("text_config") or config
-    counts = [text.get(key) for key in ("num_experts", "num_local_experts", "n_routed_experts")]
-    count = next((n for n in counts if isinstance(n, int)), 0)
+    count = _num_experts(text)
     if count == 0 or count % ranks:
         has = f"has {count} experts, which it does not divide" if count else "is no mixture of experts"
         raise ModelError(
@@ -133,13 +134,18 @@ def _description(config: dict[str, Any], weights: _Weights, name: str) -> ModelD
         context_length=size("max_position_embeddings", "n_positions"),
         dtype=weights.dtype,
         experts_per_token=_experts_per_token(text),
+        num_experts=_num_experts(text),
         expert_parameters=weights.of_experts,
     )
 
 
 def _experts_per_token(text: dict[str, Any]) -> int:
-    keys = ("num_experts", "num_local_experts", "n_routed_experts")
-    return int(text.get("num_experts_per_tok") or 0) if any((text.get(key) or 0) > 1 for key in keys) else 0
+    return int(text.get("num_experts_per_tok") or 0) if _num_experts(text) > 1 else 0
+
+
+def _num_experts(text: dict[str, Any]) -> int:
+    counts = [text.get(key) for key in ("num_experts", "num_local_experts", "n_routed_experts")]
+    return next((n for n in counts if isinstance(n, int)), 0)
 
 
 def _inner_size(text: dict[str, Any], hidden: int) -> int:

@@ -1,6 +1,7 @@
 """Giving back what lies free in the C library's heap, where a host's memory is what a trainer has.
 
     layer done ─► pages of this process > besides + (1 + SHARE) x most that was alive? ─► malloc_trim
+    last layer done ─► … > besides + alive + SHARE x most that was alive? ─► malloc_trim
 
 glibc takes memory for a tensor at the end of its heaps wherever no free piece is large enough, and what a tensor left
 is often too small for the next one of its size: `posix_memalign` asks for up to 96 bytes more. So a pass that keeps
@@ -42,10 +43,17 @@ class Heap:
         self._most_alive = 0
         self._give_back()
 
-    def close_holes(self) -> bool:
-        """Give free pages to the kernel if there are too many; returns whether there were."""
-        self._most_alive = max(self._most_alive, self._alive())
-        too_many = _own_bytes() > self._besides + (1 + SHARE) * self._most_alive
+    def close_holes(self, *, beyond_now: bool = False) -> bool:
+        """Give free pages to the kernel if there are too many; returns whether there were.
+
+        Args:
+            beyond_now: count them beyond what is alive now, not the most that was: before something is asked for that
+                is larger than any of them.
+        """
+        alive = self._alive()
+        self._most_alive = max(self._most_alive, alive)
+        expected = alive if beyond_now else self._most_alive
+        too_many = _own_bytes() > self._besides + expected + SHARE * self._most_alive
         if too_many:
             self._give_back()
         return too_many
@@ -61,17 +69,18 @@ class Heap:
 
 
 def close_heap_after(layers: Iterable[nn.Module]) -> Heap | None:
-    """Look after every call of a layer whose gradient is wanted; `None` where the C library is another one."""
+    """Look after every call of a layer whose gradient is wanted; `None` where the C library is another one. The last
+    layer is followed by the vocabulary's logits, which no hole is large enough for."""
     library = _glibc()
     if library is None:
         return None
-    heap = Heap(library)
+    heap, all_layers = Heap(library), list(layers)
 
-    def look(*call: Any) -> None:
+    def look(layer: nn.Module, *call: Any) -> None:
         if torch.is_grad_enabled():
-            heap.close_holes()
+            heap.close_holes(beyond_now=layer is all_layers[-1])
 
-    for layer in layers:
+    for layer in all_layers:
         layer.register_forward_hook(look)
     return heap
 

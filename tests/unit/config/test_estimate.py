@@ -14,6 +14,7 @@ from roll.config.estimate import (
     disk_use,
     gathered_bytes,
     heap_bytes,
+    kernel_bytes,
     num_lora_parameters,
 )
 from roll.config.load import load_config
@@ -39,6 +40,7 @@ class Sizes:
     head_dim: int = 64
     vocab_size: int = 256
     experts_per_token: int = 0
+    num_experts: int = 0
     expert_parameters: int = 0
 
 
@@ -200,7 +202,9 @@ def test_every_critic_is_trained_in_full_but_has_no_logits():
     critic = memory_of("algorithm.type=ppo")["critic"]
     policy = memory_of()["actor_train"]
     assert critic.count == 1
-    assert critic.parts == {name: size for name, size in policy.parts.items() if name not in ("logits", "heap")}
+    assert critic.parts == {
+        name: size for name, size in policy.parts.items() if name not in ("logits", "heap", "kernels of products")
+    }
     assert memory_of("algorithm.type=asy_ppo")["critic"].bytes_total == 2 * critic.bytes_total
 
 
@@ -408,6 +412,7 @@ class Mixture(Sizes):
     num_parameters: int = 256 * 192 + 2 * (100_000 + 8 * 3 * 192 * 64)
     intermediate_size: int = 2 * 64
     experts_per_token: int = 2
+    num_experts: int = 8
     expert_parameters: int = 2 * 8 * 3 * 192 * 64
 
 
@@ -424,6 +429,27 @@ def test_a_rank_gathers_the_experts_that_ep_leaves_to_it(ranks: int, ep: int, ex
     training = training.model_copy(update={"parallel": ParallelConfig(ep=ep)})
     expected = 2 * (256 * 192 + 2 * (100_000 + experts * 3 * 192 * 64))
     assert gathered_bytes(training, Mixture(), ranks, 2) == {"gathered weights": expected}
+
+
+@pytest.mark.parametrize(
+    ("sizes", "parallel", "micro_batches", "products"),
+    [
+        (Sizes(), {}, 2, 2 * 3 * 6),
+        (Mixture(), {}, 2, 2 * 3 * (5 + 2 * 2 * 8)),
+        (Mixture(), {"ep": 2}, 2, 2 * 3 * (5 + 2 * 2 * 4)),
+        (Mixture(), {"pp": 2}, 2, 2 * 3 * (5 + 2 * 1 * 8)),
+        (Sizes(), {}, 1000, 1024),
+    ],
+)
+def test_products_of_another_size_have_kernels_of_their_own(
+    sizes: Sizes, parallel: dict[str, int], micro_batches: int, products: int
+) -> None:
+    training = load_config(QUICKSTART, []).training
+    training = training.model_copy(update={"parallel": ParallelConfig(**parallel)})
+    found = kernel_bytes(training, sizes, micro_batches, 2, on_accelerator=False)
+    assert found == {"kernels of products": round(0.6 * 2**20 * products)}
+    assert kernel_bytes(training, sizes, micro_batches, 4, on_accelerator=False) == {}
+    assert kernel_bytes(training, sizes, micro_batches, 2, on_accelerator=True) == {}
 
 
 @pytest.mark.parametrize(

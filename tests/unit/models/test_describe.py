@@ -97,6 +97,7 @@ def test_a_mixture_is_as_wide_as_the_experts_that_a_token_goes_through(tiny_mode
     (copy / "config.json").write_text(json.dumps(config | more))
     assert describe_model(copy).intermediate_size == 2 * 24 + 24
     assert (describe_model(copy).experts_per_token, describe_model(tiny_model).experts_per_token) == (2, 0)
+    assert (describe_model(copy).num_experts, describe_model(tiny_model).num_experts) == (8, 0)
 
 
 def test_weights_of_experts_are_counted_by_their_names(tiny_model: Path, tmp_path: Path) -> None:

@@ -67,6 +67,18 @@ def test_layers_whose_gradient_is_wanted_are_looked_after(library: Library) -> N
     assert library.num_trims == 2
 
 
+def test_nothing_lies_free_where_large_logits_follow(library: Library) -> None:
+    first, last = nn.Linear(2, 2), nn.Linear(2, 2)
+    library.alive = 1600
+    close_heap_after([first, last])
+    first(torch.ones(2))
+    library.alive, library.free = 800, 201
+    first(torch.ones(2))
+    assert library.num_trims == 1
+    last(torch.ones(2))
+    assert library.num_trims == 2
+
+
 def test_another_c_library_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(heap, "_glibc", lambda: None)
     layer = nn.Linear(2, 2)

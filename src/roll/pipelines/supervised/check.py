@@ -16,6 +16,7 @@ from roll.config.estimate import (
     element_bytes,
     engine_bytes,
     heap_bytes,
+    kernel_bytes,
     logit_bytes,
     on_host,
     pass_bytes,
@@ -116,7 +117,8 @@ def _look_at_examples(
         f"micro-batches of up to {micro:,} tokens",
         f"{report.num_held_out:,} examples held out",
     ]
-    _estimate_memory(report, config, micro, other, role)
+    micro_batches = training.num_steps * math.ceil(per_step / micro)
+    _estimate_memory(report, config, micro, micro_batches, other, role)
     learnt = fmean(b.num_loss_tokens / b.num_units for b in steps) * (examples.train.num_items + report.num_held_out)
     report.disk = disk_use(
         config, training, report.model, training.num_steps, kept_bytes=round(learnt * other.kept_token_bytes)
@@ -144,8 +146,10 @@ def _tokens(config: SupervisedConfig, batch: TrainingBatch) -> int:
     return max(sum(block.num_tokens for micro in rank for block in micro) for rank in ranks)
 
 
-def _estimate_memory(report: Report, config: SupervisedConfig, micro: int, other: Other, role: Role) -> None:
-    """Micro-batches of up to `micro` tokens."""
+def _estimate_memory(
+    report: Report, config: SupervisedConfig, micro: int, micro_batches: int, other: Other, role: Role
+) -> None:
+    """So many micro-batches of up to `micro` tokens, in all steps together."""
     sizes, ranks, element = report.model, config.roles["actor_train"].count, element_bytes(config.model.dtype)
     assert sizes is not None
     parallel = config.training.parallel
@@ -154,6 +158,7 @@ def _estimate_memory(report: Report, config: SupervisedConfig, micro: int, other
     parts = trained_bytes(config.model, config.training, sizes, shards) | pass_bytes(
         config.training, sizes, micro, ranks, element, on_accelerator=on_accelerator
     )
+    parts |= kernel_bytes(config.training, sizes, micro_batches, element, on_accelerator=on_accelerator)
     if role == "policy":
         parts["logits"] = logit_bytes(sizes, own, element) * (2 if other.paths else 1)
     if other.paths:

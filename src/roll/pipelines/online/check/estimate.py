@@ -17,6 +17,7 @@ from roll.config.estimate import (
     engine_bytes,
     gathered_bytes,
     heap_bytes,
+    kernel_bytes,
     logit_bytes,
     on_host,
     pass_bytes,
@@ -148,6 +149,8 @@ def memory_by_role(
     element, ranks, number = element_bytes(config.model.dtype), config.num_ranks, config.num_engines
     policy = trainer_memory(config, sizes, batch, ranks, on_accelerator=on_accelerator)
     policy["logits"] = logit_bytes(sizes, batch.tokens_per_micro_batch // config.training.parallel.row_ranks, element)
+    in_run = config.training.num_steps * batch.micro_batches
+    policy |= kernel_bytes(config.training, sizes, in_run, element, on_accelerator=on_accelerator)
     if not on_accelerator:
         policy |= heap_bytes(policy, closed=closes_heap(config.model, config.training, ranks))
     engine = engine_bytes(
