@@ -16,6 +16,7 @@ import pytest
 from worlds.tiny_model import write_tiny_model
 
 import roll
+from roll.config.estimate import LIBRARIES_BYTES
 
 pytestmark = pytest.mark.slow
 
@@ -63,7 +64,38 @@ SMALLER: dict[str, dict[str, Any]] = {
     "layers again": {"training": {"activation_checkpointing": True}},
     "MLPs in slices": {"training": {"mlp_slice_tokens": 512}},
     "moments in 8 bits": {"training": {"optimizer": "adamw_8bit"}},
+    "weights in 4 bits": {"model": {"lora": {"rank": 16, "base": "nf4"}}},
+    "adapters, closed": {**ADAPTERS, "training": {"close_heap": True}},
+    "closed": {"training": {"close_heap": True}},
+    "closed, saved beside training": {
+        "training": {"close_heap": True},
+        "checkpoint": {"every_num_steps": 1, "keep_last": 1, "asynchronous": True},
+    },
 }
+MIXTURES: dict[str, dict[str, Any]] = {
+    "closed": {"close_heap": True},
+    "layers again": {"activation_checkpointing": True},
+}
+RANK = """
+import dataclasses, json, pathlib, sys
+config, rank, meeting, peak = json.loads(sys.argv[1]), int(sys.argv[2]), *sys.argv[3:]
+from roll.config.load import load_config
+from roll.pipelines.sft.pipeline import LOSS
+from roll.pipelines.supervised.preparation import policy_spec, prepare
+from roll.training.backend import TorchBackend
+from roll.types import TrainingBatch
+config = load_config(config)
+prepared = prepare(config, "supervised")
+ranks = {"rank": rank, "world_size": 2, "device": "cpu", "init_method": meeting}
+backend = TorchBackend(dataclasses.replace(policy_spec(config, prepared), **ranks))
+for _ in range(config.training.num_steps):
+    drawn = map(prepared.examples.samples, prepared.examples.train.draw(config.training.examples_per_step))
+    backend.train_step(TrainingBatch(samples=tuple(sample for samples in drawn for sample in samples)), LOSS)
+status = pathlib.Path("/proc/self/status").read_text()
+pathlib.Path(peak).write_text(str(int(status.partition("VmHWM:")[2].split()[0]) * 1024))
+backend.close()
+"""
+"""One of two ranks of a trainer, and its own peak."""
 
 
 @pytest.fixture(scope="module", name="wide_model")
@@ -78,6 +110,19 @@ def _model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_tiny_model(directory, layers=12, hidden=512, heads=8, kv_heads=4, context_length=1024)
 
 
+@pytest.fixture(scope="module", name="mixture")
+def _mixture(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """8 layers of 8 experts, of which a token goes through 2: 47 million weights, 38 million of experts."""
+    from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
+
+    directory = write_tiny_model(tmp_path_factory.mktemp("mixture"), context_length=2048)
+    sizes = {"hidden_size": 512, "num_hidden_layers": 8, "num_attention_heads": 8, "num_key_value_heads": 4}
+    experts = {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 384}
+    model = Qwen3MoeForCausalLM(Qwen3MoeConfig(vocab_size=260, head_dim=64, **sizes, **experts))
+    model.save_pretrained(directory)
+    return directory
+
+
 def looked_at(directory: Path, model: Path, changes: dict[str, Any], more: dict[str, Any]) -> tuple[float, float]:
     """Measured by estimated: memory of the run, and seconds of a step (0 where that is not estimated)."""
     config = {
@@ -86,7 +131,7 @@ def looked_at(directory: Path, model: Path, changes: dict[str, Any], more: dict[
         "name": "run",
         "output_dir": str(directory),
         "model": {"path": str(model), **changes.get("model", {})},
-        "checkpoint": {"at_end": False},
+        "checkpoint": {"at_end": False, **changes.get("checkpoint", {})},
         "tracking": {"console": "quiet", "tensorboard": False},
     }
     report = roll.check(config)
@@ -130,21 +175,59 @@ def test_a_pipeline_of_examples_takes_the_memory_and_time_that_were_estimated(
     assert time == pytest.approx(1.0, abs=TOLERANCE)
 
 
+def of_texts(directory: Path, training: dict[str, Any]) -> dict[str, Any]:
+    """Three steps of one micro-batch of some 3,000 tokens."""
+    path = directory / "rows.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in TEXTS))
+    usual = {"num_steps": 3, "examples_per_step": 12, "max_tokens_per_micro_batch": 4096, "share_prefix": False}
+    return {
+        "data": [{"source": "file", "path": str(path)}],
+        "training": {**usual, **training},
+        "evaluation": {"every_num_steps": 0, "before_training": False, "num_examples": 1},
+    }
+
+
 @pytest.mark.parametrize("name", SMALLER)
 def test_less_memory_is_taken_as_estimated(tmp_path: Path, wide_model: Path, name: str) -> None:
     """Within 10 %, at the width of SmolLM2-135M."""
-    path = tmp_path / "rows.jsonl"
-    path.write_text("".join(json.dumps(row) + "\n" for row in TEXTS))
     changes = SMALLER[name]
-    training = {"num_steps": 3, "examples_per_step": 12, "max_tokens_per_micro_batch": 4096, "share_prefix": False}
-    more = {
-        "data": [{"source": "file", "path": str(path)}],
-        "training": {**training, **changes.get("training", {})},
-        "evaluation": {"every_num_steps": 0, "before_training": False, "num_examples": 1},
-    }
+    more = of_texts(tmp_path, changes.get("training", {}))
     with mock.patch("roll.pipelines.supervised.check.can_be_timed", lambda sizes: False):
         memory, _ = looked_at(tmp_path, wide_model, {"pipeline": "sft", **changes}, more)
     print(f"\n{name}: memory {memory:.3f} of the estimate")
+    assert memory == pytest.approx(1.0, abs=0.1)
+
+
+@pytest.mark.parametrize("name", MIXTURES)
+def test_a_mixture_takes_the_memory_that_was_estimated(tmp_path: Path, mixture: Path, name: str) -> None:
+    """Within 10 %."""
+    more = of_texts(tmp_path, MIXTURES[name])
+    with mock.patch("roll.pipelines.supervised.check.can_be_timed", lambda sizes: False):
+        memory, _ = looked_at(tmp_path, mixture, {"pipeline": "sft"}, more)
+    print(f"\nmixture, {name}: memory {memory:.3f} of the estimate")
+    assert memory == pytest.approx(1.0, abs=0.1)
+
+
+@pytest.mark.parametrize("ep", [1, 2])
+def test_ranks_of_a_mixture_take_the_memory_that_was_estimated(tmp_path: Path, mixture: Path, ep: int) -> None:
+    """Each of two, which divide experts or gather them: within 10 %."""
+    config = {
+        **of_texts(tmp_path, {"parallel": {"ep": ep}}),
+        "pipeline": "sft",
+        "name": "run",
+        "output_dir": str(tmp_path),
+        "model": str(mixture),
+        "cluster": {"type": "ray", "devices_per_node": 2, "device_mapping": {"actor_train": "0-1"}},
+    }
+    report = roll.check(config)
+    assert not report.problems
+    estimated = report.memory[0].bytes_each + LIBRARIES_BYTES
+    peaks = [tmp_path / f"peak-{rank}" for rank in range(2)]
+    call, meeting = [sys.executable, "-c", RANK, json.dumps(config)], f"file://{tmp_path / 'meeting'}"
+    ranks = [subprocess.Popen([*call, str(rank), meeting, str(peak)]) for rank, peak in enumerate(peaks)]
+    assert [rank.wait(timeout=250) for rank in ranks] == [0, 0]
+    memory = max(int(peak.read_text()) for peak in peaks) / estimated
+    print(f"\nmixture, two ranks, ep {ep}: memory {memory:.3f} of the estimate")
     assert memory == pytest.approx(1.0, abs=0.1)
 
 

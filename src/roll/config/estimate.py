@@ -7,7 +7,7 @@ were counted from the tensors that autograd keeps for a Llama-like layer.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from roll.config.inference import EngineOptions
@@ -27,13 +27,14 @@ __all__ = [
     "engine_bytes",
     "gathered_bytes",
     "heap_bytes",
+    "kernel_bytes",
     "logit_bytes",
     "moment_bytes",
     "num_lora_parameters",
     "num_trained",
+    "on_host",
     "pass_bytes",
     "trained_bytes",
-    "with_libraries",
 ]
 
 GIB = 2**30
@@ -44,6 +45,10 @@ VLLM_BYTES = int(0.85 * GIB)
 DEFAULT_CPU_KV_BYTES = 256 * 2**20
 NF4_BYTES = 0.5 + (1 + 4 / 256) / 64
 """Of a weight in 4 bits, with its share of the scales."""
+KERNEL_BYTES = 0.6 * 2**20
+"""Of a matrix product's code and tables on a CPU in bfloat16 (oneDNN). Measured: 0.5 to 0.65 MiB, whatever its size."""
+MOST_KERNELS = 1024
+"""That oneDNN keeps; it makes one for each product of another size."""
 LOGIT_CHUNK_BYTES = 3 * 128 * 2**20
 """Most that the chunked vocabulary projection holds: a chunk, its gradient, and the logits it keeps."""
 
@@ -69,6 +74,10 @@ class ModelSizes(Protocol):
     def vocab_size(self) -> int: ...
     @property
     def experts_per_token(self) -> int: ...
+    @property
+    def num_experts(self) -> int: ...
+    @property
+    def expert_parameters(self) -> int: ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -153,18 +162,44 @@ def disk_use(
     )
 
 
-def with_libraries(roles: Sequence[RoleMemory], config: RunConfig) -> list[RoleMemory]:
-    """The roles, and the libraries of every process in main memory."""
+def on_host(roles: Sequence[RoleMemory], config: RunConfig) -> list[RoleMemory]:
+    """The roles where everything is in main memory: with the copies that are written of trainers' states while training
+    goes on, and the libraries of every process."""
+    checkpoint = config.checkpoint
+    if checkpoint.asynchronous and checkpoint.every_num_steps:
+        roles = [replace(role, parts={**role.parts, **_copied_bytes(role.parts)}) for role in roles]
     count = 1 + (sum(role.count for role in roles) if config.cluster.type == "ray" else 0)
     return [*roles, RoleMemory(role="processes", count=count, parts={"libraries": LIBRARIES_BYTES})]
 
 
-def heap_bytes(activations: int, micro_batches: int) -> dict[str, int]:
-    """What the C library's heap holds of main memory in pieces that are free: more with every further micro-batch of
-    another size. Measured: up to six tenths of the activations.
+def _copied_bytes(parts: Mapping[str, int]) -> dict[str, int]:
+    """Of a trainer's rank: its moments, and its weights in float32, which are as large as its gradients."""
+    return {"copy that is written": parts["gradients"] + parts["AdamW"]} if "AdamW" in parts else {}
+
+
+def heap_bytes(parts: Mapping[str, int], *, closed: bool) -> dict[str, int]:
+    """What the C library's heap holds of main memory in pieces that are free.
+
+    Args:
+        parts: of a trainer's rank.
+        closed: whether they are given back (`roll.training.heap`): then an eighth of what is alive stays. Otherwise it
+            depends on the processor, whose products take temporaries of their own: measured, 0.3 to 0.9 of the
+            activations.
     """
-    share = min(0.08 * (micro_batches - 1), 0.6)
-    return {"heap": int(activations * share)} if micro_batches > 1 else {}
+    return {"heap": round(sum(parts.values()) / 8 if closed else 0.6 * parts["activations"])}
+
+
+def kernel_bytes(
+    training: TrainingConfig, sizes: ModelSizes, micro_batches: int, element: int, *, on_accelerator: bool
+) -> dict[str, int]:
+    """What the products of so many micro-batches of a run leave on a CPU: each has another number of tokens, and every
+    expert another share of them. A matrix has three products, of the output and of both gradients; layers are alike.
+    """
+    if on_accelerator or element != 2:
+        return {}
+    experts = sizes.num_layers // training.parallel.pp * (sizes.num_experts // training.parallel.ep)
+    matrices = 5 + 2 * experts if experts else 6  # of an attention, of an MLP or a router, and the vocabulary's
+    return {"kernels of products": round(KERNEL_BYTES * min(3 * matrices * micro_batches, MOST_KERNELS))}
 
 
 def num_linear(sizes: ModelSizes) -> int:
@@ -185,14 +220,14 @@ def num_lora_parameters(sizes: ModelSizes, rank: int) -> int:
 
 
 def activation_bytes_per_token(
-    sizes: ModelSizes, element_bytes: int, *, checkpointing: bool, mlp_slice: float | None = None
+    sizes: ModelSizes, element_bytes: int, *, checkpointing: bool, mlp_slice: float | None = None, fused: bool = False
 ) -> int:
     """What autograd keeps of one token until its backward pass.
 
     Per layer: 4 hidden vectors, queries and attention output, keys and values, 4 vectors inside the gated
     MLP (and 2 hidden vectors for every expert), all in the computation's format, and 2 hidden vectors in float32 inside
-    the norms. With
-    checkpointing, one hidden vector per layer, and one layer in full beside its gradients.
+    the norms. Where norms and gates are fused (`roll.training.fused`), nothing inside the norms but a number, and 3
+    vectors inside an MLP. With checkpointing, one hidden vector per layer, and one layer in full beside its gradients.
 
     Args:
         sizes: of the model.
@@ -200,11 +235,14 @@ def activation_bytes_per_token(
         checkpointing: whether layers run again in the backward pass.
         mlp_slice: share of a row's tokens over which MLPs run at a time, where they do so and run again in the backward
             pass; then only one MLP's inside is there at once, of this share.
+        fused: whether norms and gates are, as on a CPU in bfloat16.
     """
     hidden, queries = sizes.hidden_size, sizes.num_heads * sizes.head_dim
     keys = sizes.num_kv_heads * sizes.head_dim
-    around = element_bytes * (4 * hidden + 2 * queries + 2 * keys) + 4 * (2 * hidden + sizes.num_heads + 2)
-    inside = element_bytes * (4 * sizes.intermediate_size + 2 * sizes.experts_per_token * hidden)
+    in_norms = 2 if fused else 2 * hidden + sizes.num_heads + 2
+    in_gate = 3 if fused and not sizes.experts_per_token else 4
+    around = element_bytes * (4 * hidden + 2 * queries + 2 * keys) + 4 * in_norms
+    inside = element_bytes * (in_gate * sizes.intermediate_size + 2 * sizes.experts_per_token * hidden)
     again = inside if mlp_slice is None else round(inside * mlp_slice)
     if checkpointing:
         return sizes.num_layers * hidden * element_bytes + 2 * (around + again)
@@ -246,26 +284,36 @@ def trained_bytes(model: ModelConfig, training: TrainingConfig, sizes: ModelSize
 
 
 def pass_bytes(
-    training: TrainingConfig, sizes: ModelSizes, num_tokens: int, ranks: int, element: int
+    training: TrainingConfig, sizes: ModelSizes, num_tokens: int, ranks: int, element: int, *, on_accelerator: bool
 ) -> dict[str, int]:
     """What a forward and backward pass over a micro-batch of `num_tokens` needs of a rank besides, up to the final
     hidden states."""
     own = num_tokens // training.parallel.row_ranks
     mlp_slice = min(training.mlp_slice_tokens / max(own, 1), 1.0) if training.mlp_slice_tokens else None
     per_token = activation_bytes_per_token(
-        sizes, element, checkpointing=training.activation_checkpointing, mlp_slice=mlp_slice
+        sizes,
+        element,
+        checkpointing=training.activation_checkpointing,
+        mlp_slice=mlp_slice,
+        fused=element == 2 and not on_accelerator,
     )
     return {**gathered_bytes(training, sizes, ranks, element), "activations": own * per_token}
 
 
 def gathered_bytes(training: TrainingConfig, sizes: ModelSizes, ranks: int, element: int) -> dict[str, int]:
     """Weights that each of several ranks of a stage holds for the moment: embeddings and two layers, or its columns of
-    them."""
-    if ranks == training.parallel.pp:
+    them; of experts, those that `ep` leaves to it, unless no other rank has a part of them."""
+    parallel = training.parallel
+    if ranks == parallel.pp:
         return {}
-    embedding = sizes.vocab_size * sizes.hidden_size
-    layer = max(0, sizes.num_parameters - embedding) // max(1, sizes.num_layers)
-    return {"gathered weights": element * (embedding + 2 * layer) // training.parallel.tp}
+    embedding, layers = sizes.vocab_size * sizes.hidden_size, max(1, sizes.num_layers)
+    layer = max(0, sizes.num_parameters - embedding) // layers
+    if parallel.ep == 1:
+        return {"gathered weights": element * (embedding + 2 * layer) // parallel.tp}
+    experts = sizes.expert_parameters // layers
+    is_spread = ranks > parallel.pp * parallel.dp_replicate * parallel.ep
+    own = experts // parallel.ep if is_spread else 0
+    return {"gathered weights": element * ((embedding + 2 * (layer - experts)) // parallel.tp + 2 * own)}
 
 
 def logit_bytes(sizes: ModelSizes, num_tokens: int, element: int) -> int:

@@ -6,7 +6,7 @@ import math
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from roll.errors import ModelError
 from roll.models.catalogue import CATALOGUE
@@ -44,6 +44,10 @@ class ModelDescription:
     """Of the stored weights."""
     experts_per_token: int = 0
     """That are chosen in each layer; 0 where an MLP is for every token."""
+    num_experts: int = 0
+    """That a layer's tokens choose among."""
+    expert_parameters: int = 0
+    """Weights of all experts that are chosen among, in all layers together."""
 
     def kv_bytes_per_token(self, element_bytes: int = 2) -> int:
         """Keys and values of one token over all layers."""
@@ -59,10 +63,9 @@ def describe_model(path: str | Path) -> ModelDescription:
     entry = CATALOGUE.get(str(path))
     directory = find_model(path)
     if directory is None and entry is not None:
-        return _description(entry.config, entry.num_parameters, "bfloat16", entry.name)
+        return _description(entry.config, _Weights(entry.num_parameters, 0, "bfloat16"), entry.name)
     directory = directory or resolve_model(path)
-    count, dtype = _count(weight_files(directory))
-    return _description(read_json(directory / "config.json"), count, dtype, str(path))
+    return _description(read_json(directory / "config.json"), _count(weight_files(directory)), str(path))
 
 
 def num_parameters(path: str | Path) -> int:
@@ -85,8 +88,7 @@ def check_experts(directory: Path, ranks: int) -> None:
         return
     config = read_json(directory / "config.json")
     text: dict[str, Any] = config.get("text_config") or config
-    counts = [text.get(key) for key in ("num_experts", "num_local_experts", "n_routed_experts")]
-    count = next((n for n in counts if isinstance(n, int)), 0)
+    count = _num_experts(text)
     if count == 0 or count % ranks:
         has = f"has {count} experts, which it does not divide" if count else "is no mixture of experts"
         raise ModelError(
@@ -94,7 +96,16 @@ def check_experts(directory: Path, ranks: int) -> None:
         )
 
 
-def _description(config: dict[str, Any], count: int, dtype: str, name: str) -> ModelDescription:
+class _Weights(NamedTuple):
+    """What a model's files hold."""
+
+    number: int
+    of_experts: int
+    dtype: str
+    """Of most of them."""
+
+
+def _description(config: dict[str, Any], weights: _Weights, name: str) -> ModelDescription:
     text: dict[str, Any] = config.get("text_config") or config
 
     def size(*keys: str) -> int:
@@ -112,7 +123,7 @@ def _description(config: dict[str, Any], count: int, dtype: str, name: str) -> M
         head_dim = size("head_dim") if "head_dim" in has else hidden // heads
     return ModelDescription(
         architecture=str((config.get("architectures") or [config.get("model_type", "unknown")])[0]),
-        num_parameters=count,
+        num_parameters=weights.number,
         num_layers=size("num_hidden_layers", "n_layer"),
         hidden_size=hidden,
         intermediate_size=_inner_size(text, hidden),
@@ -121,14 +132,20 @@ def _description(config: dict[str, Any], count: int, dtype: str, name: str) -> M
         head_dim=head_dim,
         vocab_size=size("vocab_size"),
         context_length=size("max_position_embeddings", "n_positions"),
-        dtype=dtype,
+        dtype=weights.dtype,
         experts_per_token=_experts_per_token(text),
+        num_experts=_num_experts(text),
+        expert_parameters=weights.of_experts,
     )
 
 
 def _experts_per_token(text: dict[str, Any]) -> int:
-    keys = ("num_experts", "num_local_experts", "n_routed_experts")
-    return int(text.get("num_experts_per_tok") or 0) if any((text.get(key) or 0) > 1 for key in keys) else 0
+    return int(text.get("num_experts_per_tok") or 0) if _num_experts(text) > 1 else 0
+
+
+def _num_experts(text: dict[str, Any]) -> int:
+    counts = [text.get(key) for key in ("num_experts", "num_local_experts", "n_routed_experts")]
+    return next((n for n in counts if isinstance(n, int)), 0)
 
 
 def _inner_size(text: dict[str, Any], hidden: int) -> int:
@@ -142,20 +159,22 @@ def _inner_size(text: dict[str, Any], hidden: int) -> int:
     return int(chosen * own + shared)
 
 
-def _count(files: list[Path]) -> tuple[int, str]:
-    """Elements in safetensors files, and the number format that most of them have; read from their headers."""
+def _count(files: list[Path]) -> _Weights:
+    """Elements in safetensors files; read from their headers."""
     from safetensors import SafetensorError, safe_open
 
-    by_dtype: Counter[str] = Counter()
+    by_dtype, of_experts = Counter[str](), 0
     for file in files:
         try:
             with safe_open(file, framework="numpy") as tensors:
                 for name in tensors.keys():  # noqa: SIM118  (it is no mapping)
                     tensor = tensors.get_slice(name)
-                    by_dtype[tensor.get_dtype()] += math.prod(tensor.get_shape())
+                    number = math.prod(tensor.get_shape())
+                    by_dtype[tensor.get_dtype()] += number
+                    of_experts += number if ".experts." in name else 0
         except (OSError, SafetensorError) as error:
             raise ModelError(f"weight file '{file}' is damaged or not safetensors: {error}.") from error
     if not by_dtype:
         raise ModelError(f"'{files[0]}' holds no tensors.")
     common = by_dtype.most_common(1)[0][0]
-    return by_dtype.total(), DTYPE_NAMES.get(common, common.lower())
+    return _Weights(by_dtype.total(), of_experts, DTYPE_NAMES.get(common, common.lower()))

@@ -100,6 +100,16 @@ class Model(Section):
         return 0
 
     @property
+    def num_experts(self) -> int:
+        """As `experts_per_token`."""
+        return 0
+
+    @property
+    def expert_parameters(self) -> int:
+        """Those that ranks would divide with `ep`: left out of the plans."""
+        return 0
+
+    @property
     def weight_bytes(self) -> float:
         """All weights."""
         return self.parameters * self.element_bytes

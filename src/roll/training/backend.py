@@ -20,10 +20,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from roll.config.training import closes_heap
 from roll.errors import HalfUpdatedError, UnsupportedError
 from roll.protocols import LossFn, StateKind, WeightSource
 from roll.training.distributed import Ranks, default_num_threads, pick_device, reshard, shard
 from roll.training.export import export_trained
+from roll.training.heap import close_heap_after
 from roll.training.loading import build_network
 from roll.training.offload import StatePlacement
 from roll.training.optimizer import Optimizer
@@ -82,6 +84,8 @@ class TorchBackend:
             self.masters, spec.training, self.ranks, dict.fromkeys(heads, rate / self.schedule.peak)
         )
         self.placement = StatePlacement(self.network, self.masters, self.optimizer, self.device)
+        if self.device.type == "cpu" and closes_heap(spec.model, spec.training, self.ranks.size):
+            close_heap_after(getattr(self.network.decoder, "layers", ()))
         self._writer = StateWriter(self.ranks)
         self._randomness = Randomness(spec.seed + self.ranks.stream, self.device)
         self._passes = Passes(spec, self.network, self.ranks, self.device, self._randomness)

@@ -12,10 +12,14 @@ from roll.config.estimate import (
     JudgeEngines,
     activation_bytes_per_token,
     disk_use,
+    gathered_bytes,
     heap_bytes,
+    kernel_bytes,
     num_lora_parameters,
 )
 from roll.config.load import load_config
+from roll.config.parallel import ParallelConfig
+from roll.config.training import closes_heap
 from roll.pipelines.online.check.estimate import batch_arithmetic, memory_by_role, rollout_bytes
 from roll.pipelines.rlvr.check import further_memory
 
@@ -36,6 +40,8 @@ class Sizes:
     head_dim: int = 64
     vocab_size: int = 256
     experts_per_token: int = 0
+    num_experts: int = 0
+    expert_parameters: int = 0
 
 
 def batch_of(*overrides, longest=40, train=57, held_out=24):
@@ -196,7 +202,9 @@ def test_every_critic_is_trained_in_full_but_has_no_logits():
     critic = memory_of("algorithm.type=ppo")["critic"]
     policy = memory_of()["actor_train"]
     assert critic.count == 1
-    assert critic.parts == {name: size for name, size in policy.parts.items() if name != "logits"}
+    assert critic.parts == {
+        name: size for name, size in policy.parts.items() if name not in ("logits", "heap", "kernels of products")
+    }
     assert memory_of("algorithm.type=asy_ppo")["critic"].bytes_total == 2 * critic.bytes_total
 
 
@@ -305,11 +313,14 @@ def saved_by_experts(sizes: Sizes, inner: int, chosen: int) -> int:
     return kept_bytes(Qwen3MoeForCausalLM(config).bfloat16().train())
 
 
-def saved_bytes(sizes: Sizes, num_layers: int, dtype: str, checkpointing: bool, mlp_slice: float | None) -> int:
+def saved_bytes(
+    sizes: Sizes, num_layers: int, dtype: str, checkpointing: bool, mlp_slice: float | None, *, fused: bool = False
+) -> int:
     """What a forward pass over `NUM_TOKENS` tokens leaves for the backward pass, parameters left out."""
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 
+    from roll.training.fused import fuse
     from roll.training.recompute import slice_mlps
 
     config = LlamaConfig(
@@ -321,6 +332,8 @@ def saved_bytes(sizes: Sizes, num_layers: int, dtype: str, checkpointing: bool, 
         vocab_size=sizes.vocab_size,
     )
     model = LlamaForCausalLM(config).to(getattr(torch, dtype)).train()
+    if fused and fuse(model) == 0:
+        pytest.skip("nothing is fused without a compiler")
     if checkpointing:
         model.gradient_checkpointing_enable({"use_reentrant": True})
     if mlp_slice is not None:
@@ -363,7 +376,110 @@ def test_a_step_trains_what_is_learnt_from_its_groups(share, per_group, tokens):
     assert batch_arithmetic(config, **numbers, trained_per_group=per_group).trained_tokens == 8 * tokens
 
 
-def test_a_heap_in_pieces_grows_with_micro_batches_up_to_a_share_of_the_activations() -> None:
-    assert heap_bytes(1000, 1) == {}
-    assert heap_bytes(1000, 3) == {"heap": 160}
-    assert heap_bytes(1000, 100) == {"heap": 600}
+def test_an_eighth_of_what_is_alive_lies_free_in_a_heap_that_is_closed() -> None:
+    parts = {"weights": 3000, "activations": 1000}
+    assert heap_bytes(parts, closed=True) == {"heap": 500}
+    assert heap_bytes(parts, closed=False) == {"heap": 600}
+
+
+@pytest.mark.parametrize(
+    ("overrides", "is_closed"),
+    [
+        ([], False),
+        (["training.close_heap=true"], True),
+        (["training.activation_checkpointing=true"], True),
+        (["training.activation_checkpointing=true", "training.close_heap=false"], False),
+        (["training.mlp_slice_tokens=512"], True),
+        (["training.optimizer=adamw_8bit"], True),
+        (["model.lora.rank=4"], False),
+        (["model.lora.rank=4", "model.lora.base=nf4"], True),
+        (["training.backend=deepspeed", "training.activation_checkpointing=true"], False),
+        (RAY, True),
+    ],
+)
+def test_heaps_are_closed_where_less_memory_is_asked_for(overrides: list[str], is_closed: bool) -> None:
+    config = load_config(QUICKSTART, overrides)
+    assert closes_heap(config.model, config.training, config.num_ranks) is is_closed
+    parts = dict(memory_of(*overrides)["actor_train"].parts)
+    free, alive = parts.pop("heap"), sum(parts.values())
+    assert free == round(alive / 8 if is_closed else 0.6 * parts["activations"])
+
+
+@dataclass(frozen=True)
+class Mixture(Sizes):
+    """Two layers of 8 experts of 3 matrices of 192 x 64 each, 2 for a token, besides 100,000 weights of each layer."""
+
+    num_parameters: int = 256 * 192 + 2 * (100_000 + 8 * 3 * 192 * 64)
+    intermediate_size: int = 2 * 64
+    experts_per_token: int = 2
+    num_experts: int = 8
+    expert_parameters: int = 2 * 8 * 3 * 192 * 64
+
+
+@pytest.mark.parametrize(
+    ("ranks", "ep", "experts"),
+    [
+        (4, 1, 8),  # two layers with all their experts
+        (4, 2, 4),  # half of them, gathered from the two ranks that share them
+        (4, 4, 0),  # each rank has two, and no other has a part of these
+    ],
+)
+def test_a_rank_gathers_the_experts_that_ep_leaves_to_it(ranks: int, ep: int, experts: int) -> None:
+    training = load_config(QUICKSTART, []).training
+    training = training.model_copy(update={"parallel": ParallelConfig(ep=ep)})
+    expected = 2 * (256 * 192 + 2 * (100_000 + experts * 3 * 192 * 64))
+    assert gathered_bytes(training, Mixture(), ranks, 2) == {"gathered weights": expected}
+
+
+@pytest.mark.parametrize(
+    ("sizes", "parallel", "micro_batches", "products"),
+    [
+        (Sizes(), {}, 2, 2 * 3 * 6),
+        (Mixture(), {}, 2, 2 * 3 * (5 + 2 * 2 * 8)),
+        (Mixture(), {"ep": 2}, 2, 2 * 3 * (5 + 2 * 2 * 4)),
+        (Mixture(), {"pp": 2}, 2, 2 * 3 * (5 + 2 * 1 * 8)),
+        (Sizes(), {}, 1000, 1024),
+    ],
+)
+def test_products_of_another_size_have_kernels_of_their_own(
+    sizes: Sizes, parallel: dict[str, int], micro_batches: int, products: int
+) -> None:
+    training = load_config(QUICKSTART, []).training
+    training = training.model_copy(update={"parallel": ParallelConfig(**parallel)})
+    found = kernel_bytes(training, sizes, micro_batches, 2, on_accelerator=False)
+    assert found == {"kernels of products": round(0.6 * 2**20 * products)}
+    assert kernel_bytes(training, sizes, micro_batches, 4, on_accelerator=False) == {}
+    assert kernel_bytes(training, sizes, micro_batches, 2, on_accelerator=True) == {}
+
+
+@pytest.mark.parametrize(
+    ("overrides", "copied"),
+    [
+        (["checkpoint.asynchronous=true", "checkpoint.every_num_steps=5"], 12_000_000),
+        (["checkpoint.asynchronous=true"], None),  # at the end nothing goes on beside it
+        (["checkpoint.every_num_steps=5"], None),
+    ],
+)
+def test_a_checkpoint_that_is_written_beside_training_is_a_copy_of_masters_and_moments(
+    overrides: list[str], copied: int | None
+) -> None:
+    assert memory_of(*overrides)["actor_train"].parts.get("copy that is written") == copied
+    assert "copy that is written" not in memory_of(*overrides, on_accelerator=True)["actor_train"].parts
+    if copied:
+        two = memory_of(*overrides, *RAY, "training.optimizer=adamw_8bit", "algorithm.type=ppo")
+        assert {two[role].parts["copy that is written"] for role in ("actor_train", "critic")} == {
+            (4_000_000 + 2_000_000 + 8 * 1_000_000 // 256) // 2
+        }
+
+
+@pytest.mark.parametrize("kv_heads", [1, 3])
+def test_fused_norms_and_gates_keep_less(kv_heads: int) -> None:
+    """As `test_activations_are_those_that_autograd_keeps`, beside what attention keeps there too."""
+    sizes = Sizes(num_kv_heads=kv_heads)
+    plain, fused = (
+        saved_bytes(sizes, 4, "bfloat16", False, None, fused=fused)
+        - saved_bytes(sizes, 2, "bfloat16", False, None, fused=fused)
+        for fused in (False, True)
+    )
+    estimated = [activation_bytes_per_token(sizes, 2, checkpointing=False, fused=fused) for fused in (False, True)]
+    assert estimated[0] - estimated[1] == pytest.approx((plain - fused) / NUM_TOKENS, rel=0.1)

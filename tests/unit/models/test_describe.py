@@ -9,6 +9,8 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
+from safetensors.torch import save_file
 from worlds.tiny_model import write_tiny_model
 
 from roll.errors import ModelError
@@ -95,3 +97,14 @@ def test_a_mixture_is_as_wide_as_the_experts_that_a_token_goes_through(tiny_mode
     (copy / "config.json").write_text(json.dumps(config | more))
     assert describe_model(copy).intermediate_size == 2 * 24 + 24
     assert (describe_model(copy).experts_per_token, describe_model(tiny_model).experts_per_token) == (2, 0)
+    assert (describe_model(copy).num_experts, describe_model(tiny_model).num_experts) == (8, 0)
+
+
+def test_weights_of_experts_are_counted_by_their_names(tiny_model: Path, tmp_path: Path) -> None:
+    copy = Path(shutil.copytree(tiny_model, tmp_path / "copy"))
+    names = ("model.layers.0.mlp.experts.0.up_proj.weight", "model.layers.0.mlp.experts.gate_up_proj")
+    others = ("model.layers.0.mlp.shared_experts.up_proj.weight", "model.layers.0.mlp.gate.weight")
+    tensors = {name: torch.zeros(4, 6) for name in (*names, *others)}
+    save_file(tensors, copy / "model.safetensors", metadata={"format": "pt"})
+    found = describe_model(copy)
+    assert (found.num_parameters, found.expert_parameters) == (4 * 24, 2 * 24)

@@ -41,11 +41,17 @@ def _look_at_truncation(report: Report, config: ReinforcingConfig) -> None:
 
 def _further(report: Report, config: ReinforcingConfig, batch: BatchArithmetic) -> Further:
     assert report.model is not None, "it was looked at"
-    return further_memory(config, report.model, batch, critic_sizes=report.critic)
+    on_accelerator = bool(report.machine.accelerator_bytes)
+    return further_memory(config, report.model, batch, critic_sizes=report.critic, on_accelerator=on_accelerator)
 
 
 def further_memory(
-    config: ReinforcingConfig, sizes: ModelSizes, batch: BatchArithmetic, *, critic_sizes: ModelSizes | None = None
+    config: ReinforcingConfig,
+    sizes: ModelSizes,
+    batch: BatchArithmetic,
+    *,
+    critic_sizes: ModelSizes | None = None,
+    on_accelerator: bool = False,
 ) -> Further:
     """Of the critics and the reference.
 
@@ -54,11 +60,12 @@ def further_memory(
         sizes: of the model.
         batch: from `batch_arithmetic`.
         critic_sizes: of `algorithm.critic.model`, where it is not the policy's.
+        on_accelerator: whether the figures are for a device's memory.
     """
     roles, critics = [], config.algorithm.num_critic_models
     if "critic" in config.roles:
         ranks = config.roles["critic"].count
-        parts = trainer_memory(config, critic_sizes or sizes, batch, ranks)
+        parts = trainer_memory(config, critic_sizes or sizes, batch, ranks, on_accelerator=on_accelerator)
         roles.append(RoleMemory(role="critic", count=ranks * critics, parts=parts))
     if "reference" in config.roles:
         roles.append(frozen_memory(config, "reference", sizes, batch))

@@ -16,12 +16,14 @@ from roll.config.estimate import (
     element_bytes,
     engine_bytes,
     heap_bytes,
+    kernel_bytes,
     logit_bytes,
+    on_host,
     pass_bytes,
     trained_bytes,
-    with_libraries,
 )
 from roll.config.supervised import SupervisedConfig
+from roll.config.training import closes_heap
 from roll.data.examples import ExampleKind
 from roll.inference import resolve_engine_kind
 from roll.models import describe_model, find_model
@@ -115,7 +117,8 @@ def _look_at_examples(
         f"micro-batches of up to {micro:,} tokens",
         f"{report.num_held_out:,} examples held out",
     ]
-    _estimate_memory(report, config, micro, math.ceil(per_step / micro), other, role)
+    micro_batches = training.num_steps * math.ceil(per_step / micro)
+    _estimate_memory(report, config, micro, micro_batches, other, role)
     learnt = fmean(b.num_loss_tokens / b.num_units for b in steps) * (examples.train.num_items + report.num_held_out)
     report.disk = disk_use(
         config, training, report.model, training.num_steps, kept_bytes=round(learnt * other.kept_token_bytes)
@@ -144,25 +147,27 @@ def _tokens(config: SupervisedConfig, batch: TrainingBatch) -> int:
 
 
 def _estimate_memory(
-    report: Report, config: SupervisedConfig, micro: int, num_micro: int, other: Other, role: Role
+    report: Report, config: SupervisedConfig, micro: int, micro_batches: int, other: Other, role: Role
 ) -> None:
-    """`num_micro` micro-batches of up to `micro` tokens."""
+    """So many micro-batches of up to `micro` tokens, in all steps together."""
     sizes, ranks, element = report.model, config.roles["actor_train"].count, element_bytes(config.model.dtype)
     assert sizes is not None
     parallel = config.training.parallel
     shards, own = ranks // parallel.dp_replicate, micro // parallel.row_ranks
+    on_accelerator = bool(report.machine.accelerator_bytes)
     parts = trained_bytes(config.model, config.training, sizes, shards) | pass_bytes(
-        config.training, sizes, micro, ranks, element
+        config.training, sizes, micro, ranks, element, on_accelerator=on_accelerator
     )
+    parts |= kernel_bytes(config.training, sizes, micro_batches, element, on_accelerator=on_accelerator)
     if role == "policy":
         parts["logits"] = logit_bytes(sizes, own, element) * (2 if other.paths else 1)
     if other.paths:
         parts["teachers"] = sum(describe_model(path).num_parameters for path in other.paths) * element // shards
-    if not report.machine.accelerator_bytes:
-        parts |= heap_bytes(parts["activations"], num_micro)
+    if not on_accelerator:
+        parts |= heap_bytes(parts, closed=closes_heap(config.model, config.training, ranks))
     report.memory = [RoleMemory(role="actor_train", count=ranks, parts=parts), *_answering(report, config)]
-    if not report.machine.accelerator_bytes:
-        report.memory = with_libraries(report.memory, config)
+    if not on_accelerator:
+        report.memory = on_host(report.memory, config)
     compare_memory(report)
 
 

@@ -17,13 +17,15 @@ from roll.config.estimate import (
     engine_bytes,
     gathered_bytes,
     heap_bytes,
+    kernel_bytes,
     logit_bytes,
+    on_host,
     pass_bytes,
     trained_bytes,
-    with_libraries,
 )
 from roll.config.generating import GeneratingConfig
 from roll.config.judge import JudgeConfig
+from roll.config.training import closes_heap
 
 __all__ = [
     "NOTHING_FURTHER",
@@ -145,10 +147,12 @@ def memory_by_role(
         further: of the pipeline.
     """
     element, ranks, number = element_bytes(config.model.dtype), config.num_ranks, config.num_engines
-    policy = trainer_memory(config, sizes, batch, ranks)
+    policy = trainer_memory(config, sizes, batch, ranks, on_accelerator=on_accelerator)
     policy["logits"] = logit_bytes(sizes, batch.tokens_per_micro_batch // config.training.parallel.row_ranks, element)
+    in_run = config.training.num_steps * batch.micro_batches
+    policy |= kernel_bytes(config.training, sizes, in_run, element, on_accelerator=on_accelerator)
     if not on_accelerator:
-        policy |= heap_bytes(policy["activations"], batch.micro_batches)
+        policy |= heap_bytes(policy, closed=closes_heap(config.model, config.training, ranks))
     engine = engine_bytes(
         config.inference,
         sizes,
@@ -165,7 +169,7 @@ def memory_by_role(
     ]
     if config.judge is not None and judge is not None:
         roles.append(_judge(config, config.judge, judge, on_accelerator))
-    return roles if on_accelerator else with_libraries(roles, config)
+    return roles if on_accelerator else on_host(roles, config)
 
 
 def frozen_memory(
@@ -180,10 +184,12 @@ def frozen_memory(
     return RoleMemory(role=role, count=ranks * num_models, parts=parts)
 
 
-def trainer_memory(config: GeneratingConfig, sizes: ModelSizes, batch: BatchArithmetic, ranks: int) -> dict[str, int]:
+def trainer_memory(
+    config: GeneratingConfig, sizes: ModelSizes, batch: BatchArithmetic, ranks: int, *, on_accelerator: bool
+) -> dict[str, int]:
     """What a rank of a trainer needs, up to the final hidden states."""
     tokens, element = _micro_batch(config, batch, ranks), element_bytes(config.model.dtype)
-    passes = pass_bytes(config.training, sizes, tokens, ranks, element)
+    passes = pass_bytes(config.training, sizes, tokens, ranks, element, on_accelerator=on_accelerator)
     return trained_bytes(config.model, config.training, sizes, ranks // config.training.parallel.dp_replicate) | passes
 
 

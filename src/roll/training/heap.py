@@ -1,0 +1,114 @@
+"""Giving back what lies free in the C library's heap, where a host's memory is what a trainer has.
+
+    layer done ─► pages of this process > besides + (1 + SHARE) x most that was alive? ─► malloc_trim
+    last layer done ─► … > besides + alive + SHARE x most that was alive? ─► malloc_trim
+
+glibc takes memory for a tensor at the end of its heaps wherever no free piece is large enough, and what a tensor left
+is often too small for the next one of its size: `posix_memalign` asks for up to 96 bytes more. So a pass that keeps
+much leaves holes between what it keeps; measured, up to twice of that. The kernel clears every page that is needed
+again, so nothing is given back before there is too much of it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from collections.abc import Iterable
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+__all__ = ["SHARE", "Heap", "close_heap_after"]
+
+SHARE = 1 / 8
+"""Of what is alive: most that lies free."""
+
+_PAGE = os.sysconf("SC_PAGE_SIZE")
+
+
+class Heap:
+    """What this process has of main memory, and what of it is alive.
+
+    Args:
+        library: glibc.
+    """
+
+    def __init__(self, library: Any) -> None:
+        self._library = library
+        self._besides = 0
+        """Bytes of the process that are not the C library's."""
+        self._most_alive = 0
+        self._give_back()
+
+    def close_holes(self, *, beyond_now: bool = False) -> bool:
+        """Give free pages to the kernel if there are too many; returns whether there were.
+
+        Args:
+            beyond_now: count them beyond what is alive now, not the most that was: before something is asked for that
+                is larger than any of them.
+        """
+        alive = self._alive()
+        self._most_alive = max(self._most_alive, alive)
+        expected = alive if beyond_now else self._most_alive
+        too_many = _own_bytes() > self._besides + expected + SHARE * self._most_alive
+        if too_many:
+            self._give_back()
+        return too_many
+
+    def _give_back(self) -> None:
+        self._library.malloc_trim(0)
+        self._besides = _own_bytes() - self._alive()
+
+    def _alive(self) -> int:
+        """Bytes that were asked of the C library and not given back to it."""
+        found = self._library.mallinfo2()
+        return found.uordblks + found.hblkhd
+
+
+def close_heap_after(layers: Iterable[nn.Module]) -> Heap | None:
+    """Look after every call of a layer whose gradient is wanted; `None` where the C library is another one. The last
+    layer is followed by the vocabulary's logits, which no hole is large enough for."""
+    library = _glibc()
+    if library is None:
+        return None
+    heap, all_layers = Heap(library), list(layers)
+
+    def look(layer: nn.Module, *call: Any) -> None:
+        if torch.is_grad_enabled():
+            heap.close_holes(beyond_now=layer is all_layers[-1])
+
+    for layer in all_layers:
+        layer.register_forward_hook(look)
+    return heap
+
+
+class _MallocInfo(ctypes.Structure):
+    """`struct mallinfo2`."""
+
+    _fields_ = [
+        *((name, ctypes.c_size_t) for name in ("arena", "ordblks", "smblks", "hblks")),
+        *((name, ctypes.c_size_t) for name in ("hblkhd", "usmblks", "fsmblks")),
+        *((name, ctypes.c_size_t) for name in ("uordblks", "fordblks", "keepcost")),
+    ]
+
+
+@cache
+def _glibc() -> Any:
+    """From 2.33 on, and where pages of this process can be counted; or None."""
+    try:
+        library = ctypes.CDLL(None)
+        library.mallinfo2.restype = _MallocInfo
+        library.malloc_trim.argtypes = [ctypes.c_size_t]
+        _own_bytes()
+    except (OSError, AttributeError):
+        return None
+    return library
+
+
+def _own_bytes() -> int:
+    """Of pages that are no file's."""
+    resident, shared = Path("/proc/self/statm").read_text().split()[1:3]
+    return (int(resident) - int(shared)) * _PAGE

@@ -1,0 +1,96 @@
+"""Free memory of the heap is given back when there is too much of it, and not before."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import nn
+
+from roll.training import heap
+from roll.training.heap import Heap, close_heap_after
+
+BESIDES = 50
+
+
+class Library:
+    """A C library of whose memory so many bytes are alive, and so many lie free in the process."""
+
+    def __init__(self) -> None:
+        self.alive, self.free, self.num_trims = 800, 70, 0
+
+    def mallinfo2(self) -> SimpleNamespace:
+        return SimpleNamespace(uordblks=self.alive - 300, hblkhd=300)
+
+    def malloc_trim(self, pad: int) -> None:
+        assert pad == 0
+        self.free, self.num_trims = 0, self.num_trims + 1
+
+
+@pytest.fixture(name="library")
+def _library(monkeypatch: pytest.MonkeyPatch) -> Library:
+    library = Library()
+    monkeypatch.setattr(heap, "_own_bytes", lambda: BESIDES + library.alive + library.free)
+    monkeypatch.setattr(heap, "_glibc", lambda: library)
+    return library
+
+
+def test_an_eighth_of_what_is_alive_may_lie_free(library: Library) -> None:
+    found = Heap(library)
+    assert (library.free, library.num_trims) == (0, 1)  # what loading left
+    library.free = 100
+    assert not found.close_holes()
+    library.free = 101
+    assert found.close_holes()
+    assert (library.free, library.num_trims) == (0, 2)
+
+
+def test_what_a_pass_let_go_of_stays_for_the_next_one(library: Library) -> None:
+    found = Heap(library)
+    library.alive = 1600
+    assert not found.close_holes()
+    library.alive, library.free = 800, 900  # after the backward pass
+    assert not found.close_holes()
+    library.alive, library.free = 1600, 201
+    assert found.close_holes()
+
+
+def test_layers_whose_gradient_is_wanted_are_looked_after(library: Library) -> None:
+    layer = nn.Linear(2, 2)
+    close_heap_after([layer])
+    library.free = 1000
+    with torch.no_grad():
+        layer(torch.ones(2))
+    assert library.num_trims == 1
+    layer(torch.ones(2))
+    assert library.num_trims == 2
+
+
+def test_nothing_lies_free_where_large_logits_follow(library: Library) -> None:
+    first, last = nn.Linear(2, 2), nn.Linear(2, 2)
+    library.alive = 1600
+    close_heap_after([first, last])
+    first(torch.ones(2))
+    library.alive, library.free = 800, 201
+    first(torch.ones(2))
+    assert library.num_trims == 1
+    last(torch.ones(2))
+    assert library.num_trims == 2
+
+
+def test_another_c_library_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(heap, "_glibc", lambda: None)
+    layer = nn.Linear(2, 2)
+    assert close_heap_after([layer]) is None
+    assert not layer._forward_hooks
+
+
+def test_this_processes_memory_is_read_where_the_c_library_is_glibc() -> None:
+    if heap._glibc() is None:
+        pytest.skip("another C library")
+    found = Heap(heap._glibc())
+    before = found._alive()
+    tensor = torch.ones(2**23)
+    assert found._alive() - before > 0.9 * tensor.nbytes  # other threads let go of something
+    assert heap._own_bytes() > tensor.nbytes
