@@ -159,7 +159,7 @@ def _stand_ins(watch: _Watch) -> Iterator[None]:
 
     instead: dict[str, Any] = {
         "torch.UntypedStorage.resize_": resized,
-        "roll.training.backend.Ranks": _Ranks,
+        "roll.training.rank.Ranks": _Ranks,
         "roll.training.backend.build_network": _skeleton,
         "roll.training.backend.Unread": _Unread,
         "roll.training.backend.check_cut": lambda *args: None,

@@ -34,8 +34,8 @@ CHUNK_ELEMENTS = 2**25
 """Logits that exist at once, in the model's dtype: 64 MiB in bfloat16."""
 
 KEEP_BYTES = 512 * 2**20
-"""Logits of a micro-batch are kept up to this size and computed again beyond, which takes as long as two fifths of what a
-small model's layers do."""
+"""Logits of a micro-batch are kept up to this size and computed again beyond, which takes as long as two fifths of what
+a small model's layers do."""
 
 CPU_BLOCK_ELEMENTS = 2**19
 """On a CPU, the softmax goes through a chunk in blocks of this size, which stay in its cache."""

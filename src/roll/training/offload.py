@@ -17,9 +17,16 @@ from roll.protocols import StateKind
 from roll.training.optimizer import Optimizer
 from roll.training.precision import MasterWeights
 
-__all__ = ["StatePlacement"]
+__all__ = ["StatePlacement", "is_on_host"]
 
 logger = logging.getLogger(__name__)
+
+
+def is_on_host(states: Collection[StateKind], device: torch.device) -> bool:
+    """Whether there is nothing to hand over: on a CPU, states are in main memory already."""
+    if device.type == "cpu":
+        logger.debug("nothing to offload: %s are in main memory already", ", ".join(states))
+    return device.type == "cpu"
 
 
 class StatePlacement:
@@ -33,11 +40,9 @@ class StatePlacement:
 
     def offload(self, states: Collection[StateKind]) -> None:
         """Move states to main memory; returns once the device's memory is free."""
-        if self._device.type == "cpu":
-            logger.debug("nothing to offload: %s are in main memory already", ", ".join(states))
-            return
-        self._move(states, torch.device("cpu"))
-        torch.get_device_module(self._device).empty_cache()
+        if not is_on_host(states, self._device):
+            self._move(states, torch.device("cpu"))
+            torch.get_device_module(self._device).empty_cache()
 
     def reload(self, states: Collection[StateKind]) -> None:
         """Move states back to the device; those that are there stay."""

@@ -182,11 +182,13 @@ def frozen(build: Build, place: Place) -> dict[str, Any]:
 
 
 def state(build: Build, place: Place) -> dict[str, Any]:
-    """Two steps, saved between them; once more from what was saved, in a new trainer; and from what torch saved."""
+    """Two steps, saved before them, in the background where that can be; once more from what was saved, in a new
+    trainer; and from what torch saved."""
     first, settings = build(**COURSE), {**COURSE}
     course(first, (0,))
-    first.save(place.directory / "saved")
+    first.save(place.directory / "saved", background=True)
     straight = {"results": course(first, (1, 2)), "weights": weights_of(first)}
+    written = first.written(wait=True)
     torch.rand(3)
     again = build(**settings)
     course(again, (5,))  # nothing of it is left
@@ -194,6 +196,7 @@ def state(build: Build, place: Place) -> dict[str, Any]:
     resumed = {"results": course(again, (1, 2)), "weights": weights_of(again)}
     again.load(place.directory / "by torch")
     return {
+        "written": written,
         "straight": straight,
         "resumed": resumed,
         "from torch": {"results": course(again, (1, 2)), "weights": weights_of(again)},

@@ -219,6 +219,7 @@ def test_a_critics_values_and_a_references_logprobs(found: dict[str, Any], expec
 
 def test_a_saved_trainer_goes_on_as_if_nothing_had_happened(found: dict[str, Any], expected: dict[str, Any]) -> None:
     straight, resumed = found["state"]["straight"], found["state"]["resumed"]
+    assert found["state"]["written"]
     for a, b in zip(straight["results"], resumed["results"], strict=True):
         assert (a.loss, a.grad_norm, a.learning_rate) == (b.loss, b.grad_norm, b.learning_rate)
     assert all(torch.equal(tensor, resumed["weights"][name]) for name, tensor in straight["weights"].items())

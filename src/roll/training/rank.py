@@ -1,0 +1,253 @@
+"""One rank of a trainer under any back-end: what is asked of it, and which steps move its weights.
+
+    train_step   no old gradients ─ passes: network, loss, backward ─ update, unless loss or gradients are not finite
+    measure      the same passes without gradients
+    forward      passes without a loss
+
+What a back-end brings is abstract here: a network, how its weights and states are spread, and what moves them. A
+micro-batch's loss is already its share of the batch's loss, so nothing divides by the number of micro-batches or ranks;
+a step whose loss or gradients are not finite changes nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import math
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Collection, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from roll.errors import HalfUpdatedError, TrainingDivergedError, UnsupportedError
+from roll.protocols import LossFn, StateKind, WeightSource
+from roll.training.distributed import Ranks, default_num_threads, pick_device, reshard
+from roll.training.export import export_trained
+from roll.training.passes import Passes
+from roll.training.policy import PolicyNetwork
+from roll.training.randomness import Randomness
+from roll.training.schedule import Schedule
+from roll.training.spec import TrainerSpec
+from roll.training.value import ValueNetwork
+from roll.types import AttentionRange, Output, Outputs, StepResult, TrainingBatch
+
+__all__ = ["TrainerRank", "moving_weights"]
+
+logger = logging.getLogger(__name__)
+
+
+class TrainerRank(ABC):
+    """One rank, in this process, of a trainer in any role. See `roll.protocols.TrainBackend`.
+
+    Args:
+        spec: what to build. A back-end's own `__init__` goes on with its network and the passes through it.
+    """
+
+    network: PolicyNetwork | ValueNetwork
+    _passes: Passes
+
+    def __init__(self, spec: TrainerSpec) -> None:
+        self.spec = spec
+        self.schedule = spec.schedule or Schedule.of(spec.training)
+        torch.set_num_threads(spec.training.num_threads or default_num_threads(spec.node_ranks))
+        self.device = pick_device(spec)
+        self.ranks = Ranks(spec, self.device)
+        self.head_factor = (spec.value_head_learning_rate or self.schedule.peak) / self.schedule.peak
+        """Of a policy's value head, on the learning rate."""
+        self._randomness = Randomness(spec.seed + self.ranks.stream, self.device)
+        self.num_steps = 0
+        """Optimiser steps that moved the weights."""
+        self.num_nonfinite = 0
+        """Steps in a row whose loss or gradients were not finite."""
+
+    def train_step(self, batch: TrainingBatch, loss: LossFn) -> StepResult:
+        """All micro-batches and one optimiser step.
+
+        Raises:
+            ValueError: no token of the batch is in the loss, or a sample lacks what the loss needs.
+            TrainingDivergedError: gradients were not finite `training.max_nonfinite_steps` times in a row.
+            UnsupportedError: the role is not trained, or the back-end cannot go on after a step that failed.
+            HalfUpdatedError: the optimiser failed.
+        """
+        self._check_trained("has no train_step: ask a policy or critic")
+        started = time.perf_counter()
+        self._clear_grads()
+        self.network.train()
+        with self._surroundings():
+            with self._randomness.untouched_by_errors():
+                found = self._passes.losses(batch, loss, self._backward)
+            backward_done = time.perf_counter()
+            rate = self.schedule.rate(self.num_steps)
+            grad_norm, stepped = self._update(found.loss, rate)
+        self._count(stepped, found.loss, grad_norm)
+        finished = time.perf_counter()
+        return replace(
+            found,
+            grad_norm=grad_norm,
+            learning_rate=rate,
+            stepped=stepped,
+            timings_s={"forward_backward": backward_done - started, "optimizer": finished - backward_done},
+        )
+
+    @torch.no_grad()
+    def measure(self, batch: TrainingBatch, loss: LossFn) -> StepResult:
+        """What a loss and its metrics are under the current weights; changes nothing.
+
+        Raises:
+            ValueError: no token of the batch is in the loss, or a sample lacks what the loss needs.
+        """
+        self.network.eval()
+        with self._surroundings():
+            found = self._passes.losses(batch, loss)
+        reshard(self.network)
+        return found
+
+    def forward(
+        self,
+        batch: TrainingBatch,
+        outputs: Outputs,
+        *,
+        attention: AttentionRange | None = None,
+        num_top: int | None = None,
+        adapter: bool = True,
+    ) -> dict[Output, list[Any]]:
+        """What the current weights say of a batch, on every rank; see `Passes.forward`."""
+        with self._surroundings():
+            said = self._passes.forward(batch, outputs, attention=attention, num_top=num_top, adapter=adapter)
+        reshard(self.network)
+        return said
+
+    @abstractmethod
+    def weights(self) -> WeightSource:
+        """All weights: adapters merged, the model's dtype, HF names. For a policy, what the engines must hold."""
+
+    @abstractmethod
+    def save(self, path: Path, *, background: bool = False) -> None:
+        """Write everything needed to go on below `path`, an empty or missing directory; fsynced. In the background
+        where the back-end can."""
+
+    def written(self, *, wait: bool) -> bool:
+        """Whether the last save is on the disk: at once, unless a back-end writes in the background."""
+        return True
+
+    def load(self, path: Path) -> None:
+        """Read what any back-end saved, also under another number of ranks or another layout.
+
+        Raises:
+            CheckpointError: it is incomplete, damaged, or of another model.
+        """
+        with self._surroundings():
+            counters = self._load(path)
+        self.num_steps, self.num_nonfinite = counters["num_steps"], counters["num_nonfinite"]
+
+    def export(self, path: Path) -> None:
+        """Write an HF safetensors model directory that `transformers` loads; a critic as a token classifier.
+
+        Adapters are merged into it; a policy's and a reward model's are written once more on their own, as `adapter/`
+        beside it.
+        """
+        is_first = self.ranks.is_first
+        with self._surroundings():
+            export_trained(path, self.spec, self._hf_network, self.weights(), self._read, is_first=is_first)
+
+    @abstractmethod
+    def offload(self, states: Collection[StateKind]) -> None:
+        """Move states to main memory, between steps. On a CPU they are there already.
+
+        Raises:
+            UnsupportedError: the back-end cannot.
+        """
+
+    @abstractmethod
+    def reload(self, states: Collection[StateKind]) -> None:
+        """Move states back to the device."""
+
+    def close(self) -> None:
+        """Leave the process group; the back-end cannot be used any more."""
+        self.ranks.close()
+
+    @property
+    def engine_dtype(self) -> torch.dtype:
+        """What the engines compute in."""
+        return getattr(torch, self.spec.model.dtype)
+
+    @abstractmethod
+    def _clear_grads(self) -> None:
+        """Before the passes of a step: nothing is left of an earlier one's gradients."""
+
+    def _backward(self, loss: Tensor, *, last: bool) -> None:
+        """See `roll.training.passes.Backward`."""
+        loss.backward()
+
+    def _update(self, loss: float, rate: float) -> tuple[float, bool]:
+        """The global gradient norm, and whether the optimiser made its step: not where loss or gradients are not
+        finite."""
+        grad_norm = self._grad_norm()
+        stepped = math.isfinite(grad_norm) and math.isfinite(loss)
+        if stepped:
+            with moving_weights():
+                self._move_weights(rate, grad_norm)
+        return grad_norm, stepped
+
+    @abstractmethod
+    def _grad_norm(self) -> float:
+        """Of all weights, once what the ranks computed is added up; not finite where any gradient is not."""
+
+    @abstractmethod
+    def _move_weights(self, rate: float, grad_norm: float) -> None:
+        """Clip to `max_grad_norm` and make the optimiser's step, at this learning rate."""
+
+    @abstractmethod
+    def _load(self, path: Path) -> dict[str, int]:
+        """Read states in place; returns the counters."""
+
+    @abstractmethod
+    def _read(self, name: str) -> Tensor:
+        """A parameter of the network, whole, by its HF name."""
+
+    @property
+    def _hf_network(self) -> PolicyNetwork | ValueNetwork:
+        """Which says the configuration of an export."""
+        return self.network
+
+    def _surroundings(self) -> contextlib.AbstractContextManager[None]:
+        """What a library needs around every call."""
+        return contextlib.nullcontext()
+
+    def _check_trained(self, lacks: str) -> None:
+        if self.spec.role == "reference":
+            raise UnsupportedError(f"a trainer with role 'reference' {lacks}")
+
+    def _counters(self) -> dict[str, int]:
+        return {"num_steps": self.num_steps, "num_nonfinite": self.num_nonfinite}
+
+    def _count(self, stepped: bool, loss: float, grad_norm: float) -> None:
+        if stepped:
+            self.num_steps += 1
+            self.num_nonfinite = 0
+            return
+        self.num_nonfinite += 1
+        logger.warning("step skipped: loss %s, gradient norm %s (%d in a row)", loss, grad_norm, self.num_nonfinite)
+        if self.num_nonfinite >= self.spec.training.max_nonfinite_steps:
+            raise TrainingDivergedError(
+                f"loss {loss} or gradient norm {grad_norm} was not finite, {self.num_nonfinite} steps in a row. "
+                "Lower training.learning_rate, or raise training.max_nonfinite_steps."
+            )
+
+
+@contextlib.contextmanager
+def moving_weights() -> Iterator[None]:
+    """What fails inside the block may have moved some weights and not others.
+
+    Raises:
+        HalfUpdatedError: it failed.
+    """
+    try:
+        yield
+    except Exception as error:
+        raise HalfUpdatedError(f"the optimiser failed: {type(error).__name__}: {error}") from error
