@@ -49,8 +49,10 @@ KERNEL_BYTES = 0.6 * 2**20
 """Of a matrix product's code and tables on a CPU in bfloat16 (oneDNN). Measured: 0.5 to 0.65 MiB, whatever its size."""
 MOST_KERNELS = 1024
 """That oneDNN keeps; it makes one for each product of another size."""
-LOGIT_CHUNK_BYTES = 3 * 128 * 2**20
-"""Most that the chunked vocabulary projection holds: a chunk, its gradient, and the logits it keeps."""
+LOGIT_CHUNK_BYTES = 2 * 64 * 2**20
+"""A chunk of the vocabulary projection's logits, and its gradient."""
+KEPT_LOGIT_BYTES = 512 * 2**20
+"""Logits of a micro-batch that are kept for the backward pass; more are computed again."""
 
 
 class ModelSizes(Protocol):
@@ -318,7 +320,9 @@ def gathered_bytes(training: TrainingConfig, sizes: ModelSizes, ranks: int, elem
 
 def logit_bytes(sizes: ModelSizes, num_tokens: int, element: int) -> int:
     """What the vocabulary projection of `num_tokens` holds at most."""
-    return min(num_tokens * sizes.vocab_size * (8 + element), LOGIT_CHUNK_BYTES)
+    logits = num_tokens * sizes.vocab_size * element
+    kept = logits if logits <= KEPT_LOGIT_BYTES else KEPT_LOGIT_BYTES // 2
+    return min(num_tokens * sizes.vocab_size * (8 + element), LOGIT_CHUNK_BYTES + max(kept, KEPT_LOGIT_BYTES // 2))
 
 
 def engine_bytes(
