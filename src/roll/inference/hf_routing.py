@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Generator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -15,7 +17,7 @@ from roll.models import chosen_experts, find_routers
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-__all__ = ["RoutingRecord"]
+__all__ = ["RoutingRecord", "answers_of_first_pass"]
 
 
 class RoutingRecord:
@@ -54,3 +56,27 @@ class RoutingRecord:
             self._latest[i] = chosen.reshape(-1, chosen.shape[-1])
 
         return hook
+
+
+@contextmanager
+def answers_of_first_pass(model: PreTrainedModel) -> Generator[None]:
+    """Passes over a text, then over its parts in order: the parts have the routers' answers of the whole.
+
+    So passes whose numbers differ in their last digits compute the same function.
+    """
+    rest: dict[Any, tuple[Tensor, ...]] = {}
+
+    def hook(router: Any, args: Any, output: tuple[Tensor, ...]) -> tuple[Tensor, ...] | None:
+        if router not in rest:
+            rest[router] = output
+            return None
+        count = len(output[0])
+        own, rest[router] = (tuple(x[part] for x in rest[router]) for part in (slice(count), slice(count, None)))
+        return own
+
+    hooks = [router.register_forward_hook(hook) for router in find_routers(model)]
+    try:
+        yield
+    finally:
+        for each in hooks:
+            each.remove()

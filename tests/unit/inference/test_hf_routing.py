@@ -11,11 +11,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hf_helpers import generate_all, has_generated, prompt, request, running, sync
+from hf_helpers import engine_spec, generate_all, has_generated, prompt, request, running, sync
 from safetensors.torch import load_file
 
 from roll.errors import ModelError
-from roll.models import load_causal_lm
+from roll.inference.hf_decoder import Decoder
+from roll.inference.hf_routing import answers_of_first_pass
+from roll.models import find_routers, load_causal_lm
 from roll.types import Generation, GenerationRequest, IntArray
 
 sys.path.append(str(Path(__file__).parents[1] / "training"))
@@ -97,3 +99,30 @@ def test_a_model_without_experts_is_refused_at_start(tiny_model: Path) -> None:
 
     with pytest.raises(ModelError, match="has no router"):
         asyncio.run(start())
+
+
+def test_passes_over_parts_use_the_experts_of_the_whole(mixture: Path) -> None:
+    """Though the routers' weights have changed; afterwards routers choose by themselves."""
+    network = load_causal_lm(mixture, "float32", attention="eager")
+    tokens = torch.from_numpy(prompt(5).astype(np.int64))[None]
+    with torch.inference_mode():
+        with answers_of_first_pass(network):
+            whole = network(input_ids=tokens).logits
+            for router in find_routers(network):
+                router.weight.neg_()
+            torch.testing.assert_close(network(input_ids=tokens[:, :7]).logits, whole[:, :7])
+        assert not torch.allclose(network(input_ids=tokens).logits, whole, atol=0.1)
+
+
+def test_a_mixture_in_bfloat16_is_not_refused_for_its_own_rounding(tiny_model: Path, tmp_path: Path) -> None:
+    """Whose last expert is another one when a token is decoded, which moved its logits by a standard deviation."""
+    sizes = {
+        "num_experts": 8,
+        "num_local_experts": 8,
+        "num_hidden_layers": 4,
+        "hidden_size": 64,
+        "moe_intermediate_size": 32,
+    }
+    model = write_model(tmp_path / "qwen", tiny_model, FAMILIES["qwen3-moe"], **sizes)
+    made = Decoder(engine_spec(model, dtype="bfloat16", records_experts=True), torch.device("cpu"))
+    assert made.vocab_size == 260
