@@ -123,10 +123,10 @@ class RayTrainerGroup(TrainerGroup):
         waiting = [asyncio.ensure_future(_await(call)) for call in calls]
         try:
             done, _ = await asyncio.wait(waiting, return_when=asyncio.FIRST_EXCEPTION)
-            failures = [error for each in done if (error := each.exception())]
+            failures = [error for each in waiting if each in done and (error := each.exception())]
             if failures:
                 done, behind = await asyncio.wait(waiting, timeout=patience_s)
-                failures += [error for each in done if (error := each.exception())]
+                failures += [error for each in waiting if each in done and (error := each.exception())]
                 worst = next((error for error in failures if isinstance(error, WorkerDiedError)), failures[0])
                 if behind:
                     self._lost = str(worst)
