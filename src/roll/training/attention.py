@@ -118,12 +118,15 @@ class AttentionPlan:
 
     def rotated(self, module: Any, mask: Any, window: int | None, given: dict[str, Any]) -> AttentionForm | None:
         """The form of a layer that `attend_rotated` serves, and `None` of any other; see `attention_form`."""
-        if self.places is None or self.observer is not None or self.share.cp is not None:
-            return None
-        if getattr(module, "attn_temperature_tuning", False):
+        if self.observer is not None or self.share.cp is not None or getattr(module, "attn_temperature_tuning", False):
             return None
         form = attention_form(module, module.head_dim, mask, getattr(module, "scaling", None), window, given)
-        return form if form.plain and form.reach.within(self.longest) == Reach() else None
+        return form if self.is_native(form) else None
+
+    def is_native(self, form: AttentionForm) -> bool:
+        """Whether `native_attention` serves a layer."""
+        plain = form.plain and form.scale > 0 and form.reach.within(self.longest) == Reach()
+        return plain and self.places is not None
 
     def attend_rotated(self, q: Tensor, k: Tensor, v: Tensor, form: AttentionForm, rotation: Rotation) -> Tensor:
         """Attention [N, H, w] of a layer from queries, keys and values [N, h, d] that are not rotated yet."""
@@ -320,7 +323,7 @@ def _attend(plan: AttentionPlan, q: Tensor, k: Tensor, v: Tensor, form: Attentio
     reach = form.reach.within(plan.longest)
     if plan.varlen is not None and form.plain and reach.chunk is None:
         return varlen_attention(q, k, v, plan.varlen, form.scale, reach.window)
-    if plan.places is not None and form.plain and reach == Reach():
+    if plan.places is not None and plan.is_native(form):
         return attend(q, k, v, plan.places, form.scale)
     calls = plan.calls(form)
     parts = [compute(call, q, k, v, form) for call in calls]
