@@ -26,7 +26,7 @@ def test_what_is_not_set_is_set_for_this_process_and_its_children():
     prepare_environment()
     program = f"import os; print(*[os.environ.get(name) for name in {NAMES!r}])"
     child = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60)
-    assert child.stdout.split() == ["passive", "1000", "false", "1"]
+    assert child.stdout.split() == ["passive", "10000", "false", "1"]
 
 
 def test_what_the_user_has_set_is_left_alone(monkeypatch):

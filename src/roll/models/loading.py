@@ -134,6 +134,11 @@ def _load(
         raise ModelError(f"model '{path}' cannot be loaded: {_brief(error)}") from error
     if wrong := sorted(report["mismatched_keys"]):
         name, found, expected = wrong[0]
+        if settings:
+            raise ModelError(
+                f"model '{path}' cannot score texts: its '{name}' is {tuple(found)}, that of a model with one score "
+                f"{tuple(expected)}."
+            )
         raise ModelError(
             f"model '{path}' has {len(wrong)} weights of another shape than its config.json asks for, first '{name}': "
             f"{tuple(found)}, not {tuple(expected)}. Copy the model again."

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from roll.errors import ModelError
 from roll.training.attention import AttentionPlan
 from roll.training.layout import PackedLayout, Segment, Tree
-from roll.training.native_attention import Rotation
+from roll.training.native_attention import Rotation, native_attention_supported
 
 __all__ = ["fused_attention"]
 
@@ -31,7 +31,10 @@ def fused_attention(module: Any) -> Callable[..., Any] | None:
     """What may take the place of an attention module's `forward`, if it computes the same."""
     if not all(isinstance(getattr(module, name, None), nn.Linear) for name in ("q_proj", "k_proj", "v_proj", "o_proj")):
         return None
-    if not isinstance(getattr(module, "head_dim", None), int):
+    weight = module.q_proj.weight
+    if not native_attention_supported(weight.device, weight.dtype) or not isinstance(
+        getattr(module, "head_dim", None), int
+    ):
         return None
     norms = [getattr(module, name, None) for name in ("q_norm", "k_norm")]
     if any(norm is not None and getattr(norm, "weight", torch.empty(0)).shape != (module.head_dim,) for norm in norms):
