@@ -9,7 +9,7 @@ CODE := src tests tools benchmarks
 OFFLINE := HF_HUB_OFFLINE=1 VLLM_NO_USAGE_STATS=1 DO_NOT_TRACK=1 RAY_USAGE_STATS_ENABLED=0
 
 .DEFAULT_GOAL := help
-.PHONY: help setup quickstart example-code example-reasoning test test-all explore chaos lint format bench-step bench-sft gallery-post-training bench-parts bench-memory bench-algorithms bench-rewards fuzz-rewards sweep bench-async bench-scheduler bench-policies bench-calibration mutation-scheduler bench-simulator simulate-paper sweep-multi-turn bench-sandbox dry-run bench-agentic agentic-demo docs clean
+.PHONY: help setup quickstart example-code example-reasoning test test-all explore chaos lint format bench-step bench-sft gallery-post-training bench-parts bench-engine bench-memory bench-algorithms bench-rewards fuzz-rewards sweep bench-async bench-scheduler bench-policies bench-calibration mutation-scheduler bench-simulator simulate-paper sweep-multi-turn bench-sandbox dry-run bench-agentic agentic-demo docs clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-18s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -63,6 +63,9 @@ dry-run: setup ## what models of 72B and 235B ask of every rank under eight layo
 
 bench-parts: setup ## trainer utilisation, weight sync, idle engine, command latency
 	@$(PY) benchmarks/bench_parts.py $(ARGS)
+
+bench-engine: setup ## vLLM on a CPU: each of its options beside ROLL's settings (about 20 minutes, 8 GiB)
+	@$(PY) benchmarks/bench_engine.py $(ARGS)
 
 bench-memory: setup ## peak memory of each of four ranks that train a billion weights (about 5 minutes, 14 GiB)
 	@$(PY) benchmarks/bench_memory.py $(ARGS)
