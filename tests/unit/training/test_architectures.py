@@ -38,7 +38,7 @@ from roll.types import (
 )
 from roll.weights import Sender, send_weights
 
-FAST = ("gemma2", "gpt-oss", "deepseek-v3")
+FAST = ("gemma2", "granite", "gpt-oss", "deepseek-v3")
 FLOAT64 = Precision(compute=torch.float64, master=torch.float64)
 families = pytest.mark.parametrize(
     "name", [name if name in FAST else pytest.param(name, marks=pytest.mark.slow) for name in FAMILIES]
