@@ -3,7 +3,15 @@
 from roll.models.attention_form import AttentionForm, Reach, attention_form, position_scale, reach_mask
 from roll.models.catalogue import CATALOGUE, CatalogueEntry
 from roll.models.checkpoint_names import as_in_checkpoint, changes_names
-from roll.models.describe import ModelDescription, check_experts, context_length, describe_model, num_parameters
+from roll.models.describe import (
+    ModelDescription,
+    check_experts,
+    check_rotation,
+    context_length,
+    describe_model,
+    num_parameters,
+    rotation_length,
+)
 from roll.models.loading import load_causal_lm, load_scorer, load_tokenizer, pad_token, stop_token_ids
 from roll.models.mixers import decoder_of, find_mixers, first_tensor
 from roll.models.pieces import WeightFiles
@@ -21,6 +29,7 @@ __all__ = [
     "attention_form",
     "changes_names",
     "check_experts",
+    "check_rotation",
     "chosen_experts",
     "context_length",
     "decoder_of",
@@ -38,5 +47,6 @@ __all__ = [
     "position_scale",
     "reach_mask",
     "resolve_model",
+    "rotation_length",
     "stop_token_ids",
 ]

@@ -4,15 +4,24 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from roll.errors import ModelError
+from roll.errors import ConfigError, ModelError
 from roll.models.catalogue import CATALOGUE
 from roll.models.resolve import find_model, read_json, resolve_model, weight_files
 
-__all__ = ["ModelDescription", "check_experts", "context_length", "describe_model", "num_parameters"]
+__all__ = [
+    "ModelDescription",
+    "check_experts",
+    "check_rotation",
+    "context_length",
+    "describe_model",
+    "num_parameters",
+    "rotation_length",
+]
 
 DTYPE_NAMES = {
     "BF16": "bfloat16",
@@ -76,6 +85,48 @@ def num_parameters(path: str | Path) -> int:
 def context_length(path: str | Path) -> int:
     """Longest sequence that the model was made for, in tokens."""
     return describe_model(path).context_length
+
+
+def rotation_length(text: Mapping[str, Any]) -> int | None:
+    """Tokens up to which a model turns positions by the same frequencies; `None` where it always does.
+
+    Beyond, RoPE of the kinds `dynamic` and `longrope` turns all that is computed together by other frequencies: in a
+    packed row, or in an engine that allows such texts, also one that is shorter.
+
+    Args:
+        text: settings of the language model, as in its config.json.
+    """
+    rope = text.get("rope_parameters") or text.get("rope_scaling") or {}
+    found: list[int | None] = []
+    for own in (rope, *(part for part in rope.values() if isinstance(part, dict))):
+        kind, longest = own.get("rope_type") or own.get("type"), text.get("max_position_embeddings")
+        if kind in ("longrope", "su"):  # the older name
+            name = "original_max_position_embeddings"
+            found.append(text.get(name) or own.get(name) or longest)
+        elif kind == "dynamic":
+            found.append(longest)
+    return min((length for length in found if length), default=None)
+
+
+def check_rotation(directory: Path, length: int, setting: str) -> None:
+    """Refuse to train on texts of a length that changes how a model turns positions: see `rotation_length`.
+
+    Args:
+        directory: of the model.
+        length: of the longest text, in tokens.
+        setting: what limits it.
+
+    Raises:
+        ConfigError: some are longer.
+    """
+    config = read_json(directory / "config.json")
+    limit = rotation_length(config.get("text_config") or config)
+    if limit is not None and length > limit:
+        raise ConfigError(
+            f"texts may have {length} tokens, and beyond {limit} the model '{directory}' turns positions otherwise, "
+            "also those of shorter texts beside them (RoPE of the kind dynamic or longrope): set "
+            f"{setting} to at most {limit}"
+        )
 
 
 def check_experts(directory: Path, ranks: int) -> None:

@@ -11,7 +11,7 @@ from roll.config.generating import GeneratingConfig
 from roll.data import Data, build_data, held_out_draws
 from roll.errors import ConfigError
 from roll.inference import EngineSpec, resolve_engine_kind
-from roll.models import check_experts, context_length, load_tokenizer, resolve_model, stop_token_ids
+from roll.models import check_experts, check_rotation, context_length, load_tokenizer, resolve_model, stop_token_ids
 from roll.pipelines.environments import first_observations
 from roll.rewards.python import check_reward_functions
 from roll.rewards.reward_model import check_reward_models
@@ -66,6 +66,7 @@ def prepare(config: GeneratingConfig, *, scores: bool = True) -> Prepared:
     clear = config.rollout.agent is None  # how long an agent's contexts become, no prompt says
     if clear and config.inference.max_context is None and data.longest_prompt is not None:
         max_context = min(max_context, data.longest_prompt + config.max_rollout_tokens)
+    check_rotation(model_path, max_context, "inference.max_context")
     return Prepared(
         model_path=model_path,
         tokenizer=tokenizer,

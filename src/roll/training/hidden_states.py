@@ -7,6 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from roll.errors import ModelError
+from roll.models import rotation_length
 from roll.training.attention import AttentionPlan, Observer
 from roll.training.layout import PackedLayout
 from roll.training.parallel.tokens import WHOLE, TokenShare
@@ -49,7 +51,17 @@ def decoded(
     observer: Observer | None = None,
     share: TokenShare = WHOLE,
 ) -> Tensor:
-    """Hidden states [1, n, H] of this rank's tokens after the decoder, or after the layers of it that this rank has."""
+    """Hidden states [1, n, H] of this rank's tokens after the decoder, or after the layers of it that this rank has.
+
+    Raises:
+        ModelError: a text is so long that the others of its row would be turned otherwise than alone.
+    """
+    length, limit = int(layout.position_ids.max()) + 1, rotation_length(vars(decoder.config.get_text_config()))
+    if limit is not None and length > limit:
+        raise ModelError(
+            f"a text of {length} tokens changes how {type(decoder).__name__} turns the positions of all texts of a row "
+            f"(RoPE of the kind dynamic or longrope): train on texts of at most {limit}"
+        )
     entries = share.slice(layout)
     output = decoder(
         input_ids=torch.from_numpy(layout.token_ids[entries]).to(device)[None],

@@ -13,8 +13,16 @@ import torch
 from safetensors.torch import save_file
 from worlds.tiny_model import write_tiny_model
 
-from roll.errors import ModelError
-from roll.models import CATALOGUE, context_length, describe_model, load_causal_lm, num_parameters
+from roll.errors import ConfigError, ModelError
+from roll.models import (
+    CATALOGUE,
+    check_rotation,
+    context_length,
+    describe_model,
+    load_causal_lm,
+    num_parameters,
+    rotation_length,
+)
 
 
 def test_parameters_of_the_tiny_model_counted_by_hand(tiny_model: Path) -> None:
@@ -42,6 +50,31 @@ def test_description_of_the_tiny_model(tiny_model: Path) -> None:
     assert description.dtype == "float32" and description.vocab_size == 260
     assert context_length(tiny_model) == 512
     assert description.kv_bytes_per_token(4) == 2 * 2 * 2 * 8 * 4  # keys and values, layers, heads, dims, bytes
+
+
+@pytest.mark.parametrize(
+    ("rope", "limit"),
+    [
+        ({"rope_parameters": {"rope_type": "longrope", "original_max_position_embeddings": 64}}, 64),
+        ({"rope_scaling": {"type": "su"}, "original_max_position_embeddings": 32}, 32),
+        ({"rope_parameters": {"a": {"rope_type": "default"}, "b": {"rope_type": "dynamic", "factor": 2.0}}}, 512),
+        ({"rope_parameters": {"rope_type": "yarn", "original_max_position_embeddings": 64}}, None),
+        ({"rope_scaling": None}, None),
+    ],
+)
+def test_texts_may_be_as_long_as_positions_are_turned_alike(
+    tiny_model: Path, tmp_path: Path, rope: dict[str, object], limit: int | None
+) -> None:
+    settings = json.loads((tiny_model / "config.json").read_text())
+    settings = {name: value for name, value in settings.items() if name != "rope_parameters"} | rope
+    (tmp_path / "config.json").write_text(json.dumps(settings))
+    assert rotation_length(settings) == limit
+    check_rotation(tmp_path, limit or 512, "x")
+    if limit is None:
+        check_rotation(tmp_path, 10_000, "x")
+        return
+    with pytest.raises(ConfigError, match=f"beyond {limit} .* set training.max_example_tokens to at most {limit}"):
+        check_rotation(tmp_path, limit + 1, "training.max_example_tokens")
 
 
 def test_catalogue_describes_the_default_model_as_its_files_do(default_model: Path) -> None:

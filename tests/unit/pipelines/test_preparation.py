@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +47,17 @@ def test_engines_hold_every_turn_and_the_observations_between_them(model: Path, 
 def test_a_context_that_the_user_chose_is_kept_also_where_not_all_turns_fit(model: Path) -> None:
     enough = prepare(game(model, 3)).max_context
     assert prepare(game(model, 3, max_context=enough - 1)).max_context == enough - 1
+
+
+def test_no_text_may_be_so_long_that_others_are_turned_otherwise(model: Path, tmp_path: Path) -> None:
+    shutil.copytree(model, tmp_path / "model")
+    settings = json.loads((model / "config.json").read_text())
+    rope = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0}
+    (tmp_path / "model" / "config.json").write_text(json.dumps(settings | {"rope_parameters": rope}))
+    limit = settings["max_position_embeddings"]
+    assert prepare(game(tmp_path / "model", 3, max_context=limit)).max_context == limit
+    with pytest.raises(ConfigError, match=f"set inference.max_context to at most {limit}"):
+        prepare(game(tmp_path / "model", 3, max_context=limit + 1))
 
 
 def test_a_reward_function_that_is_not_there_is_missed_before_any_engine_starts(model: Path) -> None:

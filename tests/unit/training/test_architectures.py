@@ -11,10 +11,10 @@ from unittest import mock
 import numpy as np
 import pytest
 import torch
-from families import FAMILIES, write_model
+from families import FAMILIES, Family, write_model
 from safetensors.torch import load_file
 from torch.overrides import TorchFunctionMode
-from training_helpers import branching_batch, grads_of, make_spec, relative_error
+from training_helpers import branching_batch, grads_of, make_batch, make_spec, relative_error
 
 from roll.algorithms.inputs import LossInputs, LossOutputs
 from roll.algorithms.losses import PolicyLoss
@@ -38,7 +38,7 @@ from roll.types import (
 )
 from roll.weights import Sender, send_weights
 
-FAST = ("gemma2", "gpt-oss", "deepseek-v3")
+FAST = ("gemma2", "granite", "gpt-oss", "deepseek-v3")
 FLOAT64 = Precision(compute=torch.float64, master=torch.float64)
 families = pytest.mark.parametrize(
     "name", [name if name in FAST else pytest.param(name, marks=pytest.mark.slow) for name in FAMILIES]
@@ -115,6 +115,26 @@ def test_packed_texts_get_the_log_probs_and_gradient_that_each_gets_alone(
     assert float((found.sort().values - expected.sort().values).abs().max()) <= 1e-9
     own_grads = {n: g for n, g in grads_of(backend).items() if n in grads}
     assert relative_error(own_grads, grads) <= 1e-9
+
+
+def test_a_text_that_would_change_the_rotation_of_others_is_refused(tiny_model: Path, tmp_path: Path) -> None:
+    """Beyond 16 tokens transformers turns a whole row by other frequencies, whatever else is in it."""
+    factors = {"short_factor": [1.0] * 4, "long_factor": [2.0, 3.0, 4.0, 5.0]}
+    rope = {"rope_type": "longrope", "rope_theta": 10000.0, **factors}
+    settings = {"rope_parameters": rope, "original_max_position_embeddings": 16}
+    path = write_model(tmp_path / "phi3", tiny_model, Family(config="Phi3", settings=settings))
+    backend, (text,) = TorchBackend(make_spec(path)), make_batch(groups=1, group_size=1, prompt=(20, 21)).samples
+
+    def cut(length: int) -> TrainingBatch:
+        ends = np.arange(length) == length - 1
+        own = replace(text, token_ids=text.token_ids[:length], loss_mask=ends, prefix_length=4, rollout_logprobs=None)
+        return TrainingBatch(samples=(replace(own, advantages=ends.astype(np.float32)),))
+
+    alone = separate_logprobs(load_causal_lm(path, torch.float32, attention="eager"), cut(16))[0]
+    found = backend.forward(cut(16), ["logprobs"])["logprobs"][0]
+    torch.testing.assert_close(torch.from_numpy(found), alone.detach(), rtol=1e-5, atol=1e-5)
+    with pytest.raises(ModelError, match="train on texts of at most 16"):
+        backend.forward(cut(18), ["logprobs"])
 
 
 @families

@@ -11,13 +11,19 @@ from training_helpers import make_batch, make_spec
 from worlds.tiny_model import write_tiny_model
 
 from roll.algorithms.losses import PolicyLoss
+from roll.config.model import ModelConfig
 from roll.config.training import TrainingConfig
 from roll.errors import CheckpointError
 from roll.training import TorchBackend, eight_bit
+from roll.training.distributed import Ranks
 from roll.training.eight_bit import AdamWConstants, is_in_8_bits, new_moments, read_moments, update
 from roll.training.native import native
+from roll.training.optimizer import Optimizer
+from roll.training.precision import MasterWeights, Precision
+from roll.training.spec import TrainerSpec
 
 CONSTANTS = AdamWConstants(learning_rate=1e-3, beta1=0.9, beta2=0.99, epsilon=1e-8, weight_decay=0.1)
+CONFIG = TrainingConfig(num_steps=1, optimizer="adamw_8bit", weight_decay=0.0)
 needs_compiler = pytest.mark.skipif(native() is None, reason="needs a C compiler")
 
 
@@ -122,6 +128,19 @@ def test_a_trainer_learns_saves_and_resumes_bit_for_bit(tmp_path: Path) -> None:
     assert again.optimizer.steps() == backend.optimizer.steps()
     with pytest.raises(CheckpointError, match=r"training\.optimizer"):
         plain.load(tmp_path / "saved")
+
+
+def test_a_weight_s_own_factor_on_the_learning_rate_holds_for_moments_of_8_bits() -> None:
+    """The first step of AdamW is the learning rate itself, whatever the gradient."""
+    weights = {name: torch.nn.Parameter(torch.zeros(64, 64)) for name in ("plain", "tenfold")}
+    masters = MasterWeights(weights, Precision.of("float32"))
+    ranks = Ranks(TrainerSpec(model_path="x", model=ModelConfig(path="x"), training=CONFIG), torch.device("cpu"))
+    optimizer = Optimizer(masters, CONFIG, ranks, {"tenfold": 10.0})
+    for weight in weights.values():
+        weight.grad = torch.full_like(weight, -0.5)
+    optimizer.step(1e-3, 0.1)
+    for name, step in (("plain", 1e-3), ("tenfold", 1e-2)):
+        torch.testing.assert_close(weights[name].detach(), torch.full((64, 64), step), rtol=1e-5, atol=0)
 
 
 def test_what_is_small_keeps_whole_moments() -> None:

@@ -17,6 +17,7 @@ from test_architectures import InFull
 from training_helpers import make_batch, make_spec, relative_error
 
 from roll.training import TorchBackend
+from roll.training.parallel import experts
 
 STEPS = ("plain", "idle", "skewed", "last", "lora", "recomputed")
 LAYOUTS: dict[str, dict[str, dict[str, int]]] = {"qwen3-moe": MORE} | {
@@ -67,6 +68,13 @@ def _directory(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Pa
         prepare(directory, name, write_model(directory / name, tiny_model, FAMILIES[name]))
     mp.spawn(run_rank, (directory, LAYOUTS), nprocs=NUM_RANKS)  # type: ignore[no-untyped-call]
     return directory
+
+
+def test_what_several_ranks_say_of_a_token_is_added_up_in_float32() -> None:
+    """In bfloat16, 256 + 1 is 256."""
+    parts = [torch.full((1, 2), value, dtype=torch.bfloat16) for value in (256.0, 1.0, 1.0)]
+    found = experts._added(2, parts, [torch.tensor([1])] * 3)
+    assert found.dtype == torch.float32 and found.tolist() == [[0.0, 0.0], [258.0, 258.0]]
 
 
 def test_adapters_leave_experts_alone_and_are_merged_under_the_checkpoint_s_names(

@@ -13,6 +13,7 @@ from transformers.models.llama.modeling_llama import LlamaAttention
 from transformers.models.olmo2.modeling_olmo2 import Olmo2Attention
 from transformers.models.qwen3.modeling_qwen3 import Qwen3Attention
 
+from roll.models import AttentionForm, Reach
 from roll.training import native_attention
 from roll.training.attention import ATTENTION, AttentionPlan, register_attention
 from roll.training.fused import fuse
@@ -177,6 +178,19 @@ def module_of(kind: type, config: type) -> nn.Module:
     torch.manual_seed(0)
     made = config(**SIZES, attn_implementation=register_attention(), pad_token_id=0)
     return kind(made, 0).to(torch.bfloat16)
+
+
+@pytest.mark.skipif(len(KINDS) < 2, reason="needs bfloat16 products of the processor's own")
+def test_layers_that_are_more_than_plain_attention_are_computed_otherwise() -> None:
+    """A window, a chunk, a cap, sinks and the like; a limit that no text comes to is none."""
+    plan = AttentionPlan(row_of(FORK), torch.device("cpu"), torch.bfloat16)
+    assert plan.longest == 103
+    plain = AttentionForm(0.2)
+    for limits, native_serves in (((None, None), True), ((103, 103), True), ((102, None), False), ((None, 102), False)):
+        assert plan.is_native(plain._replace(reach=Reach(*limits))) == native_serves
+    for other in (plain._replace(softcap=2.0), plain._replace(sinks=torch.zeros(4)), plain._replace(scale=-0.2)):
+        assert not plan.is_native(other)
+    assert AttentionPlan(row_of(FORK), torch.device("cpu"), torch.float32).places is None
 
 
 @pytest.mark.skipif(len(KINDS) < 2, reason="needs bfloat16 products of the processor's own")

@@ -12,7 +12,7 @@ from training_helpers import branching_batch, make_batch
 
 from roll.training import blocks
 from roll.training.blocks import Block
-from roll.training.layout import PackedLayout, Segment, build_layout
+from roll.training.layout import PackedLayout, Segment, build_layout, padded
 from roll.training.packing import pack
 from roll.types import TrainingSample
 
@@ -220,3 +220,19 @@ def test_a_unit_over_budget_is_cut_between_rollouts_and_not_within_one() -> None
     found = sorted([m.index for m in block.members] for micro in micro_batches for block in micro)
     assert found == [[0, 1, 2, 3, 4, 5], [6, 7, 8]]  # 40 + 2 x 46, and 40 + 46
     assert sum(b.num_tokens for micro in micro_batches for b in micro) == 132 + 86
+
+
+def test_padding_belongs_to_no_sample_and_chooses_its_own_experts() -> None:
+    samples = [
+        dataclasses.replace(s, experts=np.ones((len(s), 2, 3), dtype=np.int16)) for s in make_batch(groups=1).samples
+    ]
+    ((micro,),) = pack(samples, max_tokens=10_000)
+    layout = build_layout(micro)
+    multiple = layout.num_tokens + 3
+    found = padded(layout, multiple)
+    assert found.num_tokens == multiple and found.num_padding == 3
+    assert found.uses[-3:].tolist() == [0, 0, 0] and (found.uses[:-3] > 0).all()
+    assert layout.experts is not None and found.experts is not None
+    assert (found.experts[-3:] == -1).all() and np.array_equal(found.experts[:-3], layout.experts)
+    assert found.blocks[-1].start == layout.num_tokens and found.position_ids[-3:].tolist() == [0, 1, 2]
+    assert padded(layout, layout.num_tokens) is layout

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from training_helpers import logprobs_of, make_batch, make_spec
 from roll.algorithms.losses import PolicyLoss
 from roll.config.model import LoRAConfig
 from roll.training import TorchBackend
+from roll.training.distributed import Ranks
 from roll.training.layout import build_layout
 from roll.training.randomness import Randomness
 from roll.types import Needs
@@ -99,3 +101,14 @@ def test_adapters_begin_from_the_seed_alone_also_when_built_side_by_side(tiny_mo
 
 
 NAME = "model.layers.0.self_attn.q_proj.lora_A.default.weight"
+
+
+def test_ranks_of_another_share_or_stage_draw_other_numbers_and_those_of_one_the_same() -> None:
+    def stream(data_rank: int, stage: int | None) -> int:
+        ranks = object.__new__(Ranks)
+        ranks.data_rank, ranks.data_size = data_rank, 2
+        ranks.stage = None if stage is None else SimpleNamespace(number=stage)  # type: ignore[assignment]
+        return ranks.stream
+
+    assert [stream(data_rank, None) for data_rank in range(2)] == [0, 1]
+    assert sorted(stream(data_rank, stage) for data_rank in range(2) for stage in range(3)) == list(range(6))

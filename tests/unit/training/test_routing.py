@@ -24,7 +24,7 @@ from roll.errors import ModelError, UnsupportedError
 from roll.models import load_causal_lm
 from roll.pipelines.learner import Learner
 from roll.pipelines.learning.updates import _logprobs
-from roll.training import TorchBackend, blocks
+from roll.training import TorchBackend, blocks, routing
 from roll.training.routing import load_metrics
 from roll.types import TrainingBatch
 
@@ -115,6 +115,17 @@ def test_after_an_update_replay_keeps_the_old_pass_s_experts(tiny_model: Path, t
 
 
 @pytest.mark.usefixtures("deep_sharing")
+def test_experts_of_groups_that_are_out_now_are_weighed_by_their_own_scores() -> None:
+    """Routers that choose groups first set the scores of the others to 0, and weigh by what `topk` answers."""
+    scores = torch.tensor([[0.4, 0.3, 0.2, 0.1], [0.4, 0.3, 0.2, 0.1]])
+    out = torch.tensor([False, False, True, True])
+    with routing._Replay(torch.tensor([[3, 0], [-1, -1]]), 4) as replay:
+        found = scores.masked_fill(out, 0.0).topk(2)
+    assert replay.used
+    assert found[1].tolist() == [[3, 0], [0, 1]]
+    torch.testing.assert_close(found[0], torch.tensor([[0.1, 0.4], [0.4, 0.3]]))
+
+
 def test_tokens_of_unknown_experts_choose_their_own(tiny_model: Path, tmp_path: Path) -> None:
     path = write_model(tmp_path / "moe", tiny_model, FAMILIES["qwen3-moe"])
     backend = TorchBackend(make_spec(path))

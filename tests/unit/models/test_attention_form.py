@@ -1,0 +1,36 @@
+"""How far back layers look, and queries that Llama 4 scales by their place, counted by hand."""
+
+from __future__ import annotations
+
+import math
+from types import SimpleNamespace
+
+import torch
+
+from roll.models import Reach, position_scale
+
+
+def test_windows_and_chunks_by_hand() -> None:
+    places = torch.arange(5)
+    window, chunk = (reach.sees(places[:, None], places).int().tolist() for reach in (Reach(window=2), Reach(chunk=2)))
+    assert window == [[1, 0, 0, 0, 0], [1, 1, 0, 0, 0], [0, 1, 1, 0, 0], [0, 0, 1, 1, 0], [0, 0, 0, 1, 1]]
+    assert chunk == [[1, 0, 0, 0, 0], [1, 1, 0, 0, 0], [0, 0, 1, 0, 0], [0, 0, 1, 1, 0], [0, 0, 0, 0, 1]]
+
+
+def test_only_limits_that_hide_something_stay() -> None:
+    assert Reach(window=4, chunk=3).within(5) == Reach(window=4, chunk=3)
+    assert Reach(window=4, chunk=3).within(4) == Reach(chunk=3)
+    assert Reach(window=4, chunk=3).within(3) == Reach()
+
+
+def test_queries_are_scaled_by_their_place_in_their_text_and_not_in_the_row() -> None:
+    """The model has scaled by 1 + a log(1 + floor((t + 1) / f)), with t counted along the row."""
+    layer = SimpleNamespace(attn_temperature_tuning=True, use_rope=False, floor_scale=2, attn_scale=0.5)
+    positions = torch.tensor([0, 1, 2, 0, 1, 5])
+    found = position_scale(layer, positions, torch.float64)
+    assert found is not None and found.dtype == torch.float64
+    one, two, three, four = (1 + 0.5 * math.log(1 + n) for n in range(4))
+    by_row, by_text = [one, two, two, three, three, four], [one, two, two, one, two, four]
+    torch.testing.assert_close(found * torch.tensor(by_row).double(), torch.tensor(by_text).double())
+    assert position_scale(SimpleNamespace(attn_temperature_tuning=True), positions, torch.float64) is None
+    assert position_scale(SimpleNamespace(use_rope=False), positions, torch.float64) is None
