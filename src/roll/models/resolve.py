@@ -97,7 +97,7 @@ def weight_files(directory: Path) -> list[Path]:
                 f"'{missing[0]}': copy or download it again."
             )
     else:
-        files = sorted(directory.glob("*.safetensors"))
+        files = sorted(file for file in directory.glob("*.safetensors") if file.is_file())
     if not files:
         hint = (
             " It has weights in an older format: convert them to safetensors." if any(directory.glob("*.bin")) else ""

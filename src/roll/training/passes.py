@@ -122,6 +122,7 @@ class Passes:
             stage.begin()
         share = self._share(batch.samples, every_token=False, needs=loss.needs)
         if routing is not None:
+            routing.check_choices(batch.samples)
             routing.clear()
             if backward is not None and routing.aux_coefficient:
                 self._count_choices(routing, share, batch.temperature)
@@ -204,6 +205,8 @@ class Passes:
         every_token = "logprobs" in outputs
         found: dict[Output, dict[int, Any]] = {name: {} for name in outputs}
         routing = self._routing
+        if routing is not None:
+            routing.check_choices(batch.samples)
         self._network.eval()
         root, in_stages = self._network.root, self._network.cut is not None
         with contextlib.nullcontext() if adapter else adapters_off(root, elsewhere=in_stages):
