@@ -94,7 +94,7 @@ def dry_run(spec: TrainerSpec, batch: TrainingBatch | None, needs: Needs) -> Dry
 
     Args:
         spec: of the rank. Its model needs `config.json`, and no weights.
-        batch: all ranks' samples; their tokens may be any. `None` for no step.
+        batch: all ranks' samples; their tokens may be any that the model has. `None` for no step.
         needs: of what is learned.
 
     Raises:
