@@ -12,6 +12,9 @@ from roll.config.base import Section, option
 
 __all__ = ["ClusterConfig", "DeviceMapping", "Devices", "RoleDevices"]
 
+MOST_DEVICES = 100_000
+"""Of a role: more than any cluster has, and few enough to count them."""
+
 
 def _parse_devices(value: Any) -> list[int]:
     """`"0-3,6"`, `2` or `[0, 1]` as a sorted list of device numbers."""
@@ -21,9 +24,13 @@ def _parse_devices(value: Any) -> list[int]:
         devices: list[int] = []
         for part in value.replace(" ", "").split(","):
             first, dash, last = part.partition("-")
-            if not first.isdigit() or (dash and not last.isdigit()):
+            known = all(number.isdecimal() and len(number) <= 18 for number in ((first, last) if dash else (first,)))
+            if not known or not int(last or first) - int(first) >= 0:
                 raise ValueError(f"'{value}' is not a list of devices: write '0-3', '0,2' or [0, 1]")
-            devices += range(int(first), int(last or first) + 1)
+            numbers = range(int(first), int(last or first) + 1)
+            if len(devices) + len(numbers) > MOST_DEVICES:
+                raise ValueError(f"'{value}' are more than {MOST_DEVICES:,} devices")
+            devices += numbers
         value = devices
     if not isinstance(value, list) or not value or any(not isinstance(d, int) or d < 0 for d in value):
         raise ValueError(f"{value!r} is not a list of devices: write '0-3', '0,2' or [0, 1]")

@@ -24,7 +24,7 @@ class LoRAConfig(Section):
     )
     dropout: float = option(0.0, "Dropout inside the adapters while training.", ge=0, lt=1)
     target_modules: list[str] | Literal["all-linear"] = option(
-        "all-linear", "Names of the modules that get an adapter, or `all-linear`."
+        "all-linear", "Names of the linear layers that get an adapter, such as `q_proj`, or `all-linear`."
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Iterable
 from difflib import SequenceMatcher, get_close_matches
@@ -151,7 +152,7 @@ def _hint(shape: Shape, value: Any) -> str:
         return nearest(value, choices)
     if isinstance(value, str) and shape.scalar in (int, float) and _number(value):
         return f" Write it without quotes: {value}."
-    if isinstance(value, float) and value.is_integer() and shape.scalar is int:
+    if isinstance(value, float) and value.is_integer() and abs(value) < 2**53 and shape.scalar is int:
         return f" Write {int(value)}."
     if shape.scalar is str and isinstance(value, int | float | bool):
         return f" Put it in quotes: '{show(value)}'."
@@ -179,10 +180,9 @@ def _inside(path: KeyPath, shape: Shape, value: Any) -> str:
 
 def _number(text: str) -> bool:
     try:
-        float(text)
+        return math.isfinite(float(text))
     except ValueError:
         return False
-    return True
 
 
 def _value_error(text: str, path: KeyPath, document: Document) -> str:

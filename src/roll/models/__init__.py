@@ -17,6 +17,7 @@ from roll.models.mixers import decoder_of, find_mixers, first_tensor
 from roll.models.pieces import WeightFiles
 from roll.models.resolve import find_model, find_model_directory, resolve_model
 from roll.models.routers import chosen_experts, find_routers
+from roll.models.sizes import read_config
 
 __all__ = [
     "CATALOGUE",
@@ -46,6 +47,7 @@ __all__ = [
     "pad_token",
     "position_scale",
     "reach_mask",
+    "read_config",
     "resolve_model",
     "rotation_length",
     "stop_token_ids",

@@ -11,11 +11,13 @@ from typing import Any, NamedTuple
 
 from roll.errors import ConfigError, ModelError
 from roll.models.catalogue import CATALOGUE
-from roll.models.resolve import find_model, read_json, resolve_model, weight_files
+from roll.models.resolve import find_model, resolve_model, weight_files
+from roll.models.sizes import read_config, text_part
 
 __all__ = [
     "ModelDescription",
     "check_experts",
+    "check_files",
     "check_rotation",
     "context_length",
     "describe_model",
@@ -30,6 +32,8 @@ DTYPE_NAMES = {
     "F64": "float64",
     "F8_E4M3": "float8_e4m3fn",
 }
+MOST_PACKED = 8
+"""Weights in one stored number, where they are quantised."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -67,14 +71,13 @@ def describe_model(path: str | Path) -> ModelDescription:
     """Describe a model. A catalogue model need not be prepared for it; a hub model is downloaded.
 
     Raises:
-        ModelError: there is no such model, or its config.json lacks a size.
+        ModelError: there is no such model, or its config.json lacks a size, or has one that its files contradict.
     """
     entry = CATALOGUE.get(str(path))
     directory = find_model(path)
     if directory is None and entry is not None:
-        return _description(entry.config, _Weights(entry.num_parameters, 0, "bfloat16"), entry.name)
-    directory = directory or resolve_model(path)
-    return _description(read_json(directory / "config.json"), _count(weight_files(directory)), str(path))
+        return _description(entry.config, _Weights(entry.num_parameters, 0, 0, "bfloat16"), entry.name)
+    return _description(*check_files(directory or resolve_model(path)), str(path))
 
 
 def num_parameters(path: str | Path) -> int:
@@ -137,9 +140,7 @@ def check_experts(directory: Path, ranks: int) -> None:
     """
     if ranks == 1:
         return
-    config = read_json(directory / "config.json")
-    text: dict[str, Any] = config.get("text_config") or config
-    count = _num_experts(text)
+    count = _num_experts(text_part(read_config(directory)))
     if count == 0 or count % ranks:
         has = f"has {count} experts, which it does not divide" if count else "is no mixture of experts"
         raise ModelError(
@@ -151,13 +152,36 @@ class _Weights(NamedTuple):
     """What a model's files hold."""
 
     number: int
+    num_tensors: int
     of_experts: int
     dtype: str
     """Of most of them."""
 
 
-def _description(config: dict[str, Any], weights: _Weights, name: str) -> ModelDescription:
-    text: dict[str, Any] = config.get("text_config") or config
+def check_files(directory: Path) -> tuple[Mapping[str, Any], _Weights]:
+    """What a model's files say of it; a model that they cannot be of is not worth beginning to load.
+
+    Raises:
+        ModelError: config.json states a size that no model has, or one for which the weights are far too few.
+    """
+    config, weights = read_config(directory), _count(weight_files(directory))
+    text = text_part(config)
+    layers, hidden, vocabulary = (text.get(key) for key in ("num_hidden_layers", "hidden_size", "vocab_size"))
+    if isinstance(layers, int) and layers > weights.num_tensors:
+        raise ModelError(
+            f"'{directory / 'config.json'}' says num_hidden_layers: {layers}, and the weight files hold "
+            f"{weights.num_tensors} tensors in all: copy the model again."
+        )
+    if isinstance(hidden, int) and isinstance(vocabulary, int) and hidden * vocabulary > MOST_PACKED * weights.number:
+        raise ModelError(
+            f"'{directory / 'config.json'}' says vocab_size: {vocabulary} and hidden_size: {hidden}, and the weight "
+            f"files hold {weights.number:,} numbers in all: copy the model again."
+        )
+    return config, weights
+
+
+def _description(config: Mapping[str, Any], weights: _Weights, name: str) -> ModelDescription:
+    text = text_part(config)
 
     def size(*keys: str) -> int:
         for key in keys:
@@ -173,7 +197,7 @@ def _description(config: dict[str, Any], weights: _Weights, name: str) -> ModelD
     else:
         head_dim = size("head_dim") if "head_dim" in has else hidden // heads
     return ModelDescription(
-        architecture=str((config.get("architectures") or [config.get("model_type", "unknown")])[0]),
+        architecture=_architecture(config),
         num_parameters=weights.number,
         num_layers=size("num_hidden_layers", "n_layer"),
         hidden_size=hidden,
@@ -190,31 +214,43 @@ def _description(config: dict[str, Any], weights: _Weights, name: str) -> ModelD
     )
 
 
-def _experts_per_token(text: dict[str, Any]) -> int:
-    return int(text.get("num_experts_per_tok") or 0) if _num_experts(text) > 1 else 0
+def _architecture(config: Mapping[str, Any]) -> str:
+    named = config.get("architectures")
+    return str(named[0] if isinstance(named, list) and named else config.get("model_type", "unknown"))
 
 
-def _num_experts(text: dict[str, Any]) -> int:
+def _experts_per_token(text: Mapping[str, Any]) -> int:
+    return _whole(text, "num_experts_per_tok") if _num_experts(text) > 1 else 0
+
+
+def _num_experts(text: Mapping[str, Any]) -> int:
     counts = [text.get(key) for key in ("num_experts", "num_local_experts", "n_routed_experts")]
     return next((n for n in counts if isinstance(n, int)), 0)
 
 
-def _inner_size(text: dict[str, Any], hidden: int) -> int:
+def _inner_size(text: Mapping[str, Any], hidden: int) -> int:
     """Of an MLP, or of the experts that a token goes through, with those that all tokens share."""
     dense = text.get("intermediate_size") or text.get("n_inner") or 4 * hidden
+    if not isinstance(dense, int):  # some families have one for each layer
+        dense = max((size for size in dense if isinstance(size, int)), default=4 * hidden)
     chosen = _experts_per_token(text)
     if not chosen:
-        return int(dense)
-    own = text.get("moe_intermediate_size") or dense
-    shared = text.get("shared_expert_intermediate_size") or own * (text.get("n_shared_experts") or 0)
-    return int(chosen * own + shared)
+        return dense
+    own = _whole(text, "moe_intermediate_size") or dense
+    shared = _whole(text, "shared_expert_intermediate_size") or own * _whole(text, "n_shared_experts")
+    return chosen * own + shared
+
+
+def _whole(text: Mapping[str, Any], key: str) -> int:
+    value = text.get(key)
+    return value if isinstance(value, int) else 0
 
 
 def _count(files: list[Path]) -> _Weights:
     """Elements in safetensors files; read from their headers."""
     from safetensors import SafetensorError, safe_open
 
-    by_dtype, of_experts = Counter[str](), 0
+    by_dtype, num_tensors, of_experts = Counter[str](), 0, 0
     for file in files:
         try:
             with safe_open(file, framework="numpy") as tensors:
@@ -222,10 +258,11 @@ def _count(files: list[Path]) -> _Weights:
                     tensor = tensors.get_slice(name)
                     number = math.prod(tensor.get_shape())
                     by_dtype[tensor.get_dtype()] += number
+                    num_tensors += 1
                     of_experts += number if ".experts." in name else 0
         except (OSError, SafetensorError) as error:
             raise ModelError(f"weight file '{file}' is damaged or not safetensors: {error}.") from error
     if not by_dtype:
         raise ModelError(f"'{files[0]}' holds no tensors.")
     common = by_dtype.most_common(1)[0][0]
-    return _Weights(by_dtype.total(), of_experts, DTYPE_NAMES.get(common, common.lower()))
+    return _Weights(by_dtype.total(), num_tensors, of_experts, DTYPE_NAMES.get(common, common.lower()))

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from roll.errors import ModelError
+from roll.models.describe import check_files
 from roll.models.pieces import WeightFiles, weights_left_in_files
 from roll.models.quiet import quiet_transformers
 from roll.models.resolve import read_json, resolve_model
@@ -113,6 +114,7 @@ def _load(
 ) -> tuple[PreTrainedModel, list[str]]:
     """The model, and which of its weights its files lack."""
     directory = resolve_model(path)
+    check_files(directory)
     import torch
 
     wanted = getattr(torch, dtype, None) if isinstance(dtype, str) else dtype

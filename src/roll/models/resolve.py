@@ -7,7 +7,7 @@ import logging
 from pathlib import Path
 from typing import Any, NoReturn
 
-from roll.errors import ModelError
+from roll.errors import ModelError, short
 from roll.models.catalogue import CATALOGUE, cached_directory, prepare
 from roll.registry import looked_from, nearest
 
@@ -84,8 +84,11 @@ def weight_files(directory: Path) -> list[Path]:
     index = directory / "model.safetensors.index.json"
     if index.is_file():
         listed = read_json(index).get("weight_map")
-        if not isinstance(listed, dict):
+        if not isinstance(listed, dict) or not all(isinstance(name, str) for name in listed.values()):
             raise ModelError(f"'{index}' must say in 'weight_map' which file has each weight: copy it again.")
+        outside = next((name for name in listed.values() if Path(name).is_absolute() or ".." in Path(name).parts), None)
+        if outside is not None:
+            raise ModelError(f"'{index}' names the weight file {short(outside)}, which is not in its directory.")
         files = [directory / name for name in sorted(set(listed.values()))]
         missing = [file.name for file in files if not file.is_file()]
         if missing:
@@ -94,7 +97,7 @@ def weight_files(directory: Path) -> list[Path]:
                 f"'{missing[0]}': copy or download it again."
             )
     else:
-        files = sorted(directory.glob("*.safetensors"))
+        files = sorted(file for file in directory.glob("*.safetensors") if file.is_file())
     if not files:
         hint = (
             " It has weights in an older format: convert them to safetensors." if any(directory.glob("*.bin")) else ""
@@ -111,6 +114,8 @@ def read_json(file: Path) -> dict[str, Any]:
     """
     try:
         value = json.loads(file.read_text(encoding="utf-8"))
+    except RecursionError:
+        raise ModelError(f"'{file}' cannot be read: it nests too deeply.") from None
     except (OSError, ValueError) as error:
         raise ModelError(f"'{file}' cannot be read: {error}.") from error
     if not isinstance(value, dict):

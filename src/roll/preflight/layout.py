@@ -11,6 +11,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +19,7 @@ from roll.config.run import RunConfig
 from roll.config.training import TrainingConfig
 from roll.errors import ModelError
 from roll.preflight.report import Report
+from roll.version import install_extra
 
 if TYPE_CHECKING:
     from roll.training import TrainerSpec
@@ -25,15 +27,26 @@ if TYPE_CHECKING:
 __all__ = ["look_at_layout", "try_a_step"]
 
 GIB = 2**30
+_PACKAGES = {"deepspeed": "deepspeed", "megatron": "megatron"}
+"""By train back-end, the optional package that it needs."""
 
 
 def look_at_layout(report: Report, config: RunConfig) -> None:
-    """Divide the model as the run would.
+    """Divide the model as the run would, and give it its adapters, where they are not on all linear layers.
 
     Raises:
-        ModelError: it cannot be divided so.
+        ModelError: it cannot be divided so, or has no layers of these names.
     """
-    if config.roles["actor_train"].count > 1 and _is_here(config) and _can_be_tried(config):
+    backend = config.section("training", TrainingConfig).backend
+    package = _PACKAGES.get(backend)
+    if package is not None and find_spec(package) is None:
+        said = f"training.backend is '{backend}', which is not installed here: {install_extra(backend)}"
+        if config.cluster.type == "local":
+            raise ModelError(f"{said}, or choose the back-end torch")
+        report.notes.append(f"{said} on every machine of the run.")
+    lora = config.model.lora
+    is_asked = config.roles["actor_train"].count > 1 or (lora is not None and lora.target_modules != "all-linear")
+    if is_asked and _is_here(config) and _can_be_tried(config):
         _ask(_request(config, 0, with_step=False))
 
 

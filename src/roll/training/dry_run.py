@@ -16,6 +16,7 @@ import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, NamedTuple
 from unittest import mock
 
@@ -30,6 +31,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from roll.algorithms.inputs import LossOutputs
+from roll.models import read_config
 from roll.training.distributed import Ranks, shard
 from roll.training.experts import expert_outputs
 from roll.training.loading import build_network
@@ -92,7 +94,7 @@ def dry_run(spec: TrainerSpec, batch: TrainingBatch | None, needs: Needs) -> Dry
 
     Args:
         spec: of the rank. Its model needs `config.json`, and no weights.
-        batch: all ranks' samples; their tokens may be any. `None` for no step.
+        batch: all ranks' samples; their tokens may be any that the model has. `None` for no step.
         needs: of what is learned.
 
     Raises:
@@ -204,6 +206,7 @@ def _skeleton(spec: TrainerSpec, dtype: torch.dtype, unread: _Unread | None = No
 def _bare(path: str, dtype: torch.dtype, *, attention: str, trust_remote_code: bool, left: None) -> Any:
     from transformers import AutoConfig, AutoModelForCausalLM
 
+    read_config(Path(path))
     config = AutoConfig.from_pretrained(path, trust_remote_code=trust_remote_code)
     return AutoModelForCausalLM.from_config(
         config, dtype=dtype, attn_implementation=attention, trust_remote_code=trust_remote_code

@@ -10,9 +10,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from transformers.pytorch_utils import Conv1D
 
 from roll.config.model import LoRAConfig
-from roll.errors import ModelError
+from roll.errors import ModelError, short
+from roll.registry import nearest
 from roll.training.experts import find_experts
 
 __all__ = ["Adapter", "adapters_off", "add_adapters", "checkpoint_name", "find_adapters"]
@@ -45,10 +47,18 @@ def add_adapters(model: Any, config: LoRAConfig, seed: int) -> None:
     They begin as peft's do, but from `seed` alone: equal on every rank, whatever else the process draws meanwhile.
 
     Raises:
-        ModelError: `target_modules` names nothing in this model.
+        ModelError: `target_modules` names what is no linear layer of this model, or adapters would be larger than what
+            they adapt.
     """
     from peft import LoraConfig, inject_adapter_in_model
 
+    linear = [m.weight for m in model.modules() if isinstance(m, nn.Linear | Conv1D)]
+    widest = max((min(weight.shape) for weight in linear), default=config.rank)
+    if config.rank > widest:
+        raise ModelError(
+            f"model.lora.rank is {config.rank}, and no linear layer of {type(model).__name__} has a rank above "
+            f"{widest}: lower it, or leave model.lora out to train all weights"
+        )
     settings = LoraConfig(
         r=config.rank,
         lora_alpha=config.alpha,  # pyrefly: ignore[bad-argument-type]  # peft only divides by the rank
@@ -74,24 +84,36 @@ def add_adapters(model: Any, config: LoRAConfig, seed: int) -> None:
 
 
 def _targets(model: Any, named: list[str] | str) -> list[str] | str:
-    """What peft is to adapt. Of a mixture only its linear layers: experts, which stand in one tensor, and routers stay
-    as they are, where peft would replace the names of experts' matrices by adapters that nothing here merges.
+    """What peft is to adapt: linear layers of the decoder. The output embedding is computed chunk by chunk from its
+    weight, and the input embedding is often the same; neither is called as a layer that could have an adapter. Of a
+    mixture, experts, which stand in one tensor, and routers stay as they are, where peft would replace the names of
+    experts' matrices by adapters that nothing here merges.
 
     Raises:
-        ModelError: none of these layers is named.
+        ModelError: a name is of no such layer.
     """
-    if not find_experts(model):
+    mixture = bool(find_experts(model))
+    if named == "all-linear" and not mixture:
         return named
     head = model.get_output_embeddings() if hasattr(model, "get_output_embeddings") else None
-    layers = [name for name, m in model.named_modules() if isinstance(m, nn.Linear) and m is not head]
-    if named != "all-linear":
-        layers = [layer for layer in layers if any(f".{layer}".endswith(f".{name}") for name in named)]
-    if not layers:
+    layers = [path for path, m in model.named_modules() if isinstance(m, nn.Linear | Conv1D) and m is not head]
+    if named == "all-linear":
+        return layers
+    names = sorted({layer.rpartition(".")[2] for layer in layers})
+    for name in named:
+        if not any(f".{layer}".endswith(f".{name}") for layer in layers):
+            hint = nearest(name, names)
+            more = "; experts of a mixture cannot have adapters" if mixture else ""
+            raise ModelError(
+                f"model.lora.target_modules has {short(name)}, which is no linear layer of {type(model).__name__}'s "
+                f"decoder{more}.{hint} Name some of {', '.join(names)}, or take all-linear"
+            )
+    if not named:
         raise ModelError(
-            f"model.lora.target_modules {named!r} names no linear layer of this mixture of experts; its experts cannot "
-            "have adapters: name layers of its attention, or take all-linear"
+            f"model.lora.target_modules is empty: name some of {', '.join(names)}, take all-linear, or leave "
+            "model.lora out to train all weights"
         )
-    return layers
+    return [layer for layer in layers if any(f".{layer}".endswith(f".{name}") for name in named)] if mixture else named
 
 
 @contextlib.contextmanager

@@ -24,7 +24,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from roll.errors import UnsupportedError
+from roll.errors import ModelError, UnsupportedError, short
 from roll.protocols import LossFn
 from roll.training.attention_maps import MapObserver, observed_layers
 from roll.training.blocks import Block
@@ -114,9 +114,11 @@ class Passes:
 
         Raises:
             ValueError: no token of the batch is in the loss, or a sample lacks what the loss needs.
+            ModelError: a sample has a token that the model does not have, or experts.
         """
         if batch.num_loss_tokens == 0:
             raise ValueError("a batch needs at least one token that the loss counts")
+        self._check_tokens(batch)
         stage, routing = self._ranks.stage, self._routing
         if stage is not None:
             stage.begin()
@@ -195,6 +197,7 @@ class Passes:
 
         Raises:
             UnsupportedError: this role's network does not give an output.
+            ModelError: a sample has a token that the model does not have, or experts.
             ValueError: `adapter` is false and the policy has none, attention is asked for without its distances, or
                 the likeliest tokens without their number.
         """
@@ -204,6 +207,7 @@ class Passes:
         every_token = "logprobs" in outputs
         found: dict[Output, dict[int, Any]] = {name: {} for name in outputs}
         routing = self._routing
+        self._check_tokens(batch)
         self._network.eval()
         root, in_stages = self._network.root, self._network.cut is not None
         with contextlib.nullcontext() if adapter else adapters_off(root, elsewhere=in_stages):
@@ -258,6 +262,20 @@ class Passes:
     @property
     def _routing(self) -> Routing | None:
         return self._network.routing if isinstance(self._network, PolicyNetwork) else None
+
+    def _check_tokens(self, batch: TrainingBatch) -> None:
+        """Whether the model has all tokens and experts of a batch: beyond its tables nothing looks again."""
+        count = self._network.num_words
+        for sample in batch.samples:
+            tokens = sample.token_ids
+            if len(tokens) and not 0 <= tokens.min() <= tokens.max() < count:
+                wrong = int(tokens[(tokens < 0) | (tokens >= count)][0])
+                raise ModelError(
+                    f"sample {short(sample.sample_id)} has the token {wrong}, and '{self._spec.model_path}' has "
+                    f"embeddings of {count}: its tokenizer is another model's, or tokens were added to it alone"
+                )
+        if self._routing is not None:
+            self._routing.check_choices(batch.samples)
 
     def _check_outputs(self, outputs: Outputs, attention: AttentionRange | None, num_top: int | None) -> None:
         for name in outputs:

@@ -208,6 +208,11 @@ class PolicyNetwork(nn.Module):
         return [*([] if self.reference is None else [self.reference]), *self.teachers]
 
     @property
+    def num_words(self) -> int:
+        """Tokens that it has embeddings of."""
+        return self.model.config.get_text_config().vocab_size
+
+    @property
     def num_layers(self) -> int:
         """Decoder layers."""
         return self.model.config.get_text_config().num_hidden_layers

@@ -22,13 +22,13 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from roll.errors import ModelError
+from roll.errors import ModelError, short
 from roll.models import chosen_experts, decoder_of, find_routers
 from roll.training.blocks import Block
 from roll.training.layout import Int64Array, placed
 from roll.training.parallel.tokens import WHOLE, TokenShare
 from roll.training.recompute import recomputing
-from roll.types import TrainingBatch
+from roll.types import TrainingBatch, TrainingSample
 
 __all__ = ["Routing", "find_routing", "load_metrics"]
 
@@ -73,6 +73,35 @@ class Routing:
         for router, plain in self._plain:
             best = torch.arange(self.num_chosen, device=router.weight.device)[None]
             self._given(best, plain, router.weight.new_zeros(1, router.weight.shape[1]))
+
+    def check_choices(self, samples: Iterable[TrainingSample]) -> None:
+        """Make sure that the experts that samples come with can be chosen: whoever recorded them had this model.
+
+        Raises:
+            ModelError: naming the sample, and what it has.
+        """
+        for sample in samples:
+            if sample.experts is None:
+                continue
+            wanted, has = (len(sample), self.num_layers, self.num_chosen), sample.experts.shape
+            if has != wanted:
+                said = f"[tokens, layers, experts] of {list(has)}, not {list(wanted)}"
+            else:
+                ordered = np.sort(sample.experts, axis=-1)
+                unknown = (ordered < 0).all(-1)
+                wrong = (ordered[..., 0] < 0) | (ordered[..., -1] >= self.num_experts)
+                wrong |= (ordered[..., 1:] == ordered[..., :-1]).any(-1)
+                places = np.argwhere(wrong & ~unknown)
+                if not len(places):
+                    continue
+                token, layer = places[0].tolist()
+                chosen = sample.experts[token, layer].tolist()
+                of_all = f"{self.num_chosen} different ones of {self.num_experts}"
+                said = f"{chosen} for token {token} in layer {layer}, not {of_all}"
+            raise ModelError(
+                f"the experts that sample {short(sample.sample_id)} came with cannot be replayed: {said}. The engine "
+                "that recorded them has another model, or records otherwise: set training.router_replay to old or none"
+            )
 
     def clear(self) -> None:
         """Forget how often experts were chosen."""

@@ -39,7 +39,16 @@ from roll.training.optimizer import Optimizer
 from roll.training.precision import MasterWeights
 from roll.training.randomness import Randomness
 
-__all__ = ["check_entries", "load_state", "quiet", "random_states", "restore_random", "state_of", "write_entries"]
+__all__ = [
+    "check_entries",
+    "in_a_line",
+    "load_state",
+    "quiet",
+    "random_states",
+    "restore_random",
+    "state_of",
+    "write_entries",
+]
 
 
 def state_of(
@@ -113,7 +122,7 @@ def load_state(
     except CheckpointError:
         raise
     except (Exception, CheckpointException) as error:  # damage can show anywhere inside the reader
-        raise CheckpointError(f"the trainer's checkpoint '{path}' cannot be read: {error}") from error
+        raise CheckpointError(f"the trainer's checkpoint '{path}' cannot be read: {in_a_line(error)}") from error
     weights.refresh()
     optimizer.set_steps(dict(zip(names, state["updates"].tolist(), strict=True)))
     result = dict(zip(sorted(counters), state["counters"].tolist(), strict=True))
@@ -150,6 +159,14 @@ def restore_random(
         randomness.states = {name.rpartition("/")[2]: state for name, state in saved.items()}
     else:
         randomness.restart(hash((seed, ranks.stream, num_steps)) % 2**63)
+
+
+def in_a_line(error: BaseException) -> str:
+    """What went wrong first; the library's own text is a traceback for each rank."""
+    if isinstance(error, CheckpointException) and error.failures:
+        rank, (cause, _) = min(error.failures.items())
+        return f"{type(cause).__name__} on rank {rank}{': ' if str(cause) else ''}{cause}"
+    return str(error) or type(error).__name__
 
 
 @contextlib.contextmanager

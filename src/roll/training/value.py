@@ -100,6 +100,11 @@ class ValueNetwork(nn.Module):
         return getattr(self, self._backbone)
 
     @property
+    def num_words(self) -> int:
+        """Tokens that it has embeddings of."""
+        return self.decoder.config.get_text_config().vocab_size
+
+    @property
     def root(self) -> Any:
         """The module below which parameters have the names of the HF checkpoint."""
         return self

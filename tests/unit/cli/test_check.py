@@ -13,6 +13,7 @@ import yaml
 from roll.cli.main import run
 from roll.config.load import load_config
 from roll.pipelines.rlvr.check import inspect
+from roll.preflight import layout
 from roll.preflight.machine import Machine
 
 
@@ -191,6 +192,21 @@ def test_a_dry_run_says_what_ranks_hold_and_send(place, capsys):
 def test_a_layout_that_does_not_divide_the_model_is_a_problem(place, capsys):
     assert run(["check", "config.yaml", *RANKS, "training.parallel.tp=4"]) == 2
     assert "training.parallel.tp 4 does not divide this model's num_key_value_heads 2" in capsys.readouterr().err
+
+
+def test_adapters_on_layers_that_are_not_there_are_a_problem(place, capsys):
+    assert run(["check", "config.yaml", "model.lora.target_modules=[v_prj]"]) == 2
+    assert "target_modules has 'v_prj', which is no linear layer" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["deepspeed", "megatron"])
+def test_a_back_end_that_is_not_installed_is_a_problem_here_and_a_note_for_a_cluster(place, capsys, monkeypatch, name):
+    monkeypatch.setattr(layout, "find_spec", lambda package: None)
+    assert run(["check", "config.yaml", f"training.backend={name}"]) == 2
+    said = f"training.backend is '{name}', which is not installed here: pip install 'roll-rl[{name}]'"
+    assert f"{said}, or choose the back-end torch" in capsys.readouterr().err
+    assert run(["check", "config.yaml", f"training.backend={name}", "cluster.type=ray"]) == 0
+    assert f"{said} on every machine of the run." in capsys.readouterr().out
 
 
 def test_all_problems_of_a_run_come_in_one_look(place, capsys):

@@ -236,7 +236,11 @@ def test_names_from_elsewhere_lead_to_keys_that_exist():
         ("data.0.prompt_template=hello", "does not contain '{prompt}'"),
         ("data.0.max_operand=0", "max_operand 0 is below min_operand 1"),
         ("model={path: m, lora: {target_modules: 3}}", "'model.lora.target_modules' must be a list of texts or 'all-linear', got 3."),  # noqa: E501
+        ("training.num_steps=1e99", "must be a whole number >= 1, got 1e+99."),
+        ("training.learning_rate='nan'", "must be a number > 0, got 'nan'."),
         ("cluster.device_mapping={actor_train: 0-x}", "'0-x' is not a list of devices"),
+        ("cluster.device_mapping={actor_train: 3-0}", "'3-0' is not a list of devices"),
+        ("cluster.device_mapping={actor_train: 0-999999999999}", "'0-999999999999' are more than 100,000 devices"),
         ("cluster.device_mapping={actor_train: [0, 0]}", "names a device twice"),
         ("cluster.device_mapping={actor_train: 0-3}", "4 trainer ranks"),
         ("rollout.group_size=1", "rollout.group_size >= 2"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -139,5 +140,73 @@ def test_weights_of_experts_are_counted_by_their_names(tiny_model: Path, tmp_pat
     others = ("model.layers.0.mlp.shared_experts.up_proj.weight", "model.layers.0.mlp.gate.weight")
     tensors = {name: torch.zeros(4, 6) for name in (*names, *others)}
     save_file(tensors, copy / "model.safetensors", metadata={"format": "pt"})
+    (copy / "config.json").write_text(json.dumps(json.loads((copy / "config.json").read_text()) | {"vocab_size": 20}))
     found = describe_model(copy)
     assert (found.num_parameters, found.expert_parameters) == (4 * 24, 2 * 24)
+
+
+MALFORMED = [
+    ("hidden_size", 0),
+    ("hidden_size", 10**30),
+    ("hidden_size", True),
+    ("num_hidden_layers", -1),
+    ("num_hidden_layers", 10**6),
+    ("num_attention_heads", 0),
+    ("num_key_value_heads", -1),
+    ("head_dim", 0),
+    ("intermediate_size", float("nan")),
+    ("max_position_embeddings", 1e99),
+    ("num_experts", -1),
+    ("n_shared_experts", "2"),
+]
+
+
+@pytest.mark.parametrize(("key", "value"), MALFORMED)
+def test_a_size_that_no_model_has_is_named_with_its_value(
+    tiny_model: Path, tmp_path: Path, key: str, value: object
+) -> None:
+    copy = changed(tiny_model, tmp_path / "copy", {key: value})
+    for read in (describe_model, lambda path: load_causal_lm(path, "float32")):
+        with pytest.raises(ModelError, match=rf"config.json' says {key}: {re.escape(repr(value)[:57])}"):
+            read(copy)
+
+
+def test_layers_or_a_vocabulary_that_the_files_cannot_have_are_refused_before_loading(
+    tiny_model: Path, tmp_path: Path
+) -> None:
+    layers = changed(tiny_model, tmp_path / "layers", {"num_hidden_layers": 9999})
+    with pytest.raises(ModelError, match="num_hidden_layers: 9999, and the weight files hold 20 tensors"):
+        load_causal_lm(layers, "float32")
+    words = changed(tiny_model, tmp_path / "words", {"vocab_size": 2**31 - 1})
+    with pytest.raises(ModelError, match="vocab_size: 2147483647 and hidden_size: 32, and the weight files hold"):
+        load_causal_lm(words, "float32")
+
+
+@pytest.mark.parametrize("odd", [{"architectures": 7}, {"text_config": "none"}, {"intermediate_size": [64, 32]}])
+def test_what_else_stands_in_a_config_stops_no_description(
+    tiny_model: Path, tmp_path: Path, odd: dict[str, object]
+) -> None:
+    assert describe_model(changed(tiny_model, tmp_path / "copy", odd)).intermediate_size == 64
+
+
+def test_a_config_that_nests_too_deeply_is_refused(tiny_model: Path, tmp_path: Path) -> None:
+    copy = changed(tiny_model, tmp_path / "copy", {})
+    (copy / "config.json").write_text('{"a": ' + "[" * 100_000 + "]" * 100_000 + "}")
+    with pytest.raises(ModelError, match="nests too deeply"):
+        describe_model(copy)
+
+
+@pytest.mark.parametrize("name", ["../model.safetensors", "/etc/passwd", ["model.safetensors"], 7])
+def test_an_index_names_files_of_its_own_directory(tiny_model: Path, tmp_path: Path, name: object) -> None:
+    copy = changed(tiny_model, tmp_path / "copy", {})
+    (copy / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"a": name}}))
+    with pytest.raises(ModelError, match=r"index\.json' (names the weight file '[./]|must say in 'weight_map')"):
+        describe_model(copy)
+
+
+def changed(model: Path, target: Path, keys: dict[str, object]) -> Path:
+    """A copy of a model with these keys in its config.json."""
+    shutil.copytree(model, target)
+    config = json.loads((target / "config.json").read_text())
+    (target / "config.json").write_text(json.dumps(config | keys))
+    return target

@@ -155,3 +155,10 @@ def test_an_index_that_is_no_index_is_refused(model_copy: Path) -> None:
     (model_copy / "model.safetensors.index.json").write_text('{"weight_map": ["model.safetensors"]}')
     with pytest.raises(ModelError, match="must say in 'weight_map'"):
         resolve_model(str(model_copy))
+
+
+def test_a_weight_file_that_is_no_file_is_not_waited_for(model_copy: Path) -> None:
+    (model_copy / "model.safetensors").unlink()
+    os.mkfifo(model_copy / "model.safetensors")
+    with pytest.raises(ModelError, match=r"has no weights: a file 'model.safetensors' is missing"):
+        resolve_model(model_copy)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 from families import FAMILIES, Family, write_model
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from torch.overrides import TorchFunctionMode
 from training_helpers import branching_batch, grads_of, make_batch, make_spec, relative_error
 
@@ -254,3 +255,15 @@ def test_no_family_is_refused_in_bfloat16(tiny_model: Path, tmp_path: Path, name
     path = write_model(tmp_path / name, tiny_model, FAMILIES[name])
     backend = TorchBackend(make_spec(path, dtype="bfloat16"))
     assert 0 < backend.train_step(make_trees(), PolicyLoss()).grad_norm < 1e3
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("number", [float("nan"), float("inf")])
+def test_weights_that_are_no_numbers_are_refused(tiny_model: Path, tmp_path: Path, number: float, dtype: str) -> None:
+    copy = Path(shutil.copytree(tiny_model, tmp_path / "model"))
+    weights = load_file(copy / "model.safetensors")
+    weights["model.layers.0.input_layernorm.weight"].fill_(number)
+    save_file(weights, copy / "model.safetensors", metadata={"format": "pt"})
+    refused = pytest.raises(ModelError, match="its logits are not finite: look for NaN and infinity in its weights")
+    with mock.patch.object(packable, "_passed", set()), refused:
+        TorchBackend(make_spec(copy, dtype=dtype))

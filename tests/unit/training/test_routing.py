@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import replace
@@ -134,6 +135,28 @@ def test_tokens_of_unknown_experts_choose_their_own(tiny_model: Path, tmp_path: 
     own, again = (backend.forward(b, ["logprobs"])["logprobs"] for b in (batch, replaying(batch, unknown)))
     for a, b in zip(own, again, strict=True):
         np.testing.assert_array_equal(a, b)
+
+
+@pytest.mark.parametrize(
+    ("spoil", "said"),
+    [
+        (lambda own: own[:-1], r"\[tokens, layers, experts\] of \["),
+        (lambda own: own[:, :1], r"\[tokens, layers, experts\] of \["),
+        (lambda own: own[..., :1], r"\[tokens, layers, experts\] of \["),
+        (lambda own: np.where(np.arange(own.shape[-1]) == 1, 99, own), "99\\] for token 0 in layer 0, not"),
+        (lambda own: np.zeros_like(own), r"\[0, 0.*\] for token 0 in layer 0, not"),
+        (lambda own: np.where(np.arange(own.shape[-1]) == 1, -1, own), "-1\\] for token 0 in layer 0, not"),
+    ],
+)
+def test_experts_that_cannot_be_chosen_are_named(tiny_model: Path, tmp_path: Path, spoil: Any, said: str) -> None:
+    backend = TorchBackend(make_spec(write_model(tmp_path / "model", tiny_model, FAMILIES["qwen3-moe"])))
+    batch = make_trees()
+    experts = backend.forward(batch, ["experts"])["experts"]
+    spoilt = replaying(batch, [*experts[:-1], spoil(experts[-1])])
+    said = f"sample {re.escape(repr(batch.samples[-1].sample_id))} came with cannot be replayed: .*{said}"
+    for go in (lambda: backend.measure(spoilt, WeightedLogprobs()), lambda: backend.forward(spoilt, ["logprobs"])):
+        with pytest.raises(ModelError, match=said):
+            go()
 
 
 def test_what_cannot_replay_says_so(tiny_model: Path, tmp_path: Path) -> None:

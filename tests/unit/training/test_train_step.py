@@ -12,7 +12,7 @@ from training_helpers import logprobs_of, make_batch, make_spec, reference_logpr
 
 from roll.algorithms.inputs import LossInputs, LossOutputs
 from roll.algorithms.losses import PolicyLoss
-from roll.errors import TrainingDivergedError
+from roll.errors import ModelError, TrainingDivergedError
 from roll.models import load_causal_lm
 from roll.training import TorchBackend
 from roll.types import Needs, TrainingBatch
@@ -200,3 +200,17 @@ def test_two_equal_trainers_stay_equal_bit_for_bit(tiny_model: Path) -> None:
         results.append(([(s.loss, s.grad_norm) for s in steps], weights_of(backend)))
     assert results[0][0] == results[1][0]
     assert all(torch.equal(results[0][1][n], results[1][1][n]) for n in results[0][1])
+
+
+@pytest.mark.parametrize("place", [0, -1])
+@pytest.mark.parametrize("token", [-1, 260, 10**6])
+def test_a_token_that_the_model_does_not_have_is_named(tiny_model: Path, place: int, token: int) -> None:
+    backend, batch = TorchBackend(make_spec(tiny_model)), make_batch()
+    tokens = batch.samples[-1].token_ids.copy()
+    tokens[place] = token
+    samples = (*batch.samples[:-1], dataclasses.replace(batch.samples[-1], token_ids=tokens))
+    wrong = dataclasses.replace(batch, samples=samples)
+    said = f"sample '3.3' has the token {token}, and '.*' has embeddings of 260: its tokenizer"
+    for go in (lambda: backend.train_step(wrong, PolicyLoss()), lambda: backend.forward(wrong, ["logprobs"])):
+        with pytest.raises(ModelError, match=said):
+            go()

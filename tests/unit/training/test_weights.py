@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -88,9 +89,24 @@ def test_lora_moves_only_adapters_and_merging_leaves_the_live_network_alone(tiny
     assert set(merged) == set(load_file(tiny_model / "model.safetensors"))
 
 
-def test_adapters_that_fit_nothing_are_refused(tiny_model: Path) -> None:
-    with pytest.raises(ModelError, match="target_modules"):
-        TorchBackend(make_spec(tiny_model, lora=LoRAConfig(target_modules=["no_such_layer"])))
+LAYERS = "Name some of down_proj, gate_proj, k_proj, o_proj, q_proj, up_proj, v_proj, or take all-linear"
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"target_modules": ["q_proj", "v_prj"]}, f"has 'v_prj', .* Did you mean 'v_proj'\\? {LAYERS}"),
+        ({"target_modules": ["lm_head"]}, f"has 'lm_head', which is no linear layer of LlamaForCausalLM's.*{LAYERS}"),
+        ({"target_modules": ["embed_tokens"]}, f"has 'embed_tokens', which is no linear layer.*{LAYERS}"),
+        ({"target_modules": ["(a+)+$"]}, LAYERS),
+        ({"target_modules": [""]}, LAYERS),
+        ({"target_modules": []}, "target_modules is empty: name some of down_proj"),
+        ({"rank": 10**12}, "model.lora.rank is 1000000000000, and no linear layer .* has a rank above 32: lower it"),
+    ],
+)
+def test_adapters_that_fit_nothing_are_refused(tiny_model: Path, settings: dict[str, Any], said: str) -> None:
+    with pytest.raises(ModelError, match=said):
+        TorchBackend(make_spec(tiny_model, lora=LoRAConfig(**settings)))
 
 
 def test_adapters_on_chosen_modules_only(tiny_model: Path) -> None:

@@ -15,6 +15,7 @@ divided by tokens: norms and residuals are computed once, not by every rank.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from fnmatch import fnmatchcase
 from typing import Any
@@ -123,7 +124,12 @@ def _check_sizes(decoder: Any, embeddings: Any, size: int, styles: dict[str, str
         raise ModelError(
             f"training.parallel.tp {size} does not divide this model's "
             + ", ".join(f"{name} {count}" for name, count in wrong.items())
+            + f"; it can be {_divisors(math.gcd(*sizes.values()))}"
         )
+
+
+def _divisors(number: int) -> str:
+    return ", ".join(str(size) for size in range(1, min(number, 64) + 1) if number % size == 0)
 
 
 def _placement(style: str | None, name: str, parameter: Tensor) -> Placement:

@@ -1,0 +1,73 @@
+"""The sizes that a model's config.json states, as far as they can be those of any model.
+
+They come from anywhere and are multiplied, looped over and allocated: a number of layers that nothing stops is built.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from roll.errors import ModelError, short
+from roll.models.resolve import read_json
+
+__all__ = ["check_sizes", "read_config", "text_part"]
+
+_WIDEST = 2**31 - 1
+_BOUNDS = {
+    "num_hidden_layers": (1, 10_000),
+    "n_layer": (1, 10_000),
+    **dict.fromkeys(("num_attention_heads", "n_head", "num_key_value_heads", "head_dim"), (1, 2**20)),
+    **dict.fromkeys(("qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim"), (0, 2**20)),
+    **dict.fromkeys(("num_experts", "num_local_experts", "n_routed_experts", "num_experts_per_tok"), (0, 2**20)),
+    **dict.fromkeys(("n_shared_experts",), (0, 2**20)),
+    **dict.fromkeys(("hidden_size", "n_embd", "vocab_size", "max_position_embeddings", "n_positions"), (1, _WIDEST)),
+    **dict.fromkeys(("intermediate_size", "n_inner"), (1, _WIDEST)),
+    **dict.fromkeys(("moe_intermediate_size", "shared_expert_intermediate_size"), (0, _WIDEST)),
+}
+"""By key, the smallest and the largest value; lists, which some families have by layer, are left to `transformers`."""
+
+
+def read_config(directory: Path) -> dict[str, Any]:
+    """A model's config.json, whose sizes are possible ones.
+
+    Raises:
+        ModelError: it cannot be read, or states a size that no model has.
+    """
+    config = read_json(directory / "config.json")
+    check_sizes(config, f"'{directory / 'config.json'}'")
+    return config
+
+
+def text_part(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """What describes the language model: all of it, or its `text_config`."""
+    text = config.get("text_config")
+    return text if isinstance(text, Mapping) and text else config
+
+
+def check_sizes(config: Mapping[str, Any], where: str) -> None:
+    """Refuse sizes that no model has.
+
+    Args:
+        config: what config.json holds.
+        where: for messages.
+
+    Raises:
+        ModelError: naming the key and its value.
+    """
+    text = text_part(config)
+    for key, (least, most) in _BOUNDS.items():
+        value = text.get(key)
+        if value is None or isinstance(value, list | dict):
+            continue
+        if type(value) is not int or not least <= value <= most:
+            raise ModelError(
+                f"{where} says {key}: {short(value)}, where a whole number from {least} to {most:,} belongs: copy the "
+                "file again."
+            )
+    chosen = text.get("num_experts_per_tok")
+    counts = [text.get(key) for key in ("num_experts", "num_local_experts", "n_routed_experts")]
+    experts = next((n for n in counts if isinstance(n, int)), None)
+    if isinstance(chosen, int) and experts and chosen > experts:
+        raise ModelError(f"{where} says num_experts_per_tok: {chosen}, and has {experts} experts: copy the file again.")
