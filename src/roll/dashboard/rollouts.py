@@ -95,8 +95,14 @@ class Rollouts:
         missing = (name for name in there if name not in self._files and name not in self._failed)
         return [(name, there[name]) for name in sorted(missing, key=_order)]
 
-    def add(self, name: str, stamp: Stamp) -> None:
-        """Read a file; one that cannot be read becomes a problem."""
+    def add(self, name: str, stamp: Stamp, expected: int = 0) -> None:
+        """Read a file; one that cannot be read becomes a problem.
+
+        Args:
+            name: of the file.
+            stamp: as `pending` has it.
+            expected: so many files, this one included, are about to be read.
+        """
         try:
             columns = read_columns(self._inside, name)
         except RunDirectoryError as error:
@@ -111,6 +117,8 @@ class Rollouts:
         version = self._version_before(step) if kind == "train" else math.nan
         put["staleness"] = version - columns.numbers["policy_version"]
         put |= columns.numbers | {label: self._coded(label, *columns.labels[label]) for label in LABELS}
+        if expected:
+            self._columns.reserve(len(self) + expected * columns.num_rows)
         self._columns.extend(columns.num_rows, put)
         self._files[name] = _File(stamp, self._keep(columns))
 

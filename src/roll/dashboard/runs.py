@@ -76,7 +76,8 @@ class Run:
             ended = time.monotonic() + _INDEXING_S
             pending = index.pending()
             while pending and time.monotonic() < ended:
-                index.add(*pending.pop(0))
+                index.add(*pending[0], expected=len(pending))
+                del pending[0]
             progress: dict[str, Any] = {"problems": index.problems[:20]} if index.problems else {}
             if pending:
                 progress["indexing"] = {"files_left": len(pending)}

@@ -1,6 +1,6 @@
 """`trace.json` as lanes: what the controller, trainer, engines, rewards and every rollout did when.
 
-    trace.json ─ each event once ─► spans (32 bytes each) ─ a window, short ones merged ─► lanes for the page
+    trace.json ─ each event once ─► spans (24 bytes each) ─ a window, short ones merged ─► lanes for the page
 
 A rollout's states are spans between two events. Rollouts share lanes: each has one of its own from its first event to
 its last, and whoever comes next takes it over.
@@ -13,20 +13,21 @@ import json
 import math
 import time
 from collections import defaultdict
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-from roll.dashboard.columns import Columns
+from roll.dashboard.columns import Blocks, Columns
 from roll.dashboard.files import Inside, Tail
 from roll.errors import RunDirectoryError
 from roll.tracking.rollout_trace import ENGINES, JUDGE, ROLLOUTS
 
 __all__ = ["Trace"]
 
-_TYPES = {"start": np.float64, "end": np.float64, "lane": np.int32, "name": np.int32, "offset": np.int64}
+_TYPES = {"start": np.float64, "duration": np.float32, "lane": np.int16, "name": np.int16, "offset": np.int64}
 _MOST_NAMES = 4096
-_MOST_LANES = 20_000
+_MOST_LANES = 16_384
 _MOST_SPANS = 20_000_000
 _LONGEST_ARGS = 4096
 _TRAINER = ("train", "train_critic", "forward_backward", "optimizer", "old_logprobs", "reference", "values")
@@ -44,7 +45,7 @@ class Trace:
         self._clear()
 
     def _clear(self) -> None:
-        self._spans = Columns(_TYPES)
+        self._spans = Blocks(_TYPES)
         self._names: dict[str, int] = {"…": 0}
         self._lanes: dict[tuple[str, int], int] = {}
         self._open: dict[tuple[str, str], float] = {}
@@ -84,13 +85,14 @@ class Trace:
 
     def _add(self, lines: bytes, offset: int) -> None:
         rows: list[tuple[float, float, int, int, int]] = []
-        for line in lines.split(b"\n"):
+        for line in lines.decode("latin-1").split("\n"):  # the writer escapes all but ASCII: a character is a byte
             event = _event(line)
             if event is not None:
                 self._take(event, offset, rows)
             offset += len(line) + 1
         if rows and len(self._spans) < _MOST_SPANS:
-            self._spans.extend(len(rows), dict(zip(_TYPES, (list(c) for c in zip(*rows, strict=True)), strict=True)))
+            columns = (np.array(column) for column in zip(*rows, strict=True))
+            self._spans.extend(len(rows), dict(zip(_TYPES, columns, strict=True)))
 
     def _take(self, event: dict[str, Any], offset: int, rows: list[tuple[float, float, int, int, int]]) -> None:
         phase, name, at = event["ph"], event["name"], event["ts"] / 1e6
@@ -98,8 +100,8 @@ class Trace:
         if phase == "X":
             kind, number = _lane_of(event)
             duration = event.get("dur")
-            end = at + (duration / 1e6 if isinstance(duration, int | float) and 0 <= duration < 1e15 else 0.0)
-            rows.append((at, end, self._lane(kind, number), self._name(name), offset))
+            lasted = duration / 1e6 if isinstance(duration, int | float) and 0 <= duration < 1e15 else 0.0
+            rows.append((at, lasted, self._lane(kind, number), self._name(name), offset))
             return
         key = str(event.get("id", ""))[:200]
         if phase == "b":
@@ -108,7 +110,8 @@ class Trace:
             self._open[key, name] = at
         elif phase == "e" and (key, name) in self._open:
             kind, number = ("rollout", self._slots.get(key, 0)) if event.get("pid") == ROLLOUTS else ("judge", 0)
-            rows.append((self._open.pop((key, name)), at, self._lane(kind, number), self._name(name), offset))
+            start = self._open.pop((key, name))
+            rows.append((start, max(0.0, at - start), self._lane(kind, number), self._name(name), offset))
         elif phase == "n" and key in self._slots:
             heapq.heappush(self._free, self._slots.pop(key))
 
@@ -128,22 +131,22 @@ class Trace:
 
     def lanes(self, start_s: float | None, end_s: float | None, most: int) -> dict[str, Any]:
         """For `/trace/lanes`; seconds since the first event."""
-        spans = self._spans
-        if not len(spans):
+        if not len(self._spans):
             return {"lanes": [], "spans": [], "merged": False, "start_s": 0.0, "end_s": 0.0}
         origin = self._first_us / 1e6
-        starts, ends = spans["start"] - origin, spans["end"] - origin
         first = 0.0 if start_s is None else start_s
-        last = float(ends.max()) if end_s is None else end_s
-        chosen = np.flatnonzero((ends >= first) & (starts <= last))
+        ends = (float((block["start"] + block["duration"]).max()) - origin for block in self._spans)
+        last = max(ends) if end_s is None else end_s
         order = sorted(self._lanes, key=_lane_order)
         place = np.empty(len(order), np.int64)
         place[[self._lanes[lane] for lane in order]] = np.arange(len(order))
-        lanes, names = place[spans["lane"][chosen]], spans["name"][chosen]
-        shown = _Window(starts[chosen], ends[chosen], lanes, names, spans["offset"][chosen])
-        merged = len(chosen) > most
+        chosen = [_touching(block, origin + first, origin + last) for block in self._spans]
+        merged = sum(map(len, chosen)) > most
+        width_s = max(last - first, 1e-6)
+        parts = (_Window.of(block, rows, origin, place) for block, rows in zip(self._spans, chosen, strict=True))
+        shown = _Window.together([part.joined(width_s / 2000) for part in parts] if merged else list(parts))
         if merged:
-            shown = shown.thinned(max(last - first, 1e-6), most)
+            shown = shown.thinned(width_s, most)
         texts = list(self._names)
         found = [
             {"lane": int(lane), "name": texts[name], "start_s": round(start, 6), "end_s": round(end, 6), "args": args}
@@ -154,15 +157,15 @@ class Trace:
 
     def steps(self) -> list[dict[str, Any]]:
         """For `/trace/steps`: each step's phases, those inside others left out, and the longest of them."""
-        spans, texts = self._spans, list(self._names)
+        texts = list(self._names)
         kinds = {number: lane[0] for lane, number in self._lanes.items()}
         own = np.array([kinds[n] in ("controller", "trainer", "reward", "environment") for n in range(len(kinds))])
-        chosen = np.flatnonzero(own[spans["lane"]]) if len(own) else np.empty(0, np.int64)
-        chosen = chosen[np.lexsort((-spans["end"][chosen], spans["start"][chosen]))]
+        parts = [_Window.of(b, np.flatnonzero(own[b["lane"]]), 0.0, np.arange(len(kinds))) for b in self._spans]
+        spans = _Window.together(parts).inside_out()
         origin = self._first_us / 1e6
         found: list[dict[str, Any]] = []
         inside = -math.inf
-        for start, end, name in zip(*(spans[c][chosen].tolist() for c in ("start", "end", "name")), strict=True):
+        for start, end, name in zip(spans.starts.tolist(), spans.ends.tolist(), spans.names.tolist(), strict=True):
             text = texts[name]
             if text.startswith("step ") and text[5:].isdecimal() and len(text) < 20:
                 found.append({"step": int(text[5:]), "start": start, "end": end, "phases": defaultdict(float)})
@@ -188,7 +191,7 @@ class Trace:
             with self._inside.open("trace.json") as file:
                 for offset in offsets.tolist():
                     file.seek(max(offset, 0))
-                    event = _event(file.readline(_LONGEST_ARGS)) if offset >= 0 else None
+                    event = _event(file.readline(_LONGEST_ARGS).decode("latin-1")) if offset >= 0 else None
                     args = (event or {}).get("args")
                     key = (event or {}).get("id")
                     named = {"id": str(key)[:200]} if key is not None else {}
@@ -196,6 +199,12 @@ class Trace:
         except RunDirectoryError:
             pass
         return found + [{}] * (len(offsets) - len(found))
+
+
+def _touching(block: Columns, first: float, last: float) -> np.ndarray:
+    """Spans of a block that are not wholly before or after."""
+    starts = block["start"]
+    return np.flatnonzero((starts + block["duration"] >= first) & (starts <= last))
 
 
 class _Window:
@@ -206,16 +215,35 @@ class _Window:
     ) -> None:
         self.starts, self.ends, self.lanes, self.names, self.offsets = starts, ends, lanes, names, offsets
 
+    @classmethod
+    def of(cls, block: Columns, rows: np.ndarray, origin: float, place: np.ndarray) -> _Window:
+        """Some rows of a block; `place` says where the page has each lane."""
+        starts = block["start"][rows] - origin
+        ends = starts + block["duration"][rows]
+        return cls(starts, ends, place[block["lane"][rows]], block["name"][rows], block["offset"][rows])
+
+    @classmethod
+    def together(cls, parts: Sequence[_Window]) -> _Window:
+        """All of them, in their order."""
+        if not parts:
+            return cls(*(np.empty(0) for _ in range(5)))
+        names = ("starts", "ends", "lanes", "names", "offsets")
+        return cls(*(np.concatenate([getattr(part, name) for part in parts]) for name in names))
+
+    def inside_out(self) -> _Window:
+        """In the order of starts; of those that start together the longest first, which was written last."""
+        return self._taken(np.lexsort((-self.offsets, -self.ends, self.starts)))
+
     def thinned(self, width_s: float, most: int) -> _Window:
         """At most so many: of each lane, spans that are short beside the window are joined."""
         shortest = width_s / 2000
         window = self
         while len(window.starts) > most and shortest < width_s:
-            window, shortest = window._joined(shortest), shortest * 2
+            window, shortest = window.joined(shortest), shortest * 2
         kept = np.sort(np.argsort(window.starts - window.ends, kind="stable")[:most])
         return window._taken(kept)
 
-    def _joined(self, shortest: float) -> _Window:
+    def joined(self, shortest: float) -> _Window:
         """What is shorter becomes one span of its stretch of its lane, called by the longest of them."""
         short = (self.ends - self.starts) < shortest
         cells = self.lanes[short] * 2**32 + np.clip(self.starts[short] // shortest, 0, 2**32 - 1).astype(np.int64)
@@ -228,9 +256,7 @@ class _Window:
         joined.starts = np.minimum.reduceat(part.starts, first)
         joined.ends = np.maximum.reduceat(part.ends, first)
         joined.offsets = np.where(np.diff(first, append=len(order)) > 1, -1, joined.offsets)
-        long = self._taken(np.flatnonzero(~short))
-        names = ("starts", "ends", "lanes", "names", "offsets")
-        return _Window(*(np.concatenate([getattr(long, name), getattr(joined, name)]) for name in names))
+        return _Window.together([self._taken(np.flatnonzero(~short)), joined])
 
     def _taken(self, places: np.ndarray) -> _Window:
         return _Window(*(a[places] for a in (self.starts, self.ends, self.lanes, self.names, self.offsets)))
@@ -242,9 +268,9 @@ class _Window:
         return zip(*columns, args(ordered.offsets), strict=True)
 
 
-def _event(line: bytes) -> dict[str, Any] | None:
+def _event(line: str) -> dict[str, Any] | None:
     try:
-        event = json.loads(line.rstrip(b",\r\n]"))
+        event = json.loads(line.rstrip(",\r\n]"))
     except (ValueError, RecursionError):
         return None
     if not isinstance(event, dict) or not isinstance(event.get("name"), str) or not isinstance(event.get("ph"), str):
