@@ -29,6 +29,7 @@ from roll.errors import RunDirectoryError
 
 __all__ = ["make_app"]
 
+_POLL_S = 1.0
 STATIC = Path(__file__).parent / "static"
 
 
@@ -220,7 +221,7 @@ async def _changes(run: Run) -> AsyncIterator[str]:
     yield "retry: 2000\n\n"
     quiet = 0
     while True:
-        await asyncio.sleep(1.0)
+        await asyncio.sleep(_POLL_S)
         now = await asyncio.to_thread(run.stamps)
         kinds = [kind for kind, stamp in now.items() if stamp != before[kind]]
         before = now
