@@ -17,8 +17,7 @@ from roll.dashboard.metrics import Metrics
 from roll.dashboard.rollouts import Rollouts
 from roll.dashboard.settings import Settings
 from roll.dashboard.trace import Trace
-from roll.dashboard.vocabulary import Vocabulary, find_tokenizer, load_vocabulary
-from roll.errors import RunDirectoryError
+from roll.dashboard.vocabulary import Vocabularies, Vocabulary
 from roll.models.catalogue import CATALOGUE, cached_directory
 
 __all__ = ["Run", "Runs"]
@@ -27,6 +26,8 @@ _MARKS = ("config.yaml", "metrics.jsonl", "rollouts")
 _DEPTH = 3
 """Directories below a given one that are looked into."""
 _MOST_RUNS = 1000
+_MOST_LOADED = 8
+"""Runs whose rollouts and traces are in memory."""
 _INDEXING_S = 0.5
 _QUIET_S = 120.0
 """After which a run on another machine counts as stopped, if its steps are shorter than a third of that."""
@@ -35,7 +36,7 @@ _QUIET_S = 120.0
 class Run:
     """One run directory: what is cheap to know of it, and its readers."""
 
-    def __init__(self, path: Path, name: str) -> None:
+    def __init__(self, path: Path, name: str, vocabularies: Vocabularies) -> None:
         self.path = path
         self.name = name
         self.id = hashlib.sha256(os.fsencode(path)).hexdigest()[:12]
@@ -45,7 +46,9 @@ class Run:
         self.metrics = Metrics(self.inside)
         self.trace = Trace(self.inside)
         self._rollouts: Rollouts | None = None
-        self._vocabulary: tuple[Any, Vocabulary | None] = (None, None)
+        self._vocabularies = vocabularies
+        self.used_s = 0.0
+        """When its rollouts or trace were last asked for; 0 where they take no memory."""
 
     @property
     def shown_path(self) -> str:
@@ -70,6 +73,7 @@ class Run:
         """The index of rollouts, held still; and how far it is, where reading all files takes longer than a moment."""
         with self.lock:
             self.refresh()
+            self.used_s = time.monotonic()
             if self._rollouts is None:
                 self._rollouts = Rollouts(self.inside, self.metrics.version_before)
             index = self._rollouts
@@ -87,6 +91,7 @@ class Run:
     def traced(self) -> Iterator[tuple[Trace, dict[str, Any]]]:
         """The trace, held still; and how far it is."""
         with self.lock:
+            self.used_s = time.monotonic()
             self.trace.refresh(_INDEXING_S)
             progress: dict[str, Any] = {"problem": self.trace.problem} if self.trace.problem else {}
             if self.trace.is_reading:
@@ -96,20 +101,16 @@ class Run:
     def vocabulary(self) -> Vocabulary | None:
         """Of the run's tokenizer, or the catalogue's for a model that is in there; `None` where neither is here."""
         with self.lock:
-            where = find_tokenizer(self.inside)
+            found = self._vocabularies.of(self.inside)
             name = self.settings.text_of("model.path")
-            inside = self.inside
-            if where is None and name in CATALOGUE:
-                inside = Inside(cached_directory(CATALOGUE[name]))
-                where = find_tokenizer(inside)
-            if where is None:
-                return None
-            if self._vocabulary[0] != where:
-                try:
-                    self._vocabulary = (where, load_vocabulary(inside, where[0]))
-                except RunDirectoryError:
-                    self._vocabulary = (where, None)
-            return self._vocabulary[1]
+            if found is None and name in CATALOGUE:
+                return self._vocabularies.of(Inside(cached_directory(CATALOGUE[name])))
+            return found
+
+    def release(self) -> None:
+        """Forget what takes memory; it is read again when somebody asks."""
+        with self.lock:
+            self._rollouts, self.trace, self.used_s = None, Trace(self.inside), 0.0
 
     def stamps(self) -> dict[str, Any]:
         """What changes when the run goes on, by what the page calls it; nothing is read."""
@@ -195,6 +196,7 @@ class Runs:
     def __init__(self, paths: Sequence[Path]) -> None:
         self._paths = [path.absolute() for path in paths]
         self._runs: dict[str, Run] = {}
+        self._vocabularies = Vocabularies()
         self._lock = threading.Lock()
 
     def get(self, run_id: str) -> Run:
@@ -205,7 +207,11 @@ class Runs:
         """
         if run_id not in self._runs:
             self.all()
-        return self._runs[run_id]
+        found = self._runs[run_id]
+        loaded = sorted((run for run in self._runs.values() if run.used_s and run is not found), key=lambda r: r.used_s)
+        for run in loaded[: max(0, len(loaded) - _MOST_LOADED + 1)]:
+            run.release()
+        return found
 
     def all(self) -> list[Run]:
         """All runs there are now, newest first."""
@@ -214,7 +220,7 @@ class Runs:
             for path in self._paths:
                 places = _places(path, _DEPTH) or [path]
                 for place in places[: _MOST_RUNS - len(found)]:
-                    run = Run(place, _name(place, path))
+                    run = Run(place, _name(place, path), self._vocabularies)
                     found[run.id] = self._runs.get(run.id, run)
             self._runs = found
             return list(found.values())
