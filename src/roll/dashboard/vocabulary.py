@@ -107,7 +107,7 @@ def _load(content: bytes, name: str) -> Vocabulary:
 
 @contextlib.contextmanager
 def _panics_contained(what: str) -> Iterator[None]:
-    """A panic of the library, which may have read anything, is no `Exception`: here it becomes a `RunDirectoryError`."""
+    """A panic of the library, which may have read anything, is no `Exception`; here it becomes one that is expected."""
     try:
         yield
     except (KeyboardInterrupt, SystemExit):
