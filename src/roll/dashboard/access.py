@@ -6,6 +6,7 @@ allows that, unless that page's own name is made to point here (DNS rebinding): 
 
 from __future__ import annotations
 
+import hashlib
 import hmac
 import ipaddress
 import re
@@ -16,9 +17,8 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import JSONResponse, RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-__all__ = ["Access", "is_loopback"]
+__all__ = ["Access", "cookie_name", "is_loopback"]
 
-COOKIE = "roll-dashboard"
 _HEADERS = {
     "Content-Security-Policy": (
         "default-src 'self'; style-src 'self' 'unsafe-inline'; img-src 'self' data: blob:; object-src 'none'; "
@@ -31,6 +31,11 @@ _HEADERS = {
     "Cross-Origin-Opener-Policy": "same-origin",
     "Cache-Control": "no-cache",
 }
+
+
+def cookie_name(token: str) -> str:
+    """Of its own for each token: browsers keep one set of cookies for all ports of a machine."""
+    return f"roll-dashboard-{hashlib.sha256(token.encode()).hexdigest()[:8]}"
 
 
 def is_loopback(host: str) -> bool:
@@ -53,6 +58,7 @@ class Access:
     """
 
     def __init__(self, app: ASGIApp, host: str, token: str | None) -> None:
+        assert token is None or token, "an empty token is none"
         self._app = app
         self._host = host
         self._token = token
@@ -86,10 +92,12 @@ class Access:
                 return _no(401, "that token is not this server's: `roll dashboard` printed it when it started.")
             rest = urlencode([(key, value) for key, value in query if key != "token"])
             answer = RedirectResponse(f"/{scope['path'].lstrip('/')}" + (f"?{rest}" if rest else ""), status_code=303)
-            answer.set_cookie(COOKIE, self._token, httponly=True, samesite="strict", path="/")
+            answer.set_cookie(cookie_name(self._token), self._token, httponly=True, samesite="strict", path="/")
             return answer
         scheme, _, given = headers.get("authorization", "").partition(" ")
-        if (scheme.lower() == "bearer" and self._is_token(given.strip())) or self._is_token(_cookie(headers)):
+        if (scheme.lower() == "bearer" and self._is_token(given.strip())) or self._is_token(
+            _cookie(headers, cookie_name(self._token))
+        ):
             return None
         return _no(401, "a token is needed: open the address that `roll dashboard` printed, with `?token=…`.")
 
@@ -108,9 +116,9 @@ class Access:
         return (everywhere and self._token is not None) or name == self._host.lower().strip("[]")
 
 
-def _cookie(headers: Headers) -> str:
+def _cookie(headers: Headers, name: str) -> str:
     try:
-        found = SimpleCookie(headers.get("cookie", "")).get(COOKIE)
+        found = SimpleCookie(headers.get("cookie", "")).get(name)
     except CookieError:
         return ""
     return found.value if found is not None else ""

@@ -129,10 +129,8 @@ class Run:
             stamps = [self.inside.stamp(name) for name in ("config.yaml", "metrics.jsonl", "trace.json", "rollouts")]
             written = [stamp.modified_s for stamp in stamps if stamp is not None]
             num_steps = self.settings.number_of("training.num_steps")
-            held_out = next(
-                (value for name in ("eval/score", "eval/accuracy", "eval/loss") if (value := evaluation.last(name))),
-                None,
-            )
+            scores = (evaluation.last(name) for name in ("eval/score", "eval/accuracy", "eval/loss"))
+            held_out = next((score for score in scores if score is not None), None)
             return {
                 "id": self.id,
                 "name": self.name,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import secrets
 import socket
 import threading
@@ -29,7 +30,7 @@ def serve(
         say: told the address.
 
     Raises:
-        ConfigError: packages are missing, or nothing can listen there.
+        ConfigError: packages are missing, the token is none, or nothing can listen there.
     """
     try:
         import uvicorn
@@ -39,6 +40,8 @@ def serve(
         raise ConfigError(
             f"`roll dashboard` needs packages that are not installed ({error}): {install_extra('dashboard')}"
         ) from None
+    if token is not None and re.fullmatch(r"[A-Za-z0-9._~-]{8,200}", token) is None:
+        raise ConfigError("a token has 8 to 200 letters, digits, '.', '_', '~' or '-'; without --token one is made.")
     if token is None and not is_loopback(host):
         token = secrets.token_urlsafe(24)
     listening = _listen(host, port)

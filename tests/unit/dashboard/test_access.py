@@ -11,11 +11,13 @@ from starlette.testclient import TestClient
 from unit.dashboard.conftest import client_of, endpoints, ids
 
 from roll.dashboard import serving
+from roll.dashboard.access import cookie_name
 from roll.dashboard.rollouts import row_of
 from roll.errors import ConfigError
 
 MakeRun = Callable[..., Path]
 TOKEN = "t0ken-of-this-server"
+COOKIE = cookie_name(TOKEN)
 
 
 def everywhere(path: Path) -> TestClient:
@@ -28,7 +30,7 @@ def test_without_the_token_nothing_at_all_is_answered(make_run: MakeRun) -> None
     run = ids(client_of(path))["demo"]
     wrong: tuple[dict[str, str], ...] = (
         {}, {"Authorization": "Bearer "}, {"Authorization": f"Bearer {TOKEN}x"}, {"Authorization": f"Basic {TOKEN}"},
-        {"Cookie": "roll-dashboard="}, {"Cookie": f"roll-dashboard={TOKEN[:-1]}"}, {"Cookie": "\x00;=;"},
+        {"Cookie": f"{COOKIE}="}, {"Cookie": f"{COOKIE}={TOKEN[:-1]}"}, {"Cookie": "\x00;=;"},
     )  # fmt: skip
     for url in ("/", "/static/x.js", "/api/runs", f"/api/runs/{run}/events", *endpoints(run, row_of(1, "train", 0))):
         for headers in wrong:
@@ -43,8 +45,8 @@ def test_a_token_in_the_address_becomes_a_cookie_and_leaves_the_address(make_run
     assert answer.status_code == 303
     assert answer.headers["location"] == "/?view=%23%2Foverview"
     cookie = answer.headers["set-cookie"]
-    assert f"roll-dashboard={TOKEN}" in cookie and "HttpOnly" in cookie and "SameSite=strict" in cookie
-    assert client.get("/api/runs", headers={"Cookie": f"roll-dashboard={TOKEN}"}).status_code == 200
+    assert f"{COOKIE}={TOKEN}" in cookie and "HttpOnly" in cookie and "SameSite=strict" in cookie
+    assert client.get("/api/runs", headers={"Cookie": f"{COOKIE}={TOKEN}"}).status_code == 200
 
 
 def test_a_redirect_never_leads_to_another_site(make_run: MakeRun) -> None:
@@ -100,11 +102,17 @@ def test_other_addresses_get_a_token_and_this_machine_needs_none(
     path = make_run()
     serving.serve([path], "127.0.0.1", 0, None, open_browser=False, say=said.append)
     serving.serve([path], "0.0.0.0", 0, None, open_browser=False, say=said.append)
-    serving.serve([path], "127.0.0.1", 0, "mine", open_browser=False, say=said.append)
+    serving.serve([path], "127.0.0.1", 0, "mine-and-mine", open_browser=False, say=said.append)
     assert "token" not in said[0] and said[0].split()[2].startswith("http://127.0.0.1:")
     assert len(said[1].split("?token=")[1].split()[0]) >= 32
-    assert "?token=mine" in said[2]
+    assert "?token=mine-and-mine" in said[2]
     assert threading.active_count() >= 1
+
+
+@pytest.mark.parametrize("token", ["", "short", "with space", "a;b=cdefgh", "ümlautümlaut"])
+def test_a_token_that_is_none_is_refused(tmp_path: Path, token: str) -> None:
+    with pytest.raises(ConfigError, match="a token has"):
+        serving.serve([tmp_path], "0.0.0.0", 0, token, open_browser=False, say=print)
 
 
 def test_an_address_that_is_taken_is_said(make_run: MakeRun) -> None:

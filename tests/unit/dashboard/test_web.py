@@ -88,6 +88,14 @@ def test_a_run_that_is_being_written_runs_and_afterwards_it_is_finished(make_run
     assert client_of(path).get("/api/runs").json()[0]["status"] == "finished"
 
 
+def test_an_accuracy_of_nothing_is_a_number_too(make_run: MakeRun) -> None:
+    from roll.tracking.metrics_file import MetricsFile
+
+    path = make_run()
+    MetricsFile(path / "metrics.jsonl").append(3, "evaluation", {"eval/accuracy": 0.0})
+    assert client_of(path).get("/api/runs").json()[0]["held_out"] == 0.0
+
+
 def test_only_settings_that_differ_are_shown(make_run: MakeRun) -> None:
     client = client_of(make_run("one").parent, make_run("two"))
     runs = ids(client)
