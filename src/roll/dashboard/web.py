@@ -30,6 +30,8 @@ from roll.errors import RunDirectoryError
 __all__ = ["make_app"]
 
 _POLL_S = 1.0
+_REST_S = 2.0
+"""After a change: a step writes several files, and who is told asks for all that changed."""
 STATIC = Path(__file__).parent / "static"
 
 
@@ -229,6 +231,7 @@ async def _changes(run: Run) -> AsyncIterator[str]:
         if kinds:
             step = await asyncio.to_thread(run.step)
             yield f"event: changed\ndata: {json.dumps({'step': step, 'kinds': kinds})}\n\n"
+            await asyncio.sleep(_REST_S)
         elif quiet % 15 == 0:  # so that a reader that is gone is noticed
             yield ": nothing new\n\n"
 

@@ -136,6 +136,7 @@ def test_a_plan_beside_the_run_is_shown_and_without_one_it_says_how(make_run: Ma
 
 async def test_changes_are_told_once_for_what_grew(make_run: MakeRun, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("roll.dashboard.web._POLL_S", 0.0)
+    monkeypatch.setattr("roll.dashboard.web._REST_S", 0.0)
     run = Run(make_run(), "demo", Vocabularies())
     events = _changes(run)
     assert await anext(events) == "retry: 2000\n\n"
