@@ -114,7 +114,7 @@ bench-agentic: setup ## acting over many turns: training on rewritten histories,
 agentic-demo: setup ## what agentic runs learn in three environments, three seeds: table and curves (hours)
 	@$(PY) benchmarks/agentic_demo.py $(ARGS)
 
-bench-dashboard: setup ## the dashboard on a run of a million rollouts, and what watching costs (about 12 minutes, 2 GB of disk)
+bench-dashboard: setup ## the dashboard on a run of a million rollouts, and what watching costs (about 8 minutes, 2 GB of disk)
 	@$(PY) benchmarks/bench_dashboard.py $(ARGS)
 
 docs: setup ## build the documentation into site/

@@ -191,7 +191,14 @@ def watch(directory: Path, num_steps: int) -> dict[str, float]:
         "checkpoint.at_end=false",
         "tracking.console=quiet",
         "algorithm.filters.skip_zero_variance=false",
-    ]
+        "algorithm.advantage.std=none",
+        "alarms.no_signal=false",
+        "data.0.min_operand=3",
+        "data.0.max_operand=3",
+        "data.0.held_out=0",
+        "rollout.temperature=0.01",
+        "rollout.prompts_per_step=4",
+    ]  # the same prompt and answers in every step: the same work
     run = directory / "watched"
     trainer = subprocess.Popen([sys.executable, "-c", ROLL, "train", str(example), *changes])
     while not (run / "metrics.jsonl").is_file() and trainer.poll() is None:
