@@ -9,7 +9,8 @@ CODE := src tests tools benchmarks
 OFFLINE := HF_HUB_OFFLINE=1 VLLM_NO_USAGE_STATS=1 DO_NOT_TRACK=1 RAY_USAGE_STATS_ENABLED=0
 
 .DEFAULT_GOAL := help
-.PHONY: help setup quickstart example-code example-reasoning test test-all explore chaos lint format bench-step bench-sft gallery-post-training bench-parts bench-engine bench-memory bench-algorithms bench-rewards fuzz-rewards sweep bench-async bench-scheduler bench-policies bench-calibration mutation-scheduler bench-simulator simulate-paper sweep-multi-turn bench-sandbox dry-run bench-agentic agentic-demo docs clean
+# every target is a command
+.PHONY: $(shell sed -n 's/^\([a-z-]*\):.*\#\# .*/\1/p' $(MAKEFILE_LIST))
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-18s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -116,6 +117,9 @@ bench-agentic: setup ## acting over many turns: training on rewritten histories,
 
 agentic-demo: setup ## what agentic runs learn in three environments, three seeds: table and curves (hours)
 	@$(PY) benchmarks/agentic_demo.py $(ARGS)
+
+bench-dashboard: setup ## the dashboard on a run of a million rollouts, and what watching costs (about 8 minutes, 2 GB of disk)
+	@$(PY) benchmarks/bench_dashboard.py $(ARGS)
 
 docs: setup ## build the documentation into site/
 	@$(INSTALL) -r requirements/docs.txt

@@ -99,16 +99,18 @@ def rotation_length(text: Mapping[str, Any]) -> int | None:
     Args:
         text: settings of the language model, as in its config.json.
     """
-    rope = text.get("rope_parameters") or text.get("rope_scaling") or {}
-    found: list[int | None] = []
-    for own in (rope, *(part for part in rope.values() if isinstance(part, dict))):
+    rope = text.get("rope_parameters") or text.get("rope_scaling")
+    if not isinstance(rope, Mapping):
+        return None
+    found: list[Any] = []
+    for own in (rope, *(part for part in rope.values() if isinstance(part, Mapping))):
         kind, longest = own.get("rope_type") or own.get("type"), text.get("max_position_embeddings")
         if kind in ("longrope", "su"):  # the older name
             name = "original_max_position_embeddings"
             found.append(text.get(name) or own.get(name) or longest)
         elif kind == "dynamic":
             found.append(longest)
-    return min((length for length in found if length), default=None)
+    return min((length for length in found if isinstance(length, int) and length), default=None)
 
 
 def check_rotation(directory: Path, length: int, setting: str) -> None:
@@ -122,8 +124,7 @@ def check_rotation(directory: Path, length: int, setting: str) -> None:
     Raises:
         ConfigError: some are longer.
     """
-    config = read_json(directory / "config.json")
-    limit = rotation_length(config.get("text_config") or config)
+    limit = rotation_length(text_part(read_config(directory)))
     if limit is not None and length > limit:
         raise ConfigError(
             f"texts may have {length} tokens, and beyond {limit} the model '{directory}' turns positions otherwise, "

@@ -1,0 +1,86 @@
+"""Columns that grow, in NumPy."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+__all__ = ["Blocks", "Columns"]
+
+_BLOCK = 2**17
+
+
+class Columns:
+    """Arrays of equal length, by name.
+
+    Args:
+        types: of each.
+    """
+
+    def __init__(self, types: Mapping[str, Any]) -> None:
+        self._arrays = {name: np.empty(0, dtype) for name, dtype in types.items()}
+        self._size = 0
+
+    def __len__(self) -> int:
+        return self._size
+
+    def __getitem__(self, name: str) -> np.ndarray:
+        """A view, good until the next change.
+
+        Raises:
+            KeyError: there is none of that name.
+        """
+        return self._arrays[name][: self._size]
+
+    def reserve(self, num_rows: int) -> None:
+        """Make room for so many rows, so that they come without a copy; what they do not use costs nothing."""
+        for name, array in self._arrays.items():
+            if num_rows > len(array):
+                grown = np.empty(num_rows, array.dtype)
+                grown[: self._size] = array[: self._size]
+                self._arrays[name] = grown
+
+    def extend(self, num_rows: int, values: Mapping[str, Any]) -> None:
+        """Append rows: for every column an array, a list, or one value for all of them."""
+        end = self._size + num_rows
+        if any(end > len(array) for array in self._arrays.values()):
+            self.reserve(max(1024, end + end // 4))
+        for name, array in self._arrays.items():
+            array[self._size : end] = values[name]
+        self._size = end
+
+    def keep(self, mask: np.ndarray) -> None:
+        """Drop all rows but some."""
+        self._arrays = {name: self[name][mask] for name in self._arrays}
+        self._size = int(mask.sum())
+
+
+class Blocks:
+    """Columns of very many rows that are gone through a block at a time, and never copied to grow.
+
+    Args:
+        types: of each column.
+    """
+
+    def __init__(self, types: Mapping[str, Any]) -> None:
+        self._types = dict(types)
+        self._blocks: list[Columns] = []
+
+    def __len__(self) -> int:
+        return sum(len(block) for block in self._blocks)
+
+    def __iter__(self) -> Iterator[Columns]:
+        return iter(self._blocks)
+
+    def extend(self, num_rows: int, values: Mapping[str, np.ndarray]) -> None:
+        """Append rows."""
+        at = 0
+        while at < num_rows:
+            if not self._blocks or len(self._blocks[-1]) == _BLOCK:
+                self._blocks.append(Columns(self._types))
+                self._blocks[-1].reserve(_BLOCK)
+            end = min(num_rows, at + _BLOCK - len(self._blocks[-1]))
+            self._blocks[-1].extend(end - at, {name: column[at:end] for name, column in values.items()})
+            at = end

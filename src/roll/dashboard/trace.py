@@ -1,0 +1,303 @@
+"""`trace.json` as lanes: what the controller, trainer, engines, rewards and every rollout did when.
+
+    trace.json ─ each event once ─► spans (24 bytes each) ─ a window, short ones merged ─► lanes for the page
+
+A rollout's states are spans between two events. Rollouts share lanes: each has one of its own from its first event to
+its last, and whoever comes next takes it over.
+"""
+
+from __future__ import annotations
+
+import heapq
+import json
+import math
+import time
+from collections import defaultdict
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from roll.dashboard.columns import Blocks, Columns
+from roll.dashboard.files import Inside, Tail
+from roll.errors import RunDirectoryError
+from roll.tracking.rollout_trace import ENGINES, JUDGE, ROLLOUTS
+
+__all__ = ["Trace"]
+
+_TYPES = {"start": np.float64, "duration": np.float32, "lane": np.int16, "name": np.int16, "offset": np.int64}
+_MOST_NAMES = 4096
+_MOST_LANES = 16_384
+_MOST_SPANS = 20_000_000
+_LONGEST_ARGS = 4096
+_TRAINER = ("train", "train_critic", "forward_backward", "optimizer", "old_logprobs", "reference", "values")
+_KINDS = dict.fromkeys(_TRAINER, "trainer") | {"reward": "reward", "environment": "environment"}
+
+
+class Trace:
+    """The trace of one run, brought up to date for a while at a time."""
+
+    def __init__(self, inside: Inside) -> None:
+        self._inside = inside
+        self._tail = Tail(inside, "trace.json", end=b",\n")
+        self._reading: Any = None
+        self.problem = ""
+        self._clear()
+
+    def _clear(self) -> None:
+        self._spans = Blocks(_TYPES)
+        self._names: dict[str, int] = {"…": 0}
+        self._lanes: dict[tuple[str, int], int] = {}
+        self._open: dict[tuple[str, str], float] = {}
+        self._slots: dict[str, int] = {}
+        self._free: list[int] = []
+        self._num_slots = 0
+        self._first_us = math.inf
+
+    @property
+    def is_reading(self) -> bool:
+        """Whether there is more to read now."""
+        return self._reading is not None
+
+    @property
+    def bytes_left(self) -> int:
+        """That were not read yet."""
+        stamp = self._inside.stamp("trace.json")
+        return max(0, stamp.size - self._tail.offset - len(self._tail.rest)) if stamp is not None else 0
+
+    def refresh(self, seconds: float) -> None:
+        """Read what is new, for about so long; what cannot be read is told by `problem`."""
+        ended = time.monotonic() + seconds
+        try:
+            if self._reading is None and self._tail.grown():
+                self._reading = self._tail.chunks()
+            while self._reading is not None and time.monotonic() < ended:
+                found = next(self._reading, None)
+                if found is None:
+                    self._reading = None
+                elif found[0]:
+                    self._clear()
+                else:
+                    self._add(found[1], self._tail.offset - len(found[1]))
+            self.problem = "" if len(self._spans) < _MOST_SPANS else f"Only the first {_MOST_SPANS:,} spans are shown."
+        except RunDirectoryError as error:
+            self._reading, self.problem = None, str(error)
+
+    def _add(self, lines: bytes, offset: int) -> None:
+        rows: list[tuple[float, float, int, int, int]] = []
+        for line in lines.decode("latin-1").split("\n"):  # the writer escapes all but ASCII: a character is a byte
+            event = _event(line)
+            if event is not None:
+                self._take(event, offset, rows)
+            offset += len(line) + 1
+        if rows and len(self._spans) < _MOST_SPANS:
+            columns = (np.array(column) for column in zip(*rows, strict=True))
+            self._spans.extend(len(rows), dict(zip(_TYPES, columns, strict=True)))
+
+    def _take(self, event: dict[str, Any], offset: int, rows: list[tuple[float, float, int, int, int]]) -> None:
+        phase, name, at = event["ph"], event["name"], event["ts"] / 1e6
+        self._first_us = min(self._first_us, event["ts"])
+        if phase == "X":
+            kind, number = _lane_of(event)
+            duration = event.get("dur")
+            lasted = duration / 1e6 if isinstance(duration, int | float) and 0 <= duration < 1e15 else 0.0
+            rows.append((at, lasted, self._lane(kind, number), self._name(name), offset))
+            return
+        key = str(event.get("id", ""))[:200]
+        if phase == "b":
+            if key not in self._slots and event.get("pid") == ROLLOUTS:
+                self._slots[key] = heapq.heappop(self._free) if self._free else self._new_slot()
+            self._open[key, name] = at
+        elif phase == "e" and (key, name) in self._open:
+            kind, number = ("rollout", self._slots.get(key, 0)) if event.get("pid") == ROLLOUTS else ("judge", 0)
+            start = self._open.pop((key, name))
+            rows.append((start, max(0.0, at - start), self._lane(kind, number), self._name(name), offset))
+        elif phase == "n" and key in self._slots:
+            heapq.heappush(self._free, self._slots.pop(key))
+
+    def _new_slot(self) -> int:
+        self._num_slots += 1
+        return self._num_slots - 1
+
+    def _name(self, name: str) -> int:
+        if len(self._names) >= _MOST_NAMES:
+            return self._names.get(name, 0)
+        return self._names.setdefault(name, len(self._names))
+
+    def _lane(self, kind: str, number: int) -> int:
+        if len(self._lanes) >= _MOST_LANES:
+            return self._lanes.get((kind, number), 0)
+        return self._lanes.setdefault((kind, number), len(self._lanes))
+
+    def lanes(self, start_s: float | None, end_s: float | None, most: int) -> dict[str, Any]:
+        """For `/trace/lanes`; seconds since the first event."""
+        if not len(self._spans):
+            return {"lanes": [], "spans": [], "merged": False, "start_s": 0.0, "end_s": 0.0}
+        origin = self._first_us / 1e6
+        first = 0.0 if start_s is None else start_s
+        ends = (float((block["start"] + block["duration"]).max()) - origin for block in self._spans)
+        last = max(ends) if end_s is None else end_s
+        order = sorted(self._lanes, key=_lane_order)
+        place = np.empty(len(order), np.int64)
+        place[[self._lanes[lane] for lane in order]] = np.arange(len(order))
+        chosen = [_touching(block, origin + first, origin + last) for block in self._spans]
+        merged = sum(map(len, chosen)) > most
+        width_s = max(last - first, 1e-6)
+        parts = (_Window.of(block, rows, origin, place) for block, rows in zip(self._spans, chosen, strict=True))
+        shown = _Window.together([part.joined(width_s / 2000) for part in parts] if merged else list(parts))
+        if merged:
+            shown = shown.thinned(width_s, most)
+        texts = list(self._names)
+        found = [
+            {"lane": int(lane), "name": texts[name], "start_s": round(start, 6), "end_s": round(end, 6), "args": args}
+            for start, end, lane, name, args in shown.rows(self._args)
+        ]
+        named = [{"name": _lane_name(lane), "kind": "reward" if lane[0] == "judge" else lane[0]} for lane in order]
+        return {"lanes": named, "spans": found, "merged": merged, "start_s": first, "end_s": last}
+
+    def steps(self) -> list[dict[str, Any]]:
+        """For `/trace/steps`: each step's phases, those inside others left out, and the longest of them."""
+        texts = list(self._names)
+        kinds = {number: lane[0] for lane, number in self._lanes.items()}
+        own = np.array([kinds[n] in ("controller", "trainer", "reward", "environment") for n in range(len(kinds))])
+        parts = [_Window.of(b, np.flatnonzero(own[b["lane"]]), 0.0, np.arange(len(kinds))) for b in self._spans]
+        spans = _Window.together(parts).inside_out()
+        origin = self._first_us / 1e6
+        found: list[dict[str, Any]] = []
+        inside = -math.inf
+        for start, end, name in zip(spans.starts.tolist(), spans.ends.tolist(), spans.names.tolist(), strict=True):
+            text = texts[name]
+            if text.startswith("step ") and text[5:].isdecimal() and len(text) < 20:
+                found.append({"step": int(text[5:]), "start": start, "end": end, "phases": defaultdict(float)})
+                inside = -math.inf
+            elif found and start < found[-1]["end"] and start >= inside:
+                found[-1]["phases"][text] += min(end, found[-1]["end"]) - start
+                inside = end
+        return [
+            {
+                "step": step["step"],
+                "start_s": round(step["start"] - origin, 6),
+                "end_s": round(step["end"] - origin, 6),
+                "phases": {name: round(value, 6) for name, value in step["phases"].items()},
+                "held_back_by": max(step["phases"], key=step["phases"].__getitem__, default=None),
+            }
+            for step in found
+        ]
+
+    def _args(self, offsets: np.ndarray) -> list[dict[str, Any]]:
+        """What stands beside the events at these places of the file."""
+        found: list[dict[str, Any]] = []
+        try:
+            with self._inside.open("trace.json") as file:
+                for offset in offsets.tolist():
+                    file.seek(max(offset, 0))
+                    event = _event(file.readline(_LONGEST_ARGS).decode("latin-1")) if offset >= 0 else None
+                    args = (event or {}).get("args")
+                    key = (event or {}).get("id")
+                    named = {"id": str(key)[:200]} if key is not None else {}
+                    found.append(named | (args if isinstance(args, dict) else {}))
+        except RunDirectoryError:
+            pass
+        return found + [{}] * (len(offsets) - len(found))
+
+
+def _touching(block: Columns, first: float, last: float) -> np.ndarray:
+    """Spans of a block that are not wholly before or after."""
+    starts = block["start"]
+    return np.flatnonzero((starts + block["duration"] >= first) & (starts <= last))
+
+
+class _Window:
+    """Spans of a window of time."""
+
+    def __init__(
+        self, starts: np.ndarray, ends: np.ndarray, lanes: np.ndarray, names: np.ndarray, offsets: np.ndarray
+    ) -> None:
+        self.starts, self.ends, self.lanes, self.names, self.offsets = starts, ends, lanes, names, offsets
+
+    @classmethod
+    def of(cls, block: Columns, rows: np.ndarray, origin: float, place: np.ndarray) -> _Window:
+        """Some rows of a block; `place` says where the page has each lane."""
+        starts = block["start"][rows] - origin
+        ends = starts + block["duration"][rows]
+        return cls(starts, ends, place[block["lane"][rows]], block["name"][rows], block["offset"][rows])
+
+    @classmethod
+    def together(cls, parts: Sequence[_Window]) -> _Window:
+        """All of them, in their order."""
+        if not parts:
+            return cls(*(np.empty(0) for _ in range(5)))
+        names = ("starts", "ends", "lanes", "names", "offsets")
+        return cls(*(np.concatenate([getattr(part, name) for part in parts]) for name in names))
+
+    def inside_out(self) -> _Window:
+        """In the order of starts; of those that start together the longest first, which was written last."""
+        return self._taken(np.lexsort((-self.offsets, -self.ends, self.starts)))
+
+    def thinned(self, width_s: float, most: int) -> _Window:
+        """At most so many: of each lane, spans that are short beside the window are joined."""
+        shortest = width_s / 2000
+        window = self
+        while len(window.starts) > most and shortest < width_s:
+            window, shortest = window.joined(shortest), shortest * 2
+        kept = np.sort(np.argsort(window.starts - window.ends, kind="stable")[:most])
+        return window._taken(kept)
+
+    def joined(self, shortest: float) -> _Window:
+        """What is shorter becomes one span of its stretch of its lane, called by the longest of them."""
+        short = (self.ends - self.starts) < shortest
+        cells = self.lanes[short] * 2**32 + np.clip(self.starts[short] // shortest, 0, 2**32 - 1).astype(np.int64)
+        order = np.lexsort((self.starts[short] - self.ends[short], cells))
+        part = self._taken(np.flatnonzero(short)[order])
+        first = np.flatnonzero(np.diff(cells[order], prepend=-1))
+        if not len(first):
+            return self
+        joined = part._taken(first)
+        joined.starts = np.minimum.reduceat(part.starts, first)
+        joined.ends = np.maximum.reduceat(part.ends, first)
+        joined.offsets = np.where(np.diff(first, append=len(order)) > 1, -1, joined.offsets)
+        return _Window.together([self._taken(np.flatnonzero(~short)), joined])
+
+    def _taken(self, places: np.ndarray) -> _Window:
+        return _Window(*(a[places] for a in (self.starts, self.ends, self.lanes, self.names, self.offsets)))
+
+    def rows(self, args: Any) -> Any:
+        """Plain values, in the order of their starts, with what stands beside each."""
+        ordered = self._taken(np.argsort(self.starts, kind="stable"))
+        columns = (ordered.starts.tolist(), ordered.ends.tolist(), ordered.lanes.tolist(), ordered.names.tolist())
+        return zip(*columns, args(ordered.offsets), strict=True)
+
+
+def _event(line: str) -> dict[str, Any] | None:
+    try:
+        event = json.loads(line.rstrip(",\r\n]"))
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(event, dict) or not isinstance(event.get("name"), str) or not isinstance(event.get("ph"), str):
+        return None
+    at = event.get("ts")
+    return event if isinstance(at, int | float) and 0 <= at < 1e18 else None
+
+
+def _lane_of(event: dict[str, Any]) -> tuple[str, int]:
+    number = event.get("tid")
+    number = number if isinstance(number, int) and 0 <= number < _MOST_LANES else 0
+    if event.get("pid") == ENGINES:
+        return "engine", number
+    if event.get("pid") == JUDGE:
+        return "judge", number
+    return _KINDS.get(event["name"], "controller"), number
+
+
+_ORDER = ("controller", "trainer", "engine", "reward", "judge", "environment", "rollout")
+
+
+def _lane_order(lane: tuple[str, int]) -> tuple[int, int]:
+    return _ORDER.index(lane[0]), lane[1]
+
+
+def _lane_name(lane: tuple[str, int]) -> str:
+    kind, number = lane
+    if kind == "engine":
+        return f"engine-{max(number - 1, 0)}"
+    return f"rollouts {number}" if kind == "rollout" else kind + (f" {number}" if number else "")

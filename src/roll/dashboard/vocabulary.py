@@ -1,0 +1,116 @@
+"""The texts of token ids, by the run's own tokenizer."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import xxhash
+
+from roll.dashboard.files import Inside, Stamp
+from roll.errors import RunDirectoryError
+
+__all__ = ["Vocabularies", "Vocabulary"]
+
+_LARGEST = 128 * 2**20
+_MOST = 3
+"""Tokenizers in memory: each may take a hundred megabytes, and most runs have the same."""
+TOKENIZER = "tokenizer.json"
+
+
+class Vocabulary:
+    """Turns ids into texts.
+
+    Args:
+        tokenizer: of the library `tokenizers`.
+    """
+
+    def __init__(self, tokenizer: Any) -> None:
+        self._tokenizer = tokenizer
+
+    def text(self, ids: Sequence[int]) -> str:
+        """What people read; without special tokens."""
+        return self._decoded(list(ids), skip_special_tokens=True)
+
+    def texts(self, ids: Sequence[int]) -> list[str]:
+        """Of each token; special ones by their names, and parts of a character as their bytes are shown."""
+        known: dict[int, str] = {}
+        for token_id in ids:
+            if token_id not in known:
+                known[token_id] = self._one(token_id)
+        return [known[token_id] for token_id in ids]
+
+    def _decoded(self, ids: list[int], *, skip_special_tokens: bool) -> str:
+        with _panics_contained("the tokenizer"):
+            return self._tokenizer.decode(ids, skip_special_tokens=skip_special_tokens)
+
+    def _one(self, token_id: int) -> str:
+        name = self._tokenizer.id_to_token(token_id) if 0 <= token_id < 2**31 else None
+        if name is None:
+            return f"⟨{token_id}⟩"
+        text = self._decoded([token_id], skip_special_tokens=False)
+        if "\ufffd" in text or not text:
+            return name
+        return f" {text}" if name.startswith("▁") and not text.startswith(" ") else text
+
+
+class Vocabularies:
+    """The vocabularies of all runs; equal ones are loaded once, and only the last few are kept."""
+
+    def __init__(self) -> None:
+        self._digests: dict[tuple[Path, tuple[str, ...], Stamp], str] = {}
+        self._loaded: OrderedDict[str, Vocabulary] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def of(self, inside: Inside) -> Vocabulary | None:
+        """What the tokenizer in a directory gives; `None` where there is none that can be read."""
+        where = _find(inside)
+        if where is None:
+            return None
+        key = (inside.root, *where)
+        try:
+            with self._lock:
+                digest = self._digests.get(key)
+                if digest is None or digest not in self._loaded:
+                    content = inside.read(*where[0], limit=_LARGEST)
+                    digest = self._digests[key] = xxhash.xxh3_128_hexdigest(content)
+                    if digest not in self._loaded:
+                        self._loaded[digest] = _load(content, "/".join(where[0]))
+                self._loaded.move_to_end(digest)
+                while len(self._loaded) > _MOST:
+                    self._loaded.popitem(last=False)
+                return self._loaded[digest]
+        except RunDirectoryError:
+            return None
+
+
+def _find(inside: Inside) -> tuple[tuple[str, ...], Stamp] | None:
+    """Where the run keeps its tokenizer: beside its configuration, or in its newest checkpoint."""
+    checkpoints = sorted(inside.stamps("checkpoints"), key=lambda name: (len(name), name), reverse=True)
+    for parts in ((TOKENIZER,), *(("checkpoints", name, "model", TOKENIZER) for name in checkpoints)):
+        stamp = inside.stamp(*parts)
+        if stamp is not None:
+            return parts, stamp
+    return None
+
+
+def _load(content: bytes, name: str) -> Vocabulary:
+    from tokenizers import Tokenizer
+
+    with _panics_contained(f"'{name}'"):
+        return Vocabulary(Tokenizer.from_str(content.decode("utf-8")))
+
+
+@contextlib.contextmanager
+def _panics_contained(what: str) -> Iterator[None]:
+    """A panic of the library, which may have read anything, is no `Exception`; here it becomes one that is expected."""
+    try:
+        yield
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as error:
+        raise RunDirectoryError(f"{what} is of no use: {str(error)[:200]}") from None

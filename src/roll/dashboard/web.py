@@ -1,0 +1,285 @@
+"""The web server: the readers as JSON, and the page's files."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+from fastapi import Depends, FastAPI, Query, Request
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+from starlette.responses import FileResponse, JSONResponse, PlainTextResponse, Response, StreamingResponse
+from starlette.staticfiles import StaticFiles
+
+from roll.dashboard.access import Access
+from roll.dashboard.health import health
+from roll.dashboard.one_rollout import DETAIL_COLUMNS, TOKEN_COLUMNS, details, tokens
+from roll.dashboard.plans import plans
+from roll.dashboard.questions import Filters, facets, group_of, page, search, table
+from roll.dashboard.rollout_files import read_rows
+from roll.dashboard.rollouts import KINDS, Rollouts, file_of
+from roll.dashboard.runs import Run, Runs
+from roll.dashboard.settings import difference
+from roll.errors import RunDirectoryError
+
+__all__ = ["make_app"]
+
+_POLL_S = 1.0
+_REST_S = 2.0
+"""After a change: a step writes several files, and who is told asks for all that changed."""
+STATIC = Path(__file__).parent / "static"
+
+
+def make_app(paths: Sequence[Path], host: str, token: str | None) -> Access:
+    """What answers requests about the runs at and below `paths`; see `Access` for the rest."""
+    runs = Runs(paths)
+    app = FastAPI(
+        redirect_slashes=False, openapi_url=None, docs_url=None, redoc_url=None, default_response_class=JSONResponse
+    )
+    app.state.runs = runs
+    app.add_exception_handler(HTTPException, _refused)
+    app.add_exception_handler(RequestValidationError, _invalid)
+    app.add_exception_handler(RunDirectoryError, _unreadable)
+    app.add_exception_handler(Exception, _failed)
+    _add_runs(app, runs)
+    _add_rollouts(app)
+    _add_one_rollout(app)
+    _add_time(app)
+    _add_page(app)
+    return Access(app, host, token)
+
+
+def _refused(_: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    return JSONResponse({"error": str(error.detail)}, status_code=error.status_code)
+
+
+def _invalid(_: Request, error: Exception) -> Response:
+    assert isinstance(error, RequestValidationError)
+    said = "; ".join(f"{'.'.join(map(str, e['loc'][1:]))}: {e['msg']}" for e in error.errors())
+    return JSONResponse({"error": said[:1000]}, status_code=400)
+
+
+def _unreadable(_: Request, error: Exception) -> Response:
+    return JSONResponse({"error": str(error)}, status_code=404)
+
+
+def _failed(_: Request, error: Exception) -> Response:
+    return JSONResponse({"error": f"{type(error).__name__}: {str(error)[:300]}"}, status_code=500)
+
+
+def _run(run: str, request: Request) -> Run:
+    try:
+        return request.app.state.runs.get(run)
+    except KeyError:
+        raise HTTPException(404, "there is no such run: it was moved or removed, or never here.") from None
+
+
+OneRun = Annotated[Run, Depends(_run)]
+
+
+def _add_runs(app: FastAPI, runs: Runs) -> None:
+    @app.get("/api/runs")
+    def list_runs() -> Any:
+        return [run.overview() for run in runs.all()]
+
+    @app.get("/api/diff")
+    def diff(request: Request, runs: str) -> Any:
+        found = [_run(run, request) for run in runs.split(",") if run]
+        for run in found:
+            run.settings.refresh()
+        return {"keys": difference([run.settings.values for run in found])}
+
+    @app.get("/api/runs/{run}/metrics")
+    def metrics(run: OneRun) -> Any:
+        with run.lock:
+            run.refresh()
+            return run.metrics.names() | {"problem": run.metrics.problem or None}
+
+    @app.get("/api/runs/{run}/series")
+    def series(run: OneRun, names: str, kind: str = "train", since: int | None = None) -> Any:
+        with run.lock:
+            run.refresh()
+            if kind not in run.metrics.tables:
+                raise HTTPException(400, f"kind '{kind[:80]}' is not known: use {' or '.join(run.metrics.tables)}.")
+            return run.metrics.series([name for name in names.split(",") if name], kind, since)
+
+    @app.get("/api/runs/{run}/config")
+    def config(run: OneRun) -> Any:
+        with run.lock:
+            settings = run.settings
+            settings.refresh()
+            return {
+                "text": settings.text,
+                "values": settings.values,
+                "history": settings.history,
+                "problem": settings.problem or None,
+            }
+
+
+def _add_rollouts(app: FastAPI) -> None:
+    @app.get("/api/runs/{run}/rollouts")
+    def rollouts(
+        run: OneRun,
+        filters: Annotated[Filters, Depends(_filters)],
+        sort: str = "row",
+        desc: bool = False,
+        offset: Annotated[int, Query(ge=0, le=2**40)] = 0,
+        limit: Annotated[int, Query(ge=1, le=500)] = 100,
+        q: Annotated[str, Query(max_length=1000)] = "",
+        cursor: str = "",
+    ) -> Any:
+        with run.indexed() as (index, progress):
+            if q:
+                return search(run.inside, index, filters, q, cursor) | progress
+            try:
+                return page(index, filters, sort=sort, descending=desc, offset=offset, limit=limit) | progress
+            except KeyError:
+                raise HTTPException(400, f"rollouts cannot be sorted by '{sort[:80]}'.") from None
+
+    @app.get("/api/runs/{run}/facets")
+    def all_facets(run: OneRun) -> Any:
+        with run.indexed() as (index, progress):
+            return facets(index) | progress
+
+
+def _add_one_rollout(app: FastAPI) -> None:
+    @app.get("/api/runs/{run}/rollouts/{row}")
+    def one(run: OneRun, row: int) -> Any:
+        with run.indexed() as (index, _):
+            shown = table(index, np.array([_position(index, row)]))[0]
+            return shown | details(_read(run, row, DETAIL_COLUMNS), run.vocabulary())
+
+    @app.get("/api/runs/{run}/rollouts/{row}/group")
+    def group(run: OneRun, row: int) -> Any:
+        with run.indexed() as (index, _):
+            _position(index, row)
+            rows = table(index, group_of(index, row))
+            name = file_of(row)[0]
+            places = [file_of(one["row"])[1] for one in rows]
+            texts = read_rows(run.inside, name, places, ["text"])
+            return {"rows": [one | {"text": found.get("text") or ""} for one, found in zip(rows, texts, strict=True)]}
+
+    @app.get("/api/runs/{run}/rollouts/{row}/tokens")
+    def token_columns(run: OneRun, row: int) -> Any:
+        with run.indexed() as (index, _):
+            place = _position(index, row)
+            kind = KINDS[int(index.column("kind")[place])]
+            found = _read(run, row, TOKEN_COLUMNS)
+            return tokens(found, run.settings.values | {"kind": kind}, run.vocabulary())
+
+
+def _position(index: Rollouts, row: int) -> int:
+    try:
+        return index.position(row)
+    except KeyError:
+        raise HTTPException(404, f"there is no rollout {row} in this run (now).") from None
+
+
+def _read(run: Run, row: int, columns: Sequence[str]) -> dict[str, Any]:
+    name, place = file_of(row)
+    return read_rows(run.inside, name, [place], columns)[0]
+
+
+def _add_time(app: FastAPI) -> None:
+    @app.get("/api/runs/{run}/trace/lanes")
+    def lanes(
+        run: OneRun,
+        from_s: float | None = None,
+        to_s: float | None = None,
+        max: Annotated[int, Query(ge=1, le=20_000)] = 4000,
+    ) -> Any:
+        with run.traced() as (trace, progress):
+            return trace.lanes(from_s, to_s, max) | progress
+
+    @app.get("/api/runs/{run}/trace/steps")
+    def steps(run: OneRun) -> Any:
+        with run.traced() as (trace, _):
+            return trace.steps()
+
+    @app.get("/api/runs/{run}/health")
+    def all_health(run: OneRun) -> Any:
+        with run.indexed() as (index, progress):
+            patience = int(run.settings.number_of("alarms.patience") or 1)
+            return health(run.inside, run.metrics, index, patience) | progress
+
+    @app.get("/api/runs/{run}/plan")
+    def plan(run: OneRun) -> Any:
+        return plans(run.inside, run.shown_path)
+
+    @app.get("/api/runs/{run}/events")
+    async def events(run: OneRun) -> Any:
+        return StreamingResponse(_changes(run), media_type="text/event-stream")
+
+
+async def _changes(run: Run) -> AsyncIterator[str]:
+    """Server-Sent Events: what grew since the last second."""
+    before = await asyncio.to_thread(run.stamps)
+    yield "retry: 2000\n\n"
+    quiet = 0
+    while True:
+        await asyncio.sleep(_POLL_S)
+        now = await asyncio.to_thread(run.stamps)
+        kinds = [kind for kind, stamp in now.items() if stamp != before[kind]]
+        before = now
+        quiet = 0 if kinds else quiet + 1
+        if kinds:
+            step = await asyncio.to_thread(run.step)
+            yield f"event: changed\ndata: {json.dumps({'step': step, 'kinds': kinds})}\n\n"
+            await asyncio.sleep(_REST_S)
+        elif quiet % 15 == 0:  # so that a reader that is gone is noticed
+            yield ": nothing new\n\n"
+
+
+def _filters(
+    step_min: float | None = None,
+    step_max: float | None = None,
+    reward_min: float | None = None,
+    reward_max: float | None = None,
+    tokens_min: float | None = None,
+    tokens_max: float | None = None,
+    staleness_min: float | None = None,
+    staleness_max: float | None = None,
+    domain: str | None = None,
+    verdict: str | None = None,
+    status: str | None = None,
+    finish_reason: str | None = None,
+    engine_id: str | None = None,
+    kind: str = "",
+    correct: bool | None = None,
+    draw_id: int | None = None,
+) -> Filters:
+    lowest = {"step": step_min, "reward": reward_min, "num_tokens": tokens_min, "staleness": staleness_min}
+    highest = {"step": step_max, "reward": reward_max, "num_tokens": tokens_max, "staleness": staleness_max}
+    labels = {
+        "domain": domain,
+        "verdict": verdict,
+        "status": status,
+        "finish_reason": finish_reason,
+        "engine_id": engine_id,
+    }
+    return Filters(
+        lowest={name: bound for name, bound in lowest.items() if bound is not None and math.isfinite(bound)},
+        highest={name: bound for name, bound in highest.items() if bound is not None and math.isfinite(bound)},
+        labels={name: text for name, text in labels.items() if text is not None},
+        kind=kind,
+        correct=correct,
+        draw_id=draw_id,
+    )
+
+
+def _add_page(app: FastAPI) -> None:
+    @app.get("/")
+    def index() -> Response:
+        path = STATIC / "index.html"
+        if path.is_file():
+            return FileResponse(path)
+        return PlainTextResponse("The page was not built into this package; /api/runs answers.", status_code=404)
+
+    if STATIC.is_dir():
+        app.mount("/static", StaticFiles(directory=STATIC))

@@ -1,0 +1,124 @@
+"""Nobody reads without the token, and no other site reads through somebody's browser."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from starlette.testclient import TestClient
+from unit.dashboard.conftest import client_of, endpoints, ids
+
+from roll.dashboard import serving
+from roll.dashboard.access import cookie_name
+from roll.dashboard.rollouts import row_of
+from roll.errors import ConfigError
+
+MakeRun = Callable[..., Path]
+TOKEN = "t0ken-of-this-server"
+COOKIE = cookie_name(TOKEN)
+
+
+def everywhere(path: Path) -> TestClient:
+    return client_of(path, host="0.0.0.0", token=TOKEN, own="http://machine.example:7265")
+
+
+def test_without_the_token_nothing_at_all_is_answered(make_run: MakeRun) -> None:
+    path = make_run()
+    client = everywhere(path)
+    run = ids(client_of(path))["demo"]
+    wrong: tuple[dict[str, str], ...] = (
+        {}, {"Authorization": "Bearer "}, {"Authorization": f"Bearer {TOKEN}x"}, {"Authorization": f"Basic {TOKEN}"},
+        {"Cookie": f"{COOKIE}="}, {"Cookie": f"{COOKIE}={TOKEN[:-1]}"}, {"Cookie": "\x00;=;"},
+    )  # fmt: skip
+    for url in ("/", "/static/x.js", "/api/runs", f"/api/runs/{run}/events", *endpoints(run, row_of(1, "train", 0))):
+        for headers in wrong:
+            assert client.get(url, headers=headers).status_code == 401, (url, headers)
+        assert client.get(url, params={"token": "wrong"}).status_code == 401
+    assert client.get("/api/runs", headers={"Authorization": f"Bearer {TOKEN}"}).status_code == 200
+
+
+def test_a_token_in_the_address_becomes_a_cookie_and_leaves_the_address(make_run: MakeRun) -> None:
+    client = everywhere(make_run())
+    answer = client.get("/?token=t0ken-of-this-server&view=%23%2Foverview")
+    assert answer.status_code == 303
+    assert answer.headers["location"] == "/?view=%23%2Foverview"
+    cookie = answer.headers["set-cookie"]
+    assert f"{COOKIE}={TOKEN}" in cookie and "HttpOnly" in cookie and "SameSite=strict" in cookie
+    assert client.get("/api/runs", headers={"Cookie": f"{COOKIE}={TOKEN}"}).status_code == 200
+
+
+def test_a_redirect_never_leads_to_another_site(make_run: MakeRun) -> None:
+    client = everywhere(make_run())
+    for path in ("//evil.example/", "///evil.example", "/\\evil.example"):
+        location = client.get(f"http://machine.example:7265{path}?token={TOKEN}").headers["location"]
+        assert location.startswith("/") and not location.startswith(("//", "/\\")), location
+
+
+@pytest.mark.parametrize(
+    "host", ["evil.example", "evil.example:7265", "127.0.0.1.evil.example", "localhost@evil.example", "", "a b", "[::1"]
+)
+def test_a_request_that_calls_this_machine_otherwise_is_refused(make_run: MakeRun, host: str) -> None:
+    client = client_of(make_run())
+    answer = client.get("/api/runs", headers={"Host": host})
+    assert answer.status_code == 403
+    assert "demo" not in answer.text
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1:7265", "localhost", "LOCALHOST:8000", "[::1]:7265", "127.0.0.2"])
+def test_this_machine_has_several_names(make_run: MakeRun, host: str) -> None:
+    assert client_of(make_run()).get("/api/runs", headers={"Host": host}).status_code == 200
+
+
+def test_everything_is_only_read(make_run: MakeRun) -> None:
+    client = client_of(make_run())
+    for method in ("POST", "PUT", "DELETE", "PATCH", "OPTIONS", "HEAD"):
+        assert client.request(method, "/api/runs").status_code == 405
+
+
+def test_every_answer_forbids_foreign_scripts_frames_and_guesses(make_run: MakeRun) -> None:
+    client = client_of(make_run())
+    for url in ("/", "/api/runs", "/api/runs/none/facets", "/no/such", "/static/none.js"):
+        headers = client.get(url).headers
+        policy = headers["content-security-policy"]
+        assert policy.startswith("default-src 'self'") and "script-src" not in policy
+        assert "frame-ancestors 'none'" in policy
+        assert headers["x-content-type-options"] == "nosniff"
+        assert "access-control-allow-origin" not in headers
+    assert (
+        client.get("/api/runs", headers={"Origin": "http://evil.example"})
+        .headers.keys()
+        .isdisjoint({"access-control-allow-origin", "access-control-allow-credentials"})
+    )
+
+
+def test_other_addresses_get_a_token_and_this_machine_needs_none(
+    make_run: MakeRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("uvicorn.Server.run", lambda self, sockets: [listening.close() for listening in sockets])
+    monkeypatch.setattr(serving.os, "nice", lambda by: 0)
+    said: list[str] = []
+    path = make_run()
+    serving.serve([path], "127.0.0.1", 0, None, open_browser=False, say=said.append)
+    serving.serve([path], "0.0.0.0", 0, None, open_browser=False, say=said.append)
+    serving.serve([path], "127.0.0.1", 0, "mine-and-mine", open_browser=False, say=said.append)
+    assert "token" not in said[0] and said[0].split()[2].startswith("http://127.0.0.1:")
+    assert len(said[1].split("?token=")[1].split()[0]) >= 32
+    assert "?token=mine-and-mine" in said[2]
+    assert threading.active_count() >= 1
+
+
+@pytest.mark.parametrize("token", ["", "short", "with space", "a;b=cdefgh", "ümlautümlaut"])
+def test_a_token_that_is_none_is_refused(tmp_path: Path, token: str) -> None:
+    with pytest.raises(ConfigError, match="a token has"):
+        serving.serve([tmp_path], "0.0.0.0", 0, token, open_browser=False, say=print)
+
+
+def test_an_address_that_is_taken_is_said(make_run: MakeRun) -> None:
+    taken = serving._listen("127.0.0.1", 0)
+    taken.listen()
+    port = taken.getsockname()[1]
+    with pytest.raises(ConfigError, match=f"127.0.0.1:{port}.*--port"):
+        serving.serve([make_run()], "127.0.0.1", port, None, open_browser=False, say=print)
+    taken.close()

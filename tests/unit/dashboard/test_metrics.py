@@ -1,0 +1,71 @@
+"""`metrics.jsonl` as columns."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from roll.dashboard.files import Inside
+from roll.dashboard.metrics import Metrics
+from roll.tracking.metrics_file import MetricsFile
+
+
+def read(path: Path) -> Metrics:
+    metrics = Metrics(Inside(path))
+    metrics.refresh()
+    return metrics
+
+
+def test_columns_share_steps_and_times_and_a_missing_value_is_null(tmp_path: Path) -> None:
+    file = MetricsFile(tmp_path / "metrics.jsonl")
+    file.append(0, "evaluation", {"eval/accuracy": 0.5, "time/evaluate_s": 2.0})
+    file.append(1, "train", {"a": 1.0, "time/step_s": 10.0})
+    metrics = read(tmp_path)
+    file.append(2, "train", {"a": float("nan"), "b": 3.0, "time/step_s": 5.0})
+    metrics.refresh()
+    assert metrics.series(["a", "b", "c"], "train", None) == {
+        "steps": [1, 2], "time_s": [12.0, 17.0], "series": {"a": [1.0, None], "b": [None, 3.0]},
+    }  # fmt: skip
+    assert metrics.series(["a"], "train", since=1) == {"steps": [2], "time_s": [17.0], "series": {"a": [None]}}
+    assert metrics.series(["eval/accuracy"], "eval", None)["series"] == {"eval/accuracy": [0.5]}
+    assert {"name": "b", "kind": "train"} in metrics.names()["names"]
+
+
+def test_a_resume_that_truncates_is_followed(tmp_path: Path) -> None:
+    file = MetricsFile(tmp_path / "metrics.jsonl")
+    for step in (1, 2, 3):
+        file.append(step, "train", {"a": float(step)})
+    metrics = read(tmp_path)
+    file.truncate(1)
+    file.append(2, "train", {"a": 20.0})
+    metrics.refresh()
+    assert metrics.series(["a"], "train", None)["series"] == {"a": [1.0, 20.0]}
+    assert metrics.series(["a"], "train", None)["steps"] == [1, 2]
+
+
+def test_what_is_no_row_is_counted_and_left_out(tmp_path: Path) -> None:
+    rows = [
+        '{"step": 1, "kind": "train", "a": 1, "text": "no", "deep": [1], "huge": 1e999, "whole": ' + "9" * 400 + "}",
+        "[" * 100_000, '"train"', "[]", "{}", "null", "\x00", '{"step": "1", "kind": "train"}',
+        '{"step": -1, "kind": "train"}', '{"step": 1e3, "kind": "train"}', '{"step": 1, "kind": ["train"]}',
+        '{"step": true, "kind": "train"}', '{"step": 99999999999999999999, "kind": "train"}',
+    ]  # fmt: skip
+    (tmp_path / "metrics.jsonl").write_text("\n".join(rows) + "\n")
+    metrics = read(tmp_path)
+    assert metrics.problem == "12 lines of metrics.jsonl are malformed."
+    found = metrics.series(["a", "text", "deep", "huge", "whole"], "train", None)["series"]
+    assert found == {"a": [1.0], "text": [None], "deep": [None], "huge": [None], "whole": [None]}
+
+
+def test_many_points_are_thinned_and_keep_lows_and_highs(tmp_path: Path) -> None:
+    with (tmp_path / "metrics.jsonl").open("w") as file:
+        for step in range(10_000):
+            value = {3333: 50.0, 7777: -50.0}.get(step, (step % 7) / 7)
+            file.write(json.dumps({"step": step, "kind": "train", "a": value, "b": -value}) + "\n")
+    found = read(tmp_path).series(["a", "b"], "train", None)
+    assert len(found["steps"]) <= 2002
+    assert {0, 3333, 7777, 9999} <= set(found["steps"])
+    assert (min(found["series"]["a"]), max(found["series"]["a"])) == (-50.0, 50.0)
+    assert found["series"]["b"] == pytest.approx([-value for value in found["series"]["a"]])

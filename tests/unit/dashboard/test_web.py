@@ -1,0 +1,258 @@
+"""Every endpoint; hostile names, texts and directories; nothing outside the given directories."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import random
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from starlette.testclient import TestClient
+from unit.dashboard.conftest import client_of, endpoints, ids
+from unit.dashboard.spoiling import spoil
+from unit.tracking.conftest import make_group
+
+from roll.dashboard.rollouts import row_of
+from roll.dashboard.runs import Run
+from roll.dashboard.vocabulary import Vocabularies
+from roll.dashboard.web import _changes
+from roll.tracking.rollout_table import write_rollouts
+
+MakeRun = Callable[..., Path]
+SECRET = "s3cret-outside-of-every-run"
+HOSTILE = (
+    "<script>alert(1)</script>",
+    "'\"><img src=x onerror=alert(1)>",
+    "\u202e\u0000\ud800",
+    "](javascript:alert(1))",
+)
+
+
+def strict(answer: Any) -> Any:
+    """As JSON that has no NaN."""
+
+    def refuse(name: str) -> None:
+        raise AssertionError(f"{name} is no JSON")
+
+    return json.loads(answer.text, parse_constant=refuse)
+
+
+def test_every_endpoint_answers_for_a_run(make_run: MakeRun) -> None:
+    client = client_of(make_run().parent)
+    (run,) = strict(client.get("/api/runs"))
+    expected = {
+        "name": "demo", "pipeline": "rlvr", "status": "stopped", "problem": None, "step": 3, "num_steps": 4,
+        "model": "smollm2-135m-instruct", "reward": 0.3, "held_out": 0.25,
+    }  # fmt: skip
+    assert expected.items() <= run.items()
+    for url in endpoints(run["id"], row_of(1, "train", 0)):
+        answer = client.get(url)
+        assert answer.status_code == 200, (url, answer.text)
+        assert answer.headers["content-type"] == "application/json"
+        strict(answer)
+    assert strict(client.get(f"/api/runs/{run['id']}/series?names=reward/mean&since=1"))["steps"] == [2, 3]
+    assert strict(client.get(f"/api/runs/{run['id']}/config"))["values"]["rollout.group_size"] == 2
+
+
+def test_health_names_alarms_draws_and_failures(make_run: MakeRun) -> None:
+    client = client_of(make_run())
+    (run,) = ids(client).values()
+    found = strict(client.get(f"/api/runs/{run}/health"))
+    (alarm,) = found["alarms"]
+    assert (alarm["step"], alarm["alarm"]) == (3, "no_signal")
+    assert alarm["message"] == "nothing is learnt (3 steps in a row; alarms.no_signal)"
+    assert alarm["rows"][0] == row_of(3, "train", 3) and len(alarm["rows"]) == 12
+    assert found["ledger"]["fates"] == {"trained": 6, "filtered": 3}
+    assert [step["trained"] for step in found["ledger"]["by_step"]] == [2.0, 2.0, 2.0]
+    assert found["ledger"]["reasons"] == {
+        "filtered: zero variance: every reward is 0": 1,
+        "expired: no reason given": 1,
+    }
+    assert found["failures"] == [{"cause": "engine died", "count": 3, "first_step": 1, "last_step": 3}]
+    assert found["syncs"][0] == {"step": 1, "version": 1.0, "bytes": 5.0}
+    assert found["log_tail"][0].endswith("it begins")
+
+
+def test_a_run_that_is_being_written_runs_and_afterwards_it_is_finished(make_run: MakeRun) -> None:
+    from roll.tracking.run_directory import RunDirectory
+
+    path = make_run(num_steps=4)
+    with RunDirectory.open(path, lock=True):
+        assert client_of(path).get("/api/runs").json()[0]["status"] == "running"
+    assert client_of(path).get("/api/runs").json()[0]["status"] == "finished"
+
+
+def test_an_accuracy_of_nothing_is_a_number_too(make_run: MakeRun) -> None:
+    from roll.tracking.metrics_file import MetricsFile
+
+    path = make_run()
+    MetricsFile(path / "metrics.jsonl").append(3, "evaluation", {"eval/accuracy": 0.0})
+    assert client_of(path).get("/api/runs").json()[0]["held_out"] == 0.0
+
+
+def test_only_settings_that_differ_are_shown(make_run: MakeRun) -> None:
+    client = client_of(make_run("one").parent, make_run("two"))
+    runs = ids(client)
+    assert set(runs) == {"one", "two"}
+    found = client.get(f"/api/diff?runs={runs['one']},{runs['two']}").json()
+    assert found == {"keys": [{"key": "name", "values": ["one", "two"]}]}
+
+
+def test_unknown_things_are_refused_with_a_reason(make_run: MakeRun) -> None:
+    client = client_of(make_run())
+    run = ids(client)["demo"]
+    for url, status in (
+        ("/api/runs/none/metrics", 404), (f"/api/runs/{run}/rollouts/12345", 404), (f"/api/runs/{run}/rollouts/x", 400),
+        (f"/api/runs/{run}/rollouts?sort=no", 400), (f"/api/runs/{run}/rollouts?limit=501", 400),
+        (f"/api/runs/{run}/rollouts?reward_min=x", 400), (f"/api/runs/{run}/series?names=a&kind=no", 400),
+        (f"/api/runs/{run}/series", 400), ("/api", 404), ("/api/runs/", 404), (f"/api/diff?runs={run},no", 404),
+        (f"/api/runs/{run}/rollouts/{2**70}", 404), (f"/api/runs/{run}/rollouts/-1", 404),
+    ):  # fmt: skip
+        answer = client.get(url)
+        assert answer.status_code == status, (url, answer.text)
+        assert strict(answer)["error"]
+
+
+def test_a_plan_beside_the_run_is_shown_and_without_one_it_says_how(make_run: MakeRun) -> None:
+    path = make_run()
+    client = client_of(path)
+    run = ids(client)["demo"]
+    assert "roll simulate" in client.get(f"/api/runs/{run}/plan").json()["problem"]
+    (path / "simulation").mkdir()
+    results = {"variants": {"sync": {"step_s": {"mean": 4.0, "half": 0.5}, "speed_up": {"mean": 1.0, "half": 0.0}}}}
+    (path / "simulation" / "results.json").write_text(json.dumps(results))
+    (path / "plan.txt").write_text("Plan: one engine")
+    plan, simulated = client.get(f"/api/runs/{run}/plan").json()["items"]
+    assert (plan["kind"], plan["text"]) == ("plan", "Plan: one engine")
+    assert simulated["table"]["rows"] == [["sync", 4.0, 0.5, 1.0, 0.0]]
+    assert simulated["predicted"] == {"time/step_s": 4.0}
+
+
+async def test_changes_are_told_once_for_what_grew(make_run: MakeRun, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("roll.dashboard.web._POLL_S", 0.0)
+    monkeypatch.setattr("roll.dashboard.web._REST_S", 0.0)
+    run = Run(make_run(), "demo", Vocabularies())
+    events = _changes(run)
+    assert await anext(events) == "retry: 2000\n\n"
+    with (run.path / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 4, "kind": "train"}\n')
+    assert await anext(events) == 'event: changed\ndata: {"step": 4, "kinds": ["metrics"]}\n\n'
+    assert await asyncio.wait_for(anext(events), 10) == ": nothing new\n\n"
+    await events.aclose()
+
+
+@pytest.mark.parametrize("hostile", HOSTILE)
+def test_hostile_texts_come_as_data(make_run: MakeRun, hostile: str) -> None:
+    path = make_run()
+    (group,) = [make_group(9, (1.0,))]
+    rollout = replace(group.rollouts[0], text=hostile, cause=hostile, engine_id="e")
+    prompt = replace(rollout.prompt, messages=({"role": "user", "content": hostile},), answer=hostile)
+    group = replace(group, rollouts=(replace(rollout, prompt=prompt),))
+    write_rollouts(path / "rollouts" / "step-000004.parquet", 4, [group])
+    client = client_of(path)
+    (run,) = ids(client).values()
+    row = row_of(4, "train", 0)
+    kept = hostile.encode("utf-8", "replace").decode()
+    for url in endpoints(run, row):
+        answer = client.get(url)
+        assert answer.status_code == 200
+        assert answer.headers["content-type"] == "application/json"
+        strict(answer)
+    one = strict(client.get(f"/api/runs/{run}/rollouts/{row}"))
+    assert (one["text"], one["prompt"], one["messages"][0]["content"]) == (kept, kept, kept)
+    (hit,) = strict(client.get(f"/api/runs/{run}/rollouts", params={"q": kept[:8]}))["rows"]
+    assert hit["row"] == row
+
+
+def test_hostile_names_of_runs_are_only_names(make_run: MakeRun, tmp_path: Path) -> None:
+    names = ["<img src=x onerror=alert(1)>", "a\nb", "x..;", "'; DROP TABLE runs", "%2e%2e%2fetc", "\u202e", " "]
+    source = make_run()
+    for name in names:
+        shutil.copytree(source, tmp_path / "hostile" / name)
+    raw = os.path.join(os.fsencode(tmp_path / "hostile"), b"\xff\xfe")
+    shutil.copytree(os.fsencode(source), raw)
+    client = client_of(tmp_path / "hostile")
+    runs = ids(client)
+    assert set(names) <= set(runs) and len(runs) == len(names) + 1
+    for name, run in runs.items():
+        assert run.isalnum()
+        assert client.get(f"/api/runs/{run}/facets").status_code == 200, name
+
+
+def test_nothing_outside_the_given_directories_is_read(make_run: MakeRun, tmp_path: Path) -> None:
+    secret = tmp_path / "secret"
+    secret.mkdir()
+    for name in ("config.yaml", "metrics.jsonl", "trace.json", "plan.txt", "results.json", "tokenizer.json", "x.log"):
+        (secret / name).write_text(f"name: {SECRET}\n")
+    other = make_run("other")
+    path = make_run("run")
+    for name in ("config.yaml", "metrics.jsonl", "trace.json"):
+        (path / name).unlink()
+        (path / name).symlink_to(secret / name)
+    for name in ("plan.txt", "results.json", "tokenizer.json"):
+        (path / name).symlink_to(secret / name)
+    for name, target in (("logs", secret), ("rollouts", other / "rollouts"), ("checkpoints", secret)):
+        shutil.rmtree(path / name)
+        (path / name).symlink_to(target)
+    (tmp_path / "runs" / "linked").symlink_to(other)
+    shutil.rmtree(other)
+    client = client_of(tmp_path / "runs")
+    assert set(ids(client)) == {"runs"}, "a directory of links is no run"
+    run = Run(path, "run", Vocabularies()).id
+    direct = client_of(path)
+    urls = ["/api/runs", *endpoints(run, row_of(1, "train", 0))]
+    for url in (
+        "/static/../web.py",
+        "/static/%2e%2e/web.py",
+        "/static/..%2fweb.py",
+        "/static//etc/passwd",
+        "/../../etc/passwd",
+    ):
+        assert direct.get(url).status_code == 404
+    for url in urls:
+        assert SECRET not in direct.get(url).text, url
+
+
+def test_a_path_that_is_not_there_is_listed_with_its_problem(tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "file").write_text("x")
+    client = client_of(tmp_path / "none", tmp_path / "empty", tmp_path / "file")
+    found = strict(client.get("/api/runs"))
+    assert [(run["name"], run["status"]) for run in found] == [(n, "unreadable") for n in ("none", "empty", "file")]
+    assert all(run["problem"] for run in found)
+    for run in found:
+        for url in endpoints(run["id"], 0):
+            assert client.get(url).status_code in (200, 404)
+
+
+@pytest.mark.parametrize("num", [25, pytest.param(500, marks=pytest.mark.slow)])
+def test_malformed_directories_are_shown_or_refused(make_run: MakeRun, tmp_path: Path, num: int) -> None:
+    source = make_run()
+    (tmp_path / "secret").write_text(SECRET)
+    rng = random.Random(0)
+    for number in range(num):
+        path = tmp_path / "bad" / f"{number:03}"
+        shutil.copytree(source, path)
+        for _ in range(rng.randint(1, 3)):
+            spoil(path, rng, tmp_path / "secret")
+    with client_of(tmp_path / "bad") as client:  # one event loop for all requests
+        found = strict(client.get("/api/runs"))
+        assert len(found) > 0.8 * num
+        row = row_of(rng.randint(1, 3), "train", 0)
+        for run in found:
+            for url in endpoints(run["id"], row):
+                _is_refused_or_shown(client, url, run["name"])
+
+
+def _is_refused_or_shown(client: TestClient, url: str, name: str) -> None:
+    answer = client.get(url)
+    assert answer.status_code in (200, 404), (name, url, answer.text)
+    assert SECRET not in answer.text, (name, url)
+    found = strict(answer)
+    assert answer.status_code == 200 or found["error"]
