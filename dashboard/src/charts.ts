@@ -57,7 +57,7 @@ function table(curves: Curve[], options: ChartOptions): { data: uPlot.AlignedDat
     pairs.sort((a, b) => a[0] - b[0]);
     const x = pairs.map((p) => p[0]);
     const y = pairs.map((p) => p[1]);
-    const points = { show: y.length < 40 && options.smoothing === 0, size: 4 };
+    const points = { show: y.length <= 12 && options.smoothing === 0, size: 4 };
     if (options.smoothing > 0) {
       tables.push([x, positive(y)] as uPlot.AlignedData);
       series.push({ label: `${curve.label} (raw)`, stroke: `${curve.colour}40`, width: 1, points: { show: false }, spanGaps: true });

@@ -52,9 +52,9 @@ export class VirtualTable<R> {
     this.head = h("div", { class: "vt-head", role: "row" });
     this.body = h("div", { class: "vt-body", role: "rowgroup" });
     this.spacer = h("div", { class: "vt-spacer", role: "presentation" });
-    this.scroller = h("div", { class: "vt-scroll", tabindex: 0, role: "rowgroup", "aria-label": `${options.label}, rows` }, this.spacer, this.body);
-    this.body.setAttribute("role", "presentation");
-    this.root = h("div", { class: "vt", role: "grid", "aria-label": options.label }, h("div", { role: "rowgroup", class: "vt-headbox" }, this.head), this.scroller);
+    const head = h("div", { role: "rowgroup", class: "vt-headbox" }, this.head);
+    this.scroller = h("div", { class: "vt-scroll", tabindex: 0, role: "grid", "aria-label": options.label }, head, this.spacer, this.body);
+    this.root = h("div", { class: "vt" }, this.scroller);
     this.scroller.addEventListener("scroll", () => this.onScroll(), { passive: true });
     this.scroller.addEventListener("wheel", (e) => this.onWheel(e), { passive: false });
     this.scroller.addEventListener("keydown", (e) => this.onKey(e));
@@ -84,7 +84,7 @@ export class VirtualTable<R> {
     }
     this.top = Math.min(this.top, this.maxTop());
     this.spacer.style.height = `${Math.min(total * ROW_HEIGHT, MAX_HEIGHT)}px`;
-    this.root.setAttribute("aria-rowcount", String(total + 1));
+    this.scroller.setAttribute("aria-rowcount", String(total + 1));
     this.place();
     this.schedule();
   }
@@ -125,11 +125,20 @@ export class VirtualTable<R> {
   }
 
   private visible(): number {
-    return Math.ceil(this.scroller.clientHeight / ROW_HEIGHT);
+    return Math.ceil(this.room() / ROW_HEIGHT);
   }
 
   private maxTop(): number {
-    return Math.max(0, this.total - this.scroller.clientHeight / ROW_HEIGHT);
+    return Math.max(0, this.total - this.room() / ROW_HEIGHT);
+  }
+
+  /** Pixels for rows, below the head. */
+  private room(): number {
+    return Math.max(0, this.scroller.clientHeight - ROW_HEIGHT);
+  }
+
+  private scrollable(): number {
+    return this.spacer.offsetHeight - this.room();
   }
 
   private scaled(): boolean {
@@ -138,8 +147,7 @@ export class VirtualTable<R> {
 
   /** Moves the scroll bar to where `top` is. */
   private place(): void {
-    const room = this.spacer.offsetHeight - this.scroller.clientHeight;
-    const wanted = this.scaled() ? (this.top / (this.maxTop() || 1)) * room : this.top * ROW_HEIGHT;
+    const wanted = this.scaled() ? (this.top / (this.maxTop() || 1)) * this.scrollable() : this.top * ROW_HEIGHT;
     if (Math.abs(this.scroller.scrollTop - wanted) >= 1) {
       this.moved = true;
       this.scroller.scrollTop = wanted;
@@ -149,8 +157,7 @@ export class VirtualTable<R> {
   private onScroll(): void {
     if (this.moved) this.moved = false;
     else if (this.scaled()) {
-      const room = this.spacer.offsetHeight - this.scroller.clientHeight;
-      this.top = (this.scroller.scrollTop / (room || 1)) * this.maxTop();
+      this.top = Math.min(1, this.scroller.scrollTop / (this.scrollable() || 1)) * this.maxTop();
     } else this.top = this.scroller.scrollTop / ROW_HEIGHT;
     this.schedule();
   }
@@ -215,6 +222,8 @@ export class VirtualTable<R> {
     const rows: HTMLElement[] = [];
     for (let i = first; i < last; i += 1) rows.push(this.row(i));
     replace(this.body, rows);
+    if (this.selected >= first && this.selected < last) this.scroller.setAttribute("aria-activedescendant", `row-${this.selected}`);
+    else this.scroller.removeAttribute("aria-activedescendant");
     const wanted = new Set<number>();
     for (let i = first; i < last; i += 1) wanted.add(Math.floor(i / WINDOW));
     if ([...wanted].some((w) => !this.windows.has(w))) {
@@ -228,6 +237,7 @@ export class VirtualTable<R> {
     const node = h("div", {
       class: `vt-row${index === this.selected ? " on" : ""}`,
       role: "row",
+      id: `row-${index}`,
       "aria-rowindex": index + 2,
       "aria-selected": index === this.selected ? "true" : "false",
     });

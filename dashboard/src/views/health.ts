@@ -23,15 +23,15 @@ export async function health({ root, run, signal }: Context): Promise<View> {
 
   function section(title: string, note: string, content: Node | null, save?: () => void): HTMLElement {
     return h("section", { class: "panel", "aria-label": title },
-      h("header", { class: "panel-head" }, h("h3", {}, title), h("span", { class: "muted" }, note), h("span", { class: "grow" }), save ? h("button", { type: "button", onclick: save, "aria-label": `Save ${title} as CSV` }, "CSV") : null),
+      h("header", { class: "panel-head" }, h("h2", {}, title), h("span", { class: "muted" }, note), h("span", { class: "grow" }), save ? h("button", { type: "button", onclick: save, "aria-label": `Save ${title} as CSV` }, "CSV") : null),
       content,
     );
   }
 
   function table(label: string, columns: string[], rows: unknown[][]): HTMLElement {
-    return h("div", { class: "scroll-x tall", tabindex: 0, role: "region", "aria-label": label },
+    return h("div", { class: "scroll-x tall", tabindex: 0, role: "region", "aria-label": `${label}, table` },
       h("table", { class: "plain" },
-        h("thead", {}, h("tr", {}, columns.map((c) => h("th", { scope: "col" }, c)))),
+        h("thead", {}, h("tr", {}, columns.map((c, i) => h("th", { scope: "col", class: typeof rows[0]?.[i] === "number" ? "num" : "" }, c)))),
         h("tbody", {}, rows.map((row) => h("tr", {}, row.map((v, i) => h("td", { class: typeof v === "number" ? "num" : "" }, v instanceof Node ? v : typeof v === "object" ? plain(v) : byName(columns[i] ?? "", v)))))),
       ),
     );
@@ -111,12 +111,10 @@ export async function health({ root, run, signal }: Context): Promise<View> {
     const log = data.log_tail ?? [];
     replace(
       body,
-      alarms(data),
-      ledger(data),
-      records("Failures", (data.failures ?? []) as unknown as Record<string, unknown>[], "✓ No infrastructure failed."),
-      memory(data),
+      h("div", { class: "stacked" }, alarms(data), records("Failures", (data.failures ?? []) as unknown as Record<string, unknown>[], "✓ No infrastructure failed.")),
+      h("div", { class: "stacked" }, ledger(data), memory(data)),
       records("Syncs", data.syncs ?? [], "No weights were brought to engines yet."),
-      section("Log", "its last lines", log.length ? h("pre", { class: "log", tabindex: 0, role: "region", "aria-label": "Log" }, log.map((l) => plain(l)).join("\n")) : empty("Empty")),
+      section("Log", "its last lines", log.length ? h("pre", { class: "log", tabindex: 0, role: "region", "aria-label": "Log, lines" }, log.map((l) => plain(l)).join("\n")) : empty("Empty")),
     );
     scrollTo(0, scroll);
   }

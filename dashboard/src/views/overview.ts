@@ -365,7 +365,7 @@ export async function overview({ root, params, runs, signal }: Context): Promise
     const save = () => csv("configuration", ["key", ...ids.map(nameOf)], answer.keys.map((k) => [k.key, ...k.values]));
     replace(
       diff,
-      h("header", { class: "panel-head" }, h("h3", {}, "What the configurations differ in"), h("span", { class: "muted" }, `${answer.keys.length} keys`), h("button", { type: "button", onclick: save }, "CSV")),
+      h("header", { class: "panel-head" }, h("h2", {}, "What the configurations differ in"), h("span", { class: "muted" }, `${answer.keys.length} keys`), h("button", { type: "button", onclick: save }, "CSV")),
       answer.keys.length
         ? h(
             "div",

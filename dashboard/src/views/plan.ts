@@ -42,7 +42,7 @@ function draw(item: PlanItem, measured: Map<string, number>): HTMLElement {
   const predicted = Object.entries(item.predicted ?? {});
   const t = item.table;
   return h("section", { class: "panel", "aria-label": item.name },
-    h("header", { class: "panel-head" }, h("h3", {}, item.name), h("span", { class: "tag" }, item.kind ?? "plan"), h("span", { class: "grow" }), t ? h("button", { type: "button", onclick: () => csv(item.name, t.columns, t.rows) }, "CSV") : null),
+    h("header", { class: "panel-head" }, h("h2", {}, item.name), h("span", { class: "tag" }, item.kind ?? "plan"), h("span", { class: "grow" }), t ? h("button", { type: "button", onclick: () => csv(item.name, t.columns, t.rows) }, "CSV") : null),
     predicted.length ? tableOf(["metric", "predicted", "measured", "measured / predicted"], predicted.map(([n, p]) => {
       const m = measured.get(n) ?? null;
       return [n, p, m, m !== null && p ? m / p : null];
@@ -62,7 +62,7 @@ function tableOf(columns: string[], rows: unknown[][]): HTMLElement {
 
 function configuration(name: string, text: string, values: Record<string, unknown>): HTMLElement {
   return h("section", { class: "panel", "aria-label": "Configuration" },
-    h("header", { class: "panel-head" }, h("h3", {}, "Configuration"), h("span", { class: "muted" }, "as it was resolved"), h("span", { class: "grow" }), h("button", { type: "button", "aria-label": "Save Configuration as CSV", onclick: () => csv(`${name}-configuration`, ["key", "value"], Object.entries(values)) }, "CSV")),
+    h("header", { class: "panel-head" }, h("h2", {}, "Configuration"), h("span", { class: "muted" }, "as it was resolved"), h("span", { class: "grow" }), h("button", { type: "button", "aria-label": "Save Configuration as CSV", onclick: () => csv(`${name}-configuration`, ["key", "value"], Object.entries(values)) }, "CSV")),
     h("pre", { class: "log tall", tabindex: 0, role: "region", "aria-label": "Configuration, text" }, text),
   );
 }

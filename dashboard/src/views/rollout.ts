@@ -44,8 +44,8 @@ export async function rollout({ root, params, run, signal }: Context): Promise<V
           rewardCell(data.reward),
           verdictCell(data),
           h("span", { class: "grow" }),
-          h("button", { type: "button", disabled: row === 0, onclick: step(-1), "aria-label": "Previous rollout" }, "← k"),
-          h("button", { type: "button", onclick: step(1), "aria-label": "Next rollout" }, "j →"),
+          h("button", { type: "button", disabled: row === 0, onclick: step(-1), title: "Previous rollout (k)" }, "‹ Previous"),
+          h("button", { type: "button", onclick: step(1), title: "Next rollout (j)" }, "Next ›"),
           h("a", { class: "button", href: link("rollouts", { run: run.id }) }, "All rollouts"),
         ),
         h("dl", { class: "facts" },
@@ -138,7 +138,7 @@ function turnsView(data: Rollout): HTMLElement {
 /** A colour between the ends of a scale; `t` in [0, 1], or [-1, 1] where signed. Text on it stays readable. */
 function colour(t: number, signed: boolean): string {
   const end = signed && t < 0 ? css("--scale-low") : css("--scale-high");
-  return `color-mix(in oklab, ${end} ${Math.round(Math.min(1, Math.abs(t)) * 72)}%, transparent)`;
+  return `color-mix(in oklab, ${end} ${Math.round(Math.min(1, Math.abs(t)) * Number(css("--strength")))}%, transparent)`;
 }
 
 interface Scale {
@@ -258,7 +258,7 @@ function tokensView(data: Tokens, turns: Turn[], name: string, params: URLSearch
   const save = () => csv(`${name}-tokens`, ["position", "token", "token_id", ...columns], data.tokens.map((t, i) => [i, t, data.token_ids[i], ...columns.map((c) => data.columns[c]?.[i] ?? null)]));
   return h("div", { class: "token-view" },
     h("div", { class: "tools" }, h("span", { class: "muted" }, "colour by"), choose, legendBox, h("span", { class: "grow" }), h("button", { type: "button", onclick: save }, "CSV")),
-    missing.length ? h("details", { class: "missing" }, h("summary", {}, `${missing.length} columns were not recorded`), h("dl", {}, missing.map(([c, why]) => h("div", {}, h("dt", {}, c), h("dd", {}, why))))) : null,
+    missing.length ? h("details", { class: "missing" }, h("summary", {}, `Not recorded: ${missing.map(([c]) => c).join(", ")}`), h("dl", {}, missing.map(([c, why]) => h("div", {}, h("dt", {}, c), h("dd", {}, why))))) : null,
     data.tokens.length ? null : empty("No tokens", "This rollout wrote nothing."),
     h("div", { class: "token-split" }, field, detail),
     data.tokens.length > count ? h("p", { class: "muted" }, `The first ${num(count)} of ${num(data.tokens.length)} tokens; the CSV has all.`) : null,

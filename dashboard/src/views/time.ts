@@ -12,6 +12,7 @@ import type { Lanes, Span, StepPhases } from "../types";
 const ROW = 20;
 const MOST_LANES = 400;
 const TOP = 24;
+const DEEPEST = 3;
 const KINDS = ["controller", "trainer", "engine", "reward", "environment", "rollout"];
 
 /** One colour for one name, everywhere and always. */
@@ -85,7 +86,9 @@ export async function time({ root, params, run, signal }: Context): Promise<View
   root.append(h("div", { class: "time" }, tools, box, tip, span, stepsPanel));
 
   let shownLanes: number[] = [];
-  let rowOf = new Map<number, number>();
+  let tops: number[] = [];
+  let depths = depthsOf(lanes);
+  const depthOfLane = new Map<string, number>();
   const labelWidth = () => (box.clientWidth < 600 ? 92 : 168);
 
   function draw(): void {
@@ -93,8 +96,17 @@ export async function time({ root, params, run, signal }: Context): Promise<View
     if (!width) return;
     const active = new Set(lanes.spans.map((s) => s.lane));
     shownLanes = lanes.lanes.map((_, i) => i).filter((i) => active.has(i) && (!filter || lanes.lanes[i]?.kind === filter)).slice(0, MOST_LANES);
-    rowOf = new Map(shownLanes.map((lane, row) => [lane, row]));
-    const height = TOP + shownLanes.length * ROW + 6;
+    lanes.spans.forEach((s, i) => {
+      const lane = lanes.lanes[s.lane]?.name ?? "";
+      depthOfLane.set(lane, Math.max(depthOfLane.get(lane) ?? 0, depths[i] as number));
+    });
+    let height = TOP;
+    tops = [];
+    for (const lane of shownLanes) {
+      tops[lane] = height;
+      height += ROW * (1 + (depthOfLane.get(lanes.lanes[lane]?.name ?? "") ?? 0));
+    }
+    height += 6;
     const ratio = devicePixelRatio || 1;
     canvas.style.width = `${width}px`;
     canvas.style.height = `${height}px`;
@@ -114,12 +126,12 @@ export async function time({ root, params, run, signal }: Context): Promise<View
     c.rect(left, TOP, width - left, height);
     c.clip();
     c.font = "11px system-ui, sans-serif";
-    for (const s of lanes.spans) {
-      const row = rowOf.get(s.lane);
-      if (row === undefined || s.end_s < view.from || s.start_s > view.to) continue;
+    for (const [i, s] of lanes.spans.entries()) {
+      const laneTop = tops[s.lane];
+      if (laneTop === undefined || s.end_s < view.from || s.start_s > view.to) continue;
       const x = Math.max(left, toX(s.start_s));
       const w = Math.max(1, Math.min(width, toX(s.end_s)) - x - 0.5);
-      const y = TOP + row * ROW + 2;
+      const y = laneTop + (depths[i] as number) * ROW + 2;
       c.fillStyle = colours[colourIndex(s.name)] as string;
       c.fillRect(x, y, w, ROW - 4);
       if (s === chosen) {
@@ -151,9 +163,9 @@ export async function time({ root, params, run, signal }: Context): Promise<View
       c.fillText(duration(t), x + 3, 15);
     }
     let before = "";
-    shownLanes.forEach((lane, row) => {
+    for (const lane of shownLanes) {
       const info = lanes.lanes[lane];
-      const y = TOP + row * ROW;
+      const y = tops[lane] as number;
       if (info && info.kind !== before) {
         c.beginPath();
         c.moveTo(0, y);
@@ -162,7 +174,7 @@ export async function time({ root, params, run, signal }: Context): Promise<View
         before = info.kind;
       }
       c.fillText(clipText(c, info?.name ?? "", left - 16), 8, y + 14);
-    });
+    }
   }
 
   const fetchView = debounce(async () => {
@@ -171,6 +183,7 @@ export async function time({ root, params, run, signal }: Context): Promise<View
     const answer = await api.lanes(id, { from_s: num6(view.from - margin), to_s: num6(view.to + margin), max: 4000 }, signal).catch(() => null);
     if (!answer || signal.aborted) return;
     lanes = answer;
+    depths = depthsOf(lanes);
     chosen = null;
     draw();
   }, 160);
@@ -194,11 +207,13 @@ export async function time({ root, params, run, signal }: Context): Promise<View
   function under(event: MouseEvent): Span | null {
     const at = canvas.getBoundingClientRect();
     const t = view.from + fraction(event.clientX - at.left) * (view.to - view.from);
-    const lane = shownLanes[Math.floor((event.clientY - at.top - TOP) / ROW)];
+    const y = event.clientY - at.top;
+    const lane = shownLanes.findLast((l) => (tops[l] as number) <= y);
+    const depth = lane === undefined ? 0 : Math.floor((y - (tops[lane] as number)) / ROW);
     const slack = ((view.to - view.from) / box.clientWidth) * 2;
     let best: Span | null = null;
-    for (const s of lanes.spans) {
-      if (s.lane === lane && s.start_s - slack <= t && s.end_s + slack >= t && (!best || s.end_s - s.start_s < best.end_s - best.start_s)) best = s;
+    for (const [i, s] of lanes.spans.entries()) {
+      if (s.lane === lane && depths[i] === depth && s.start_s - slack <= t && s.end_s + slack >= t && (!best || s.end_s - s.start_s < best.end_s - best.start_s)) best = s;
     }
     return best;
   }
@@ -275,7 +290,7 @@ export async function time({ root, params, run, signal }: Context): Promise<View
     replace(
       stepsPanel,
       h("header", { class: "panel-head" },
-        h("h3", {}, "What held each step back"),
+        h("h2", {}, "What held each step back"),
         worst ? h("span", {}, h("b", {}, worst[0]), ` in ${num(worst[1])} of ${num(steps.length)} steps`) : null,
         h("span", { class: "grow" }),
         h("button", { type: "button", onclick: () => csv(`${run?.name}-phases`, ["step", "held_back_by", ...names], steps.map((s) => [s.step, s.held_back_by, ...names.map((n) => s.phases[n] ?? null)])) }, "CSV"),
@@ -333,6 +348,25 @@ export async function time({ root, params, run, signal }: Context): Promise<View
     },
     close: () => observer.disconnect(),
   };
+}
+
+/** How deep each span lies within others of its lane, at most `DEEPEST`. */
+function depthsOf(lanes: Lanes): number[] {
+  const order = lanes.spans.map((_, i) => i);
+  const at = (i: number) => lanes.spans[i] as Span;
+  order.sort((a, b) => at(a).start_s - at(b).start_s || at(b).end_s - at(a).end_s);
+  const open: number[][] = [];
+  const depths = new Array<number>(order.length).fill(0);
+  for (const i of order) {
+    const s = at(i);
+    const ends = (open[s.lane] ??= []);
+    let depth = ends.findIndex((end) => end <= s.start_s + 1e-6);
+    if (depth < 0) depth = Math.min(ends.length, DEEPEST);
+    ends[depth] = s.end_s;
+    ends.length = depth + 1;
+    depths[i] = depth;
+  }
+  return depths;
 }
 
 function num6(value: number): number {
