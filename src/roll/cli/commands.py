@@ -251,6 +251,23 @@ def export(source: str, target: str, adapter: bool, repository: str | None, publ
     click.echo(start(source, target, adapter=adapter, to_hub=repository, public=public))
 
 
+@roll.command()
+@click.argument("runs", metavar="[RUNS]...", nargs=-1)
+@click.option("--host", default="127.0.0.1", show_default=True, help="Listen at this address.")
+@click.option("--port", type=click.IntRange(0, 65535), default=7265, show_default=True, help="0 takes a free one.")
+@click.option("--token", help="Answer only who has it; made and printed for a HOST that others can reach.")
+@click.option("--open/--no-open", "open_browser", default=False, help="Open the page in a browser.")
+def dashboard(runs: tuple[str, ...], host: str, port: int, token: str | None, open_browser: bool) -> None:
+    """Look into runs in a browser: curves, rollouts, tokens, time, health.
+
+    RUNS are run directories, or directories that hold some; by default runs/. Works while a run trains and after it,
+    and reads only its directory.
+    """
+    from roll.dashboard.serving import serve
+
+    serve([Path(run) for run in runs or ("runs",)], host, port, token, open_browser=open_browser, say=click.echo)
+
+
 @roll.group()
 def reward() -> None:
     """Try out rewards."""

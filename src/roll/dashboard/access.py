@@ -1,0 +1,120 @@
+"""Who may read: nobody but whoever has the token, where there is one, and no other site through somebody's browser.
+
+A browser that is shown a hostile page can be made to send requests here. It cannot read the answers, since no header
+allows that, unless that page's own name is made to point here (DNS rebinding): so the `Host` header is looked at.
+"""
+
+from __future__ import annotations
+
+import hmac
+import ipaddress
+import re
+from http.cookies import CookieError, SimpleCookie
+from urllib.parse import parse_qsl, urlencode
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.responses import JSONResponse, RedirectResponse, Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+__all__ = ["Access", "is_loopback"]
+
+COOKIE = "roll-dashboard"
+_HEADERS = {
+    "Content-Security-Policy": (
+        "default-src 'self'; style-src 'self' 'unsafe-inline'; img-src 'self' data: blob:; object-src 'none'; "
+        "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    ),
+    "X-Content-Type-Options": "nosniff",
+    "X-Frame-Options": "DENY",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cache-Control": "no-cache",
+}
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine reaches `host`."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return False
+
+
+class Access:
+    """Middleware in front of everything.
+
+    Args:
+        app: what is guarded.
+        host: that the server listens at.
+        token: without which nothing is answered; `None` where everybody on this machine may read.
+    """
+
+    def __init__(self, app: ASGIApp, host: str, token: str | None) -> None:
+        self._app = app
+        self._host = host
+        self._token = token
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "lifespan":
+            await self._app(scope, receive, send)
+        elif scope["type"] == "http":
+            refusal = self._refusal(scope)
+
+            async def send_guarded(message: Message) -> None:
+                if message["type"] == "http.response.start":
+                    headers = MutableHeaders(scope=message)
+                    for name, value in _HEADERS.items():
+                        headers[name] = value
+                await send(message)
+
+            await (refusal or self._app)(scope, receive, send_guarded)
+
+    def _refusal(self, scope: Scope) -> Response | None:
+        headers = Headers(scope=scope)
+        if scope["method"] not in ("GET", "HEAD"):
+            return _no(405, "only GET is answered here.")
+        if not self._is_ours(headers.get("host", "")):
+            return _no(403, "this server is not called that: open it by the address that `roll dashboard` printed.")
+        if self._token is None:
+            return None
+        query = parse_qsl(scope["query_string"].decode("latin-1"), keep_blank_values=True)
+        if any(key == "token" for key, _ in query):
+            if not any(key == "token" and self._is_token(value) for key, value in query):
+                return _no(401, "that token is not this server's: `roll dashboard` printed it when it started.")
+            rest = urlencode([(key, value) for key, value in query if key != "token"])
+            answer = RedirectResponse(f"/{scope['path'].lstrip('/')}" + (f"?{rest}" if rest else ""), status_code=303)
+            answer.set_cookie(COOKIE, self._token, httponly=True, samesite="strict", path="/")
+            return answer
+        scheme, _, given = headers.get("authorization", "").partition(" ")
+        if (scheme.lower() == "bearer" and self._is_token(given.strip())) or self._is_token(_cookie(headers)):
+            return None
+        return _no(401, "a token is needed: open the address that `roll dashboard` printed, with `?token=…`.")
+
+    def _is_token(self, given: str) -> bool:
+        return hmac.compare_digest(given.encode("utf-8", "replace"), (self._token or "").encode())
+
+    def _is_ours(self, host: str) -> bool:
+        """Whether a request's `Host` names this server; with a token, on all addresses, it may be any name."""
+        match = re.fullmatch(r"(\[[0-9a-fA-F:.]+\]|[A-Za-z0-9._-]+)(:\d{1,5})?", host)
+        if match is None:
+            return False
+        name = match[1].lower().strip("[]")
+        if is_loopback(self._host):
+            return is_loopback(name)
+        everywhere = self._host in ("0.0.0.0", "::", "")
+        return (everywhere and self._token is not None) or name == self._host.lower().strip("[]")
+
+
+def _cookie(headers: Headers) -> str:
+    try:
+        found = SimpleCookie(headers.get("cookie", "")).get(COOKIE)
+    except CookieError:
+        return ""
+    return found.value if found is not None else ""
+
+
+def _no(status: int, reason: str) -> Response:
+    return JSONResponse({"error": reason}, status_code=status)

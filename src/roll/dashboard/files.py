@@ -1,0 +1,188 @@
+"""Reading below one directory and nowhere else, and following files that grow."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+from typing import BinaryIO, NamedTuple
+
+from roll.errors import RunDirectoryError
+
+__all__ = ["Inside", "Stamp", "Tail"]
+
+_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+_LONGEST_LINE = 16 * 2**20
+_CHUNK = 4 * 2**20
+_REMEMBERED = 64
+
+
+class Stamp(NamedTuple):
+    """What changes when a file does."""
+
+    inode: int
+    size: int
+    modified_ns: int
+
+    @property
+    def modified_s(self) -> float:
+        """Unix time."""
+        return self.modified_ns / 1e9
+
+
+class Inside:
+    """A directory of which regular files are read that no link leads to; pipes, devices and links are refused.
+
+    Args:
+        root: itself may be reached through links: the user gave it, or it was found by listing one that the user gave.
+    """
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+
+    def open(self, *parts: str) -> BinaryIO:
+        """A file for reading.
+
+        Raises:
+            RunDirectoryError: it is missing, unreadable, not a regular file, or behind a link.
+        """
+        with self._directory(parts[:-1]) as directory, _explained(parts):
+            descriptor = os.open(_checked(parts[-1]), _FILE, dir_fd=directory)
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            os.close(descriptor)
+            raise RunDirectoryError(f"'{_shown(parts)}' is not a regular file.")
+        return os.fdopen(descriptor, "rb")
+
+    def read(self, *parts: str, limit: int) -> bytes:
+        """A whole file.
+
+        Raises:
+            RunDirectoryError: as `open`; or it is larger than `limit` bytes.
+        """
+        with self.open(*parts) as file, _explained(parts):
+            content = file.read(limit + 1)
+        if len(content) > limit:
+            raise RunDirectoryError(f"'{_shown(parts)}' is larger than {limit / 2**20:g} MiB.")
+        return content
+
+    def stamp(self, *parts: str) -> Stamp | None:
+        """Of a regular file or a directory; `None` where neither is."""
+        with contextlib.suppress(RunDirectoryError, OSError), self._directory(parts[:-1]) as directory:
+            found = os.stat(_checked(parts[-1]), dir_fd=directory, follow_symlinks=False)
+            if stat.S_ISREG(found.st_mode) or stat.S_ISDIR(found.st_mode):
+                return Stamp(found.st_ino, found.st_size, found.st_mtime_ns)
+        return None
+
+    def stamps(self, *parts: str) -> dict[str, Stamp]:
+        """Regular files and directories in the directory `parts`, by name; empty where there is none."""
+        found = {}
+        with (
+            contextlib.suppress(RunDirectoryError, OSError),
+            self._directory(parts) as directory,
+            os.scandir(directory) as entries,
+        ):
+            for entry in entries:
+                with contextlib.suppress(OSError):
+                    if entry.is_file(follow_symlinks=False) or entry.is_dir(follow_symlinks=False):
+                        about = entry.stat(follow_symlinks=False)
+                        found[entry.name] = Stamp(about.st_ino, about.st_size, about.st_mtime_ns)
+        return found
+
+    @contextlib.contextmanager
+    def _directory(self, parts: tuple[str, ...]) -> Iterator[int]:
+        with _explained(parts):
+            descriptor = os.open(self.root, _DIRECTORY & ~os.O_NOFOLLOW)
+        try:
+            for part in parts:
+                with _explained(parts):
+                    below = os.open(_checked(part), _DIRECTORY, dir_fd=descriptor)
+                os.close(descriptor)
+                descriptor = below
+            yield descriptor
+        finally:
+            os.close(descriptor)
+
+
+def _checked(part: str) -> str:
+    if part in ("", ".", "..") or "/" in part or "\0" in part:
+        raise RunDirectoryError(f"{part!r} is no name of a file.")
+    return part
+
+
+def _shown(parts: tuple[str, ...]) -> str:
+    return "/".join(parts)
+
+
+@contextlib.contextmanager
+def _explained(parts: tuple[str, ...]) -> Iterator[None]:
+    try:
+        yield
+    except FileNotFoundError:
+        raise RunDirectoryError(f"'{_shown(parts) or 'the directory'}' does not exist.") from None
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise RunDirectoryError(f"'{_shown(parts) or 'the directory'}' cannot be read: {reason}.") from None
+
+
+class Tail:
+    """Whole lines that a file got since the last look, read once.
+
+    A file that was cut back, replaced, or rewritten in front of what was read is read again from its start.
+    """
+
+    def __init__(self, inside: Inside, *parts: str) -> None:
+        self._inside = inside
+        self._parts = parts
+        self._stamp: Stamp | None = None
+        self._offset = 0
+        self._before = b""
+
+    def grown(self) -> bool:
+        """Whether `lines` would find anything that it did not find before."""
+        return self._inside.stamp(*self._parts) != self._stamp
+
+    def chunks(self) -> Iterator[tuple[bool, bytes]]:
+        """New whole lines in pieces of a few MiB, each with whether it is the start of a file that began anew.
+
+        Raises:
+            RunDirectoryError: the file cannot be read, or has a line of more than 16 MiB.
+        """
+        stamp = self._inside.stamp(*self._parts)
+        if stamp == self._stamp:
+            return
+        if stamp is None:
+            restarted = self._offset > 0
+            self._stamp, self._offset, self._before = None, 0, b""
+            if restarted:
+                yield True, b""
+            return
+        with self._inside.open(*self._parts) as file:
+            restarted = self._restarted(file, stamp)
+            if restarted:
+                self._offset, self._before = 0, b""
+                yield True, b""
+            file.seek(self._offset)
+            rest = b""
+            while piece := file.read(_CHUNK):
+                end = piece.rfind(b"\n") + 1
+                if not end:
+                    rest += piece
+                    if len(rest) > _LONGEST_LINE:
+                        raise RunDirectoryError(f"'{_shown(self._parts)}' has a line of more than 16 MiB.")
+                    continue
+                lines, rest = rest + piece[:end], piece[end:]
+                self._offset += len(lines)
+                self._before = (self._before + lines[-_REMEMBERED:])[-_REMEMBERED:]
+                yield False, lines
+        self._stamp = stamp
+
+    def _restarted(self, file: BinaryIO, stamp: Stamp) -> bool:
+        if not self._offset:
+            return False
+        if stamp.size < self._offset or (self._stamp is not None and stamp.inode != self._stamp.inode):
+            return True
+        file.seek(self._offset - len(self._before))
+        return file.read(len(self._before)) != self._before

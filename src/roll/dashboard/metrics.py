@@ -1,0 +1,161 @@
+"""`metrics.jsonl` as columns, kept up to date by reading only what was appended."""
+
+from __future__ import annotations
+
+import bisect
+import json
+import math
+from array import array
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from roll.dashboard.files import Inside, Tail
+from roll.errors import RunDirectoryError
+
+__all__ = ["Metrics", "Table"]
+
+_MOST_NAMES = 5000
+_MOST_POINTS = 2000
+_LARGEST_STEP = 2**31 - 1
+KINDS = {"train": "train", "evaluation": "eval"}
+"""What the file calls a kind of row, and what the page does."""
+
+
+class Table:
+    """Rows of one kind: steps, seconds since the run's start, and a column for every name."""
+
+    def __init__(self) -> None:
+        self.steps = array("q")
+        self.time_s = array("d")
+        self.columns: dict[str, array[float]] = {}
+
+    def add(self, step: int, time_s: float, row: dict[str, Any]) -> None:
+        """Append a row; what is no finite number is NaN."""
+        for name, value in row.items():
+            if name in ("step", "kind"):
+                continue
+            column = self.columns.get(name)
+            if column is None:
+                if len(self.columns) >= _MOST_NAMES:
+                    continue
+                column = self.columns[name] = array("d", [math.nan]) * len(self.steps)
+            column.append(_number(value))
+        self.steps.append(step)
+        self.time_s.append(time_s)
+        for column in self.columns.values():
+            if len(column) < len(self.steps):
+                column.append(math.nan)
+
+    def last(self, name: str) -> float | None:
+        """The newest value of `name` that is a number."""
+        return next((value for value in reversed(self.columns.get(name, ())) if not math.isnan(value)), None)
+
+
+class Metrics:
+    """The metrics of one run.
+
+    Args:
+        inside: the run's directory.
+    """
+
+    def __init__(self, inside: Inside) -> None:
+        self._tail = Tail(inside, "metrics.jsonl")
+        self.beside = False
+        """Whether evaluations run beside steps, so that their time is no part of the run's."""
+        self.problem = ""
+        self._clear()
+
+    def _clear(self) -> None:
+        self.tables: dict[str, Table] = {kind: Table() for kind in KINDS.values()}
+        self._elapsed_s = 0.0
+        self._malformed = 0
+
+    def refresh(self) -> None:
+        """Read what is new; what cannot be read is told by `problem`."""
+        try:
+            for restarted, lines in self._tail.chunks():
+                if restarted:
+                    self._clear()
+                for line in lines.splitlines():
+                    self._read(line)
+            self.problem = f"{self._malformed} lines of metrics.jsonl are malformed." if self._malformed else ""
+        except RunDirectoryError as error:
+            self.problem = str(error)
+
+    def _read(self, line: bytes) -> None:
+        try:
+            row = json.loads(line)
+            kind, step = KINDS[row["kind"]], row["step"]
+        except (ValueError, TypeError, KeyError, RecursionError):
+            self._malformed += bool(line.strip())
+            return
+        if not isinstance(row, dict) or type(step) is not int or not 0 <= step <= _LARGEST_STEP:
+            self._malformed += 1
+            return
+        spent = _number(row.get("time/step_s" if kind == "train" else "time/evaluate_s"))
+        if spent > 0 and not (self.beside and kind == "eval"):
+            self._elapsed_s += spent
+        self.tables[kind].add(step, self._elapsed_s, row)
+
+    def version_before(self, step: int) -> float:
+        """The trainer's policy version when step `step` began; NaN where it is not known."""
+        table = self.tables["train"]
+        at = bisect.bisect_left(table.steps, step) - 1
+        column = table.columns.get("policy_version")
+        if column is None:
+            return math.nan
+        return column[at] if at >= 0 else 0.0
+
+    def names(self) -> dict[str, Any]:
+        """For `/metrics`."""
+        kinds = {
+            kind: {"steps": list(table.steps), "time_s": list(table.time_s)} for kind, table in self.tables.items()
+        }
+        found = [{"name": name, "kind": kind} for kind, table in self.tables.items() for name in sorted(table.columns)]
+        return {"names": found, "kinds": kinds}
+
+    def series(self, names: Sequence[str], kind: str, since: int | None) -> dict[str, Any]:
+        """For `/series`: columns that share their steps, thinned to lows and highs where there are many.
+
+        Raises:
+            KeyError: there is no such kind.
+        """
+        table = self.tables[kind]
+        first = 0 if since is None else bisect.bisect_right(table.steps, since)
+        columns = {name: np.array(table.columns[name])[first:] for name in names if name in table.columns}
+        kept = _thinned(list(columns.values()), len(table.steps) - first)
+        return {
+            "steps": np.array(table.steps, dtype=np.int64)[first:][kept].tolist(),
+            "time_s": np.array(table.time_s)[first:][kept].round(3).tolist(),
+            "series": {name: nulls(column[kept]) for name, column in columns.items()},
+        }
+
+
+def nulls(values: np.ndarray) -> list[float | None]:
+    """As JSON has them: NaN and infinities are `None`."""
+    return [value if math.isfinite(value) else None for value in values.tolist()]
+
+
+def _number(value: Any) -> float:
+    if isinstance(value, bool | int | float):
+        try:
+            number = float(value)
+        except OverflowError:
+            return math.nan
+        return number if math.isfinite(number) else math.nan
+    return math.nan
+
+
+def _thinned(columns: Sequence[np.ndarray], num_rows: int) -> np.ndarray:
+    """Rows to show: all of a few thousand; of more, each column's lowest and highest in every stretch."""
+    if num_rows <= _MOST_POINTS or not columns:
+        return np.arange(num_rows)[: None if columns else _MOST_POINTS]
+    bounds = np.linspace(0, num_rows, max(100, _MOST_POINTS // (2 * len(columns))) + 1).astype(int)
+    kept = {0, num_rows - 1}
+    for column in columns:
+        low, high = np.where(np.isnan(column), np.inf, column), np.where(np.isnan(column), -np.inf, column)
+        for start, end in zip(bounds[:-1].tolist(), bounds[1:].tolist(), strict=True):
+            kept |= {start + int(low[start:end].argmin()), start + int(high[start:end].argmax())}
+    return np.array(sorted(kept))

@@ -1,0 +1,193 @@
+"""Questions to an index of rollouts: which match, in which order, how many of each kind, which hold a text."""
+
+from __future__ import annotations
+
+import math
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from roll.dashboard.files import Inside
+from roll.dashboard.rollout_files import LABELS, MOST_ROWS, find_texts
+from roll.dashboard.rollouts import KINDS, Rollouts, file_of
+from roll.errors import RunDirectoryError
+
+__all__ = ["Filters", "facets", "matching", "page", "search", "sorted_positions", "table"]
+
+_SEARCH_S = 1.5
+_MOST_HITS = 500
+_MOST_VALUES = 200
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Filters:
+    """What a rollout must be; what is `None` or empty asks for nothing."""
+
+    lowest: dict[str, float] = field(default_factory=dict)
+    """By column, bounds included; a row without a value does not match."""
+    highest: dict[str, float] = field(default_factory=dict)
+    labels: dict[str, str] = field(default_factory=dict)
+    kind: str = ""
+    correct: bool | None = None
+    draw_id: int | None = None
+
+
+def matching(rollouts: Rollouts, filters: Filters) -> np.ndarray:
+    """Positions that match, in the order of the columns."""
+    mask = np.ones(len(rollouts), bool)
+    for name, bound in filters.lowest.items():
+        mask &= rollouts.column(name) >= bound
+    for name, bound in filters.highest.items():
+        mask &= rollouts.column(name) <= bound
+    for label, text in filters.labels.items():
+        known = rollouts.texts(label)
+        mask &= rollouts.column(label) == (known.index(text) if text in known else -1)
+    if filters.kind:
+        mask &= rollouts.column("kind") == (KINDS.index(filters.kind) if filters.kind in KINDS else -1)
+    if filters.correct is not None:
+        mask &= rollouts.column("correct") == filters.correct
+    if filters.draw_id is not None:
+        mask &= rollouts.column("draw_id") == filters.draw_id
+    return np.flatnonzero(mask)
+
+
+def sorted_positions(
+    rollouts: Rollouts, positions: np.ndarray, by: str, descending: bool, start: int, count: int
+) -> np.ndarray:
+    """`positions[start : start + count]` in the order of a column; rows without a value come last, equals by row.
+
+    Raises:
+        KeyError: there is no such column.
+    """
+    keys = _keys(rollouts, by)[positions].astype(np.float64)
+    if descending:
+        keys = -keys
+    keys[np.isnan(keys)] = np.inf
+    rows = rollouts.column("row")[positions]
+    end = start + count
+    if end < len(keys) // 4:  # the others need no order
+        bound = np.partition(keys, end)[end]
+        kept = np.flatnonzero(keys <= bound)
+        keys, rows, positions = keys[kept], rows[kept], positions[kept]
+    return positions[np.lexsort((rows, keys))[start:end]]
+
+
+def _keys(rollouts: Rollouts, by: str) -> np.ndarray:
+    if by in LABELS:
+        texts = rollouts.texts(by)
+        ranks = np.empty(len(texts))
+        ranks[np.array(sorted(range(len(texts)), key=texts.__getitem__))] = np.arange(len(texts))
+        return ranks[rollouts.column(by)]
+    return rollouts.column("row" if by in ("rollout_id", "prompt", "text") else by)
+
+
+def table(rollouts: Rollouts, positions: np.ndarray) -> list[dict[str, Any]]:
+    """Rows for the page."""
+
+    def values(name: str) -> list[Any]:
+        return [_plain(value) for value in rollouts.column(name)[positions].tolist()]
+
+    names = ("row", "step", "draw_id", "index", "reward", "num_tokens", "num_turns", "staleness", "advantage")
+    columns = {name: values(name) for name in (*names, "policy_version")}
+    columns["kind"] = [KINDS[code] for code in rollouts.column("kind")[positions].tolist()]
+    columns["correct"] = [None if value is None else value > 0 for value in values("correct")]
+    for label in LABELS:
+        texts = rollouts.texts(label)
+        columns[label] = [texts[code] for code in rollouts.column(label)[positions].tolist()]
+    columns["rollout_id"] = [
+        f"{draw}.{index}" for draw, index in zip(columns["draw_id"], columns["index"], strict=True)
+    ]
+    previews = rollouts.previews(columns["row"])
+    columns["prompt"], columns["text"] = [prompt for prompt, _ in previews], [text for _, text in previews]
+    return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+
+
+def page(
+    rollouts: Rollouts, filters: Filters, *, sort: str, descending: bool, offset: int, limit: int
+) -> dict[str, Any]:
+    """For `/rollouts` without a text to search.
+
+    Raises:
+        KeyError: there is no such column.
+    """
+    positions = matching(rollouts, filters)
+    shown = sorted_positions(rollouts, positions, sort, descending, offset, limit)
+    return {"total": len(rollouts), "matching": len(positions), "rows": table(rollouts, shown)}
+
+
+def search(
+    inside: Inside, rollouts: Rollouts, filters: Filters, wanted: str, cursor: str, seconds: float = _SEARCH_S
+) -> dict[str, Any]:
+    """For `/rollouts` with a text: goes through the files for a while, in the order of steps, and says where to go on.
+
+    Args:
+        cursor: of the last answer; empty at the beginning.
+    """
+    rows = np.sort(rollouts.column("row")[matching(rollouts, filters)])
+    first = int(cursor) if cursor.isdecimal() and len(cursor) < 17 else 0
+    todo = rows[np.searchsorted(rows, first) :]
+    ended, hits, num_hits = time.monotonic() + seconds, [], 0
+    at = 0
+    while at < len(todo) and (at == 0 or time.monotonic() < ended) and num_hits < _MOST_HITS:
+        file = int(todo[at]) // MOST_ROWS
+        end = int(np.searchsorted(todo, (file + 1) * MOST_ROWS))
+        try:
+            places = find_texts(inside, file_of(file * MOST_ROWS)[0], wanted)
+        except RunDirectoryError:  # it was replaced meanwhile: the index will say so
+            places = np.empty(0, np.int64)
+        found = np.intersect1d(todo[at:end], file * MOST_ROWS + places)[: _MOST_HITS - num_hits]
+        num_hits += len(found)
+        hits.append(found)
+        at = end if num_hits < _MOST_HITS else int(np.searchsorted(todo, found[-1] + 1))
+    complete = at >= len(todo)
+    found = np.concatenate(hits) if hits else np.empty(0, np.int64)
+    order = np.argsort(rollouts.column("row"), kind="stable")
+    positions = order[np.searchsorted(rollouts.column("row")[order], found)]
+    searched = len(rows) - len(todo) + at
+    return {
+        "total": len(rows),
+        "matching": len(found),
+        "searched": searched,
+        "complete": complete,
+        "cursor": None if complete else str(int(todo[at])),
+        "rows": table(rollouts, positions),
+    }
+
+
+def facets(rollouts: Rollouts) -> dict[str, Any]:
+    """For `/facets`: how often each label occurs, most frequent first, and how far numbers reach."""
+    found: dict[str, Any] = {}
+    for label in LABELS:
+        texts = rollouts.texts(label)
+        counts = np.bincount(rollouts.column(label), minlength=len(texts))
+        chosen = [code for code in np.argsort(-counts, kind="stable")[:_MOST_VALUES].tolist() if counts[code]]
+        found[label] = [{"value": texts[code], "count": int(counts[code])} for code in chosen]
+    for name in ("step", "reward", "num_tokens", "num_turns", "staleness", "advantage"):
+        column = rollouts.column(name)
+        known = column[np.isfinite(column)]
+        found[name] = {"min": _plain(known.min().item()), "max": _plain(known.max().item())} if len(known) else None
+    kinds = np.bincount(rollouts.column("kind"), minlength=len(KINDS))
+    found["kind"] = [{"value": kind, "count": int(count)} for kind, count in zip(KINDS, kinds, strict=True) if count]
+    return found
+
+
+def _plain(value: float) -> float | int | None:
+    """As JSON has it: whole numbers as such, what is not finite as `None`."""
+    if not math.isfinite(value):
+        return None
+    return int(value) if isinstance(value, float) and value.is_integer() and abs(value) < 2**53 else value
+
+
+def group_of(rollouts: Rollouts, row: int) -> np.ndarray:
+    """Positions of the rollouts of the same draw, kind and step, in the order of their index.
+
+    Raises:
+        KeyError: there is no such row.
+    """
+    at = rollouts.position(row)
+    same = rollouts.column("draw_id") == rollouts.column("draw_id")[at]
+    for name in ("kind", "step"):
+        same &= rollouts.column(name) == rollouts.column(name)[at]
+    return np.flatnonzero(same)[np.argsort(rollouts.column("index")[same], kind="stable")]

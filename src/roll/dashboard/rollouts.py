@@ -1,0 +1,192 @@
+"""An index of all rollouts of a run: columns of numbers in memory, beginnings of texts in a temporary file.
+
+    rollouts/*.parquet ─ each file once ─► columns (about 60 bytes a rollout) ─ filter, sort ─► a page of rows
+
+A rollout's `row` says where it lies, so that a link to it stays good: step, training or evaluation, place in the file.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import tempfile
+import zlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from roll.dashboard.files import Inside, Stamp
+from roll.dashboard.rollout_files import LABELS, MOST_ROWS, NUMBERS, Columns, read_columns
+from roll.errors import RunDirectoryError
+
+__all__ = ["KINDS", "Rollouts", "file_of", "row_of"]
+
+KINDS = ("train", "eval")
+_FILE = re.compile(r"(eval-)?step-(\d{6}|[1-9]\d{6,8})\.parquet")
+_MOST_LABELS = 4096
+_BLOCK = 64
+"""Rollouts whose beginnings of texts are compressed together."""
+
+
+def row_of(step: int, kind: str, place: int) -> int:
+    """The number of a rollout in its run; below 2⁵³, so that JavaScript holds it exactly."""
+    return (step * len(KINDS) + KINDS.index(kind)) * MOST_ROWS + place
+
+
+def file_of(row: int) -> tuple[str, int]:
+    """The file that holds a rollout, and its place there."""
+    rest, place = divmod(row, MOST_ROWS)
+    step, kind = divmod(rest, len(KINDS))
+    return f"{'eval-' if kind else ''}step-{step:06d}.parquet", place
+
+
+@dataclass(slots=True)
+class _File:
+    stamp: Stamp
+    blocks: list[tuple[int, int]]
+    """Where in the temporary file each block of beginnings lies, and how long it is."""
+
+
+class Rollouts:
+    """The index of one run, brought up to date a file at a time.
+
+    Args:
+        inside: the run's directory.
+        version_before: the trainer's policy version when a step began; NaN where it is not known.
+    """
+
+    def __init__(self, inside: Inside, version_before: Callable[[int], float]) -> None:
+        self._inside = inside
+        self._version_before = version_before
+        self._spool = tempfile.TemporaryFile(prefix="roll-dashboard-")  # noqa: SIM115  (it is the index's)
+        self._codes: dict[str, dict[str, int]] = {label: {"": 0} for label in LABELS}
+        self._files: dict[str, _File] = {}
+        self._failed: dict[str, tuple[Stamp, str]] = {}
+        self._size = 0
+        types: dict[str, Any] = {"row": np.int64, "step": np.int32, "kind": np.int8, "staleness": np.float32, **NUMBERS}
+        self._columns = {
+            name: np.empty(0, dtype) for name, dtype in {**types, **dict.fromkeys(LABELS, np.int16)}.items()
+        }
+
+    def __len__(self) -> int:
+        return self._size
+
+    @property
+    def problems(self) -> list[str]:
+        """Of files that could not be read."""
+        return [problem for _, problem in self._failed.values()]
+
+    def column(self, name: str) -> np.ndarray:
+        """[size] of all rollouts, in no order to rely on."""
+        return self._columns[name][: self._size]
+
+    def texts(self, label: str) -> list[str]:
+        """What the codes of a label stand for."""
+        return list(self._codes[label])
+
+    def pending(self) -> list[tuple[str, Stamp]]:
+        """Files to read, in the order of their steps; those that are gone or were replaced are forgotten."""
+        there = {name: stamp for name, stamp in self._inside.stamps("rollouts").items() if _FILE.fullmatch(name)}
+        gone = [name for name, file in self._files.items() if there.get(name) != file.stamp]
+        if gone:
+            self._forget(gone)
+        self._failed = {name: entry for name, entry in self._failed.items() if there.get(name) == entry[0]}
+        missing = (name for name in there if name not in self._files and name not in self._failed)
+        return [(name, there[name]) for name in sorted(missing, key=_order)]
+
+    def add(self, name: str, stamp: Stamp) -> None:
+        """Read a file; one that cannot be read becomes a problem."""
+        try:
+            columns = read_columns(self._inside, name)
+        except RunDirectoryError as error:
+            self._failed[name] = (stamp, str(error))
+            return
+        step, kind = _place(name)
+        start, end = self._size, self._size + columns.num_rows
+        self._reserve(end)
+        put: dict[str, Any] = {
+            "row": row_of(step, kind, 0) + np.arange(columns.num_rows),
+            "step": step,
+            "kind": KINDS.index(kind),
+        }
+        version = self._version_before(step) if kind == "train" else math.nan
+        put["staleness"] = version - columns.numbers["policy_version"]
+        put |= columns.numbers | {label: self._coded(label, *columns.labels[label]) for label in LABELS}
+        for column, values in put.items():
+            self._columns[column][start:end] = values
+        self._files[name] = _File(stamp, self._keep(columns))
+        self._size = end
+
+    def previews(self, rows: Sequence[int]) -> list[tuple[str, str]]:
+        """Beginnings of prompt and text of each row."""
+        blocks: dict[tuple[str, int], list[list[str]]] = {}
+        found = []
+        for row in rows:
+            name, place = file_of(row)
+            key = (name, place // _BLOCK)
+            if key not in blocks:
+                offset, length = self._files[name].blocks[key[1]]
+                self._spool.seek(offset)
+                blocks[key] = json.loads(zlib.decompress(self._spool.read(length)))
+            prompt, text = blocks[key][place % _BLOCK]
+            found.append((prompt, text))
+        return found
+
+    def position(self, row: int) -> int:
+        """Where a row lies in the columns.
+
+        Raises:
+            KeyError: there is no such row.
+        """
+        found = np.flatnonzero(self.column("row") == row)
+        if not len(found):
+            raise KeyError(row)
+        return int(found[0])
+
+    def _coded(self, label: str, codes: np.ndarray, texts: list[str]) -> np.ndarray:
+        known = self._codes[label]
+        for text in texts:
+            if len(known) < _MOST_LABELS:
+                known.setdefault(text, len(known))
+        return np.array([known.get(text, 0) for text in texts], np.int16)[codes]
+
+    def _keep(self, columns: Columns) -> list[tuple[int, int]]:
+        offset = self._spool.seek(0, 2)
+        blocks = []
+        for start in range(0, columns.num_rows, _BLOCK):
+            block = json.dumps(columns.previews[start : start + _BLOCK]).encode()
+            packed = zlib.compress(block, 1)
+            self._spool.write(packed)
+            blocks.append((offset, len(packed)))
+            offset += len(packed)
+        return blocks
+
+    def _reserve(self, size: int) -> None:
+        if size <= len(self._columns["row"]):
+            return
+        for name, column in self._columns.items():
+            grown = np.empty(max(1024, size + size // 4), column.dtype)
+            grown[: self._size] = column[: self._size]
+            self._columns[name] = grown
+
+    def _forget(self, names: Sequence[str]) -> None:
+        for name in names:
+            del self._files[name]
+        gone = np.array([row_of(*_place(name), 0) // MOST_ROWS for name in names])
+        kept = ~np.isin(self.column("row") // MOST_ROWS, gone)
+        for name in self._columns:
+            self._columns[name] = self.column(name)[kept]
+        self._size = int(kept.sum())
+
+
+def _place(name: str) -> tuple[int, str]:
+    match = _FILE.fullmatch(name)
+    assert match is not None, name
+    return int(match[2]), "eval" if match[1] else "train"
+
+
+def _order(name: str) -> tuple[int, str]:
+    return _place(name)

@@ -1,0 +1,186 @@
+"""The run directories that the dashboard shows, found again and again below the paths that it was given."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import socket
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from roll.dashboard.files import Inside
+from roll.dashboard.metrics import Metrics
+from roll.dashboard.rollouts import Rollouts
+from roll.dashboard.settings import Settings
+
+__all__ = ["Run", "Runs"]
+
+_MARKS = ("config.yaml", "metrics.jsonl", "rollouts")
+_DEPTH = 3
+"""Directories below a given one that are looked into."""
+_MOST_RUNS = 1000
+_INDEXING_S = 0.5
+_QUIET_S = 120.0
+"""After which a run on another machine counts as stopped, if its steps are shorter than a third of that."""
+
+
+class Run:
+    """One run directory: what is cheap to know of it, and its readers."""
+
+    def __init__(self, path: Path, name: str) -> None:
+        self.path = path
+        self.name = name
+        self.id = hashlib.sha256(os.fsencode(path)).hexdigest()[:12]
+        self.lock = threading.RLock()
+        self.inside = Inside(path)
+        self.settings = Settings(self.inside)
+        self.metrics = Metrics(self.inside)
+        self._rollouts: Rollouts | None = None
+
+    def refresh(self) -> None:
+        """Read what changed of settings and metrics."""
+        self.settings.refresh()
+        self.metrics.beside = bool(self.settings.number_of("rollout.scheduling.async_ratio"))
+        self.metrics.refresh()
+
+    @contextlib.contextmanager
+    def indexed(self) -> Iterator[tuple[Rollouts, dict[str, Any]]]:
+        """The index of rollouts, held still; and how far it is, where reading all files takes longer than a moment."""
+        with self.lock:
+            self.refresh()
+            if self._rollouts is None:
+                self._rollouts = Rollouts(self.inside, self.metrics.version_before)
+            index = self._rollouts
+            ended = time.monotonic() + _INDEXING_S
+            pending = index.pending()
+            while pending and time.monotonic() < ended:
+                index.add(*pending.pop(0))
+            progress: dict[str, Any] = {"problems": index.problems[:20]} if index.problems else {}
+            if pending:
+                progress["indexing"] = {"files_left": len(pending)}
+            yield index, progress
+
+    def overview(self) -> dict[str, Any]:
+        """For `/runs`."""
+        with self.lock:
+            self.refresh()
+            train, evaluation = self.metrics.tables["train"], self.metrics.tables["eval"]
+            problem = " ".join(filter(None, (self.settings.problem, self.metrics.problem)))
+            stamps = [self.inside.stamp(name) for name in ("config.yaml", "metrics.jsonl", "trace.json", "rollouts")]
+            written = [stamp.modified_s for stamp in stamps if stamp is not None]
+            num_steps = self.settings.number_of("training.num_steps")
+            held_out = next(
+                (value for name in ("eval/score", "eval/accuracy", "eval/loss") if (value := evaluation.last(name))),
+                None,
+            )
+            return {
+                "id": self.id,
+                "name": self.name,
+                "path": str(self.path).encode("utf-8", "replace").decode(),
+                "pipeline": self.settings.text_of("pipeline"),
+                "status": self._status(max(written, default=0.0), num_steps),
+                "problem": problem or None,
+                "started_s": stamps[0].modified_s if stamps[0] else None,
+                "updated_s": max(written, default=None),
+                "step": train.steps[-1] if train.steps else 0,
+                "num_steps": num_steps,
+                "model": self.settings.text_of("model.path"),
+                "reward": train.last("reward/mean"),
+                "held_out": held_out,
+            }
+
+    def _status(self, updated_s: float, num_steps: float | None) -> str:
+        steps = self.metrics.tables["train"].steps
+        if not steps and self.settings.problem:
+            return "unreadable"
+        if self._is_written(updated_s):
+            return "running"
+        return "finished" if num_steps is not None and steps and steps[-1] >= num_steps else "stopped"
+
+    def _is_written(self, updated_s: float) -> bool:
+        """Whether a process holds the run's lock; where that cannot be seen, whether it wrote lately."""
+        stamp = self.inside.stamp(".lock")
+        if stamp is None:
+            return False
+        locks = _kernel_locks()
+        if locks is not None and stamp.inode in locks:
+            return True
+        try:
+            host = self.inside.read(".lock", limit=4096).decode("utf-8", "replace").rpartition(" on ")[2].strip()
+        except ValueError:
+            return False
+        if host == socket.gethostname() and locks is not None:
+            return False
+        step_s = self.metrics.tables["train"].last("time/step_s") or 0.0
+        finished = self.inside.stamp("summary.json") is not None
+        return not finished and time.time() - updated_s < max(_QUIET_S, 3 * step_s)
+
+
+def _kernel_locks() -> frozenset[int] | None:
+    """Inodes of files that a process on this machine has locked (Linux); `None` where it cannot be seen."""
+    try:
+        lines = Path("/proc/locks").read_text().splitlines()
+        fields = (line.replace("-> ", "").split() for line in lines)
+        return frozenset(int(field[5].rpartition(":")[2]) for field in fields if field[1] == "FLOCK")
+    except (OSError, ValueError, IndexError):
+        return None
+
+
+class Runs:
+    """The runs at and below some paths.
+
+    Args:
+        paths: run directories, or directories that hold some.
+    """
+
+    def __init__(self, paths: Sequence[Path]) -> None:
+        self._paths = [path.absolute() for path in paths]
+        self._runs: dict[str, Run] = {}
+        self._lock = threading.Lock()
+
+    def get(self, run_id: str) -> Run:
+        """A run by its id.
+
+        Raises:
+            KeyError: there is none.
+        """
+        if run_id not in self._runs:
+            self.all()
+        return self._runs[run_id]
+
+    def all(self) -> list[Run]:
+        """All runs there are now, newest first."""
+        with self._lock:
+            found: dict[str, Run] = {}
+            for path in self._paths:
+                places = _places(path, _DEPTH) or [path]
+                for place in places[: _MOST_RUNS - len(found)]:
+                    run = Run(place, _name(place, path))
+                    found[run.id] = self._runs.get(run.id, run)
+            self._runs = found
+            return list(found.values())
+
+
+def _name(place: Path, given: Path) -> str:
+    inner = place.relative_to(given)
+    name = str(inner) if inner.parts else place.resolve().name or str(place)
+    return name.encode("utf-8", "replace").decode()
+
+
+def _places(path: Path, depth: int) -> list[Path]:
+    """Run directories at and below `path`; no link is followed."""
+    entries = Inside(path).stamps()
+    if any(mark in entries for mark in _MARKS):
+        return [path]
+    if depth == 0:
+        return []
+    try:
+        with os.scandir(path) as below:
+            directories = sorted(entry.name for entry in below if entry.is_dir(follow_symlinks=False))
+    except OSError:
+        return []
+    return [place for name in directories if not name.startswith(".") for place in _places(path / name, depth - 1)]

@@ -1,0 +1,85 @@
+"""A run's resolved configuration, flat, and in what several runs' differ."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from roll.config.document import dotted, parse
+from roll.config.history import CONFIG, HISTORY
+from roll.dashboard.files import Inside, Stamp
+from roll.errors import ConfigError, RunDirectoryError
+
+__all__ = ["Settings", "difference"]
+
+_LARGEST = 4 * 2**20
+_MOST_KEYS = 20_000
+
+
+class Settings:
+    """`config.yaml` and `config_history.yaml` of one run, read again when they changed."""
+
+    def __init__(self, inside: Inside) -> None:
+        self._inside = inside
+        self._stamps: tuple[Stamp | None, Stamp | None] | None = None
+        self.problem = ""
+        self.text = ""
+        self.values: dict[str, Any] = {}
+        """Dotted keys of all plain values; an empty list or mapping is a value too."""
+        self.history: list[Any] = []
+
+    def refresh(self) -> None:
+        """Read what changed; what cannot be read is told by `problem`."""
+        stamps = self._inside.stamp(CONFIG), self._inside.stamp(HISTORY)
+        if stamps == self._stamps:
+            return
+        self._stamps, self.problem, self.text, self.values, self.history = stamps, "", "", {}, []
+        try:
+            self.text = self._inside.read(CONFIG, limit=_LARGEST).decode("utf-8", "replace")
+            tree = _plain(self.text, CONFIG)
+            if not isinstance(tree, dict):
+                raise RunDirectoryError(f"'{CONFIG}' holds no keys and values.")
+            _flatten(tree, (), self.values)
+            if stamps[1] is not None:
+                history = _plain(self._inside.read(HISTORY, limit=_LARGEST).decode("utf-8", "replace"), HISTORY)
+                self.history = history if isinstance(history, list) else []
+        except RunDirectoryError as error:
+            self.problem = str(error)
+
+    def text_of(self, key: str) -> str:
+        """The value of `key` for people; empty where there is none."""
+        value = self.values.get(key)
+        return "" if value is None else str(value)[:500]
+
+    def number_of(self, key: str) -> float | None:
+        """The value of `key` where it is a number."""
+        value = self.values.get(key)
+        return value if isinstance(value, int | float) and not isinstance(value, bool) else None
+
+
+def difference(runs: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Keys whose values differ between the runs, in the order of their first occurrence; missing ones are `None`."""
+    keys = dict.fromkeys(key for values in runs for key in values)
+    found = ({"key": key, "values": [values.get(key) for values in runs]} for key in keys)
+    return [entry for entry in found if len({json.dumps(value) for value in entry["values"]}) > 1]
+
+
+def _plain(text: str, name: str) -> Any:
+    try:
+        return parse(text, name)[0]
+    except (ConfigError, ValueError, RecursionError, OverflowError) as error:
+        raise RunDirectoryError(f"{str(error)[:500] or type(error).__name__}") from None
+
+
+def _flatten(value: Any, path: tuple[str | int, ...], into: dict[str, Any]) -> None:
+    if len(into) > _MOST_KEYS:
+        raise RunDirectoryError(f"'{CONFIG}' has more than {_MOST_KEYS} values.")
+    if isinstance(value, dict) and value:
+        for key, inner in value.items():
+            _flatten(inner, (*path, key), into)
+    elif isinstance(value, list) and value:
+        for index, inner in enumerate(value):
+            _flatten(inner, (*path, index), into)
+    else:
+        into[dotted(path)] = value
