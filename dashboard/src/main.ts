@@ -171,7 +171,7 @@ function showKeys(): void {
   const dialog = h("dialog", { class: "keys", "aria-labelledby": "keys-title" },
     h("h2", { id: "keys-title" }, "Keys"),
     h("dl", {}, KEYS.map(([keys, what]) => h("div", {}, h("dt", {}, keys.split(" ").map((k) => h("kbd", {}, k))), h("dd", {}, what)))),
-    h("form", { method: "dialog" }, h("button", {}, "Close")),
+    h("p", {}, h("button", { type: "button", onclick: () => dialog.close() }, "Close")),
   );
   dialog.addEventListener("click", (e) => e.target === dialog && dialog.close());
   dialog.addEventListener("close", () => dialog.remove());

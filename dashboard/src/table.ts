@@ -26,7 +26,7 @@ export interface TableOptions<R> {
   label: string;
   columns: Column<R>[];
   fetch: (offset: number, limit: number) => Promise<R[]>;
-  onOpen: (row: R) => void;
+  onOpen: (row: R, index: number) => void;
   onSort?: (key: string) => void;
   onSelect?: (row: R) => void;
   sort?: { key: string; descending: boolean };
@@ -100,11 +100,7 @@ export class VirtualTable<R> {
 
   open(): void {
     const row = this.at(this.selected);
-    if (row) this.options.onOpen(row);
-  }
-
-  current(): R | undefined {
-    return this.at(this.selected);
+    if (row) this.options.onOpen(row, this.selected);
   }
 
   private select(index: number): void {
@@ -248,7 +244,7 @@ export class VirtualTable<R> {
     if (row) {
       node.addEventListener("click", () => {
         this.selected = index;
-        this.options.onOpen(row);
+        this.options.onOpen(row, index);
       });
     }
     return node;

@@ -46,6 +46,8 @@ export interface Rows {
   searched?: number;
   complete?: boolean;
   cursor?: string | number | null;
+  indexing?: { files_left: number };
+  problems?: string[];
 }
 
 export interface Turn {

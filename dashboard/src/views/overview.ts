@@ -27,7 +27,8 @@ interface Card {
 export async function overview({ root, params, runs, signal }: Context): Promise<View> {
   const asked = params.get("runs")?.split(",").filter(Boolean);
   const readable = runs.filter((r) => r.status !== "unreadable");
-  let shown: string[] = (asked ?? readable.slice(0, MAX_SHOWN).map((r) => r.id)).filter((id) => runs.some((r) => r.id === id));
+  const newest = [...readable].sort((a, b) => (b.updated_s ?? 0) - (a.updated_s ?? 0));
+  let shown: string[] = (asked ?? newest.slice(0, MAX_SHOWN).map((r) => r.id)).filter((id) => runs.some((r) => r.id === id));
   const state = {
     q: params.get("q") ?? "",
     smoothing: Number(params.get("smooth") ?? 0),

@@ -5,10 +5,10 @@ import { css } from "../charts";
 import type { Context, View } from "../context";
 import { empty, h, replace, toast } from "../dom";
 import { byName, num } from "../format";
-import { go, link, remember } from "../router";
+import { current, go, link, remember } from "../router";
 import { csv } from "../save";
 import type { Rollout, Tokens, Turn } from "../types";
-import { groupView, rewardCell, verdictCell } from "./rollouts";
+import { FILTERS, groupView, rewardCell, verdictCell } from "./rollouts";
 
 const TABS = ["turns", "tokens", "group"] as const;
 const FACTS = ["step", "index", "draw_id", "domain", "advantage", "num_tokens", "num_turns", "staleness", "finish_reason", "status", "engine_id", "reward_duration_s", "uid", "answer", "cause"];
@@ -30,7 +30,16 @@ export async function rollout({ root, params, run, signal }: Context): Promise<V
   const buttons = TABS.map((name) =>
     h("button", { type: "button", role: "tab", id: `tab-${name}`, "aria-controls": "rollout-panel", onclick: () => show(name) }, name === "turns" ? "Turns" : name === "tokens" ? "Tokens" : "Group"),
   );
-  const step = (by: number) => () => go("rollout", { run: run.id, row: row + by, tab: tab === "turns" ? null : tab });
+  const state = Object.fromEntries([...FILTERS, "q", "sort", "desc"].map((key) => [key, params.get(key)]));
+  const at = params.has("at") ? Number(params.get("at")) : null;
+  /** The row before or after this one, in the order and with the filters of the table that it was opened from. */
+  const step = (by: number) => async () => {
+    if (at === null || at + by < 0) return;
+    const answer = await api.rollouts(run.id, { ...state, offset: at + by, limit: 1 }, signal);
+    const other = answer.rows[0];
+    if (other) go("rollout", { ...state, run: run.id, row: other.row, at: at + by, tab: tab === "turns" ? null : tab, by: params.get("by") });
+    else toast("This is the last one.");
+  };
   const facts = FACTS.filter((f) => data[f] !== null && data[f] !== undefined && data[f] !== "");
   root.append(
     h(
@@ -44,9 +53,9 @@ export async function rollout({ root, params, run, signal }: Context): Promise<V
           rewardCell(data.reward),
           verdictCell(data),
           h("span", { class: "grow" }),
-          h("button", { type: "button", disabled: row === 0, onclick: step(-1), title: "Previous rollout (k)" }, "‹ Previous"),
-          h("button", { type: "button", onclick: step(1), title: "Next rollout (j)" }, "Next ›"),
-          h("a", { class: "button", href: link("rollouts", { run: run.id }) }, "All rollouts"),
+          h("button", { type: "button", disabled: !at, onclick: step(-1), title: "Previous rollout (k)" }, "‹ Previous"),
+          h("button", { type: "button", disabled: at === null, onclick: step(1), title: "Next rollout (j)" }, "Next ›"),
+          h("a", { class: "button", href: link("rollouts", { ...state, run: run.id }) }, "All rollouts"),
         ),
         h("dl", { class: "facts" },
           facts.map((f) => h("div", {}, h("dt", {}, f), h("dd", {}, byName(f, data[f])))),
@@ -86,12 +95,12 @@ export async function rollout({ root, params, run, signal }: Context): Promise<V
       if (!signal.aborted) replace(panel, empty("No tokens", (error as Error).message));
       return;
     }
-    if (tab === "tokens") replace(panel, tokensView(tokens, data.turns ?? [], `${run?.name}-${data.rollout_id}`, params));
+    if (tab === "tokens") replace(panel, tokensView(tokens, data.turns ?? [], `${run?.name}-${data.rollout_id}`, current().params));
   }
   show(tab);
 
   return {
-    move: (by) => step(by)(),
+    move: (by) => void step(by)(),
     themed: () => show(tab),
     key: (key) => {
       if (key === "1" || key === "2" || key === "3") show(TABS[Number(key) - 1] as (typeof TABS)[number]);

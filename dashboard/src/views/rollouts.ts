@@ -15,7 +15,7 @@ const RANGES: [string, string, string][] = [
   ["reward", "reward_min", "reward_max"],
   ["tokens", "tokens_min", "tokens_max"],
 ];
-const FILTERS = [...CHOICES, "correct", ...RANGES.flatMap(([, a, b]) => [a, b]), "staleness_min", "draw_id"];
+export const FILTERS = [...CHOICES, "correct", ...RANGES.flatMap(([, a, b]) => [a, b]), "staleness_min", "draw_id"];
 const MOST_SAVED = 10_000;
 
 /** How good a reward is, between what the run's lowest and highest are; a colour beside the number, never instead of it. */
@@ -47,8 +47,9 @@ export async function rollouts({ root, params, run, signal }: Context): Promise<
   let high = 1;
   let request = 0;
   let found: Row[] | null = null;
+  let sideBySide = false;
 
-  const columns: Column<Row>[] = [
+  const all: Column<Row>[] = [
     { key: "step", title: "step", width: 62, numeric: true, sortable: true, cell: (r) => num(r.step) },
     { key: "reward", title: "reward", width: 92, numeric: true, sortable: true, cell: (r) => rewardCell(r.reward, low, high) },
     { key: "verdict", title: "verdict", width: 118, sortable: true, cell: verdictCell },
@@ -60,14 +61,16 @@ export async function rollouts({ root, params, run, signal }: Context): Promise<
     { key: "prompt", title: "prompt", width: 180, grow: true, cell: (r) => h("span", { class: "clip" }, String(r.prompt ?? "")) },
     { key: "text", title: "answer", width: 240, grow: true, cell: (r) => h("span", { class: "clip" }, String(r.text ?? "")) },
   ];
+  const narrow = innerWidth < 620;
+  const columns = narrow ? ["step", "reward", "verdict", "text"].flatMap((k) => all.filter((c) => c.key === k)) : all;
   const query = () => ({ ...state, sort: state.sort ?? null, desc: state.sort ? (state.desc ?? 0) : null });
-  const openRow = (row: Row) => go("rollout", { run: id, row: row.row });
+  const openRow = (row: Row, at: number, tab = "") => go("rollout", { ...state, run: id, row: row.row, at: found ? null : at, tab });
 
   const table = new VirtualTable<Row>({
     label: "Rollouts",
     columns,
     fetch: async (offset, limit) => (found ? found.slice(offset, offset + limit) : (await api.rollouts(id, { ...query(), offset, limit }, signal)).rows),
-    onOpen: openRow,
+    onOpen: (row, at) => (sideBySide ? openRow(row, at, "group") : openRow(row, at)),
     onSort: (key) => {
       const descending = state.sort === key ? state.desc !== "1" : key === "reward" || key === "num_tokens" || key === "advantage";
       state.sort = key;
@@ -159,6 +162,11 @@ export async function rollouts({ root, params, run, signal }: Context): Promise<
       const matching = answer.matching ?? answer.total;
       table.reset(matching, answer.rows, keep);
       say(matching, answer.total);
+      if (answer.problems?.length) replace(problem, h("details", { class: "missing padded" }, h("summary", {}, `${answer.problems.length} files cannot be read`), h("ul", {}, answer.problems.map((p) => h("li", {}, p)))));
+      if (answer.indexing) {
+        counted.textContent = `${num(matching)} rollouts so far, ${num(answer.indexing.files_left)} files to read`;
+        setTimeout(() => mine === request && !signal.aborted && void readFacets().then(drawFilters).then(() => reload(true)), 150);
+      }
     } catch (error) {
       if (signal.aborted || mine !== request) return;
       table.reset(0);
@@ -190,15 +198,15 @@ export async function rollouts({ root, params, run, signal }: Context): Promise<
   }
 
   async function save(): Promise<void> {
-    const all: Row[] = found ? [...found] : [];
-    while (!found && all.length < MOST_SAVED) {
-      const answer = await api.rollouts(id, { ...query(), offset: all.length, limit: 500 }, signal);
-      all.push(...answer.rows);
-      if (answer.rows.length === 0 || all.length >= (answer.matching ?? answer.total)) break;
+    const rows: Row[] = found ? [...found] : [];
+    while (!found && rows.length < MOST_SAVED) {
+      const answer = await api.rollouts(id, { ...query(), offset: rows.length, limit: 500 }, signal);
+      rows.push(...answer.rows);
+      if (answer.rows.length === 0 || rows.length >= (answer.matching ?? answer.total)) break;
     }
-    if (all.length >= MOST_SAVED) toast(`Only the first ${num(MOST_SAVED)} rows are saved.`);
-    const names = [...new Set(all.flatMap((r) => Object.keys(r)))];
-    csv(`${run?.name}-rollouts`, names, all.map((r) => names.map((n) => r[n])));
+    if (rows.length >= MOST_SAVED) toast(`Only the first ${num(MOST_SAVED)} rows are saved.`);
+    const names = [...new Set(rows.flatMap((r) => Object.keys(r)))];
+    csv(`${run?.name}-rollouts`, names, rows.map((r) => names.map((n) => r[n])));
   }
 
   const readFacets = async () => {
@@ -222,9 +230,10 @@ export async function rollouts({ root, params, run, signal }: Context): Promise<
     open: () => table.open(),
     search: () => search.focus(),
     key: (key) => {
-      const row = table.current();
-      if (key !== "s" || !row) return false;
-      go("rollout", { run: id, row: row.row, tab: "group" });
+      if (key !== "s") return false;
+      sideBySide = true;
+      table.open();
+      sideBySide = false;
       return true;
     },
     close: () => table.close(),

@@ -17,7 +17,7 @@ const KINDS = ["controller", "trainer", "engine", "reward", "environment", "roll
 
 /** One colour for one name, everywhere and always. */
 function colourIndex(name: string): number {
-  const known: Record<string, number> = { generate: 0, generating: 0, decode: 0, prefill: 4, train: 1, forward_backward: 1, sync: 2, reward: 3, rewarding: 3, evaluate: 5, environment: 6, queued: 7, record: 7, optimizer: 4, advantages: 6, accepted: 7 };
+  const known: Record<string, number> = { generate: 0, generating: 0, decode: 0, prefill: 4, train: 1, forward_backward: 1, sync: 2, reward: 3, rewarding: 3, evaluate: 5, environment: 6, step: 6, queued: 7, record: 7, optimizer: 4, advantages: 6, accepted: 7 };
   const word = name.split(" ")[0] as string;
   if (known[word] !== undefined) return known[word];
   let sum = 0;
